@@ -1,0 +1,69 @@
+"""pytest-pallas: find the bugs of JAX Pallas kernels before the hardware does.
+
+The public names are listed here and nowhere else. They are imported when they are first used, so
+that ``import pytest_pallas`` imports neither jax nor numpy nor hypothesis.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from pytest_pallas._version import __version__
+
+if TYPE_CHECKING:
+    from pytest_pallas import strategies
+    from pytest_pallas.backends import Backend, Call, Family, Outcome, Target
+    from pytest_pallas.checks import Check
+    from pytest_pallas.numerics import Comparison, Tolerance
+    from pytest_pallas.record import Record
+    from pytest_pallas.spec import ExpectedFailure, KernelSpec
+    from pytest_pallas.strategies import Arguments
+    from pytest_pallas.suites import suite
+
+_HOMES = {
+    "Arguments": "pytest_pallas.strategies",
+    "Backend": "pytest_pallas.backends",
+    "Call": "pytest_pallas.backends",
+    "Check": "pytest_pallas.checks",
+    "Comparison": "pytest_pallas.numerics",
+    "ExpectedFailure": "pytest_pallas.spec",
+    "Family": "pytest_pallas.backends",
+    "KernelSpec": "pytest_pallas.spec",
+    "Outcome": "pytest_pallas.backends",
+    "Record": "pytest_pallas.record",
+    "Target": "pytest_pallas.backends",
+    "Tolerance": "pytest_pallas.numerics",
+    "suite": "pytest_pallas.suites",
+}
+
+__all__ = [
+    "Arguments",
+    "Backend",
+    "Call",
+    "Check",
+    "Comparison",
+    "ExpectedFailure",
+    "Family",
+    "KernelSpec",
+    "Outcome",
+    "Record",
+    "Target",
+    "Tolerance",
+    "__version__",
+    "strategies",
+    "suite",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from where it lives."""
+    if name == "strategies":
+        return importlib.import_module("pytest_pallas.strategies")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,98 @@
+"""The Pallas kernels inside a traced function, and what can be read off them without running."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_pallas import compat
+
+#: Primitives whose effect is not complete when they return; a kernel with one of them can race.
+ASYNCHRONOUS = frozenset(
+    {
+        "dma_start",
+        "semaphore_signal",
+        "semaphore_wait",
+        "emit_pipeline",
+        "copy_gmem_to_smem",
+        "copy_smem_to_gmem",
+        "barrier_arrive",
+        "barrier_wait",
+        "wgmma",
+    }
+)
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One Pallas kernel inside a jaxpr.
+
+    Attributes:
+      name: the kernel's name, as given by ``name=`` or the body function.
+      source: ``file:line`` of the call in the user's code, or "" where JAX does not tell.
+      interpreted: True if its ``interpret`` parameter makes it an interpreter run.
+      primitives: the names of all primitives in its body.
+      path: primitives around it, outermost first, such as ``("jit", "shard_map")``.
+      eqn: the equation itself, for the other modules of this package.
+    """
+
+    name: str
+    source: str
+    interpreted: bool
+    primitives: frozenset[str]
+    path: tuple[str, ...]
+    eqn: Any = field(repr=False, compare=False)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the kernel uses DMAs, semaphores, barriers or asynchronous copies."""
+        return bool(self.primitives & ASYNCHRONOUS)
+
+
+def kernel_calls(jaxpr: Any) -> list[KernelCall]:
+    """All Pallas kernels in a (closed) jaxpr, in order, also nested in jit, vmap or shard_map."""
+    return list(_walk(getattr(jaxpr, "jaxpr", jaxpr), ()))
+
+
+def _walk(jaxpr: Any, path: tuple[str, ...]) -> Iterator[KernelCall]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in compat.KERNEL_PRIMITIVES:
+            yield _kernel_call(eqn, path)
+        else:
+            for inner in compat.sub_jaxprs(eqn):
+                yield from _walk(inner, (*path, eqn.primitive.name))
+
+
+def _kernel_call(eqn: Any, path: tuple[str, ...]) -> KernelCall:
+    bodies = list(compat.sub_jaxprs(eqn))
+    return KernelCall(
+        name=compat.kernel_name(eqn),
+        source=compat.source_line(eqn) or "",
+        interpreted=bool(eqn.params.get("interpret")),
+        primitives=frozenset(name for body in bodies for name in _primitives(body)),
+        path=path,
+        eqn=eqn,
+    )
+
+
+def _primitives(jaxpr: Any) -> Iterator[str]:
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for inner in compat.sub_jaxprs(eqn):
+            yield from _primitives(inner)
+
+
+def mutated_operands(call: KernelCall) -> tuple[int, ...]:
+    """Positions of a ``pallas_call``'s array operands whose refs its body writes in place.
+
+    Operands that are aliased to an output are left out: their refs may be written. Empty for
+    other primitives, whose operands are refs that the caller made.
+    """
+    if call.eqn.primitive.name != "pallas_call":
+        return ()
+    mapping = call.eqn.params["grid_mapping"]
+    aliased = {int(pair[0]) for pair in call.eqn.params.get("input_output_aliases", ())}
+    operands = range(mapping.num_index_operands + mapping.num_inputs)
+    written = compat.written_inputs(call.eqn.params["jaxpr"])
+    return tuple(i for i in operands if i in written and i not in aliased)

@@ -1,0 +1,130 @@
+"""Run a call on whatever is in force, and make of it an ``Outcome``, whatever happens."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import numpy as np
+
+from pytest_pallas import compat
+from pytest_pallas.analysis import KernelCall, kernel_calls
+from pytest_pallas.backends.protocol import Call, Outcome
+from pytest_pallas.backends.tracing import Static, apply, jitted, split
+from pytest_pallas.errors import KernelError, NoPallasCallError, PallasTestError
+
+#: Runs the static part of a call on its arrays.
+Runner = Callable[[Static, list[Any]], Any]
+
+
+def trace(call: Call, static: Static, arrays: list[Any]) -> tuple[KernelCall, ...]:
+    """The Pallas kernels of a call, traced in the context that is in force.
+
+    Raises:
+      NoPallasCallError: there are none, although the call needs one.
+    """
+    if not call.jit:
+        return ()
+    kernels = tuple(kernel_calls(jitted().trace(static, arrays).jaxpr))
+    if not kernels and call.needs_kernel:
+        name = getattr(call.function, "__name__", repr(call.function))
+        raise NoPallasCallError(
+            f"{name} traces to no Pallas kernel for these arguments, so this would compare jnp "
+            "with jnp. Pass the function that calls pl.pallas_call, or arguments for which it "
+            "does not fall back to jnp."
+        )
+    return kernels
+
+
+def execute(
+    call: Call,
+    context: Callable[[], AbstractContextManager[Any]],
+    *,
+    runner: Runner | None = None,
+    kernels: tuple[KernelCall, ...] = (),
+    notes: tuple[str, ...] = (),
+) -> Outcome:
+    """Run a call inside ``context`` and convert what it returns to numpy.
+
+    Args:
+      call: the call.
+      context: makes the context to trace and run in.
+      runner: how to run it; by default jitted, or as it is if the call says so.
+      kernels: its kernels, where they are known already.
+      notes: notes for the outcome.
+    """
+    started = time.perf_counter()
+    inputs: tuple[Any, ...] | None = None
+    values: Any = None
+    error: Exception | None = None
+    try:
+        with context():
+            static, arrays = split(call)
+            kernels = kernels or trace(call, static, arrays)
+            run = runner or (jitted() if call.jit else apply)
+            values = to_numpy(run(static, arrays))
+            inputs = tuple(None if array.is_deleted() else to_numpy(array) for array in arrays)
+    except Exception as raised:  # the kernel's error is a result, whatever it is
+        error = readable(raised)
+    return Outcome(
+        values=values,
+        inputs=inputs,
+        error=error,
+        seconds=time.perf_counter() - started,
+        kernels=kernels,
+        notes=notes,
+    )
+
+
+def to_numpy(values: Any) -> Any:
+    """A pytree with its jax arrays as numpy arrays. Waits for them, so their errors surface here."""
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array):
+            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                leaf = jax.random.key_data(leaf)
+            return np.asarray(leaf)
+        return np.asarray(leaf)
+
+    return jax.tree.map(convert, values)
+
+
+#: The last line of a Python traceback inside a message: ``IndexError: Out-of-bounds read ...``.
+_RAISED = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Timeout)): ", re.MULTILINE)
+_UNBOUND = "Only interpret mode is supported on CPU backend"
+
+
+def readable(error: Exception) -> Exception:
+    """The error as its reader wants it: the interpreters wrap theirs in several tracebacks.
+
+    An error that is ours, or that was raised while the function was traced, is returned as it is:
+    its own traceback points to the user's line.
+    """
+    text = str(error)
+    if _UNBOUND in text:
+        return _chained(
+            "the kernel was not under the backend's control: its pallas_call object was built "
+            "before the test ran (at import, say). Build it inside the function under test.",
+            error,
+        )
+    if isinstance(error, PallasTestError) or "error calling callback" not in text:
+        return error
+    matches = list(_RAISED.finditer(text))
+    core = text[matches[-1].start() :].strip() if matches else text.strip()
+    return _chained(core, error)
+
+
+def _chained(message: str, cause: Exception) -> KernelError:
+    error = KernelError(message)
+    error.__cause__ = cause
+    return error
+
+
+def recover() -> None:
+    """Leave no trace of a failed call: interpreter state and the tokens of its callbacks."""
+    compat.reset_interpreters()
+    compat.clear_effect_tokens()

@@ -1,0 +1,117 @@
+"""The hardware backends ``tpu`` and ``gpu``, and the proof that a kernel really ran there."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_pallas.analysis import KernelCall
+from pytest_pallas.backends.protocol import Call, Kind, Outcome
+from pytest_pallas.backends.targets import Target
+from pytest_pallas.errors import NoPallasCallError
+
+#: Custom calls that a Pallas kernel becomes: Mosaic TPU; Mosaic GPU; Triton (two spellings).
+CUSTOM_CALLS = {
+    "tpu": ("tpu_custom_call",),
+    "gpu": ("mosaic_gpu", "triton_kernel_call", "__gpu$xla.gpu.triton"),
+}
+
+#: Executables kept per backend: a session repeats shapes, and an executable holds device memory.
+KEPT = 64
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A backend that runs kernels on an accelerator of this machine."""
+
+    name: str
+    platform: str
+    target: Target | None = None
+    kind: Kind = "hardware"
+    _executables: OrderedDict[Any, Any] = field(
+        default_factory=OrderedDict[Any, Any], repr=False, compare=False
+    )
+
+    def available(self) -> str | None:
+        """None if JAX finds a device of the platform, else what it found instead."""
+        import jax
+
+        try:
+            devices = jax.devices(self.platform)
+        except RuntimeError:
+            found = sorted({device.device_kind for device in jax.devices()})
+            return f"JAX finds no {self.platform.upper()} here, only {', '.join(found)}"
+        if self.target is not None and devices[0].device_kind != self.target.device_kind:
+            return f"the {self.platform.upper()} here is a {devices[0].device_kind}"
+        return None
+
+    def run(self, call: Call) -> Outcome:
+        """Compile a call, prove that its kernels are in the executable, and run it."""
+        from pytest_pallas.backends import execution
+
+        return execution.execute(call, self._context, runner=self._run if call.jit else None)
+
+    def _context(self) -> AbstractContextManager[Any]:
+        import jax
+
+        return jax.default_device(jax.devices(self.platform)[0])
+
+    def _run(self, static: Any, arrays: list[Any]) -> Any:
+        key = (static, tuple((array.shape, str(array.dtype)) for array in arrays))
+        executable = self._executables.get(key)
+        if executable is None:
+            executable = self._executables[key] = compile_proven(static, arrays, self.platform)
+            if len(self._executables) > KEPT:
+                self._executables.popitem(last=False)
+        self._executables.move_to_end(key)
+        return executable(arrays)
+
+
+def compile_proven(static: Any, arrays: list[Any], platform: str) -> Any:
+    """Compile a call for the default device and prove that its kernels are in the executable."""
+    from pytest_pallas.analysis import kernel_calls
+    from pytest_pallas.backends.tracing import jitted
+
+    traced = jitted().trace(static, arrays)
+    kernels = kernel_calls(traced.jaxpr)
+    executable = traced.lower().compile()
+    prove(kernels, executable.as_text() or "", platform)
+    return executable
+
+
+def prove(kernels: list[KernelCall], text: str, platform: str) -> None:
+    """Check that every kernel of a call is a custom call in the compiled ``text``.
+
+    Args:
+      kernels: the kernels of the traced call.
+      text: the text of the executable, or of the lowered module.
+      platform: ``"tpu"`` or ``"gpu"``.
+
+    Raises:
+      NoPallasCallError: a kernel is interpreted, or no custom call of Pallas is in the text.
+    """
+    interpreted = [kernel for kernel in kernels if kernel.interpreted]
+    if interpreted:
+        places = "; ".join(f"{kernel.name} at {kernel.source or '?'}" for kernel in interpreted)
+        raise NoPallasCallError(
+            f"a hard-coded interpret=True made this a silent interpreter run on {platform}: "
+            f"{places}. Remove interpret= there; the backend forces interpretation where needed."
+        )
+    if kernels and not any(name in text for name in CUSTOM_CALLS[platform]):
+        names = ", ".join(kernel.name for kernel in kernels)
+        raise NoPallasCallError(
+            f"the executable for {platform} holds none of {', '.join(CUSTOM_CALLS[platform])}, "
+            f"although {names} was traced: the kernel did not run as a kernel."
+        )
+
+
+def tpu(target: Target | None = None) -> Hardware:
+    """The TPU of this machine."""
+    return Hardware("tpu", "tpu", target)
+
+
+def gpu(target: Target | None = None) -> Hardware:
+    """The GPU of this machine."""
+    return Hardware("gpu", "gpu", target)

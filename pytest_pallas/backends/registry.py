@@ -1,0 +1,148 @@
+"""The known backends by name, and what a selection such as ``tpu-interpret:v6e,gpu`` means."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_pallas.backends import hardware, interpreters
+from pytest_pallas.backends.protocol import Backend, Kind, label
+from pytest_pallas.backends.targets import TARGETS, Target, targets_of
+from pytest_pallas.errors import BackendUnavailableError, OptionError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A backend before a target is chosen. Projects add their own by ``pytest_pallas_backends``.
+
+    Attributes:
+      name: as written on the command line.
+      make: makes the backend for a target, or for no particular one.
+      kind: what the backend proves.
+      targets: names of the targets it can stand for.
+      implied: whether ``auto`` takes it for a kernel that names no backends.
+    """
+
+    name: str
+    make: Callable[[Target | None], Backend]
+    kind: Kind
+    targets: Sequence[str] = ()
+    implied: bool = False
+
+
+#: The backends of this package, in the order of reports.
+FAMILIES: tuple[Family, ...] = (
+    Family(name="interpret", make=interpreters.interpret, kind="interpreting", implied=True),
+    Family(
+        name="tpu-interpret",
+        make=interpreters.tpu_interpret,
+        kind="interpreting",
+        targets=targets_of("tpu"),
+        implied=True,
+    ),
+    Family(
+        name="gpu-interpret",
+        make=interpreters.gpu_interpret,
+        kind="interpreting",
+        targets=targets_of("gpu"),
+    ),
+    Family(name="tpu", make=hardware.tpu, kind="hardware", targets=targets_of("tpu")),
+    Family(name="gpu", make=hardware.gpu, kind="hardware", targets=targets_of("gpu")),
+)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The backends chosen for a session.
+
+    Attributes:
+      backends: the chosen backends, in order, without repetition.
+      named: whether they were named, rather than found by ``auto`` or ``all``.
+      left_out: what ``all`` left out, with the reason.
+    """
+
+    backends: tuple[Backend, ...]
+    named: bool
+    left_out: Mapping[str, str]
+
+
+def select(words: Iterable[str], families: Mapping[str, Family]) -> Selection:
+    """The backends that a selection means. Imports jax only where hardware is asked for.
+
+    Args:
+      words: ``auto``, ``all``, ``NAME``, ``NAME:TARGET`` or ``NAME:all``.
+      families: the known backends by name.
+
+    Raises:
+      OptionError: an unknown backend or target; the message lists the valid ones.
+      BackendUnavailableError: a backend that was named is not available on this machine.
+    """
+    chosen: dict[str, Backend] = {}
+    left_out: dict[str, str] = {}
+    named = False
+    for word in words:
+        if word == "auto":
+            found = _auto(families)
+        elif word == "all":
+            candidates = [family.make(None) for family in families.values()]
+            reasons = {label(backend): backend.available() for backend in candidates}
+            left_out |= {name: reason for name, reason in reasons.items() if reason}
+            found = [backend for backend in candidates if not reasons[label(backend)]]
+        else:
+            found = parse(word, families)
+            named = True
+            _require(found, families)
+        chosen |= {label(backend): backend for backend in found}
+    if not chosen:
+        raise OptionError("no backend chosen; " + _valid(families))
+    return Selection(tuple(chosen.values()), named, left_out)
+
+
+def parse(word: str, families: Mapping[str, Family]) -> list[Backend]:
+    """The backends that ``NAME``, ``NAME:TARGET`` or ``NAME:all`` means, available or not.
+
+    Raises:
+      OptionError: an unknown backend or target.
+    """
+    name, colon, target = word.partition(":")
+    family = families.get(name)
+    if family is None:
+        close = difflib.get_close_matches(name, [*families, "auto", "all"], n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise OptionError(f"unknown backend {name!r}.{hint} {_valid(families)}")
+    if not colon:
+        return [family.make(None)]
+    if target == "all" and family.targets:
+        return [family.make(TARGETS[each]) for each in family.targets]
+    if target not in family.targets:
+        valid = ", ".join([*family.targets, "all"]) if family.targets else "none"
+        raise OptionError(f"unknown target {target!r} of backend {name!r}; its targets: {valid}")
+    return [family.make(TARGETS[target])]
+
+
+def _auto(families: Mapping[str, Family]) -> list[Backend]:
+    """Hardware if there is some, else every interpreting backend."""
+    made = [(family, family.make(None)) for family in families.values()]
+    hardware = [b for family, b in made if family.kind == "hardware" and b.available() is None]
+    return hardware or [b for family, b in made if family.kind == "interpreting"]
+
+
+def _require(found: Sequence[Backend], families: Mapping[str, Family]) -> None:
+    for backend in found:
+        reason = backend.available()
+        if reason is not None:
+            instead = [
+                family.name
+                for family in families.values()
+                if family.name != backend.name and family.make(None).available() is None
+            ]
+            raise BackendUnavailableError(
+                f"backend {label(backend)!r} is not available: {reason}. "
+                f"Available here: {', '.join(instead)}."
+            )
+
+
+def _valid(families: Mapping[str, Family]) -> str:
+    words = [f"{f.name}[:{'|'.join(f.targets)}]" if f.targets else f.name for f in families.values()]
+    return f"Valid: auto, all, {', '.join(words)}."

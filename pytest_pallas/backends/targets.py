@@ -1,0 +1,47 @@
+"""The chips that a backend can stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Target:
+    """A chip.
+
+    Attributes:
+      name: as written on the command line, e.g. ``"v6e"``.
+      platform: ``"tpu"`` or ``"gpu"``.
+      device_kind: what ``jax.Device.device_kind`` says on that chip.
+      cores: TensorCores that a kernel sees as one device (2 only where they are fused: v4, v5p).
+    """
+
+    name: str
+    platform: str
+    device_kind: str
+    cores: int = 1
+
+
+#: Names from Google's and NVIDIA's data sheets; device kinds as JAX reports them.
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        Target("v4", "tpu", "TPU v4", 2),
+        Target("v5e", "tpu", "TPU v5 lite"),
+        Target("v5p", "tpu", "TPU v5", 2),
+        Target("v6e", "tpu", "TPU v6 lite"),
+        Target("tpu7x", "tpu", "TPU7x"),
+        Target("a100", "gpu", "NVIDIA A100-SXM4-80GB"),
+        Target("h100", "gpu", "NVIDIA H100 80GB HBM3"),
+        Target("h200", "gpu", "NVIDIA H200"),
+        Target("b200", "gpu", "NVIDIA B200"),
+    )
+}
+
+#: The chip that an interpreting backend stands for when none is named.
+DEFAULT_TARGETS = {"tpu": "v6e", "gpu": "h100"}
+
+
+def targets_of(platform: str) -> list[str]:
+    """Names of the known targets of a platform, oldest first."""
+    return [target.name for target in TARGETS.values() if target.platform == platform]

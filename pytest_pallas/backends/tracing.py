@@ -1,0 +1,79 @@
+"""From a call to something jitted, so that equal calls share one compiled executable."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from pytest_pallas.backends.protocol import Call
+
+
+@dataclass(frozen=True, eq=False)
+class Static:
+    """What a call has besides arrays. Hashable and equal by meaning, so that jit can reuse it."""
+
+    function: Callable[..., Any]
+    tree: Any
+    leaves: tuple[tuple[int, Any], ...]
+    key: Hashable
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and self.key == other.key
+
+
+def split(call: Call) -> tuple[Static, list[Any]]:
+    """The static part of a call and its arrays, copied so that nothing can reach the caller's."""
+    leaves, tree = jax.tree.flatten((call.args, dict(call.options)))
+    arrays: list[Any] = []
+    rest: list[tuple[int, Any]] = []
+    for position, leaf in enumerate(leaves):
+        if isinstance(leaf, (np.ndarray, np.generic)):
+            arrays.append(jax.numpy.array(leaf, copy=True))
+        elif isinstance(leaf, jax.Array):
+            arrays.append(leaf.copy())
+        else:
+            rest.append((position, leaf))
+    statics = tuple((position, identity(leaf)) for position, leaf in rest)
+    key = (identity(call.function), tree, statics)
+    return Static(call.function, tree, tuple(rest), key), arrays
+
+
+def apply(static: Static, arrays: list[Any]) -> Any:
+    """Make the call that ``split`` took apart."""
+    leaves: list[Any] = []
+    rest = dict(static.leaves)
+    remaining = iter(arrays)
+    for position in range(static.tree.num_leaves):
+        leaves.append(rest[position] if position in rest else next(remaining))
+    args, options = jax.tree.unflatten(static.tree, leaves)
+    return static.function(*args, **options)
+
+
+@functools.cache
+def jitted() -> Any:
+    """``apply`` under ``jax.jit``: one cache for every call of the process.
+
+    The forced interpreter and the abstract device are part of jit's own key.
+    """
+    return jax.jit(apply, static_argnums=0)
+
+
+def identity(value: Any) -> Hashable:
+    """A key that is equal for values that mean the same: partials made anew are not new."""
+    if isinstance(value, functools.partial):
+        keywords = tuple(sorted((name, identity(v)) for name, v in value.keywords.items()))
+        return ("partial", identity(value.func), tuple(map(identity, value.args)), keywords)
+    try:
+        hash(value)
+    except TypeError:
+        return ("id", id(value))
+    # 1, 1.0 and True are equal keys but not equal programs.
+    return (type(value), value)

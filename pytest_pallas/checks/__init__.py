@@ -1,0 +1,78 @@
+"""Checks: one module a question. Importing this package does not import jax."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pytest_pallas.checks.check import Check
+
+if TYPE_CHECKING:
+    from pytest_pallas.checks.trial import Finding, Trial
+    from pytest_pallas.spec import KernelSpec
+
+
+def _from(module: str) -> Callable[[Trial], Finding]:
+    """The function that a module of this package is named after, imported when it is called."""
+
+    def run(trial: Trial) -> Finding:
+        return pkgutil.resolve_name(f"{__name__}.{module}:{module}")(trial)
+
+    return run
+
+
+def _nothing(spec: KernelSpec) -> str | None:
+    del spec
+    return None
+
+
+def _differentiable(spec: KernelSpec) -> str | None:
+    return None if spec.differentiable else "the spec names no differentiable arguments"
+
+
+def _vmappable(spec: KernelSpec) -> str | None:
+    if spec.meshes:
+        return "the kernel runs on a mesh, and vmap of its shard_map is not promised"
+    return None if spec.vmappable else "the spec says that the kernel is not vmappable"
+
+
+#: The checks of this package, in the order in which they run.
+CHECKS: tuple[Check, ...] = (
+    Check(
+        name="forward",
+        asks="is the answer as close to the oracle as the jnp baseline's?",
+        run=_from("forward"),
+        needs=_nothing,
+    ),
+    Check(
+        name="gradient",
+        asks="is the reverse mode that of the reference?",
+        run=_from("gradient"),
+        needs=_differentiable,
+        share=0.5,
+    ),
+    Check(
+        name="vmap",
+        asks="does the batched kernel equal the stacked results?",
+        run=_from("vmap"),
+        needs=_vmappable,
+        share=0.25,
+    ),
+    Check(
+        name="determinism",
+        asks="does the same call give the same bits again?",
+        run=_from("determinism"),
+        needs=_nothing,
+        share=0.5,
+    ),
+    Check(
+        name="immutability",
+        asks="are the inputs left alone?",
+        run=_from("immutability"),
+        needs=_nothing,
+        share=0.25,
+    ),
+)
+
+__all__ = ["CHECKS", "Check"]

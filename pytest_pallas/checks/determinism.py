@@ -1,0 +1,25 @@
+"""``determinism``: the same call again gives the same bits."""
+
+from __future__ import annotations
+
+from pytest_pallas.checks.trial import Finding, Trial, run
+from pytest_pallas.numerics import bitwise
+from pytest_pallas.oracle import flatten
+
+#: Runs that are compared with the first.
+REPEATS = 2
+
+
+def determinism(trial: Trial) -> Finding:
+    """Run the kernel again and compare bit for bit with the first run."""
+    first = run(trial, trial.kernel, trial.arguments.args)
+    seconds, comparisons = first.seconds, []
+    for repeat in range(REPEATS):
+        again = run(trial, trial.kernel, trial.arguments.args)
+        seconds += again.seconds
+        for (path, actual), (_, wanted) in zip(
+            flatten(again.values), flatten(first.values), strict=True
+        ):
+            where = f"{path or 'output'} of run {repeat + 2} against run 1"
+            comparisons.append(bitwise(actual, wanted, where=where))
+    return Finding(comparisons=comparisons, outcome=first, seconds=seconds, notes=first.notes)

@@ -1,0 +1,91 @@
+"""``gradient``: the kernel's reverse mode against ``jax.vjp`` of the reference."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from pytest_pallas.checks.trial import Finding, Trial, run
+from pytest_pallas.errors import SpecError
+from pytest_pallas.numerics import compare_trees, is_float
+from pytest_pallas.oracle import expected, flatten
+
+
+@dataclass(frozen=True)
+class Vjp:
+    """``gradient(cotangents, *args)`` of a function, by some of its arguments."""
+
+    function: Callable[..., Any]
+    by: tuple[int, ...]
+
+    def __call__(self, cotangents: Any, *args: Any, **options: Any) -> Any:
+        """The cotangents of the arguments ``by``, in that order."""
+
+        def only(*some: Any) -> Any:
+            full = list(args)
+            for position, value in zip(self.by, some, strict=True):
+                full[position] = value
+            return self.function(*full, **options)
+
+        outputs, pullback = jax.vjp(only, *(args[position] for position in self.by))
+        typed = jax.tree.map(lambda ct, out: ct.astype(out.dtype), cotangents, outputs)
+        return pullback(typed)
+
+
+def gradient(trial: Trial) -> Finding:
+    """Pull one random cotangent back through kernel and reference, and compare.
+
+    The cotangent is unit normal, drawn from a seed that is a hash of the arguments, and rounded
+    to the output's dtype, so that kernel, baseline and oracle all see the same one.
+
+    Raises:
+      SpecError: an output is no float array, so there is nothing to differentiate.
+    """
+    assert trial.reference is not None
+    by = tuple(trial.differentiable)
+    outputs = run(trial, trial.kernel, trial.arguments.args)
+    cotangents = jax.tree.map(_cotangent(trial), outputs.values)
+    wanted = expected(
+        Vjp(trial.reference, by),
+        (cotangents, *trial.arguments.args),
+        trial.arguments.options,
+        nan_ok=trial.nan_ok,
+    )
+    outcome = run(trial, Vjp(trial.kernel, by), (cotangents, *trial.arguments.args))
+    comparisons = compare_trees(
+        flatten(outcome.values),
+        wanted.oracle,
+        wanted.baseline,
+        tolerance=trial.tolerance,
+        exact=False,
+        depth=wanted.depth,
+        check_dtype=trial.check_dtype,
+    )
+    return Finding(
+        comparisons=comparisons,
+        seconds=outputs.seconds + outcome.seconds,
+        subject=f"gradient by arguments {by}",
+    )
+
+
+def _cotangent(trial: Trial) -> Callable[[Any], Any]:
+    digest = hashlib.blake2b(digest_size=8)
+    for leaf in jax.tree.leaves(trial.arguments.args):
+        if hasattr(leaf, "dtype"):
+            digest.update(np.ascontiguousarray(leaf).tobytes())
+    generator = np.random.Generator(np.random.Philox(int.from_bytes(digest.digest())))
+
+    def draw(output: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if not is_float(output.dtype):
+            raise SpecError(
+                f"the gradient check needs float outputs, but the kernel returns {output.dtype}; "
+                "leave gradient out of the spec's checks"
+            )
+        return np.asarray(generator.standard_normal(output.shape)).astype(output.dtype)
+
+    return draw

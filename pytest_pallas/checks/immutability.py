@@ -1,0 +1,45 @@
+"""``immutability``: the kernel leaves its inputs alone."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from pytest_pallas.analysis import mutated_operands
+from pytest_pallas.checks.trial import Finding, Trial, run
+from pytest_pallas.errors import MismatchError
+from pytest_pallas.numerics import bitwise
+
+
+def immutability(trial: Trial) -> Finding:
+    """Run the kernel as its user would, unjitted, and compare the inputs before and after.
+
+    An interpreter gives a kernel copies of its inputs, and on a chip a write to an input block may
+    or may not reach the array. So the kernel's jaxpr is asked too whether its body writes to the
+    ref of an input that is not aliased to an output.
+
+    Raises:
+      MismatchError: an input was donated, or its ref is written.
+    """
+    traced = run(trial, trial.kernel, trial.arguments.args)
+    for call in traced.kernels:
+        for operand in mutated_operands(call):
+            raise MismatchError(
+                f"{call.name} ({call.source}) writes to the ref of its operand {operand}, which "
+                "is not aliased to an output. What the next grid step or the caller's array then "
+                "holds depends on the chip. Copy into a scratch buffer, or declare "
+                "input_output_aliases."
+            )
+    outcome = run(trial, trial.kernel, trial.arguments.args, jit=False)
+    before = [
+        np.asarray(leaf) for leaf in jax.tree.leaves(trial.arguments.args) if hasattr(leaf, "dtype")
+    ]
+    comparisons = []
+    for position, (old, new) in enumerate(zip(before, outcome.inputs or (), strict=True)):
+        if new is None:
+            raise MismatchError(
+                f"input {position} was deleted: the function donates its buffer (donate_argnums), "
+                "so its caller cannot use it again."
+            )
+        comparisons.append(bitwise(new, old, where=f"input {position} after the call"))
+    return Finding(comparisons=comparisons, seconds=traced.seconds + outcome.seconds)

@@ -1,0 +1,124 @@
+"""One example of one check: what is asked, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_pallas.backends import Backend, Call, Outcome
+from pytest_pallas.errors import KernelError
+from pytest_pallas.numerics import Comparison, Tolerance
+from pytest_pallas.oracle import Expected, ExpectedCache
+from pytest_pallas.strategies.arguments import Arguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What a check is asked about: a kernel, its reference, and one drawn call.
+
+    Attributes:
+      kernel: called ``kernel(*args, **options, **tuning)``.
+      reference: called ``reference(*args, **options)``; None for checks that need none.
+      arguments: the drawn call.
+      backend: where the kernel runs.
+      devices: on how many devices.
+      exact: whether small integers held in floats must give a bitwise equal answer.
+      differentiable: positions of the arguments to differentiate by.
+      tolerance: the rule of judgement.
+      nan_ok: whether NaN is a right answer for finite inputs.
+      check_dtype: whether the kernel must return the reference's dtypes.
+      jit: whether the kernel may be jitted.
+      timeout: see ``Call``.
+      races: see ``Call``.
+      cache: where expectations are kept.
+    """
+
+    kernel: Callable[..., Any]
+    reference: Callable[..., Any] | None
+    arguments: Arguments
+    backend: Backend
+    devices: int = 1
+    exact: bool = False
+    differentiable: Sequence[int] = ()
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    nan_ok: bool = False
+    check_dtype: bool = True
+    jit: bool = True
+    timeout: float = 60.0
+    races: bool = True
+    cache: ExpectedCache = field(default_factory=ExpectedCache)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What came of one trial.
+
+    Attributes:
+      comparisons: one for each thing compared, passed or not.
+      outcome: the kernel's run, of which the failing element's writer can be told.
+      seconds: time spent tracing, compiling and running the kernel.
+      subject: what was compared if not the plain output, such as "gradient".
+      notes: for the record.
+    """
+
+    comparisons: Sequence[Comparison]
+    outcome: Outcome | None = None
+    seconds: float = 0.0
+    subject: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> Comparison | None:
+        """The worst failed comparison, or None if all passed."""
+        failures = [comparison for comparison in self.comparisons if not comparison.passed]
+        return max(failures, key=lambda comparison: comparison.error, default=None)
+
+
+def run(
+    trial: Trial,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    jit: bool | None = None,
+    tuned: bool = True,
+) -> Outcome:
+    """Run ``function`` on the trial's backend with the trial's options.
+
+    Raises:
+      KernelError: the kernel raised.
+    """
+    options = {**trial.arguments.options, **(trial.arguments.tuning if tuned else {})}
+    outcome = trial.backend.run(
+        Call(
+            function=function,
+            args=args,
+            options=options,
+            devices=trial.devices,
+            jit=trial.jit if jit is None else jit,
+            timeout=trial.timeout,
+            races=trial.races,
+        )
+    )
+    if outcome.error is not None:
+        raise as_kernel_error(outcome.error)
+    return outcome
+
+
+def as_kernel_error(error: Exception) -> Exception:
+    """An error of a kernel as one of ours, so that every report can tell whose fault it is."""
+    from pytest_pallas.errors import PallasTestError
+
+    if isinstance(error, PallasTestError):
+        return error
+    wrapped = KernelError(f"the kernel raised {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def expect(trial: Trial) -> Expected:
+    """The oracle and baseline of the trial's call."""
+    assert trial.reference is not None
+    return trial.cache.get(
+        trial.reference, trial.arguments.args, trial.arguments.options, nan_ok=trial.nan_ok
+    )

@@ -1,0 +1,98 @@
+"""Ask one check about one example, and say in full what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from pytest_pallas.analysis import describe_writer
+from pytest_pallas.backends import Outcome, label
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.trial import Finding, Trial
+from pytest_pallas.errors import MismatchError, PallasTestError
+from pytest_pallas.numerics import Comparison
+from pytest_pallas.oracle import flatten
+from pytest_pallas.strategies.arguments import Arguments
+
+
+def ask(check: Check, trial: Trial, name: str) -> Finding:
+    """Run a check on one example.
+
+    Raises:
+      MismatchError: an answer is wrong; the message explains it.
+      PallasTestError: the kernel or the reference could not be run.
+      The message ends with what was drawn, in either case.
+    """
+    __tracebackhide__ = True
+    headline = f"{name}: {check.name} on {label(trial.backend)}"
+    try:
+        finding = check.run(trial)
+    except PallasTestError as error:
+        text = "\n".join([f"{headline}: {error}", *_drawn(trial.arguments)])
+        raise type(error)(text) from error.__cause__
+    failed = finding.failed
+    if failed is not None:
+        raise MismatchError("\n".join(_explained(headline, finding, failed, trial)))
+    return finding
+
+
+def _explained(
+    headline: str, finding: Finding, failed: Comparison, trial: Trial
+) -> Iterator[str]:
+    subject = f" ({finding.subject})" if finding.subject else ""
+    yield f"{headline}{subject} is wrong"
+    yield failed.message
+    if finding.outcome is not None and failed.worst_index is not None and not finding.subject:
+        writer = _writer(finding.outcome, failed)
+        if writer:
+            yield f"  block     {writer}"
+    others = [c for c in finding.comparisons if not c.passed and c is not failed]
+    if others:
+        yield "  also wrong: " + ", ".join(other.where or "output" for other in others)
+    yield from _drawn(trial.arguments)
+
+
+def _writer(outcome: Outcome, failed: Comparison) -> str:
+    """Which program wrote the worst element, if one kernel wrote the whole output."""
+    if len(outcome.kernels) != 1 or failed.worst_index is None:
+        return ""
+    kernel = outcome.kernels[0]
+    # Inside vmap or shard_map the kernel's output is not the function's.
+    if any(name not in ("jit", "pjit", "custom_vjp_call") for name in kernel.path):
+        return ""
+    paths = [path or "" for path, _ in flatten(outcome.values)]
+    where = "" if failed.where == "output" else failed.where
+    position = paths.index(where) if where in paths else 0
+    avals = kernel.eqn.params.get("out_avals", ())
+    if position >= len(avals) or len(avals) != len(paths):
+        return ""
+    written = tuple(avals[position].shape)
+    if len(written) != len(failed.shape) or any(
+        w < f for w, f in zip(written, failed.shape, strict=True)
+    ):
+        return ""
+    return describe_writer(kernel, position, failed.worst_index)
+
+
+def _drawn(arguments: Arguments) -> Iterator[str]:
+    """What was drawn: arrays, how they came about, options."""
+    shapes = [
+        f"{leaf.dtype}[{', '.join(map(str, np.shape(leaf)))}]"
+        for leaf in jax.tree.leaves(arguments.args)
+        if hasattr(leaf, "dtype")
+    ]
+    yield f"  inputs    {', '.join(shapes) or 'no arrays'}"
+    for title, words in (
+        ("drawn", arguments.recipe),
+        ("options", arguments.options),
+        ("tuning", arguments.tuning),
+    ):
+        if words:
+            yield f"  {title:<9} " + " ".join(f"{k}={_short(v)}" for k, v in words.items())
+
+
+def _short(value: Any) -> str:
+    return getattr(value, "__name__", None) or str(value)

@@ -1,0 +1,96 @@
+"""``vmap``: the batched kernel equals the kernel on each of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from pytest_pallas.checks.trial import Finding, Trial, expect, run
+from pytest_pallas.numerics import Comparison, compare_trees, is_float
+from pytest_pallas.oracle import Expected, flatten
+
+
+@dataclass(frozen=True)
+class Vmapped:
+    """``jax.vmap(function)`` over the array leaves of some arguments; equal if made again."""
+
+    function: Callable[..., Any]
+    batched: tuple[bool, ...]
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Call the batched function; leaves that are no arrays are not batched."""
+        leaves, tree = jax.tree.flatten(args)
+        axes = [0 if batched else None for batched in self.batched]
+        arrays = [hasattr(leaf, "dtype") for leaf in leaves]
+
+        def call(*some: Any) -> Any:
+            given = iter(some)
+            full = [
+                next(given) if is_array else leaf
+                for leaf, is_array in zip(leaves, arrays, strict=True)
+            ]
+            return self.function(*jax.tree.unflatten(tree, full), **options)
+
+        dynamic = [leaf for leaf, is_array in zip(leaves, arrays, strict=True) if is_array]
+        return jax.vmap(call, in_axes=tuple(axes))(*dynamic)
+
+
+def vmap(trial: Trial) -> Finding:
+    """Batch all array arguments, then only the first, and judge against the stacked oracle.
+
+    The second element of the batch is the first with its floats negated: other values, and as
+    valid as the first ones (indices and lengths are repeated).
+    """
+    leaves, tree = jax.tree.flatten(trial.arguments.args)
+    arrays = [hasattr(leaf, "dtype") for leaf in leaves]
+    count = sum(arrays)
+    first = expect(trial)
+    comparisons: list[Comparison] = []
+    seconds = 0.0
+    for batched in {(True,) * count, (True,) + (False,) * (count - 1)}:
+        chosen = iter(batched)
+        flags = [is_array and next(chosen) for is_array in arrays]
+        other = [_negated(leaf) if flag else leaf for leaf, flag in zip(leaves, flags, strict=True)]
+        stacked = [
+            np.stack([np.asarray(a), np.asarray(b)]) if flag else a
+            for a, b, flag in zip(leaves, other, flags, strict=True)
+        ]
+        assert trial.reference is not None
+        second = trial.cache.get(
+            trial.reference,
+            jax.tree.unflatten(tree, other),
+            trial.arguments.options,
+            nan_ok=trial.nan_ok,
+        )
+        outcome = run(
+            trial, Vmapped(trial.kernel, batched), tuple(jax.tree.unflatten(tree, stacked))
+        )
+        seconds += outcome.seconds
+        comparisons += _judged(trial, flatten(outcome.values), first, second)
+    return Finding(
+        comparisons=comparisons, seconds=seconds, subject="vmap; axis 0 is the batch of 2"
+    )
+
+
+def _judged(trial: Trial, actual: Any, first: Expected, second: Expected) -> list[Comparison]:
+    stack = [
+        [(path, np.stack([a, b])) for (path, a), (_, b) in zip(one, two, strict=True)]
+        for one, two in ((first.oracle, second.oracle), (first.baseline, second.baseline))
+    ]
+    return compare_trees(
+        actual,
+        stack[0],
+        stack[1],
+        tolerance=trial.tolerance,
+        exact=False,
+        depth=first.depth,
+        check_dtype=trial.check_dtype,
+    )
+
+
+def _negated(leaf: Any) -> Any:
+    return -np.asarray(leaf) if is_float(leaf.dtype) else leaf

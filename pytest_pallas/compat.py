@@ -1,0 +1,232 @@
+"""The only module that touches private names of JAX, pytest or hypothesis.
+
+One function a fact, each with the versions in which it was seen. When a new JAX release moves
+something, this is the file to mend.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+
+# --- The interpreters -----------------------------------------------------------------------------
+
+
+def _interpreters() -> list[Any]:
+    """The modules that hold ``_shared_memory``, of the interpreters that were used so far.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    names = (
+        "jax._src.pallas.mosaic.interpret.interpret_pallas_call",
+        "jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks",
+    )
+    return [sys.modules[name] for name in names if name in sys.modules]
+
+
+def reset_interpreters() -> None:
+    """Forget the state of the TPU and GPU interpreters, as is due after an exception in them.
+
+    ``reset_gpu_interpret_mode_state`` has no public name. Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    for module in _interpreters():
+        for name in ("reset_tpu_interpret_mode_state", "reset_gpu_interpret_mode_state"):
+            if hasattr(module, name):
+                getattr(module, name)()
+
+
+def fail_interpreters(error: Exception) -> bool:
+    """Make every simulated device that waits in an interpreter raise ``error``.
+
+    The interpreters' waits poll ``check_failed``, so this ends a deadlock without killing the
+    process. ``top_level=False`` because the caller is none of the simulated devices: it must not
+    take a place at their clean-up barrier. True if there was an interpreter to stop.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    stopped = False
+    for module in _interpreters():
+        memory = getattr(module, "_shared_memory", None)
+        if memory is not None:
+            memory.set_failed(error, top_level=False)
+            stopped = True
+    return stopped
+
+
+def clear_effect_tokens() -> None:
+    """Drop the ordered-effect tokens of this process.
+
+    The interpreters' callbacks are ordered effects. A callback that fails leaves its error in
+    the token, and the next kernel, which waits for that token, fails with the previous one's
+    error. Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    importlib.import_module("jax._src.dispatch").runtime_tokens.clear()
+
+
+# --- Jaxprs ---------------------------------------------------------------------------------------
+
+#: Primitives that run a Pallas kernel: ``pl.pallas_call``, and what ``pl.kernel`` and
+#: ``plgpu.kernel`` become. Seen in JAX 0.11.2 (``core_map``) and 0.12.0.1 (``mpmd_map``).
+KERNEL_PRIMITIVES = frozenset({"pallas_call", "core_map", "mpmd_map"})
+
+
+def sub_jaxprs(eqn: Any) -> Iterator[Any]:
+    """The open jaxprs inside the parameters of an equation.
+
+    ``jax.core`` exports no such walk. Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    stack = list(eqn.params.values())
+    while stack:
+        value = stack.pop()
+        if hasattr(value, "eqns"):
+            yield value
+        elif hasattr(value, "jaxpr") and hasattr(value.jaxpr, "eqns"):
+            yield value.jaxpr
+        elif isinstance(value, (tuple, list)):
+            stack.extend(cast("Sequence[Any]", value))
+
+
+def written_inputs(jaxpr: Any) -> frozenset[int]:
+    """Positions of the refs of a kernel's jaxpr that its body writes, by its effects.
+
+    An effect names its ref by variable (or, where none is in scope, by position). Seen in JAX
+    0.11.2 and 0.12.0.1.
+    """
+    positions = {var: i for i, var in enumerate(jaxpr.invars)}
+    written: set[int] = set()
+    for effect in jaxpr.effects:
+        if type(effect).__name__ in ("WriteEffect", "AccumEffect"):
+            index = effect.input if isinstance(effect.input, int) else positions.get(effect.input)
+            if index is not None:
+                written.add(index)
+    return frozenset(written)
+
+
+def source_line(eqn: Any) -> str | None:
+    """``file:line`` of the user's code that made an equation, or None.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    info = importlib.import_module("jax._src.source_info_util")
+    frame = info.user_frame(getattr(eqn.source_info, "traceback", None))
+    return None if frame is None else f"{frame.file_name}:{frame.start_line}"
+
+
+def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[Any]:
+    """Evaluate an open jaxpr. ``jax.core.eval_jaxpr`` is deprecated; its home is private.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    return importlib.import_module("jax._src.core").eval_jaxpr(jaxpr, consts, *args)
+
+
+def kernel_name(eqn: Any) -> str:
+    """The name of the Pallas kernel that an equation runs.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    if eqn.params.get("name"):
+        return str(eqn.params["name"])
+    for body in sub_jaxprs(eqn):
+        info = getattr(body, "debug_info", None)
+        if info is not None and getattr(info, "func_name", None):
+            return str(info.func_name)
+    return eqn.primitive.name
+
+
+def block_programs(
+    eqn: Any, output: int, index: Sequence[int], *, most_programs: int = 65_536
+) -> tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, ...]]] | None:
+    """Which programs of a ``pallas_call`` write element ``index`` of its output ``output``.
+
+    Returns the shape of the block (1 for squeezed dims), the index of the block, and the grid
+    points whose index map gives that block, in grid order; None where that cannot be told from
+    the equation alone: a dynamic grid, an index map that reads scalar-prefetch operands, element
+    windows, or a grid of more than ``most_programs`` points.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    mapping = eqn.params["grid_mapping"]
+    block = mapping.block_mappings[mapping.num_inputs + output]
+    grid = mapping.grid
+    if not all(isinstance(n, int) for n in grid) or math.prod(grid) > most_programs:
+        return None
+    sizes: list[int] = []
+    for dim in block.block_shape:
+        kind = type(dim).__name__
+        if kind == "Squeezed" or dim is None:
+            sizes.append(1)
+        elif kind in ("Blocked", "int"):
+            sizes.append(int(getattr(dim, "block_size", dim)))
+        else:
+            return None
+    closed = block.index_map_jaxpr
+    jaxpr, consts = getattr(closed, "jaxpr", closed), getattr(closed, "consts", ())
+    used = {var for inner in jaxpr.eqns for var in inner.invars if not hasattr(var, "val")}
+    if any(var in used for var in jaxpr.invars[len(grid) :]):
+        return None
+    wanted = tuple(i // size for i, size in zip(index, sizes, strict=True))
+    import jax
+    import numpy as np
+
+    points = np.indices(grid).reshape(len(grid), -1).astype(np.int32)
+    padding = [0] * (len(jaxpr.invars) - len(grid))
+    # One batched evaluation: point by point would cost a millisecond each.
+    blocks = jax.vmap(lambda *point: eval_jaxpr(jaxpr, consts, *point, *padding))(*points)
+    hit = np.all([np.asarray(b) == w for b, w in zip(blocks, wanted, strict=True)], axis=0)
+    programs = [tuple(int(i) for i in point) for point in points[:, hit].T]
+    return tuple(sizes), wanted, programs
+
+
+# --- hypothesis -----------------------------------------------------------------------------------
+
+
+def set_database_key(test: Any, key: str) -> None:
+    """Name the entry of hypothesis' example database that a ``@given`` test uses.
+
+    By default that is a digest of its source, which tests made in a loop share. Hypothesis' own
+    pytest plugin sets the same attribute. Seen in hypothesis 6.100 to 6.170.
+    """
+    inner = test.hypothesis.inner_test
+    inner._hypothesis_internal_add_digest = hashlib.sha384(key.encode()).digest()
+
+
+def hypothesis_settings(test: Any) -> Any:
+    """The settings of a ``@given`` test, or None if it has none of its own.
+
+    Seen in hypothesis 6.100 to 6.170.
+    """
+    return getattr(test, "_hypothesis_internal_use_settings", None)
+
+
+def set_hypothesis_settings(test: Any, settings: Any) -> None:
+    """Replace the settings of a ``@given`` test; ``settings`` as a decorator refuses a second one.
+
+    Seen in hypothesis 6.100 to 6.170.
+    """
+    test._hypothesis_internal_use_settings = settings
+
+
+def hypothesis_seed(test: Any) -> int | None:
+    """The seed that ``@hypothesis.seed`` gave a test, or None.
+
+    Seen in hypothesis 6.100 to 6.170.
+    """
+    return getattr(test, "_hypothesis_internal_use_seed", None)
+
+
+# --- pytest ---------------------------------------------------------------------------------------
+
+
+def fixture_is_overridden(metafunc: Any, name: str, module: str) -> bool:
+    """Whether a test sees another fixture ``name`` than the one that ``module`` defines.
+
+    Seen in pytest 8.4 to 9.2.
+    """
+    definitions = metafunc._arg2fixturedefs.get(name, ())
+    return bool(definitions) and definitions[-1].func.__module__ != module

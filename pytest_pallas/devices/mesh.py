@@ -1,0 +1,46 @@
+"""Meshes over simulated devices or hardware."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pytest_pallas.errors import DeviceError
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+
+def make_mesh(axes: Mapping[str, int], platform: str) -> Mesh:
+    """A mesh with named axes over the first devices of a platform.
+
+    Args:
+      axes: axis name to size, in order, such as ``{"x": 2, "y": 4}``.
+      platform: ``"cpu"`` for simulated devices, ``"tpu"`` or ``"gpu"`` for hardware.
+
+    Raises:
+      DeviceError: an axis is not a positive integer, or there are too few devices.
+    """
+    import jax
+    from jax.sharding import AxisType
+
+    wrong = [name for name, size in axes.items() if not isinstance(size, int) or size < 1]
+    if wrong or not axes:
+        raise DeviceError(
+            f"a mesh needs axes with positive sizes, such as pallas_mesh(x=2, y=2), not {dict(axes)}"
+        )
+    needed = math.prod(axes.values())
+    devices = jax.devices(platform)
+    if len(devices) < needed:
+        remedy = f"run with --pallas-devices={needed}" if platform == "cpu" else "use a larger host"
+        raise DeviceError(
+            f"mesh {dict(axes)} needs {needed} devices, but there are {len(devices)} {platform} "
+            f"devices; {remedy}"
+        )
+    return jax.make_mesh(
+        tuple(axes.values()),
+        tuple(axes),
+        axis_types=(AxisType.Auto,) * len(axes),
+        devices=devices[:needed],
+    )

@@ -1,0 +1,47 @@
+"""Every exception of the package. Each message says what, where and what to do."""
+
+from __future__ import annotations
+
+
+class PallasTestError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class SpecError(PallasTestError):
+    """A ``KernelSpec`` or its strategy cannot be used as it is written."""
+
+
+class OptionError(PallasTestError):
+    """A command-line option, ini value, mark or fixture argument has an invalid value."""
+
+
+class ShapeLanguageError(PallasTestError, ValueError):
+    """A shape such as ``"m k, k n"`` could not be understood."""
+
+
+class BackendUnavailableError(PallasTestError):
+    """A backend was asked for that this machine cannot provide."""
+
+
+class DeviceError(PallasTestError):
+    """A mesh or a device count that cannot be had."""
+
+
+class NoPallasCallError(PallasTestError, AssertionError):
+    """What was meant to run a Pallas kernel on a backend contains none there."""
+
+
+class KernelError(PallasTestError):
+    """The kernel raised instead of returning."""
+
+
+class ReferenceError(PallasTestError):  # noqa: A001 - the builtin of that name is about weakrefs
+    """The reference raised, or returned something that no kernel can be judged by."""
+
+
+class DeadlockError(KernelError):
+    """A kernel waited longer than the time limit for something that did not come."""
+
+
+class MismatchError(PallasTestError, AssertionError):
+    """The kernel's answer was judged wrong."""

@@ -1,0 +1,239 @@
+"""The fixtures. All have module scope, because hypothesis refuses function scope under @given."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_pallas.backends import Backend, label, parse
+from pytest_pallas.errors import DeviceError, OptionError
+from pytest_pallas.options import choose
+from pytest_pallas.session import SANITIZERS, Session, current
+from pytest_pallas.tally import Tally
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jax import Device
+    from jax.sharding import Mesh
+
+    from pytest_pallas.numerics import Tolerance
+
+
+@pytest.fixture(scope="module")
+def pallas_backend(request: pytest.FixtureRequest) -> Backend:
+    """The backend of this test; the test runs once for each that was chosen.
+
+    Chosen by --pallas-backend, or for one test by @pytest.mark.pallas(backends=[...]). Override it
+    in a conftest.py to choose for a folder; the override may return a name.
+    """
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Run a kernel on the backend: ``pallas_run(fn, *args, **options)`` gives numpy arrays.
+
+    Whatever the kernel says about interpret= is overruled. Keyword arguments are passed on,
+    untraced. What the kernel raises is raised.
+    """
+    session = current(request.config)
+    backend = _backend(pallas_backend, session)
+
+    def run(function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
+        from pytest_pallas.backends import Call
+        from pytest_pallas.checks.trial import as_kernel_error
+
+        settings = session.options_for(session.item)
+        outcome = backend.run(
+            Call(
+                function=function,
+                args=args,
+                options=options,
+                timeout=settings.timeout,
+                races="races" in choose(settings.sanitize, SANITIZERS, "sanitize"),
+            )
+        )
+        if outcome.error is not None:
+            raise as_kernel_error(outcome.error)
+        return outcome.values
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def pallas_check(
+    pallas_backend: Backend | str, request: pytest.FixtureRequest
+) -> Callable[..., Any]:
+    """Verify a kernel against its reference: ``pallas_check(fn, *args, reference=jnp_fn)``.
+
+    The kernel's error against the reference in float64 may be at most twice that of the
+    reference in the kernel's own dtypes, plus a few ulps. Keyword arguments:
+
+    reference=   the same function in jnp; needed.
+    options=     keyword arguments for both, such as {"causal": True}.
+    tuning=      keyword arguments for the kernel only, such as {"block_m": 64}.
+    checks=      names of the checks to make; by default ("forward",).
+    exact=       True: small integers held in floats must give a bitwise equal answer.
+    differentiable=  positions of arguments, for the gradient check.
+    tolerance=   a Tolerance, or a mapping from dtype and backend to one.
+    nan_ok=      True: NaN is a right answer for finite inputs.
+    check_dtype= False: the kernel may return other dtypes than the reference.
+    jit=         False: call the kernel as it is; it needs the values of its arguments.
+    name=        what to call the kernel in reports.
+
+    Returns what the kernel returned, as numpy arrays.
+    """
+    session = current(request.config)
+    backend = _backend(pallas_backend, session)
+
+    def check(
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        reference: Callable[..., Any],
+        options: Mapping[str, Any] | None = None,
+        tuning: Mapping[str, Any] | None = None,
+        checks: Sequence[str] = ("forward",),
+        exact: bool = False,
+        differentiable: Sequence[int] = (),
+        tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
+        nan_ok: bool = False,
+        check_dtype: bool = True,
+        jit: bool = True,
+        name: str = "",
+    ) -> Any:
+        __tracebackhide__ = True
+        from pytest_pallas.checks.trial import Trial
+        from pytest_pallas.checks.verdict import ask
+        from pytest_pallas.strategies.arguments import Arguments
+        from pytest_pallas.tolerances import dtypes_of, tolerance_for
+
+        settings = session.options_for(session.item)
+        marks = [] if session.item is None else list(session.item.iter_markers("pallas_tolerance"))
+        kernel = name or _name(function)
+        values: Any = None
+        for each in choose(checks, session.checks, "checks="):
+            tally = session.tallies.setdefault(
+                (kernel, each), Tally(kernel=kernel, check=each, backend=label(backend))
+            )
+            tally.begin()
+            trial = Trial(
+                kernel=function,
+                reference=reference,
+                arguments=Arguments(args, dict(options or {}), dict(tuning or {})),
+                backend=backend,
+                exact=exact,
+                differentiable=differentiable,
+                tolerance=tolerance_for(
+                    request.config,
+                    marks,
+                    tolerance,
+                    kernel=kernel,
+                    check=each,
+                    backend=backend,
+                    dtypes=dtypes_of(args),
+                ),
+                nan_ok=nan_ok,
+                check_dtype=check_dtype,
+                jit=jit,
+                timeout=settings.timeout,
+                races="races" in choose(settings.sanitize, SANITIZERS, "sanitize"),
+                cache=session.cache,
+            )
+            finding = ask(session.checks[each], trial, kernel)
+            tally.add(finding)
+            values = finding.outcome.values if finding.outcome is not None else values
+        return values
+
+    return check
+
+
+@pytest.fixture(scope="module")
+def pallas_mesh(
+    pallas_backend: Backend | str, request: pytest.FixtureRequest
+) -> Callable[..., Mesh]:
+    """Make a mesh: ``pallas_mesh(x=2, y=4)`` over simulated devices or the backend's hardware.
+
+    Without arguments, the mesh of the test's mark, @pytest.mark.pallas_mesh(x=4). With too few
+    devices the test is skipped, or fails under --pallas-missing=error.
+    """
+    session = current(request.config)
+    backend = _backend(pallas_backend, session)
+
+    def mesh(**axes: int) -> Mesh:
+        __tracebackhide__ = True
+        from pytest_pallas.devices import make_mesh
+
+        item = session.item
+        if not axes and item is not None:
+            mark = item.get_closest_marker("pallas_mesh")
+            axes = dict(mark.kwargs) if mark is not None else {}
+        try:
+            return make_mesh(axes, _platform(backend))
+        except DeviceError as error:
+            if session.options_for(item).missing == "error" or "needs" not in str(error):
+                raise
+            pytest.skip(str(error))
+
+    return mesh
+
+
+@pytest.fixture(scope="module")
+def pallas_devices(pallas_backend: Backend | str, request: pytest.FixtureRequest) -> list[Device]:
+    """The devices of the backend: simulated ones (--pallas-devices=N), or the hardware's."""
+    import jax
+
+    return jax.devices(_platform(_backend(pallas_backend, current(request.config))))
+
+
+@pytest.fixture(scope="module")
+def pallas_rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """A numpy generator that starts anew in each test, from --pallas-seed and the test's name."""
+    import numpy as np
+
+    generator = np.random.Generator(np.random.Philox(0))
+    session = current(request.config)
+    session.generators.append(generator)
+    reseed(session)
+    return generator
+
+
+def reseed(session: Session) -> None:
+    """Start the generators of ``pallas_rng`` anew for the test that begins."""
+    if not session.generators or session.item is None:
+        return
+    import numpy as np
+
+    # The parameters are left out: every backend sees the same draws.
+    name = session.item.nodeid.partition("[")[0]
+    seed = session.options_for(session.item).seed
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest()
+    fresh = np.random.Philox(int.from_bytes(digest))
+    for generator in session.generators:
+        generator.bit_generator.state = fresh.state
+
+
+def _backend(value: Backend | str, session: Session) -> Backend:
+    """The backend that the fixture, or somebody's override of it, gives."""
+    if not isinstance(value, str):
+        return value
+    found = parse(value, session.families)
+    if len(found) != 1:
+        raise OptionError(f"pallas_backend must return one backend, and {value!r} means several")
+    reason = found[0].available()
+    if reason is not None:
+        pytest.skip(f"{value}: {reason}")
+    return found[0]
+
+
+def _platform(backend: Backend) -> str:
+    return backend.platform if backend.kind == "hardware" else "cpu"
+
+
+def _name(function: Callable[..., Any]) -> str:
+    inner: Any = getattr(function, "func", function)  # a functools.partial
+    return getattr(inner, "__name__", type(inner).__name__)

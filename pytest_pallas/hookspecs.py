@@ -1,0 +1,46 @@
+"""Hooks by which a project extends the plugin. Implement them in a conftest.py or a plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_pallas.backends import Backend, Family
+    from pytest_pallas.checks import Check
+    from pytest_pallas.numerics import Tolerance
+    from pytest_pallas.record import Record
+    from pytest_pallas.spec import KernelSpec
+
+
+@pytest.hookspec
+def pytest_pallas_backends(config: pytest.Config) -> Sequence[Family]:  # pyright: ignore[reportReturnType]
+    """Return backends of your own. A family replaces the built-in one of the same name."""
+
+
+@pytest.hookspec
+def pytest_pallas_checks(config: pytest.Config) -> Sequence[Check]:  # pyright: ignore[reportReturnType]
+    """Return checks of your own, to be asked of every spec that they apply to."""
+
+
+@pytest.hookspec
+def pytest_pallas_specs(config: pytest.Config) -> Sequence[KernelSpec]:  # pyright: ignore[reportReturnType]
+    """Return specs to verify in this run, besides those of ``--pallas-suite``."""
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_pallas_tolerance(
+    config: pytest.Config, kernel: str, check: str, backend: Backend, dtypes: Sequence[str]
+) -> Tolerance | None:
+    """Return the tolerance for a kernel on a backend, or None to leave it to the next.
+
+    It is asked where neither a mark, the call nor the spec gives a tolerance. ``dtypes`` are those
+    of the array arguments, in order. The first answer wins.
+    """
+
+
+@pytest.hookspec
+def pytest_pallas_record(config: pytest.Config, record: Record) -> None:
+    """Called for every record, in the process that reports (the controller, under xdist)."""

@@ -1,0 +1,38 @@
+"""The judgement of outputs in pure numpy: tolerance, comparison and explanation of a mismatch."""
+
+from pytest_pallas.numerics.bits import bitwise
+from pytest_pallas.numerics.comparison import Comparison
+from pytest_pallas.numerics.dtypes import (
+    FloatFacts,
+    epsilon,
+    float_facts,
+    is_bool,
+    is_complex,
+    is_exact,
+    is_float,
+    wide,
+)
+from pytest_pallas.numerics.judgement import compare
+from pytest_pallas.numerics.patterns import location_patterns
+from pytest_pallas.numerics.relations import value_patterns
+from pytest_pallas.numerics.tolerance import Tolerance, summation_error
+from pytest_pallas.numerics.trees import compare_trees
+
+__all__ = [
+    "Comparison",
+    "FloatFacts",
+    "Tolerance",
+    "bitwise",
+    "compare",
+    "compare_trees",
+    "epsilon",
+    "float_facts",
+    "is_bool",
+    "is_complex",
+    "is_exact",
+    "is_float",
+    "location_patterns",
+    "summation_error",
+    "value_patterns",
+    "wide",
+]

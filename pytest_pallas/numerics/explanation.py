@@ -1,0 +1,174 @@
+"""The message of a failed comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.numerics.comparison import Comparison, Scalar
+from pytest_pallas.numerics.dtypes import Array, epsilon, is_exact, wide
+from pytest_pallas.numerics.measure import CLASS_NAMES, classes
+from pytest_pallas.numerics.patterns import location_patterns
+from pytest_pallas.numerics.relations import value_patterns
+
+_SHOWN_INDICES = 6
+_SHOWN_PATTERNS = 3
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The arrays of one comparison: the kernel's output, the oracle's and the baseline's."""
+
+    actual: Array
+    oracle: Array
+    baseline: Array
+
+    @property
+    def expected(self) -> Array:
+        """What decides: the oracle, but of integers the baseline."""
+        return self.baseline if is_exact(self.actual.dtype) else self.oracle
+
+    def at(self, index: tuple[int, ...]) -> dict[str, Any]:
+        """The values at ``index``, as fields of a ``Comparison``."""
+        return {
+            "actual_value": scalar(self.actual, index),
+            "expected_value": scalar(self.expected, index),
+            "baseline_value": scalar(self.baseline, index),
+        }
+
+
+def scalar(array: Array, index: tuple[int, ...]) -> Scalar:
+    """The element at ``index`` as a Python number."""
+    value = wide(array[index]).item()
+    return bool(value) if array.dtype.kind == "b" else value
+
+
+def state(kind: str, where: str, text: str, actual: Array | None = None) -> Comparison:
+    """A failed comparison in which no element was looked at."""
+    return Comparison(
+        passed=False,
+        kind=kind,
+        where=where,
+        shape=() if actual is None else actual.shape,
+        dtype="" if actual is None else str(actual.dtype),
+        error=np.inf,
+        multiple=np.inf,
+        message=f"{where or 'output'}: {text}",
+    )
+
+
+def explain(
+    failed: Comparison, sides: Sides, block_shape: Sequence[int | None] | None = None
+) -> Comparison:
+    """``failed`` with its patterns and message, given the arrays that were compared."""
+    mask = failed.mask
+    assert mask is not None, "a comparison that failed on elements has a mask"
+    actual, expected = _for_arithmetic(sides.actual), _for_arithmetic(sides.expected)
+    slack = _slack(failed.allowed, sides.actual.dtype)
+    patterns = (
+        *value_patterns(mask, actual, expected, slack),
+        *location_patterns(mask, block_shape),
+    )[:_SHOWN_PATTERNS]
+    percent = 100 * failed.wrong / mask.size
+    dims = ", ".join(map(str, failed.shape))
+    elements = "element" if mask.size == 1 else "elements"
+    lines = [
+        f"{failed.where or 'output'}, {failed.dtype}[{dims}]: wrong in {failed.wrong} of "
+        f"{mask.size} {elements} ({percent:.3g} %)",
+        *(f"  {line}" for line in _class_lines(failed, sides, actual, expected)),
+        *(f"  {line}" for line in _worst_lines(failed)),
+        f"  error     {_error_line(failed, is_exact(sides.actual.dtype))}",
+        f"  wrong at  {_first_indices(mask)}",
+        *(f"  pattern   {pattern}" for pattern in patterns),
+    ]
+    return replace(failed, message="\n".join(lines), patterns=patterns)
+
+
+def _slack(allowed: float, dtype: np.dtype[Any]) -> float:
+    """How far, relative to the scale, values may be from a pattern that they are said to follow.
+
+    At least a rounding error, but no more than 1/32 beyond that: with a wide bound, or in a narrow
+    format, everything would look like everything else.
+    """
+    if is_exact(dtype):
+        return 0.0
+    eps = epsilon(dtype)
+    return max(0.6 * eps, min(max(allowed, 4.0) * eps, 1 / 32))
+
+
+def _for_arithmetic(array: Array) -> Array:
+    array = wide(array)
+    return array if array.dtype.kind in "fc" else array.astype(np.float64)
+
+
+def _class_lines(failed: Comparison, sides: Sides, actual: Array, expected: Array) -> list[str]:
+    """How often which class is there instead of which, and whether the baseline does the same."""
+    if failed.kind not in ("class", "exact") or is_exact(sides.actual.dtype):
+        return []
+    with np.errstate(all="ignore"):
+        dtype = sides.actual.dtype
+        expected_classes = classes(wide(expected.astype(dtype)))
+        pairs = classes(actual) * len(CLASS_NAMES) + expected_classes
+    actual_classes, differ = classes(actual), classes(actual) != expected_classes
+    differ &= failed.mask if failed.mask is not None else True
+    lines: list[str] = []
+    for pair, count in zip(*np.unique(pairs[differ], return_counts=True), strict=True):
+        got, wanted = divmod(int(pair), len(CLASS_NAMES))
+        lines.append(f"{CLASS_NAMES[got]} where the oracle is {CLASS_NAMES[wanted]}: {count}")
+    same = differ & (classes(_for_arithmetic(sides.baseline)) == actual_classes)
+    if same.any():
+        lines.append(
+            f"in {np.count_nonzero(same)} of them the baseline is no better: draw smaller values, "
+            "or make the reference stable"
+        )
+    return lines
+
+
+def _worst_lines(failed: Comparison) -> list[str]:
+    index = ", ".join(map(str, failed.worst_index or ()))
+    lines = [f"worst     [{index}]", f"kernel    {_number(failed.actual_value, failed.dtype)}"]
+    if failed.kind == "bitwise" or isinstance(failed.expected_value, int):
+        return [*lines, f"expected  {_number(failed.expected_value, failed.dtype)}"]
+    return [
+        *lines,
+        f"oracle    {_number(failed.expected_value, failed.dtype)}",
+        f"baseline  {_number(failed.baseline_value, failed.dtype)}",
+    ]
+
+
+def _number(value: Scalar, dtype: str) -> str:
+    """A number with the digits that its dtype has."""
+    if value is None or isinstance(value, str | int):
+        return str(value)
+    return format(value, ".17g" if dtype in ("float64", "complex128") else ".9g")
+
+
+def _error_line(failed: Comparison, integers: bool) -> str:
+    if failed.kind == "class":
+        return "a NaN or an infinity on one side only; never within a tolerance"
+    if integers:
+        rule = "must be exactly equal"
+        if failed.kind == "explicit":
+            rule = f"the explicit tolerance allows {failed.allowed:.4g} there"
+        return f"{failed.error:.17g} at most; {rule}"
+    text = f"{failed.error:.4g} ulps of the output scale"
+    if failed.kind in ("exact", "bitwise"):
+        return f"{text}; must be exactly equal"
+    if failed.kind == "explicit":
+        return f"{text}; the explicit tolerance allows {failed.allowed:.4g} there"
+    return (
+        f"{text}, {failed.multiple:.3g} times the baseline's "
+        f"({failed.baseline_error:.3g}); allowed {failed.allowed:.4g}"
+    )
+
+
+def _first_indices(mask: Array) -> str:
+    flat = np.flatnonzero(mask)
+    if flat.size == 1 and mask.ndim == 0:
+        return "[]"
+    shown = np.stack(np.unravel_index(flat[:_SHOWN_INDICES], mask.shape), axis=-1)
+    text = " ".join("[" + ", ".join(map(str, row)) + "]" for row in shown.tolist())
+    return text + (" ..." if flat.size > _SHOWN_INDICES else "")

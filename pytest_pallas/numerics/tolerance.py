@@ -1,0 +1,99 @@
+"""``Tolerance``: how far a kernel may be from its oracle."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_pallas.errors import OptionError
+from pytest_pallas.numerics.dtypes import epsilon, float_facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """How far a kernel may be from its oracle.
+
+    By default the bound is relative to the baseline, so that nobody tunes literals: the worst
+    error of the kernel may be ``factor`` times the worst error of the baseline, plus ``floor``,
+    plus a share for the order of summation (see ``allowed``). Any of ``rtol``, ``atol`` and
+    ``ulp`` replaces that by an explicit rule: ``|actual - oracle| <= atol + rtol * |oracle|``, or
+    within ``ulp`` ulps of the output scale.
+
+    Attributes:
+      factor: how many times the baseline's error is allowed.
+      floor: ulps of the output scale that are always allowed. None is 4 ulps, but 1 ulp in
+        formats of 8 bits and fewer, where 4 ulps are as large as the numbers themselves.
+      rtol: relative part of the explicit rule.
+      atol: absolute part of the explicit rule, in units of the output.
+      ulp: the explicit rule in ulps of the output scale (of integers: in ones).
+      fraction: the share of elements that may exceed the bound, from 0 to 1. Elements that are
+        NaN or infinite where they should not be are never excused.
+
+    Raises:
+      OptionError: a field is negative or NaN, or ``fraction`` is above 1.
+    """
+
+    factor: float = 2.0
+    floor: float | None = None
+    rtol: float | None = None
+    atol: float | None = None
+    ulp: float | None = None
+    fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("factor", "floor", "rtol", "atol", "ulp", "fraction"):
+            value = getattr(self, name)
+            if value is None and name not in ("factor", "fraction"):
+                continue
+            top = 1.0 if name == "fraction" else math.inf
+            if not _between(value, top):
+                span = "from 0 to 1" if name == "fraction" else "of 0 or more"
+                raise OptionError(f"tolerance: {name} must be a number {span}, but is {value!r}")
+
+    @property
+    def explicit(self) -> bool:
+        """Whether ``rtol``, ``atol`` or ``ulp`` replaces the rule relative to the baseline."""
+        return not (self.rtol is None and self.atol is None and self.ulp is None)
+
+    def allowed(self, baseline_error: float, dtype: npt.DTypeLike, depth: int = 1) -> float:
+        """The error that the baseline-relative rule allows, in ulps of the output scale.
+
+        Args:
+          baseline_error: the worst error of the baseline, in ulps of the output scale.
+          dtype: the float or complex dtype of the output.
+          depth: an upper bound of the number of terms of any sum in the kernel.
+        """
+        dtype = np.dtype(dtype)
+        return self.factor * baseline_error + self._floor(dtype) + summation_error(dtype, depth)
+
+    def _floor(self, dtype: np.dtype[np.generic]) -> float:
+        if self.floor is not None:
+            return self.floor
+        return 1.0 if float_facts(dtype).bits <= 8 else 4.0
+
+
+def _between(value: Any, top: float) -> bool:
+    """Whether ``value`` is a number from 0 to ``top``. True and False can only be mistakes."""
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return number and bool(0 <= value <= top)
+
+
+def summation_error(dtype: npt.DTypeLike, depth: int) -> float:
+    """What summing ``depth`` terms in another order may cost, in ulps of an output of ``dtype``.
+
+    When an output has few elements, the baseline may be exact by luck; an honest kernel that
+    adds in another order must pass all the same. The rounding error of a sum of n terms is, with
+    high probability, at most ``lambda * sqrt(n) * u`` relative to the size of the terms, where
+    u = eps / 2 is the unit roundoff and lambda a small constant: Higham and Mary, "A new approach
+    to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41(5), 2019. With lambda = 2
+    that is 2 * sqrt(n) * eps / 2 = sqrt(n) * eps, where eps is the accumulator's: float32's, or
+    float64's for a float64 output. In units of the output's own eps the term vanishes for
+    bfloat16 and narrower, so that a kernel that accumulates in those is caught.
+    """
+    own = epsilon(dtype)
+    accumulator = min(own, epsilon(np.float32))
+    return math.sqrt(max(depth, 0)) * accumulator / own

@@ -1,0 +1,251 @@
+"""Command line and ini options: one table, one frozen ``Options``.
+
+Precedence: mark > command line > ini > default. Marks are applied where a test is known, by
+``Options.replaced``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_pallas.errors import OptionError
+
+
+def words(text: str) -> tuple[str, ...]:
+    """A comma-separated list."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise OptionError(f"must be a whole number of at least {least}, not {text!r}")
+        return number
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise OptionError(f"must be a number of seconds above 0, not {text!r}")
+    return number
+
+
+def _one_of(*valid: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in valid:
+            raise OptionError(f"must be one of {', '.join(valid)}, not {text!r}")
+        return text
+
+    return parse
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a session was asked to do. Field names are option names without ``pallas``.
+
+    Attributes:
+      asked: names of the fields that were given on the command line or in the ini file.
+    """
+
+    backend: tuple[str, ...] = ("auto",)
+    suite: tuple[str, ...] = ()
+    devices: int = 8
+    max_examples: int = 8
+    seed: int = 0
+    checks: tuple[str, ...] = ("all",)
+    sanitize: tuple[str, ...] = ("all",)
+    timeout: float = 60.0
+    missing: str = "skip"
+    results: Path | None = None
+    example: str = ""
+    asked: frozenset[str] = frozenset()
+
+    def replaced(self, **values: Any) -> Options:
+        """These options with what a mark says in place of some.
+
+        Raises:
+          OptionError: the mark names no option that a mark can set, or gives a bad value.
+        """
+        fields: dict[str, Any] = {}
+        for name, value in values.items():
+            option = next((o for o in TABLE if o.name == name and o.marked), None)
+            if option is None:
+                valid = ", ".join(o.name for o in TABLE if o.marked)
+                raise OptionError(f"the pallas mark has no argument {name!r}; it takes {valid}")
+            text = ",".join(value) if isinstance(value, (list, tuple)) else str(value)
+            fields[name] = _parsed(option, text, f"mark pallas({name}=...)")
+        return dataclasses.replace(self, **fields, asked=self.asked | set(fields))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One row of the table: an option, its ini twin, and how its text is read."""
+
+    name: str
+    parse: Callable[[str], Any]
+    metavar: str
+    help: str
+    marked: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The command-line spelling."""
+        return "--pallas-" + self.name.replace("_", "-")
+
+    @property
+    def ini(self) -> str:
+        """The ini spelling, and the destination in ``config.option``."""
+        return f"pallas_{self.name}"
+
+
+TABLE: tuple[Option, ...] = (
+    Option(
+        name="backend",
+        parse=words,
+        metavar="LIST",
+        help="backends to run on: auto (default: hardware if there is some, else the "
+        "interpreters), all, or a list of NAME, NAME:TARGET, NAME:all, such as "
+        "interpret,tpu-interpret:v6e",
+    ),
+    Option(
+        name="suite",
+        parse=words,
+        metavar="PACKAGE",
+        help="verify every KernelSpec in these packages or modules, without a test file",
+    ),
+    Option(
+        name="devices",
+        parse=_whole(1),
+        metavar="N",
+        help="simulated devices to start JAX with (default: 8)",
+    ),
+    Option(
+        name="max_examples",
+        parse=_whole(1),
+        metavar="N",
+        help="examples drawn for each check of a spec (default: 8; checks that cost more a "
+        "piece draw fewer)",
+        marked=True,
+    ),
+    Option(
+        name="seed",
+        parse=_whole(0),
+        metavar="N",
+        help="seed of everything drawn: same seed, same draws (default: 0)",
+        marked=True,
+    ),
+    Option(
+        name="checks",
+        parse=words,
+        metavar="LIST",
+        help="checks to run on specs, such as forward,gradient (default: all)",
+        marked=True,
+    ),
+    Option(
+        name="sanitize",
+        parse=words,
+        metavar="LIST",
+        help="sanitizers to run: all (default), none, or a list, such as races",
+        marked=True,
+    ),
+    Option(
+        name="timeout",
+        parse=_seconds,
+        metavar="SECONDS",
+        help="stop a kernel whose simulated devices wait longer than this (default: 60)",
+        marked=True,
+    ),
+    Option(
+        name="missing",
+        parse=_one_of("skip", "error"),
+        metavar="WHAT",
+        help="a test that needs more devices than there are: skip it (default) or error",
+        marked=True,
+    ),
+    Option(
+        name="results",
+        parse=_path,
+        metavar="FILE.json",
+        help="write one record a check to this file",
+    ),
+    Option(
+        name="example",
+        parse=str,
+        metavar="BLOB",
+        help="run the selected check of a spec on this one example; failures print the command",
+    ),
+)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register every option of the table with its ini twin."""
+    group = parser.getgroup("pallas", "verification of JAX Pallas kernels")
+    for option in TABLE:
+        group.addoption(
+            option.flag, dest=option.ini, default=None, metavar=option.metavar, help=option.help
+        )
+        parser.addini(option.ini, f"default of {option.flag}", default=None)
+
+
+def read_options(config: pytest.Config) -> Options:
+    """The options of a session: command line, else ini, else default.
+
+    Raises:
+      pytest.UsageError: a value that cannot be read, with the option and the place it came from.
+    """
+    fields: dict[str, Any] = {}
+    for option in TABLE:
+        text, place = config.getoption(option.ini), option.flag
+        if text is None:
+            text, place = config.getini(option.ini), f"ini value {option.ini}"
+        if text:
+            try:
+                fields[option.name] = _parsed(option, str(text), place)
+            except OptionError as error:
+                raise pytest.UsageError(str(error)) from None
+    return Options(**fields, asked=frozenset(fields))
+
+
+def choose(
+    chosen: Sequence[str], valid: Mapping[str, Any] | Sequence[str], option: str
+) -> tuple[str, ...]:
+    """The names that a list option means: ``all``, ``none``, or some of ``valid``.
+
+    Raises:
+      OptionError: an unknown name; the message lists the valid ones.
+    """
+    names: list[str] = []
+    for word in chosen:
+        if word == "all":
+            names.extend(valid)
+        elif word in valid:
+            names.append(word)
+        elif word != "none":
+            raise OptionError(f"{option}: unknown {word!r}; valid: all, none, {', '.join(valid)}")
+    return tuple(dict.fromkeys(names))
+
+
+def _parsed(option: Option, text: str, place: str) -> Any:
+    try:
+        return option.parse(text)
+    except OptionError as error:
+        raise OptionError(f"{place}: {error}") from None

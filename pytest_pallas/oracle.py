@@ -1,0 +1,165 @@
+"""The reference, evaluated twice: in float64 as the oracle, in the kernel's dtypes as baseline."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from pytest_pallas.backends.tracing import identity
+from pytest_pallas.errors import PallasTestError, ReferenceError
+from pytest_pallas.numerics import is_complex, is_float, wide
+
+#: A flattened pytree: path and array of each leaf.
+Leaves = list[tuple[str, np.ndarray[Any, Any]]]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a kernel should return.
+
+    Attributes:
+      oracle: the reference in float64 on the host.
+      baseline: the reference in the kernel's own dtypes.
+      depth: the largest dim of any input: no sum in the kernel has more terms than a few times
+        that, which bounds what another order of summation can change.
+    """
+
+    oracle: Leaves
+    baseline: Leaves
+    depth: int
+
+
+@dataclass
+class ExpectedCache:
+    """The expectations of the last calls: checks and backends share examples."""
+
+    most: int = 128
+    _kept: OrderedDict[Hashable, Expected] = field(default_factory=OrderedDict[Hashable, Expected])
+
+    def get(
+        self,
+        reference: Callable[..., Any],
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+        *,
+        nan_ok: bool = False,
+    ) -> Expected:
+        """``expected`` for these arguments, evaluated once."""
+        key = (identity(reference), _digest((args, dict(options))), nan_ok)
+        found = self._kept.pop(key, None)
+        if found is None:
+            found = expected(reference, args, options, nan_ok=nan_ok)
+        self._kept[key] = found
+        if len(self._kept) > self.most:
+            self._kept.popitem(last=False)
+        return found
+
+
+def expected(
+    reference: Callable[..., Any],
+    args: tuple[Any, ...],
+    options: Mapping[str, Any],
+    *,
+    nan_ok: bool = False,
+) -> Expected:
+    """Evaluate a reference as oracle and as baseline.
+
+    Args:
+      reference: the function in jnp or numpy.
+      args: pytrees of arrays.
+      options: keyword arguments, passed as they are.
+      nan_ok: whether the oracle may be NaN where all inputs are finite.
+
+    Raises:
+      ReferenceError: the reference raised, returned no arrays, or is NaN for finite inputs.
+    """
+    arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(args) if _is_array(leaf)]
+    with jax.default_device(jax.devices("cpu")[0]):
+        baseline = _evaluate(reference, args, options, "in the kernel's dtypes")
+        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            widened = jax.tree.map(_widened, args)
+            oracle = _evaluate(reference, widened, options, "as the float64 oracle")
+    if not nan_ok and all(_finite(array) for array in arrays):
+        for path, array in oracle:
+            if np.isnan(array).any() if is_float(array.dtype) else False:
+                count = int(np.isnan(array).sum())
+                raise ReferenceError(
+                    f"the oracle is NaN in {count} of {array.size} elements of {path or 'the output'}, "
+                    f"although every input is finite, so it says nothing about the kernel. Define "
+                    f"these elements in {_name(reference)} (a fully masked row is 0, say), or pass "
+                    "nan_ok=True if NaN is the right answer."
+                )
+    depth = max((dim for array in arrays for dim in array.shape), default=1)
+    return Expected(oracle, baseline, max(depth, 1))
+
+
+def flatten(values: Any) -> Leaves:
+    """A pytree as (path, numpy array) pairs. A lone array has the path ""."""
+    return [
+        (jax.tree_util.keystr(path), np.asarray(leaf))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(values)
+    ]
+
+
+def _evaluate(
+    reference: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any], how: str
+) -> Leaves:
+    arrays = jax.tree.map(lambda x: jax.numpy.asarray(x) if _is_array(x) else x, args)
+    try:
+        leaves = flatten(jax.block_until_ready(reference(*arrays, **options)))
+    except PallasTestError:
+        raise
+    except Exception as error:
+        shapes = ", ".join(
+            f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(arrays) if _is_array(x)
+        )
+        raise ReferenceError(
+            f"the reference {_name(reference)} raised when it was evaluated {how} on ({shapes}): "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not leaves or any(array.dtype == object for _, array in leaves):
+        raise ReferenceError(
+            f"the reference {_name(reference)} must return an array or a pytree of arrays"
+        )
+    return leaves
+
+
+def _is_array(leaf: object) -> bool:
+    return isinstance(leaf, (np.ndarray, np.generic, jax.Array))
+
+
+def _widened(leaf: Any) -> Any:
+    """Floats as float64, complex as complex128; everything else as it is."""
+    if not _is_array(leaf) or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return leaf
+    array = np.asarray(leaf)
+    return wide(array) if is_float(array.dtype) or is_complex(array.dtype) else array
+
+
+def _finite(array: np.ndarray[Any, Any]) -> bool:
+    if is_float(array.dtype) or is_complex(array.dtype):
+        return bool(np.isfinite(wide(array)).all())
+    return True
+
+
+def _digest(tree: Any) -> Hashable:
+    leaves, structure = jax.tree.flatten(tree)
+    parts: list[Hashable] = [structure]
+    for leaf in leaves:
+        if _is_array(leaf) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            array = np.asarray(leaf)
+            content = hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16)
+            parts.append((array.shape, str(array.dtype), content.digest()))
+        else:
+            parts.append(identity(leaf))
+    return tuple(parts)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", repr(function))

@@ -1,0 +1,91 @@
+"""Tests of one's own: one run for each backend, and hypothesis' settings for compiled kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_pallas import compat
+from pytest_pallas.backends import Backend, label, parse
+from pytest_pallas.errors import OptionError
+from pytest_pallas.session import current
+
+
+def over_backends(metafunc: pytest.Metafunc) -> None:
+    """Parametrise a test over its backends, unless a conftest overrides the fixture."""
+    if compat.fixture_is_overridden(metafunc, "pallas_backend", "pytest_pallas.fixtures"):
+        return
+    session = current(metafunc.config)
+    definition = metafunc.definition
+    try:
+        marks = list(definition.iter_markers("pallas"))
+        backends, reason = session.backends_for(marks)
+        xfails = list(definition.iter_markers("pallas_xfail"))
+        expected = [_expected(mark, session.families) for mark in xfails]
+        parameters = [
+            pytest.param(
+                backend,
+                id=label(backend),
+                marks=[mark for names, mark in expected if _meant(names, backend)],
+            )
+            for backend in backends
+        ]
+    except OptionError as error:
+        pytest.fail(f"{definition.nodeid}: {error}", pytrace=False)
+    if not parameters:
+        skip = pytest.mark.skip(reason=f"no backend for this test: {reason}")
+        parameters = [pytest.param(None, id="none", marks=skip)]
+    metafunc.parametrize("pallas_backend", parameters, indirect=True, scope="module")
+
+
+def _expected(mark: pytest.Mark, families: Any) -> tuple[str, pytest.MarkDecorator]:
+    """What a ``pallas_xfail`` mark means: a backend, and pytest's own mark."""
+    rest = dict(mark.kwargs)
+    name = mark.args[0] if mark.args else rest.pop("backend", None)
+    if len(mark.args) > 1 or not isinstance(name, str) or not rest.get("reason"):
+        raise OptionError(
+            "the pallas_xfail mark takes one backend and a reason, such as "
+            'pallas_xfail("interpret", reason="...")'
+        )
+    parse(name, families)  # an unknown name would never match, and never be noticed
+    return name, pytest.mark.xfail(**{"strict": True, **rest})
+
+
+def _meant(name: str, backend: Backend) -> bool:
+    return name in (backend.name, label(backend))
+
+
+def settle_hypothesis(item: pytest.Item) -> None:
+    """Seed a ``@given`` test, and lift the deadline that its first, compiling example breaks.
+
+    What the test sets itself is left alone. ``--pallas-max-examples``, if given, holds for tests
+    that do not say how many they want.
+    """
+    import sys
+
+    test: Any = getattr(item, "obj", None)
+    test = getattr(test, "__func__", test)
+    if "hypothesis" not in sys.modules or not getattr(test, "is_hypothesis_test", False):
+        return
+    import hypothesis
+
+    options = current(item.config).options_for(item)
+    if compat.hypothesis_seed(test) is None:
+        hypothesis.seed(options.seed)(test)
+    default = hypothesis.settings.default
+    own = compat.hypothesis_settings(test) or default
+    changes: dict[str, Any] = {}
+    if default is not None and own.deadline == default.deadline:
+        changes["deadline"] = None
+    if (
+        default is not None
+        and "max_examples" in options.asked
+        and own.max_examples == default.max_examples
+    ):
+        changes["max_examples"] = options.max_examples
+    if default is not None and own.phases == default.phases:
+        # Explaining traces every line of this package, and then names them.
+        changes["phases"] = [phase for phase in own.phases if phase.name != "explain"]
+    if changes:
+        compat.set_hypothesis_settings(test, hypothesis.settings(own, **changes))

@@ -1,0 +1,162 @@
+"""The pytest plugin: hooks only. What they do is elsewhere, and jax is not imported here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_pallas import hookspecs, session
+from pytest_pallas.errors import DeviceError, OptionError, PallasTestError
+from pytest_pallas.fixtures import (
+    pallas_backend,
+    pallas_check,
+    pallas_devices,
+    pallas_mesh,
+    pallas_rng,
+    pallas_run,
+)
+from pytest_pallas.options import add_options
+
+__all__ = [
+    "pallas_backend",
+    "pallas_check",
+    "pallas_devices",
+    "pallas_mesh",
+    "pallas_rng",
+    "pallas_run",
+]
+
+_MARKS = (
+    "pallas(backends=..., targets=..., reason=..., max_examples=N, seed=N, checks=..., "
+    "sanitize=..., timeout=SECONDS, missing=...): run this test on these backends or chips, "
+    "whatever the command line says; the rest are options of the same name for this test alone",
+    "pallas_mesh(x=4): the mesh that the fixture pallas_mesh() makes for this test; skipped where "
+    "there are too few devices",
+    "pallas_tolerance(rtol=, atol=, ulp=, fraction=, factor=, floor=, backend=, dtype=): how far "
+    "from the oracle a kernel may be in this test, for one backend or dtype if given",
+    "pallas_xfail(backend, *, reason, strict=True): this test fails on this backend (NAME or "
+    "NAME:TARGET), and the day that it passes is noticed",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the command-line options and their ini twins."""
+    add_options(parser)
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add the hooks that projects implement."""
+    pluginmanager.add_hookspecs(hookspecs)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Settle options, devices and backends before anything can start JAX."""
+    from pytest_pallas.devices import simulate
+
+    for mark in _MARKS:
+        config.addinivalue_line("markers", mark)
+    state = session.start(config)
+    try:
+        asked = "devices" in state.options.asked
+        simulate(state.options.devices, os.environ, asked=asked)
+        if state.options.results is not None:
+            from pytest_pallas.report.results import check_writable
+
+            check_writable(state.options.results)
+    except (OptionError, DeviceError) as error:
+        raise pytest.UsageError(str(error)) from None
+    if state.options.suite:
+        from pytest_pallas.suites.wiring import add_suite
+
+        add_suite(config)
+    if not hasattr(config, "workerinput"):
+        from pytest_pallas.report.reporter import Reporter
+
+        config.pluginmanager.register(Reporter(state), "pallas-reporter")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that uses the fixture ``pallas_backend`` once for each backend."""
+    if "pallas_backend" in metafunc.fixturenames:
+        from pytest_pallas.parametrize import over_backends
+
+        over_backends(metafunc)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Seed hypothesis, and lift its deadline, in tests that use the fixtures."""
+    if "pallas_backend" in getattr(item, "fixturenames", ()):
+        from pytest_pallas.parametrize import settle_hypothesis
+
+        settle_hypothesis(item)
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Collect the specs of a file that belongs to a suite."""
+    if file_path.suffix != ".py" or not session.current(parent.config).options.suite:
+        return None
+    from pytest_pallas.suites.wiring import collect_file
+
+    return collect_file(file_path, parent)
+
+
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class, name: str, obj: object
+) -> Any:
+    """Collect ``test_kernels = suite(...)`` in a test module."""
+    if type(obj).__name__ != "Suite":
+        return None  # without importing anything for the many that are not
+    from pytest_pallas.suites.wiring import collect_suite
+
+    return collect_suite(collector, name, obj)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Add the specs of the hook ``pytest_pallas_specs``."""
+    extra = config.hook.pytest_pallas_specs(config=config)
+    if any(extra):
+        from pytest_pallas.suites.wiring import collect_hooked
+
+        collect_hooked(session, items, [spec for specs in extra for spec in specs])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Know which test runs."""
+    state = session.current(item.config)
+    state.item = item
+    state.tallies.clear()
+    try:
+        return (yield)
+    finally:
+        state.item = None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Start the random generators anew."""
+    from pytest_pallas.fixtures import reseed
+
+    reseed(session.current(item.config))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put the records of a test on its report."""
+    report = yield
+    state = session.current(item.config)
+    if state.tallies:
+        from pytest_pallas.report.collect import attach
+
+        attach(state, item, report, call.excinfo)
+    return report

@@ -1,0 +1,84 @@
+"""The one dataclass that every check of every test yields, and its JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+#: Version of the JSON form; see docs/reference/results.md.
+SCHEMA = 1
+
+#: What a record's ``outcome`` can be.
+OUTCOMES = ("passed", "failed", "skipped", "xfailed", "xpassed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What one check found about one kernel on one backend.
+
+    Attributes:
+      test: the pytest node id.
+      kernel: name of the spec, or of the function under test.
+      family: family of the spec, or "" for a test of one's own.
+      check: name of the check.
+      backend: backend label, such as ``"tpu-interpret:v6e"``.
+      mesh: axis name to size, or empty for a single device.
+      outcome: one of ``OUTCOMES``.
+      reason: why it was skipped or is expected to fail.
+      message: what went wrong, in full; empty unless failed or xfailed.
+      examples: how many examples were executed.
+      error: worst error against the oracle, in ulps of the output's scale; None if not measured.
+      baseline: the worst error of the jnp baseline, likewise.
+      multiple: the worst error as a multiple of the baseline's.
+      seconds: wall time of the whole check.
+      kernel_seconds: the part of it spent tracing, compiling and running the kernel.
+      seed: seed of the draws.
+      replay: the command that runs the failing example again.
+      notes: what else a reader should know, such as that races were looked for.
+    """
+
+    test: str
+    kernel: str
+    check: str
+    backend: str
+    outcome: str
+    family: str = ""
+    mesh: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    reason: str = ""
+    message: str = ""
+    examples: int = 0
+    error: float | None = None
+    baseline: float | None = None
+    multiple: float | None = None
+    seconds: float = 0.0
+    kernel_seconds: float = 0.0
+    seed: int = 0
+    replay: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    """A record as plain JSON values; infinite and undefined numbers become strings."""
+    plain = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    plain["mesh"] = dict(record.mesh)
+    plain["notes"] = list(record.notes)
+    return {name: _finite(value) for name, value in plain.items()}
+
+
+def from_json(plain: Mapping[str, Any]) -> Record:
+    """The record that ``to_json`` wrote."""
+    fields = dict(plain)
+    fields["notes"] = tuple(fields.get("notes", ()))
+    for name in ("error", "baseline", "multiple"):
+        if isinstance(fields.get(name), str):
+            fields[name] = float(fields[name])
+    return Record(**fields)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such numbers
+    return value

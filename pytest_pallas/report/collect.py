@@ -1,0 +1,98 @@
+"""From a finished test to records on its report, and from the report to the session."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pytest_pallas.backends import label
+from pytest_pallas.errors import PallasTestError
+from pytest_pallas.record import Record, from_json, to_json
+from pytest_pallas.session import Session
+
+#: The attribute of a ``TestReport`` that holds records as plain values: pytest-xdist serialises
+#: a report's attributes, so they reach the controller without files.
+ATTRIBUTE = "pallas_records"
+
+
+def attach(
+    session: Session,
+    item: pytest.Item,
+    report: pytest.TestReport,
+    excinfo: pytest.ExceptionInfo[BaseException] | None,
+) -> None:
+    """Put the records of a test on its report, and the replay command below its failure."""
+    if report.when == "teardown" or (report.when == "setup" and report.passed):
+        return
+    outcome, reason = _outcome(report)
+    error = None if excinfo is None else excinfo.value
+    replay = ""
+    if error is not None and outcome in ("failed", "xfailed"):
+        replay = _replay(session, item, error)
+        if outcome == "failed" and not hasattr(item, "replay"):
+            report.sections.append(("pallas", f"replay: {replay}"))
+    records: list[dict[str, Any]] = []
+    tallies = list(session.tallies.values())
+    for tally in tallies:
+        # Of several checks in one test, the last one begun is the one that ended it.
+        ended = outcome if tally is tallies[-1] or outcome == "skipped" else "passed"
+        record = tally.record(
+            test=report.nodeid,
+            outcome=ended,
+            seconds=report.duration,
+            reason=reason if ended != "passed" else "",
+            seed=session.options_for(item).seed,
+            message=_message(error) if ended in ("failed", "xfailed") else "",
+            replay=replay if ended != "passed" else "",
+        )
+        records.append(to_json(record))
+    setattr(report, ATTRIBUTE, records)
+
+
+def records_of(report: pytest.TestReport) -> Iterator[Record]:
+    """The records on a report, also on one that came from a worker."""
+    for plain in getattr(report, ATTRIBUTE, ()):
+        yield from_json(plain)
+
+
+def _outcome(report: pytest.TestReport) -> tuple[str, str]:
+    """The outcome of a test in the words of records, and its reason."""
+    expected = getattr(report, "wasxfail", None)
+    if expected is not None:
+        return ("xfailed" if report.skipped else "xpassed"), str(expected)
+    if report.skipped:
+        text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        return "skipped", str(text).removeprefix("Skipped: ")
+    strict = "[XPASS(strict)]"
+    if report.failed and str(report.longrepr).startswith(strict):
+        return "xpassed", str(report.longrepr).removeprefix(strict).strip()
+    return report.outcome, ""
+
+
+def _message(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    return str(error) if isinstance(error, PallasTestError) else f"{type(error).__name__}: {error}"
+
+
+def _replay(session: Session, item: pytest.Item, error: BaseException) -> str:
+    """The command that runs the failing example again.
+
+    A test of one's own draws from the session's seed, and hypothesis replays what failed first.
+    """
+    own: Any = getattr(item, "replay", None)
+    if own is not None:
+        return own(error)
+    options = session.options_for(item)
+    words = ["pytest", f"--pallas-seed={options.seed}"]
+    callspec: Any = getattr(item, "callspec", None)
+    backend = None if callspec is None else callspec.params.get("pallas_backend")
+    if backend is not None and not isinstance(backend, str):
+        words.append(f"--pallas-backend={label(backend)}")
+    if "max_examples" in options.asked:
+        words.append(f"--pallas-max-examples={options.max_examples}")
+    words.append(item.nodeid)
+    return " ".join(shlex.quote(word) for word in words)

@@ -1,0 +1,56 @@
+"""The part of the plugin that reports: in the one process that has a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_pallas.record import Record
+from pytest_pallas.report import results, terminal
+from pytest_pallas.report.collect import records_of
+from pytest_pallas.session import Session
+
+
+class Reporter:
+    """Gathers the records of a session, from workers too, and reports them."""
+
+    def __init__(self, session: Session) -> None:
+        """Gather for ``session``."""
+        self.session = session
+        self.records: list[Record] = []
+
+    def pytest_report_header(self) -> list[str]:
+        """Say what this session runs on."""
+        return terminal.header(self.session)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take the records off a report."""
+        for record in records_of(report):
+            self.records.append(record)
+            self.session.config.hook.pytest_pallas_record(
+                config=self.session.config, record=record
+            )
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the results, however the session ended."""
+        path = self.session.options.results
+        if path is not None:
+            results.write(path, self.session, self.records)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print the table."""
+        if not self.records:
+            return
+        terminalreporter.section("pallas", sep="=")
+        text = terminal.summary(
+            self.records,
+            width=terminalreporter._tw.fullwidth,  # pytest gives plugins no other way
+            color=bool(terminalreporter.hasmarkup),
+        )
+        terminalreporter.write_line(text)
+        for line in terminal.footnotes(self.records):
+            terminalreporter.write_line(line)
+        path = self.session.options.results
+        if path is not None:
+            terminalreporter.write_line(f"{len(self.records)} records written to {path}")

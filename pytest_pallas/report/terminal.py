@@ -1,0 +1,129 @@
+"""The header, and the summary table: kernels by backends, from records only."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+
+from pytest_pallas.backends import label
+from pytest_pallas.record import Record
+from pytest_pallas.session import Session
+
+
+def header(session: Session) -> list[str]:
+    """One or two lines on what this session runs on. Imports jax only if it is asked for already."""
+    options = session.options
+    words = [f"jax {metadata.version('jax')}"]
+    words.append(f"backends {', '.join(options.backend)}")
+    words.append(f"{options.devices} simulated devices")
+    words.append(f"seed {options.seed}")
+    words.append(f"hypothesis profile {_profile()}")
+    lines = ["pallas: " + ", ".join(words)]
+    if "backend" in options.asked or options.suite:
+        lines.append(f"pallas: runs on {', '.join(places(session))}")
+        lines += [f"pallas: without {n}: {why}" for n, why in session.selection.left_out.items()]
+    return lines
+
+
+def places(session: Session) -> list[str]:
+    """Each backend with the device that it runs on or stands for."""
+    texts: list[str] = []
+    for backend in session.selection.backends:
+        if backend.kind == "hardware":
+            import jax
+
+            devices = jax.devices(backend.platform)
+            texts.append(f"{label(backend)} ({len(devices)} x {devices[0].device_kind})")
+        elif backend.target is not None:
+            texts.append(f"{label(backend)} (as {backend.target.device_kind})")
+        else:
+            texts.append(label(backend))
+    return texts
+
+
+def summary(records: Sequence[Record], *, width: int, color: bool) -> str:
+    """The summary table as text.
+
+    A cell says how many checks passed, failed, were skipped or failed as expected, and the worst
+    error as a multiple of the baseline's; the last columns are examples and seconds.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    backends = list(dict.fromkeys(record.backend for record in records))
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    table.add_column("kernel", no_wrap=True)
+    for backend in backends:
+        table.add_column(backend)
+    table.add_column("examples", justify="right")
+    table.add_column("seconds", justify="right")
+    for kernel, rows in _grouped(records).items():
+        cells = [_cell([row for row in rows if row.backend == backend]) for backend in backends]
+        table.add_row(
+            Text(kernel),
+            *(Text(text, style=style) for text, style in cells),
+            str(sum(row.examples for row in rows)),
+            f"{sum(row.seconds for row in rows):.1f}",
+        )
+    stream = io.StringIO()
+    console = Console(
+        file=stream, width=max(width, 40), force_terminal=color, no_color=not color, highlight=False
+    )
+    console.print(table)
+    return stream.getvalue().rstrip("\n")
+
+
+def footnotes(records: Iterable[Record]) -> list[str]:
+    """What the table cannot say: the legend, reasons of skips and expected failures."""
+    lines = ["n ok: checks passed; 1.2x: worst error as a multiple of the jnp baseline's"]
+    for outcome, title in (("xfailed", "expected failure"), ("skipped", "skipped")):
+        reasons = Counter(
+            (record.reason, record.backend) for record in records if record.outcome == outcome
+        )
+        kernels: dict[tuple[str, str], list[str]] = {}
+        for record in records:
+            if record.outcome == outcome:
+                names = kernels.setdefault((record.reason, record.backend), [])
+                if record.kernel not in names:
+                    names.append(record.kernel)
+        for (reason, backend), count in reasons.items():
+            names = ", ".join(kernels[reason, backend])
+            lines.append(f"{title} ({count}) on {backend}: {names}: {reason}")
+    return lines
+
+
+def _grouped(records: Iterable[Record]) -> dict[str, list[Record]]:
+    groups: dict[str, list[Record]] = {}
+    for record in sorted(records, key=lambda record: record.family):
+        groups.setdefault(record.kernel, []).append(record)
+    return groups
+
+
+def _cell(rows: Sequence[Record]) -> tuple[str, str]:
+    """The text of one cell and its style."""
+    if not rows:
+        return "-", "dim"
+    count = Counter(row.outcome for row in rows)
+    words = [f"{count['passed']} ok"] if count["passed"] else []
+    failed = count["failed"] + count["xpassed"]
+    words += [f"{failed} FAILED"] if failed else []
+    words += [f"{count['xfailed']} xfail"] if count["xfailed"] else []
+    words += [f"{count['skipped']} skipped"] if count["skipped"] else []
+    multiples = [row.multiple for row in rows if row.multiple is not None]
+    if multiples and not failed:
+        words.append(f"{max(multiples):.1f}x")
+    style = "red" if failed else "yellow" if not count["passed"] else "green"
+    return " ".join(words), style
+
+
+def _profile() -> str:
+    """The name of hypothesis' profile, without importing hypothesis for it."""
+    if "hypothesis" not in sys.modules:
+        return "default"
+    from hypothesis import settings
+
+    return settings.get_current_profile_name()

@@ -1,0 +1,182 @@
+"""The state of one pytest session, kept in ``config.stash``: options, backends, running test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from pytest_pallas.backends import FAMILIES, Backend, Family, Selection, label, parse, select
+from pytest_pallas.checks import CHECKS, Check
+from pytest_pallas.errors import BackendUnavailableError, OptionError
+from pytest_pallas.options import Options, choose, read_options
+
+if TYPE_CHECKING:
+    from pytest_pallas.oracle import ExpectedCache
+
+#: The sanitizers that exist.
+SANITIZERS = ("races",)
+
+#: What the ``pallas`` mark takes besides the options that it can set.
+_MARK_ONLY = ("backends", "targets", "reason")
+
+
+@dataclass(kw_only=True)
+class Session:
+    """What the plugin knows of a session. One per process, made in ``pytest_configure``."""
+
+    config: pytest.Config
+    options: Options
+    families: Mapping[str, Family]
+    checks: Mapping[str, Check]
+    chosen_checks: tuple[str, ...]
+    _selection: Selection | None = None
+    _cache: Any = None
+    #: What the running test has found so far, by (kernel, check); see ``tally.Tally``.
+    tallies: dict[tuple[str, str], Any] = field(default_factory=dict[tuple[str, str], Any])
+    #: The running test.
+    item: pytest.Item | None = None
+    #: The generators of ``pallas_rng``, which start anew in each test.
+    generators: list[Any] = field(default_factory=list[Any])
+
+    @property
+    def selection(self) -> Selection:
+        """The chosen backends. The first use may import jax, to look for hardware."""
+        if self._selection is None:
+            self._selection = select(self.options.backend, self.families)
+        return self._selection
+
+    @property
+    def cache(self) -> ExpectedCache:
+        """Expectations that checks and backends share."""
+        if self._cache is None:
+            from pytest_pallas.oracle import ExpectedCache
+
+            self._cache = ExpectedCache()
+        return self._cache
+
+    def options_for(self, node: pytest.Item | None) -> Options:
+        """The session's options with what the marks of a test say.
+
+        Raises:
+          OptionError: a mark has an argument or a value that it cannot have.
+        """
+        options = self.options
+        if node is None:
+            return options
+        for mark in reversed(list(node.iter_markers("pallas"))):
+            values = {k: v for k, v in mark.kwargs.items() if k not in _MARK_ONLY}
+            options = options.replaced(**values)
+        return options
+
+    def backends_for(self, marks: Sequence[pytest.Mark]) -> tuple[list[Backend], str]:
+        """The backends of a test with these marks (closest first), and why there are none.
+
+        Raises:
+          OptionError: a mark names an unknown backend or target, or gives positional arguments.
+        """
+        names, targets, reason = _marked(marks)
+        if names is not None:
+            wanted = [backend for name in names for backend in parse(name, self.families)]
+        elif self.selection.named or self.options.backend == ("all",):
+            wanted = list(self.selection.backends)
+        else:
+            wanted = [b for b in self.selection.backends if self._implied(b)]
+        if targets is not None:
+            wanted = _with_targets(wanted, targets, self.families)
+        missing = {label(b): why for b in wanted if (why := b.available()) is not None}
+        found = [backend for backend in wanted if label(backend) not in missing]
+        if found:
+            return found, ""
+        why = "; ".join(f"{name}: {text}" for name, text in missing.items())
+        if not missing:
+            have = ", ".join(label(backend) for backend in self.selection.backends)
+            why = f"no target of {', '.join(targets or ())} among the backends {have}"
+        return [], f"{reason}: {why}" if reason else why
+
+    def _implied(self, backend: Backend) -> bool:
+        """Whether ``auto`` takes a backend for a kernel of which nothing is known."""
+        return backend.kind == "hardware" or self.families[backend.name].implied
+
+
+SESSION = pytest.StashKey[Session]()
+
+
+def start(config: pytest.Config) -> Session:
+    """Read and validate everything the user said, and keep the session in ``config.stash``.
+
+    Raises:
+      pytest.UsageError: an option, ini value or name is wrong, or a backend that was named is not
+        available.
+    """
+    options = read_options(config)
+    families = {family.name: family for family in FAMILIES}
+    for extra in cast("list[Sequence[Family]]", config.hook.pytest_pallas_backends(config=config)):
+        families |= {family.name: family for family in extra}
+    checks = {check.name: check for check in CHECKS}
+    for more in cast("list[Sequence[Check]]", config.hook.pytest_pallas_checks(config=config)):
+        checks |= {check.name: check for check in more}
+    try:
+        chosen = choose(options.checks, checks, "--pallas-checks")
+        choose(options.sanitize, SANITIZERS, "--pallas-sanitize")
+        session = Session(
+            config=config, options=options, families=families, checks=checks, chosen_checks=chosen
+        )
+        if "backend" in options.asked and options.backend != ("auto",):
+            session.selection  # noqa: B018 - a wrong name must stop pytest here
+    except (OptionError, BackendUnavailableError) as error:
+        raise pytest.UsageError(str(error)) from None
+    config.stash[SESSION] = session
+    return session
+
+
+def current(config: pytest.Config) -> Session:
+    """The session that ``start`` made."""
+    return config.stash[SESSION]
+
+
+def _marked(marks: Sequence[pytest.Mark]) -> tuple[list[str] | None, list[str] | None, str]:
+    names: list[str] | None = None
+    targets: list[str] | None = None
+    reason = ""
+    for mark in reversed(marks):
+        if mark.args:
+            raise OptionError(
+                f"the pallas mark takes keywords only, such as backends=[...], not {mark.args!r}"
+            )
+        if "backends" in mark.kwargs:
+            names = _names(mark.kwargs["backends"])
+        if "targets" in mark.kwargs:
+            targets = _names(mark.kwargs["targets"])
+        reason = mark.kwargs.get("reason", reason)
+    return names, targets, reason
+
+
+def _names(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _with_targets(
+    wanted: Sequence[Backend], targets: Sequence[str], families: Mapping[str, Family]
+) -> list[Backend]:
+    """Backends for chosen targets: a backend without one takes each that its family has."""
+    known = {name for family in families.values() for name in family.targets}
+    unknown = sorted(set(targets) - known)
+    if unknown:
+        raise OptionError(
+            f"the pallas mark names unknown targets {unknown}; known: {', '.join(sorted(known))}"
+        )
+    found: list[Backend] = []
+    for backend in wanted:
+        family = families[backend.name]
+        if not family.targets:
+            found.append(backend)  # it stands for no chip in particular
+        elif backend.target is None:
+            for target in targets:
+                if target in family.targets:
+                    found += parse(f"{backend.name}:{target}", families)
+        elif backend.target.name in targets:
+            found.append(backend)
+    return found

@@ -1,0 +1,137 @@
+"""``KernelSpec``: what a kernel computes, how to draw its inputs, and where it runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pytest_pallas.errors import SpecError
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+    from pytest_pallas.numerics import Tolerance
+
+#: The backends that a kernel written for a platform claims unless its spec says otherwise.
+CLAIMED = {
+    "tpu": ("interpret", "tpu-interpret", "tpu-compile", "tpu"),
+    "gpu": ("gpu-interpret", "gpu-compile", "gpu"),
+}
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedFailure:
+    """A backend that cannot run the kernel. It is strict: the day that it can, the test fails.
+
+    Attributes:
+      reason: why, in a few words.
+      jax: the JAX version in which it was last seen, e.g. ``"0.12.0.1"``.
+      checks: the checks that fail; empty means all of them.
+    """
+
+    reason: str
+    jax: str
+    checks: Collection[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSpec:
+    """What a kernel computes, how its inputs are drawn, and what must hold.
+
+    Attributes:
+      name: a short, unique name; test ids begin with it.
+      kernel: the function under test, called ``kernel(*args, **options, **tuning)``; or a mapping
+        from platform (``"tpu"``, ``"gpu"``) to such a function. A plain function is written for
+        the TPU; the portable interpreter runs it too.
+      reference: the same function in jnp, called ``reference(*args, **options)``. It must follow
+        the dtypes of its inputs: the oracle is this function on float64 inputs.
+      inputs: a strategy that draws a tuple of positional arguments or ``strategies.Arguments``.
+        With ``meshes``, a function from the ``jax.sharding.Mesh`` to such a strategy.
+      family: the family it is listed under; by default the name of the package it is defined in.
+      backends: names of the backends it claims, without targets; by default all those of the
+        platforms of ``kernel`` (see ``CLAIMED``).
+      exact: True if the kernel is linear, so that small integers held in floats give a bitwise
+        equal answer in any order of summation.
+      differentiable: positions of the arguments to differentiate by; the gradient check needs it.
+      vmappable: whether ``jax.vmap`` of the kernel is promised to work.
+      meshes: meshes to run on, e.g. ``({"x": 4}, {"x": 8})``; the kernel and the reference are
+        then called with ``mesh=`` as well.
+      checks: names of the checks to run; None for every check that applies.
+      tolerance: replaces the default judgement, for all or by dtype and backend (see
+        ``tolerances.tolerance_for``); rarely needed.
+      xfail: expected failures by backend label (``"interpret"``, ``"tpu-interpret:v5e"``).
+      file: where the spec is defined; found by itself.
+
+    Raises:
+      SpecError: a field that is wrong in itself. What needs drawing or running is found later.
+    """
+
+    name: str
+    kernel: Callable[..., Any] | Mapping[str, Callable[..., Any]]
+    reference: Callable[..., Any]
+    inputs: SearchStrategy[Any] | Callable[[Any], SearchStrategy[Any]]
+    family: str = ""
+    backends: Sequence[str] | None = None
+    exact: bool = False
+    differentiable: Sequence[int] = ()
+    vmappable: bool = True
+    meshes: Sequence[Mapping[str, int]] = ()
+    checks: Collection[str] | None = None
+    tolerance: Tolerance | Mapping[str, Tolerance] | None = None
+    xfail: Mapping[str, ExpectedFailure] = field(default_factory=dict[str, ExpectedFailure])
+    file: str = ""
+
+    def __post_init__(self) -> None:
+        # Frame 0 is this method, 1 the generated __init__, 2 whoever wrote KernelSpec(...).
+        caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+        if not self.file:
+            object.__setattr__(self, "file", caller.f_code.co_filename)
+        if not self.family:
+            package = str(caller.f_globals.get("__package__") or "")
+            object.__setattr__(self, "family", package.rpartition(".")[2] or "kernels")
+        for problem in _problems(self):
+            raise SpecError(f"spec {self.name!r} in {self.file}: {problem}")
+
+    @property
+    def claimed(self) -> tuple[str, ...]:
+        """The names of the backends that the kernel claims to run on."""
+        if self.backends is not None:
+            return tuple(self.backends)
+        platforms = self.kernel if isinstance(self.kernel, Mapping) else ("tpu",)
+        return tuple(name for platform in platforms for name in CLAIMED[platform])
+
+    def kernel_for(self, platform: str) -> Callable[..., Any]:
+        """The function to run on ``platform`` (``"tpu"``, ``"gpu"`` or ``"any"``)."""
+        if not isinstance(self.kernel, Mapping):
+            return self.kernel
+        return self.kernel.get(platform) or next(iter(self.kernel.values()))
+
+
+def _problems(spec: KernelSpec) -> list[str]:
+    """What is wrong with the fields of ``spec``, without drawing or running anything."""
+    problems: list[str] = []
+    if not _NAME.fullmatch(spec.name):
+        problems.append("name must be a Python identifier, because test ids are built from it")
+    if isinstance(spec.kernel, Mapping):
+        unknown = sorted(set(spec.kernel) - set(CLAIMED))
+        if unknown or not spec.kernel:
+            problems.append(f"kernel must map a platform of {sorted(CLAIMED)} to a function, "
+                            f"but its keys are {sorted(spec.kernel)}")
+        functions: list[Any] = list(spec.kernel.values())
+    else:
+        functions = [spec.kernel]
+    if not all(callable(function) for function in functions):
+        problems.append("kernel must be a function, or a mapping from platform to function")
+    if not callable(spec.reference):
+        problems.append(f"reference must be a function in jnp, not {spec.reference!r}; without "
+                        "one there is nothing to compare with")
+    if spec.meshes and not callable(spec.inputs):
+        problems.append("with meshes, inputs must be a function from the mesh to a strategy")
+    if not spec.meshes and not hasattr(spec.inputs, "example"):
+        problems.append("inputs must be a hypothesis strategy, such as strategies.arrays(...)")
+    return problems

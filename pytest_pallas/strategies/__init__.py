@@ -1,0 +1,30 @@
+"""Hypothesis strategies for the inputs of kernels.
+
+::
+
+    from pytest_pallas import strategies as pst
+
+    @given(args=pst.arrays("m k, k n", dtype=pst.floats(), around=128))
+
+Importing this imports hypothesis, numpy and ml_dtypes, and never jax.
+"""
+
+from pytest_pallas.strategies.arguments import Arguments, Drawn, arguments, as_arguments
+from pytest_pallas.strategies.arrays import arrays
+from pytest_pallas.strategies.dims import dims
+from pytest_pallas.strategies.dtypes import dtypes, floats, ints
+from pytest_pallas.strategies.shapes import ShapeSpec, parse
+
+__all__ = [
+    "Arguments",
+    "Drawn",
+    "ShapeSpec",
+    "arguments",
+    "arrays",
+    "as_arguments",
+    "dims",
+    "dtypes",
+    "floats",
+    "ints",
+    "parse",
+]

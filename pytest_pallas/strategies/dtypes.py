@@ -1,0 +1,119 @@
+"""Strategies for dtypes, and the dtypes that values can be made for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from pytest_pallas.errors import SpecError
+
+_NUMPY = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64"),
+)
+# Older versions of ml_dtypes lack some of these; a name that is missing there is not supported.
+_ML_DTYPES = (
+    *("int1", "int2", "int4", "uint1", "uint2", "uint4", "bfloat16"),
+    *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"),
+)
+
+
+def _supported() -> dict[str, np.dtype[Any]]:
+    table = {name: np.dtype(name) for name in _NUMPY}
+    for name in _ML_DTYPES:
+        if hasattr(ml_dtypes, name):
+            table[name] = np.dtype(getattr(ml_dtypes, name))
+    return table
+
+
+#: Every dtype that values can be made for, by name.
+SUPPORTED = _supported()
+
+
+def dtypes(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
+    """A strategy for one of the dtypes ``names``; failures shrink towards the first of them.
+
+    Each is a name (``"bfloat16"``, ``"float8_e4m3fn"``), a ``numpy.dtype`` or a scalar type such
+    as ``jnp.bfloat16``. Draws values of type ``numpy.dtype``.
+
+    Example::
+
+        arrays("m k", dtype=dtypes("float32", "int8"))
+
+    Raises:
+      SpecError: no dtype is given, or one of them is not supported.
+    """
+    if not names:
+        raise SpecError("dtypes: give at least one dtype, e.g. dtypes('float32', 'int8')")
+    return st.sampled_from([as_dtype(name, "dtypes") for name in names])
+
+
+def floats(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
+    """A strategy for floating dtypes, by default float32 and bfloat16.
+
+    float16 has to be asked for, because TPUs do not compute in it: ``floats("float16")``.
+
+    Raises:
+      SpecError: one of ``names`` is not a floating dtype, or not supported.
+    """
+    return _kind("floats", is_float, names or ("float32", "bfloat16"))
+
+
+def ints(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
+    """A strategy for integer dtypes, by default int32 and int8.
+
+    Raises:
+      SpecError: one of ``names`` is not an integer dtype (bool is none), or not supported.
+    """
+    return _kind("ints", is_int, names or ("int32", "int8"))
+
+
+def as_dtype(value: Any, argument: str = "dtype") -> np.dtype[Any]:
+    """The supported ``numpy.dtype`` that ``value`` means.
+
+    Raises:
+      SpecError: it means none, or one that is not supported; the message names ``argument``.
+    """
+    found: np.dtype[Any] | None = None
+    if isinstance(value, str):
+        found = SUPPORTED.get(value)
+    elif value in (int, float, complex):
+        # numpy would make 64 bits of them, and JAX 32.
+        raise SpecError(
+            f"{argument}: the width of Python's {value.__name__} is not the same in numpy and "
+            f"JAX; say '{value.__name__}32' or another name"
+        )
+    elif value is not None:
+        try:
+            found = SUPPORTED.get(np.dtype(value).name)
+        except TypeError:
+            found = None
+    if found is None:
+        raise SpecError(
+            f"{argument}: {value!r} is not a supported dtype; these are: {', '.join(SUPPORTED)}"
+        )
+    return found
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether ``dtype`` is a floating dtype, narrow ones included."""
+    return dtype.name.startswith(("float", "bfloat"))
+
+
+def is_int(dtype: np.dtype[Any]) -> bool:
+    """Whether ``dtype`` is an integer dtype, narrow ones included."""
+    return dtype.name.startswith(("int", "uint"))
+
+
+def _kind(function: str, belongs: Any, names: Any) -> SearchStrategy[np.dtype[Any]]:
+    for name in names:
+        if not belongs(as_dtype(name, function)):
+            raise SpecError(f"{function}: {name!r} is no such dtype; use dtypes(...) to mix kinds")
+    return dtypes(*names)

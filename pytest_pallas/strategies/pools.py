@@ -1,0 +1,191 @@
+"""Pools: the few sizes that a dim may have, chosen where kernels break.
+
+A kernel that works on tiles of ``b`` breaks at the edges of a tile: one element alone, one short
+of a tile, a full tile, one over, and the same for two tiles. A pool holds those and a few primes,
+and nothing else: every new shape costs a trace and a compile (0.3 to 1 s), so shapes must repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis.strategies import SearchStrategy
+
+from pytest_pallas.errors import SpecError
+
+#: One tile, several tiles, or either by the name of a dim.
+Tiles = int | Sequence[int] | Mapping[str, int | Sequence[int]]
+
+#: Sizes of one dim: a fixed one, some to choose from, or a strategy that draws one.
+Sizes = int | Sequence[int] | SearchStrategy[int]
+
+#: Primes fill a pool up to this many sizes; boundaries are never left out.
+POOL_SIZE = 9
+
+#: Sizes of a dim about which nothing is said.
+SMALL = (1, 2, 3, 4, 5, 7, 8, 13, 17)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The sizes that a dim may have.
+
+    Attributes:
+      sizes: from the simplest on: ascending, but an empty dim comes second.
+      plain: position in ``sizes`` of the ordinary case, e.g. one full tile.
+    """
+
+    sizes: tuple[int, ...]
+    plain: int = 0
+
+
+def make_pools(
+    names: Sequence[str],
+    *,
+    around: Tiles | None = None,
+    multiple_of: Tiles | None = None,
+    dims: Mapping[str, Sizes] | None = None,
+    max_dim: int | None = None,
+    min_dim: int = 1,
+) -> dict[str, Pool | SearchStrategy[int]]:
+    """The pool, or the strategy in its stead, of each dim in ``names``.
+
+    What is said by name goes before what is said for all dims, and ``multiple_of`` for all dims
+    goes before ``around`` for all dims. The arguments are those of ``strategies.dims``.
+
+    Raises:
+      SpecError: an argument that cannot be used, by name.
+    """
+    check_int("min_dim", min_dim, 0)
+    if max_dim is not None:
+        check_int("max_dim", max_dim, max(1, min_dim))
+    if dims is not None and not isinstance(dims, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise SpecError(f"dims must be a mapping from dim to sizes, not {dims!r}")
+    mappings = {"around": around, "multiple_of": multiple_of, "dims": dims or {}}
+    said: dict[str, str] = {}
+    for argument, value in mappings.items():
+        for name in value if isinstance(value, Mapping) else ():
+            if name not in names:
+                raise SpecError(
+                    f"{argument}: there is no dim {name!r} in the shapes; "
+                    f"their dims are {', '.join(names) or 'none'}"
+                )
+            if name in said:
+                raise SpecError(
+                    f"{argument}: {said[name]} already says the sizes of dim {name!r}; drop one"
+                )
+            said[name] = argument
+    by_argument = {"around": _around, "multiple_of": _multiples}
+    pools: dict[str, Pool | SearchStrategy[int]] = {}
+    for name in names:
+        argument = said.get(name) or _for_all(around, multiple_of)
+        if argument == "dims":
+            assert dims is not None
+            pools[name] = _explicit(f"dims[{name!r}]", dims[name])
+            continue
+        if argument is None:
+            limit = max_dim if max_dim is not None else max(SMALL)
+            pools[name] = _pool((*SMALL, limit), min_dim, max_dim, plain=8)
+            continue
+        value: Any = mappings[argument]
+        label = f"{argument}[{name!r}]" if isinstance(value, Mapping) else argument
+        tiles = _tiles(label, value[name] if isinstance(value, Mapping) else value)
+        pools[name] = by_argument[argument](label, tiles, min_dim, max_dim)
+    return pools
+
+
+def check_int(argument: str, value: object, least: int) -> int:
+    """``value`` as an int of at least ``least``, else a SpecError that names ``argument``."""
+    number = _as_int(value)
+    if number is None or number < least:
+        raise SpecError(f"{argument} must be an integer of at least {least}, not {value!r}")
+    return number
+
+
+def _as_int(value: object) -> int | None:
+    """``value`` if it is an integer (numpy's too, but no bool), else None."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return None
+    return int(value.__index__())  # type: ignore[attr-defined]
+
+
+def _for_all(around: Tiles | None, multiple_of: Tiles | None) -> str | None:
+    """Which argument speaks for the dims that are not named."""
+    for argument, value in (("multiple_of", multiple_of), ("around", around)):
+        if value is not None and not isinstance(value, Mapping):
+            return argument
+    return None
+
+
+def _tiles(label: str, value: object) -> tuple[int, ...]:
+    """One tile or several, checked."""
+    tiles = tuple(check_int(label, tile, 1) for tile in _several(value))
+    if not tiles:
+        raise SpecError(f"{label} is empty; give at least one tile, e.g. {label}=128")
+    return tiles
+
+
+def _several(value: Any) -> Sequence[Any]:
+    """``value`` itself if it is a sequence, else a sequence of it."""
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+
+
+def _around(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> Pool:
+    """Sizes around the edges of tiles, with primes where there is room."""
+    if high is not None and high < max(tiles):
+        raise SpecError(f"{label}: max_dim={high} is smaller than the tile {max(tiles)}")
+    sizes = {1}
+    for tile in tiles:
+        sizes |= {tile - 1, tile, tile + 1, 2 * tile - 1, 2 * tile, 2 * tile + 1}
+        if high is not None:  # three tiles are dear, so only when asked for
+            sizes |= {3 * tile, 3 * tile + 1}
+    pool = _pool(sizes, low, high, plain=max(tiles))
+    for prime in (7, _prime_above(3 * max(tiles) // 2), 3):
+        if len(pool.sizes) < POOL_SIZE and prime < 2 * max(tiles):
+            pool = _pool({*pool.sizes, prime}, low, high, plain=max(tiles))
+    return pool
+
+
+def _multiples(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> Pool:
+    """One, two and three tiles."""
+    multiples = [n * tile for tile in tiles for n in (1, 2, 3)]
+    kept = [size for size in multiples if low <= size and (high is None or size <= high)]
+    if not kept:
+        raise SpecError(
+            f"{label}: no size of {multiples} lies within min_dim={low}, max_dim={high}"
+        )
+    if low == 0:
+        kept.append(0)
+    return Pool(tuple(sorted(set(kept), key=_simplicity)))
+
+
+def _explicit(label: str, value: Any) -> Pool | SearchStrategy[int]:
+    """What ``dims`` says of one dim: exactly that, whatever min_dim and max_dim say."""
+    if isinstance(value, SearchStrategy):
+        return value
+    sizes = {check_int(label, size, 0) for size in _several(value)}
+    if not sizes:
+        raise SpecError(f"{label} is empty; give at least one size")
+    return Pool(tuple(sorted(sizes, key=_simplicity)))
+
+
+def _pool(sizes: Iterable[int], low: int, high: int | None, *, plain: int) -> Pool:
+    """The ``sizes`` within the bounds, and the lower bound itself."""
+    within = {size for size in sizes if low <= size and size and (high is None or size <= high)}
+    ordered = sorted(within | {low, max(low, 1)}, key=_simplicity)
+    return Pool(tuple(ordered), ordered.index(plain) if plain in ordered else 0)
+
+
+def _simplicity(size: int) -> float:
+    """Ascending, but 0 after 1: a failure at size 1 says more than one of an empty array."""
+    return size or 1.5
+
+
+def _prime_above(number: int) -> int:
+    """The smallest prime above ``number``."""
+    candidate = number + 1
+    while candidate < 2 or any(candidate % d == 0 for d in range(2, int(candidate**0.5) + 1)):
+        candidate += 1
+    return candidate

@@ -1,0 +1,94 @@
+"""From a package name to the files in which to look for specs, and from a file to its specs."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pytest_pallas.errors import SpecError
+from pytest_pallas.spec import KernelSpec
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a package or module of a suite lives.
+
+    Attributes:
+      module: its importable name.
+      path: its folder if it is a package, else its file.
+    """
+
+    module: str
+    path: Path
+
+    def module_of(self, file: Path) -> str | None:
+        """The importable name of a Python file below this location, or None if it is not."""
+        if file == self.path:
+            return self.module
+        if file.suffix != ".py" or not self.path.is_dir() or self.path not in file.parents:
+            return None
+        parts = file.relative_to(self.path).with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        return ".".join((self.module, *parts))
+
+
+def locate(module: str, directory: Path) -> Location:
+    """Find a package or module by its importable name.
+
+    Args:
+      module: the name.
+      directory: where pytest was started; looked in last.
+
+    Raises:
+      pytest.UsageError: there is no such module, or it fails to import.
+    """
+    found = _find(module)
+    if found is None and str(directory) not in sys.path:
+        sys.path.append(str(directory))
+        found = _find(module)
+    if found is None:
+        raise pytest.UsageError(
+            f"--pallas-suite: no module named {module!r}. It must be importable: install the "
+            "package, or add its folder to the pythonpath ini value."
+        )
+    if found.submodule_search_locations:
+        return Location(module, Path(next(iter(found.submodule_search_locations))).resolve())
+    if found.origin is None:
+        raise pytest.UsageError(f"--pallas-suite: module {module!r} has no source file")
+    return Location(module, Path(found.origin).resolve())
+
+
+def _find(module: str) -> importlib.machinery.ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        return None
+    except Exception as error:
+        raise pytest.UsageError(
+            f"--pallas-suite: importing {module!r} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def specs_in(module: str) -> list[KernelSpec]:
+    """The specs that a module defines, in the order of definition; not those that it imports.
+
+    Raises:
+      SpecError: a spec is wrong, or two have one name.
+    """
+    loaded = importlib.import_module(module)
+    file = str(getattr(loaded, "__file__", ""))
+    found: dict[int, KernelSpec] = {}
+    for value in vars(loaded).values():
+        for spec in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(spec, KernelSpec) and spec.file == file:
+                found[id(spec)] = spec
+    names = [spec.name for spec in found.values()]
+    for name in names:
+        if names.count(name) > 1:
+            raise SpecError(f"{file} defines two specs with the name {name!r}")
+    return list(found.values())

@@ -1,0 +1,106 @@
+"""Draw examples of a spec and ask a check about each, with hypothesis' own machinery."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase
+
+from pytest_pallas import compat
+
+#: Seconds that shrinking may go on after the first failure: every new shape is compiled, so
+#: hypothesis' own limit of five minutes would be spent often.
+SHRINK_SECONDS = 20.0
+
+_BLOB = re.compile(r"reproduce_failure\('([^']*)', b'([^']*)'\)")
+
+
+@dataclass
+class Budget:
+    """Stops shrinking when its time is over: examples that are new then pass unseen."""
+
+    seconds: float
+    first_failure: float | None = None
+    failing: set[str] = field(default_factory=set[str])
+
+    def spent(self, example: str) -> bool:
+        """Whether to leave out an example. One that failed before is run again."""
+        return (
+            self.first_failure is not None
+            and time.monotonic() - self.first_failure > self.seconds
+            and example not in self.failing
+        )
+
+    def failed(self, example: str) -> None:
+        """Remember that an example failed."""
+        self.first_failure = self.first_failure or time.monotonic()
+        self.failing.add(example)
+
+
+def fuzz(
+    ask: Callable[[Any], None],
+    strategy: Any,
+    *,
+    key: str,
+    seed: int,
+    max_examples: int,
+    shrink: bool = True,
+    blob: str = "",
+) -> None:
+    """Ask about ``max_examples`` examples of ``strategy``, and shrink the first that fails.
+
+    Args:
+      ask: raises if the example fails.
+      strategy: draws the examples.
+      key: names the question in hypothesis' example database: failures are kept and replayed
+        first under it, on every backend.
+      seed: seed of the draws.
+      max_examples: how many examples to draw.
+      shrink: whether to look for a simpler failing example.
+      blob: run this one example instead (see ``blob_of``).
+
+    Raises:
+      Exception: what ``ask`` raised for the simplest failing example.
+    """
+    budget = Budget(SHRINK_SECONDS)
+
+    def example(drawn: Any) -> None:
+        __tracebackhide__ = True
+        words = repr(drawn)
+        if budget.spent(words):
+            return
+        try:
+            ask(drawn)
+        except Exception:
+            budget.failed(words)
+            raise
+
+    phases = [Phase.reuse, Phase.generate, Phase.explicit] + ([Phase.shrink] if shrink else [])
+    test = hypothesis.given(drawn=strategy)(example)
+    test = hypothesis.seed(seed)(test)
+    test = hypothesis.settings(
+        max_examples=max_examples,
+        deadline=None,
+        phases=phases,
+        print_blob=True,
+        report_multiple_bugs=False,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )(test)
+    compat.set_database_key(test, key)
+    if blob:
+        test = hypothesis.reproduce_failure(hypothesis.__version__, blob.encode())(test)
+    test()
+
+
+def blob_of(error: BaseException) -> str:
+    """The text with which ``fuzz`` runs the failing example again, or "" if there is none."""
+    for note in getattr(error, "__notes__", ()):
+        found = _BLOB.search(note)
+        if found:
+            return found.group(2)
+    return ""

@@ -1,0 +1,283 @@
+"""Specs as pytest nodes: a file or suite collects one item per spec, check, backend and mesh."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_pallas.backends import Backend, label
+from pytest_pallas.checks import Check
+from pytest_pallas.errors import DeviceError, PallasTestError, SpecError
+from pytest_pallas.session import Session, current
+from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.suites.discovery import specs_in
+from pytest_pallas.tally import Tally
+
+
+class SpecFile(pytest.File):
+    """A Python file of a suite; collects the specs that it defines."""
+
+    @classmethod
+    def from_parent(cls, parent: Any, *, module: str, **rest: Any) -> SpecFile:
+        """The node for the file of ``module``."""
+        self = super().from_parent(parent, **rest)
+        self.module = module
+        return self
+
+    module: str
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """The items of every spec in the file."""
+        try:
+            specs = specs_in(self.module)
+        except SpecError as error:
+            raise self.CollectError(str(error)) from None
+        for spec in specs:
+            yield from spec_nodes(self, spec)
+
+
+class SpecSuite(pytest.Collector):
+    """Specs that come from elsewhere than a file of a suite: a hook, or a line in a test module."""
+
+    @classmethod
+    def from_parent(
+        cls, parent: Any, *, specs: Callable[[], Sequence[KernelSpec]], **rest: Any
+    ) -> SpecSuite:
+        """The node for what ``specs()`` returns."""
+        self = super().from_parent(parent, **rest)
+        self.specs = specs
+        return self
+
+    specs: Callable[[], Sequence[KernelSpec]]
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """The items of every spec."""
+        try:
+            specs = self.specs()
+        except PallasTestError as error:
+            raise self.CollectError(str(error)) from None
+        for spec in specs:
+            yield from spec_nodes(self, spec)
+
+
+class WrongSpec(pytest.Collector):
+    """A spec that cannot be verified: an error at collection, beside the specs that can."""
+
+    problem: str
+
+    @classmethod
+    def from_parent(cls, parent: Any, *, problem: str, **rest: Any) -> WrongSpec:
+        """The node that reports ``problem``."""
+        self = super().from_parent(parent, **rest)
+        self.problem = problem
+        return self
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """Report the problem."""
+        raise self.CollectError(self.problem)
+
+
+def spec_nodes(
+    parent: pytest.Collector, spec: KernelSpec
+) -> Iterator[pytest.Item | pytest.Collector]:
+    """The items of one spec, or one node that says what is wrong with it."""
+    from pytest_pallas.suites.validation import problem_with
+
+    session = current(parent.config)
+    problem = problem_with(spec, session.checks, session.families)
+    if problem is not None:
+        text = f"spec {spec.name!r} in {spec.file}: {problem}"
+        yield WrongSpec.from_parent(parent, name=spec.name, problem=text)
+        return
+    for backend in session.selection.backends:
+        if backend.name not in spec.claimed:
+            if session.selection.named:
+                yield UnclaimedItem.from_parent(parent, spec=spec, backend=backend)
+            continue
+        for check in _checks(session, spec):
+            for mesh in spec.meshes or ({},):
+                yield SpecItem.from_parent(
+                    parent, spec=spec, check=check, backend=backend, mesh=mesh
+                )
+
+
+def _checks(session: Session, spec: KernelSpec) -> Iterator[Check]:
+    """The chosen checks that the spec asks for, or, if it does not say, that apply to it."""
+    for name in session.chosen_checks:
+        check = session.checks[name]
+        if name in spec.checks if spec.checks is not None else check.needs(spec) is None:
+            yield check
+
+
+class SpecItem(pytest.Item):
+    """One check of one spec on one backend (and mesh)."""
+
+    spec: KernelSpec
+    check: Check
+    backend: Backend
+    mesh: Mapping[str, int]
+
+    @classmethod
+    def from_parent(
+        cls,
+        parent: Any,
+        *,
+        spec: KernelSpec,
+        check: Check,
+        backend: Backend,
+        mesh: Mapping[str, int],
+        **rest: Any,
+    ) -> SpecItem:
+        """The item ``spec-check[backend-mesh]``."""
+        place = label(backend) + "".join(f"-{axis}{size}" for axis, size in mesh.items())
+        self = super().from_parent(parent, name=f"{spec.name}-{check.name}[{place}]", **rest)
+        self.spec, self.check, self.backend, self.mesh = spec, check, backend, mesh
+        self.extra_keyword_matches |= {spec.name, spec.family, check.name, backend.name}
+        failure = expected_failure(spec, backend, check)
+        if failure is not None:
+            reason = f"{failure.reason} (JAX {failure.jax})"
+            self.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+        unmet = check.needs(spec)
+        if unmet is not None:
+            self.add_marker(pytest.mark.skip(reason=f"{check.name} needs more: {unmet}"))
+        return self
+
+    @property
+    def tally(self) -> Tally:
+        """The tally of this item, made at its first use."""
+        session = current(self.config)
+        return session.tallies.setdefault(
+            (self.spec.name, self.check.name),
+            Tally(
+                kernel=self.spec.name,
+                family=self.spec.family,
+                check=self.check.name,
+                backend=label(self.backend),
+                mesh=self.mesh,
+            ),
+        )
+
+    def runtest(self) -> None:
+        """Fuzz the check."""
+        from pytest_pallas.suites.fuzzing import fuzz
+        from pytest_pallas.suites.questions import question
+
+        session = current(self.config)
+        options = session.options_for(self)
+        ask, strategy = question(self, options, self._devices())
+        fuzz(
+            ask,
+            strategy,
+            key=f"{self.spec.name}/{self.check.name}",
+            seed=options.seed,
+            max_examples=self.check.examples(options.max_examples),
+            shrink=not list(self.iter_markers("xfail")),
+            blob=options.example,
+        )
+
+    def _devices(self) -> Any:
+        """The mesh to run on, or None."""
+        if not self.mesh:
+            return None
+        from pytest_pallas.devices import make_mesh
+
+        platform = self.backend.platform if self.backend.kind == "hardware" else "cpu"
+        try:
+            return make_mesh(self.mesh, platform)
+        except DeviceError as error:
+            if current(self.config).options.missing == "error":
+                raise
+            pytest.skip(str(error))
+
+    def replay(self, error: BaseException) -> str:
+        """The command that runs the failing example again."""
+        from pytest_pallas.suites.fuzzing import blob_of
+
+        options = current(self.config).options
+        words = ["pytest"]
+        if options.suite:
+            words.append(f"--pallas-suite={','.join(options.suite)}")
+        words.append(f"--pallas-backend={label(self.backend)}")
+        if options.devices != 8:
+            words.append(f"--pallas-devices={options.devices}")
+        blob = blob_of(error)
+        words += [f"--pallas-example={blob}"] if blob else [f"--pallas-seed={options.seed}"]
+        words.append(self.nodeid)
+        return " ".join(shlex.quote(word) for word in words)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The explanation and the replay command; a traceback only for what nobody expected."""
+        error = excinfo.value
+        if not isinstance(error, PallasTestError):
+            return super().repr_failure(excinfo, style)
+        text = f"{error}\n  replay    {self.replay(error)}"
+        cause = error.__cause__
+        verbose = self.config.get_verbosity() > 1
+        if cause is not None and (verbose or not isinstance(cause, PallasTestError)):
+            text += "\n" + _where(cause, verbose)
+        return text
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """The file of the spec and the name of the item."""
+        return Path(self.spec.file), None, self.name
+
+
+class UnclaimedItem(pytest.Item):
+    """A backend that was asked for by name and that a spec does not claim: skipped, and said so."""
+
+    spec: KernelSpec
+    backend: Backend
+
+    @classmethod
+    def from_parent(
+        cls, parent: Any, *, spec: KernelSpec, backend: Backend, **rest: Any
+    ) -> UnclaimedItem:
+        """The item ``spec-unclaimed[backend]``."""
+        name = f"{spec.name}-unclaimed[{label(backend)}]"
+        self = super().from_parent(parent, name=name, **rest)
+        self.spec, self.backend = spec, backend
+        return self
+
+    def runtest(self) -> None:
+        """Skip."""
+        pytest.skip(f"claims {', '.join(self.spec.claimed)} only")
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """The file of the spec and the name of the item."""
+        return Path(self.spec.file), None, self.name
+
+
+def expected_failure(spec: KernelSpec, backend: Backend, check: Check) -> ExpectedFailure | None:
+    """What the spec says of a backend and check, by label first, then by name."""
+    for key in (label(backend), backend.name):
+        failure = spec.xfail.get(key)
+        if failure is not None and (not failure.checks or check.name in failure.checks):
+            return failure
+    return None
+
+
+def device_count(mesh: Mapping[str, int]) -> int:
+    """How many devices a mesh has; 1 if it has no axes."""
+    return math.prod(mesh.values())
+
+
+def _where(cause: BaseException, verbose: bool) -> str:
+    """The line of the kernel that raised, or its whole traceback."""
+    import traceback
+
+    if verbose:
+        return "".join(traceback.format_exception(cause)).rstrip()
+    frames = [
+        frame
+        for frame in traceback.extract_tb(cause.__traceback__)
+        if "site-packages" not in frame.filename and "pytest_pallas" not in frame.filename
+    ]
+    if not frames:
+        return ""
+    frame = frames[-1]
+    return f"  raised at {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"

@@ -1,0 +1,92 @@
+"""What is wrong with a spec, found by drawing once, without running the kernel."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pytest_pallas.checks import Check
+from pytest_pallas.errors import PallasTestError
+from pytest_pallas.spec import KernelSpec
+from pytest_pallas.strategies.arguments import Arguments, as_arguments
+
+
+def problem_with(spec: KernelSpec, checks: Mapping[str, Check], families: object) -> str | None:
+    """Why a spec cannot be verified, or None.
+
+    Args:
+      spec: the spec.
+      checks: the checks that exist, by name.
+      families: the names of the backends that exist.
+    """
+    unknown = [name for name in spec.checks or () if name not in checks]
+    if unknown:
+        return f"unknown checks {unknown}; there are {', '.join(checks)}"
+    known = {*_names(families), "tpu-compile", "gpu-compile"}
+    unknown = [name for name in (*spec.claimed, *_families_of(spec.xfail)) if name not in known]
+    if unknown:
+        return f"unknown backends {unknown}; there are {', '.join(sorted(known))}"
+    if spec.meshes:
+        return None  # its strategy needs the mesh, and a mesh needs JAX to start
+    try:
+        arguments = draw_once(spec.inputs)
+    except PallasTestError as error:
+        return str(error)
+    except Exception as error:
+        return f"its inputs strategy raised {type(error).__name__}: {error}"
+    kernels = spec.kernel.values() if isinstance(spec.kernel, Mapping) else (spec.kernel,)
+    for kernel in kernels:
+        problem = _unbound(kernel, arguments, {**arguments.options, **arguments.tuning}, "kernel")
+        if problem:
+            return problem
+    return _unbound(spec.reference, arguments, dict(arguments.options), "reference")
+
+
+def draw_once(strategy: Any) -> Arguments:
+    """One example of a strategy, always the same."""
+    import hypothesis
+
+    drawn: list[Any] = []
+
+    @hypothesis.settings(
+        max_examples=1,
+        phases=[hypothesis.Phase.generate],
+        database=None,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(strategy)
+    def draw(value: Any) -> None:
+        drawn.append(value)
+
+    draw()
+    return as_arguments(drawn[0])
+
+
+def _unbound(
+    function: Callable[..., Any], arguments: Arguments, keywords: Mapping[str, Any], role: str
+) -> str | None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None  # some builtins have none
+    try:
+        signature.bind(*arguments.args, **keywords)
+    except TypeError as error:
+        name = getattr(function, "__name__", repr(function))
+        words = ", ".join(keywords) or "no keywords"
+        return (
+            f"its inputs draw {len(arguments.args)} positional arguments and {words}, but the "
+            f"{role} {name}{signature} cannot be called with them: {error}"
+        )
+    return None
+
+
+def _names(families: Any) -> list[str]:
+    return list(families)
+
+
+def _families_of(xfail: Mapping[str, Any]) -> list[str]:
+    return [name.partition(":")[0] for name in xfail]

@@ -1,0 +1,61 @@
+"""How suites enter pytest's own collection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pytest_pallas.session import current
+from pytest_pallas.spec import KernelSpec
+from pytest_pallas.suites import Suite
+from pytest_pallas.suites.discovery import Location, locate
+from pytest_pallas.suites.items import SpecFile, SpecSuite
+
+_LOCATIONS = pytest.StashKey[list[Location]]()
+
+
+def add_suite(config: pytest.Config) -> None:
+    """Make the folders of ``--pallas-suite`` arguments of the session.
+
+    Without file arguments, they are the only ones: ``--pallas-suite`` then replaces testpaths.
+    """
+    directory = config.invocation_params.dir
+    names = current(config).options.suite
+    config.stash[_LOCATIONS] = locations = [locate(name, directory) for name in names]
+    given = [Path(directory, arg.partition("::")[0]).resolve() for arg in config.args]
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args[:] = []
+        given = []
+    for location in locations:
+        if not any(location.path == path or location.path in path.parents for path in given):
+            config.args.append(str(location.path))
+
+
+def collect_file(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """The node for a file of a suite, or None for another file."""
+    for location in parent.config.stash.get(_LOCATIONS, []):
+        module = location.module_of(path.resolve())
+        if module is not None:
+            return SpecFile.from_parent(parent, path=path, module=module)
+    return None
+
+
+def collect_suite(
+    collector: pytest.Module | pytest.Class, name: str, value: object
+) -> pytest.Collector | None:
+    """The node for a ``suite(...)`` in a test module, or None for another object."""
+    if not isinstance(value, Suite):
+        return None
+    return SpecSuite.from_parent(collector, name=name, specs=value.specs)
+
+
+def collect_hooked(
+    session: pytest.Session, items: list[pytest.Item], specs: Sequence[KernelSpec]
+) -> None:
+    """Add the items of specs that a hook returned."""
+    node = SpecSuite.from_parent(
+        session, name="pytest_pallas_specs", nodeid="pytest_pallas_specs", specs=lambda: specs
+    )
+    items.extend(session.genitems(node))

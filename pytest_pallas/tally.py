@@ -1,0 +1,69 @@
+"""What a running test has found so far: one tally a kernel and check, made into one record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pytest_pallas.record import Record
+
+if TYPE_CHECKING:
+    from pytest_pallas.checks.trial import Finding
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """The examples of one check of one kernel in one test, added up."""
+
+    kernel: str
+    check: str
+    backend: str
+    family: str = ""
+    mesh: Mapping[str, int] = field(default_factory=dict[str, int])
+    examples: int = 0
+    error: float | None = None
+    baseline: float | None = None
+    multiple: float | None = None
+    kernel_seconds: float = 0.0
+    notes: list[str] = field(default_factory=list[str])
+
+    def begin(self) -> None:
+        """Count an example, before it is known how it goes."""
+        self.examples += 1
+
+    def add(self, finding: Finding) -> None:
+        """Add what a passed example showed."""
+        self.kernel_seconds += finding.seconds
+        self.notes += [note for note in finding.notes if note not in self.notes]
+        for comparison in finding.comparisons:
+            if comparison.kind != "close":
+                # Equality has no distance worth a place in the summary.
+                self.multiple = self.multiple or 0.0
+            elif self.multiple is None or comparison.multiple >= self.multiple:
+                self.error = comparison.error
+                self.baseline = comparison.baseline_error
+                self.multiple = comparison.multiple
+
+    def record(
+        self, *, test: str, outcome: str, seconds: float, reason: str = "", **rest: object
+    ) -> Record:
+        """The record of this tally for a test that ended with ``outcome``."""
+        return Record(
+            test=test,
+            kernel=self.kernel,
+            family=self.family,
+            check=self.check,
+            backend=self.backend,
+            mesh=dict(self.mesh),
+            outcome=outcome,
+            reason=reason,
+            examples=self.examples,
+            error=self.error,
+            baseline=self.baseline,
+            multiple=self.multiple,
+            kernel_seconds=round(self.kernel_seconds, 4),
+            seconds=round(seconds, 4),
+            notes=tuple(self.notes),
+            **rest,  # pyright: ignore[reportArgumentType]
+        )

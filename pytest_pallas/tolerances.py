@@ -1,0 +1,79 @@
+"""Which tolerance holds: mark > call or spec > hook > default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_pallas.backends import Backend, label
+from pytest_pallas.errors import OptionError
+
+if TYPE_CHECKING:
+    from pytest_pallas.numerics import Tolerance
+
+
+def tolerance_for(
+    config: pytest.Config,
+    marks: Sequence[pytest.Mark],
+    given: Tolerance | Mapping[str, Tolerance] | None,
+    *,
+    kernel: str,
+    check: str,
+    backend: Backend,
+    dtypes: Sequence[str],
+) -> Tolerance:
+    """The tolerance for one call.
+
+    Args:
+      config: of the session, for the hook.
+      marks: the ``pallas_tolerance`` marks of the test, closest first.
+      given: what the call or the spec gives: a tolerance, or a mapping whose keys are a dtype, a
+        backend, or both (``"bfloat16"``, ``"gpu"``, ``"gpu bfloat16"``); the most specific wins.
+      kernel: name of the kernel.
+      check: name of the check.
+      backend: where it runs.
+      dtypes: names of the dtypes of its array arguments.
+
+    Raises:
+      OptionError: a mark has an argument that it cannot have.
+    """
+    from pytest_pallas.numerics import Tolerance
+
+    names = (backend.name, label(backend))
+    for mark in marks:
+        limits = dict(mark.kwargs)
+        only_backend, only_dtype = limits.pop("backend", None), limits.pop("dtype", None)
+        if only_backend not in (None, *names) or only_dtype not in (None, *dtypes):
+            continue
+        try:
+            return Tolerance(**limits)
+        except TypeError as error:
+            raise OptionError(
+                f"mark pallas_tolerance: {error}; it takes backend, dtype, factor, floor, rtol, "
+                "atol, ulp and fraction"
+            ) from None
+    if isinstance(given, Mapping):
+        given = _most_specific(given, names, dtypes)
+    if given is None:
+        given = config.hook.pytest_pallas_tolerance(
+            config=config, kernel=kernel, check=check, backend=backend, dtypes=dtypes
+        )
+    return given if given is not None else Tolerance()
+
+
+def _most_specific(
+    given: Mapping[str, Tolerance], names: Sequence[str], dtypes: Sequence[str]
+) -> Tolerance | None:
+    keys: list[str] = [f"{name} {dtype}" for name in reversed(names) for dtype in dtypes]
+    keys += [*reversed(names), *dtypes]
+    return next((given[key] for key in keys if key in given), None)
+
+
+def dtypes_of(args: Any) -> list[str]:
+    """Names of the dtypes of the arrays in a pytree, without repetition."""
+    import jax
+
+    leaves = jax.tree.leaves(args)
+    return list(dict.fromkeys(str(leaf.dtype) for leaf in leaves if hasattr(leaf, "dtype")))

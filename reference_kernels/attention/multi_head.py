@@ -1,0 +1,106 @@
+"""Multi-head attention and its batches: ``flash_attention`` under ``jax.vmap``.
+
+Shapes: ``mha`` takes ``q (h, q_len, d)``, ``k (h, kv_len, d)``, ``v (h, kv_len, d_v)`` and
+``batched_mha`` the same with a batch in front, ``(b, h, ...)``. Dtypes as ``flash_attention``.
+
+``vmap`` of a ``pallas_call`` adds a dimension to the front of its grid and of every block, so the
+kernel of one head becomes that of ``b h`` heads without a change: the heads are further grid steps,
+and the pipeline of copies runs on from one to the next.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.spec import KernelSpec
+from reference_kernels import _require
+from reference_kernels.attention.flash_attention import (
+    OPTIONS,
+    TUNING,
+    flash_attention,
+    reference,
+)
+
+
+def mha(q: jax.Array, k: jax.Array, v: jax.Array, **settings: Any) -> jax.Array:
+    """Attention of ``h`` heads.
+
+    Args:
+      q: queries, ``(h, q_len, d)``.
+      k: keys, ``(h, kv_len, d)``.
+      v: values, ``(h, kv_len, d_v)``.
+      **settings: the keyword arguments of ``flash_attention``.
+
+    Returns:
+      ``(h, q_len, d_v)``, of the dtype of ``q``.
+
+    Raises:
+      ValueError: an operand has a wrong rank, size or dtype, or a block size is not positive.
+    """
+    _check_leading(("h",), q, k, v)
+    return jax.vmap(functools.partial(flash_attention, **settings))(q, k, v)
+
+
+def batched_mha(q: jax.Array, k: jax.Array, v: jax.Array, **settings: Any) -> jax.Array:
+    """Attention of ``b`` batches of ``h`` heads.
+
+    Args:
+      q: queries, ``(b, h, q_len, d)``.
+      k: keys, ``(b, h, kv_len, d)``.
+      v: values, ``(b, h, kv_len, d_v)``.
+      **settings: the keyword arguments of ``flash_attention``.
+
+    Returns:
+      ``(b, h, q_len, d_v)``, of the dtype of ``q``.
+
+    Raises:
+      ValueError: an operand has a wrong rank, size or dtype, or a block size is not positive.
+    """
+    _check_leading(("b", "h"), q, k, v)
+    return jax.vmap(functools.partial(mha, **settings))(q, k, v)
+
+
+def _check_leading(names: tuple[str, ...], q: jax.Array, k: jax.Array, v: jax.Array) -> None:
+    front = " ".join(names)
+    q_shape = _require.axes("q", q, f"{front} q_len d")
+    for name, operand, rest in (("k", k, "kv_len d"), ("v", v, "kv_len d_v")):
+        shape = _require.axes(name, operand, f"{front} {rest}")
+        for axis, word in enumerate(names):
+            _require.same_size(word, ("q", q_shape[axis]), (name, shape[axis]))
+
+
+SPEC_MHA = KernelSpec(
+    name="mha",
+    kernel=mha,
+    reference=reference,
+    inputs=pst.arguments(
+        pst.arrays(
+            "h q d, h k d, h k e",
+            dtype=pst.floats("bfloat16", "float32"),
+            around={"q": 16, "k": 32},
+            dims={"h": [1, 3], "d": 40, "e": 24},
+        ),
+        options=OPTIONS,
+        tuning=TUNING,
+    ),
+)
+
+SPEC_BATCHED = KernelSpec(
+    name="batched_mha",
+    kernel=batched_mha,
+    reference=reference,
+    inputs=pst.arguments(
+        pst.arrays(
+            "b h q d, b h k d, b h k e",
+            dtype=pst.floats("bfloat16", "float32"),
+            around={"q": 16, "k": 16},
+            dims={"b": [1, 2], "h": [1, 3], "d": 40, "e": 24},
+        ),
+        options=OPTIONS,
+        tuning={"block_q": 16, "block_kv": 16},
+    ),
+)

@@ -1,0 +1,124 @@
+"""A slice that starts at a block which is only known at run time.
+
+``o = lax.dynamic_slice(x, starts * block, sizes)``
+
+Shapes: ``x (rows, columns)``, ``starts (2,)`` int32, ``o`` of shape ``sizes``. Dtypes: any for
+``x``.
+
+``PrefetchScalarGridSpec`` puts ``starts`` into scalar memory before the first step, so the index
+map can name blocks by it, and the pipeline still copies the next block while one is at work. Index
+maps count in blocks, so the start is a number of blocks, not of elements.
+
+As ``lax.dynamic_slice`` does, a start that would take the slice beyond the end is moved back, here
+to the last block from which the whole slice fits; a negative one becomes zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.spec import KernelSpec
+from reference_kernels import _require
+
+
+def _copy_kernel(starts_ref: Any, x_ref: Any, o_ref: Any) -> None:
+    del starts_ref  # used by the index map only
+    o_ref[...] = x_ref[...]
+
+
+def _clamped(
+    starts: jax.Array, shape: tuple[int, ...], sizes: tuple[int, int], block: tuple[int, int]
+) -> jax.Array:
+    """``starts`` moved into the range from which the whole slice fits."""
+    last = [(total - size) // b for total, size, b in zip(shape, sizes, block, strict=True)]
+    return jnp.clip(starts, 0, jnp.array(last, starts.dtype))
+
+
+def block_dynamic_slice(
+    x: jax.Array,
+    starts: jax.Array,
+    *,
+    sizes: tuple[int, int],
+    block: tuple[int, int] = (256, 512),
+) -> jax.Array:
+    """The slice of ``sizes`` that starts at ``starts * block``.
+
+    Args:
+      x: ``(rows, columns)``, of any dtype.
+      starts: ``(2,)`` int32, the first block along each axis.
+      sizes: rows and columns of the slice, at most those of ``x``; any sizes, not only whole blocks.
+      block: rows and columns of a block. Since it is the unit of ``starts``, it is not cut to size.
+
+    Returns:
+      An array of shape ``sizes`` and the dtype of ``x``.
+
+    Raises:
+      ValueError: an operand has a wrong rank, size or dtype, or a size is not positive or too large.
+    """
+    shape = _require.axes("x", x, "rows columns")
+    if np.shape(starts) != (2,) or starts.dtype != jnp.int32:
+        raise ValueError(
+            f"starts must be int32 of shape (2,), but it is {starts.dtype} of {np.shape(starts)}"
+        )
+    sizes, block = _require.pair("sizes", sizes), _require.pair("block", block)
+    if sizes[0] > shape[0] or sizes[1] > shape[1]:
+        raise ValueError(f"sizes must be at most the shape of x, {shape}, but they are {sizes}")
+    grid_spec = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1,
+        grid=(pl.cdiv(sizes[0], block[0]), pl.cdiv(sizes[1], block[1])),
+        in_specs=[pl.BlockSpec(block, lambda i, j, start: (start[0] + i, start[1] + j))],
+        out_specs=pl.BlockSpec(block, lambda i, j, start: (i, j)),
+    )
+    return pl.pallas_call(
+        _copy_kernel,
+        out_shape=jax.ShapeDtypeStruct(sizes, x.dtype),
+        grid_spec=grid_spec,
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+    )(_clamped(starts, shape, sizes, block), x)
+
+
+def reference(
+    x: jax.Array, starts: jax.Array, *, sizes: tuple[int, int], block: tuple[int, int]
+) -> jax.Array:
+    """``lax.dynamic_slice`` at ``starts * block``, after moving the start into range."""
+    first = _clamped(starts, x.shape, sizes, block) * jnp.array(block, starts.dtype)
+    return jax.lax.dynamic_slice(x, (first[0], first[1]), sizes)
+
+
+@st.composite
+def _inputs(draw: st.DrawFn) -> pst.Arguments:
+    """A matrix of a few blocks, a slice of it, and starts that may lie outside."""
+    drawn = draw(
+        pst.arrays(
+            "m n",
+            dtype=pst.dtypes("bfloat16", "float32", "int32"),
+            dims={"m": [16, 50, 64], "n": [128, 300, 384]},
+        )
+    )
+    sizes = (draw(st.sampled_from([1, 15, 16])), draw(st.sampled_from([1, 127, 128])))
+    if drawn[0].shape[0] > 16 and draw(st.booleans()):
+        sizes = (33, sizes[1])
+    start = st.integers(-1, 4)
+    starts = np.array([draw(start), draw(start)], np.int32)
+    return pst.Arguments(
+        args=(drawn[0], starts),
+        options={"sizes": sizes, "block": (16, 128)},
+        recipe={**drawn.recipe, "starts": starts.tolist()},
+    )
+
+
+SPEC = KernelSpec(
+    name="block_dynamic_slice",
+    kernel=block_dynamic_slice,
+    reference=reference,
+    inputs=_inputs(),
+    exact=True,
+)

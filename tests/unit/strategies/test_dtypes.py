@@ -1,0 +1,63 @@
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pytest_pallas.errors import SpecError
+from pytest_pallas.strategies import dtypes, floats, ints
+from pytest_pallas.strategies.dtypes import SUPPORTED, as_dtype, is_float, is_int
+
+
+def names(drawn):
+    return {dtype.name for dtype in drawn}
+
+
+def test_defaults(draws):
+    assert names(draws(floats())) == {"float32", "bfloat16"}
+    assert names(draws(ints())) == {"int32", "int8"}
+
+
+def test_chosen(draws):
+    assert names(draws(floats("float16", "float8_e4m3fn"))) == {"float16", "float8_e4m3fn"}
+    assert names(draws(ints("uint4", np.int16))) == {"uint4", "int16"}
+    drawn = draws(dtypes("bool", "bfloat16"))
+    assert names(drawn) == {"bool", "bfloat16"}
+    assert all(isinstance(dtype, np.dtype) for dtype in drawn)
+
+
+def test_shrinks_to_the_first(shrunk):
+    assert "args=dtype('int8')" in shrunk(dtypes("int8", "float32"), lambda _: True)
+
+
+def test_everything_that_means_a_dtype():
+    jnp = pytest.importorskip("jax.numpy")
+    meant = ["bfloat16", ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16), jnp.bfloat16]
+    assert {as_dtype(value) for value in meant} == {np.dtype(ml_dtypes.bfloat16)}
+    assert as_dtype(np.dtype(">f4")) == np.dtype("float32")
+    assert as_dtype(bool) == np.dtype("bool")
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_every_dtype_is_a_float_an_integer_or_bool(name):
+    dtype = SUPPORTED[name]
+    assert dtype.name == name
+    assert is_float(dtype) + is_int(dtype) + (name == "bool") == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: dtypes(), "at least one"),
+        (lambda: dtypes("floaty"), "dtypes: 'floaty' is not a supported dtype.*bfloat16"),
+        (lambda: dtypes("complex64"), "not a supported dtype"),
+        (lambda: dtypes(np.complex64), "not a supported dtype"),
+        (lambda: dtypes(None), "not a supported dtype"),
+        (lambda: dtypes(float), "float32"),
+        (lambda: dtypes(object()), "not a supported dtype"),
+        (lambda: floats("int8"), "floats: 'int8' is no such dtype"),
+        (lambda: ints("bool"), "ints: 'bool' is no such dtype"),
+        (lambda: ints("float32"), "ints: 'float32' is no such dtype"),
+    ],
+)
+def test_arguments_are_checked_at_once(make, words):
+    with pytest.raises(SpecError, match=words):
+        make()
