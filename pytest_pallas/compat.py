@@ -11,6 +11,7 @@ import importlib
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 
@@ -56,6 +57,34 @@ def fail_interpreters(error: Exception) -> bool:
             memory.set_failed(error, top_level=False)
             stopped = True
     return stopped
+
+
+@contextmanager
+def vmapped_grids() -> Iterator[None]:
+    """Let the TPU interpreter run kernels that are vmapped and have ``dimension_semantics``.
+
+    The batch is a new leading grid dimension, which the user's ``dimension_semantics`` does not
+    count. The compiler knows that; the interpreter zips the two and raises. The members of a batch
+    are independent, so the new dimension is as parallel as the one behind it.
+
+    Seen in JAX 0.11.2 and 0.12.0.1; does nothing where the lengths agree.
+    """
+    module = importlib.import_module("jax._src.pallas.mosaic.interpret.interpret_pallas_call")
+    original = getattr(module, "_get_parallel_dim_semantics", None)
+    if original is None:
+        yield
+        return
+
+    def counted(params: Any, dimensions: int) -> tuple[bool, ...]:
+        semantics = original(params, dimensions)
+        missing = dimensions - len(semantics)
+        return (*([semantics[0]] * missing if semantics else []), *semantics)
+
+    module._get_parallel_dim_semantics = counted
+    try:
+        yield
+    finally:
+        module._get_parallel_dim_semantics = original
 
 
 def clear_effect_tokens() -> None:

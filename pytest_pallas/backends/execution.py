@@ -115,7 +115,14 @@ def readable(error: Exception) -> Exception:
         return error
     matches = list(_RAISED.finditer(text))
     core = text[matches[-1].start() :].strip() if matches else text.strip()
-    return _chained(core, error)
+    return _chained(brief(core), error)
+
+
+def brief(text: str, *, lines: int = 12, width: int = 300) -> str:
+    """A compiler's message without its location notes, cut to a size that a person reads."""
+    kept = [line for line in text.splitlines() if line.strip() and " loc(" not in line]
+    shown = [line if len(line) <= width else line[:width] + " ..." for line in kept[:lines]]
+    return "\n".join(shown + ["..."] if len(kept) > lines else shown)
 
 
 def _chained(message: str, cause: Exception) -> KernelError:

@@ -81,6 +81,7 @@ class Interpreter:
         )
         with ExitStack() as stack:
             stack.enter_context(jax.default_device(jax.devices("cpu")[0]))
+            stack.enter_context(compat.vmapped_grids())
             # One switch serves the TPU and the GPU interpreter; True is the portable one.
             stack.enter_context(pltpu.force_tpu_interpret_mode(self.parameters(races)))
             stack.enter_context(

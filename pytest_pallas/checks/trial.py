@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_pallas.backends import Backend, Call, Outcome
-from pytest_pallas.errors import KernelError
+from pytest_pallas.backends.execution import brief
+from pytest_pallas.errors import KernelError, PallasTestError
 from pytest_pallas.numerics import Comparison, Tolerance
 from pytest_pallas.oracle import Expected, ExpectedCache
 from pytest_pallas.strategies.arguments import Arguments
@@ -107,11 +108,9 @@ def run(
 
 def as_kernel_error(error: Exception) -> Exception:
     """An error of a kernel as one of ours, so that every report can tell whose fault it is."""
-    from pytest_pallas.errors import PallasTestError
-
     if isinstance(error, PallasTestError):
         return error
-    wrapped = KernelError(f"the kernel raised {type(error).__name__}: {error}")
+    wrapped = KernelError(f"the kernel raised {type(error).__name__}: {brief(str(error))}")
     wrapped.__cause__ = error
     return wrapped
 

@@ -5,7 +5,8 @@ Shapes: ``mha`` takes ``q (h, q_len, d)``, ``k (h, kv_len, d)``, ``v (h, kv_len,
 
 ``vmap`` of a ``pallas_call`` adds a dimension to the front of its grid and of every block, so the
 kernel of one head becomes that of ``b h`` heads without a change: the heads are further grid steps,
-and the pipeline of copies runs on from one to the next.
+and the pipeline of copies runs on from one to the next. On a chip with two cores they share the
+heads, so the queries of one head stay together (``split_queries=False``).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def mha(q: jax.Array, k: jax.Array, v: jax.Array, **settings: Any) -> jax.Array:
       q: queries, ``(h, q_len, d)``.
       k: keys, ``(h, kv_len, d)``.
       v: values, ``(h, kv_len, d_v)``.
-      **settings: the keyword arguments of ``flash_attention``.
+      **settings: ``causal``, ``scale``, ``block_q`` and ``block_kv`` of ``flash_attention``.
 
     Returns:
       ``(h, q_len, d_v)``, of the dtype of ``q``.
@@ -42,7 +43,8 @@ def mha(q: jax.Array, k: jax.Array, v: jax.Array, **settings: Any) -> jax.Array:
       ValueError: an operand has a wrong rank, size or dtype, or a block size is not positive.
     """
     _check_leading(("h",), q, k, v)
-    return jax.vmap(functools.partial(flash_attention, **settings))(q, k, v)
+    one_head = functools.partial(flash_attention, split_queries=False, **settings)
+    return jax.vmap(one_head)(q, k, v)
 
 
 def batched_mha(q: jax.Array, k: jax.Array, v: jax.Array, **settings: Any) -> jax.Array:
@@ -52,7 +54,7 @@ def batched_mha(q: jax.Array, k: jax.Array, v: jax.Array, **settings: Any) -> ja
       q: queries, ``(b, h, q_len, d)``.
       k: keys, ``(b, h, kv_len, d)``.
       v: values, ``(b, h, kv_len, d_v)``.
-      **settings: the keyword arguments of ``flash_attention``.
+      **settings: ``causal``, ``scale``, ``block_q`` and ``block_kv`` of ``flash_attention``.
 
     Returns:
       ``(b, h, q_len, d_v)``, of the dtype of ``q``.

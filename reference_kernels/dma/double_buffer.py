@@ -127,4 +127,5 @@ SPEC = KernelSpec(
         tuning={"chunk": 16},
     ),
     exact=True,
+    vmappable=False,  # vmap gives HBM operands blocks, which the TPU interpreter refuses
 )

@@ -1,4 +1,4 @@
-"""What the matrix products have in common: their checks, their precision and their reference."""
+"""What the matrix products have in common: their checks and their reference."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from reference_kernels import _require
-
-#: Multiply float32 operands as float32. The default precision of a TPU would round them to
-#: bfloat16 first. It changes nothing for bfloat16 operands, whose products are exact in float32.
-HIGHEST = jax.lax.Precision.HIGHEST
+from reference_kernels._mxu import precision_for
 
 Activation = Callable[[Any], Any]
 
@@ -35,5 +32,5 @@ def check_operands(x: jax.Array, y: jax.Array, **blocks: int) -> tuple[int, int,
 def reference(x: jax.Array, y: jax.Array, *, activation: Activation | None = None) -> jax.Array:
     """``activation(x @ y)``, accumulated in float32 at least and rounded once."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    product = jnp.dot(x, y, precision=HIGHEST, preferred_element_type=wide)
+    product = jnp.dot(x, y, precision=precision_for(x.dtype), preferred_element_type=wide)
     return (activation(product) if activation else product).astype(x.dtype)

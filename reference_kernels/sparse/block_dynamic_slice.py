@@ -54,14 +54,14 @@ def block_dynamic_slice(
     Args:
       x: ``(rows, columns)``, of any dtype.
       starts: ``(2,)`` int32, the first block along each axis.
-      sizes: rows and columns of the slice, at most those of ``x``; any sizes, not only whole blocks.
-      block: rows and columns of a block. Since it is the unit of ``starts``, it is not cut to size.
+      sizes: rows and columns of the slice, at most those of ``x``; not only whole blocks.
+      block: rows and columns of a block. It is the unit of ``starts``, so it is not cut to size.
 
     Returns:
       An array of shape ``sizes`` and the dtype of ``x``.
 
     Raises:
-      ValueError: an operand has a wrong rank, size or dtype, or a size is not positive or too large.
+      ValueError: an operand has a wrong rank or dtype, or a size is too large or not positive.
     """
     shape = _require.axes("x", x, "rows columns")
     if np.shape(starts) != (2,) or starts.dtype != jnp.int32:

@@ -194,3 +194,8 @@ def test_a_strategy_that_draws_no_size():
     strategy = dims("m", dims={"m": st.just("big")})
     with pytest.raises(SpecError, match=r"what dims\['m'\] drew"):
         simplest(strategy, lambda _: True)
+
+
+@pytest.mark.parametrize("size", [128, 257])
+def test_all_dims_at_one_tile_and_all_at_their_largest(draws, size):
+    assert dict.fromkeys("mkn", size) in draws(dims(MATMUL, around=128))
