@@ -10,10 +10,9 @@ import hashlib
 import importlib
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
-
 
 # --- The interpreters -----------------------------------------------------------------------------
 
@@ -60,7 +59,7 @@ def fail_interpreters(error: Exception) -> bool:
 
 
 @contextmanager
-def vmapped_grids() -> Iterator[None]:
+def vmapped_grids() -> Generator[None]:
     """Let the TPU interpreter run kernels that are vmapped and have ``dimension_semantics``.
 
     The batch is a new leading grid dimension, which the user's ``dimension_semantics`` does not
@@ -69,7 +68,7 @@ def vmapped_grids() -> Iterator[None]:
 
     Seen in JAX 0.11.2 and 0.12.0.1; does nothing where the lengths agree.
     """
-    module = importlib.import_module("jax._src.pallas.mosaic.interpret.interpret_pallas_call")
+    module: Any = importlib.import_module("jax._src.pallas.mosaic.interpret.interpret_pallas_call")
     original = getattr(module, "_get_parallel_dim_semantics", None)
     if original is None:
         yield
@@ -200,6 +199,8 @@ def block_programs(
     if any(var in used for var in jaxpr.invars[len(grid) :]):
         return None
     wanted = tuple(i // size for i, size in zip(index, sizes, strict=True))
+    if not grid:
+        return tuple(sizes), wanted, [()]  # one program, whose block is the whole output
     import jax
     import numpy as np
 

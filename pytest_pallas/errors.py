@@ -35,7 +35,7 @@ class KernelError(PallasTestError):
     """The kernel raised instead of returning."""
 
 
-class ReferenceError(PallasTestError):  # noqa: A001 - the builtin of that name is about weakrefs
+class ReferenceError(PallasTestError):
     """The reference raised, or returned something that no kernel can be judged by."""
 
 

@@ -16,7 +16,6 @@ from pytest_pallas.tally import Tally
 
 if TYPE_CHECKING:
     import numpy as np
-    from jax import Device
     from jax.sharding import Mesh
 
     from pytest_pallas.numerics import Tolerance
@@ -183,7 +182,7 @@ def pallas_mesh(
 
 
 @pytest.fixture(scope="module")
-def pallas_devices(pallas_backend: Backend | str, request: pytest.FixtureRequest) -> list[Device]:
+def pallas_devices(pallas_backend: Backend | str, request: pytest.FixtureRequest) -> list[Any]:
     """The devices of the backend: simulated ones (--pallas-devices=N), or the hardware's."""
     import jax
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pytest_pallas.backends.tracing import identity
@@ -87,13 +88,13 @@ def expected(
             oracle = _evaluate(reference, widened, options, "as the float64 oracle")
     if not nan_ok and all(_finite(array) for array in arrays):
         for path, array in oracle:
-            if np.isnan(array).any() if is_float(array.dtype) else False:
-                count = int(np.isnan(array).sum())
+            count = int(np.isnan(array).sum()) if is_float(array.dtype) else 0
+            if count:
                 raise ReferenceError(
-                    f"the oracle is NaN in {count} of {array.size} elements of {path or 'the output'}, "
-                    f"although every input is finite, so it says nothing about the kernel. Define "
-                    f"these elements in {_name(reference)} (a fully masked row is 0, say), or pass "
-                    "nan_ok=True if NaN is the right answer."
+                    f"the oracle is NaN in {count} of {array.size} elements of "
+                    f"{path or 'the output'}, although every input is finite, so it says nothing "
+                    f"about the kernel. Define these elements in {_name(reference)} (a fully "
+                    "masked row is 0, say), or set nan_ok=True if NaN is the right answer."
                 )
     depth = max((dim for array in arrays for dim in array.shape), default=1)
     return Expected(oracle, baseline, max(depth, 1))
@@ -110,7 +111,7 @@ def flatten(values: Any) -> Leaves:
 def _evaluate(
     reference: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any], how: str
 ) -> Leaves:
-    arrays = jax.tree.map(lambda x: jax.numpy.asarray(x) if _is_array(x) else x, args)
+    arrays = jax.tree.map(lambda x: jnp.asarray(x) if _is_array(x) else x, args)
     try:
         leaves = flatten(jax.block_until_ready(reference(*arrays, **options)))
     except PallasTestError:
@@ -136,7 +137,7 @@ def _is_array(leaf: object) -> bool:
 
 def _widened(leaf: Any) -> Any:
     """Floats as float64, complex as complex128; everything else as it is."""
-    if not _is_array(leaf) or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if not _is_array(leaf) or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf
     array = np.asarray(leaf)
     return wide(array) if is_float(array.dtype) or is_complex(array.dtype) else array
@@ -152,7 +153,7 @@ def _digest(tree: Any) -> Hashable:
     leaves, structure = jax.tree.flatten(tree)
     parts: list[Hashable] = [structure]
     for leaf in leaves:
-        if _is_array(leaf) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if _is_array(leaf) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             array = np.asarray(leaf)
             content = hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16)
             parts.append((array.shape, str(array.dtype), content.digest()))

@@ -49,7 +49,8 @@ def _expected(mark: pytest.Mark, families: Any) -> tuple[str, pytest.MarkDecorat
             'pallas_xfail("interpret", reason="...")'
         )
     parse(name, families)  # an unknown name would never match, and never be noticed
-    return name, pytest.mark.xfail(**{"strict": True, **rest})
+    strict: bool = rest.pop("strict", True)
+    return name, pytest.mark.xfail(True, strict=strict, **rest)
 
 
 def _meant(name: str, backend: Backend) -> bool:
@@ -74,17 +75,14 @@ def settle_hypothesis(item: pytest.Item) -> None:
     if compat.hypothesis_seed(test) is None:
         hypothesis.seed(options.seed)(test)
     default = hypothesis.settings.default
+    assert default is not None  # it is the current profile
     own = compat.hypothesis_settings(test) or default
     changes: dict[str, Any] = {}
-    if default is not None and own.deadline == default.deadline:
+    if own.deadline == default.deadline:
         changes["deadline"] = None
-    if (
-        default is not None
-        and "max_examples" in options.asked
-        and own.max_examples == default.max_examples
-    ):
+    if "max_examples" in options.asked and own.max_examples == default.max_examples:
         changes["max_examples"] = options.max_examples
-    if default is not None and own.phases == default.phases:
+    if own.phases == default.phases:
         # Explaining traces every line of this package, and then names them.
         changes["phases"] = [phase for phase in own.phases if phase.name != "explain"]
     if changes:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_pallas import hookspecs, session
-from pytest_pallas.errors import DeviceError, OptionError, PallasTestError
+from pytest_pallas.errors import DeviceError, OptionError
 from pytest_pallas.fixtures import (
     pallas_backend,
     pallas_check,
@@ -155,7 +155,7 @@ def pytest_runtest_makereport(
     """Put the records of a test on its report."""
     report = yield
     state = session.current(item.config)
-    if state.tallies:
+    if state.tallies or hasattr(item, "tally"):
         from pytest_pallas.report.collect import attach
 
         attach(state, item, report, call.excinfo)

@@ -80,7 +80,7 @@ class Session:
         names, targets, reason = _marked(marks)
         if names is not None:
             wanted = [backend for name in names for backend in parse(name, self.families)]
-        elif self.selection.named or self.options.backend == ("all",):
+        elif self.selection.named:
             wanted = list(self.selection.backends)
         else:
             wanted = [b for b in self.selection.backends if self._implied(b)]

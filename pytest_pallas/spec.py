@@ -64,6 +64,7 @@ class KernelSpec:
       checks: names of the checks to run; None for every check that applies.
       tolerance: replaces the default judgement, for all or by dtype and backend (see
         ``tolerances.tolerance_for``); rarely needed.
+      nan_ok: whether NaN is a right answer where all inputs are finite.
       xfail: expected failures by backend label (``"interpret"``, ``"tpu-interpret:v5e"``).
       file: where the spec is defined; found by itself.
 
@@ -83,6 +84,7 @@ class KernelSpec:
     meshes: Sequence[Mapping[str, int]] = ()
     checks: Collection[str] | None = None
     tolerance: Tolerance | Mapping[str, Tolerance] | None = None
+    nan_ok: bool = False
     xfail: Mapping[str, ExpectedFailure] = field(default_factory=dict[str, ExpectedFailure])
     file: str = ""
 
@@ -120,16 +122,20 @@ def _problems(spec: KernelSpec) -> list[str]:
     if isinstance(spec.kernel, Mapping):
         unknown = sorted(set(spec.kernel) - set(CLAIMED))
         if unknown or not spec.kernel:
-            problems.append(f"kernel must map a platform of {sorted(CLAIMED)} to a function, "
-                            f"but its keys are {sorted(spec.kernel)}")
+            problems.append(
+                f"kernel must map a platform of {sorted(CLAIMED)} to a function, "
+                f"but its keys are {sorted(spec.kernel)}"
+            )
         functions: list[Any] = list(spec.kernel.values())
     else:
         functions = [spec.kernel]
     if not all(callable(function) for function in functions):
         problems.append("kernel must be a function, or a mapping from platform to function")
     if not callable(spec.reference):
-        problems.append(f"reference must be a function in jnp, not {spec.reference!r}; without "
-                        "one there is nothing to compare with")
+        problems.append(
+            f"reference must be a function in jnp, not {spec.reference!r}; without "
+            "one there is nothing to compare with"
+        )
     if spec.meshes and not callable(spec.inputs):
         problems.append("with meshes, inputs must be a function from the mesh to a strategy")
     if not spec.meshes and not hasattr(spec.inputs, "example"):

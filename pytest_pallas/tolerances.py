@@ -54,13 +54,12 @@ def tolerance_for(
                 f"mark pallas_tolerance: {error}; it takes backend, dtype, factor, floor, rtol, "
                 "atol, ulp and fraction"
             ) from None
-    if isinstance(given, Mapping):
-        given = _most_specific(given, names, dtypes)
-    if given is None:
-        given = config.hook.pytest_pallas_tolerance(
+    chosen = _most_specific(given, names, dtypes) if isinstance(given, Mapping) else given
+    if chosen is None:
+        chosen = config.hook.pytest_pallas_tolerance(
             config=config, kernel=kernel, check=check, backend=backend, dtypes=dtypes
         )
-    return given if given is not None else Tolerance()
+    return chosen if chosen is not None else Tolerance()
 
 
 def _most_specific(

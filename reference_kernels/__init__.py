@@ -14,10 +14,10 @@ Conventions that hold in every module:
 - Every size of every operand is allowed, but no dimension may be empty. What lies in a block beyond
   the end of an array is unspecified (NaN under the interpreters, leftovers on a chip), so it is
   masked wherever it could reach an element that is kept.
-- Block sizes are keyword arguments. They are cut to the operand's own size, so a small operand is
-  one block. For a TPU, the last dimension of a block must be a multiple of 128 or the whole
-  dimension, and the one before it a multiple of 8 for 32-bit, 16 for 16-bit and 32 for 8-bit
-  types, or whole.
+- Block sizes are keyword arguments. A block is never larger than its operand, rounded up to whole
+  tiles, so a small operand is one block. For a TPU, the last dimension of a block must be a
+  multiple of 128 or the whole dimension, and the one before it a multiple of 8 for 32-bit, 16 for
+  16-bit and 32 for 8-bit types, or whole.
 - Products and sums accumulate in float32 and are rounded once, at the end.
 - A misuse raises ``ValueError`` that names the operand, what was given and what is wanted.
 """

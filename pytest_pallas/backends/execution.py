@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pytest_pallas import compat
@@ -81,11 +82,11 @@ def execute(
 
 
 def to_numpy(values: Any) -> Any:
-    """A pytree with its jax arrays as numpy arrays. Waits for them, so their errors surface here."""
+    """A pytree with numpy arrays for jax arrays. Waits for them, so their errors surface here."""
 
     def convert(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array):
-            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                 leaf = jax.random.key_data(leaf)
             return np.asarray(leaf)
         return np.asarray(leaf)
@@ -94,7 +95,9 @@ def to_numpy(values: Any) -> Any:
 
 
 #: The last line of a Python traceback inside a message: ``IndexError: Out-of-bounds read ...``.
-_RAISED = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Timeout)): ", re.MULTILINE)
+_RAISED = re.compile(
+    r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Timeout)): ", re.MULTILINE
+)
 _UNBOUND = "Only interpret mode is supported on CPU backend"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,7 +69,7 @@ class Interpreter:
         return outcome
 
     @contextmanager
-    def context(self, *, races: bool) -> Iterator[None]:
+    def context(self, *, races: bool) -> Generator[None]:
         """Force this interpreter, on the host's CPU, for kernels that ask for a device kind."""
         import jax
         from jax.experimental.pallas import tpu as pltpu
@@ -90,7 +90,7 @@ class Interpreter:
             yield
 
     @contextmanager
-    def _watchdog(self, timeout: float) -> Iterator[None]:
+    def _watchdog(self, timeout: float) -> Generator[None]:
         """End a simulated device's wait for something that does not come."""
         error = DeadlockError(
             f"the kernel did not finish within {timeout:g} s and was stopped while a simulated "

@@ -79,13 +79,24 @@ class Backend(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The family."""
+        ...
+
     @property
-    def kind(self) -> Kind: ...
+    def kind(self) -> Kind:
+        """What it proves."""
+        ...
+
     @property
-    def platform(self) -> str: ...
+    def platform(self) -> str:
+        """Which kernel of a spec it takes."""
+        ...
+
     @property
-    def target(self) -> Target | None: ...
+    def target(self) -> Target | None:
+        """The chip it stands for."""
+        ...
 
     def available(self) -> str | None:
         """None if it can run here, else what was looked for and what to do. May import jax."""

@@ -144,5 +144,7 @@ def _require(found: Sequence[Backend], families: Mapping[str, Family]) -> None:
 
 
 def _valid(families: Mapping[str, Family]) -> str:
-    words = [f"{f.name}[:{'|'.join(f.targets)}]" if f.targets else f.name for f in families.values()]
+    words = [
+        f"{f.name}[:{'|'.join(f.targets)}]" if f.targets else f.name for f in families.values()
+    ]
     return f"Valid: auto, all, {', '.join(words)}."

@@ -17,6 +17,11 @@ from pytest_pallas.numerics import Comparison
 from pytest_pallas.oracle import flatten
 from pytest_pallas.strategies.arguments import Arguments
 
+#: Primitives around a kernel that pass its output on as it is; vmap and shard_map do not.
+_TRANSPARENT = frozenset(
+    {"jit", "pjit", "closed_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_jvp_call"}
+)
+
 
 def ask(check: Check, trial: Trial, name: str) -> Finding:
     """Run a check on one example.
@@ -39,9 +44,7 @@ def ask(check: Check, trial: Trial, name: str) -> Finding:
     return finding
 
 
-def _explained(
-    headline: str, finding: Finding, failed: Comparison, trial: Trial
-) -> Iterator[str]:
+def _explained(headline: str, finding: Finding, failed: Comparison, trial: Trial) -> Iterator[str]:
     subject = f" ({finding.subject})" if finding.subject else ""
     yield f"{headline}{subject} is wrong"
     yield failed.message
@@ -60,8 +63,7 @@ def _writer(outcome: Outcome, failed: Comparison) -> str:
     if len(outcome.kernels) != 1 or failed.worst_index is None:
         return ""
     kernel = outcome.kernels[0]
-    # Inside vmap or shard_map the kernel's output is not the function's.
-    if any(name not in ("jit", "pjit", "custom_vjp_call") for name in kernel.path):
+    if any(name not in _TRANSPARENT for name in kernel.path):
         return ""
     paths = [path or "" for path, _ in flatten(outcome.values)]
     where = "" if failed.where == "output" else failed.where

@@ -25,10 +25,11 @@ def make_mesh(axes: Mapping[str, int], platform: str) -> Mesh:
     import jax
     from jax.sharding import AxisType
 
-    wrong = [name for name, size in axes.items() if not isinstance(size, int) or size < 1]
-    if wrong or not axes:
+    sizes: list[object] = list(axes.values())
+    if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
         raise DeviceError(
-            f"a mesh needs axes with positive sizes, such as pallas_mesh(x=2, y=2), not {dict(axes)}"
+            "a mesh needs axes with positive sizes, such as pallas_mesh(x=2, y=2), "
+            f"not {dict(axes)}"
         )
     needed = math.prod(axes.values())
     devices = jax.devices(platform)

@@ -28,9 +28,7 @@ class Reporter:
         """Take the records off a report."""
         for record in records_of(report):
             self.records.append(record)
-            self.session.config.hook.pytest_pallas_record(
-                config=self.session.config, record=record
-            )
+            self.session.config.hook.pytest_pallas_record(config=self.session.config, record=record)
 
     def pytest_sessionfinish(self) -> None:
         """Write the results, however the session ended."""

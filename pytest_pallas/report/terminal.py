@@ -14,7 +14,7 @@ from pytest_pallas.session import Session
 
 
 def header(session: Session) -> list[str]:
-    """One or two lines on what this session runs on. Imports jax only if it is asked for already."""
+    """What this session runs on. Imports jax only where hardware was chosen."""
     options = session.options
     words = [f"jax {metadata.version('jax')}"]
     words.append(f"backends {', '.join(options.backend)}")

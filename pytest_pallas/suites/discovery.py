@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def locate(module: str, directory: Path) -> Location:
     return Location(module, Path(found.origin).resolve())
 
 
-def _find(module: str) -> importlib.machinery.ModuleSpec | None:
+def _find(module: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(module)
     except ModuleNotFoundError:

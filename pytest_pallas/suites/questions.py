@@ -54,11 +54,13 @@ def question(item: SpecItem, options: Options, mesh: Any) -> tuple[Callable[[Any
                 backend=item.backend,
                 dtypes=dtypes_of(arguments.args),
             ),
+            nan_ok=spec.nan_ok,
             timeout=options.timeout,
             races=races,
             cache=session.cache,
         )
         item.tally.add(ask(item.check, trial, spec.name))
 
-    strategy: Any = spec.inputs(mesh) if mesh is not None else spec.inputs
+    inputs: Any = spec.inputs  # with meshes a function, else a strategy
+    strategy = inputs(mesh) if mesh is not None else inputs
     return about, strategy

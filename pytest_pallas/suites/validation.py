@@ -46,6 +46,7 @@ def problem_with(spec: KernelSpec, checks: Mapping[str, Check], families: object
 def draw_once(strategy: Any) -> Arguments:
     """One example of a strategy, always the same."""
     import hypothesis
+    from hypothesis import HealthCheck
 
     drawn: list[Any] = []
 
@@ -55,7 +56,11 @@ def draw_once(strategy: Any) -> Arguments:
         database=None,
         deadline=None,
         derandomize=True,
-        suppress_health_check=list(hypothesis.HealthCheck),
+        suppress_health_check=[
+            HealthCheck.too_slow,
+            HealthCheck.data_too_large,
+            HealthCheck.filter_too_much,
+        ],
     )
     @hypothesis.given(strategy)
     def draw(value: Any) -> None:

@@ -29,6 +29,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
+from reference_kernels._blocks import ROWS, fit
 from reference_kernels._mxu import precision_for
 from reference_kernels._upstream import VMAP_WITH_SEMANTICS
 
@@ -138,7 +139,7 @@ def flash_attention(
     _require.same_dtype(q=q, k=k, v=v)
     _require.positive(block_q=block_q, block_kv=block_kv)
 
-    block_q, block_kv = min(block_q, q_len), min(block_kv, kv_len)
+    block_q, block_kv = fit(block_q, q_len, ROWS), fit(block_kv, kv_len, ROWS)
     diagonal = kv_len - q_len if causal else None
 
     def kv_block(i: Any, j: Any) -> tuple[Any, int]:

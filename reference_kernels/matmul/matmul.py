@@ -26,6 +26,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
+from reference_kernels._blocks import LANES, ROWS, fit
 from reference_kernels._mxu import precision_for
 from reference_kernels._upstream import VMAP_WITH_SEMANTICS
 from reference_kernels.matmul._operands import Activation, check_operands, reference
@@ -52,8 +53,7 @@ def _matmul_kernel(
     block = x.shape[axes[0]]
     if length % block:
         left = length - step * block
-        x = jnp.where(jax.lax.broadcasted_iota(jnp.int32, x.shape, axes[0]) < left, x, 0)
-        y = jnp.where(jax.lax.broadcasted_iota(jnp.int32, y.shape, axes[1]) < left, y, 0)
+        x, y = _first(left, x, axes[0]), _first(left, y, axes[1])
     acc_ref[...] += jax.lax.dot_general(
         x,
         y,
@@ -68,6 +68,13 @@ def _matmul_kernel(
         o_ref[...] = (activation(total) if activation else total).astype(o_ref.dtype)
 
 
+def _first(count: Any, x: jax.Array, axis: int) -> jax.Array:
+    """``x`` with zeros after the first ``count`` elements along ``axis``."""
+    inside = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) < count
+    # In float32, because Mosaic cannot select bfloat16 of less than 5 rows (JAX 0.12.0.1).
+    return jnp.where(inside, x.astype(jnp.float32), 0.0).astype(x.dtype)
+
+
 def _contract(
     x: jax.Array,
     y: jax.Array,
@@ -80,8 +87,6 @@ def _contract(
 ) -> jax.Array:
     """``activation`` of ``x`` and ``y`` contracted over ``axes``, rounded to ``dtype``."""
     dtype = x.dtype if dtype is None else dtype
-    x_block = (min(x_block[0], x.shape[0]), min(x_block[1], x.shape[1]))
-    y_block = (min(y_block[0], y.shape[0]), min(y_block[1], y.shape[1]))
     (x_sum, y_sum), (x_out, y_out) = axes, (1 - axes[0], 1 - axes[1])
     rows, columns, length = x.shape[x_out], y.shape[y_out], x.shape[x_sum]
     block = (x_block[x_out], y_block[y_out])
@@ -172,8 +177,9 @@ def matmul(
     Raises:
       ValueError: an operand has a wrong rank, size or dtype, or a block size is not positive.
     """
-    check_operands(x, y, block_m=block_m, block_n=block_n, block_k=block_k)
-    return _matmul(x, y, activation, (block_m, block_n, block_k))
+    m, k, n = check_operands(x, y, block_m=block_m, block_n=block_n, block_k=block_k)
+    blocks = (fit(block_m, m, ROWS), fit(block_n, n, LANES), fit(block_k, k, LANES))
+    return _matmul(x, y, activation, blocks)
 
 
 _ARRAYS = pst.arrays(

@@ -21,6 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
+from reference_kernels._blocks import LANES, ROWS, fit
 from reference_kernels._mxu import precision_for
 from reference_kernels._upstream import VMAP_WITH_SEMANTICS
 from reference_kernels.matmul._operands import check_operands, reference
@@ -55,7 +56,7 @@ def matmul_naive(
       ValueError: an operand has a wrong rank, size or dtype, or a block size is not positive.
     """
     m, k, n = check_operands(x, y, block_m=block_m, block_n=block_n)
-    block_m, block_n = min(block_m, m), min(block_n, n)
+    block_m, block_n = fit(block_m, m, ROWS), fit(block_n, n, LANES)
     return pl.pallas_call(
         _matmul_kernel,
         out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),

@@ -1,0 +1,133 @@
+"""Inner projects: small folders in which the tests of this folder run pytest with the plugin."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import shutil
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+KERNELS = Path(__file__).parent / "kernels_source.py"
+
+#: A test module with one test that passes.
+ADD = """
+    import numpy as np
+    from kernels import *
+
+    X = np.ones((8, 128), np.float32)
+
+    def test_add(pallas_check):
+        pallas_check(add, X, X, reference=reference)
+"""
+
+#: What every module of specs begins with.
+SPECS = """
+import numpy as np
+from kernels import *
+from pytest_pallas import ExpectedFailure, KernelSpec, strategies as pst
+
+INPUTS = pst.arrays("m n, m n", dtype="float32", dims={"m": [8], "n": [128, 256]})
+"""
+
+
+@dataclass(frozen=True)
+class Project:
+    """A folder with ``kernels.py`` in it, and ways to run pytest there."""
+
+    pytester: pytest.Pytester
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self.pytester.path
+
+    def write(self, **modules: str) -> None:
+        """Write Python modules, by name; ``conftest="..."`` writes the conftest."""
+        for name, text in modules.items():
+            (self.path / f"{name}.py").write_text(textwrap.dedent(text))
+
+    def ini(self, **values: object) -> None:
+        """Write pytest.ini."""
+        lines = ["[pytest]", *(f"{name} = {value}" for name, value in values.items())]
+        (self.path / "pytest.ini").write_text("\n".join(lines))
+
+    def specs(self, *specs: str, name: str = "specs") -> None:
+        """Write a module of specs: ``'name="add", kernel=add'`` and the like.
+
+        What a spec does not say is ``reference=reference, inputs=INPUTS, vmappable=False``.
+        """
+        lines = [SPECS]
+        for number, spec in enumerate(specs):
+            defaults = {"reference": "reference", "inputs": "INPUTS", "vmappable": "False"}
+            rest = ", ".join(f"{k}={v}" for k, v in defaults.items() if f"{k}=" not in spec)
+            lines.append(f"SPEC_{number} = KernelSpec({spec}, {rest})")
+        (self.path / f"{name}.py").write_text("\n".join(lines))
+
+    def run(self, *args: str) -> pytest.RunResult:
+        """Run pytest in this process. A warning is an error."""
+        return self.pytester.runpytest_inprocess("-W", "error", *args)
+
+    def spawn(self, *args: str) -> pytest.RunResult:
+        """Run pytest in a process of its own."""
+        return self.pytester.runpytest_subprocess("-W", "error", *args)
+
+    def records(self, *args: str, spawn: bool = False) -> list[dict[str, Any]]:
+        """The records of a run."""
+        (self.spawn if spawn else self.run)(*args, "--pallas-results=results.json")
+        return json.loads((self.path / "results.json").read_text())["records"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imported() -> None:
+    """Import what runs in this process would import.
+
+    Pytester forgets the modules that a run imported, and JAX does not survive a second import.
+    """
+    import hypothesis.strategies  # noqa: F401
+    import numpy as np
+    import rich.console
+    import rich.table  # noqa: F401
+
+    import pytest_pallas
+    from pytest_pallas.backends import FAMILIES, Call
+
+    for module in pkgutil.walk_packages(pytest_pallas.__path__, "pytest_pallas."):
+        importlib.import_module(module.name)
+    import jax.experimental.pallas.mosaic_gpu
+    import jax.experimental.shard_map  # noqa: F401
+
+    spec = importlib.util.spec_from_file_location("_kernels", KERNELS)
+    assert spec is not None
+    assert spec.loader is not None
+    kernels = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(kernels)
+    x = np.ones((8, 128), np.float32)
+    for family in FAMILIES:
+        if family.kind == "interpreting":
+            family.make(None).run(Call(function=kernels.add, args=(x, x)))
+
+
+@pytest.fixture
+def project(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Project]:
+    """A folder to run pytest in, without the settings and the failing examples of others."""
+    from hypothesis.configuration import set_hypothesis_home_dir
+
+    for name in list(os.environ):
+        if name.startswith("PYTEST_XDIST"):
+            monkeypatch.delenv(name)
+    shutil.copy(KERNELS, pytester.path / "kernels.py")
+    # An inner run settles the device count in the environment; the outer one has its own.
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", os.environ.get("JAX_NUM_CPU_DEVICES", "8"))
+    set_hypothesis_home_dir(pytester.path / ".hypothesis")
+    yield Project(pytester)
+    set_hypothesis_home_dir(None)
