@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import logging
 import math
 import sys
 from collections.abc import Generator, Iterator, Sequence
@@ -84,6 +85,21 @@ def vmapped_grids() -> Generator[None]:
         yield
     finally:
         module._get_parallel_dim_semantics = original
+
+
+@contextmanager
+def quiet_callbacks() -> Generator[None]:
+    """Keep JAX from logging the traceback of a callback that fails: the error itself has it.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    logger = logging.getLogger("jax._src.callback")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def clear_effect_tokens() -> None:

@@ -39,6 +39,10 @@ class ReferenceError(PallasTestError):
     """The reference raised, or returned something that no kernel can be judged by."""
 
 
+class RaceError(KernelError):
+    """Two accesses of the kernel to one place are not ordered, and one of them writes."""
+
+
 class DeadlockError(KernelError):
     """A kernel waited longer than the time limit for something that did not come."""
 

@@ -16,7 +16,7 @@ from pytest_pallas import compat
 from pytest_pallas.analysis import KernelCall, kernel_calls
 from pytest_pallas.backends.protocol import Call, Outcome
 from pytest_pallas.backends.tracing import Static, apply, jitted, split
-from pytest_pallas.errors import KernelError, NoPallasCallError, PallasTestError
+from pytest_pallas.errors import KernelError, NoPallasCallError, PallasTestError, RaceError
 
 #: Runs the static part of a call on its arrays.
 Runner = Callable[[Static, list[Any]], Any]
@@ -118,6 +118,10 @@ def readable(error: Exception) -> Exception:
         return error
     matches = list(_RAISED.finditer(text))
     core = text[matches[-1].start() :].strip() if matches else text.strip()
+    if "RACE DETECTED" in core:
+        race = RaceError(brief(core.partition("RACE DETECTED")[2].strip(), lines=6))
+        race.__cause__ = error
+        return race
     return _chained(brief(core), error)
 
 

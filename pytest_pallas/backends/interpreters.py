@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
@@ -57,7 +58,7 @@ class Interpreter:
             except Exception as error:  # tracing runs the kernel's own code
                 return Outcome(error=execution.readable(error))
             races = any(kernel.asynchronous for kernel in kernels)
-        with self._watchdog(call.timeout):
+        with _watchdog(call.timeout) as stopped:
             outcome = execution.execute(
                 call,
                 lambda: self.context(races=races),
@@ -66,6 +67,9 @@ class Interpreter:
             )
         if outcome.error is not None:
             execution.recover()
+        if outcome.error is not None and stopped:
+            # Each waiting device raised the stop as an error of its own callback.
+            return dataclasses.replace(outcome, error=stopped[0])
         return outcome
 
     @contextmanager
@@ -82,6 +86,7 @@ class Interpreter:
         with ExitStack() as stack:
             stack.enter_context(jax.default_device(jax.devices("cpu")[0]))
             stack.enter_context(compat.vmapped_grids())
+            stack.enter_context(compat.quiet_callbacks())
             # One switch serves the TPU and the GPU interpreter; True is the portable one.
             stack.enter_context(pltpu.force_tpu_interpret_mode(self.parameters(races)))
             stack.enter_context(
@@ -89,21 +94,31 @@ class Interpreter:
             )
             yield
 
-    @contextmanager
-    def _watchdog(self, timeout: float) -> Generator[None]:
-        """End a simulated device's wait for something that does not come."""
+
+@contextmanager
+def _watchdog(timeout: float) -> Generator[list[DeadlockError]]:
+    """End a simulated device's wait for something that does not come.
+
+    Yields a list that holds the error once the time is over.
+    """
+    stopped: list[DeadlockError] = []
+
+    def stop() -> None:
         error = DeadlockError(
             f"the kernel did not finish within {timeout:g} s and was stopped while a simulated "
             "device waited on a semaphore, barrier or DMA: does every wait have its signal, on "
             "every device? (--pallas-timeout sets the limit)"
         )
-        timer = threading.Timer(timeout, compat.fail_interpreters, args=(error,))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
+        stopped.append(error)
+        compat.fail_interpreters(error)
+
+    timer = threading.Timer(timeout, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield stopped
+    finally:
+        timer.cancel()
 
 
 def _portable(races: bool) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from pytest_pallas.numerics.dtypes import Array
 
 # A place is only reported when as many wrong elements, thrown at random, would all have fallen
-# into it less than once in a hundred times.
+# into one of its kind less than once in a hundred times.
 _CHANCE = math.log(100)
 
 
@@ -33,9 +33,9 @@ def location_patterns(
         return ("a single element is wrong",)
     axes = [np.flatnonzero(mask.any(axis=_others(mask.ndim, axis))) for axis in range(mask.ndim)]
     found = [_blocks(mask, block_shape, count), _box(mask, axes, count)]
-    if not found[-1]:
-        found += [_confined(mask, axis, indices, count) for axis, indices in enumerate(axes)]
     found.append(_diagonal(mask))
+    if not any(found[1:]):
+        found += [_confined(mask, axis, indices, count) for axis, indices in enumerate(axes)]
     return tuple(text for text in found if text)
 
 
@@ -43,8 +43,18 @@ def _others(ndim: int, axis: int) -> tuple[int, ...]:
     return tuple(other for other in range(ndim) if other != axis)
 
 
-def _surprising(count: int, fraction: float) -> bool:
-    return 0 < fraction < 1 and count * -math.log(fraction) > _CHANCE
+def _surprising(count: int, fraction: float, choices: float) -> bool:
+    """Whether ``count`` elements in one of ``exp(choices)`` places can hardly be by chance.
+
+    Each place is ``fraction`` of the array. The probability is at most ``choices``' exponential
+    times ``fraction ** count``, whichever of the places it turned out to be.
+    """
+    return 0 < fraction < 1 and count * -math.log(fraction) - choices > _CHANCE
+
+
+def _subsets(number: int, size: int) -> float:
+    """The logarithm of the number of subsets of ``size`` out of ``number``."""
+    return math.lgamma(number + 1) - math.lgamma(size + 1) - math.lgamma(number - size + 1)
 
 
 def _contiguous(indices: Array) -> bool:
@@ -63,7 +73,8 @@ def _blocks(mask: Array, block_shape: Sequence[int | None] | None, count: int) -
     touched = counts > 0
     number = int(np.count_nonzero(touched))
     whole = bool((counts[touched] == volumes[touched]).all())
-    if not whole and not _surprising(count, number / touched.size):
+    choices = _subsets(touched.size, number)
+    if not whole and not _surprising(count, number / touched.size, choices):
         return ""
     shown = " ".join(str(tuple(row)) for row in np.argwhere(touched)[:4].tolist())
     size = tuple(size or 1 for size in block_shape)
@@ -92,14 +103,19 @@ def _confined(mask: Array, axis: int, indices: Array, count: int) -> str:
     dim = mask.shape[axis]
     if indices.size == dim:
         return ""
-    density = count / (mask.size / dim * indices.size)
-    if density < 1 and not _surprising(count, indices.size / dim):
-        return ""
-    name = _axis_name(axis, mask.ndim)
+    name, fraction = _axis_name(axis, mask.ndim), indices.size / dim
+    full = count == mask.size // dim * indices.size
     if _contiguous(indices):
-        return f"only {_range(indices, dim, name)}"
-    place = _set(indices, dim, density)
-    return f"only {place} of {name}" if place else ""
+        likely = full or _surprising(count, fraction, math.log(dim))
+        return f"only {_range(indices, dim, name)}" if likely else ""
+    steps = np.diff(indices)
+    if indices.size >= 3 and (steps == steps[0]).all():
+        likely = _surprising(count, fraction, 2 * math.log(dim))
+        first, second, last = (int(indices[i]) for i in (0, 1, -1))
+        text = f"only indices {first}, {second}, ... {last} (every {steps[0]}th) of {name}"
+        return text if likely else ""
+    likely = indices.size <= 8 and _surprising(count, fraction, _subsets(dim, indices.size))
+    return f"only indices {', '.join(map(str, indices.tolist()))} of {name}" if likely else ""
 
 
 def _axis_name(axis: int, ndim: int) -> str:
@@ -117,16 +133,6 @@ def _range(indices: Array, dim: int, name: str) -> str:
     if first == 0:
         return f"indices < {last + 1} of {name}, which has {dim}"
     return f"indices {first} to {last} of {name}"
-
-
-def _set(indices: Array, dim: int, density: float) -> str:
-    """Indices with gaps: every k-th, or a few that are named."""
-    steps = np.diff(indices)
-    if indices.size >= 3 and (steps == steps[0]).all():
-        return f"indices {indices[0]}, {indices[1]}, ... {indices[-1]} (every {steps[0]}th)"
-    if density >= 0.5 and indices.size <= min(8, dim // 2):
-        return f"indices {', '.join(map(str, indices.tolist()))}"
-    return ""
 
 
 def _diagonal(mask: Array) -> str:
@@ -150,6 +156,9 @@ def _diagonal(mask: Array) -> str:
     else:
         return ""
     # One row or column of a corner would be on one side of the diagonal as well.
-    if 2 * hit.size < np.count_nonzero(region) or not _surprising(hit.size, float(region.mean())):
+    choices = math.log(rows + columns)
+    if not _surprising(hit.size, float(region.mean()), choices):
+        return ""
+    if 2 * hit.size < np.count_nonzero(region):
         return ""
     return f"only {text}, in the last two axes"

@@ -79,7 +79,7 @@ def summary(records: Sequence[Record], *, width: int, color: bool) -> str:
 
 def footnotes(records: Iterable[Record]) -> list[str]:
     """What the table cannot say: the legend, reasons of skips and expected failures."""
-    lines = ["n ok: checks passed; 1.2x: worst error as a multiple of the jnp baseline's"]
+    lines = ["1.2x: worst error as a multiple of the jnp baseline's; exact: no error at all"]
     for outcome, title in (("xfailed", "expected failure"), ("skipped", "skipped")):
         reasons = Counter(
             (record.reason, record.backend) for record in records if record.outcome == outcome
@@ -115,7 +115,8 @@ def _cell(rows: Sequence[Record]) -> tuple[str, str]:
     words += [f"{count['skipped']} skipped"] if count["skipped"] else []
     multiples = [row.multiple for row in rows if row.multiple is not None]
     if multiples and not failed:
-        words.append(f"{max(multiples):.1f}x")
+        worst = max(multiples)
+        words.append(f"{worst:.1f}x" if worst else "exact")
     style = "red" if failed else "yellow" if not count["passed"] else "green"
     return " ".join(words), style
 

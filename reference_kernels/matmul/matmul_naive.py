@@ -47,7 +47,8 @@ def matmul_naive(
       y: ``(k, n)``, of the dtype of ``x``.
       block_m: rows of ``x`` in a block.
       block_n: columns of ``y`` in a block. VMEM holds ``2 k (block_m + block_n)`` elements of the
-        operands: 4 MB of bfloat16 at ``k = 2048`` with the defaults.
+        operands: 4 MB of bfloat16 at ``k = 2048`` with the defaults. In float32, a ``k`` of 2048
+        is too much for the 16 MB of a v5e.
 
     Returns:
       ``(m, n)``, of the dtype of ``x``.

@@ -2,12 +2,13 @@
 
 Shapes: ``x`` and ``o`` are ``(m, n)``, ``n`` a multiple of 128. Dtypes: float32, bfloat16 or int32.
 
-Block ``i`` of the grid copies ``block_rows`` rows to shared memory by TMA, the copy engine of
-Hopper and later. The copy arrives at a barrier, and waiting on that barrier is the only proof that
-the data is there. After the addition, ``commit_smem`` makes what the threads wrote visible to the
-engine, which then copies it back; the block may end only when that copy is done.
+A block of the grid copies ``block_rows x 128`` elements to shared memory by TMA, the copy engine of
+Hopper and later, which moves at most 256 elements along each dimension. The copy arrives at a
+barrier, and waiting on that barrier is the only proof that the data is there. After the addition,
+``commit_smem`` makes what the threads wrote visible to the engine, which then copies it back; the
+block may end only when that copy is done.
 
-The last block, of ``m % block_rows`` rows, uses the first rows of its shared memory, so that
+The blocks of the last ``m % block_rows`` rows use the first rows of their shared memory, so that
 nothing beyond the end is read or written.
 """
 
@@ -25,15 +26,17 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 
-_WARPGROUP = 128  # threads; each of them holds an equal share of every row
+_COLUMNS = 128  # of a block: one for each thread of a warpgroup
+_MOST = 256  # elements of one TMA copy along a dimension
 
 
 def _copy_add_kernel(x_gmem: Any, o_gmem: Any, smem: Any, barrier: Any, *, block_rows: int) -> None:
-    block = jax.lax.axis_index("block")
+    block = jax.lax.axis_index("row")
+    columns = pl.ds(jax.lax.axis_index("column") * _COLUMNS, _COLUMNS)
     whole, tail = divmod(x_gmem.shape[0], block_rows)
 
     def add_one(rows: int) -> None:
-        here = pl.ds(block * block_rows, rows)
+        here = (pl.ds(block * block_rows, rows), columns)
         buffer = smem if rows == block_rows else smem.at[pl.ds(0, rows)]
         plgpu.copy_gmem_to_smem(x_gmem.at[here], buffer, barrier)
         plgpu.barrier_wait(barrier)
@@ -52,26 +55,26 @@ def tma_copy_add(x: jax.Array, *, block_rows: int = 64) -> jax.Array:
 
     Args:
       x: ``(m, n)`` with ``n`` a multiple of 128; float32, bfloat16 or int32.
-      block_rows: rows in a block, at most 256, which is what one TMA copy may have. They must fit
-        in shared memory, 227 kB on an H100: 64 rows of up to 896 float32.
+      block_rows: rows in a block, at most 256. The default takes 32 kB of shared memory in
+        float32, so that several blocks share an SM and hide each other's copies.
 
     Raises:
       ValueError: ``x`` is not a matrix, is empty or has an ``n`` that is not a multiple of 128, or
         ``block_rows`` is not between 1 and 256.
     """
     m, n = _require.axes("x", x, "m n")
-    if n % _WARPGROUP:
-        raise ValueError(f"x must have an n that is a multiple of {_WARPGROUP}, but n is {n}")
+    if n % _COLUMNS:
+        raise ValueError(f"x must have an n that is a multiple of {_COLUMNS}, but n is {n}")
     _require.positive(block_rows=block_rows)
-    if block_rows > 256:
-        raise ValueError(f"block_rows must be at most 256, but it is {block_rows}")
+    if block_rows > _MOST:
+        raise ValueError(f"block_rows must be at most {_MOST}, but it is {block_rows}")
     block_rows = min(block_rows, m)
     return plgpu.kernel(
         functools.partial(_copy_add_kernel, block_rows=block_rows),
         out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
-        scratch_types=[plgpu.SMEM((block_rows, n), x.dtype), plgpu.Barrier()],
-        grid=(pl.cdiv(m, block_rows),),
-        grid_names=("block",),
+        scratch_types=[plgpu.SMEM((block_rows, _COLUMNS), x.dtype), plgpu.Barrier()],
+        grid=(pl.cdiv(m, block_rows), n // _COLUMNS),
+        grid_names=("row", "column"),
     )(x)
 
 

@@ -104,7 +104,7 @@ def softmax(x: jax.Array, *, block_rows: int | None = None) -> jax.Array:
     Args:
       x: ``(..., n)`` with at least one axis, float32 or bfloat16. Entries may be ``-inf``.
       block_rows: rows in a block; by default as many as make a mebibyte of float32. A row and its
-        buffers must fit in VMEM, so ``n`` can be about 100,000.
+        buffers must fit in VMEM: 16 MB hold an ``n`` of 100,000, and half of that backward.
 
     Returns:
       The shape and dtype of ``x``. Rows that are all ``-inf`` are all zeros.

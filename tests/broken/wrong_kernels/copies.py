@@ -1,0 +1,88 @@
+"""DMAs: a buffer that is read before the copy has arrived."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.spec import KernelSpec
+
+from .accumulation import twice
+from .naive import agrees
+
+_ANY = pl.BlockSpec(memory_space=pl.ANY)
+
+
+def read_before_wait(x: jax.Array) -> jax.Array:
+    """The wait is after the read; where copies are done at once, nobody sees it."""
+
+    def body(x_ref: Any, o_ref: Any, buffer: Any, semaphore: Any) -> None:
+        load = pltpu.make_async_copy(x_ref, buffer, semaphore)
+        load.start()
+        o_ref[...] = 2 * buffer[...]
+        load.wait()
+
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        in_specs=[_ANY],
+        scratch_shapes=[pltpu.VMEM(x.shape, x.dtype), pltpu.SemaphoreType.DMA],
+    )(x)
+
+
+SPEC_READ_BEFORE_WAIT = KernelSpec(
+    name="read_before_wait",
+    kernel=read_before_wait,
+    reference=twice,
+    inputs=pst.arrays("m n", dtype="float32", dims={"m": [8, 16], "n": [4, 128]}),
+    exact=True,
+    checks=("forward",),
+)
+
+
+def naive_read_before_wait() -> None:
+    agrees(read_before_wait, twice)
+
+
+def shared_semaphore(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Two copies signal one semaphore, so the wait for ``y`` may be answered by ``x``."""
+
+    def body(x_ref: Any, y_ref: Any, o_ref: Any, x_buffer: Any, y_buffer: Any, shared: Any) -> None:
+        load_x = pltpu.make_async_copy(x_ref, x_buffer, shared)
+        load_y = pltpu.make_async_copy(y_ref, y_buffer, shared)
+        load_x.start()
+        load_y.start()
+        load_y.wait()
+        o_ref[...] = y_buffer[...]
+        load_x.wait()
+        o_ref[...] += x_buffer[...]
+
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        in_specs=[_ANY, _ANY],
+        scratch_shapes=[
+            pltpu.VMEM(x.shape, x.dtype),
+            pltpu.VMEM(x.shape, x.dtype),
+            pltpu.SemaphoreType.DMA,
+        ],
+    )(x, y)
+
+
+SPEC_SHARED_SEMAPHORE = KernelSpec(
+    name="shared_semaphore",
+    kernel=shared_semaphore,
+    reference=jnp.add,
+    inputs=pst.arrays("m n, m n", dtype="float32", dims={"m": [8, 16], "n": [4, 128]}),
+    exact=True,
+    checks=("forward",),
+)
+
+
+def naive_shared_semaphore() -> None:
+    agrees(shared_semaphore, jnp.add, count=2)

@@ -1,0 +1,242 @@
+"""The interpreting backends: they force themselves on a kernel, and survive what it does."""
+
+import functools
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sample_kernels
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pytest_pallas.backends import TARGETS, Call, parse
+from pytest_pallas.backends.registry import FAMILIES
+from pytest_pallas.errors import DeadlockError, NoPallasCallError, RaceError
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+X = np.arange(8 * 128, dtype=np.float32).reshape(8, 128)
+KNOWN = {family.name: family for family in FAMILIES}
+
+
+def backend(word):
+    return parse(word, KNOWN)[0]
+
+
+@pytest.mark.parametrize("word", ["interpret", "tpu-interpret", "tpu-interpret:v5e"])
+def test_runs_a_kernel(word):
+    outcome = backend(word).run(Call(function=sample_kernels.add_one, args=(X,)))
+    assert outcome.error is None
+    np.testing.assert_array_equal(outcome.values, X + 1)
+    assert [kernel.name for kernel in outcome.kernels] == ["body"]
+
+
+def test_each_backend_is_really_the_one_it_says():
+    """The lowered kernel calls back into the TPU interpreter, or is plain HLO."""
+    from pytest_pallas.backends.tracing import jitted, split
+
+    for word, calls_back in (("interpret", False), ("tpu-interpret", True)):
+        chosen = backend(word)
+        with chosen.context(races=False):
+            static, arrays = split(Call(function=sample_kernels.add_one, args=(X,)))
+            text = jitted().trace(static, arrays).lower().as_text()
+        assert ("callback" in text) is calls_back, word
+
+
+@pytest.mark.parametrize("target", ["v4", "v5e", "v5p", "v6e", "tpu7x"])
+def test_kernel_sees_the_target(target):
+    seen = []
+
+    def function(x):
+        seen.append(pltpu.get_tpu_info().chip_version)
+        return sample_kernels.add_one(x)
+
+    outcome = backend(f"tpu-interpret:{target}").run(Call(function=function, args=(X,)))
+    assert outcome.error is None
+    assert target.removeprefix("v") in str(seen[0].value).replace("x", "").removeprefix("v") or (
+        target == "tpu7x" and "7" in str(seen[0].value)
+    )
+    assert TARGETS[target].platform == "tpu"
+
+
+def test_hard_coded_interpret_is_overruled():
+    function = functools.partial(sample_kernels.add_one_by_rows, interpret=True)
+    outcome = backend("tpu-interpret").run(Call(function=function, args=(X,)))
+    assert outcome.error is None
+    assert outcome.kernels[0].eqn.params["interpret"] == pltpu.InterpretParams()
+
+
+def test_races_are_looked_for_where_there_are_dmas():
+    assert (
+        "races: on"
+        in backend("tpu-interpret").run(Call(function=sample_kernels.copy_by_dma, args=(X,))).notes
+    )
+    assert not backend("tpu-interpret").run(Call(function=sample_kernels.add_one, args=(X,))).notes
+
+
+def test_a_race_is_reported_with_both_lines():
+    outcome = backend("tpu-interpret").run(
+        Call(function=sample_kernels.read_before_wait, args=(X,))
+    )
+    assert isinstance(outcome.error, RaceError)
+    assert str(outcome.error).count("sample_kernels.py") == 2
+
+
+def test_races_can_be_left_out():
+    """Without the detector the same kernel returns: NaN, because the DMA has not happened."""
+    outcome = backend("tpu-interpret").run(
+        Call(function=sample_kernels.read_before_wait, args=(X,), races=False)
+    )
+    assert outcome.error is None
+    assert np.isnan(outcome.values).all()
+
+
+def test_out_of_bounds_read_is_an_error():
+    outcome = backend("tpu-interpret").run(
+        Call(function=sample_kernels.read_out_of_bounds, args=(X,))
+    )
+    assert "Out-of-bounds read" in str(outcome.error)
+    assert "Traceback" not in str(outcome.error)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        sample_kernels.read_out_of_bounds,
+        sample_kernels.read_before_wait,
+        sample_kernels.wait_for_nobody,
+    ],
+)
+def test_a_failed_kernel_leaves_no_trace(wrong):
+    chosen = backend("tpu-interpret")
+    assert chosen.run(Call(function=wrong, args=(X,), timeout=1.0)).error is not None
+    for _ in range(2):
+        after = chosen.run(Call(function=sample_kernels.copy_by_dma, args=(X,)))
+        assert after.error is None
+        np.testing.assert_array_equal(after.values, X)
+
+
+def test_a_deadlock_ends_at_the_time_limit():
+    started = time.monotonic()
+    outcome = backend("tpu-interpret").run(
+        Call(function=sample_kernels.wait_for_nobody, args=(X,), timeout=1.0)
+    )
+    assert isinstance(outcome.error, DeadlockError)
+    assert "did not finish within 1 s" in str(outcome.error)
+    assert time.monotonic() - started < 30
+
+
+def test_a_deadlock_on_several_devices_leaves_no_trace():
+    from jax.sharding import PartitionSpec as P
+
+    from pytest_pallas.devices import make_mesh
+
+    mesh = make_mesh({"x": 4}, "cpu")
+
+    def on_mesh(function, x):
+        return jax.shard_map(
+            function, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False
+        )(x)
+
+    x = np.arange(32 * 128, dtype=np.float32).reshape(32, 128)
+    chosen = backend("tpu-interpret")
+    stuck = functools.partial(on_mesh, sample_kernels.wait_for_nobody)
+    outcome = chosen.run(Call(function=stuck, args=(x,), devices=4, timeout=1.0))
+    assert isinstance(outcome.error, DeadlockError)
+    fine = functools.partial(on_mesh, sample_kernels.copy_by_dma)
+    for _ in range(2):
+        after = chosen.run(Call(function=fine, args=(x,), devices=4))
+        assert after.error is None
+        np.testing.assert_array_equal(after.values, x)
+
+
+def test_a_function_without_a_kernel_is_an_error():
+    outcome = backend("interpret").run(Call(function=sample_kernels.no_kernel, args=(X,)))
+    assert isinstance(outcome.error, NoPallasCallError)
+    assert "no_kernel traces to no Pallas kernel" in str(outcome.error)
+    assert (
+        backend("interpret")
+        .run(Call(function=sample_kernels.no_kernel, args=(X,), needs_kernel=False))
+        .error
+        is None
+    )
+
+
+def test_a_call_object_built_at_import_is_explained():
+    outcome = backend("tpu-interpret").run(Call(function=sample_kernels.BUILT_TOO_EARLY, args=(X,)))
+    assert "built before the test ran" in str(outcome.error)
+
+
+def test_an_error_while_tracing_is_itself():
+    def broken(x):
+        raise ValueError("block_m must be a multiple of 8")
+
+    outcome = backend("tpu-interpret").run(Call(function=broken, args=(X,)))
+    assert isinstance(outcome.error, ValueError)
+    assert outcome.values is None
+
+
+def test_inputs_are_copied():
+    x = X.copy()
+
+    def overwrite(y):
+        sample_kernels.add_one(y)
+        return sample_kernels.add_one(y)
+
+    outcome = backend("interpret").run(Call(function=overwrite, args=(x,)))
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(outcome.inputs[0], X)
+
+
+def test_a_donated_input_is_seen():
+    donate = jax.jit(sample_kernels.add_one, donate_argnums=0)
+    outcome = backend("interpret").run(Call(function=donate, args=(X,), jit=False))
+    assert outcome.error is None
+    assert outcome.inputs == (None,)
+
+
+def test_vmapped_dimension_semantics():
+    """The interpreter would raise: the batch is a grid dimension that the user's tuple lacks."""
+
+    def kernel(x):
+        def body(x_ref, o_ref):
+            o_ref[...] = x_ref[...] + 1
+
+        spec = pl.BlockSpec((8, 128), lambda i: (i, 0))
+        return pl.pallas_call(
+            body,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            grid=(x.shape[0] // 8,),
+            in_specs=[spec],
+            out_specs=spec,
+            compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+        )(x)
+
+    batch = np.stack([np.concatenate([X, X]), np.concatenate([X, -X])])
+    outcome = backend("tpu-interpret").run(Call(function=jax.vmap(kernel), args=(batch,)))
+    assert outcome.error is None
+    np.testing.assert_array_equal(outcome.values, batch + 1)
+
+
+def test_gpu_interpret_runs_mosaic_gpu():
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    @functools.partial(
+        plgpu.kernel,
+        out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
+        scratch_types=[plgpu.SMEM((128,), jnp.float32), plgpu.Barrier()],
+    )
+    def copy(x_gmem, o_gmem, smem, barrier):
+        plgpu.copy_gmem_to_smem(x_gmem, smem, barrier)
+        plgpu.barrier_wait(barrier)
+        smem[...] = smem[...] + 1
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(smem, o_gmem)
+        plgpu.wait_smem_to_gmem(0)
+
+    x = np.arange(128, dtype=np.float32)
+    outcome = backend("gpu-interpret:h100").run(Call(function=copy, args=(x,)))
+    assert outcome.error is None, outcome.error
+    np.testing.assert_array_equal(outcome.values, x + 1)

@@ -1,0 +1,64 @@
+"""Calls that mean the same share one trace; those that do not, do not."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+
+from pytest_pallas.backends import Call
+from pytest_pallas.backends.tracing import apply, identity, jitted, split
+
+X = np.ones((8, 128), np.float32)
+
+
+def test_partials_made_anew_are_traced_once():
+    traces = []
+
+    def function(x, *, block):
+        traces.append(block)
+        return x * block
+
+    for _ in range(3):
+        static, arrays = split(Call(function=functools.partial(function, block=2), args=(X,)))
+        jitted()(static, arrays)
+    assert traces == [2]
+
+
+def test_other_options_are_other_programs():
+    def function(x, *, by):
+        return x * by
+
+    results = [
+        jitted()(*split(Call(function=function, args=(X,), options={"by": by})))
+        for by in (1, 1.5, True)
+    ]
+    assert [float(r[0, 0]) for r in results] == [1.0, 1.5, 1.0]
+
+
+def test_one_and_true_are_not_one_key():
+    assert identity(1) != identity(True)
+    assert identity(1) != identity(1.0)
+
+
+def test_leaves_that_are_no_arrays_are_not_traced():
+    def function(x, names, flag):
+        assert flag is True
+        return x if names["axis"] == "rows" else x.T
+
+    static, arrays = split(Call(function=function, args=(X, {"axis": "rows"}, True)))
+    assert len(arrays) == 1
+    assert apply(static, arrays).shape == (8, 128)
+    assert jitted()(static, arrays).shape == (8, 128)
+
+
+def test_an_unhashable_leaf_is_passed_on():
+    class Settings:
+        __hash__ = None
+
+    settings = Settings()
+
+    def function(x, given):
+        assert given is settings
+        return jnp.sum(x)
+
+    assert jitted()(*split(Call(function=function, args=(X, settings)))) == X.sum()

@@ -1,0 +1,64 @@
+"""Simulated devices and meshes."""
+
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from pytest_pallas.devices import make_mesh, simulate
+from pytest_pallas.errors import DeviceError
+
+
+def test_the_users_own_count_wins_over_the_default():
+    for environ in (
+        {"JAX_NUM_CPU_DEVICES": "3"},
+        {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"},
+    ):
+        before = dict(environ)
+        simulate(8, environ, asked=False)
+        assert environ == before
+
+
+def test_what_was_asked_for_wins_over_the_environment():
+    environ = {"XLA_FLAGS": "--xla_dump_to=/x --xla_force_host_platform_device_count=3"}
+    count = len(jax.devices("cpu"))  # JAX has started here, and cannot have another number
+    simulate(count, environ, asked=True)
+    assert environ == {"XLA_FLAGS": "--xla_dump_to=/x", "JAX_NUM_CPU_DEVICES": str(count)}
+
+
+def test_too_late():
+    with pytest.raises(DeviceError, match=r"--pallas-devices=77 came too late: JAX has already"):
+        simulate(77, {}, asked=True)
+    simulate(77, {}, asked=False)
+
+
+@pytest.mark.parametrize("imported_first", [True, False])
+def test_jax_starts_with_the_count(imported_first):
+    lines = [
+        "import os",
+        "from pytest_pallas.devices import simulate",
+        "simulate(5, os.environ, asked=True)",
+        "import jax",
+        "assert len(jax.devices()) == 5, jax.devices()",
+    ]
+    if imported_first:
+        lines.insert(0, "import jax")
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+
+
+def test_mesh():
+    mesh = make_mesh({"x": 2, "y": 2}, "cpu")
+    assert mesh.axis_names == ("x", "y")
+    assert mesh.devices.shape == (2, 2)
+
+
+def test_too_few_devices():
+    with pytest.raises(DeviceError, match=r"needs 128 devices, .* run with --pallas-devices=128"):
+        make_mesh({"x": 128}, "cpu")
+
+
+@pytest.mark.parametrize("axes", [{}, {"x": 0}, {"x": "2"}])
+def test_wrong_axes(axes):
+    with pytest.raises(DeviceError, match="a mesh needs axes with positive sizes"):
+        make_mesh(axes, "cpu")

@@ -1,0 +1,27 @@
+"""Records survive JSON."""
+
+import dataclasses
+import json
+import math
+
+from pytest_pallas.record import Record, from_json, to_json
+
+RECORD = Record(
+    test="a.py::b",
+    kernel="matmul",
+    check="forward",
+    backend="interpret",
+    outcome="failed",
+    mesh={"x": 4},
+    error=math.inf,
+    baseline=0.5,
+    multiple=math.nan,
+    notes=("races: on",),
+)
+
+
+def test_round_trip_through_json():
+    plain = json.loads(json.dumps(to_json(RECORD), allow_nan=False))
+    back = from_json(plain)
+    assert math.isnan(back.multiple)
+    assert dataclasses.replace(back, multiple=1.0) == dataclasses.replace(RECORD, multiple=1.0)
