@@ -10,8 +10,8 @@ import numpy as np
 from pytest_pallas.numerics.dtypes import Array
 
 # A place is only reported when as many wrong elements, thrown at random, would all have fallen
-# into one of its kind less than once in a hundred times.
-_CHANCE = math.log(100)
+# into one of its kind less than once in a thousand times.
+_CHANCE = math.log(1000)
 
 
 def location_patterns(

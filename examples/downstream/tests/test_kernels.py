@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.experimental.pallas.ops.tpu.flash_attention import SegmentIds, flash_attention
 from jax.experimental.pallas.ops.tpu.matmul import matmul
-
 from norm_kernels import rms_norm
+
 from pytest_pallas import ExpectedFailure, KernelSpec, suite
 from pytest_pallas import strategies as pst
 

@@ -3,12 +3,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
-import sample_kernels
+import sample_kernels as kernels
 from jax.experimental import pallas as pl
 
 from pytest_pallas.analysis import describe_writer, kernel_calls, mutated_operands
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 X = jnp.zeros((20, 128))
 
@@ -20,7 +18,7 @@ def calls(function, *args):
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jax.checkpoint, jax.vmap])
 def test_finds_kernels_at_any_depth(transform):
     x = jnp.zeros((2, 20, 128)) if transform is jax.vmap else X
-    (found,) = calls(transform(sample_kernels.add_one), x)
+    (found,) = calls(transform(kernels.add_one), x)
     assert found.name == "body"
     assert found.source.rpartition(":")[0].endswith("sample_kernels.py")
     assert not found.interpreted
@@ -28,8 +26,8 @@ def test_finds_kernels_at_any_depth(transform):
 
 def test_finds_kernels_in_control_flow():
     def function(x):
-        x = jax.lax.fori_loop(0, 3, lambda i, y: sample_kernels.add_one(y), x)
-        return jax.lax.cond(x[0, 0] > 0, sample_kernels.add_one, sample_kernels.copy_by_dma, x)
+        x = jax.lax.fori_loop(0, 3, lambda i, y: kernels.add_one(y), x)
+        return jax.lax.cond(x[0, 0] > 0, kernels.add_one, kernels.copy_by_dma, x)
 
     found = calls(function, X)
     assert len(found) == 3
@@ -37,12 +35,12 @@ def test_finds_kernels_in_control_flow():
 
 
 def test_hard_coded_interpret_is_seen():
-    (found,) = calls(lambda x: sample_kernels.add_one_by_rows(x, interpret=True), X)
+    (found,) = calls(lambda x: kernels.add_one_by_rows(x, interpret=True), X)
     assert found.interpreted
 
 
 def test_the_writer_of_an_element():
-    (found,) = calls(sample_kernels.add_one_by_rows, X)
+    (found,) = calls(kernels.add_one_by_rows, X)
     text = describe_writer(found, 0, (17, 5))
     assert text == (
         "written by program (2) of body (grid (3,)), output block (2, 0) = [16:24, 0:128]"
@@ -95,7 +93,7 @@ def test_a_write_to_an_input_ref_is_seen():
 
     assert mutated_operands(*calls(function({}), X)) == (0,)
     assert mutated_operands(*calls(function({0: 0}), X)) == ()
-    assert mutated_operands(*calls(sample_kernels.add_one, X)) == ()
+    assert mutated_operands(*calls(kernels.add_one, X)) == ()
 
 
 def test_a_guarded_write_to_an_input_ref_is_seen():

@@ -7,15 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import sample_kernels
+import sample_kernels as kernels
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas.backends import TARGETS, Call, parse
 from pytest_pallas.backends.registry import FAMILIES
 from pytest_pallas.errors import DeadlockError, NoPallasCallError, RaceError
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 X = np.arange(8 * 128, dtype=np.float32).reshape(8, 128)
 KNOWN = {family.name: family for family in FAMILIES}
@@ -27,7 +25,7 @@ def backend(word):
 
 @pytest.mark.parametrize("word", ["interpret", "tpu-interpret", "tpu-interpret:v5e"])
 def test_runs_a_kernel(word):
-    outcome = backend(word).run(Call(function=sample_kernels.add_one, args=(X,)))
+    outcome = backend(word).run(Call(function=kernels.add_one, args=(X,)))
     assert outcome.error is None
     np.testing.assert_array_equal(outcome.values, X + 1)
     assert [kernel.name for kernel in outcome.kernels] == ["body"]
@@ -40,7 +38,7 @@ def test_each_backend_is_really_the_one_it_says():
     for word, calls_back in (("interpret", False), ("tpu-interpret", True)):
         chosen = backend(word)
         with chosen.context(races=False):
-            static, arrays = split(Call(function=sample_kernels.add_one, args=(X,)))
+            static, arrays = split(Call(function=kernels.add_one, args=(X,)))
             text = jitted().trace(static, arrays).lower().as_text()
         assert ("callback" in text) is calls_back, word
 
@@ -51,7 +49,7 @@ def test_kernel_sees_the_target(target):
 
     def function(x):
         seen.append(pltpu.get_tpu_info().chip_version)
-        return sample_kernels.add_one(x)
+        return kernels.add_one(x)
 
     outcome = backend(f"tpu-interpret:{target}").run(Call(function=function, args=(X,)))
     assert outcome.error is None
@@ -62,7 +60,7 @@ def test_kernel_sees_the_target(target):
 
 
 def test_hard_coded_interpret_is_overruled():
-    function = functools.partial(sample_kernels.add_one_by_rows, interpret=True)
+    function = functools.partial(kernels.add_one_by_rows, interpret=True)
     outcome = backend("tpu-interpret").run(Call(function=function, args=(X,)))
     assert outcome.error is None
     assert outcome.kernels[0].eqn.params["interpret"] == pltpu.InterpretParams()
@@ -71,15 +69,13 @@ def test_hard_coded_interpret_is_overruled():
 def test_races_are_looked_for_where_there_are_dmas():
     assert (
         "races: on"
-        in backend("tpu-interpret").run(Call(function=sample_kernels.copy_by_dma, args=(X,))).notes
+        in backend("tpu-interpret").run(Call(function=kernels.copy_by_dma, args=(X,))).notes
     )
-    assert not backend("tpu-interpret").run(Call(function=sample_kernels.add_one, args=(X,))).notes
+    assert not backend("tpu-interpret").run(Call(function=kernels.add_one, args=(X,))).notes
 
 
 def test_a_race_is_reported_with_both_lines():
-    outcome = backend("tpu-interpret").run(
-        Call(function=sample_kernels.read_before_wait, args=(X,))
-    )
+    outcome = backend("tpu-interpret").run(Call(function=kernels.read_before_wait, args=(X,)))
     assert isinstance(outcome.error, RaceError)
     assert str(outcome.error).count("sample_kernels.py") == 2
 
@@ -87,16 +83,14 @@ def test_a_race_is_reported_with_both_lines():
 def test_races_can_be_left_out():
     """Without the detector the same kernel returns: NaN, because the DMA has not happened."""
     outcome = backend("tpu-interpret").run(
-        Call(function=sample_kernels.read_before_wait, args=(X,), races=False)
+        Call(function=kernels.read_before_wait, args=(X,), races=False)
     )
     assert outcome.error is None
     assert np.isnan(outcome.values).all()
 
 
 def test_out_of_bounds_read_is_an_error():
-    outcome = backend("tpu-interpret").run(
-        Call(function=sample_kernels.read_out_of_bounds, args=(X,))
-    )
+    outcome = backend("tpu-interpret").run(Call(function=kernels.read_out_of_bounds, args=(X,)))
     assert "Out-of-bounds read" in str(outcome.error)
     assert "Traceback" not in str(outcome.error)
 
@@ -104,16 +98,16 @@ def test_out_of_bounds_read_is_an_error():
 @pytest.mark.parametrize(
     "wrong",
     [
-        sample_kernels.read_out_of_bounds,
-        sample_kernels.read_before_wait,
-        sample_kernels.wait_for_nobody,
+        kernels.read_out_of_bounds,
+        kernels.read_before_wait,
+        kernels.wait_for_nobody,
     ],
 )
 def test_a_failed_kernel_leaves_no_trace(wrong):
     chosen = backend("tpu-interpret")
     assert chosen.run(Call(function=wrong, args=(X,), timeout=1.0)).error is not None
     for _ in range(2):
-        after = chosen.run(Call(function=sample_kernels.copy_by_dma, args=(X,)))
+        after = chosen.run(Call(function=kernels.copy_by_dma, args=(X,)))
         assert after.error is None
         np.testing.assert_array_equal(after.values, X)
 
@@ -121,7 +115,7 @@ def test_a_failed_kernel_leaves_no_trace(wrong):
 def test_a_deadlock_ends_at_the_time_limit():
     started = time.monotonic()
     outcome = backend("tpu-interpret").run(
-        Call(function=sample_kernels.wait_for_nobody, args=(X,), timeout=1.0)
+        Call(function=kernels.wait_for_nobody, args=(X,), timeout=1.0)
     )
     assert isinstance(outcome.error, DeadlockError)
     assert "did not finish within 1 s" in str(outcome.error)
@@ -142,10 +136,10 @@ def test_a_deadlock_on_several_devices_leaves_no_trace():
 
     x = np.arange(32 * 128, dtype=np.float32).reshape(32, 128)
     chosen = backend("tpu-interpret")
-    stuck = functools.partial(on_mesh, sample_kernels.wait_for_nobody)
+    stuck = functools.partial(on_mesh, kernels.wait_for_nobody)
     outcome = chosen.run(Call(function=stuck, args=(x,), devices=4, timeout=1.0))
     assert isinstance(outcome.error, DeadlockError)
-    fine = functools.partial(on_mesh, sample_kernels.copy_by_dma)
+    fine = functools.partial(on_mesh, kernels.copy_by_dma)
     for _ in range(2):
         after = chosen.run(Call(function=fine, args=(x,), devices=4))
         assert after.error is None
@@ -153,19 +147,19 @@ def test_a_deadlock_on_several_devices_leaves_no_trace():
 
 
 def test_a_function_without_a_kernel_is_an_error():
-    outcome = backend("interpret").run(Call(function=sample_kernels.no_kernel, args=(X,)))
+    outcome = backend("interpret").run(Call(function=kernels.no_kernel, args=(X,)))
     assert isinstance(outcome.error, NoPallasCallError)
     assert "no_kernel traces to no Pallas kernel" in str(outcome.error)
     assert (
         backend("interpret")
-        .run(Call(function=sample_kernels.no_kernel, args=(X,), needs_kernel=False))
+        .run(Call(function=kernels.no_kernel, args=(X,), needs_kernel=False))
         .error
         is None
     )
 
 
 def test_a_call_object_built_at_import_is_explained():
-    outcome = backend("tpu-interpret").run(Call(function=sample_kernels.BUILT_TOO_EARLY, args=(X,)))
+    outcome = backend("tpu-interpret").run(Call(function=kernels.BUILT_TOO_EARLY, args=(X,)))
     assert "built before the test ran" in str(outcome.error)
 
 
@@ -182,8 +176,8 @@ def test_inputs_are_copied():
     x = X.copy()
 
     def overwrite(y):
-        sample_kernels.add_one(y)
-        return sample_kernels.add_one(y)
+        kernels.add_one(y)
+        return kernels.add_one(y)
 
     outcome = backend("interpret").run(Call(function=overwrite, args=(x,)))
     np.testing.assert_array_equal(x, X)
@@ -191,7 +185,7 @@ def test_inputs_are_copied():
 
 
 def test_a_donated_input_is_seen():
-    donate = jax.jit(sample_kernels.add_one, donate_argnums=0)
+    donate = jax.jit(kernels.add_one, donate_argnums=0)
     outcome = backend("interpret").run(Call(function=donate, args=(X,), jit=False))
     assert outcome.error is None
     assert outcome.inputs == (None,)
