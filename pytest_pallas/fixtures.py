@@ -12,7 +12,6 @@ from pytest_pallas.backends import Backend, label, parse
 from pytest_pallas.errors import DeviceError, OptionError
 from pytest_pallas.options import choose
 from pytest_pallas.session import SANITIZERS, Session, current
-from pytest_pallas.tally import Tally
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,6 +108,7 @@ def pallas_check(
         from pytest_pallas.checks.trial import Trial
         from pytest_pallas.checks.verdict import ask
         from pytest_pallas.strategies.arguments import Arguments
+        from pytest_pallas.tally import Tally
         from pytest_pallas.tolerances import dtypes_of, tolerance_for
 
         settings = session.options_for(session.item)

@@ -19,6 +19,7 @@ def over_backends(metafunc: pytest.Metafunc) -> None:
     session = current(metafunc.config)
     definition = metafunc.definition
     try:
+        session.options_for(definition)  # a bad mark is an error even where nobody asks
         marks = list(definition.iter_markers("pallas"))
         backends, reason = session.backends_for(marks)
         xfails = list(definition.iter_markers("pallas_xfail"))

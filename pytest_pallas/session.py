@@ -57,7 +57,7 @@ class Session:
             self._cache = ExpectedCache()
         return self._cache
 
-    def options_for(self, node: pytest.Item | None) -> Options:
+    def options_for(self, node: pytest.Item | pytest.Collector | None) -> Options:
         """The session's options with what the marks of a test say.
 
         Raises:
@@ -69,10 +69,16 @@ class Session:
         for mark in reversed(list(node.iter_markers("pallas"))):
             values = {k: v for k, v in mark.kwargs.items() if k not in _MARK_ONLY}
             options = options.replaced(**values)
+            choose(options.checks, self.checks, "mark pallas(checks=...)")
+            choose(options.sanitize, SANITIZERS, "mark pallas(sanitize=...)")
         return options
 
-    def backends_for(self, marks: Sequence[pytest.Mark]) -> tuple[list[Backend], str]:
+    def backends_for(
+        self, marks: Sequence[pytest.Mark], claimed: Sequence[str] | None = None
+    ) -> tuple[list[Backend], str]:
         """The backends of a test with these marks (closest first), and why there are none.
+
+        ``claimed`` names those that the kernel claims, where that is known.
 
         Raises:
           OptionError: a mark names an unknown backend or target, or gives positional arguments.
@@ -83,7 +89,9 @@ class Session:
         elif self.selection.named:
             wanted = list(self.selection.backends)
         else:
-            wanted = [b for b in self.selection.backends if self._implied(b)]
+            wanted = [b for b in self.selection.backends if claimed or self._implied(b)]
+        if claimed is not None:
+            wanted = [backend for backend in wanted if backend.name in claimed]
         if targets is not None:
             wanted = _with_targets(wanted, targets, self.families)
         missing = {label(b): why for b in wanted if (why := b.available()) is not None}

@@ -42,7 +42,11 @@ class Hardware:
             devices = jax.devices(self.platform)
         except RuntimeError:
             found = sorted({device.device_kind for device in jax.devices()})
-            return f"JAX finds no {self.platform.upper()} here, only {', '.join(found)}"
+            return (
+                f"jax.devices({self.platform!r}) finds no {self.platform.upper()}, only "
+                f"{', '.join(found)}; it needs a {self.platform.upper()} and "
+                f"pip install 'pytest-pallas[{self.platform}]'"
+            )
         if self.target is not None and devices[0].device_kind != self.target.device_kind:
             return f"the {self.platform.upper()} here is a {devices[0].device_kind}"
         return None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_pallas.backends import hardware, interpreters
 from pytest_pallas.backends.protocol import Backend, Kind, label
 from pytest_pallas.backends.targets import TARGETS, Target, targets_of
 from pytest_pallas.errors import BackendUnavailableError, OptionError
@@ -31,24 +30,38 @@ class Family:
     implied: bool = False
 
 
+def _maker(function: str) -> Callable[[Target | None], Backend]:
+    """A backend's constructor, imported when it is called: most pytest runs need none."""
+
+    def make(target: Target | None) -> Backend:
+        return pkgutil.resolve_name(f"pytest_pallas.backends.{function}")(target)
+
+    return make
+
+
 #: The backends of this package, in the order of reports.
 FAMILIES: tuple[Family, ...] = (
-    Family(name="interpret", make=interpreters.interpret, kind="interpreting", implied=True),
+    Family(
+        name="interpret",
+        make=_maker("interpreters:interpret"),
+        kind="interpreting",
+        implied=True,
+    ),
     Family(
         name="tpu-interpret",
-        make=interpreters.tpu_interpret,
+        make=_maker("interpreters:tpu_interpret"),
         kind="interpreting",
         targets=targets_of("tpu"),
         implied=True,
     ),
     Family(
         name="gpu-interpret",
-        make=interpreters.gpu_interpret,
+        make=_maker("interpreters:gpu_interpret"),
         kind="interpreting",
         targets=targets_of("gpu"),
     ),
-    Family(name="tpu", make=hardware.tpu, kind="hardware", targets=targets_of("tpu")),
-    Family(name="gpu", make=hardware.gpu, kind="hardware", targets=targets_of("gpu")),
+    Family(name="tpu", make=_maker("hardware:tpu"), kind="hardware", targets=targets_of("tpu")),
+    Family(name="gpu", make=_maker("hardware:gpu"), kind="hardware", targets=targets_of("gpu")),
 )
 
 
@@ -108,6 +121,8 @@ def parse(word: str, families: Mapping[str, Family]) -> list[Backend]:
     name, colon, target = word.partition(":")
     family = families.get(name)
     if family is None:
+        import difflib
+
         close = difflib.get_close_matches(name, [*families, "auto", "all"], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise OptionError(f"unknown backend {name!r}.{hint} {_valid(families)}")

@@ -99,11 +99,10 @@ def wide(values: npt.ArrayLike) -> Array:
         return array.astype(object)
     if is_exact(dtype):
         return array.astype(np.int64, copy=False)
-    if is_complex(dtype):
-        return array.astype(np.complex128, copy=False)
-    if is_float(dtype):
-        return array.astype(np.float64, copy=False)
-    raise TypeError(f"dtype {dtype} is not a number")
+    if not is_complex(dtype) and not is_float(dtype):
+        raise TypeError(f"dtype {dtype} is not a number")
+    with np.errstate(invalid="ignore"):  # a signalling NaN, as stale memory may hold
+        return array.astype(np.complex128 if is_complex(dtype) else np.float64, copy=False)
 
 
 @cache

@@ -44,10 +44,10 @@ def _others(ndim: int, axis: int) -> tuple[int, ...]:
 
 
 def _surprising(count: int, fraction: float, choices: float) -> bool:
-    """Whether ``count`` elements in one of ``exp(choices)`` places can hardly be by chance.
+    """Whether ``count`` elements can hardly be in one place by chance.
 
-    Each place is ``fraction`` of the array. The probability is at most ``choices``' exponential
-    times ``fraction ** count``, whichever of the places it turned out to be.
+    The place is ``fraction`` of the array and one of ``exp(choices)`` of its kind, so that the
+    probability is at most ``exp(choices) * fraction ** count``.
     """
     return 0 < fraction < 1 and count * -math.log(fraction) - choices > _CHANCE
 

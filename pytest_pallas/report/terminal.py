@@ -74,7 +74,7 @@ def summary(records: Sequence[Record], *, width: int, color: bool) -> str:
         file=stream, width=max(width, 40), force_terminal=color, no_color=not color, highlight=False
     )
     console.print(table)
-    return stream.getvalue().rstrip("\n")
+    return "\n".join(line.rstrip() for line in stream.getvalue().strip("\n").splitlines())
 
 
 def footnotes(records: Iterable[Record]) -> list[str]:

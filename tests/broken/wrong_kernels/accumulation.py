@@ -53,7 +53,7 @@ def matmul_reference(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def not_cleared(x: jax.Array, y: jax.Array, *, block: int = 128) -> jax.Array:
-    """The accumulator is never set to zero: fresh memory happens to be zero where it was tried."""
+    """The accumulator is never set to zero; fresh memory often is, so it may work for years."""
     return _matmul(x, y, block, jnp.float32, clear=False)
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
@@ -74,18 +77,25 @@ def naive_mutates_input() -> None:
     agrees(mutates_input, twice)
 
 
-def _double(x: jax.Array, *, interpret: bool = False) -> jax.Array:
+def right(x: jax.Array) -> jax.Array:
+    """Nothing is wrong with this one: every check must pass."""
+
     def body(x_ref: Any, o_ref: Any) -> None:
         o_ref[...] = 2 * x_ref[...]
 
-    return pl.pallas_call(
-        body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=interpret
-    )(x)
+    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+SPEC_RIGHT = KernelSpec(name="right", kernel=right, reference=twice, inputs=_ARRAYS, exact=True)
+
+
+def naive_right() -> None:
+    agrees(right, twice)
 
 
 def falls_back(x: jax.Array) -> jax.Array:
     """A dispatcher that runs jnp wherever ``n`` is no multiple of 128, and nobody knows."""
-    return _double(x) if x.shape[1] % 128 == 0 else jnp.multiply(x, 2)
+    return right(x) if x.shape[1] % 128 == 0 else jnp.multiply(x, 2)
 
 
 SPEC_FALLS_BACK = KernelSpec(
@@ -103,7 +113,12 @@ def naive_falls_back() -> None:
 
 def hard_coded_interpret(x: jax.Array) -> jax.Array:
     """Debugged with ``interpret=True``, which stayed: right everywhere, and a kernel nowhere."""
-    return _double(x, interpret=True)
+
+    def body(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = 2 * x_ref[...]
+
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(body, out_shape=shape, interpret=True)(x)  # the line to be named
 
 
 SPEC_HARD_CODED_INTERPRET = KernelSpec(
@@ -119,13 +134,39 @@ def naive_hard_coded_interpret() -> None:
     agrees(hard_coded_interpret, twice)
 
 
-def right(x: jax.Array) -> jax.Array:
-    """Nothing is wrong with this one: every check must pass."""
-    return _double(x)
+def any_order(x: jax.Array) -> jax.Array:
+    """Adds the rows in another order at each call, as float atomics do: other bits every time."""
+
+    def body(order_ref: Any, x_ref: Any, o_ref: Any) -> None:
+        def add(i: Any, total: jax.Array) -> jax.Array:
+            return total + x_ref[pl.ds(order_ref[i], 1), :]
+
+        o_ref[...] = jax.lax.fori_loop(0, x_ref.shape[0], add, jnp.zeros_like(o_ref))
+
+    rows = x.shape[0]
+    order = jax.experimental.io_callback(
+        lambda: np.random.default_rng().permutation(rows).astype(np.int32),
+        jax.ShapeDtypeStruct((rows,), jnp.int32),
+    )
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((1, x.shape[1]), x.dtype),
+        in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.VMEM)],
+    )(order, x)
 
 
-SPEC_RIGHT = KernelSpec(name="right", kernel=right, reference=twice, inputs=_ARRAYS, exact=True)
+def column_sums(x: jax.Array) -> jax.Array:
+    return jnp.sum(x, axis=0, keepdims=True)
 
 
-def naive_right() -> None:
-    agrees(right, twice)
+SPEC_ANY_ORDER = KernelSpec(
+    name="any_order",
+    kernel=any_order,
+    reference=column_sums,
+    inputs=pst.arrays("m n", dtype="float32", dims={"m": 64, "n": 128}, values="normal"),
+    checks=("forward", "determinism"),
+)
+
+
+def naive_any_order() -> None:
+    agrees(any_order, column_sums)

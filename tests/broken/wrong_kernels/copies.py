@@ -49,18 +49,21 @@ def naive_read_before_wait() -> None:
     agrees(read_before_wait, twice)
 
 
-def shared_semaphore(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Two copies signal one semaphore, so the wait for ``y`` may be answered by ``x``."""
+def _add(x: jax.Array, y: jax.Array, first: int) -> jax.Array:
+    """``x + y`` by two copies that signal one semaphore; ``first`` is the one waited for first."""
 
     def body(x_ref: Any, y_ref: Any, o_ref: Any, x_buffer: Any, y_buffer: Any, shared: Any) -> None:
-        load_x = pltpu.make_async_copy(x_ref, x_buffer, shared)
-        load_y = pltpu.make_async_copy(y_ref, y_buffer, shared)
-        load_x.start()
-        load_y.start()
-        load_y.wait()
-        o_ref[...] = y_buffer[...]
-        load_x.wait()
-        o_ref[...] += x_buffer[...]
+        buffers = (x_buffer, y_buffer)
+        loads = [
+            pltpu.make_async_copy(ref, buffer, shared)
+            for ref, buffer in zip((x_ref, y_ref), buffers, strict=True)
+        ]
+        for load in loads:
+            load.start()
+        loads[first].wait()
+        o_ref[...] = buffers[first][...]
+        loads[1 - first].wait()
+        o_ref[...] += buffers[1 - first][...]
 
     return pl.pallas_call(
         body,
@@ -74,11 +77,32 @@ def shared_semaphore(x: jax.Array, y: jax.Array) -> jax.Array:
     )(x, y)
 
 
+def shared_semaphore(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The wait for ``x`` is answered by whichever copy is done first; ``x`` is read after it."""
+    return _add(x, y, 0)
+
+
+def shared_semaphore_last_first(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The same with the wait for ``y`` first, which is the order that the interpreter takes."""
+    return _add(x, y, 1)
+
+
+_PAIRS = pst.arrays("m n, m n", dtype="float32", dims={"m": [8, 16], "n": [4, 128]})
+
 SPEC_SHARED_SEMAPHORE = KernelSpec(
     name="shared_semaphore",
     kernel=shared_semaphore,
     reference=jnp.add,
-    inputs=pst.arrays("m n, m n", dtype="float32", dims={"m": [8, 16], "n": [4, 128]}),
+    inputs=_PAIRS,
+    exact=True,
+    checks=("forward",),
+)
+
+SPEC_SHARED_SEMAPHORE_LAST_FIRST = KernelSpec(
+    name="shared_semaphore_last_first",
+    kernel=shared_semaphore_last_first,
+    reference=jnp.add,
+    inputs=_PAIRS,
     exact=True,
     checks=("forward",),
 )
@@ -86,3 +110,7 @@ SPEC_SHARED_SEMAPHORE = KernelSpec(
 
 def naive_shared_semaphore() -> None:
     agrees(shared_semaphore, jnp.add, count=2)
+
+
+def naive_shared_semaphore_last_first() -> None:
+    agrees(shared_semaphore_last_first, jnp.add, count=2)

@@ -124,6 +124,13 @@ def test_equal_classes_pass_and_the_rest_is_measured():
     assert not judge(np.array([np.nan, np.inf, -np.inf, 1.1, 3.0], "f4"), oracle).passed
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_signalling_nans_of_stale_memory_are_nans(exact):
+    stale = np.full(9, 0x7F800001, np.uint32).view(np.float32)
+    assert not judge(stale, np.ones(9), exact=exact).passed
+    assert compare(stale, np.full(9, np.nan), stale, exact=exact).passed
+
+
 def test_everything_nan_passes():
     assert judge(np.full(3, np.nan, np.float32), np.full(3, np.nan)).passed
 

@@ -1,0 +1,82 @@
+"""What must be said about each of ``wrong_kernels``: by which check, where, in what words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BOTH = ("interpret", "tpu-interpret")
+TPU = ("tpu-interpret",)
+
+
+@dataclass(frozen=True)
+class Catch:
+    """A kernel that is caught.
+
+    Attributes:
+      kernel: name of its spec.
+      on: the backends on which the check must fail; on the others it must pass.
+      words: regular expressions that the message must match on each of ``on``.
+      check: name of the check.
+    """
+
+    kernel: str
+    on: tuple[str, ...]
+    words: tuple[str, ...]
+    check: str = "forward"
+
+
+CATCHES = (
+    Catch(
+        "not_cleared", BOTH, (r"all NaN \(read before they were written", r"written by .*program")
+    ),
+    Catch(
+        "bfloat16_sum",
+        BOTH,
+        (
+            r"must be exactly equal",
+            r"written by \d+ programs \(0, 0, 0\.\.\d+\)",
+            "values=integers",
+        ),
+    ),
+    Catch(
+        "last_block_dropped",
+        BOTH,
+        (r"indices >= 8 of axis 0 \(rows\)", r"no program of \w+ .* writes its block \(1, 0\)"),
+    ),
+    Catch("padding_added", BOTH, ("NaN where the oracle is finite",)),
+    Catch(
+        "sees_one_key_too_many",
+        BOTH,
+        (r"[\d.e+]+ times the baseline's", r"written by program \(\d\)"),
+    ),
+    Catch("wrong_scale", BOTH, (r"[\d.e+]+ times the baseline's", r"written by program \(\d\)")),
+    Catch("wrong_base", BOTH, (r"[\d.e+]+ times the baseline's", r"written by program \(\d\)")),
+    Catch("half_gradient", BOTH, (r"0\.5 times the oracle", r"gradient by arguments"), "gradient"),
+    Catch(
+        "mutates_input",
+        BOTH,
+        (r"contracts\.py:\d+", r"writes to the ref of its operand 0", "input_output_aliases"),
+        "immutability",
+    ),
+    Catch("falls_back", BOTH, (r"falls_back traces to no Pallas kernel", r"compare jnp with jnp")),
+    Catch("any_order", BOTH, (r"run \d against run 1", "ulp"), "determinism"),
+    Catch("read_before_wait", TPU, (r"(?i)\brace|\bwrite of", r"copies\.py:\d+", r"\bread of")),
+    Catch("shared_semaphore", TPU, (r"(?i)\brace|\bwrite of", r"copies\.py:\d+", r"\bread of")),
+    Catch("wrong_dtype", BOTH, (r"returned dtype float32, the reference bfloat16",)),
+    Catch("int8_overflow", BOTH, (r"must be exactly equal", "int8")),
+    Catch("beyond_the_end", TPU, (r'IndexError: Out-of-bounds block index .* "next_ref"',)),
+    Catch("transposed", BOTH, (r"the oracle with its last two axes transposed",)),
+    Catch("never_signalled", TPU, (r"did not finish within \d+ s", r"--pallas-timeout")),
+)
+
+#: Its messages differ: the portable interpreter clamps the index, and gives wrong numbers.
+SWAPPED = {
+    "interpret": (r"wrong in \d+ of \d+ elements", r"written by program \(\d, \d\)"),
+    "tpu-interpret": (r'IndexError: Out-of-bounds block index .* "x_ref" in iteration \(\d, \d\)',),
+}
+
+#: Right ones: every check of them must pass.
+CONTROLS = ("right", "signalled")
+
+#: Right wherever there is no hardware; caught by the proof that a kernel is in the executable.
+ONLY_ON_HARDWARE = ("hard_coded_interpret",)

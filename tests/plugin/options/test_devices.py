@@ -1,0 +1,50 @@
+"""``--pallas-devices``: settled before JAX starts, so each test has a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+COUNT = """
+    def test_count(pallas_devices, pallas_backend):
+        import jax
+
+        assert len(pallas_devices) == {count}
+        assert pallas_devices == jax.devices("cpu")
+"""
+
+
+@pytest.fixture
+def clean(project, monkeypatch):
+    """A project in an environment that says nothing of devices."""
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    project.ini(pallas_backend="interpret")
+    return project
+
+
+@pytest.mark.parametrize(("args", "count"), [((), 8), (("--pallas-devices=3", "-n2"), 3)])
+def test_count(clean, args, count):
+    clean.write(test_count=COUNT.format(count=count))
+    clean.spawn(*args).assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(("args", "count"), [((), 2), (("--pallas-devices=3",), 3)])
+def test_the_environment_gives_way_only_to_the_option(clean, monkeypatch, args, count):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    clean.write(test_count=COUNT.format(count=count))
+    clean.spawn(*args).assert_outcomes(passed=1)
+
+
+def test_too_late(clean):
+    clean.write(conftest="import jax\njax.devices()\n", test_count=COUNT.format(count=3))
+    result = clean.spawn("--pallas-devices=3")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    text = result.stderr.str()
+    assert "Traceback" not in text
+    assert "--pallas-devices=3 came too late: JAX has already started with 1 CPU devices" in text
+    assert "move that call into a fixture" in text
+
+
+def test_a_conftest_may_import_jax(clean):
+    clean.write(conftest="import jax\n", test_count=COUNT.format(count=3))
+    clean.spawn("--pallas-devices=3").assert_outcomes(passed=1)

@@ -1,0 +1,107 @@
+"""Mark > command line > ini > default, for every option."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytest_pallas.options import TABLE
+
+#: Option: default, and values for ini, command line and mark with what they are read as.
+CASES = {
+    "backend": (["auto"], ("interpret", ["interpret"]), ("gpu-interpret", ["gpu-interpret"]), None),
+    "suite": ([], ("specs", ["specs"]), ("kernels", ["kernels"]), None),
+    "devices": (8, ("3", 3), ("8", 8), None),
+    "max_examples": (8, ("3", 3), ("4", 4), ("max_examples=5", 5)),
+    "seed": (0, ("3", 3), ("4", 4), ("seed=5", 5)),
+    "checks": (
+        ["all"],
+        ("forward", ["forward"]),
+        ("gradient,vmap", ["gradient", "vmap"]),
+        ("checks=['forward', 'vmap']", ["forward", "vmap"]),
+    ),
+    "sanitize": (["all"], ("none", ["none"]), ("races", ["races"]), ("sanitize='none'", ["none"])),
+    "timeout": (60.0, ("3", 3.0), ("4.5", 4.5), ("timeout=5", 5.0)),
+    "missing": ("skip", ("error", "error"), ("skip", "skip"), ("missing='error'", "error")),
+    "results": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
+    "example": ("", ("AAA=", "AAA="), ("AAE=", "AAE="), None),
+}
+
+TEST = """
+    import json
+    import pathlib
+
+    import pytest
+
+    from pytest_pallas.session import current
+
+    {mark}
+    def test_say(request):
+        value = getattr(current(request.config).options_for(request.node), {name!r})
+        pathlib.Path("said.json").write_text(json.dumps(value, default=str))
+"""
+
+
+def said(project, name, *args, mark=""):
+    project.write(test_say=TEST.format(name=name, mark=mark and f"@pytest.mark.pallas({mark})"))
+    result = project.run("test_say.py", *args)
+    result.assert_outcomes(passed=1)
+    return json.loads((project.path / "said.json").read_text())
+
+
+def test_every_option_is_in_the_table():
+    assert list(CASES) == [option.name for option in TABLE]
+    assert {name for name, case in CASES.items() if case[3]} == {o.name for o in TABLE if o.marked}
+
+
+@pytest.mark.parametrize("option", TABLE, ids=lambda option: option.name)
+def test_precedence(project, option):
+    default, (ini, from_ini), (line, from_line), mark = CASES[option.name]
+    project.write(specs="")
+    flag = f"{option.flag}={line}"
+    assert said(project, option.name) == default
+    project.ini(**{option.ini: ini})
+    assert said(project, option.name) == from_ini
+    assert said(project, option.name, flag) == from_line
+    if mark:
+        text, marked = mark
+        assert said(project, option.name, flag, mark=text) == marked
+
+
+def test_precedence_of_backends(project):
+    """The mark is ``backends=``; what counts is where the test runs."""
+    places = {"": "interpret", "mark": "gpu-interpret"}
+    project.ini(pallas_backend="interpret")
+    for mark, place in places.items():
+        marked = "@pytest.mark.pallas(backends='gpu-interpret')" if mark else ""
+        project.write(
+            test_where=f"""
+            import pytest
+
+            {marked}
+            def test_where(pallas_backend):
+                assert pallas_backend.name == {place!r}
+            """
+        )
+        project.run().assert_outcomes(passed=1)
+    result = project.run("--pallas-backend=tpu-interpret", "-v")
+    result.stdout.fnmatch_lines(["*::test_where[[]gpu-interpret[]] PASSED*"])
+
+
+def test_the_closest_mark_wins(project):
+    project.write(
+        test_say="""
+        import pytest
+
+        from pytest_pallas.session import current
+
+        pytestmark = pytest.mark.pallas(seed=1, max_examples=2)
+
+        @pytest.mark.pallas(seed=3)
+        def test_say(request):
+            options = current(request.config).options_for(request.node)
+            assert (options.seed, options.max_examples) == (3, 2)
+        """
+    )
+    project.run().assert_outcomes(passed=1)

@@ -1,0 +1,38 @@
+"""``--pallas-sanitize``."""
+
+from __future__ import annotations
+
+import pytest
+
+@pytest.mark.parametrize(
+    ("flag", "mark", "notes"),
+    [
+        ((), "", ["races: on"]),
+        (("--pallas-sanitize=none",), "", []),
+        (("--pallas-sanitize=races",), "", ["races: on"]),
+        ((), "@pytest.mark.pallas(sanitize='none')", []),
+        (("--pallas-sanitize=none",), "@pytest.mark.pallas(sanitize='races')", ["races: on"]),
+    ],
+)
+def test_races(project, flag, mark, notes):
+    """The record says whether races were looked for."""
+    project.specs(
+        'name="add", kernel=add_sharded, reference=reference_on_mesh, meshes=({"x": 2},), '
+        "inputs=lambda mesh: INPUTS"
+    )
+    if mark:
+        project.write(
+            conftest=f"""
+            import pytest
+
+            def pytest_collection_modifyitems(items):
+                for item in items:
+                    item.add_marker({mark.removeprefix("@")})
+            """
+        )
+    (record,) = project.records(
+        "--pallas-suite=specs", "--pallas-backend=tpu-interpret", "--pallas-checks=forward",
+        "--pallas-max-examples=1", *flag,
+    )  # fmt: skip
+    assert record["outcome"] == "passed"
+    assert record["notes"] == notes

@@ -1,0 +1,50 @@
+"""``--pallas-timeout``."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+DEADLOCK = """
+    import jax
+    import numpy as np
+    import pytest
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    def _wait(x_ref, o_ref, semaphore):
+        pl.semaphore_wait(semaphore, 1)
+        o_ref[...] = x_ref[...]
+
+    def waits(x):
+        return pl.pallas_call(
+            _wait,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            scratch_shapes=[pltpu.SemaphoreType.REGULAR],
+        )(x)
+
+    X = np.ones((8, 128), np.float32)
+
+    {mark}
+    def test_waits(pallas_run):
+        pallas_run(waits, X)
+
+    def test_after(pallas_run):
+        from kernels import add
+
+        assert (pallas_run(add, X, X) == 2).all()
+"""
+
+
+@pytest.mark.parametrize(
+    ("flag", "mark"), [("1", ""), ("50", "@pytest.mark.pallas(timeout=1)")], ids=["option", "mark"]
+)
+def test_a_deadlock_ends_and_the_run_goes_on(project, flag, mark):
+    project.write(test_waits=DEADLOCK.format(mark=mark))
+    started = time.monotonic()
+    result = project.run("--pallas-backend=tpu-interpret", f"--pallas-timeout={flag}")
+    assert time.monotonic() - started < 40
+    result.assert_outcomes(failed=1, passed=1)
+    assert "the kernel did not finish within 1 s" in result.stdout.str()
+    assert "waited on a semaphore, barrier or DMA" in result.stdout.str()
