@@ -27,6 +27,10 @@ class DeviceError(PallasTestError):
     """A mesh or a device count that cannot be had."""
 
 
+class TooFewDevicesError(DeviceError):
+    """A mesh that a machine with more devices could have: the test may be skipped here."""
+
+
 class NoPallasCallError(PallasTestError, AssertionError):
     """What was meant to run a Pallas kernel on a backend contains none there."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_pallas.backends import Backend, label, parse
-from pytest_pallas.errors import DeviceError, OptionError
+from pytest_pallas.errors import OptionError, TooFewDevicesError
 from pytest_pallas.options import choose
 from pytest_pallas.session import SANITIZERS, Session, current
 
@@ -95,7 +95,7 @@ def pallas_check(
         reference: Callable[..., Any],
         options: Mapping[str, Any] | None = None,
         tuning: Mapping[str, Any] | None = None,
-        checks: Sequence[str] = ("forward",),
+        checks: str | Sequence[str] = ("forward",),
         exact: bool = False,
         differentiable: Sequence[int] = (),
         tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
@@ -115,7 +115,8 @@ def pallas_check(
         marks = [] if session.item is None else list(session.item.iter_markers("pallas_tolerance"))
         kernel = name or _name(function)
         values: Any = None
-        for each in choose(checks, session.checks, "checks="):
+        names = [checks] if isinstance(checks, str) else checks
+        for each in choose(names, session.checks, "checks="):
             tally = session.tallies.setdefault(
                 (kernel, each), Tally(kernel=kernel, check=each, backend=label(backend))
             )
@@ -173,8 +174,8 @@ def pallas_mesh(
             axes = dict(mark.kwargs) if mark is not None else {}
         try:
             return make_mesh(axes, _platform(backend))
-        except DeviceError as error:
-            if session.options_for(item).missing == "error" or "needs" not in str(error):
+        except TooFewDevicesError as error:
+            if session.options_for(item).missing == "error":
                 raise
             pytest.skip(str(error))
 

@@ -214,15 +214,22 @@ def read_options(config: pytest.Config) -> Options:
     """
     fields: dict[str, Any] = {}
     for option in TABLE:
-        text, place = config.getoption(option.ini), option.flag
+        text = config.getoption(option.ini)
         if text is None:
-            text, place = config.getini(option.ini), f"ini value {option.ini}"
+            text = config.getini(option.ini)
         if text:
             try:
-                fields[option.name] = _parsed(option, str(text), place)
+                fields[option.name] = _parsed(option, str(text), place_of(config, option.name))
             except OptionError as error:
                 raise pytest.UsageError(str(error)) from None
     return Options(**fields, asked=frozenset(fields))
+
+
+def place_of(config: pytest.Config, name: str) -> str:
+    """Where the value of an option came from, in the words of its user."""
+    option = next(option for option in TABLE if option.name == name)
+    given = config.getoption(option.ini) is not None
+    return option.flag if given else f"ini value {option.ini}"
 
 
 def choose(

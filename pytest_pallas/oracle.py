@@ -29,11 +29,21 @@ class Expected:
       baseline: the reference in the kernel's own dtypes.
       depth: the largest dim of any input: no sum in the kernel has more terms than a few times
         that, which bounds what another order of summation can change.
+      sensitivity: by path, how much the oracle changes with its inputs; see ``_sensitivity``.
     """
 
     oracle: Leaves
     baseline: Leaves
     depth: int
+    sensitivity: Mapping[str, float]
+
+
+#: Relative size of the perturbation that measures sensitivity. Large, so that a step (a floor, a
+#: comparison) does not look like a steep slope; small against the curvature of a kernel.
+PERTURBATION = 2.0**-6
+
+#: How often it is measured: one perturbation may by chance leave a single output as it is.
+PERTURBATIONS = 4
 
 
 @dataclass
@@ -86,6 +96,7 @@ def expected(
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             widened = jax.tree.map(_widened, args)
             oracle = _evaluate(reference, widened, options, "as the float64 oracle")
+            sensitivity = _sensitivity(reference, widened, options, oracle)
     if not nan_ok and all(_finite(array) for array in arrays):
         for path, array in oracle:
             count = int(np.isnan(array).sum()) if is_float(array.dtype) else 0
@@ -97,7 +108,38 @@ def expected(
                     "masked row is 0, say), or set nan_ok=True if NaN is the right answer."
                 )
     depth = max((dim for array in arrays for dim in array.shape), default=1)
-    return Expected(oracle, baseline, max(depth, 1))
+    return Expected(oracle, baseline, max(depth, 1), sensitivity)
+
+
+def _sensitivity(
+    reference: Callable[..., Any], args: Any, options: Mapping[str, Any], oracle: Leaves
+) -> Mapping[str, float]:
+    """How much each output changes with the inputs: root mean square, per relative change.
+
+    Every float is changed by plus or minus ``PERTURBATION``, several times, with signs from a fixed seed.
+    For a sum this is the size of its terms, also where the sum itself nearly cancels, and so the
+    scale of the error that another order of summation makes.
+    """
+    generator = np.random.Generator(np.random.Philox(0))
+
+    def moved(leaf: Any) -> Any:
+        if not _is_array(leaf) or not (is_float(leaf.dtype) or is_complex(leaf.dtype)):
+            return leaf
+        signs = generator.integers(0, 2, np.shape(leaf)) * 2 - 1
+        return leaf * (1 + PERTURBATION * signs)
+
+    squares: dict[str, list[float]] = {}
+    for _ in range(PERTURBATIONS):
+        perturbed = _evaluate(reference, jax.tree.map(moved, args), options, "near its inputs")
+        for (path, before), (_, after) in zip(oracle, perturbed, strict=True):
+            if is_float(before.dtype) or is_complex(before.dtype):
+                with np.errstate(all="ignore"):
+                    change = np.abs(wide(after) - wide(before)) / PERTURBATION
+                change = change[np.isfinite(change)]
+                squares.setdefault(path, []).append(
+                    float(np.square(change).mean()) if change.size else 0.0
+                )
+    return {path: float(np.sqrt(np.mean(values))) for path, values in squares.items()}
 
 
 def flatten(values: Any) -> Leaves:

@@ -18,6 +18,8 @@ def over_backends(metafunc: pytest.Metafunc) -> None:
         return
     session = current(metafunc.config)
     definition = metafunc.definition
+    problem = ""
+    parameters: list[Any] = []
     try:
         session.options_for(definition)  # a bad mark is an error even where nobody asks
         marks = list(definition.iter_markers("pallas"))
@@ -33,7 +35,9 @@ def over_backends(metafunc: pytest.Metafunc) -> None:
             for backend in backends
         ]
     except OptionError as error:
-        pytest.fail(f"{definition.nodeid}: {error}", pytrace=False)
+        problem = str(error)
+    if problem:
+        pytest.fail(f"{definition.nodeid}: {problem}", pytrace=False)
     if not parameters:
         skip = pytest.mark.skip(reason=f"no backend for this test: {reason}")
         parameters = [pytest.param(None, id="none", marks=skip)]

@@ -11,7 +11,7 @@ import pytest
 from pytest_pallas.backends import FAMILIES, Backend, Family, Selection, label, parse, select
 from pytest_pallas.checks import CHECKS, Check
 from pytest_pallas.errors import BackendUnavailableError, OptionError
-from pytest_pallas.options import Options, choose, read_options
+from pytest_pallas.options import Options, choose, place_of, read_options
 
 if TYPE_CHECKING:
     from pytest_pallas.oracle import ExpectedCache
@@ -74,11 +74,11 @@ class Session:
         return options
 
     def backends_for(
-        self, marks: Sequence[pytest.Mark], claimed: Sequence[str] | None = None
+        self, marks: Sequence[pytest.Mark], *, every: bool = False
     ) -> tuple[list[Backend], str]:
         """The backends of a test with these marks (closest first), and why there are none.
 
-        ``claimed`` names those that the kernel claims, where that is known.
+        With ``every``, also those that ``auto`` takes only for kernels that claim them.
 
         Raises:
           OptionError: a mark names an unknown backend or target, or gives positional arguments.
@@ -89,9 +89,7 @@ class Session:
         elif self.selection.named:
             wanted = list(self.selection.backends)
         else:
-            wanted = [b for b in self.selection.backends if claimed or self._implied(b)]
-        if claimed is not None:
-            wanted = [backend for backend in wanted if backend.name in claimed]
+            wanted = [b for b in self.selection.backends if every or self._implied(b)]
         if targets is not None:
             wanted = _with_targets(wanted, targets, self.families)
         missing = {label(b): why for b in wanted if (why := b.available()) is not None}
@@ -127,14 +125,14 @@ def start(config: pytest.Config) -> Session:
     for more in cast("list[Sequence[Check]]", config.hook.pytest_pallas_checks(config=config)):
         checks |= {check.name: check for check in more}
     try:
-        chosen = choose(options.checks, checks, "--pallas-checks")
-        choose(options.sanitize, SANITIZERS, "--pallas-sanitize")
+        chosen = choose(options.checks, checks, place_of(config, "checks"))
+        choose(options.sanitize, SANITIZERS, place_of(config, "sanitize"))
         session = Session(
             config=config, options=options, families=families, checks=checks, chosen_checks=chosen
         )
         if "backend" in options.asked and options.backend != ("auto",):
-            session.selection  # noqa: B018 - a wrong name must stop pytest here
-    except (OptionError, BackendUnavailableError) as error:
+            _named(session)
+    except OptionError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[SESSION] = session
     return session
@@ -143,6 +141,14 @@ def start(config: pytest.Config) -> Session:
 def current(config: pytest.Config) -> Session:
     """The session that ``start`` made."""
     return config.stash[SESSION]
+
+
+def _named(session: Session) -> None:
+    """Look for the backends that were named: a wrong name must stop pytest before it collects."""
+    try:
+        session.selection  # noqa: B018 - found at its first use
+    except (OptionError, BackendUnavailableError) as error:
+        raise OptionError(f"{place_of(session.config, 'backend')}: {error}") from None
 
 
 def _marked(marks: Sequence[pytest.Mark]) -> tuple[list[str] | None, list[str] | None, str]:

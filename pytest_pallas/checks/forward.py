@@ -26,6 +26,7 @@ def forward(trial: Trial) -> Finding:
         tolerance=trial.tolerance,
         exact=exact,
         depth=expected.depth,
+        sensitivity=expected.sensitivity,
         check_dtype=trial.check_dtype,
     )
     return Finding(

@@ -64,6 +64,7 @@ def gradient(trial: Trial) -> Finding:
         tolerance=trial.tolerance,
         exact=False,
         depth=wanted.depth,
+        sensitivity=wanted.sensitivity,
         check_dtype=trial.check_dtype,
     )
     return Finding(

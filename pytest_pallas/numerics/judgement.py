@@ -14,7 +14,7 @@ from pytest_pallas.numerics.comparison import Comparison
 from pytest_pallas.numerics.dtypes import Array, epsilon, is_complex, is_exact, is_float, wide
 from pytest_pallas.numerics.explanation import Sides, explain, state
 from pytest_pallas.numerics.measure import Measured, measure, overflow_gap
-from pytest_pallas.numerics.tolerance import Tolerance
+from pytest_pallas.numerics.tolerance import Tolerance, summation_error
 
 _DEFAULT = Tolerance()
 
@@ -40,6 +40,7 @@ def compare(
     tolerance: Tolerance = _DEFAULT,
     exact: bool = False,
     depth: int = 1,
+    sensitivity: float = 0.0,
     where: str = "",
     check_dtype: bool = True,
     block_shape: Sequence[int | None] | None = None,
@@ -59,6 +60,9 @@ def compare(
         -0.0 equals 0.0 and every NaN every other; ``tolerance`` is then not used.
       depth: an upper bound of the number of terms of any sum in the kernel, such as the largest
         dimension of any input; see ``tolerance.summation_error``.
+      sensitivity: how much the output changes with its inputs, absolute per relative change: the
+        size of the terms behind an output that nearly cancels. What another order of summation
+        may cost is relative to it where it is larger than the output's own scale.
       where: which output this is, for messages.
       check_dtype: whether ``actual`` must have the dtype of ``baseline``.
       block_shape: block shape of the output, None for a squeezed dimension; for messages.
@@ -77,7 +81,7 @@ def compare(
     elif exact:
         verdict = _judge_exact(sides)
     else:
-        verdict = _judge_floats(sides, tolerance, depth)
+        verdict = _judge_floats(sides, tolerance, depth, sensitivity)
     return _conclude(sides, verdict, 0.0 if exact else tolerance.fraction, where, block_shape)
 
 
@@ -136,7 +140,7 @@ def _judge_exact(sides: Sides) -> _Verdict:
     )
 
 
-def _judge_floats(sides: Sides, tolerance: Tolerance, depth: int) -> _Verdict:
+def _judge_floats(sides: Sides, tolerance: Tolerance, depth: int, sensitivity: float) -> _Verdict:
     """Judge floats and complex numbers by their errors."""
     dtype = sides.actual.dtype
     actual = wide(sides.actual)
@@ -148,6 +152,9 @@ def _judge_floats(sides: Sides, tolerance: Tolerance, depth: int) -> _Verdict:
         kind, limit = "explicit", _float_limit(tolerance, measured, epsilon(dtype))
     else:
         kind, limit = "close", tolerance.allowed(measured.baseline_worst, dtype, depth)
+        if sensitivity > measured.scale.min():
+            excess = np.maximum(sensitivity / measured.scale, 1.0) - 1.0
+            limit = limit + summation_error(dtype, depth) * excess
         if misclassed is not None:
             gap = overflow_gap(actual, measured.target, dtype)
             excused = misclassed & (gap <= limit)

@@ -130,4 +130,6 @@ def _least_scale(magnitude: Array, facts: FloatFacts) -> float:
         return smallest
     unit = 1.0 if 1e-100 < top < 1e100 else top  # so that no square overflows or vanishes
     ratio = (magnitude if unit == 1.0 else magnitude / unit).ravel()
-    return max(unit * math.sqrt(float(ratio @ ratio) / ratio.size), smallest)
+    # einsum, because a threaded BLAS costs milliseconds on a busy machine.
+    squares = float(np.einsum("i,i->", ratio, ratio))
+    return max(unit * math.sqrt(squares / ratio.size), smallest)

@@ -65,7 +65,8 @@ def _scaled(wrong: Array, right: Array, slack: float) -> Iterator[str]:
     if abs(factor + 1) <= slack:
         yield "the wrong elements have the wrong sign"
     elif abs(factor - 1) > slack:
-        yield f"the wrong elements are {factor:.4g} times the oracle"
+        direction = np.round(factor / abs(factor), 4) + 0.0  # no 1e-17 beside an imaginary unit
+        yield f"the wrong elements are {direction * abs(factor):.4g} times the oracle"
 
 
 def _fits(actual: Array, candidate: Array, slack: float) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +27,10 @@ def compare_trees(
     tolerance: Tolerance = _DEFAULT,
     exact: bool = False,
     depth: int = 1,
+    sensitivity: Mapping[str, float] = MappingProxyType({}),
     check_dtype: bool = True,
 ) -> list[Comparison]:
-    """Judge each output of a kernel; see ``compare`` for the options.
+    """Judge each output of a kernel; see ``compare`` for the options. ``sensitivity`` is by path.
 
     Each tree is given as its leaves, ``(path, array)`` with unique paths. A kernel whose outputs
     have other paths than the oracle's gives one failed comparison of the kind ``tree``. The
@@ -60,6 +62,7 @@ def compare_trees(
             tolerance=tolerance,
             exact=exact,
             depth=depth,
+            sensitivity=sensitivity.get(path, 0.0),
             where=path,
             check_dtype=check_dtype,
         )

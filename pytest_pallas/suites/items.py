@@ -12,7 +12,8 @@ import pytest
 
 from pytest_pallas.backends import Backend, label
 from pytest_pallas.checks import Check
-from pytest_pallas.errors import DeviceError, PallasTestError, SpecError
+from pytest_pallas.errors import OptionError, PallasTestError, SpecError, TooFewDevicesError
+from pytest_pallas.options import choose
 from pytest_pallas.session import Session, current
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from pytest_pallas.suites.discovery import specs_in
@@ -94,21 +95,40 @@ def spec_nodes(
         text = f"spec {spec.name!r} in {spec.file}: {problem}"
         yield WrongSpec.from_parent(parent, name=spec.name, problem=text)
         return
-    for backend in session.selection.backends:
+    backends, named = _backends(session, parent)
+    for backend in backends:
         if backend.name not in spec.claimed:
-            if session.selection.named:
+            if named:
                 yield UnclaimedItem.from_parent(parent, spec=spec, backend=backend)
             continue
-        for check in _checks(session, spec):
+        for check in _checks(session, parent, spec):
             for mesh in spec.meshes or ({},):
                 yield SpecItem.from_parent(
                     parent, spec=spec, check=check, backend=backend, mesh=mesh
                 )
 
 
-def _checks(session: Session, spec: KernelSpec) -> Iterator[Check]:
+def _backends(session: Session, parent: pytest.Collector) -> tuple[Sequence[Backend], bool]:
+    """The backends that the marks of a test module or else the session say, and if by name."""
+    marks = list(parent.iter_markers("pallas"))
+    if not any("backends" in mark.kwargs or "targets" in mark.kwargs for mark in marks):
+        return session.selection.backends, session.selection.named
+    try:
+        backends, reason = session.backends_for(marks, every=True)
+    except OptionError as error:
+        raise parent.CollectError(str(error)) from None
+    if not backends:
+        pytest.skip(f"no backend for these specs: {reason}")
+    return backends, any("backends" in mark.kwargs for mark in marks)
+
+
+def _checks(session: Session, parent: pytest.Collector, spec: KernelSpec) -> Iterator[Check]:
     """The chosen checks that the spec asks for, or, if it does not say, that apply to it."""
-    for name in session.chosen_checks:
+    try:
+        chosen = choose(session.options_for(parent).checks, session.checks, "checks")
+    except OptionError as error:
+        raise parent.CollectError(str(error)) from None
+    for name in chosen:
         check = session.checks[name]
         if name in spec.checks if spec.checks is not None else check.needs(spec) is None:
             yield check
@@ -189,8 +209,8 @@ class SpecItem(pytest.Item):
         platform = self.backend.platform if self.backend.kind == "hardware" else "cpu"
         try:
             return make_mesh(self.mesh, platform)
-        except DeviceError as error:
-            if current(self.config).options.missing == "error":
+        except TooFewDevicesError as error:
+            if current(self.config).options_for(self).missing == "error":
                 raise
             pytest.skip(str(error))
 
@@ -198,7 +218,7 @@ class SpecItem(pytest.Item):
         """The command that runs the failing example again."""
         from pytest_pallas.suites.fuzzing import blob_of
 
-        options = current(self.config).options
+        options = current(self.config).options_for(self)
         words = ["pytest"]
         if options.suite:
             words.append(f"--pallas-suite={','.join(options.suite)}")
@@ -281,14 +301,16 @@ def device_count(mesh: Mapping[str, int]) -> int:
 
 def _where(cause: BaseException, verbose: bool) -> str:
     """The line of the kernel that raised, or its whole traceback."""
+    import sysconfig
     import traceback
 
     if verbose:
         return "".join(traceback.format_exception(cause)).rstrip()
+    foreign = ("site-packages", "pytest_pallas", sysconfig.get_path("stdlib"))
     frames = [
         frame
         for frame in traceback.extract_tb(cause.__traceback__)
-        if "site-packages" not in frame.filename and "pytest_pallas" not in frame.filename
+        if not any(place in frame.filename for place in foreign)
     ]
     if not frames:
         return ""

@@ -15,16 +15,12 @@ import functools
 from typing import Any
 
 import jax
+from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels.attention.flash_attention import (
-    OPTIONS,
-    TUNING,
-    flash_attention,
-    reference,
-)
+from reference_kernels.attention.flash_attention import flash_attention, reference
 
 
 def mha(q: jax.Array, k: jax.Array, v: jax.Array, **settings: Any) -> jax.Array:
@@ -83,11 +79,10 @@ SPEC_MHA = KernelSpec(
         pst.arrays(
             "h q d, h k d, h k e",
             dtype=pst.floats("bfloat16", "float32"),
-            around={"q": 16, "k": 32},
-            dims={"h": [1, 3], "d": 40, "e": 24},
+            dims={"h": [1, 3], "q": [1, 7, 17, 32, 33], "k": [1, 15, 16, 33, 53], "d": 40, "e": 24},
         ),
-        options=OPTIONS,
-        tuning=TUNING,
+        options={"causal": st.booleans()},
+        tuning={"block_q": 16, "block_kv": 16},
     ),
 )
 
@@ -99,10 +94,9 @@ SPEC_BATCHED = KernelSpec(
         pst.arrays(
             "b h q d, b h k d, b h k e",
             dtype=pst.floats("bfloat16", "float32"),
-            around={"q": 16, "k": 16},
-            dims={"b": [1, 2], "h": [1, 3], "d": 40, "e": 24},
+            dims={"b": [1, 2], "h": [1, 3], "q": [1, 15, 17], "k": [1, 16, 33], "d": 40, "e": 24},
         ),
-        options=OPTIONS,
+        options={"causal": st.booleans()},
         tuning={"block_q": 16, "block_kv": 16},
     ),
 )

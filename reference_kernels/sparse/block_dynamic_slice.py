@@ -89,7 +89,8 @@ def reference(
     x: jax.Array, starts: jax.Array, *, sizes: tuple[int, int], block: tuple[int, int]
 ) -> jax.Array:
     """``lax.dynamic_slice`` at ``starts * block``, after moving the start into range."""
-    first = _clamped(starts, x.shape, sizes, block) * jnp.array(block, starts.dtype)
+    last = jnp.array([(x.shape[axis] - sizes[axis]) // block[axis] for axis in (0, 1)])
+    first = jnp.minimum(jnp.maximum(starts, 0), last) * jnp.array(block)
     return jax.lax.dynamic_slice(x, (first[0], first[1]), sizes)
 
 

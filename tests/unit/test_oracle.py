@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pytest_pallas.errors import ReferenceError
-from pytest_pallas.oracle import ExpectedCache, expected
+from pytest_pallas.oracle import PERTURBATIONS, ExpectedCache, expected
 
 
 def test_oracle_is_float64_and_baseline_is_the_kernels_dtype():
@@ -77,10 +77,25 @@ def test_cache_evaluates_once_and_tells_values_apart():
     cache = ExpectedCache(most=2)
     x = np.ones(3, np.float32)
     cache.get(reference, (x,), {"by": 2})
+    once = len(calls)
+    assert once == 2 + PERTURBATIONS  # the oracle, the baseline, the sensitivity
     cache.get(reference, (x.copy(),), {"by": 2})
-    assert len(calls) == 2  # the oracle and the baseline, once
+    assert len(calls) == once
     cache.get(reference, (x + 1,), {"by": 2})
     cache.get(reference, (x,), {"by": 3})
-    assert len(calls) == 6
+    assert len(calls) == 3 * once
     cache.get(reference, (x,), {"by": 2})  # it had to go: two are kept
-    assert len(calls) == 8
+    assert len(calls) == 4 * once
+
+
+def test_sensitivity_is_the_size_of_the_terms():
+    x = np.array([[1000.0, -1000.0]], np.float32)
+    found = expected(lambda a: a.sum(axis=1), (x,), {})
+    assert found.oracle[0][1][0] == 0
+    assert 1000 < found.sensitivity[""] < 3000
+
+
+def test_sensitivity_of_a_step_is_small():
+    """A floor changes by 1 however small the change of its input: that is no slope."""
+    x = np.arange(1, 9, dtype=np.float32)
+    assert expected(jnp.floor, (x,), {}).sensitivity[""] <= 64

@@ -34,10 +34,9 @@ def attention_reference(q, k, v, bias=None, segment_ids=None, *, causal=False, s
     return jnp.einsum("bhqk,bhkd->bhqd", weights, v, preferred_element_type=wide).astype(q.dtype)
 
 
-def product(x, y):
-    return jnp.matmul(x, y, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32)).astype(
-        x.dtype
-    )
+def matmul_reference(x, y):
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    return jnp.matmul(x, y, preferred_element_type=wide).astype(x.dtype)
 
 
 # --- Our own kernel ---------------------------------------------------------------------------
@@ -112,8 +111,7 @@ FLASH_ATTENTION_SEGMENTS = attention_spec(
     checks=("forward",),
 )
 
-# Backwards, the kernel wants whole blocks of queries too. In float32 only: in bfloat16 it rounds
-# the weights before it sums, and is up to eight times as far off as jnp that keeps them.
+# Backwards, the kernel wants whole blocks of queries too. conftest.py says how exact it must be.
 FLASH_ATTENTION_GRADIENT = attention_spec(
     "flash_attention_gradient",
     inputs=pst.arguments(
@@ -122,7 +120,7 @@ FLASH_ATTENTION_GRADIENT = attention_spec(
             multiple_of={"q": 128, "k": 128},
             dims={"h": [1, 2]},
             max_dim=256,
-            dtype="float32",
+            dtype=pst.floats("bfloat16", "float32"),
             values="normal",
         ),
         options={"causal": True, "sm_scale": 0.125},
@@ -140,7 +138,7 @@ def matmul_spec(name, **rest):
         name=name,
         family="jax",
         kernel=matmul,
-        reference=product,
+        reference=matmul_reference,
         backends=("tpu-interpret",),
         exact=True,
         **rest,
@@ -170,14 +168,21 @@ MATMUL_ANY_SIZE = matmul_spec(
     },
 )
 
-test_kernels = suite(RMS_NORM, FLASH_ATTENTION, FLASH_ATTENTION_SEGMENTS, FLASH_ATTENTION_GRADIENT, MATMUL, MATMUL_ANY_SIZE)
+test_kernels = suite(
+    RMS_NORM,
+    FLASH_ATTENTION,
+    FLASH_ATTENTION_SEGMENTS,
+    FLASH_ATTENTION_GRADIENT,
+    MATMUL,
+    MATMUL_ANY_SIZE,
+)
 
 
 def check_product(pallas_check, rng, m, k, n, **rest):
     """One product with the kernel's usual blocks, of 128 rows, 128 columns and 128 between."""
     x, y = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
     blocks = {"block_shape": (128, 128), "block_k": 128}
-    pallas_check(matmul, x, y, reference=product, tuning=blocks, **rest)
+    pallas_check(matmul, x, y, reference=matmul_reference, tuning=blocks, **rest)
 
 
 @pytest.mark.pallas(backends=["tpu-interpret"])

@@ -45,12 +45,13 @@ def test_choice(here, flag, places):
 
 
 def test_all_leaves_out_what_is_not_here_and_says_why(here):
-    result = here.spawn("--pallas-backend=all", "--collect-only", "-q", "-v")
-    assert ids(result) == ["interpret", "tpu-interpret", "gpu-interpret"]
+    result = here.spawn("--pallas-backend=all")
+    result.assert_outcomes(passed=2)  # this test claims no GPU
     result.stdout.fnmatch_lines(
         [
-            "pallas: without tpu: JAX finds no TPU here, only cpu",
-            "pallas: without gpu: JAX finds no GPU here, only cpu",
+            "pallas: runs on interpret, tpu-interpret, gpu-interpret",
+            "pallas: without tpu: *finds no TPU, only cpu*",
+            "pallas: without gpu: *finds no GPU, only cpu*",
         ]
     )
 
@@ -61,10 +62,9 @@ def test_hardware_that_is_not_here_is_a_usage_error(here, platform):
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     text = result.stderr.str()
     assert "Traceback" not in text + result.stdout.str()
-    assert (
-        f"backend '{platform}' is not available: JAX finds no {platform.upper()} here, only cpu. "
-        "Available here: interpret, tpu-interpret, gpu-interpret." in text
-    )
+    assert f"--pallas-backend: backend '{platform}' is not available: " in text
+    assert f"finds no {platform.upper()}, only cpu" in text
+    assert "Available here: interpret, tpu-interpret, gpu-interpret." in text
 
 
 def test_hardware_in_the_ini_file_is_a_usage_error_too(here):

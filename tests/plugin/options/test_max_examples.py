@@ -25,7 +25,7 @@ def draws(project, *args, decorator=""):
 
 
 def test_checks_draw_their_share(project):
-    project.specs('name="add", kernel=add, differentiable=(0,)')
+    project.specs('name="add", kernel=add_vjp, differentiable=(0,)')
     records = project.records(
         "--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=4"
     )

@@ -56,30 +56,38 @@ def test_the_ini_file_is_named(project):
     assert "pallas_backend" in refusal(project.run())
 
 
-def test_marks(project):
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [
+        ("max_examples=0", "mark pallas(max_examples=...): must be a whole number of at least 1"),
+        ("timeout='soon'", "mark pallas(timeout=...): must be a number of seconds above 0"),
+        ("missing='no'", "mark pallas(missing=...): must be one of skip, error, not 'no'"),
+        ("checks='nope'", "mark pallas(checks=...): unknown 'nope'; valid: all, none, forward"),
+        ("sanitize=['nope']", "mark pallas(sanitize=...): unknown 'nope'; valid: all, none, races"),
+        ("devices=3", "the pallas mark has no argument 'devices'; it takes max_examples, seed"),
+        ("backends='nope'", "unknown backend 'nope'. Valid: auto, all, interpret"),
+        ("backends='interpret:v6e'", "unknown target 'v6e' of backend 'interpret'"),
+        ("targets=['v7']", "the pallas mark names unknown targets ['v7']; known: a100"),
+        ("'interpret'", "the pallas mark takes keywords only, such as backends=[...]"),
+    ],
+)
+def test_marks(project, mark, message):
+    """A bad mark is an error of its file at collection, whether its value is used or not."""
     project.write(
-        test_marks="""
+        test_bad=f"""
         import pytest
 
-        @pytest.mark.pallas(max_examples=0)
-        def test_bad_value(pallas_backend): pass
-
-        @pytest.mark.pallas(devices=3)
-        def test_not_for_marks(pallas_backend): pass
-
-        @pytest.mark.pallas(timeout="soon")
-        def test_without_fixture_arguments(pallas_rng): pass
-
-        def test_good(pallas_backend): pass
-        """
+        @pytest.mark.pallas({mark})
+        def test_bad(pallas_backend): pass
+        """,
+        test_good="def test_good(pallas_backend): pass",
     )
-    result = project.run("--pallas-backend=interpret")
+    result = project.run("--pallas-backend=interpret", "--continue-on-collection-errors")
+    result.assert_outcomes(passed=1, errors=1)
     text = result.stdout.str()
-    assert "INTERNALERROR" not in text
-    assert "mark pallas(max_examples=...): must be a whole number of at least 1, not '0'" in text
-    assert "the pallas mark has no argument 'devices'" in text
-    assert "mark pallas(timeout=...): must be a number of seconds above 0" in text
-    assert "test_marks.py" in text
+    assert "Traceback" not in text
+    assert "During handling" not in text
+    assert f"test_bad.py::test_bad: {message}" in text
 
 
 def test_help_lists_every_option_and_its_ini_twin(project):

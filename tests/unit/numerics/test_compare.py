@@ -157,9 +157,19 @@ def test_one_ulp_at_the_edge_of_overflow_is_no_error_of_class():
     oracle = np.array([largest, 1.0])
     assert judge(np.array([np.inf, 1.0], np.float16), oracle).passed
     assert not judge(np.array([-np.inf, 1.0], np.float16), oracle).passed
+    oracle[0] = 0.97 * largest  # 30 ulps away
+    assert judge(np.array([np.inf, 1.0], np.float16), oracle).kind == "class"
     oracle[0] = 0.9 * largest
     baseline = np.array([60, 1.0], np.float16)  # however bad the baseline
     assert not compare(np.array([np.inf, 1.0], np.float16), oracle, baseline).passed
+
+
+def test_an_excused_overflow_is_not_counted():
+    oracle = np.array([float(np.finfo(np.float16).max), 1.0])
+    result = judge(np.array([np.inf, np.nan], np.float16), oracle)
+    assert (result.wrong, result.mask.tolist()) == (1, [False, True])
+    assert "NaN where the oracle is finite: 1" in result.message
+    assert "inf where" not in result.message
 
 
 def test_a_nan_is_not_excused_even_where_it_stands_for_overflow():
@@ -216,7 +226,7 @@ def test_integers_must_equal_the_baseline(dtype):
     assert (result.actual_value, result.expected_value) == (0, 1)
 
 
-@pytest.mark.parametrize(("low", "high", "dtype"), [(0, 2**64 - 1, "u8"), (-(2**63), 5, "i8")])
+@pytest.mark.parametrize(("low", "high", "dtype"), [(0, 2**64 - 1, "u8"), (-(2**63), 2**62, "i8")])
 def test_differences_of_large_integers_do_not_wrap(low, high, dtype):
     low, high = np.array([low], dtype), np.array([high], dtype)
     assert judge(low, high).error == float(int(high[0]) - int(low[0]))

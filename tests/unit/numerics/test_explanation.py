@@ -79,6 +79,18 @@ def test_narrow_formats_do_not_resemble_everything():
         assert not result.passed
         assert not [p for p in result.patterns if "rolled" in p or "transposed" in p]
 
+    right = np.array([[1, 2], [1, 0.5]])
+    baseline = right.astype(ml_dtypes.float4_e2m1fn)
+    assert "wrong sign" in compare((-baseline).astype(baseline.dtype), right, baseline).patterns[0]
+
+
+def test_only_the_most_specific_patterns_are_shown():
+    actual = BASELINE.copy()
+    actual[40:48, 256::2] *= 2
+    result = compare(actual, ORACLE, BASELINE, block_shape=(8, 128))
+    assert [text.split()[0] for text in result.patterns] == ["the", "confined", "only"]
+    assert result.message.count("pattern  ") == 3
+
 
 def test_rounded_outputs_still_show_their_pattern():
     for dtype in (ml_dtypes.bfloat16, np.float16, np.float32, np.float64):

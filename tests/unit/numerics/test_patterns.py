@@ -17,6 +17,7 @@ def mask(shape, *selection):
         (mask((8, 9), 0), "only index 0 of axis 0 (rows), the first"),
         (mask((8, 9), -1), "only index 7 of axis 0 (rows), the last"),
         (mask((8, 9), slice(None), 8), "only index 8 of axis 1 (columns), the last"),
+        (mask((3, 4), 2), "only index 2 of axis 0 (rows), the last"),
         (mask((2, 8, 9), 1), "only index 1 of axis 0, the last"),
         (mask((40,), slice(32, None)), "only indices >= 32 of axis 0: the last 8 of 40, a tail"),
         (mask((8, 300), slice(None), slice(256, None)), "only indices >= 256 of axis 1 (columns)"),

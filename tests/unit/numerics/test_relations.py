@@ -29,6 +29,11 @@ def test_relation(actual, sentence):
     assert relations(actual)[0].startswith(sentence)
 
 
+def test_complex_factor_of_complex_numbers():
+    for right in (RIGHT + 1j * RIGHT.T, np.array([[1, 1j, 3], [1j, 1, 3j]])):
+        assert "are 0+2j times" in relations(2j * right, right)[0]
+
+
 def test_all_nan():
     assert "all NaN" in value_patterns(RIGHT > 0, np.where(RIGHT > 0, np.nan, RIGHT), RIGHT, 0)[0]
 

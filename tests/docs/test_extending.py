@@ -1,0 +1,71 @@
+"""The examples of docs/extending.md."""
+
+import pytest
+
+KERNELS = """
+import jax
+from jax.experimental import pallas as pl
+from pytest_pallas import KernelSpec, strategies as pst
+
+def double(x):
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 2
+    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+def spec(name, **rest):
+    return KernelSpec(name=name, kernel=double, reference=lambda x: x * 2,
+                      inputs=pst.arrays("m n", max_dim=8), **rest)
+
+SPECS = [spec("double", family="elementwise", backends=%s)]
+"""
+
+
+@pytest.fixture
+def page(blocks, pytester):
+    """The conftest of one example, beside a module with a spec."""
+
+    def make(number, backends=("interpret", "tpu-interpret")):
+        name, block = blocks("docs/extending.md")[number]
+        assert name == "conftest.py"
+        pytester.makeconftest(block)
+        pytester.makepyfile(mykernels=KERNELS % (backends,))
+        pytester.syspathinsert()
+
+    return make
+
+
+def test_a_check(page, pytester):
+    page(0)
+    result = pytester.runpytest("--pallas-suite=mykernels", "--pallas-checks=flat", "-v")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*double-flat[[]interpret]*PASSED*"])
+
+
+def test_a_backend(page, pytester):
+    page(1, backends=("tpu-zeroed",))
+    result = pytester.runpytest(
+        "--pallas-suite=mykernels", "--pallas-backend=tpu-zeroed", "--pallas-checks=forward", "-v"
+    )
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*double-forward[[]tpu-zeroed]*PASSED*"])
+
+
+def test_a_tolerance(page, pytester):
+    page(2)
+    pytester.makepyfile(
+        """
+        import jax.numpy as jnp
+        from mykernels import double
+
+        def test_double(pallas_check):
+            pallas_check(double, jnp.ones((8, 128)), reference=lambda x: x * 2)
+        """
+    )
+    pytester.runpytest("--pallas-backend=interpret").assert_outcomes(passed=1)
+
+
+def test_specs_and_records(page, pytester):
+    page(3)
+    result = pytester.runpytest("--pallas-backend=interpret", "--pallas-checks=forward", "-v")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*double-forward[[]interpret]*PASSED*"])

@@ -1,0 +1,46 @@
+"""Whoever does not test Pallas kernels does not pay for the plugin."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "rich")
+
+
+@pytest.mark.parametrize("module", ["pytest_pallas", "pytest_pallas.plugin"])
+def test_import(module):
+    code = f"import sys, {module}; print(sorted(set({HEAVY}) & sys.modules.keys()))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_a_run_without_pallas(project, monkeypatch):
+    """With only this plugin loaded: hypothesis' own imports hypothesis for its own reasons."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    project.write(
+        test_plain=f"""
+        import sys
+
+        import pytest
+
+        @pytest.mark.parametrize("n", [1, 2])
+        def test_plain(n, tmp_path):
+            assert not set({HEAVY}) & sys.modules.keys()
+        """
+    )
+    result = project.spawn("-p", "pytest_pallas.plugin")
+    result.assert_outcomes(passed=2)
+    assert "plugins: pallas" in result.stdout.str() or "pallas: jax" in result.stdout.str()
+
+
+def test_every_public_name_can_be_imported():
+    import pytest_pallas
+
+    for name in pytest_pallas.__all__:
+        assert getattr(pytest_pallas, name) is not None
+    assert dir(pytest_pallas) == pytest_pallas.__all__
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        pytest_pallas.nothing  # noqa: B018
