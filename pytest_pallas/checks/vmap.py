@@ -81,9 +81,6 @@ def _judged(trial: Trial, actual: Any, first: Expected, second: Expected) -> lis
         [(path, np.stack([a, b])) for (path, a), (_, b) in zip(one, two, strict=True)]
         for one, two in ((first.oracle, second.oracle), (first.baseline, second.baseline))
     ]
-    sensitivity = {
-        path: max(value, second.sensitivity[path]) for path, value in first.sensitivity.items()
-    }
     return compare_trees(
         actual,
         stack[0],
@@ -92,7 +89,8 @@ def _judged(trial: Trial, actual: Any, first: Expected, second: Expected) -> lis
         exact=False,
         depth=first.depth,
         sensitivity={
-            path: max(first.sensitivity[path], s) for path, s in second.sensitivity.items()
+            path: max(value, second.sensitivity.get(path, 0.0))
+            for path, value in first.sensitivity.items()
         },
         check_dtype=trial.check_dtype,
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pytest_pallas.errors import DeviceError
+from pytest_pallas.errors import DeviceError, TooFewDevicesError
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -20,7 +20,8 @@ def make_mesh(axes: Mapping[str, int], platform: str) -> Mesh:
       platform: ``"cpu"`` for simulated devices, ``"tpu"`` or ``"gpu"`` for hardware.
 
     Raises:
-      DeviceError: an axis is not a positive integer, or there are too few devices.
+      DeviceError: an axis is not a positive integer.
+      TooFewDevicesError: there are fewer devices than the mesh has.
     """
     import jax
     from jax.sharding import AxisType
@@ -35,7 +36,7 @@ def make_mesh(axes: Mapping[str, int], platform: str) -> Mesh:
     devices = jax.devices(platform)
     if len(devices) < needed:
         remedy = f"run with --pallas-devices={needed}" if platform == "cpu" else "use a larger host"
-        raise DeviceError(
+        raise TooFewDevicesError(
             f"mesh {dict(axes)} needs {needed} devices, but there are {len(devices)} {platform} "
             f"devices; {remedy}"
         )
