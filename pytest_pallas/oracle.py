@@ -168,7 +168,7 @@ def _evaluate(
             f"the reference {_name(reference)} raised when it was evaluated {how} on ({shapes}): "
             f"{type(error).__name__}: {error}"
         ) from error
-    if not leaves or any(array.dtype == object for _, array in leaves):
+    if not leaves or any(array.dtype.kind in "OSU" for _, array in leaves):
         raise ReferenceError(
             f"the reference {_name(reference)} must return an array or a pytree of arrays"
         )

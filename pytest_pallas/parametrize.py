@@ -53,6 +53,9 @@ def _expected(mark: pytest.Mark, families: Any) -> tuple[str, pytest.MarkDecorat
             "the pallas_xfail mark takes one backend and a reason, such as "
             'pallas_xfail("interpret", reason="...")'
         )
+    unknown = sorted(set(rest) - {"reason", "strict", "raises", "run"})
+    if unknown:
+        raise OptionError(f"the pallas_xfail mark has no argument {unknown[0]!r}")
     parse(name, families)  # an unknown name would never match, and never be noticed
     strict: bool = rest.pop("strict", True)
     return name, pytest.mark.xfail(True, strict=strict, **rest)

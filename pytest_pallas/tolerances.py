@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_pallas.backends import Backend, label
+from pytest_pallas.backends import Backend, label, parse
 from pytest_pallas.errors import OptionError
+from pytest_pallas.session import current
 
 if TYPE_CHECKING:
     from pytest_pallas.numerics import Tolerance
@@ -45,6 +46,7 @@ def tolerance_for(
     for mark in marks:
         limits = dict(mark.kwargs)
         only_backend, only_dtype = limits.pop("backend", None), limits.pop("dtype", None)
+        _known(config, only_backend, only_dtype)
         if only_backend not in (None, *names) or only_dtype not in (None, *dtypes):
             continue
         try:
@@ -60,6 +62,18 @@ def tolerance_for(
             config=config, kernel=kernel, check=check, backend=backend, dtypes=dtypes
         )
     return chosen if chosen is not None else Tolerance()
+
+
+def _known(config: pytest.Config, backend: str | None, dtype: str | None) -> None:
+    """Refuse a name in a mark that would never match, and never be noticed."""
+    import jax
+
+    if backend is not None:
+        parse(backend, current(config).families)
+    try:
+        jax.numpy.dtype(dtype)
+    except TypeError:
+        raise OptionError(f"mark pallas_tolerance: unknown dtype {dtype!r}") from None
 
 
 def _most_specific(

@@ -134,6 +134,11 @@ def _checks(session: Session, parent: pytest.Collector, spec: KernelSpec) -> Ite
             yield check
 
 
+def _node_id(parent: pytest.Collector, name: str) -> str:
+    """The node id as text. pytest 9.2 makes another one of a name in brackets, and --lf fails."""
+    return f"{parent.nodeid}::{name}"
+
+
 class SpecItem(pytest.Item):
     """One check of one spec on one backend (and mesh)."""
 
@@ -155,7 +160,8 @@ class SpecItem(pytest.Item):
     ) -> SpecItem:
         """The item ``spec-check[backend-mesh]``."""
         place = label(backend) + "".join(f"-{axis}{size}" for axis, size in mesh.items())
-        self = super().from_parent(parent, name=f"{spec.name}-{check.name}[{place}]", **rest)
+        name = f"{spec.name}-{check.name}[{place}]"
+        self = super().from_parent(parent, name=name, nodeid=_node_id(parent, name), **rest)
         self.spec, self.check, self.backend, self.mesh = spec, check, backend, mesh
         self.extra_keyword_matches |= {spec.name, spec.family, check.name, backend.name}
         failure = expected_failure(spec, backend, check)
@@ -259,7 +265,7 @@ class UnclaimedItem(pytest.Item):
     ) -> UnclaimedItem:
         """The item ``spec-unclaimed[backend]``."""
         name = f"{spec.name}-unclaimed[{label(backend)}]"
-        self = super().from_parent(parent, name=name, **rest)
+        self = super().from_parent(parent, name=name, nodeid=_node_id(parent, name), **rest)
         self.spec, self.backend = spec, backend
         return self
 

@@ -31,7 +31,6 @@ from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels._blocks import ROWS, fit
 from reference_kernels._mxu import precision_for
-from reference_kernels._upstream import VMAP_WITH_SEMANTICS
 
 
 def _attention_kernel(
@@ -210,5 +209,4 @@ SPEC = KernelSpec(
         options={"causal": st.booleans(), "scale": st.sampled_from([None, 0.5])},
         tuning={"block_q": st.sampled_from([16, 32]), "block_kv": 16},
     ),
-    xfail=VMAP_WITH_SEMANTICS,
 )

@@ -28,7 +28,6 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
 from reference_kernels._blocks import LANES, ROWS, fit
 from reference_kernels._mxu import precision_for
-from reference_kernels._upstream import VMAP_WITH_SEMANTICS
 from reference_kernels.matmul._operands import Activation, check_operands, reference
 
 
@@ -196,7 +195,6 @@ SPEC = KernelSpec(
     inputs=pst.arguments(_ARRAYS, tuning=_BLOCKS),
     exact=True,
     differentiable=(0, 1),
-    xfail=VMAP_WITH_SEMANTICS,
 )
 
 SPEC_ACTIVATION = KernelSpec(
@@ -210,5 +208,4 @@ SPEC_ACTIVATION = KernelSpec(
         tuning=_BLOCKS,
     ),
     differentiable=(0, 1),
-    xfail=VMAP_WITH_SEMANTICS,
 )

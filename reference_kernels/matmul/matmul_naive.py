@@ -23,7 +23,6 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
 from reference_kernels._blocks import LANES, ROWS, fit
 from reference_kernels._mxu import precision_for
-from reference_kernels._upstream import VMAP_WITH_SEMANTICS
 from reference_kernels.matmul._operands import check_operands, reference
 
 
@@ -84,5 +83,4 @@ SPEC = KernelSpec(
         tuning={"block_m": st.sampled_from([16, 32]), "block_n": 128},
     ),
     exact=True,
-    xfail=VMAP_WITH_SEMANTICS,
 )

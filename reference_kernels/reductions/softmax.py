@@ -31,7 +31,6 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels._blocks import LANES
-from reference_kernels._upstream import VMAP_WITH_SEMANTICS
 
 _BLOCK_ELEMENTS = 256 * 1024
 
@@ -149,5 +148,4 @@ SPEC = KernelSpec(
         tuning={"block_rows": 16},
     ),
     differentiable=(0,),
-    xfail=VMAP_WITH_SEMANTICS,
 )

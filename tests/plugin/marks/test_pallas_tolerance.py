@@ -31,7 +31,7 @@ TEST = """
         (["rtol=0.6"], "None", ["if", "ii", "tf", "ti"]),
         (["fraction=1"], "None", ["if", "ii", "tf", "ti"]),
         # The closest mark that fits wins, and it wins over what the call says.
-        (["atol=1, dtype='int32'", "atol=0.5"], "None", ["ii", "ti"]),
+        (["atol=0.5", "atol=1, dtype='int32'"], "None", ["ii", "ti"]),
         (["atol=0.5"], "Tolerance(atol=1)", []),
         (["atol=0.5, dtype='int32'"], "Tolerance(atol=1)", ["if", "tf"]),
     ],
@@ -56,7 +56,7 @@ def test_by_dtype_and_backend(project, marks, tolerance, passing):
         ("atol=-1", "tolerance: atol must be a number of 0 or more, but is -1"),
         ("fraction=2", "tolerance: fraction must be a number from 0 to 1"),
         ("atol=1, backend='nope'", "unknown backend 'nope'"),
-        ("atol=1, dtype='flaot32'", "flaot32"),
+        ("atol=1, dtype='flaot32'", "mark pallas_tolerance: unknown dtype 'flaot32'"),
     ],
 )
 def test_bad_arguments(project, mark, message):
@@ -65,4 +65,4 @@ def test_bad_arguments(project, mark, message):
     )
     result = project.run("--pallas-backend=interpret")
     assert result.ret != 0
-    result.stdout.re_match_lines([f".*{message}"])
+    result.stdout.re_match_lines([f"E .*{message}"])

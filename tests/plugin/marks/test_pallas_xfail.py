@@ -79,7 +79,7 @@ def test_other_arguments_are_those_of_pytest(project, raises):
         ("'interpret'", "the pallas_xfail mark takes one backend and a reason"),
         ("'interpret', 'tpu', reason='#1'", "takes one backend and a reason"),
         ("reason='#1'", "takes one backend and a reason"),
-        ("'interpret', reason='#1', stricd=True", "stricd"),
+        ("'interpret', reason='#1', stricd=True", "the pallas_xfail mark has no argument 'stricd'"),
     ],
 )
 def test_bad_arguments(project, mark, message):

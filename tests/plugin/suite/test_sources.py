@@ -1,0 +1,89 @@
+"""``suite(...)`` in a test module."""
+
+from __future__ import annotations
+
+import pytest
+
+QUICK = ("--pallas-backend=interpret", "--pallas-checks=forward", "--pallas-max-examples=1")
+
+
+@pytest.fixture
+def package(project):
+    """A package of two modules of specs."""
+    (project.path / "package").mkdir()
+    (project.path / "package" / "__init__.py").touch()
+    project.specs('name="one", kernel=add', name="package/first")
+    project.specs('name="two", kernel=add', 'name="three", kernel=add', name="package/second")
+    return project
+
+
+@pytest.mark.parametrize(
+    ("sources", "names"),
+    [
+        ("first.SPEC_0", ["one"]),
+        ("first.SPEC_0, second.SPEC_1", ["one", "three"]),
+        ("'package.second'", ["two", "three"]),
+        ("'package'", ["one", "two", "three"]),
+        ("'package.first', second.SPEC_0", ["one", "two"]),
+        ("", []),
+    ],
+)
+def test_by_module_name_and_by_spec(package, sources, names):
+    package.write(
+        test_kernels=f"""
+        from package import first, second
+        from pytest_pallas import suite
+
+        test_kernels = suite({sources})
+
+        def test_own(): pass
+        """
+    )
+    result = package.run(*QUICK, "--collect-only", "-q")
+    found = [line for line in result.outlines if line.startswith("test_kernels.py::")]
+    ids = [f"test_kernels.py::test_kernels::{name}-forward[interpret]" for name in names]
+    assert found == [*ids, "test_kernels.py::test_own"]
+    package.run(*QUICK).assert_outcomes(passed=len(names) + 1)
+
+
+def test_by_node_id(package):
+    package.write(
+        test_kernels="""
+        from pytest_pallas import suite
+
+        test_kernels = suite("package")
+        """
+    )
+    result = package.run(*QUICK, "test_kernels.py::test_kernels::two-forward[interpret]")
+    result.assert_outcomes(passed=1)
+    package.run(*QUICK, "test_kernels.py::test_kernels", "-k", "one").assert_outcomes(
+        passed=1, deselected=2
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("'nothing_of_that_name'", "nothing_of_that_name"),
+        ("'package.broken'", "package.broken"),
+        ("first", "suite() takes specs and names of modules"),
+    ],
+)
+def test_a_source_that_is_none(package, source, message):
+    package.write(
+        **{"package/broken": "1 / 0"},
+        test_kernels=f"""
+        from package import first
+        from pytest_pallas import suite
+
+        test_kernels = suite({source})
+
+        def test_own(): pass
+        """,
+    )
+    result = package.run(*QUICK, "--continue-on-collection-errors")
+    result.assert_outcomes(errors=1, passed=1 if isinstance(source, str) and "'" in source else 0)
+    text = result.stdout.str()
+    assert "INTERNALERROR" not in text
+    assert message in text
+    assert "test_kernels" in text

@@ -1,0 +1,107 @@
+"""A wrong spec is an error at collection, with its name and file; the others run."""
+
+from __future__ import annotations
+
+import pytest
+
+QUICK = ("--pallas-suite=package", "--pallas-backend=interpret", "--pallas-checks=forward",
+         "--pallas-max-examples=1", "--continue-on-collection-errors")  # fmt: skip
+
+#: A wrong spec, and what is said of it.
+WRONG = {
+    "no reference": ('name="bad", kernel=add, reference=None', "reference must be a function in jnp"),
+    "argument count": (
+        'name="bad", kernel=add, inputs=pst.arrays("m n", dims={"m": [8], "n": [128]})',
+        "its inputs draw 1 positional arguments and no keywords, but the kernel add(x: 'Any', "
+        "y: 'Any') -> 'Any' cannot be called with them: missing a required argument: 'y'",
+    ),
+    "reference's arguments": (
+        'name="bad", kernel=add, reference=lambda x: x',
+        "but the reference <lambda>(x) cannot be called with them: too many positional arguments",
+    ),
+    "unknown keyword": (
+        'name="bad", kernel=add, inputs=pst.arguments(INPUTS, tuning={"block": 8})',
+        "got an unexpected keyword argument 'block'",
+    ),
+    "unknown check": (
+        'name="bad", kernel=add, checks=("forwards",)',
+        "unknown checks ['forwards']; there are forward, gradient, vmap",
+    ),
+    "unknown backend": (
+        'name="bad", kernel=add, backends=("tpu-interprett",)',
+        "unknown backends ['tpu-interprett']; there are gpu",
+    ),
+    "unknown backend in xfail": (
+        'name="bad", kernel=add, xfail={"nope": ExpectedFailure(reason="#1", jax="0.12")}',
+        "unknown backends ['nope']; there are gpu",
+    ),
+    "strategy that raises": (
+        'name="bad", kernel=add, inputs=INPUTS.map(lambda drawn: 1 / 0)',
+        "its inputs strategy raised ZeroDivisionError: division by zero",
+    ),
+    "strategy of no tuple": (
+        'name="bad", kernel=add, inputs=INPUTS.map(lambda drawn: 3)',
+        "the inputs strategy drew a int; it must draw a tuple",
+    ),
+    "no strategy": ('name="bad", kernel=add, inputs=3', "inputs must be a hypothesis strategy"),
+    "no kernel": ('name="bad", kernel={}', "kernel must map a platform of ['gpu', 'tpu']"),
+    "kernel of no platform": (
+        'name="bad", kernel={"cpu": add}',
+        "kernel must map a platform of ['gpu', 'tpu'] to a function, but its keys are ['cpu']",
+    ),
+}
+
+
+@pytest.fixture
+def package(project):
+    """A package with a right spec in one of its modules."""
+    (project.path / "package").mkdir()
+    (project.path / "package" / "__init__.py").touch()
+    project.specs('name="good", kernel=add', name="package/right")
+    return project
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_wrong_in_itself(package, kind):
+    spec, message = WRONG[kind]
+    package.specs(spec, name="package/wrong")
+    result = package.run(*QUICK)
+    result.assert_outcomes(errors=1, passed=1)
+    text = result.stdout.str()
+    assert "INTERNALERROR" not in text
+    assert message in text
+    assert "spec 'bad' in " in text
+    assert "wrong.py" in text
+
+
+def test_beside_right_ones_in_its_file(package):
+    package.specs(
+        'name="bad", kernel=add, checks=("nope",)', 'name="fine", kernel=add', name="package/mixed"
+    )
+    package.run(*QUICK).assert_outcomes(errors=1, passed=2)
+
+
+def test_two_of_one_name(package):
+    package.specs('name="twin", kernel=add', 'name="twin", kernel=add', name="package/wrong")
+    result = package.run(*QUICK)
+    result.assert_outcomes(errors=1, passed=1)
+    text = result.stdout.str()
+    assert "wrong.py defines two specs with the name 'twin'" in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("code", ["1 / 0", "import nothing_of_that_name", "def ("])
+def test_a_module_that_fails_to_import(package, code):
+    (package.path / "package" / "wrong.py").write_text(code)
+    result = package.run(*QUICK)
+    result.assert_outcomes(errors=1, passed=1)
+    text = result.stdout.str()
+    assert "INTERNALERROR" not in text
+    assert "package/wrong.py" in text
+
+
+def test_without_continuing_nothing_runs_and_the_reason_is_said(package):
+    package.specs('name="bad", kernel=add, checks=("nope",)', name="package/wrong")
+    result = package.run(*QUICK[:-1])
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert "unknown checks ['nope']" in result.stdout.str()
