@@ -6,6 +6,10 @@ from __future__ import annotations
 class PallasTestError(Exception):
     """Base of every error that this package raises on purpose."""
 
+    def __init_subclass__(cls) -> None:
+        """Show subclasses under the name by which they are imported, in short summaries too."""
+        cls.__module__ = "pytest_pallas"
+
 
 class SpecError(PallasTestError):
     """A ``KernelSpec`` or its strategy cannot be used as it is written."""

@@ -30,12 +30,16 @@ class Static:
 
 
 def split(call: Call) -> tuple[Static, list[Any]]:
-    """The static part of a call and its arrays, copied so that nothing can reach the caller's."""
+    """The static part of a call and its arrays, copied so that nothing can reach the caller's.
+
+    Numpy scalars are arrays among the arguments, and plain numbers among the options.
+    """
     leaves, tree = jax.tree.flatten((call.args, dict(call.options)))
+    positional = len(jax.tree.leaves(call.args))
     arrays: list[Any] = []
     rest: list[tuple[int, Any]] = []
     for position, leaf in enumerate(leaves):
-        if isinstance(leaf, (np.ndarray, np.generic)):
+        if isinstance(leaf, np.ndarray) or (isinstance(leaf, np.generic) and position < positional):
             arrays.append(jax.numpy.array(leaf, copy=True))
         elif isinstance(leaf, jax.Array):
             arrays.append(leaf.copy())
@@ -58,12 +62,17 @@ def apply(static: Static, arrays: list[Any]) -> Any:
 
 
 @functools.cache
-def jitted() -> Any:
+def jitted(*, literal: bool = False) -> Any:
     """``apply`` under ``jax.jit``: one cache for every call of the process.
 
-    The forced interpreter and the abstract device are part of jit's own key.
+    The forced interpreter, the abstract device and x64 are part of jit's own key.
+
+    Args:
+      literal: round every value to the dtype that the program gives it, as op by op. XLA may
+        otherwise keep bfloat16 values of a fusion in float32.
     """
-    return jax.jit(apply, static_argnums=0)
+    options = {"xla_allow_excess_precision": False} if literal else None
+    return jax.jit(apply, static_argnums=0, compiler_options=options)
 
 
 def identity(value: Any) -> Hashable:

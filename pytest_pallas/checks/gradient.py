@@ -47,6 +47,11 @@ def gradient(trial: Trial) -> Finding:
       SpecError: an output is no float array, so there is nothing to differentiate.
     """
     assert trial.reference is not None
+    if not trial.differentiable:
+        raise SpecError(
+            "the gradient check needs to know the arguments to differentiate by: give their "
+            "positions as differentiable=, such as differentiable=(0, 1)"
+        )
     by = tuple(trial.differentiable)
     outputs = run(trial, trial.kernel, trial.arguments.args)
     cotangents = jax.tree.map(_cotangent(trial), outputs.values)

@@ -92,7 +92,7 @@ def _replay(session: Session, item: pytest.Item, error: BaseException) -> str:
     backend = None if callspec is None else callspec.params.get("pallas_backend")
     if backend is not None and not isinstance(backend, str):
         words.append(f"--pallas-backend={label(backend)}")
-    if "max_examples" in options.asked:
+    if session.config.getoption("pallas_max_examples") is not None:
         words.append(f"--pallas-max-examples={options.max_examples}")
     words.append(item.nodeid)
     return " ".join(shlex.quote(word) for word in words)

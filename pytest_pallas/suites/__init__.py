@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import pkgutil
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pytest_pallas.errors import SpecError
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.suites.discovery import specs_in
 
@@ -17,20 +18,30 @@ class Suite:
 
     sources: tuple[KernelSpec | str, ...]
 
-    def specs(self) -> Sequence[KernelSpec]:
-        """The specs, importing the modules that were given by name."""
-        found: list[KernelSpec] = []
+    def specs(self) -> Iterator[KernelSpec | SpecError]:
+        """The specs, importing the modules that were given by name; errors in place of some."""
         for source in self.sources:
             if isinstance(source, KernelSpec):
-                found.append(source)
+                yield source
                 continue
-            package = importlib.import_module(source)
-            names = [source]
-            for module in pkgutil.walk_packages(getattr(package, "__path__", []), f"{source}."):
-                names.append(module.name)
-            for name in names:
-                found += specs_in(name)
-        return found
+            for name in _modules(source):
+                try:
+                    yield from specs_in(name)
+                except SpecError as error:
+                    yield error
+                except Exception as error:
+                    yield SpecError(
+                        f"suite({source!r}): importing {name!r} raised "
+                        f"{type(error).__name__}: {error}"
+                    )
+
+
+def _modules(source: str) -> Iterator[str]:
+    """The names of a package and of all modules below it."""
+    yield source
+    package = sys.modules.get(source)  # where importing it failed there are none
+    for module in pkgutil.walk_packages(getattr(package, "__path__", []), f"{source}."):
+        yield module.name
 
 
 def suite(*sources: KernelSpec | str) -> Suite:
@@ -45,7 +56,13 @@ def suite(*sources: KernelSpec | str) -> Suite:
 
     Args:
       *sources: specs, and names of packages or modules that define some.
+
+    Raises:
+      SpecError: a source is neither.
     """
+    for source in sources:
+        if not isinstance(source, (KernelSpec, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise SpecError(f"suite() takes specs and names of modules, not {source!r}")
     return Suite(sources)
 
 

@@ -47,23 +47,27 @@ class SpecSuite(pytest.Collector):
 
     @classmethod
     def from_parent(
-        cls, parent: Any, *, specs: Callable[[], Sequence[KernelSpec]], **rest: Any
+        cls, parent: Any, *, specs: Callable[[], Iterable[KernelSpec | SpecError]], **rest: Any
     ) -> SpecSuite:
         """The node for what ``specs()`` returns."""
         self = super().from_parent(parent, **rest)
         self.specs = specs
         return self
 
-    specs: Callable[[], Sequence[KernelSpec]]
+    specs: Callable[[], Iterable[KernelSpec | SpecError]]
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """The items of every spec."""
-        try:
-            specs = self.specs()
-        except PallasTestError as error:
-            raise self.CollectError(str(error)) from None
-        for spec in specs:
-            yield from spec_nodes(self, spec)
+        """The items of every spec, and a node for every error."""
+        names: set[str] = set()
+        for spec in self.specs():
+            if isinstance(spec, SpecError):
+                yield WrongSpec.from_parent(self, name=self.name, problem=str(spec))
+            elif spec.name in names:
+                problem = f"{self.name} has two specs with the name {spec.name!r}; see {spec.file}"
+                yield WrongSpec.from_parent(self, name=spec.name, problem=problem)
+            else:
+                names.add(spec.name)
+                yield from spec_nodes(self, spec)
 
 
 class WrongSpec(pytest.Collector):

@@ -66,7 +66,6 @@ def test_by_node_id(package):
     [
         ("'nothing_of_that_name'", "nothing_of_that_name"),
         ("'package.broken'", "package.broken"),
-        ("first", "suite() takes specs and names of modules"),
     ],
 )
 def test_a_source_that_is_none(package, source, message):
@@ -76,14 +75,43 @@ def test_a_source_that_is_none(package, source, message):
         from package import first
         from pytest_pallas import suite
 
-        test_kernels = suite({source})
+        test_kernels = suite({source}, first.SPEC_0)
 
         def test_own(): pass
         """,
     )
     result = package.run(*QUICK, "--continue-on-collection-errors")
-    result.assert_outcomes(errors=1, passed=1 if isinstance(source, str) and "'" in source else 0)
+    result.assert_outcomes(errors=1, passed=2)
     text = result.stdout.str()
     assert "INTERNALERROR" not in text
-    assert message in text
-    assert "test_kernels" in text
+    assert "Traceback" not in text
+    assert f"importing '{message}' raised" in text
+    assert "test_kernels.py" in text
+
+
+def test_a_module_is_not_a_source(package):
+    package.write(
+        test_kernels="""
+        from package import first
+        from pytest_pallas import suite
+
+        test_kernels = suite(first)
+        """
+    )
+    result = package.run(*QUICK)
+    result.assert_outcomes(errors=1)
+    assert "suite() takes specs and names of modules, not <module" in result.stdout.str()
+
+
+def test_two_of_one_name(package):
+    package.write(
+        test_kernels="""
+        from package import first
+        from pytest_pallas import suite
+
+        test_kernels = suite("package", first.SPEC_0)
+        """
+    )
+    result = package.run(*QUICK, "--continue-on-collection-errors")
+    result.assert_outcomes(errors=1, passed=3)
+    assert "test_kernels has two specs with the name 'one'; see " in result.stdout.str()

@@ -1,0 +1,162 @@
+"""``--pallas-results``."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib import metadata
+
+import pytest
+
+SUITE = ("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=2",
+         "--pallas-checks=forward,determinism")  # fmt: skip
+
+
+@pytest.fixture
+def suite(project):
+    """Two specs, of which the first is wrong."""
+    project.specs('name="bad", kernel=add_off', 'name="good", kernel=add')
+    return project
+
+
+def read(project, name="results.json"):
+    return json.loads((project.path / name).read_text())
+
+
+def test_document(suite):
+    result = suite.run(*SUITE, "--pallas-results=results.json", "--pallas-seed=5")
+    assert "4 records written to results.json" in result.stdout.str()
+    document = read(suite)
+    assert document["schema"] == 1
+    assert document["environment"]["jax"] == metadata.version("jax")
+    assert document["options"]["seed"] == 5
+    assert document["options"]["backends"] == ["interpret"]
+    bad, _, good, repeated = document["records"]
+    assert {name: good[name] for name in ("test", "kernel", "family", "check", "backend")} == {
+        "test": "specs.py::good-forward[interpret]",
+        "kernel": "good",
+        "family": "kernels",
+        "check": "forward",
+        "backend": "interpret",
+    }
+    assert (good["outcome"], good["message"], good["replay"]) == ("passed", "", "")
+    assert (good["examples"], good["seed"]) == (2, 5)
+    assert good["error"] is not None
+    assert good["multiple"] is not None
+    assert good["seconds"] >= good["kernel_seconds"] > 0
+    assert repeated["error"] is None
+    assert bad["outcome"] == "failed"
+    assert bad["message"].startswith("bad: forward on interpret is wrong\n")
+    assert bad["replay"].startswith("pytest --pallas-suite=specs --pallas-backend=interpret ")
+
+
+def test_ini(suite):
+    suite.ini(pallas_results="from_ini.json")
+    suite.run(*SUITE)
+    assert len(read(suite, "from_ini.json")["records"]) == 4
+
+
+def test_same_records_under_xdist(suite):
+    """Apart from times and order."""
+    found = []
+    for number, workers in enumerate(["-n0", "-n2"]):
+        suite.spawn(*SUITE, workers, f"--pallas-results=r{number}.json")
+        document = read(suite, f"r{number}.json")
+        for record in document["records"]:
+            del record["seconds"], record["kernel_seconds"]
+        document["records"].sort(key=lambda record: record["test"])
+        found.append(document)
+    assert found[0] == found[1]
+    assert len(found[0]["records"]) == 4
+
+
+def test_written_when_the_run_stops_early(suite):
+    suite.run(*SUITE, "-x", "--pallas-results=results.json")
+    (record,) = read(suite)["records"]
+    assert record["outcome"] == "failed"
+
+
+def test_written_when_the_run_is_interrupted(suite):
+    suite.write(
+        test_stop="""
+        def test_stop():
+            raise KeyboardInterrupt
+        """
+    )
+    result = suite.spawn("specs.py", "test_stop.py", *SUITE, "--pallas-results=results.json")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert len(read(suite)["records"]) == 4
+
+
+def test_written_over_older_ones(suite):
+    (suite.path / "results.json").write_text("older, and much longer than that")
+    suite.run(*SUITE, "-k", "good", "--pallas-results=results.json")
+    assert len(read(suite)["records"]) == 2
+    assert [p.name for p in suite.path.iterdir() if "results" in p.name] == ["results.json"]
+
+
+def test_a_run_without_kernels(project):
+    project.write(test_a="def test_a(): pass")
+    project.run("--pallas-results=results.json").assert_outcomes(passed=1)
+    assert read(project)["records"] == []
+
+
+@pytest.mark.parametrize("path", ["missing/results.json", ".", "kernels.py/results.json"])
+def test_unwritable(suite, path):
+    result = suite.run(*SUITE, f"--pallas-results={path}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    text = result.stderr.str()
+    assert "Traceback" not in text
+    assert "--pallas-results=" in text
+    assert "cannot write there" in text
+
+
+def test_a_path_that_becomes_unwritable(suite):
+    """What was found is still shown."""
+    (suite.path / "out").mkdir()
+    suite.write(
+        conftest="""
+        import pathlib
+        import shutil
+
+        def pytest_pallas_record(config, record):
+            shutil.rmtree("out", ignore_errors=True)
+        """
+    )
+    result = suite.run(*SUITE, "--pallas-results=out/results.json")
+    text = result.stdout.str() + result.stderr.str()
+    assert "INTERNALERROR" not in text
+    assert "1 ok 1 FAILED" in text
+    assert f"out{os.sep}results.json" in text
+
+
+def test_outcomes_of_tests_of_ones_own(project):
+    project.write(
+        test_own="""
+        import numpy as np
+        import pytest
+        from kernels import *
+
+        X = np.ones((8, 128), np.float32)
+
+        def test_pass(pallas_check):
+            pallas_check(add, X, X, reference=reference)
+
+        def test_fail(pallas_check):
+            pallas_check(add, X, X, reference=reference)
+            pallas_check(add_off, X, X, reference=reference)
+
+        def test_skip(pallas_check):
+            pallas_check(add, X, X, reference=reference)
+            pytest.skip("no time")
+
+        def test_no_kernel(pallas_backend): pass
+        """
+    )
+    records = project.records("--pallas-backend=interpret")
+    assert [(r["test"].partition("::")[2], r["kernel"], r["outcome"]) for r in records] == [
+        ("test_pass[interpret]", "add", "passed"),
+        ("test_fail[interpret]", "add", "passed"),
+        ("test_fail[interpret]", "add_off", "failed"),
+        ("test_skip[interpret]", "add", "skipped"),
+    ]

@@ -1,0 +1,81 @@
+"""The summary table."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+RUN = ("--pallas-suite=specs", "--pallas-backend=interpret,tpu-interpret:v5e,gpu-interpret",
+       "--pallas-checks=forward,determinism", "--pallas-max-examples=2")  # fmt: skip
+
+
+@pytest.fixture
+def mixed(project):
+    """Every outcome that a record can have."""
+    project.specs(
+        'name="good", kernel=add, exact=False',
+        'name="wrong", kernel=add_off',
+        'name="refused", kernel=add_raises, xfail={"interpret": ExpectedFailure('
+        'reason="#12", jax="0.12"), "tpu-interpret": ExpectedFailure(reason="#12", jax="0.12")}',
+        'name="mended", kernel=add, xfail={"tpu-interpret:v5e": ExpectedFailure('
+        'reason="#13", jax="0.12", checks=("forward",))}',
+    )
+    return project
+
+
+def table(result: pytest.RunResult) -> list[str]:
+    """The lines of the section, without times."""
+    lines = result.outlines
+    start = next(i for i, line in enumerate(lines) if re.fullmatch(r"=+ pallas =+", line))
+    end = next(i for i in range(start + 1, len(lines)) if re.match(r"=+ \S", lines[i]))
+    return [re.sub(r"\s+\d+\.\d$", "", line) for line in lines[start + 1 : end]]
+
+
+def rows(lines: list[str]) -> dict[str, list[str]]:
+    """The cells of each row, by kernel."""
+    split = [re.split(r"\s{2,}", line.strip()) for line in lines]
+    return {cells[0]: cells[1:] for cells in split}
+
+
+def test_cells(mixed):
+    result = mixed.run(*RUN)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    found = rows(table(result))
+    assert found["kernel"] == [
+        "interpret", "tpu-interpret:v5e", "gpu-interpret", "examples", "seconds",
+    ]  # fmt: skip
+    good = found["good"]
+    assert good[0].startswith("2 ok")
+    assert good[1].startswith("2 ok")
+    assert good[2] == "1 skipped"
+    assert found["wrong"][:3] == ["1 ok 1 FAILED", "1 ok 1 FAILED", "1 skipped"]
+    assert found["refused"][:3] == ["2 xfail", "2 xfail", "1 skipped"]
+    assert found["mended"][1] == "1 ok 1 FAILED"  # it passes, and that must be noticed
+    assert int(good[3]) == 6  # forward draws 2, determinism 1, on two backends
+
+
+def test_reasons(mixed):
+    text = "\n".join(table(mixed.run(*RUN)))
+    assert "expected failure (2) on interpret: refused: #12 (JAX 0.12)" in text
+    assert "skipped (4) on gpu-interpret: good, wrong, refused, mended: claims interpret" in text
+
+
+def test_under_xdist(mixed):
+    one, two = table(mixed.run(*RUN)), table(mixed.spawn(*RUN, "-n2"))
+    assert sorted(one) == sorted(two)
+
+
+def test_color(mixed):
+    plain, color = mixed.run(*RUN), mixed.run(*RUN, "--color=yes")
+    assert "\x1b[" not in plain.stdout.str()
+    text = color.stdout.str()
+    (line,) = [line for line in text.splitlines() if "1 FAILED" in line and "wrong" in line]
+    assert "\x1b[31m" in line  # red
+    (line,) = [line for line in text.splitlines() if re.search(r"^good ", line)]
+    assert "\x1b[32m" in line  # green
+
+
+def test_a_run_without_kernels_has_no_table(project):
+    project.write(test_a="def test_a(): pass")
+    assert not re.search("=+ pallas =+", project.run().stdout.str())
