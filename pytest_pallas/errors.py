@@ -6,6 +6,9 @@ from __future__ import annotations
 class PallasTestError(Exception):
     """Base of every error that this package raises on purpose."""
 
+    #: What the kernel or the reference raised, where that is behind it; shown with ``-vv``.
+    kernel_error: BaseException | None = None
+
     def __init_subclass__(cls) -> None:
         """Show subclasses under the name by which they are imported, in short summaries too."""
         cls.__module__ = "pytest_pallas"

@@ -144,8 +144,7 @@ def pallas_check(
                 races="races" in choose(settings.sanitize, SANITIZERS, "sanitize"),
                 cache=session.cache,
             )
-            finding = ask(session.checks[each], trial, kernel)
-            tally.add(finding)
+            finding = ask(session.checks[each], trial, kernel, found=tally.add)
             values = finding.outcome.values if finding.outcome is not None else values
         return values
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -63,7 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
     state = session.start(config)
     try:
         asked = "devices" in state.options.asked
-        simulate(state.options.devices, os.environ, asked=asked)
+        devices = simulate(state.options.devices, os.environ, asked=asked)
+        state.options = dataclasses.replace(state.options, devices=devices)
         if state.options.results is not None:
             from pytest_pallas.report.results import check_writable
 

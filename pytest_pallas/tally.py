@@ -33,9 +33,14 @@ class Tally:
         self.examples += 1
 
     def add(self, finding: Finding) -> None:
-        """Add what a passed example showed."""
+        """Add what an example showed. Of one that failed, only the failure counts."""
         self.kernel_seconds += finding.seconds
         self.notes += [note for note in finding.notes if note not in self.notes]
+        if finding.failed is not None:
+            self.error = finding.failed.error
+            self.baseline = finding.failed.baseline_error
+            self.multiple = finding.failed.multiple
+            return
         for comparison in finding.comparisons:
             if comparison.kind != "close":
                 # Equality has no distance worth a place in the summary.

@@ -9,13 +9,16 @@ from pytest_pallas import compat
 from pytest_pallas.analysis.kernel_calls import KernelCall
 
 
-def describe_writer(call: KernelCall, output: int, index: Sequence[int]) -> str:
+def describe_writer(
+    call: KernelCall, output: int, index: Sequence[int], shape: Sequence[int]
+) -> str:
     """One sentence on the block and the grid program that wrote an element, or "".
 
     Args:
       call: a ``pallas_call``; other kernels write through refs, and nothing is known of them.
       output: the position of the output among the kernel's outputs.
       index: the element, an index into the whole output.
+      shape: of the output.
     """
     if call.eqn.primitive.name != "pallas_call":
         return ""
@@ -23,7 +26,9 @@ def describe_writer(call: KernelCall, output: int, index: Sequence[int]) -> str:
     if found is None:
         return ""
     sizes, block, programs = found
-    region = ", ".join(f"{b * n}:{(b + 1) * n}" for b, n in zip(block, sizes, strict=True))
+    region = ", ".join(
+        f"{b * n}:{min((b + 1) * n, dim)}" for b, n, dim in zip(block, sizes, shape, strict=True)
+    )
     grid = tuple(call.eqn.params["grid_mapping"].grid)
     if not programs:
         return f"no program of {call.name} (grid {grid}) writes its block {block} = [{region}]"

@@ -119,10 +119,17 @@ def readable(error: Exception) -> Exception:
     matches = list(_RAISED.finditer(text))
     core = text[matches[-1].start() :].strip() if matches else text.strip()
     if "RACE DETECTED" in core:
-        race = RaceError(brief(core.partition("RACE DETECTED")[2].strip(), lines=6))
+        race = race_error(core)
         race.__cause__ = error
         return race
     return _chained(brief(core), error)
+
+
+def race_error(report: str) -> RaceError:
+    """The error for an interpreter's report of a race: the two accesses, without their clocks."""
+    lines = report.partition("RACE DETECTED")[2].strip().splitlines()
+    accesses = [line.strip() for line in lines if "clock:" not in line]
+    return RaceError("race: " + brief("\n  and ".join(accesses), lines=4))
 
 
 def brief(text: str, *, lines: int = 12, width: int = 300) -> str:

@@ -58,13 +58,15 @@ class Interpreter:
             except Exception as error:  # tracing runs the kernel's own code
                 return Outcome(error=execution.readable(error))
             races = any(kernel.asynchronous for kernel in kernels)
-        with _watchdog(call.timeout) as stopped:
+        with _watchdog(call.timeout) as stopped, compat.printed_races() as printed:
             outcome = execution.execute(
                 call,
                 lambda: self.context(races=races),
                 kernels=kernels,
                 notes=("races: on",) if races else (),
             )
+        if outcome.error is None and printed:
+            outcome = dataclasses.replace(outcome, error=execution.race_error(printed[0]))
         if outcome.error is not None:
             execution.recover()
         if outcome.error is not None and stopped:
@@ -105,9 +107,9 @@ def _watchdog(timeout: float) -> Generator[list[DeadlockError]]:
 
     def stop() -> None:
         error = DeadlockError(
-            f"the kernel did not finish within {timeout:g} s and was stopped while a simulated "
-            "device waited on a semaphore, barrier or DMA: does every wait have its signal, on "
-            "every device? (--pallas-timeout sets the limit)"
+            f"the kernel did not finish within {timeout:g} s and was stopped. Does every wait on "
+            "a semaphore, barrier or DMA have its signal, on every device? If the kernel is only "
+            "slow, raise the limit with --pallas-timeout."
         )
         stopped.append(error)
         compat.fail_interpreters(error)

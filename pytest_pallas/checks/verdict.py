@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -23,8 +24,16 @@ _TRANSPARENT = frozenset(
 )
 
 
-def ask(check: Check, trial: Trial, name: str) -> Finding:
+def ask(
+    check: Check, trial: Trial, name: str, *, found: Callable[[Finding], None] = lambda _: None
+) -> Finding:
     """Run a check on one example.
+
+    Args:
+      check: the question.
+      trial: the example.
+      name: of the kernel, for messages.
+      found: told the finding, also that of a failure.
 
     Raises:
       MismatchError: an answer is wrong; the message explains it.
@@ -33,15 +42,40 @@ def ask(check: Check, trial: Trial, name: str) -> Finding:
     """
     __tracebackhide__ = True
     headline = f"{name}: {check.name} on {label(trial.backend)}"
-    try:
-        finding = check.run(trial)
-    except PallasTestError as error:
-        text = "\n".join([f"{headline}: {error}", *_drawn(trial.arguments)])
-        raise type(error)(text) from error.__cause__
+    finding = _run(check, trial, headline)
+    if isinstance(finding, PallasTestError):
+        # Not in the handler: pytest would print the whole chain, which is JAX's internals.
+        raise finding
+    found(finding)
     failed = finding.failed
     if failed is not None:
         raise MismatchError("\n".join(_explained(headline, finding, failed, trial)))
     return finding
+
+
+def _run(check: Check, trial: Trial, headline: str) -> Finding | PallasTestError:
+    """The finding of a check, or the error that stopped it, with what was drawn."""
+    try:
+        return check.run(trial)
+    except PallasTestError as error:
+        lines = [f"{headline}: {error}", *_raised_at(error.__cause__), *_drawn(trial.arguments)]
+        problem = type(error)("\n".join(lines))
+        problem.kernel_error = error.__cause__
+        return problem
+
+
+def _raised_at(cause: BaseException | None) -> Iterator[str]:
+    """The line of the user's code that raised."""
+    if cause is None or isinstance(cause, PallasTestError):
+        return
+    frames = [
+        frame
+        for frame in traceback.extract_tb(cause.__traceback__)
+        if "site-packages" not in frame.filename and "pytest_pallas" not in frame.filename
+    ]
+    if frames:
+        last = frames[-1]
+        yield f"  raised at {last.filename}:{last.lineno} in {last.name}: {last.line}"
 
 
 def _explained(headline: str, finding: Finding, failed: Comparison, trial: Trial) -> Iterator[str]:
@@ -76,7 +110,7 @@ def _writer(outcome: Outcome, failed: Comparison) -> str:
         w < f for w, f in zip(written, failed.shape, strict=True)
     ):
         return ""
-    return describe_writer(kernel, position, failed.worst_index)
+    return describe_writer(kernel, position, failed.worst_index, failed.shape)
 
 
 def _drawn(arguments: Arguments) -> Iterator[str]:

@@ -11,7 +11,7 @@ _VARIABLE = "JAX_NUM_CPU_DEVICES"
 _FLAG = "xla_force_host_platform_device_count"
 
 
-def simulate(count: int, environ: MutableMapping[str, str], *, asked: bool) -> None:
+def simulate(count: int, environ: MutableMapping[str, str], *, asked: bool) -> int:
     """Make JAX start with ``count`` CPU devices in this process and in those it starts.
 
     Args:
@@ -20,18 +20,22 @@ def simulate(count: int, environ: MutableMapping[str, str], *, asked: bool) -> N
       asked: whether the user gave the count. A count that is merely the default gives way to one
         that the environment sets already.
 
+    Returns:
+      The number that JAX starts with.
+
     Raises:
       DeviceError: JAX has started with another number of devices.
     """
-    if not asked and (_VARIABLE in environ or _FLAG in environ.get("XLA_FLAGS", "")):
-        return
+    already = _already(environ)
+    if not asked and already is not None:
+        return already
     if _FLAG in environ.get("XLA_FLAGS", ""):
         # JAX refuses to start with both; the user's own command wins.
         kept = [word for word in environ["XLA_FLAGS"].split() if _FLAG not in word]
         environ["XLA_FLAGS"] = " ".join(kept)
     environ[_VARIABLE] = str(count)
     if "jax" not in sys.modules:
-        return
+        return count
     import jax
 
     try:
@@ -44,3 +48,12 @@ def simulate(count: int, environ: MutableMapping[str, str], *, asked: bool) -> N
                 "configured, such as a plugin loaded with -p, or a conftest.py that calls JAX "
                 "when it is imported; move that call into a fixture."
             ) from None
+        return len(jax.devices("cpu"))
+    return count
+
+
+def _already(environ: MutableMapping[str, str]) -> int | None:
+    """The count that the environment sets, or None."""
+    words = [word for word in environ.get("XLA_FLAGS", "").split() if _FLAG in word]
+    text = words[-1].partition("=")[2] if words else environ.get(_VARIABLE, "")
+    return int(text) if text.isdigit() else None

@@ -19,6 +19,8 @@ class Reporter:
         """Gather for ``session``."""
         self.session = session
         self.records: list[Record] = []
+        self.order: dict[str, int] = {}
+        self.unwritten = ""
 
     def pytest_report_header(self) -> list[str]:
         """Say what this session runs on."""
@@ -30,11 +32,22 @@ class Reporter:
             self.records.append(record)
             self.session.config.hook.pytest_pallas_record(config=self.session.config, record=record)
 
-    def pytest_sessionfinish(self) -> None:
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        """Learn the order of the tests: the records of workers arrive as they please."""
+        self.order = {name: position for position, name in enumerate(ids)}
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the results, however the session ended."""
+        self.records.sort(key=lambda record: self.order.get(record.test, len(self.order)))
         path = self.session.options.results
-        if path is not None:
+        if path is None:
+            return
+        try:
             results.write(path, self.session, self.records)
+        except OSError as error:  # the folder was there when the session began
+            self.unwritten = f"--pallas-results={path}: cannot write there any more: {error}"
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the table."""
@@ -50,5 +63,7 @@ class Reporter:
         for line in terminal.footnotes(self.records):
             terminalreporter.write_line(line)
         path = self.session.options.results
-        if path is not None:
+        if self.unwritten:
+            terminalreporter.write_line(self.unwritten, red=True)
+        elif path is not None:
             terminalreporter.write_line(f"{len(self.records)} records written to {path}")

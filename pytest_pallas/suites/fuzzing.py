@@ -12,6 +12,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 
 from pytest_pallas import compat
+from pytest_pallas.suites.variety import choose, pool_size
 
 #: Seconds that shrinking may go on after the first failure: every new shape is compiled, so
 #: hypothesis' own limit of five minutes would be spent often.
@@ -52,7 +53,7 @@ def fuzz(
     shrink: bool = True,
     blob: str = "",
 ) -> None:
-    """Ask about ``max_examples`` examples of ``strategy``, and shrink the first that fails.
+    """Ask about ``max_examples`` different examples of ``strategy``; shrink the first that fails.
 
     Args:
       ask: raises if the example fails.
@@ -68,23 +69,33 @@ def fuzz(
       Exception: what ``ask`` raised for the simplest failing example.
     """
     budget = Budget(SHRINK_SECONDS)
+    passed: set[str] = set()
+    everything, chosen = frozenset[str](), frozenset[str]()
+    if not blob:
+        everything, chosen = choose(strategy, seed=seed, examples=max_examples)
 
     def example(drawn: Any) -> None:
         __tracebackhide__ = True
         words = repr(drawn)
         if budget.spent(words):
             return
+        if words in passed:
+            return  # hypothesis repeats itself; the determinism check does so on purpose
+        # What is in neither comes from the database, or from shrinking.
+        if words in everything and words not in chosen and budget.first_failure is None:
+            return
         try:
             ask(drawn)
         except Exception:
             budget.failed(words)
             raise
+        passed.add(words)
 
     phases = [Phase.reuse, Phase.generate, Phase.explicit] + ([Phase.shrink] if shrink else [])
     test = hypothesis.given(drawn=strategy)(example)
     test = hypothesis.seed(seed)(test)
     test = hypothesis.settings(
-        max_examples=max_examples,
+        max_examples=pool_size(max_examples),
         deadline=None,
         phases=phases,
         print_blob=True,

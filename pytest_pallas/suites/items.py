@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -235,7 +236,7 @@ class SpecItem(pytest.Item):
         words.append(f"--pallas-backend={label(self.backend)}")
         if options.devices != 8:
             words.append(f"--pallas-devices={options.devices}")
-        blob = blob_of(error)
+        blob = blob_of(error) or options.example
         words += [f"--pallas-example={blob}"] if blob else [f"--pallas-seed={options.seed}"]
         words.append(self.nodeid)
         return " ".join(shlex.quote(word) for word in words)
@@ -246,10 +247,8 @@ class SpecItem(pytest.Item):
         if not isinstance(error, PallasTestError):
             return super().repr_failure(excinfo, style)
         text = f"{error}\n  replay    {self.replay(error)}"
-        cause = error.__cause__
-        verbose = self.config.get_verbosity() > 1
-        if cause is not None and (verbose or not isinstance(cause, PallasTestError)):
-            text += "\n" + _where(cause, verbose)
+        if error.kernel_error is not None and self.config.get_verbosity() > 1:
+            text += "\n" + "".join(traceback.format_exception(error.kernel_error)).rstrip()
         return text
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
@@ -307,22 +306,3 @@ def expected_failure(spec: KernelSpec, backend: Backend, check: Check) -> Expect
 def device_count(mesh: Mapping[str, int]) -> int:
     """How many devices a mesh has; 1 if it has no axes."""
     return math.prod(mesh.values())
-
-
-def _where(cause: BaseException, verbose: bool) -> str:
-    """The line of the kernel that raised, or its whole traceback."""
-    import sysconfig
-    import traceback
-
-    if verbose:
-        return "".join(traceback.format_exception(cause)).rstrip()
-    foreign = ("site-packages", "pytest_pallas", sysconfig.get_path("stdlib"))
-    frames = [
-        frame
-        for frame in traceback.extract_tb(cause.__traceback__)
-        if not any(place in frame.filename for place in foreign)
-    ]
-    if not frames:
-        return ""
-    frame = frames[-1]
-    return f"  raised at {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"

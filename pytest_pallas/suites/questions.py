@@ -59,7 +59,7 @@ def question(item: SpecItem, options: Options, mesh: Any) -> tuple[Callable[[Any
             races=races,
             cache=session.cache,
         )
-        item.tally.add(ask(item.check, trial, spec.name))
+        ask(item.check, trial, spec.name, found=item.tally.add)
 
     inputs: Any = spec.inputs  # with meshes a function, else a strategy
     strategy = inputs(mesh) if mesh is not None else inputs

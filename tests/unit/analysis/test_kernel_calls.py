@@ -41,9 +41,9 @@ def test_hard_coded_interpret_is_seen():
 
 def test_the_writer_of_an_element():
     (found,) = calls(kernels.add_one_by_rows, X)
-    text = describe_writer(found, 0, (17, 5))
+    text = describe_writer(found, 0, (17, 5), (20, 128))
     assert text == (
-        "written by program (2) of body (grid (3,)), output block (2, 0) = [16:24, 0:128]"
+        "written by program (2) of body (grid (3,)), output block (2, 0) = [16:20, 0:128]"
     )
 
 
@@ -61,7 +61,7 @@ def test_the_writers_of_a_revisited_block():
         )(x)
 
     (found,) = calls(function, X)
-    assert "6 programs (0..1, 0..2)" in describe_writer(found, 0, (0, 0))
+    assert "6 programs (0..1, 0..2)" in describe_writer(found, 0, (0, 0), (8, 128))
 
 
 def test_a_block_that_nobody_writes():
@@ -76,7 +76,9 @@ def test_a_block_that_nobody_writes():
         )(x)
 
     (found,) = calls(function, X)
-    assert describe_writer(found, 0, (19, 0)).startswith("no program of body (grid (2,)) writes")
+    assert describe_writer(found, 0, (19, 0), (20, 128)).startswith(
+        "no program of body (grid (2,)) writes"
+    )
 
 
 def test_a_write_to_an_input_ref_is_seen():
