@@ -60,31 +60,41 @@ def fail_interpreters(error: Exception) -> bool:
 
 
 @contextmanager
-def vmapped_grids() -> Generator[None]:
-    """Let the TPU interpreter run kernels that are vmapped and have ``dimension_semantics``.
+def mended_tpu_interpreter() -> Generator[None]:
+    """Let the TPU interpreter run two kinds of kernels that the compiler takes.
 
-    The batch is a new leading grid dimension, which the user's ``dimension_semantics`` does not
-    count. The compiler knows that; the interpreter zips the two and raises. The members of a batch
-    are independent, so the new dimension is as parallel as the one behind it.
+    A kernel that is vmapped and has ``dimension_semantics``: the batch is a new leading grid
+    dimension, which the user's tuple does not count; the interpreter zips the two and raises. The
+    members of a batch are independent, so that dimension is as parallel as the one behind it.
 
-    Seen in JAX 0.11.2 and 0.12.0.1; does nothing where the lengths agree.
+    A kernel with ``input_output_aliases`` whose blocks overhang the array: the interpreter returns
+    the aliased output with its padding, and lowering fails.
+
+    Seen in JAX 0.11.2 and 0.12.0.1; does nothing where the lengths and shapes agree.
     """
     module: Any = importlib.import_module("jax._src.pallas.mosaic.interpret.interpret_pallas_call")
-    original = getattr(module, "_get_parallel_dim_semantics", None)
-    if original is None:
-        yield
-        return
+    semantics_of = module._get_parallel_dim_semantics
+    interpret = module.interpret_pallas_call
 
     def counted(params: Any, dimensions: int) -> tuple[bool, ...]:
-        semantics = original(params, dimensions)
+        semantics = semantics_of(params, dimensions)
         missing = dimensions - len(semantics)
         return (*([semantics[0]] * missing if semantics else []), *semantics)
 
+    def cropped(*args: Any, out_avals: Any, **params: Any) -> list[Any]:
+        outputs = interpret(*args, out_avals=out_avals, **params)
+        return [
+            output if output.shape == aval.shape else output[tuple(map(slice, aval.shape))]
+            for output, aval in zip(outputs, out_avals, strict=True)
+        ]
+
     module._get_parallel_dim_semantics = counted
+    module.interpret_pallas_call = cropped
     try:
         yield
     finally:
-        module._get_parallel_dim_semantics = original
+        module._get_parallel_dim_semantics = semantics_of
+        module.interpret_pallas_call = interpret
 
 
 @contextmanager

@@ -19,6 +19,7 @@ def over_backends(metafunc: pytest.Metafunc) -> None:
     session = current(metafunc.config)
     definition = metafunc.definition
     problem = ""
+    reason = ""
     parameters: list[Any] = []
     try:
         session.options_for(definition)  # a bad mark is an error even where nobody asks
@@ -80,11 +81,11 @@ def settle_hypothesis(item: pytest.Item) -> None:
     import hypothesis
 
     options = current(item.config).options_for(item)
-    if compat.hypothesis_seed(test) is None:
-        hypothesis.seed(options.seed)(test)
     default = hypothesis.settings.default
     assert default is not None  # it is the current profile
     own = compat.hypothesis_settings(test) or default
+    if compat.hypothesis_seed(test) is None and own.derandomize == default.derandomize:
+        hypothesis.seed(options.seed)(test)
     changes: dict[str, Any] = {}
     if own.deadline == default.deadline:
         changes["deadline"] = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_pallas import hookspecs, session
+from pytest_pallas import hookspecs
 from pytest_pallas.errors import DeviceError, OptionError
 from pytest_pallas.fixtures import (
     pallas_backend,
@@ -21,6 +21,7 @@ from pytest_pallas.fixtures import (
     pallas_run,
 )
 from pytest_pallas.options import add_options
+from pytest_pallas.session import current, start
 
 __all__ = [
     "pallas_backend",
@@ -61,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     for mark in _MARKS:
         config.addinivalue_line("markers", mark)
-    state = session.start(config)
+    state = start(config)
     try:
         asked = "devices" in state.options.asked
         devices = simulate(state.options.devices, os.environ, asked=asked)
@@ -100,7 +101,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Collect the specs of a file that belongs to a suite."""
-    if file_path.suffix != ".py" or not session.current(parent.config).options.suite:
+    if file_path.suffix != ".py" or not current(parent.config).options.suite:
         return None
     from pytest_pallas.suites.wiring import collect_file
 
@@ -123,6 +124,10 @@ def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """Add the specs of the hook ``pytest_pallas_specs``."""
+    if current(config).options.suite and not session.testsfailed:
+        from pytest_pallas.suites.wiring import require_specs
+
+        require_specs(config, items)
     extra = config.hook.pytest_pallas_specs(config=config)
     if any(extra):
         from pytest_pallas.suites.wiring import collect_hooked
@@ -133,7 +138,7 @@ def pytest_collection_modifyitems(
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Know which test runs."""
-    state = session.current(item.config)
+    state = current(item.config)
     state.item = item
     state.tallies.clear()
     try:
@@ -147,7 +152,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Start the random generators anew."""
     from pytest_pallas.fixtures import reseed
 
-    reseed(session.current(item.config))
+    reseed(current(item.config))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -156,7 +161,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Put the records of a test on its report."""
     report = yield
-    state = session.current(item.config)
+    state = current(item.config)
     if state.tallies or hasattr(item, "tally"):
         from pytest_pallas.report.collect import attach
 

@@ -87,7 +87,7 @@ class Interpreter:
         )
         with ExitStack() as stack:
             stack.enter_context(jax.default_device(jax.devices("cpu")[0]))
-            stack.enter_context(compat.vmapped_grids())
+            stack.enter_context(compat.mended_tpu_interpreter())
             stack.enter_context(compat.quiet_callbacks())
             # One switch serves the TPU and the GPU interpreter; True is the portable one.
             stack.enter_context(pltpu.force_tpu_interpret_mode(self.parameters(races)))

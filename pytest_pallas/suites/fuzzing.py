@@ -10,8 +10,10 @@ from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase
+from hypothesis.errors import DidNotReproduce, InvalidArgument
 
 from pytest_pallas import compat
+from pytest_pallas.errors import OptionError
 from pytest_pallas.suites.variety import choose, pool_size
 
 #: Seconds that shrinking may go on after the first failure: every new shape is compiled, so
@@ -67,6 +69,7 @@ def fuzz(
 
     Raises:
       Exception: what ``ask`` raised for the simplest failing example.
+      OptionError: ``blob`` is no example of the strategy.
     """
     budget = Budget(SHRINK_SECONDS)
     passed: set[str] = set()
@@ -105,7 +108,17 @@ def fuzz(
     compat.set_database_key(test, key)
     if blob:
         test = hypothesis.reproduce_failure(hypothesis.__version__, blob.encode())(test)
-    test()
+    try:
+        test()
+    except (DidNotReproduce, InvalidArgument) as error:
+        if not blob:
+            raise
+        if not passed:
+            raise OptionError(
+                f"--pallas-example={blob}: this is no example of {key}: its inputs have changed, "
+                "or another version of hypothesis drew it. Run it again without --pallas-example."
+            ) from error
+        # The failure is mended, which hypothesis calls an error.
 
 
 def blob_of(error: BaseException) -> str:

@@ -13,6 +13,8 @@ from pytest_pallas.suites import Suite
 from pytest_pallas.suites.discovery import Location, locate
 from pytest_pallas.suites.items import SpecFile, SpecSuite
 
+#: The locations that were added to the session's arguments whole, so that all files are seen.
+_WHOLE = pytest.StashKey[list[Location]]()
 _LOCATIONS = pytest.StashKey[list[Location]]()
 
 
@@ -28,9 +30,27 @@ def add_suite(config: pytest.Config) -> None:
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args[:] = []
         given = []
+    config.stash[_WHOLE] = []
     for location in locations:
         if not any(location.path == path or location.path in path.parents for path in given):
             config.args.append(str(location.path))
+            config.stash[_WHOLE].append(location)
+
+
+def require_specs(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Refuse a suite that holds no spec: it would look like success, or like nothing.
+
+    Raises:
+      pytest.UsageError: a package of ``--pallas-suite`` has none.
+    """
+    found = {item.parent.module for item in items if isinstance(item.parent, SpecFile)}
+    for location in config.stash.get(_WHOLE, []):
+        inside = location.module, location.module + "."
+        if not any(module == inside[0] or module.startswith(inside[1]) for module in found):
+            raise pytest.UsageError(
+                f"--pallas-suite={location.module}: no KernelSpec is defined in {location.path}. "
+                "A spec is a module-level variable of the module that makes it."
+            )
 
 
 def collect_file(path: Path, parent: pytest.Collector) -> pytest.Collector | None:

@@ -116,9 +116,7 @@ def _imported() -> None:
 
 
 @pytest.fixture
-def project(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Project]:
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     """A folder to run pytest in, without the settings and the failing examples of others."""
     from hypothesis.configuration import set_hypothesis_home_dir
 

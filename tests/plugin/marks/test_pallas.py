@@ -72,7 +72,9 @@ def test_marks_of_class_and_module(project):
         ),
     ],
 )
-def test_without_any_backend_it_is_skipped_with_the_reason(project, monkeypatch, mark, args, reason):
+def test_without_any_backend_it_is_skipped_with_the_reason(
+    project, monkeypatch, mark, args, reason
+):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     project.write(test_where=TEST.format(mark=mark))
     result = project.run("-rs", *args)

@@ -55,7 +55,8 @@ def test_it_is_strict(project, mark, outcome):
 def test_several(project):
     project.write(
         test_x=TEST.format(
-            mark="'interpret', reason='#1')\n    @pytest.mark.pallas_xfail('gpu-interpret', reason='#2'",
+            mark="'interpret', reason='#1')\n"
+            "    @pytest.mark.pallas_xfail('gpu-interpret', reason='#2'",
             kernel="add_off",
         )
     )

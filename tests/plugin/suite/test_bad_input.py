@@ -9,9 +9,11 @@ SUITE = ("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-checks=
 
 BAD = {
     "kernel raises": (
-        'kernel=add_raises',
-        ["bad: forward on interpret: the kernel raised ValueError: no block divides 8 rows",
-         "kernels.py:"],
+        "kernel=add_raises",
+        [
+            "bad: forward on interpret: the kernel raised ValueError: no block divides 8 rows",
+            "kernels.py:",
+        ],
     ),
     "kernel without a kernel": (
         "kernel=reference",
@@ -112,8 +114,6 @@ def outside(x, y):
 INPUTS =""",
     )
     (project.path / "specs.py").write_text(text)
-    records = project.records(
-        SUITE[0], "--pallas-backend=tpu-interpret", *SUITE[2:]
-    )
+    records = project.records(SUITE[0], "--pallas-backend=tpu-interpret", *SUITE[2:])
     assert [r["outcome"] for r in records] == ["failed", "passed", "passed"]
     assert "ut-of-bounds read" in records[0]["message"]

@@ -9,7 +9,10 @@ QUICK = ("--pallas-suite=package", "--pallas-backend=interpret", "--pallas-check
 
 #: A wrong spec, and what is said of it.
 WRONG = {
-    "no reference": ('name="bad", kernel=add, reference=None', "reference must be a function in jnp"),
+    "no reference": (
+        'name="bad", kernel=add, reference=None',
+        "reference must be a function in jnp",
+    ),
     "argument count": (
         'name="bad", kernel=add, inputs=pst.arrays("m n", dims={"m": [8], "n": [128]})',
         "its inputs draw 1 positional arguments and no keywords, but the kernel add(x: 'Any', "

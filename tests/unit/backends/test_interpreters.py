@@ -214,6 +214,29 @@ def test_vmapped_dimension_semantics():
     np.testing.assert_array_equal(outcome.values, batch + 1)
 
 
+def test_an_aliased_output_with_overhanging_blocks():
+    """The interpreter would return it with its padding, and lowering would fail."""
+
+    def kernel(x):
+        def body(x_ref, o_ref):
+            o_ref[...] = x_ref[...] + 1
+
+        spec = pl.BlockSpec((16, 128), lambda i: (i, 0))
+        return pl.pallas_call(
+            body,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            grid=(2,),
+            in_specs=[spec],
+            out_specs=spec,
+            input_output_aliases={0: 0},
+        )(x)
+
+    x = np.arange(17 * 128, dtype=np.float32).reshape(17, 128)
+    outcome = backend("tpu-interpret").run(Call(function=kernel, args=(x,)))
+    assert outcome.error is None
+    np.testing.assert_array_equal(outcome.values, x + 1)
+
+
 def test_gpu_interpret_runs_mosaic_gpu():
     from jax.experimental.pallas import mosaic_gpu as plgpu
 

@@ -29,13 +29,24 @@ def no_database():
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_two_examples_vary_every_option(seed):
-    """Independent draws would leave half of the booleans as they are."""
+def test_two_examples_vary_an_option(seed):
+    """Independent draws would leave it as it is for half of the seeds."""
     seen = []
     run(lambda call: seen.append(call), examples=2, seed=seed)
     assert len(seen) == 2
     assert {call.options["causal"] for call in seen} == {True, False}
-    assert {str(call.args[0].dtype) for call in seen} == {"float32", "bfloat16"}
+
+
+def test_four_examples_vary_every_option():
+    for seed in range(10):
+        seen = []
+        run(lambda call, seen=seen: seen.append(call), examples=4, seed=seed)
+        for values in (
+            {call.options["causal"] for call in seen},
+            {call.options["scale"] for call in seen},
+            {str(call.args[0].dtype) for call in seen},
+        ):
+            assert len(values) == 2, seed
 
 
 def test_as_many_as_asked_for_and_all_different():
