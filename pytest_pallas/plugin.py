@@ -127,7 +127,7 @@ def pytest_collection_modifyitems(
     if current(config).options.suite and not session.testsfailed:
         from pytest_pallas.suites.wiring import require_specs
 
-        require_specs(config, items)
+        require_specs(config)
     extra = config.hook.pytest_pallas_specs(config=config)
     if any(extra):
         from pytest_pallas.suites.wiring import collect_hooked

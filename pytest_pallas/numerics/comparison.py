@@ -19,17 +19,21 @@ class Comparison:
 
     Attributes:
       passed: whether the output is accepted.
-      kind: the rule that decided: ``close`` (relative to the baseline), ``explicit`` (rtol, atol
-        or ulp), ``exact``, ``bitwise``, ``class`` (NaN or infinite where it should not be, or the
-        other way round), ``shape``, ``dtype`` or ``tree`` (the outputs are not the expected ones).
+      kind: the rule that decided: ``close`` (relative to the baseline), ``rms`` (the same for the
+        root mean square of all errors), ``explicit`` (rtol, atol or ulp), ``exact``, ``bitwise``,
+        ``class`` (NaN or infinite where it should not be, or the other way round), ``shape``,
+        ``dtype`` or ``tree`` (the outputs are not the expected ones).
       where: which output, for example ``output 0`` or ``['dq']``.
       shape: shape of the kernel's output.
       dtype: name of the dtype of the kernel's output.
-      error: the worst error; infinite for the kind ``class``; 0 where nothing was measured.
+      error: the worst error; infinite for the kind ``class``; 0 where nothing was measured. Of the
+        kind ``rms``, this and the next three are of the root mean square of the errors.
       baseline_error: the worst error of the baseline, in the same unit.
       allowed: the largest error that would have passed, at the worst element.
-      multiple: ``error / max(baseline_error, 1 ulp)``: the multiple of the baseline's error.
-      wrong: the number of elements outside the bound.
+      multiple: ``error / max(baseline_error, 1 ulp)``: the multiple of the baseline's error. Of the
+        kind ``rms``, ``error / baseline_error``, infinite if the baseline is exact.
+      wrong: the number of elements outside the bound. Of the kind ``rms``, those that are worse
+        than the baseline's worst, or if there are none, the worst.
       worst_index: index of the worst element, None if nothing was measured.
       actual_value: the kernel's value there.
       expected_value: the oracle's value there; of integers the baseline's.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,9 @@ from pytest_pallas.numerics.relations import value_patterns
 
 _SHOWN_INDICES = 6
 _SHOWN_PATTERNS = 3
+
+# Relative to the output scale: 16 roundings of bfloat16. What is further off is no rounding error.
+_SMALL_ERROR = 1 / 16
 
 
 @dataclass(frozen=True)
@@ -75,12 +78,13 @@ def explain(
     percent = 100 * failed.wrong / mask.size
     dims = ", ".join(map(str, failed.shape))
     elements = "element" if mask.size == 1 else "elements"
+    how = "less accurate than the baseline's worst in" if failed.kind == "rms" else "wrong in"
     lines = [
-        f"{failed.where or 'output'}, {failed.dtype}[{dims}]: wrong in {failed.wrong} of "
+        f"{failed.where or 'output'}, {failed.dtype}[{dims}]: {how} {failed.wrong} of "
         f"{mask.size} {elements} ({percent:.3g} %)",
         *(f"  {line}" for line in _class_lines(failed, sides, actual, expected)),
         *(f"  {line}" for line in _worst_lines(failed)),
-        f"  error     {_error_line(failed, is_exact(sides.actual.dtype))}",
+        *(f"  {line}" for line in _error_lines(failed, sides.actual.dtype)),
         f"  wrong at  {_first_indices(mask)}",
         *(f"  pattern   {pattern}" for pattern in patterns),
     ]
@@ -146,6 +150,29 @@ def _number(value: Scalar, dtype: str) -> str:
     return format(value, ".17g" if dtype in ("float64", "complex128") else ".9g")
 
 
+def _error_lines(failed: Comparison, dtype: np.dtype[Any]) -> list[str]:
+    """The error, what is allowed, and why where that needs saying."""
+    integers = is_exact(dtype)
+    lines = [f"error     {_error_line(failed, integers)}"]
+    if failed.kind == "rms":
+        lines += [f"          {text}" for text in _rms_hints(dtype)]
+    elif failed.kind == "exact" and not integers:
+        lines.append(
+            "          the inputs are small integers, so any order of summation is exact in float32"
+        )
+        if failed.error * epsilon(dtype) <= _SMALL_ERROR:
+            lines.append("          (a narrow accumulator, or one rounding too many?)")
+    return lines
+
+
+def _rms_hints(dtype: np.dtype[Any]) -> Iterator[str]:
+    """What makes the root mean square too large, and what to do about it."""
+    narrow = epsilon(dtype) > epsilon(np.float32)
+    how = f"rounding an accumulator to {dtype}" if narrow else "a narrow accumulator, rounded"
+    yield f"many small errors rather than a few large ones, as from {how} at every step;"
+    yield "if the kernel is meant to, let the reference round likewise, or set Tolerance(factor=)"
+
+
 def _error_line(failed: Comparison, integers: bool) -> str:
     if failed.kind == "class":
         return "a NaN or an infinity on one side only; never within a tolerance"
@@ -159,8 +186,9 @@ def _error_line(failed: Comparison, integers: bool) -> str:
         return f"{text}; must be exactly equal"
     if failed.kind == "explicit":
         return f"{text}; the explicit tolerance allows {failed.allowed:.4g} there"
+    lead = "root mean square " if failed.kind == "rms" else ""
     return (
-        f"{text}, {failed.multiple:.3g} times the baseline's "
+        f"{lead}{text}, {failed.multiple:.3g} times the baseline's "
         f"({failed.baseline_error:.3g}); allowed {failed.allowed:.4g}"
     )
 

@@ -24,7 +24,9 @@ class Measured:
       scale: what the error of each element is relative to, in units of the output.
       errors: error of each element in ulps of the output scale; 0 where either is not finite.
       worst: the largest of ``errors``.
-      baseline_worst: the largest error of the baseline, where it is finite.
+      compared: the number of elements where ``actual`` and ``target`` are finite.
+      baseline_errors: errors of the baseline where it is finite, like ``errors``; of any shape.
+      baseline_worst: the largest of ``baseline_errors``.
       misclassed: True where ``actual`` and ``target`` differ in class; None if nowhere.
     """
 
@@ -32,6 +34,8 @@ class Measured:
     scale: Array
     errors: Array
     worst: float
+    compared: int
+    baseline_errors: Array
     baseline_worst: float
     misclassed: Array | None
 
@@ -55,16 +59,17 @@ def measure(actual: Array, oracle: Array, baseline: Array, dtype: np.dtype[Any])
     facts = float_facts(dtype)
     with np.errstate(all="ignore"):
         target, magnitude = _as_held(oracle, dtype, facts)
-        scale = np.maximum(magnitude, _least_scale(magnitude, facts))
+        scale = np.fmax(magnitude, _least_scale(magnitude, facts))  # of NaN the least
         errors = np.abs(actual - target)
         errors /= scale
         worst = float(errors.max())
-        misclassed = None
+        misclassed, compared = None, errors.size
         # An element that is not finite on either side makes its error NaN or infinite.
         if not np.isfinite(worst):
             actual_classes, target_classes = classes(actual), classes(target)
             misclassed = actual_classes != target_classes
             finite = (actual_classes == FINITE) & (target_classes == FINITE)
+            compared = int(np.count_nonzero(finite))
             errors = np.where(finite, errors, 0.0)
             worst = float(errors.max())
         baseline_errors = np.abs(baseline - target)
@@ -74,11 +79,14 @@ def measure(actual: Array, oracle: Array, baseline: Array, dtype: np.dtype[Any])
             baseline_errors = baseline_errors[np.isfinite(baseline_errors)]
             baseline_worst = float(baseline_errors.max(initial=0.0))
         errors /= facts.epsilon
+        baseline_errors /= facts.epsilon
     return Measured(
         target=target,
         scale=scale,
         errors=errors,
         worst=worst / facts.epsilon,
+        compared=compared,
+        baseline_errors=baseline_errors,
         baseline_worst=baseline_worst / facts.epsilon,
         misclassed=misclassed if misclassed is not None and misclassed.any() else None,
     )

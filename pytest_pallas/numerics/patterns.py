@@ -129,7 +129,9 @@ def _range(indices: Array, dim: int, name: str) -> str:
         ends = {0: ", the first", dim - 1: ", the last"}
         return f"index {first} of {name}{ends.get(first, '')}"
     if last == dim - 1:
-        return f"indices >= {first} of {name}: the last {indices.size} of {dim}, a tail mask?"
+        # A last block that is not full is less than half of the axis.
+        hint = ", a tail mask?" if 2 * indices.size < dim else ""
+        return f"indices >= {first} of {name}: the last {indices.size} of {dim}{hint}"
     if first == 0:
         return f"indices < {last + 1} of {name}, which has {dim}"
     return f"indices {first} to {last} of {name}"

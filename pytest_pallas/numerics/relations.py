@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
+from math import isqrt
 
 import numpy as np
 
 from pytest_pallas.numerics.dtypes import Array
+
+# How many wrong elements are looked at before all of them.
+_SAMPLE = 64
 
 
 def value_patterns(mask: Array, actual: Array, oracle: Array, slack: float) -> tuple[str, ...]:
@@ -16,16 +21,32 @@ def value_patterns(mask: Array, actual: Array, oracle: Array, slack: float) -> t
       mask: bool, True where ``actual`` is wrong.
       actual: the kernel's output in float64 or complex128, of the shape of ``mask``.
       oracle: the right values, likewise.
-      slack: how far values may be from a relation, relative to the output scale.
+      slack: how far values may be from a relation, relative to the output scale; 0 of integers.
     """
     wrong, right = actual[mask], oracle[mask]
-    if wrong.size < 2:
+    if not wrong.size:
         return ()
     with np.errstate(all="ignore"):
-        found = [*_constant(wrong, right), *_moved(actual, oracle, slack)]
+        if wrong.size == 1:
+            return tuple(_single(wrong, right, slack))
+        found = [*_constant(wrong, right), *_moved(mask, actual, oracle, slack)]
         if not found:
-            found = [*_scaled(wrong, right, slack)]
+            found = [*_scaled(wrong, right, slack), *(_wrapped(wrong, right) if slack == 0 else ())]
     return tuple(found)
+
+
+def _single(wrong: Array, right: Array, slack: float) -> Iterator[str]:
+    """What a single value can show; of factors only those that nobody takes for chance."""
+    if np.isnan(wrong[0]):
+        yield "the wrong element is NaN (read before it was written?)"
+    elif wrong[0] == 0:
+        yield "the wrong element is 0 (never written, or masked out?)"
+    elif right[0] != 0 and _fits(wrong, -right, slack):
+        yield "the wrong element has the wrong sign"
+    else:
+        for factor in (2, 0.5):
+            if right[0] != 0 and _fits(wrong, factor * right, slack):
+                yield f"the wrong element is {factor} times the oracle"
 
 
 def _constant(wrong: Array, right: Array) -> Iterator[str]:
@@ -38,7 +59,7 @@ def _constant(wrong: Array, right: Array) -> Iterator[str]:
         yield f"the wrong elements are all {wrong[0]:.6g}"
 
 
-def _moved(actual: Array, oracle: Array, slack: float) -> Iterator[str]:
+def _moved(mask: Array, actual: Array, oracle: Array, slack: float) -> Iterator[str]:
     """The right values are there, in other places."""
     if (oracle == oracle.flat[0]).all():
         return
@@ -51,6 +72,57 @@ def _moved(actual: Array, oracle: Array, slack: float) -> Iterator[str]:
             if _fits(actual, np.roll(oracle, shift, axis), slack):
                 yield f"the output is the oracle rolled by {shift} along axis {axis}"
                 return
+    if oracle.ndim >= 2:
+        blocks = _swapped_blocks(mask, actual, oracle, slack)
+        if blocks:
+            # With rows of one value, say, blocks of several shapes would do.
+            shape = f" of {blocks[0]}" if len(blocks) == 1 else ""
+            yield f"block (i, j){shape} holds what belongs in block (j, i): swapped indices?"
+
+
+def _swapped_blocks(
+    mask: Array, actual: Array, oracle: Array, slack: float
+) -> list[tuple[int, int]]:
+    """The shapes of blocks of which ``actual`` has (j, i) in place of (i, j).
+
+    Where there are more blocks one way than the other, (j, i) may be beyond the end; then the last
+    block is taken, as the portable interpreter of Pallas does. Only shapes that divide the last
+    two axes are tried.
+    """
+    rows, columns = oracle.shape[-2:]
+    some = tuple(index[:_SAMPLE] for index in np.nonzero(mask))
+    if len(some[0]) < 4:  # too few to tell a rule from chance
+        return []
+    found: list[tuple[int, int]] = []
+    for height, width in product(_divisors(rows), _divisors(columns)):
+        if height == width == 1 or (height == rows and width == columns):
+            continue
+
+        block = height, width
+        # Few elements rule out nearly every shape, whatever the size of the output.
+        source = _swapped(some[-2], some[-1], block, (rows, columns))
+        if not _fits(actual[some], oracle[*some[:-2], *source], slack):
+            continue
+        row, column = np.arange(rows)[:, None], np.arange(columns)[None]
+        source = _swapped(row, column, block, (rows, columns))
+        if _fits(actual, oracle[..., *source], slack):
+            found.append(block)
+    return found
+
+
+def _swapped(
+    row: Array, column: Array, block: tuple[int, int], shape: tuple[int, int]
+) -> tuple[Array, Array]:
+    """The rows and columns that swapped block indices take the elements from."""
+    (height, width), (rows, columns) = block, shape
+    from_row = np.minimum(column // width, rows // height - 1) * height + row % height
+    from_column = np.minimum(row // height, columns // width - 1) * width + column % width
+    return from_row, from_column
+
+
+def _divisors(number: int) -> list[int]:
+    low = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
+    return sorted({*low, *(number // size for size in low)})
 
 
 def _scaled(wrong: Array, right: Array, slack: float) -> Iterator[str]:
@@ -67,6 +139,26 @@ def _scaled(wrong: Array, right: Array, slack: float) -> Iterator[str]:
     elif abs(factor - 1) > slack:
         direction = np.round(factor / abs(factor), 4) + 0.0  # no 1e-17 beside an imaginary unit
         yield f"the wrong elements are {direction * abs(factor):.4g} times the oracle"
+
+
+def _wrapped(wrong: Array, right: Array) -> Iterator[str]:
+    """Integers that are off by multiples of a power of two."""
+    if max(np.abs(wrong).max(), np.abs(right).max()) > 2.0**53:  # not exact in float64
+        return
+    for bits in (32, 16, 8, 4):
+        # By chance each is such a multiple once in 2**bits times; if all right ones are, always.
+        likely = bits * wrong.size >= 16 and (right % 2**bits).any()
+        if likely and not ((wrong - right) % 2**bits).any():
+            yield f"the wrong elements are off by multiples of 2**{bits} {_narrow(wrong, bits)}"
+            return
+
+
+def _narrow(wrong: Array, bits: int) -> str:
+    """The integer dtype of ``bits`` that holds the wrong elements, as a question."""
+    signed = np.abs(wrong + 0.5).max() < 2.0 ** (bits - 1)
+    unsigned = wrong.min() >= 0 and wrong.max() < 2.0**bits
+    name = f"int{bits}" if signed else f"uint{bits}" if unsigned else f"{bits} bits"
+    return f"(wrapped around in {name}?)"
 
 
 def _fits(actual: Array, candidate: Array, slack: float) -> bool:

@@ -12,6 +12,12 @@ import numpy.typing as npt
 from pytest_pallas.errors import OptionError
 from pytest_pallas.numerics.dtypes import epsilon, float_facts
 
+#: Root mean square of the error of one rounding to nearest, relative to the number, in eps. The
+#: error is uniform in half a unit of the last place to either side; mantissas x in [1, 2) have
+#: the density ``1 / (x ln 2)`` (Hamming, "On the distribution of numbers", Bell System Technical
+#: Journal 49(8), 1970); so the mean square is ``E[1 / x**2] / 12 = (3 / (8 ln 2)) / 12``.
+ROUNDING = math.sqrt(3 / (8 * math.log(2)) / 12)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
@@ -19,19 +25,21 @@ class Tolerance:
 
     By default the bound is relative to the baseline, so that nobody tunes literals: the worst
     error of the kernel may be ``factor`` times the worst error of the baseline, plus ``floor``,
-    plus a share for the order of summation (see ``allowed``). Any of ``rtol``, ``atol`` and
-    ``ulp`` replaces that by an explicit rule: ``|actual - oracle| <= atol + rtol * |oracle|``, or
-    within ``ulp`` ulps of the output scale.
+    plus a share for the order of summation (see ``allowed``), and likewise the root mean square of
+    its errors (see ``allowed_rms``). Any of ``rtol``, ``atol`` and ``ulp`` replaces both by an
+    explicit rule: ``|actual - oracle| <= atol + rtol * |oracle|``, or within ``ulp`` ulps of the
+    output scale.
 
     Attributes:
       factor: how many times the baseline's error is allowed.
-      floor: ulps of the output scale that are always allowed. None is 4 ulps, but 1 ulp in
-        formats of 8 bits and fewer, where 4 ulps are as large as the numbers themselves.
+      floor: ulps of the output scale that are always allowed a single element. None is 4 ulps, but
+        1 ulp in formats of 8 bits and fewer, where 4 ulps are as large as the numbers themselves.
       rtol: relative part of the explicit rule.
       atol: absolute part of the explicit rule, in units of the output.
       ulp: the explicit rule in ulps of the output scale (of integers: in ones).
-      fraction: the share of elements that may exceed the bound, from 0 to 1. Elements that are
-        NaN or infinite where they should not be are never excused.
+      fraction: the share of elements that may exceed the bound, from 0 to 1; they are left out of
+        the root mean square. Elements that are NaN or infinite where they should not be are never
+        excused.
 
     Raises:
       OptionError: a field is negative or NaN, or ``fraction`` is above 1.
@@ -69,6 +77,47 @@ class Tolerance:
         """
         dtype = np.dtype(dtype)
         return self.factor * baseline_error + self._floor(dtype) + summation_error(dtype, depth)
+
+    def allowed_rms(
+        self,
+        baseline_rms: float,
+        dtype: npt.DTypeLike,
+        count: int,
+        depth: int = 1,
+        sensitivity: float = 1.0,
+    ) -> float:
+        """The root mean square error that the default rule allows, in ulps of the output scale.
+
+        It sees what the worst error hides: a sum that is rounded to bfloat16 at each of n steps has
+        an error of about ``sqrt(n)`` roundings in nearly every element, and still no element is
+        beyond 5 ulps until n is 128. The bound is the sum of
+
+        - ``factor`` times the baseline's own RMS, or what rounding every input once would cost if
+          that is more: an honest kernel may round what it computes with, such as scaled queries or
+          softmax weights, where the reference does not. One rounding is ``ROUNDING`` ulps, and the
+          output changes by ``sensitivity`` times as much.
+        - the floor, for the errors of float32 arithmetic (all of it if the output is float32 or
+          wider, where another ``exp`` or another formula is honest), or for chance: one element
+          that is off by the whole floor adds ``floor / sqrt(count)``, however many of the others
+          are exact.
+        - the share for the order of summation, as in ``allowed``.
+
+        Args:
+          baseline_rms: the root mean square error of the baseline, in ulps of the output scale.
+          dtype: the float or complex dtype of the output.
+          count: how many elements are compared, 1 or more.
+          depth: an upper bound of the number of terms of any sum in the kernel.
+          sensitivity: how much the output changes, relative to its scale, per relative change of
+            its inputs.
+        """
+        dtype = np.dtype(dtype)
+        own = epsilon(dtype)
+        share = max(min(own, epsilon(np.float32)) / own, 1 / math.sqrt(count))
+        return (
+            max(self.factor * baseline_rms, ROUNDING * sensitivity)
+            + self._floor(dtype) * share
+            + summation_error(dtype, depth) * sensitivity
+        )
 
     def _floor(self, dtype: np.dtype[np.generic]) -> float:
         if self.floor is not None:

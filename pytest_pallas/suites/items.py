@@ -20,6 +20,9 @@ from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from pytest_pallas.suites.discovery import specs_in
 from pytest_pallas.tally import Tally
 
+#: Which modules of a suite were collected, and whether they define specs.
+DEFINED = pytest.StashKey[dict[str, bool]]()
+
 
 class SpecFile(pytest.File):
     """A Python file of a suite; collects the specs that it defines."""
@@ -39,6 +42,7 @@ class SpecFile(pytest.File):
             specs = specs_in(self.module)
         except SpecError as error:
             raise self.CollectError(str(error)) from None
+        self.config.stash.setdefault(DEFINED, {})[self.module] = bool(specs)
         for spec in specs:
             yield from spec_nodes(self, spec)
 

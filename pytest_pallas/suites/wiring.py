@@ -11,7 +11,7 @@ from pytest_pallas.session import current
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.suites import Suite
 from pytest_pallas.suites.discovery import Location, locate
-from pytest_pallas.suites.items import SpecFile, SpecSuite
+from pytest_pallas.suites.items import DEFINED, SpecFile, SpecSuite
 
 #: The locations that were added to the session's arguments whole, so that all files are seen.
 _WHOLE = pytest.StashKey[list[Location]]()
@@ -37,16 +37,19 @@ def add_suite(config: pytest.Config) -> None:
             config.stash[_WHOLE].append(location)
 
 
-def require_specs(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+def require_specs(config: pytest.Config) -> None:
     """Refuse a suite that holds no spec: it would look like success, or like nothing.
+
+    Items do not tell: none are made where no check or backend is left, and --lf leaves out files.
 
     Raises:
       pytest.UsageError: a package of ``--pallas-suite`` has none.
     """
-    found = {item.parent.module for item in items if isinstance(item.parent, SpecFile)}
+    defined = config.stash.get(DEFINED, {})
     for location in config.stash.get(_WHOLE, []):
-        inside = location.module, location.module + "."
-        if not any(module == inside[0] or module.startswith(inside[1]) for module in found):
+        prefix = location.module + "."
+        inside = [defined[name] for name in defined if f"{name}.".startswith(prefix)]
+        if inside and not any(inside):
             raise pytest.UsageError(
                 f"--pallas-suite={location.module}: no KernelSpec is defined in {location.path}. "
                 "A spec is a module-level variable of the module that makes it."

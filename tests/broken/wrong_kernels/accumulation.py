@@ -96,6 +96,24 @@ def naive_bfloat16_sum() -> None:
     agrees(bfloat16_sum, matmul_reference, count=2, dtype=jnp.bfloat16)
 
 
+SPEC_BFLOAT16_SUM_OF_NORMALS = KernelSpec(
+    name="bfloat16_sum_of_normals",
+    kernel=bfloat16_sum,
+    reference=matmul_reference,
+    # Without exact=True, and too few steps for any element to be far off.
+    inputs=pst.arguments(
+        pst.arrays(
+            "m k, k n", dtype="bfloat16", values="normal", dims={"m": 32, "k": 512, "n": [32, 48]}
+        ),
+        tuning={"block": 16},
+    ),
+    checks=("forward",),
+)
+
+
+naive_bfloat16_sum_of_normals = naive_bfloat16_sum
+
+
 def last_block_dropped(x: jax.Array, *, block: int = 128) -> jax.Array:
     """The grid has ``m // block`` programs and not ``cdiv(m, block)``: the last rows stay out."""
 

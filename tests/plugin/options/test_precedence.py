@@ -11,7 +11,7 @@ from pytest_pallas.options import TABLE
 #: Option: default, and values for ini, command line and mark with what they are read as.
 CASES = {
     "backend": (["auto"], ("interpret", ["interpret"]), ("gpu-interpret", ["gpu-interpret"]), None),
-    "suite": ([], ("specs", ["specs"]), ("kernels", ["kernels"]), None),
+    "suite": ([], ("specs", ["specs"]), ("more", ["more"]), None),
     "devices": (8, ("3", 3), ("4", 4), None),
     "max_examples": (8, ("3", 3), ("4", 4), ("max_examples=5", 5)),
     "seed": (0, ("3", 3), ("4", 4), ("seed=5", 5)),
@@ -47,8 +47,8 @@ def said(project, name, *args, mark=""):
     project.write(test_say=TEST.format(name=name, mark=mark and f"@pytest.mark.pallas({mark})"))
     # JAX has started in this process, with its devices.
     run = project.spawn if name == "devices" else project.run
-    result = run("test_say.py", *args)
-    result.assert_outcomes(passed=1)
+    result = run("test_say.py", "-k", "test_say", *args)
+    assert result.parseoutcomes()["passed"] == 1
     return json.loads((project.path / "said.json").read_text())
 
 
@@ -60,7 +60,8 @@ def test_every_option_is_in_the_table():
 @pytest.mark.parametrize("option", TABLE, ids=lambda option: option.name)
 def test_precedence(project, option):
     default, (ini, from_ini), (line, from_line), mark = CASES[option.name]
-    project.write(specs="")
+    for name in ("specs", "more"):
+        project.specs('name="add", kernel=add', name=name)
     flag = f"{option.flag}={line}"
     assert said(project, option.name) == default
     project.ini(**{option.ini: ini})

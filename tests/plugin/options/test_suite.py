@@ -38,8 +38,10 @@ def test_several(project):
 
 def test_specs_that_a_module_imports_are_not_its_own(project):
     project.specs('name="one", kernel=add', name="first")
-    project.write(second="from first import *")
-    project.run("--pallas-suite=first,second", *QUICK).assert_outcomes(passed=1)
+    project.specs('name="two", kernel=add', name="second")
+    with (project.path / "second.py").open("a") as file:
+        file.write("\nfrom first import SPEC_0 as OTHER")
+    project.run("--pallas-suite=first,second", *QUICK).assert_outcomes(passed=2)
 
 
 def test_no_such_module(project):
@@ -81,4 +83,13 @@ def test_together_with_test_files(project):
 
 def test_a_suite_of_nothing(project):
     result = project.run("--pallas-suite=kernels", *QUICK)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--pallas-suite=kernels: no KernelSpec is defined in" in result.stderr.str()
+
+
+def test_a_suite_of_specs_that_nothing_is_asked_of(project):
+    """That there are specs is not denied."""
+    project.specs('name="add", kernel=add')
+    result = project.run("--pallas-suite=specs", "--pallas-checks=none")
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert "no KernelSpec is defined" not in result.stderr.str()

@@ -73,6 +73,13 @@ def test_last_failed(suite):
     result.stdout.fnmatch_lines([f"{IDS[0].replace('[', '[[]')} FAILED*"])
 
 
+def test_last_failed_of_several_suites(suite):
+    suite.specs('name="more", kernel=add', name="more")
+    args = ("--pallas-suite=specs,more", *SUITE[1:], "--pallas-checks=forward")
+    suite.run(*args).assert_outcomes(failed=1, passed=2)
+    suite.run(*args, "--lf").assert_outcomes(failed=1, deselected=1)
+
+
 def test_deselect(suite):
     suite.run(*SUITE, "--deselect", IDS[0]).assert_outcomes(passed=3, deselected=1)
 

@@ -1,0 +1,148 @@
+"""The rules of ``compare``: errors and what is allowed, before anything is explained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.numerics.dtypes import Array, epsilon, is_complex, is_exact, wide
+from pytest_pallas.numerics.explanation import Sides
+from pytest_pallas.numerics.measure import Measured, measure, overflow_gap
+from pytest_pallas.numerics.rms import Rms, excessive_rms
+from pytest_pallas.numerics.tolerance import Tolerance, summation_error
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The errors of one output against what is allowed, before anything is explained."""
+
+    kind: str
+    errors: Array
+    worst: float
+    limit: Array | float
+    wrong: Array | None
+    misclassed: Array | None = None
+    baseline_worst: float = 0.0
+    rms: Rms | None = None
+
+    def worst_index(self) -> tuple[int, ...]:
+        """Where the first element of wrong class is, else the one furthest over its limit."""
+        ranked = self.errors
+        if self.misclassed is not None:
+            ranked = self.misclassed
+        elif isinstance(self.limit, np.ndarray) and self.wrong is not None and self.rms is None:
+            with np.errstate(all="ignore"):
+                over = self.errors - self.limit
+            ranked = np.where(self.wrong, over, -1.0) if self.wrong.any() else ranked
+        flat = int(np.argmax(ranked))
+        return tuple(int(i) for i in np.unravel_index(flat, ranked.shape))
+
+
+def judge_integers(sides: Sides, tolerance: Tolerance, exact: bool) -> Verdict:
+    """Judge integers and bools by equality with the baseline, or by an explicit rule."""
+    explicit = tolerance.explicit and not exact
+    actual, expected = wide(sides.actual), wide(sides.baseline)
+    wrong = np.asarray(actual != expected, dtype=bool)
+    if not wrong.any():
+        return Verdict("explicit" if explicit else "exact", wrong, 0.0, 0.0, None)
+    # Python ints, because the difference of two int64 may not be one.
+    difference = abs(actual[wrong].astype(object) - expected[wrong].astype(object))
+    errors = np.zeros(actual.shape)
+    errors[wrong] = difference.astype(np.float64)
+    worst = float(errors.max())
+    if not explicit:
+        return Verdict("exact", errors, worst, 0.0, wrong)
+    limit = _explicit_limit(tolerance, np.abs(expected.astype(np.float64)), 1.0)
+    return Verdict("explicit", errors, worst, limit, errors > limit)
+
+
+def judge_exact(sides: Sides) -> Verdict:
+    """Judge floats by equality with the rounded oracle."""
+    dtype = sides.actual.dtype
+    actual = wide(sides.actual)
+    with np.errstate(all="ignore"):
+        expected = wide(_numeric(sides.oracle, dtype).astype(dtype))
+    equal = actual == expected
+    if not equal.all():
+        equal |= np.isnan(actual) & np.isnan(expected)
+    if equal.all():
+        return Verdict("exact", equal, 0.0, 0.0, None)
+    measured = measure(actual, expected, expected, dtype)
+    return Verdict(
+        "exact", measured.errors, measured.worst, 0.0, ~equal, misclassed=measured.misclassed
+    )
+
+
+def judge_floats(sides: Sides, tolerance: Tolerance, depth: int, sensitivity: float) -> Verdict:
+    """Judge floats and complex numbers by their errors."""
+    dtype = sides.actual.dtype
+    actual = wide(sides.actual)
+    measured = measure(
+        actual, _numeric(sides.oracle, dtype), _numeric(sides.baseline, dtype), dtype
+    )
+    if tolerance.explicit:
+        limit = _explicit_limit(tolerance, np.abs(measured.target), measured.scale * epsilon(dtype))
+        return _judge_elements("explicit", measured, limit)
+    limit = tolerance.allowed(measured.baseline_worst, dtype, depth)
+    relative = max(1.0, sensitivity / float(measured.scale.min()))
+    if relative > 1.0:
+        excess = np.maximum(sensitivity / measured.scale, 1.0) - 1.0
+        limit = limit + summation_error(dtype, depth) * excess
+    held = measured
+    if measured.misclassed is not None:
+        gap = overflow_gap(actual, measured.target, dtype)
+        excused = measured.misclassed & (gap <= limit)
+        errors = np.where(excused, gap, measured.errors)
+        held = replace(
+            measured,
+            errors=errors,
+            worst=float(errors.max()),
+            misclassed=measured.misclassed & ~excused,
+        )
+    verdict = _judge_elements("close", held, limit)
+    wrong = verdict.wrong
+    count = 0 if wrong is None else int(np.count_nonzero(wrong))
+    if verdict.misclassed is not None or count > tolerance.fraction * actual.size:
+        return verdict
+    rms = excessive_rms(
+        measured,
+        tolerance,
+        dtype,
+        depth=depth,
+        sensitivity=relative,
+        excused=wrong if count else None,
+    )
+    if rms is None:
+        return verdict
+    wrong = measured.errors > measured.baseline_worst
+    if not wrong.any():
+        wrong = measured.errors == measured.worst
+    return replace(verdict, kind="rms", errors=measured.errors, wrong=wrong, rms=rms)
+
+
+def _judge_elements(kind: str, measured: Measured, limit: Array | float) -> Verdict:
+    """Hold each element to its limit, and to the class of the oracle."""
+    errors, worst, misclassed = measured.errors, measured.worst, measured.misclassed
+    if misclassed is not None and misclassed.any():
+        kind, wrong = "class", misclassed | (errors > limit)
+    else:
+        misclassed = None
+        wrong = None if np.ndim(limit) == 0 and worst <= limit else errors > limit
+    return Verdict(kind, errors, worst, limit, wrong, misclassed, measured.baseline_worst)
+
+
+def _numeric(values: Array, dtype: np.dtype[Any]) -> Array:
+    """``values`` as float64 or complex128, to be measured against an output of ``dtype``."""
+    values = wide(values)
+    if is_complex(dtype):
+        return values.astype(np.complex128, copy=False)
+    return values.astype(np.float64, copy=False) if is_exact(values.dtype) else values
+
+
+def _explicit_limit(tolerance: Tolerance, magnitude: Array, unit: Array | float) -> Array:
+    """What the explicit rule allows each element, in units of ``unit``."""
+    with np.errstate(all="ignore"):
+        limit = ((tolerance.atol or 0.0) + (tolerance.rtol or 0.0) * magnitude) / unit
+    return np.maximum(limit, tolerance.ulp or 0.0)
