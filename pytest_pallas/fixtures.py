@@ -74,7 +74,7 @@ def pallas_check(
     reference=   the same function in jnp; needed.
     options=     keyword arguments for both, such as {"causal": True}.
     tuning=      keyword arguments for the kernel only, such as {"block_m": 64}.
-    checks=      names of the checks to make; by default ("forward",).
+    checks=      names of the checks to make; by default the mark's, or forward.
     exact=       True: small integers held in floats must give a bitwise equal answer.
     differentiable=  positions of arguments, for the gradient check.
     tolerance=   a Tolerance, or a mapping from dtype and backend to one.
@@ -95,7 +95,7 @@ def pallas_check(
         reference: Callable[..., Any],
         options: Mapping[str, Any] | None = None,
         tuning: Mapping[str, Any] | None = None,
-        checks: str | Sequence[str] = ("forward",),
+        checks: str | Sequence[str] = (),
         exact: bool = False,
         differentiable: Sequence[int] = (),
         tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
@@ -115,7 +115,7 @@ def pallas_check(
         marks = [] if session.item is None else list(session.item.iter_markers("pallas_tolerance"))
         kernel = name or _name(function)
         values: Any = None
-        names = [checks] if isinstance(checks, str) else checks
+        names = [checks] if isinstance(checks, str) else checks or _marked_checks(session)
         for each in choose(names, session.checks, "checks="):
             tally = session.tallies.setdefault(
                 (kernel, each), Tally(kernel=kernel, check=each, backend=label(backend))
@@ -227,6 +227,14 @@ def _backend(value: Backend | str, session: Session) -> Backend:
     if reason is not None:
         pytest.skip(f"{value}: {reason}")
     return found[0]
+
+
+def _marked_checks(session: Session) -> Sequence[str]:
+    """The checks that the running test's mark names, else ``forward``."""
+    marks = [] if session.item is None else session.item.iter_markers("pallas")
+    if any("checks" in mark.kwargs for mark in marks):
+        return session.options_for(session.item).checks
+    return ("forward",)
 
 
 def _platform(backend: Backend) -> str:

@@ -1,4 +1,4 @@
-"""Tests of one's own: one run for each backend, and hypothesis' settings for compiled kernels."""
+"""Tests of one's own: one run for each backend, what marks say, and hypothesis' settings."""
 
 from __future__ import annotations
 
@@ -11,38 +11,59 @@ from pytest_pallas.backends import Backend, label, parse
 from pytest_pallas.errors import OptionError
 from pytest_pallas.session import current
 
+#: What is wrong with the marks of a test; it fails with that, and other tests run.
+_PROBLEM = pytest.StashKey[str]()
+
 
 def over_backends(metafunc: pytest.Metafunc) -> None:
     """Parametrise a test over its backends, unless a conftest overrides the fixture."""
     if compat.fixture_is_overridden(metafunc, "pallas_backend", "pytest_pallas.fixtures"):
         return
     session = current(metafunc.config)
-    definition = metafunc.definition
-    problem = ""
-    reason = ""
-    parameters: list[Any] = []
     try:
-        session.options_for(definition)  # a bad mark is an error even where nobody asks
-        marks = list(definition.iter_markers("pallas"))
-        backends, reason = session.backends_for(marks)
-        xfails = list(definition.iter_markers("pallas_xfail"))
-        expected = [_expected(mark, session.families) for mark in xfails]
-        parameters = [
-            pytest.param(
-                backend,
-                id=label(backend),
-                marks=[mark for names, mark in expected if _meant(names, backend)],
-            )
-            for backend in backends
-        ]
-    except OptionError as error:
-        problem = str(error)
-    if problem:
-        pytest.fail(f"{definition.nodeid}: {problem}", pytrace=False)
-    if not parameters:
+        backends, reason = session.backends_for(list(metafunc.definition.iter_markers("pallas")))
+    except OptionError:
+        parameters = [pytest.param(None, id="error")]  # which ``apply_marks`` will find again
+    else:
         skip = pytest.mark.skip(reason=f"no backend for this test: {reason}")
-        parameters = [pytest.param(None, id="none", marks=skip)]
+        parameters = [pytest.param(backend, id=label(backend)) for backend in backends] or [
+            pytest.param(None, id="none", marks=skip)
+        ]
     metafunc.parametrize("pallas_backend", parameters, indirect=True, scope="module")
+
+
+def apply_marks(item: pytest.Item) -> None:
+    """Check the marks of an item, and expect the failures that they expect."""
+    try:
+        _apply_marks(item)
+    except OptionError as error:
+        item.stash[_PROBLEM] = str(error)
+
+
+def refuse_wrong_marks(item: pytest.Item) -> None:
+    """Fail a test with what ``apply_marks`` found."""
+    if _PROBLEM in item.stash:
+        pytest.fail(item.stash[_PROBLEM], pytrace=False)
+
+
+def _apply_marks(item: pytest.Item) -> None:
+    session = current(item.config)
+    session.options_for(item)  # a bad mark is an error even where nobody asks
+    marks = list(item.iter_markers("pallas"))
+    callspec: Any = getattr(item, "callspec", None)
+    if callspec is None:
+        backend = getattr(item, "backend", None)  # of a spec's item
+    else:
+        backend = callspec.params.get("pallas_backend")
+        allowed, _ = session.backends_for(marks)
+        if isinstance(backend, Backend) and label(backend) not in map(label, allowed):
+            raise OptionError(
+                "a pallas mark on a parameter comes too late to choose backends; put it on the test"
+            )
+    for mark in item.iter_markers("pallas_xfail"):
+        name, expected = _expected(mark, session.families)
+        if isinstance(backend, Backend) and name in (backend.name, label(backend)):
+            item.add_marker(expected)
 
 
 def _expected(mark: pytest.Mark, families: Any) -> tuple[str, pytest.MarkDecorator]:
@@ -62,10 +83,6 @@ def _expected(mark: pytest.Mark, families: Any) -> tuple[str, pytest.MarkDecorat
     return name, pytest.mark.xfail(True, strict=strict, **rest)
 
 
-def _meant(name: str, backend: Backend) -> bool:
-    return name in (backend.name, label(backend))
-
-
 def settle_hypothesis(item: pytest.Item) -> None:
     """Seed a ``@given`` test, and lift the deadline that its first, compiling example breaks.
 
@@ -80,11 +97,18 @@ def settle_hypothesis(item: pytest.Item) -> None:
         return
     import hypothesis
 
+    if _PROBLEM in item.stash:
+        return
     options = current(item.config).options_for(item)
     default = hypothesis.settings.default
     assert default is not None  # it is the current profile
     own = compat.hypothesis_settings(test) or default
-    if compat.hypothesis_seed(test) is None and own.derandomize == default.derandomize:
+    forced = item.config.getoption("hypothesis_seed", None) is not None
+    if (
+        not forced
+        and compat.hypothesis_seed(test) is None
+        and own.derandomize == default.derandomize
+    ):
         hypothesis.seed(options.seed)(test)
     changes: dict[str, Any] = {}
     if own.deadline == default.deadline:

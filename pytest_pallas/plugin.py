@@ -68,9 +68,12 @@ def pytest_configure(config: pytest.Config) -> None:
         devices = simulate(state.options.devices, os.environ, asked=asked)
         state.options = dataclasses.replace(state.options, devices=devices)
         if state.options.results is not None:
+            # A test may leave another working directory behind.
             from pytest_pallas.report.results import check_writable
 
-            check_writable(state.options.results)
+            path = config.invocation_params.dir / state.options.results
+            state.options = dataclasses.replace(state.options, results=path)
+            check_writable(path)
     except (OptionError, DeviceError) as error:
         raise pytest.UsageError(str(error)) from None
     if state.options.suite:
@@ -92,11 +95,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Seed hypothesis, and lift its deadline, in tests that use the fixtures."""
-    if "pallas_backend" in getattr(item, "fixturenames", ()):
-        from pytest_pallas.parametrize import settle_hypothesis
+    """Apply marks; in tests that use the fixtures, seed hypothesis and lift its deadline."""
+    uses = "pallas_backend" in getattr(item, "fixturenames", ())
+    if uses or hasattr(item, "spec"):
+        from pytest_pallas.parametrize import apply_marks, settle_hypothesis
 
-        settle_hypothesis(item)
+        apply_marks(item)
+        if uses:
+            settle_hypothesis(item)
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -149,9 +155,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Start the random generators anew."""
+    """Refuse wrong marks, and start the random generators anew."""
     from pytest_pallas.fixtures import reseed
+    from pytest_pallas.parametrize import refuse_wrong_marks
 
+    refuse_wrong_marks(item)
     reseed(current(item.config))
 
 

@@ -20,8 +20,8 @@ def describe_writer(
       index: the element, an index into the whole output.
       shape: of the output.
     """
-    if call.eqn.primitive.name != "pallas_call":
-        return ""
+    if call.eqn.primitive.name != "pallas_call" or not call.eqn.params["grid_mapping"].grid:
+        return ""  # one program, or refs
     found = compat.block_programs(call.eqn, output, index)
     if found is None:
         return ""

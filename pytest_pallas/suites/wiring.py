@@ -26,6 +26,8 @@ def add_suite(config: pytest.Config) -> None:
     directory = config.invocation_params.dir
     names = current(config).options.suite
     config.stash[_LOCATIONS] = locations = [locate(name, directory) for name in names]
+    # One wrong spec must not keep the others from being verified; pytest still exits with 1.
+    config.option.continue_on_collection_errors = True
     given = [Path(directory, arg.partition("::")[0]).resolve() for arg in config.args]
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args[:] = []

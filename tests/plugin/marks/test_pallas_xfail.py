@@ -90,3 +90,46 @@ def test_bad_arguments(project, mark, message):
     text = result.stdout.str()
     assert "test_x.py" in text
     assert message in text
+
+
+def test_on_a_parameter(project):
+    """A mark on one parameter of a test counts for that parameter only."""
+    project.write(
+        test_it="""
+        import numpy as np
+        import pytest
+        from kernels import *
+
+        @pytest.mark.parametrize("wrong", [
+            False,
+            pytest.param(True, marks=pytest.mark.pallas_xfail("interpret", reason="wrong")),
+        ])
+        def test_add(pallas_check, wrong):
+            x = np.ones((8, 128), np.float32)
+            pallas_check(add, x, x, reference=lambda a, b: a + b + wrong)
+        """
+    )
+    result = project.run("--pallas-backend=interpret")
+    result.assert_outcomes(passed=1, xfailed=1)
+
+
+def test_a_wrong_mark_fails_its_own_test_only(project):
+    project.write(
+        test_it="""
+        import numpy as np
+        import pytest
+        from kernels import *
+
+        X = np.ones((8, 128), np.float32)
+
+        @pytest.mark.pallas_xfail("interpreter", reason="wrong")
+        def test_wrong(pallas_check):
+            pallas_check(add, X, X, reference=reference)
+
+        def test_right(pallas_check):
+            pallas_check(add, X, X, reference=reference)
+        """
+    )
+    result = project.run("--pallas-backend=interpret")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*unknown backend 'interpreter'*Did you mean 'interpret'?*"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 QUICK = ("--pallas-suite=package", "--pallas-backend=interpret", "--pallas-checks=forward",
-         "--pallas-max-examples=1", "--continue-on-collection-errors")  # fmt: skip
+         "--pallas-max-examples=1")  # fmt: skip
 
 #: A wrong spec, and what is said of it.
 WRONG = {
@@ -103,8 +103,9 @@ def test_a_module_that_fails_to_import(package, code):
     assert "package/wrong.py" in text
 
 
-def test_without_continuing_nothing_runs_and_the_reason_is_said(package):
+def test_the_others_run_and_the_reason_is_said(package):
     package.specs('name="bad", kernel=add, checks=("nope",)', name="package/wrong")
-    result = package.run(*QUICK[:-1])
-    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result = package.run(*QUICK)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(errors=1, passed=1)
     assert "unknown checks ['nope']" in result.stdout.str()
