@@ -304,6 +304,14 @@ def hypothesis_seed(test: Any) -> int | None:
 # --- pytest ---------------------------------------------------------------------------------------
 
 
+def terminal_width(reporter: Any) -> int:
+    """The width of the terminal in columns, as pytest itself uses it.
+
+    Seen in pytest 8.4 to 9.2.
+    """
+    return int(reporter._tw.fullwidth)
+
+
 def fixture_is_overridden(metafunc: Any, name: str, module: str) -> bool:
     """Whether a test sees another fixture ``name`` than the one that ``module`` defines.
 

@@ -2,9 +2,10 @@
 
 from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, label
 from pytest_pallas.backends.registry import FAMILIES, Family, Selection, parse, select
-from pytest_pallas.backends.targets import TARGETS, Target, targets_of
+from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS, Target, targets_of
 
 __all__ = [
+    "DEFAULT_TARGETS",
     "FAMILIES",
     "TARGETS",
     "Backend",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from pytest_pallas.checks.trial import Finding, Trial, expect, run
-from pytest_pallas.numerics import compare_trees, is_float, wide
-from pytest_pallas.oracle import flatten
+from pytest_pallas.checks.trial import Finding, Trial, expect, judge, run
+from pytest_pallas.numerics import is_float, wide
 
 #: Integers up to this size count as small: the product of two is exact in bfloat16, and a sum of
 #: 2**15 such products is exact in float32.
@@ -19,16 +18,7 @@ def forward(trial: Trial) -> Finding:
     expected = expect(trial)
     outcome = run(trial, trial.kernel, trial.arguments.args)
     exact = trial.exact and _small_integers(trial)
-    comparisons = compare_trees(
-        flatten(outcome.values),
-        expected.oracle,
-        expected.baseline,
-        tolerance=trial.tolerance,
-        exact=exact,
-        depth=expected.depth,
-        sensitivity=expected.sensitivity,
-        check_dtype=trial.check_dtype,
-    )
+    comparisons = judge(trial, outcome.values, expected, exact=exact)
     return Finding(
         comparisons=comparisons, outcome=outcome, seconds=outcome.seconds, notes=outcome.notes
     )

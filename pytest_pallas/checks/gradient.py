@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_pallas.checks.trial import Finding, Trial, run
+from pytest_pallas.checks.trial import Finding, Trial, judge, run
 from pytest_pallas.errors import SpecError
-from pytest_pallas.numerics import compare_trees, is_float
-from pytest_pallas.oracle import expected, flatten
+from pytest_pallas.numerics import is_float
+from pytest_pallas.oracle import expected
 
 
 @dataclass(frozen=True)
@@ -62,18 +62,8 @@ def gradient(trial: Trial) -> Finding:
         nan_ok=trial.nan_ok,
     )
     outcome = run(trial, Vjp(trial.kernel, by), (cotangents, *trial.arguments.args))
-    comparisons = compare_trees(
-        flatten(outcome.values),
-        wanted.oracle,
-        wanted.baseline,
-        tolerance=trial.tolerance,
-        exact=False,
-        depth=wanted.depth,
-        sensitivity=wanted.sensitivity,
-        check_dtype=trial.check_dtype,
-    )
     return Finding(
-        comparisons=comparisons,
+        comparisons=judge(trial, outcome.values, wanted),
         seconds=outputs.seconds + outcome.seconds,
         subject=f"gradient by arguments {by}",
     )

@@ -9,8 +9,8 @@ from typing import Any
 from pytest_pallas.backends import Backend, Call, Outcome
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.errors import KernelError, PallasTestError
-from pytest_pallas.numerics import Comparison, Tolerance
-from pytest_pallas.oracle import Expected, ExpectedCache
+from pytest_pallas.numerics import Comparison, Tolerance, compare_trees
+from pytest_pallas.oracle import Expected, ExpectedCache, flatten
 from pytest_pallas.strategies.arguments import Arguments
 
 
@@ -104,6 +104,22 @@ def run(
     if outcome.error is not None:
         raise as_kernel_error(outcome.error)
     return outcome
+
+
+def judge(
+    trial: Trial, outputs: Any, expected: Expected, *, exact: bool = False
+) -> Sequence[Comparison]:
+    """Compare what a kernel returned with what was expected, by the trial's rule."""
+    return compare_trees(
+        flatten(outputs),
+        expected.oracle,
+        expected.baseline,
+        tolerance=trial.tolerance,
+        exact=exact,
+        depth=expected.depth,
+        sensitivity=expected.sensitivity,
+        check_dtype=trial.check_dtype,
+    )
 
 
 def as_kernel_error(error: Exception) -> Exception:

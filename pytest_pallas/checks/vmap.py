@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_pallas.checks.trial import Finding, Trial, expect, run
-from pytest_pallas.numerics import Comparison, compare_trees, is_float
-from pytest_pallas.oracle import Expected, flatten
+from pytest_pallas.checks.trial import Finding, Trial, expect, judge, run
+from pytest_pallas.numerics import Comparison, is_float
+from pytest_pallas.oracle import Expected, Leaves
 
 
 @dataclass(frozen=True)
@@ -70,29 +70,27 @@ def vmap(trial: Trial) -> Finding:
             trial, Vmapped(trial.kernel, batched), tuple(jax.tree.unflatten(tree, stacked))
         )
         seconds += outcome.seconds
-        comparisons += _judged(trial, flatten(outcome.values), first, second)
+        comparisons += judge(trial, outcome.values, _stacked(first, second))
     return Finding(
         comparisons=comparisons, seconds=seconds, subject="vmap; axis 0 is the batch of 2"
     )
 
 
-def _judged(trial: Trial, actual: Any, first: Expected, second: Expected) -> list[Comparison]:
-    stack = [
-        [(path, np.stack([a, b])) for (path, a), (_, b) in zip(one, two, strict=True)]
-        for one, two in ((first.oracle, second.oracle), (first.baseline, second.baseline))
-    ]
-    return compare_trees(
-        actual,
-        stack[0],
-        stack[1],
-        tolerance=trial.tolerance,
-        exact=False,
-        depth=first.depth,
-        sensitivity={
-            path: max(value, second.sensitivity.get(path, 0.0))
-            for path, value in first.sensitivity.items()
-        },
-        check_dtype=trial.check_dtype,
+def _stacked(first: Expected, second: Expected) -> Expected:
+    """What is expected of a batch of two."""
+
+    def stack(one: Leaves, two: Leaves) -> Leaves:
+        return [(path, np.stack([a, b])) for (path, a), (_, b) in zip(one, two, strict=True)]
+
+    sensitivity = {
+        path: max(value, second.sensitivity.get(path, 0.0))
+        for path, value in first.sensitivity.items()
+    }
+    return Expected(
+        stack(first.oracle, second.oracle),
+        stack(first.baseline, second.baseline),
+        first.depth,
+        sensitivity,
     )
 
 

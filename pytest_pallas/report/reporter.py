@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pytest_pallas import compat
 from pytest_pallas.record import Record
 from pytest_pallas.report import results, terminal
 from pytest_pallas.report.collect import records_of
@@ -56,7 +57,8 @@ class Reporter:
         terminalreporter.section("pallas", sep="=")
         text = terminal.summary(
             self.records,
-            width=terminalreporter._tw.fullwidth,  # pytest gives plugins no other way
+            families=list(self.session.families),
+            width=compat.terminal_width(terminalreporter),
             color=bool(terminalreporter.hasmarkup),
         )
         terminalreporter.write_line(text)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 
-from pytest_pallas.backends import label
+from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, label
 from pytest_pallas.record import Record
 from pytest_pallas.session import Session
 
@@ -37,24 +37,27 @@ def places(session: Session) -> list[str]:
 
             devices = jax.devices(backend.platform)
             texts.append(f"{label(backend)} ({len(devices)} x {devices[0].device_kind})")
-        elif backend.target is not None:
-            texts.append(f"{label(backend)} (as {backend.target.device_kind})")
-        else:
-            texts.append(label(backend))
+            continue
+        default = TARGETS.get(DEFAULT_TARGETS.get(backend.platform, ""))
+        target = backend.target or default
+        texts.append(label(backend) + (f" (as {target.device_kind})" if target else ""))
     return texts
 
 
-def summary(records: Sequence[Record], *, width: int, color: bool) -> str:
+def summary(records: Sequence[Record], *, families: Sequence[str], width: int, color: bool) -> str:
     """The summary table as text.
 
     A cell says how many checks passed, failed, were skipped or failed as expected, and the worst
-    error as a multiple of the baseline's; the last columns are examples and seconds.
+    error as a multiple of the baseline's; the last columns are examples and seconds. Columns are
+    in the order of ``families``, the names of the known backends.
     """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    backends = list(dict.fromkeys(record.backend for record in records))
+    places = list(dict.fromkeys(record.backend for record in records))
+    known = [*families, *(place.partition(":")[0] for place in places)]
+    backends = sorted(places, key=lambda place: known.index(place.partition(":")[0]))
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     table.add_column("kernel", no_wrap=True)
     for backend in backends:

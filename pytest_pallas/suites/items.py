@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -305,8 +304,3 @@ def expected_failure(spec: KernelSpec, backend: Backend, check: Check) -> Expect
         if failure is not None and (not failure.checks or check.name in failure.checks):
             return failure
     return None
-
-
-def device_count(mesh: Mapping[str, int]) -> int:
-    """How many devices a mesh has; 1 if it has no axes."""
-    return math.prod(mesh.values())

@@ -97,3 +97,18 @@ def test_rounded_outputs_still_show_their_pattern():
         baseline = ORACLE.astype(dtype)
         rolled = compare(np.roll(baseline, 1, 0), ORACLE, baseline)
         assert "rolled by 1 along axis 0" in rolled.patterns[0]
+
+
+def test_exactness_says_why_it_is_due():
+    integers = np.arange(1.0, 9)
+    due = "the inputs are small integers, so any order of summation is exact in float32"
+    near, far = integers.astype("f4"), integers.astype("f4")
+    near[3] += 0.125
+    far[3] = -4
+    near, far = (compare(a, integers, integers, exact=True, check_dtype=False) for a in (near, far))
+    assert due in near.message
+    assert due in far.message
+    assert "(a narrow accumulator, or one rounding too many?)" in near.message
+    assert "narrow accumulator" not in far.message
+    whole = np.arange(3)
+    assert due not in compare(whole + 1, whole, whole, exact=True).message

@@ -21,6 +21,7 @@ def mask(shape, *selection):
         (mask((2, 8, 9), 1), "only index 1 of axis 0, the last"),
         (mask((40,), slice(32, None)), "only indices >= 32 of axis 0: the last 8 of 40, a tail"),
         (mask((8, 300), slice(None), slice(256, None)), "only indices >= 256 of axis 1 (columns)"),
+        (mask((40,), slice(20, None)), "only indices >= 20 of axis 0: the last 20 of 40"),
         (mask((40, 8), slice(0, 16)), "only indices < 16 of axis 0 (rows), which has 40"),
         (mask((40, 8), slice(8, 16)), "only indices 8 to 15 of axis 0 (rows)"),
         (mask((40, 8), [3, 11, 12]), "only indices 3, 11, 12 of axis 0 (rows)"),
@@ -88,3 +89,9 @@ def test_part_of_one_block():
 
 def test_a_block_shape_of_other_rank_is_ignored():
     assert not any("block" in s for s in location_patterns(mask((64, 64), 3), (64,)))
+
+
+def test_half_of_an_axis_is_no_tail():
+    for first, hint in ((19, False), (20, False), (21, True)):
+        (sentence,) = location_patterns(mask((40,), slice(first, None)))
+        assert ("a tail mask?" in sentence) == hint

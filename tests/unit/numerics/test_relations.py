@@ -1,3 +1,4 @@
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -66,3 +67,96 @@ def test_infinities_do_not_disturb():
 def test_extreme_values(size):
     wrong = np.ones(RIGHT.shape, bool)
     assert "1.5 times" in value_patterns(wrong, 1.5 * size * RIGHT, size * RIGHT, 1e-6)[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "sentence"),
+    [
+        (0.0, 3.0, "the wrong element is 0 (never written, or masked out?)"),
+        (np.nan, 3.0, "the wrong element is NaN (read before it was written?)"),
+        (-3.0, 3.0, "the wrong element has the wrong sign"),
+        (6.0, 3.0, "the wrong element is 2 times the oracle"),
+        (1.5, 3.0, "the wrong element is 0.5 times the oracle"),
+    ],
+)
+def test_a_single_element(wrong, right, sentence):
+    alone = np.array([[wrong]]), np.array([[right]])
+    assert value_patterns(np.ones((1, 1), bool), *alone, 1e-6) == (sentence,)
+    actual = RIGHT.copy()
+    actual[2, 3] = wrong
+    oracle = RIGHT.copy()
+    oracle[2, 3] = right
+    mask = np.zeros(RIGHT.shape, bool)
+    mask[2, 3] = True
+    assert value_patterns(mask, actual, oracle, 1e-6) == (sentence,)
+
+
+@pytest.mark.parametrize(("wrong", "right"), [(3.3, 3.0), (3.0, 0.0), (9.0, 3.0), (np.inf, 3.0)])
+def test_a_single_element_may_be_anything(wrong, right):
+    assert value_patterns(np.array(True), np.array(wrong), np.array(right), 1e-6) == ()
+
+
+@pytest.mark.parametrize("dtype", ["int4", "int8", "int16", "uint8"])
+def test_integers_that_wrapped_around(dtype):
+    narrow = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+    right = np.random.default_rng(0).integers(-(2**17), 2**17, (8, 8))
+    actual = right.astype(narrow).astype(np.int64)
+    (sentence,) = value_patterns(actual != right, actual + 0.0, right + 0.0, 0.0)
+    bits = int(dtype.strip("uint"))
+    assert sentence == f"the wrong elements are off by multiples of 2**{bits} " + (
+        f"(wrapped around in {dtype}?)"
+    )
+
+
+def test_parts_that_wrapped_around_before_they_were_added():
+    right = np.array([500.0, 700, 900, -40])
+    actual = right - [256, 512, 512, 0]
+    (sentence,) = value_patterns(actual != right, actual, right, 0.0)
+    assert sentence.endswith("(wrapped around in 8 bits?)")
+
+
+def test_multiples_of_a_power_of_two_have_not_wrapped_around():
+    right = 256.0 * np.arange(1, 9)
+    assert value_patterns(np.ones(8, bool), right + 256 * np.arange(1, 9) ** 2, right, 0.0) == ()
+    rng = np.random.default_rng(0)
+    right, other = rng.integers(-1000, 1000, (2, 50)).astype(float)
+    assert value_patterns(right != other, other, right, 0.0) == ()
+
+
+def swapped(oracle, height, width):
+    """What a kernel writes whose input blocks are taken at (j, i), clamped to the last one."""
+    actual = np.empty_like(oracle)
+    rows, columns = oracle.shape[0] // height, oracle.shape[1] // width
+    for i in range(rows):
+        for j in range(columns):
+            top, left = min(j, rows - 1) * height, min(i, columns - 1) * width
+            actual[i * height :, j * width :][:height, :width] = oracle[
+                top : top + height, left : left + width
+            ]
+    return actual
+
+
+@pytest.mark.parametrize(
+    ("shape", "block"),
+    [((16, 16), (8, 8)), ((24, 16), (8, 8)), ((8, 24), (8, 8)), ((32, 8), (8, 4))],
+)
+def test_swapped_block_indices(shape, block):
+    oracle = np.random.default_rng(0).normal(size=shape)
+    sentence = f"block (i, j) of {block} holds what belongs in block (j, i): swapped indices?"
+    assert relations(swapped(oracle, *block), oracle) == (sentence,)
+
+
+def test_swapped_blocks_of_any_leading_index():
+    oracle = np.random.default_rng(0).normal(size=(3, 16, 24))
+    actual = np.stack([swapped(plane, 8, 8) for plane in oracle])
+    assert "block (i, j) of (8, 8)" in relations(actual, oracle)[0]
+    actual[0] = oracle[0] + 1
+    assert relations(actual, oracle) == ()
+
+
+def test_swapped_blocks_that_fit_several_shapes_are_given_none():
+    oracle = np.repeat(np.random.default_rng(0).normal(size=(4, 1)), 4, axis=1)
+    actual = swapped(oracle, 2, 2)
+    assert relations(actual, oracle)[0] == (
+        "block (i, j) holds what belongs in block (j, i): swapped indices?"
+    )
