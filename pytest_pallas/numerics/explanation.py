@@ -78,7 +78,7 @@ def explain(
     percent = 100 * failed.wrong / mask.size
     dims = ", ".join(map(str, failed.shape))
     elements = "element" if mask.size == 1 else "elements"
-    how = "less accurate than the baseline's worst in" if failed.kind == "rms" else "wrong in"
+    how = "inaccurate on the whole, most of all in" if failed.kind == "rms" else "wrong in"
     lines = [
         f"{failed.where or 'output'}, {failed.dtype}[{dims}]: {how} {failed.wrong} of "
         f"{mask.size} {elements} ({percent:.3g} %)",
@@ -168,9 +168,10 @@ def _error_lines(failed: Comparison, dtype: np.dtype[Any]) -> list[str]:
 def _rms_hints(dtype: np.dtype[Any]) -> Iterator[str]:
     """What makes the root mean square too large, and what to do about it."""
     narrow = epsilon(dtype) > epsilon(np.float32)
-    how = f"rounding an accumulator to {dtype}" if narrow else "a narrow accumulator, rounded"
-    yield f"many small errors rather than a few large ones, as from {how} at every step;"
-    yield "if the kernel is meant to, let the reference round likewise, or set Tolerance(factor=)"
+    how = f"rounded to {dtype}" if narrow else "too narrow and rounded"
+    yield "root mean square: many small errors rather than a few large ones, as from"
+    yield f"an accumulator that is {how} at every step; if that is meant,"
+    yield "let the reference round likewise, or set Tolerance(factor=)"
 
 
 def _error_line(failed: Comparison, integers: bool) -> str:
@@ -186,7 +187,7 @@ def _error_line(failed: Comparison, integers: bool) -> str:
         return f"{text}; must be exactly equal"
     if failed.kind == "explicit":
         return f"{text}; the explicit tolerance allows {failed.allowed:.4g} there"
-    lead = "root mean square " if failed.kind == "rms" else ""
+    lead = "rms " if failed.kind == "rms" else ""
     return (
         f"{lead}{text}, {failed.multiple:.3g} times the baseline's "
         f"({failed.baseline_error:.3g}); allowed {failed.allowed:.4g}"

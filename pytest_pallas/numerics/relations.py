@@ -73,17 +73,15 @@ def _moved(mask: Array, actual: Array, oracle: Array, slack: float) -> Iterator[
                 yield f"the output is the oracle rolled by {shift} along axis {axis}"
                 return
     if oracle.ndim >= 2:
-        blocks = _swapped_blocks(mask, actual, oracle, slack)
-        if blocks:
-            # With rows of one value, say, blocks of several shapes would do.
-            shape = f" of {blocks[0]}" if len(blocks) == 1 else ""
-            yield f"block (i, j){shape} holds what belongs in block (j, i): swapped indices?"
+        block = _swapped_blocks(mask, actual, oracle, slack)
+        if block:
+            yield f"block (i, j) of {block} holds what belongs in block (j, i): swapped indices?"
 
 
 def _swapped_blocks(
     mask: Array, actual: Array, oracle: Array, slack: float
-) -> list[tuple[int, int]]:
-    """The shapes of blocks of which ``actual`` has (j, i) in place of (i, j).
+) -> tuple[int, int] | None:
+    """The shape of blocks of which ``actual`` has (j, i) in place of (i, j), if there is one.
 
     Where there are more blocks one way than the other, (j, i) may be beyond the end; then the last
     block is taken, as the portable interpreter of Pallas does. Only shapes that divide the last
@@ -92,13 +90,8 @@ def _swapped_blocks(
     rows, columns = oracle.shape[-2:]
     some = tuple(index[:_SAMPLE] for index in np.nonzero(mask))
     if len(some[0]) < 4:  # too few to tell a rule from chance
-        return []
-    found: list[tuple[int, int]] = []
-    for height, width in product(_divisors(rows), _divisors(columns)):
-        if height == width == 1 or (height == rows and width == columns):
-            continue
-
-        block = height, width
+        return None
+    for block in product(_divisors(rows), _divisors(columns)):
         # Few elements rule out nearly every shape, whatever the size of the output.
         source = _swapped(some[-2], some[-1], block, (rows, columns))
         if not _fits(actual[some], oracle[*some[:-2], *source], slack):
@@ -106,8 +99,8 @@ def _swapped_blocks(
         row, column = np.arange(rows)[:, None], np.arange(columns)[None]
         source = _swapped(row, column, block, (rows, columns))
         if _fits(actual, oracle[..., *source], slack):
-            found.append(block)
-    return found
+            return block
+    return None
 
 
 def _swapped(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +48,8 @@ class Reporter:
         try:
             results.write(path, self.session, self.records)
         except OSError as error:  # the folder was there when the session began
-            self.unwritten = f"--pallas-results={path}: cannot write there any more: {error}"
+            shown = self._shown(path)
+            self.unwritten = f"--pallas-results={shown}: cannot write there any more: {error}"
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -68,4 +70,11 @@ class Reporter:
         if self.unwritten:
             terminalreporter.write_line(self.unwritten, red=True)
         elif path is not None:
-            terminalreporter.write_line(f"{len(self.records)} records written to {path}")
+            terminalreporter.write_line(
+                f"{len(self.records)} records written to {self._shown(path)}"
+            )
+
+    def _shown(self, path: Path) -> Path:
+        """A path as its user gave it."""
+        folder = self.session.config.invocation_params.dir
+        return path.relative_to(folder) if path.is_relative_to(folder) else path

@@ -152,11 +152,3 @@ def test_swapped_blocks_of_any_leading_index():
     assert "block (i, j) of (8, 8)" in relations(actual, oracle)[0]
     actual[0] = oracle[0] + 1
     assert relations(actual, oracle) == ()
-
-
-def test_swapped_blocks_that_fit_several_shapes_are_given_none():
-    oracle = np.repeat(np.random.default_rng(0).normal(size=(4, 1)), 4, axis=1)
-    actual = swapped(oracle, 2, 2)
-    assert relations(actual, oracle)[0] == (
-        "block (i, j) holds what belongs in block (j, i): swapped indices?"
-    )

@@ -33,7 +33,7 @@ def stepwise(size, steps, *, dtype=bf16, seed=0):
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(("size", "steps"), [(32, 16), (64, 8), (32, 32)])
+@pytest.mark.parametrize(("size", "steps"), [(32, 16), (64, 8), (48, 16)])
 @pytest.mark.parametrize("dtype", [bf16, np.float16])
 def test_a_narrow_accumulator_is_caught_before_its_worst_error_is(size, steps, dtype, seed):
     actual, oracle, baseline = stepwise(size, steps, dtype=dtype, seed=seed)
@@ -134,28 +134,27 @@ def test_the_message_says_what_it_is():
     result = compare(actual, oracle, baseline, where="output 0")
     lines = result.message.splitlines()
     assert lines[0].startswith(
-        "output 0, bfloat16[32, 32]: less accurate than the baseline's worst"
+        "output 0, bfloat16[32, 32]: inaccurate on the whole, most of all in"
     )
     (error,) = (i for i, line in enumerate(lines) if line.startswith("  error"))
-    assert lines[error] == (
-        f"  error     root mean square {result.error:.4g} ulps of the output scale, "
-        f"{result.multiple:.3g} times the baseline's ({result.baseline_error:.3g}); "
-        f"allowed {result.allowed:.4g}"
-    )
-    assert "many small errors rather than a few large ones" in lines[error + 1]
-    assert "rounding an accumulator to bfloat16 at every step" in lines[error + 1]
-    assert "Tolerance(factor=)" in lines[error + 2]
-    assert max(map(len, lines)) <= 100 + 4
+    assert lines[error : error + 4] == [
+        f"  error     rms {result.error:.4g} ulps of the output scale, {result.multiple:.3g} times "
+        f"the baseline's ({result.baseline_error:.3g}); allowed {result.allowed:.4g}",
+        "            root mean square: many small errors rather than a few large ones, as from",
+        "            an accumulator that is rounded to bfloat16 at every step; if that is meant,",
+        "            let the reference round likewise, or set Tolerance(factor=)",
+    ]
+    assert max(map(len, lines)) <= 100
 
 
 def test_a_float32_output_is_not_said_to_be_rounded_to_float32():
     oracle = np.ones(100)
-    actual = (oracle + 5.5 * 2.0**-23).astype(np.float32)
+    actual = (oracle + 8 * 2.0**-23).astype(np.float32)
     baseline = oracle.astype(np.float32)
     baseline[0] += 1e-6
     result = compare(actual, oracle, baseline)
     assert result.kind == "rms"
-    assert "as from a narrow accumulator" in result.message
+    assert "too narrow and rounded at every step" in result.message
 
 
 def softmax_attention(q, k, v, rounded):
