@@ -92,6 +92,8 @@ def _swapped_blocks(
     if len(some[0]) < 4:  # too few to tell a rule from chance
         return None
     for block in product(_divisors(rows), _divisors(columns)):
+        if block in ((1, 1), (rows, columns)):
+            continue
         # Few elements rule out nearly every shape, whatever the size of the output.
         source = _swapped(some[-2], some[-1], block, (rows, columns))
         if not _fits(actual[some], oracle[*some[:-2], *source], slack):

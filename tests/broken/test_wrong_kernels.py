@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 import wrong_kernels
 from catches import BOTH, CATCHES, CONTROLS, ONLY_ON_HARDWARE, SWAPPED, Catch
-from jax.experimental.pallas import tpu as pltpu
 from wrong_kernels.copies import read_before_wait
 
 from pytest_pallas.suites import suite
@@ -150,11 +149,6 @@ def test_shared_semaphore_is_caught_in_any_order_of_waits(records: Records) -> N
     assert records[MISSED, "forward", "tpu-interpret"]["outcome"] == "failed"
 
 
-@pytest.mark.xfail(
-    not hasattr(pltpu.InterpretParams, "on_race"),
-    strict=True,
-    reason="this TPU interpreter prints races and goes on (JAX 0.11.2)",
-)
 def test_a_race_is_located(records: Records) -> None:
     lines, first = inspect.getsourcelines(read_before_wait)
     read = first + next(i for i, line in enumerate(lines) if "buffer[...]" in line)
@@ -163,7 +157,6 @@ def test_a_race_is_located(records: Records) -> None:
     assert re.search(r"\bwrite of .*copies\.py:\d+", message)
 
 
-@pytest.mark.xfail(strict=True, reason="a RaceError has neither the word nor a readable clock")
 def test_a_race_is_called_a_race(records: Records) -> None:
     message = records["read_before_wait", "forward", "tpu-interpret"]["message"]
     assert re.search(r"(?i)\brace\b", message)
