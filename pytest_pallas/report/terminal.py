@@ -77,7 +77,7 @@ def summary(records: Sequence[Record], *, families: Sequence[str], width: int, c
         file=stream, width=max(width, 40), force_terminal=color, no_color=not color, highlight=False
     )
     console.print(table)
-    return "\n".join(line.rstrip() for line in stream.getvalue().strip("\n").splitlines())
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()).strip("\n")
 
 
 def footnotes(records: Iterable[Record]) -> list[str]:
@@ -116,7 +116,7 @@ def _cell(rows: Sequence[Record]) -> tuple[str, str]:
     words += [f"{failed} FAILED"] if failed else []
     words += [f"{count['xfailed']} xfail"] if count["xfailed"] else []
     words += [f"{count['skipped']} skipped"] if count["skipped"] else []
-    multiples = [row.multiple for row in rows if row.multiple is not None]
+    multiples = [r.multiple for r in rows if r.multiple is not None and r.outcome == "passed"]
     if multiples and not failed:
         worst = max(multiples)
         words.append(f"{worst:.1f}x" if worst else "exact")

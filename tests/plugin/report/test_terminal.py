@@ -82,3 +82,13 @@ def test_color(mixed):
 def test_a_run_without_kernels_has_no_table(project):
     project.write(test_a="def test_a(): pass")
     assert not re.search("=+ pallas =+", project.run().stdout.str())
+
+
+def test_an_expected_failure_shows_no_multiple(project):
+    """Its error says nothing of the checks that passed."""
+    project.specs(
+        'name="refused", kernel=add_off, checks=("forward",), '
+        'xfail={"interpret": ExpectedFailure(reason="off", jax="0.12")}'
+    )
+    result = project.run("--pallas-suite=specs", "--pallas-backend=interpret")
+    result.stdout.re_match_lines([r"refused +1 xfail +\d+ +[\d.]+$"])
