@@ -56,7 +56,7 @@ class Reporter:
         """Print the table."""
         if not self.records:
             return
-        terminalreporter.section("pallas", sep="=")
+        terminalreporter.write_sep("=", "pallas")
         text = terminal.summary(
             self.records,
             families=list(self.session.families),

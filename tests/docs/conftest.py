@@ -3,7 +3,9 @@
 import re
 from pathlib import Path
 
-import jax.experimental.pallas.tpu  # noqa: F401 - pytester forgets what a run imports; jaxlib cannot be loaded twice
+# pytester forgets what its runs import, and JAX does not survive a second import.
+import jax.experimental.pallas.mosaic_gpu
+import jax.experimental.pallas.tpu  # noqa: F401
 import pytest
 
 ROOT = Path(__file__).parents[2]
