@@ -32,13 +32,13 @@ pytestmark = [
 
 def kernel(q, k, v, segment_ids=None, sinks=None, *, mask, soft_cap=None, blocks=BLOCKS):
     make = splash.make_splash_mqa_single_device if k.ndim == 2 else splash.make_splash_mha_single_device
-    heads = splash.MultiHeadMask([mask(shape=(q.shape[1], k.shape[-2]))] * q.shape[0])
+    heads = splash.MultiHeadMask([mask((q.shape[1], k.shape[-2]))] * q.shape[0])
     made = make(heads, attn_logits_soft_cap=soft_cap, block_sizes=blocks)
     return made(q, k, v, segment_ids, sinks)
 
 
 def reference(q, k, v, segment_ids=None, *, mask, soft_cap=None):
-    allowed = jnp.asarray(mask(shape=(q.shape[1], k.shape[-2]))[:, :])
+    allowed = jnp.asarray(mask((q.shape[1], k.shape[-2]))[:, :])
     if segment_ids is not None:
         allowed &= segment_ids.q[:, None] == segment_ids.kv[None, :]
     k, v = (x[None] if x.ndim == 2 else x for x in (k, v))

@@ -49,7 +49,7 @@ def test_all_leaves_out_what_is_not_here_and_says_why(here):
     result.assert_outcomes(passed=2)  # this test claims no GPU
     result.stdout.fnmatch_lines(
         [
-            "pallas: runs on interpret, tpu-interpret, gpu-interpret",
+            "pallas: runs on interpret, tpu-interpret (as *), gpu-interpret (as *)",
             "pallas: without tpu: *finds no TPU, only cpu*",
             "pallas: without gpu: *finds no GPU, only cpu*",
         ]
