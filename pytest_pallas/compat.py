@@ -277,6 +277,18 @@ def set_database_key(test: Any, key: str) -> None:
     inner._hypothesis_internal_add_digest = hashlib.sha384(key.encode()).digest()
 
 
+def hypothesis_profile() -> str:
+    """The name of hypothesis' profile, without importing hypothesis for it.
+
+    ``get_current_profile_name`` is public in hypothesis 6.170 and missing in 6.131.
+    """
+    if "hypothesis" not in sys.modules:
+        return "default"
+    settings: Any = sys.modules["hypothesis"].settings
+    public = getattr(settings, "get_current_profile_name", None)
+    return str(public() if public is not None else settings._current_profile)
+
+
 def hypothesis_settings(test: Any) -> Any:
     """The settings of a ``@given`` test, or None if it has none of its own.
 

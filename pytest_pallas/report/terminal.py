@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 
+from pytest_pallas import compat
 from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, label
 from pytest_pallas.record import Record
 from pytest_pallas.session import Session
@@ -20,7 +20,7 @@ def header(session: Session) -> list[str]:
     words.append(f"backends {', '.join(options.backend)}")
     words.append(f"{options.devices} simulated devices")
     words.append(f"seed {options.seed}")
-    words.append(f"hypothesis profile {_profile()}")
+    words.append(f"hypothesis profile {compat.hypothesis_profile()}")
     lines = ["pallas: " + ", ".join(words)]
     if "backend" in options.asked or options.suite:
         lines.append(f"pallas: runs on {', '.join(places(session))}")
@@ -122,12 +122,3 @@ def _cell(rows: Sequence[Record]) -> tuple[str, str]:
         words.append(f"{worst:.1f}x" if worst else "exact")
     style = "red" if failed else "yellow" if not count["passed"] else "green"
     return " ".join(words), style
-
-
-def _profile() -> str:
-    """The name of hypothesis' profile, without importing hypothesis for it."""
-    if "hypothesis" not in sys.modules:
-        return "default"
-    from hypothesis import settings
-
-    return settings.get_current_profile_name()

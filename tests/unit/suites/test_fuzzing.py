@@ -4,6 +4,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from pytest_pallas import compat
 from pytest_pallas import strategies as pst
 from pytest_pallas.suites import fuzzing, variety
 
@@ -21,7 +22,7 @@ def run(ask, *, strategy=CALLS, examples=4, seed=0, **rest):
 @pytest.fixture(autouse=True)
 def no_database():
     """What failed here must not be replayed in the next test."""
-    before = hypothesis.settings.get_current_profile_name()
+    before = compat.hypothesis_profile()
     hypothesis.settings.register_profile("unit", database=None)
     hypothesis.settings.load_profile("unit")
     yield
