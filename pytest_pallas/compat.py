@@ -271,7 +271,7 @@ def set_database_key(test: Any, key: str) -> None:
     """Name the entry of hypothesis' example database that a ``@given`` test uses.
 
     By default that is a digest of its source, which tests made in a loop share. Hypothesis' own
-    pytest plugin sets the same attribute. Seen in hypothesis 6.100 to 6.170.
+    pytest plugin sets the same attribute. Seen in hypothesis 6.131 to 6.170.
     """
     inner = test.hypothesis.inner_test
     inner._hypothesis_internal_add_digest = hashlib.sha384(key.encode()).digest()
@@ -292,7 +292,7 @@ def hypothesis_profile() -> str:
 def hypothesis_settings(test: Any) -> Any:
     """The settings of a ``@given`` test, or None if it has none of its own.
 
-    Seen in hypothesis 6.100 to 6.170.
+    Seen in hypothesis 6.131 to 6.170.
     """
     return getattr(test, "_hypothesis_internal_use_settings", None)
 
@@ -300,7 +300,7 @@ def hypothesis_settings(test: Any) -> Any:
 def set_hypothesis_settings(test: Any, settings: Any) -> None:
     """Replace the settings of a ``@given`` test; ``settings`` as a decorator refuses a second one.
 
-    Seen in hypothesis 6.100 to 6.170.
+    Seen in hypothesis 6.131 to 6.170.
     """
     test._hypothesis_internal_use_settings = settings
 
@@ -308,7 +308,7 @@ def set_hypothesis_settings(test: Any, settings: Any) -> None:
 def hypothesis_seed(test: Any) -> int | None:
     """The seed that ``@hypothesis.seed`` gave a test, or None.
 
-    Seen in hypothesis 6.100 to 6.170.
+    Seen in hypothesis 6.131 to 6.170.
     """
     return getattr(test, "_hypothesis_internal_use_seed", None)
 
