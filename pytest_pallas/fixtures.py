@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_pallas.backends import Backend, label, parse
 from pytest_pallas.errors import OptionError, TooFewDevicesError
 from pytest_pallas.options import choose
 from pytest_pallas.session import SANITIZERS, Session, current
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from jax.sharding import Mesh
 
+    from pytest_pallas.backends import Backend
     from pytest_pallas.numerics import Tolerance
 
 
@@ -105,6 +105,7 @@ def pallas_check(
         name: str = "",
     ) -> Any:
         __tracebackhide__ = True
+        from pytest_pallas.backends import label
         from pytest_pallas.checks.trial import Trial
         from pytest_pallas.checks.verdict import ask
         from pytest_pallas.strategies.arguments import Arguments
@@ -165,7 +166,7 @@ def pallas_mesh(
 
     def mesh(**axes: int) -> Mesh:
         __tracebackhide__ = True
-        from pytest_pallas.devices import make_mesh
+        from pytest_pallas.devices.mesh import make_mesh
 
         item = session.item
         if not axes and item is not None:
@@ -220,6 +221,8 @@ def _backend(value: Backend | str, session: Session) -> Backend:
     """The backend that the fixture, or somebody's override of it, gives."""
     if not isinstance(value, str):
         return value
+    from pytest_pallas.backends import parse
+
     found = parse(value, session.families)
     if len(found) != 1:
         raise OptionError(f"pallas_backend must return one backend, and {value!r} means several")

@@ -9,10 +9,7 @@ import pytest
 from pytest_pallas import compat
 from pytest_pallas.backends import Backend, label, parse
 from pytest_pallas.errors import OptionError
-from pytest_pallas.session import current
-
-#: What is wrong with the marks of a test; it fails with that, and other tests run.
-_PROBLEM = pytest.StashKey[str]()
+from pytest_pallas.session import PROBLEM, current
 
 
 def over_backends(metafunc: pytest.Metafunc) -> None:
@@ -37,13 +34,7 @@ def apply_marks(item: pytest.Item) -> None:
     try:
         _apply_marks(item)
     except OptionError as error:
-        item.stash[_PROBLEM] = str(error)
-
-
-def refuse_wrong_marks(item: pytest.Item) -> None:
-    """Fail a test with what ``apply_marks`` found."""
-    if _PROBLEM in item.stash:
-        pytest.fail(item.stash[_PROBLEM], pytrace=False)
+        item.stash[PROBLEM] = str(error)
 
 
 def _apply_marks(item: pytest.Item) -> None:
@@ -97,7 +88,7 @@ def settle_hypothesis(item: pytest.Item) -> None:
         return
     import hypothesis
 
-    if _PROBLEM in item.stash:
+    if PROBLEM in item.stash:
         return
     options = current(item.config).options_for(item)
     default = hypothesis.settings.default

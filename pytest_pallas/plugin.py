@@ -19,9 +19,10 @@ from pytest_pallas.fixtures import (
     pallas_mesh,
     pallas_rng,
     pallas_run,
+    reseed,
 )
 from pytest_pallas.options import add_options
-from pytest_pallas.session import current, start
+from pytest_pallas.session import PROBLEM, current, start
 
 __all__ = [
     "pallas_backend",
@@ -58,7 +59,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Settle options, devices and backends before anything can start JAX."""
-    from pytest_pallas.devices import simulate
+    from pytest_pallas.devices.simulate import simulate
 
     for mark in _MARKS:
         config.addinivalue_line("markers", mark)
@@ -156,10 +157,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Refuse wrong marks, and start the random generators anew."""
-    from pytest_pallas.fixtures import reseed
-    from pytest_pallas.parametrize import refuse_wrong_marks
-
-    refuse_wrong_marks(item)
+    if PROBLEM in item.stash:
+        pytest.fail(item.stash[PROBLEM], pytrace=False)
     reseed(current(item.config))
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pytest_pallas.backends import FAMILIES, Backend, Family, Selection, label, parse, select
-from pytest_pallas.checks import CHECKS, Check
-from pytest_pallas.errors import BackendUnavailableError, OptionError
+from pytest_pallas.errors import OptionError
 from pytest_pallas.options import Options, choose, place_of, read_options
 
 if TYPE_CHECKING:
+    from pytest_pallas.backends import Backend, Family, Selection
+    from pytest_pallas.checks import Check
     from pytest_pallas.oracle import ExpectedCache
 
 #: The sanitizers that exist.
@@ -25,15 +26,13 @@ _MARK_ONLY = ("backends", "targets", "reason")
 
 @dataclass(kw_only=True)
 class Session:
-    """What the plugin knows of a session. One per process, made in ``pytest_configure``."""
+    """What the plugin knows of a session. One per process, made in ``pytest_configure``.
+
+    Backends and checks are looked up when they are first asked for: most pytest runs need none.
+    """
 
     config: pytest.Config
     options: Options
-    families: Mapping[str, Family]
-    checks: Mapping[str, Check]
-    chosen_checks: tuple[str, ...]
-    _selection: Selection | None = None
-    _cache: Any = None
     #: What the running test has found so far, by (kernel, check); see ``tally.Tally``.
     tallies: dict[tuple[str, str], Any] = field(default_factory=dict[tuple[str, str], Any])
     #: The running test.
@@ -41,21 +40,37 @@ class Session:
     #: The generators of ``pallas_rng``, which start anew in each test.
     generators: list[Any] = field(default_factory=list[Any])
 
-    @property
+    @cached_property
+    def families(self) -> Mapping[str, Family]:
+        """The known backends by name, those of the hook included."""
+        from pytest_pallas.backends import FAMILIES
+
+        extra = self.config.hook.pytest_pallas_backends(config=self.config)
+        more = [family for each in cast("list[Sequence[Family]]", extra) for family in each]
+        return {family.name: family for family in (*FAMILIES, *more)}
+
+    @cached_property
+    def checks(self) -> Mapping[str, Check]:
+        """The known checks by name, those of the hook included."""
+        from pytest_pallas.checks import CHECKS
+
+        extra = self.config.hook.pytest_pallas_checks(config=self.config)
+        more = [check for each in cast("list[Sequence[Check]]", extra) for check in each]
+        return {check.name: check for check in (*CHECKS, *more)}
+
+    @cached_property
     def selection(self) -> Selection:
         """The chosen backends. The first use may import jax, to look for hardware."""
-        if self._selection is None:
-            self._selection = select(self.options.backend, self.families)
-        return self._selection
+        from pytest_pallas.backends import select
 
-    @property
+        return select(self.options.backend, self.families)
+
+    @cached_property
     def cache(self) -> ExpectedCache:
         """Expectations that checks and backends share."""
-        if self._cache is None:
-            from pytest_pallas.oracle import ExpectedCache
+        from pytest_pallas.oracle import ExpectedCache
 
-            self._cache = ExpectedCache()
-        return self._cache
+        return ExpectedCache()
 
     def options_for(self, node: pytest.Item | pytest.Collector | None) -> Options:
         """The session's options with what the marks of a test say.
@@ -83,6 +98,8 @@ class Session:
         Raises:
           OptionError: a mark names an unknown backend or target, or gives positional arguments.
         """
+        from pytest_pallas.backends import label, parse
+
         names, targets, reason = _marked(marks)
         if names is not None:
             wanted = [backend for name in names for backend in parse(name, self.families)]
@@ -109,6 +126,9 @@ class Session:
 
 SESSION = pytest.StashKey[Session]()
 
+#: What is wrong with the marks of a test; it fails with that, and other tests run.
+PROBLEM = pytest.StashKey[str]()
+
 
 def start(config: pytest.Config) -> Session:
     """Read and validate everything the user said, and keep the session in ``config.stash``.
@@ -118,18 +138,11 @@ def start(config: pytest.Config) -> Session:
         available.
     """
     options = read_options(config)
-    families = {family.name: family for family in FAMILIES}
-    for extra in cast("list[Sequence[Family]]", config.hook.pytest_pallas_backends(config=config)):
-        families |= {family.name: family for family in extra}
-    checks = {check.name: check for check in CHECKS}
-    for more in cast("list[Sequence[Check]]", config.hook.pytest_pallas_checks(config=config)):
-        checks |= {check.name: check for check in more}
+    session = Session(config=config, options=options)
     try:
-        chosen = choose(options.checks, checks, place_of(config, "checks"))
+        if "checks" in options.asked:
+            choose(options.checks, session.checks, place_of(config, "checks"))
         choose(options.sanitize, SANITIZERS, place_of(config, "sanitize"))
-        session = Session(
-            config=config, options=options, families=families, checks=checks, chosen_checks=chosen
-        )
         if "backend" in options.asked and options.backend != ("auto",):
             _named(session)
     except OptionError as error:
@@ -145,6 +158,8 @@ def current(config: pytest.Config) -> Session:
 
 def _named(session: Session) -> None:
     """Look for the backends that were named: a wrong name must stop pytest before it collects."""
+    from pytest_pallas.errors import BackendUnavailableError
+
     try:
         session.selection  # noqa: B018 - found at its first use
     except (OptionError, BackendUnavailableError) as error:
@@ -176,6 +191,8 @@ def _with_targets(
     wanted: Sequence[Backend], targets: Sequence[str], families: Mapping[str, Family]
 ) -> list[Backend]:
     """Backends for chosen targets: a backend without one takes each that its family has."""
+    from pytest_pallas.backends import parse
+
     known = {name for family in families.values() for name in family.targets}
     unknown = sorted(set(targets) - known)
     if unknown:

@@ -11,11 +11,8 @@ import pytest
 from pytest_pallas.backends import label
 from pytest_pallas.errors import PallasTestError
 from pytest_pallas.record import Record, from_json, to_json
+from pytest_pallas.report.reporter import ATTRIBUTE
 from pytest_pallas.session import Session
-
-#: The attribute of a ``TestReport`` that holds records as plain values: pytest-xdist serialises
-#: a report's attributes, so they reach the controller without files.
-ATTRIBUTE = "pallas_records"
 
 
 def attach(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_pallas import compat
-from pytest_pallas.record import Record
-from pytest_pallas.report import results, terminal
-from pytest_pallas.report.collect import records_of
 from pytest_pallas.session import Session
+
+if TYPE_CHECKING:
+    from pytest_pallas.record import Record
+
+
+#: The attribute of a ``TestReport`` that holds records as plain values: pytest-xdist serialises
+#: a report's attributes, so they reach the controller without files.
+ATTRIBUTE = "pallas_records"
 
 
 class Reporter:
@@ -26,10 +30,16 @@ class Reporter:
 
     def pytest_report_header(self) -> list[str]:
         """Say what this session runs on."""
+        from pytest_pallas.report import terminal
+
         return terminal.header(self.session)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the records off a report."""
+        if not hasattr(report, ATTRIBUTE):
+            return
+        from pytest_pallas.report.collect import records_of
+
         for record in records_of(report):
             self.records.append(record)
             self.session.config.hook.pytest_pallas_record(config=self.session.config, record=record)
@@ -45,6 +55,8 @@ class Reporter:
         path = self.session.options.results
         if path is None:
             return
+        from pytest_pallas.report import results
+
         try:
             results.write(path, self.session, self.records)
         except OSError as error:  # the folder was there when the session began
@@ -56,6 +68,9 @@ class Reporter:
         """Print the table."""
         if not self.records:
             return
+        from pytest_pallas import compat
+        from pytest_pallas.report import terminal
+
         terminalreporter.write_sep("=", "pallas")
         text = terminal.summary(
             self.records,

@@ -218,7 +218,7 @@ class SpecItem(pytest.Item):
         """The mesh to run on, or None."""
         if not self.mesh:
             return None
-        from pytest_pallas.devices import make_mesh
+        from pytest_pallas.devices.mesh import make_mesh
 
         platform = self.backend.platform if self.backend.kind == "hardware" else "cpu"
         try:

@@ -125,7 +125,7 @@ def test_a_deadlock_ends_at_the_time_limit():
 def test_a_deadlock_on_several_devices_leaves_no_trace():
     from jax.sharding import PartitionSpec as P
 
-    from pytest_pallas.devices import make_mesh
+    from pytest_pallas.devices.mesh import make_mesh
 
     mesh = make_mesh({"x": 4}, "cpu")
 

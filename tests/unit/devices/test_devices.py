@@ -6,7 +6,8 @@ import sys
 import jax
 import pytest
 
-from pytest_pallas.devices import make_mesh, simulate
+from pytest_pallas.devices.mesh import make_mesh
+from pytest_pallas.devices.simulate import simulate
 from pytest_pallas.errors import DeviceError
 
 
@@ -37,7 +38,7 @@ def test_too_late():
 def test_jax_starts_with_the_count(imported_first):
     lines = [
         "import os",
-        "from pytest_pallas.devices import simulate",
+        "from pytest_pallas.devices.simulate import simulate",
         "simulate(5, os.environ, asked=True)",
         "import jax",
         "assert len(jax.devices()) == 5, jax.devices()",
