@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytest_pallas.backends import Call
+from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.tracing import Static, apply, identity, jitted, split
 from pytest_pallas.errors import PallasTestError, ReferenceError
 from pytest_pallas.numerics import is_complex, is_float, wide
@@ -91,7 +92,7 @@ def expected(
     Raises:
       ReferenceError: the reference raised, returned no arrays, or is NaN for finite inputs.
     """
-    arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(args) if _is_array(leaf)]
+    arrays = [to_numpy(leaf) for leaf in jax.tree.leaves(args) if _is_array(leaf)]
     with jax.default_device(jax.devices("cpu")[0]):
         baseline = _evaluate(reference, args, options, "in the kernel's dtypes")
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
@@ -125,7 +126,7 @@ def _sensitivity(
     generator = np.random.Generator(np.random.Philox(0))
 
     def moved(leaf: Any) -> Any:
-        if not _is_array(leaf) or not (is_float(leaf.dtype) or is_complex(leaf.dtype)):
+        if not _is_array(leaf) or not _is_inexact(leaf):
             return leaf
         signs = generator.integers(0, 2, np.shape(leaf)) * 2 - 1
         return leaf * (1 + PERTURBATION * signs)
@@ -148,7 +149,7 @@ def _sensitivity(
 def flatten(values: Any) -> Leaves:
     """A pytree as (path, numpy array) pairs. A lone array has the path ""."""
     return [
-        (jax.tree_util.keystr(path), np.asarray(leaf))
+        (jax.tree_util.keystr(path), to_numpy(leaf))
         for path, leaf in jax.tree_util.tree_leaves_with_path(values)
     ]
 
@@ -189,10 +190,19 @@ def _is_array(leaf: object) -> bool:
 
 def _widened(leaf: Any) -> Any:
     """Floats as float64, complex as complex128; everything else as it is."""
-    if not _is_array(leaf) or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if not _is_array(leaf) or _is_key(leaf):
         return leaf
     array = np.asarray(leaf)
-    return wide(array) if is_float(array.dtype) or is_complex(array.dtype) else array
+    return wide(array) if _is_inexact(array) else array
+
+
+def _is_key(array: Any) -> bool:
+    """Whether it holds typed PRNG keys, as ``jax.random.key`` makes them."""
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def _is_inexact(array: Any) -> bool:
+    return not _is_key(array) and (is_float(array.dtype) or is_complex(array.dtype))
 
 
 def _finite(array: np.ndarray[Any, Any]) -> bool:
@@ -205,10 +215,10 @@ def _digest(tree: Any) -> Hashable:
     leaves, structure = jax.tree.flatten(tree)
     parts: list[Hashable] = [structure]
     for leaf in leaves:
-        if _is_array(leaf) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            array = np.asarray(leaf)
-            content = hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16)
-            parts.append((array.shape, str(array.dtype), content.digest()))
+        if _is_array(leaf):
+            content = np.ascontiguousarray(to_numpy(leaf)).tobytes()
+            digest = hashlib.blake2b(content, digest_size=16).digest()
+            parts.append((leaf.shape, str(leaf.dtype), digest))
         else:
             parts.append(identity(leaf))
     return tuple(parts)

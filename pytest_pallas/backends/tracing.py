@@ -29,6 +29,19 @@ class Static:
         return isinstance(other, Static) and self.key == other.key
 
 
+@dataclass(frozen=True, eq=False)
+class _Itself:
+    """A key that is equal for the same object only, and keeps it: an id may be given again."""
+
+    value: Any
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other.value is self.value
+
+
 def split(call: Call) -> tuple[Static, list[Any]]:
     """The static part of a call and its arrays, copied so that nothing can reach the caller's.
 
@@ -83,6 +96,6 @@ def identity(value: Any) -> Hashable:
     try:
         hash(value)
     except TypeError:
-        return ("id", id(value))
+        return _Itself(value)
     # 1, 1.0 and True are equal keys but not equal programs.
     return (type(value), value)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.checks.trial import Finding, Trial, judge, run
 from pytest_pallas.errors import SpecError
 from pytest_pallas.numerics import is_float
@@ -73,7 +74,7 @@ def _cotangent(trial: Trial) -> Callable[[Any], Any]:
     digest = hashlib.blake2b(digest_size=8)
     for leaf in jax.tree.leaves(trial.arguments.args):
         if hasattr(leaf, "dtype"):
-            digest.update(np.ascontiguousarray(leaf).tobytes())
+            digest.update(np.ascontiguousarray(to_numpy(leaf)).tobytes())
     generator = np.random.Generator(np.random.Philox(int.from_bytes(digest.digest())))
 
     def draw(output: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

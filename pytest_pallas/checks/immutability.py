@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import jax
-import numpy as np
 
 from pytest_pallas.analysis import mutated_operands
+from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.checks.trial import Finding, Trial, run
 from pytest_pallas.errors import MismatchError
 from pytest_pallas.numerics import bitwise
@@ -32,7 +32,7 @@ def immutability(trial: Trial) -> Finding:
             )
     outcome = run(trial, trial.kernel, trial.arguments.args, jit=False)
     before = [
-        np.asarray(leaf) for leaf in jax.tree.leaves(trial.arguments.args) if hasattr(leaf, "dtype")
+        to_numpy(leaf) for leaf in jax.tree.leaves(trial.arguments.args) if hasattr(leaf, "dtype")
     ]
     comparisons = []
     for position, (old, new) in enumerate(zip(before, outcome.inputs or (), strict=True)):

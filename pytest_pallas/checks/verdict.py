@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,6 +23,10 @@ from pytest_pallas.strategies.arguments import Arguments
 _TRANSPARENT = frozenset(
     {"jit", "pjit", "closed_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_jvp_call"}
 )
+
+#: Whose lines are not the kernel's: this plugin's, and the modules of the standard library.
+_PLUGIN = Path(__file__).parents[1]
+_STANDARD = Path(traceback.__file__).parent
 
 
 def ask(
@@ -65,13 +70,15 @@ def _run(check: Check, trial: Trial, headline: str) -> Finding | PallasTestError
 
 
 def _raised_at(cause: BaseException | None) -> Iterator[str]:
-    """The line of the user's code that raised."""
+    """The innermost line of the kernel, also of one that is installed or comes with JAX."""
     if cause is None or isinstance(cause, PallasTestError):
         return
     frames = [
         frame
         for frame in traceback.extract_tb(cause.__traceback__)
-        if "site-packages" not in frame.filename and "pytest_pallas" not in frame.filename
+        if not Path(frame.filename).is_relative_to(_PLUGIN)
+        and Path(frame.filename).parent != _STANDARD
+        and "jax/_src/" not in Path(frame.filename).as_posix()
     ]
     if frames:
         last = frames[-1]

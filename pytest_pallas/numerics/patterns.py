@@ -143,6 +143,9 @@ def _diagonal(mask: Array) -> str:
         return ""
     rows, columns = mask.shape[-2:]
     plane = mask.reshape(-1, rows, columns).any(axis=0)
+    box = plane[np.ix_(plane.any(axis=1), plane.any(axis=0))]
+    if box.all():
+        return ""  # whole rows or columns, which may happen to be on one side
     offset = np.arange(columns) - np.arange(rows)[:, None]
     hit = offset[plane]
     low, high = int(hit.min()), int(hit.max())

@@ -40,6 +40,21 @@ def test_trees_have_paths():
     assert [path for path, _ in found.oracle] == ["['dk'][0]", "['dk'][1]", "['dq']"]
 
 
+def test_keys_of_random_numbers():
+    def noise(key, x):
+        return x + jax.random.uniform(key, x.shape), jax.random.split(key)
+
+    cache, x = ExpectedCache(), np.zeros(3, np.float32)
+    one, again, other = (
+        cache.get(noise, (jax.random.key(seed), x), {}).baseline for seed in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(one[0][1], again[0][1])
+    assert (one[0][1] != other[0][1]).all()
+    np.testing.assert_array_equal(
+        one[1][1], jax.random.key_data(jax.random.split(jax.random.key(0)))
+    )
+
+
 def test_a_numpy_reference_works():
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     found = expected(lambda a: np.matmul(np.asarray(a), np.asarray(a).T), (x,), {})

@@ -1,6 +1,7 @@
 """Calls that mean the same share one trace; those that do not, do not."""
 
 import functools
+import gc
 
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +39,17 @@ def test_other_options_are_other_programs():
 def test_one_and_true_are_not_one_key():
     assert identity(1) != identity(True)
     assert identity(1) != identity(1.0)
+
+
+def test_unhashable_objects_are_equal_to_themselves_only():
+    class Unhashable:
+        __hash__ = None
+
+    one, another = Unhashable(), Unhashable()
+    assert identity(one) == identity(one)
+    assert identity(one) != identity(another)
+    # The key keeps the object, so that its id is not given to another one.
+    assert any(referrer is one for referrer in gc.get_referents(identity(one)))
 
 
 def test_leaves_that_are_no_arrays_are_not_traced():

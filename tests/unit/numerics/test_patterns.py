@@ -24,6 +24,7 @@ def mask(shape, *selection):
         (mask((40,), slice(20, None)), "only indices >= 20 of axis 0: the last 20 of 40"),
         (mask((40, 8), slice(0, 16)), "only indices < 16 of axis 0 (rows), which has 40"),
         (mask((40, 8), slice(8, 16)), "only indices 8 to 15 of axis 0 (rows)"),
+        (mask((32, 19), slice(20, None)), "only indices >= 20 of axis 0 (rows)"),
         (mask((40, 8), [3, 11, 12]), "only indices 3, 11, 12 of axis 0 (rows)"),
         (mask((40, 8), slice(1, None, 4)), "only indices 1, 5, ... 37 (every 4th) of axis 0"),
         (mask((64, 64), slice(16, 32), slice(48, 64)), "exactly the box [16:32, 48:64]"),
