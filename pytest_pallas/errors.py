@@ -38,7 +38,7 @@ class TooFewDevicesError(DeviceError):
     """A mesh that a machine with more devices could have: the test may be skipped here."""
 
 
-class NoPallasCallError(PallasTestError, AssertionError):
+class NoPallasCallError(PallasTestError):
     """What was meant to run a Pallas kernel on a backend contains none there."""
 
 
@@ -60,3 +60,8 @@ class DeadlockError(KernelError):
 
 class MismatchError(PallasTestError, AssertionError):
     """The kernel's answer was judged wrong."""
+
+
+#: What an expected failure may be: a wrong answer, or a kernel that raised, raced or hung. A typo,
+#: a reference that raises or a missing kernel is a mistake in the test, and must not count as one.
+EXPECTED = (AssertionError, KernelError)

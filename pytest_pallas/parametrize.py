@@ -8,7 +8,7 @@ import pytest
 
 from pytest_pallas import compat
 from pytest_pallas.backends import Backend, label, parse
-from pytest_pallas.errors import OptionError
+from pytest_pallas.errors import EXPECTED, OptionError
 from pytest_pallas.session import PROBLEM, current
 
 
@@ -71,6 +71,7 @@ def _expected(mark: pytest.Mark, families: Any) -> tuple[str, pytest.MarkDecorat
         raise OptionError(f"the pallas_xfail mark has no argument {unknown[0]!r}")
     parse(name, families)  # an unknown name would never match, and never be noticed
     strict: bool = rest.pop("strict", True)
+    rest.setdefault("raises", EXPECTED)
     return name, pytest.mark.xfail(True, strict=strict, **rest)
 
 

@@ -12,7 +12,13 @@ import pytest
 
 from pytest_pallas.backends import Backend, label
 from pytest_pallas.checks import Check
-from pytest_pallas.errors import OptionError, PallasTestError, SpecError, TooFewDevicesError
+from pytest_pallas.errors import (
+    EXPECTED,
+    OptionError,
+    PallasTestError,
+    SpecError,
+    TooFewDevicesError,
+)
 from pytest_pallas.options import choose
 from pytest_pallas.session import Session, current
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
@@ -175,7 +181,7 @@ class SpecItem(pytest.Item):
         failure = expected_failure(spec, backend, check)
         if failure is not None:
             reason = f"{failure.reason} (JAX {failure.jax})"
-            self.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+            self.add_marker(pytest.mark.xfail(reason=reason, strict=True, raises=EXPECTED))
         unmet = check.needs(spec)
         if unmet is not None:
             self.add_marker(pytest.mark.skip(reason=f"{check.name} needs more: {unmet}"))

@@ -133,3 +133,20 @@ def test_a_wrong_mark_fails_its_own_test_only(project):
     result = project.run("--pallas-backend=interpret")
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["*unknown backend 'interpreter'*Did you mean 'interpret'?*"])
+
+
+@pytest.mark.parametrize("body", ["undefined", "pallas_check(abs, X, reference=abs)"])
+def test_a_mistake_in_the_test_is_not_the_expected_failure(project, body):
+    project.write(
+        test_it=f"""
+        import numpy as np
+        import pytest
+
+        X = np.ones((8, 128), np.float32)
+
+        @pytest.mark.pallas_xfail("interpret", reason="wrong")
+        def test_it(pallas_check):
+            {body}
+        """
+    )
+    project.run("--pallas-backend=interpret").assert_outcomes(failed=1)
