@@ -12,7 +12,7 @@ import logging
 import math
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 # --- The interpreters -----------------------------------------------------------------------------
@@ -145,6 +145,64 @@ def clear_effect_tokens() -> None:
     error. Seen in JAX 0.11.2 and 0.12.0.1.
     """
     importlib.import_module("jax._src.dispatch").runtime_tokens.clear()
+
+
+# --- The compilers --------------------------------------------------------------------------------
+
+
+@contextmanager
+def exact_exports() -> Generator[None]:
+    """Let ``jax.export`` lower kernels as ``jax.jit`` does, and alike wherever that is called.
+
+    By default it lowers for compilers that are older than this JAX, and notes with every operation
+    the whole call stack, down to the test runner's. The user's own line is noted still. The options
+    have no public context managers. Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    config: Any = importlib.import_module("jax._src.config")
+    with (
+        config.export_ignore_forward_compatibility(True),
+        config.include_full_tracebacks_in_locations(False),
+    ):
+        yield
+
+
+@contextmanager
+def interpret_ignored() -> Generator[None]:
+    """Make every Pallas kernel that is traced one to compile, whatever it says of interpret=.
+
+    Many packages choose ``interpret=True`` by themselves where the default backend is the CPU. All
+    ways to a kernel, also those imported by name, end in the ``bind`` of a primitive. Seen in JAX
+    0.11.2 and 0.12.0.1.
+    """
+    primitives = _kernel_primitives()
+
+    def compiled(primitive: Any) -> Any:
+        def bind(*args: Any, **params: Any) -> Any:
+            if "interpret" in params:
+                params["interpret"] = False
+            return type(primitive).bind(primitive, *args, **params)
+
+        return bind
+
+    for primitive in primitives:
+        primitive.bind = compiled(primitive)
+    try:
+        yield
+    finally:
+        for primitive in primitives:
+            del primitive.bind
+
+
+def _kernel_primitives() -> list[Any]:
+    """The primitives named in ``KERNEL_PRIMITIVES``, of the JAX that is installed."""
+    places = ("pallas_call:pallas_call_p", "core:core_map_p", "mpmd:mpmd_map_p")
+    found: list[Any] = []
+    for place in places:
+        module, _, name = place.partition(":")
+        with suppress(ImportError):
+            primitive = getattr(importlib.import_module(f"jax._src.pallas.{module}"), name, None)
+            found += [] if primitive is None else [primitive]
+    return found
 
 
 # --- Jaxprs ---------------------------------------------------------------------------------------

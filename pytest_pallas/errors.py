@@ -58,6 +58,18 @@ class DeadlockError(KernelError):
     """A kernel waited longer than the time limit for something that did not come."""
 
 
+class CompileError(KernelError):
+    """The compiler of a chip refused the kernel."""
+
+
+class CompilerFailedError(KernelError):
+    """The compiler of a chip hung, crashed or took too much memory over the kernel."""
+
+
+class CostError(PallasTestError, AssertionError):
+    """The machine code of a kernel costs more than was recorded."""
+
+
 class MismatchError(PallasTestError, AssertionError):
     """The kernel's answer was judged wrong."""
 

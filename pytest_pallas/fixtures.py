@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_pallas.errors import OptionError, TooFewDevicesError
+from pytest_pallas.errors import BackendUnavailableError, OptionError, TooFewDevicesError
 from pytest_pallas.options import choose
 from pytest_pallas.session import SANITIZERS, Session, current
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from pytest_pallas.backends import Backend
+    from pytest_pallas.compilers.report import CompileReport
     from pytest_pallas.numerics import Tolerance
+    from pytest_pallas.tally import Tally
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +37,15 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
     """Run a kernel on the backend: ``pallas_run(fn, *args, **options)`` gives numpy arrays.
 
     Whatever the kernel says about interpret= is overruled. Keyword arguments are passed on,
-    untraced. What the kernel raises is raised.
+    untraced. What the kernel raises is raised. A compiling backend has no arrays to give: the
+    kernel is compiled there, and the rest of the test skipped.
     """
     session = current(request.config)
     backend = _backend(pallas_backend, session)
 
     def run(function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
-        from pytest_pallas.backends import Call
+        from pytest_pallas.backends import Call, label
         from pytest_pallas.checks.trial import as_kernel_error
 
         settings = session.options_for(session.item)
@@ -57,6 +60,8 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
         )
         if outcome.error is not None:
             raise as_kernel_error(outcome.error)
+        if backend.kind == "compiling":
+            pytest.skip(f"{_name(function)} compiled; {label(backend)} executes nothing")
         return outcome.values
 
     return run
@@ -83,7 +88,8 @@ def pallas_check(
     jit=         False: call the kernel as it is; it needs the values of its arguments.
     name=        what to call the kernel in reports.
 
-    Returns what the kernel returned, as numpy arrays.
+    Returns what the kernel returned, as numpy arrays; on a compiling backend, where the kernel is
+    compiled for the shapes of the arguments and nothing is executed, the CompileReport.
     """
     session = current(request.config)
     backend = _backend(pallas_backend, session)
@@ -105,11 +111,9 @@ def pallas_check(
         name: str = "",
     ) -> Any:
         __tracebackhide__ = True
-        from pytest_pallas.backends import label
         from pytest_pallas.checks.trial import Trial
         from pytest_pallas.checks.verdict import ask
         from pytest_pallas.strategies.arguments import Arguments
-        from pytest_pallas.tally import Tally
         from pytest_pallas.tolerances import dtypes_of, tolerance_for
 
         settings = session.options_for(session.item)
@@ -118,10 +122,7 @@ def pallas_check(
         values: Any = None
         names = [checks] if isinstance(checks, str) else checks or _marked_checks(session)
         for each in choose(names, session.checks, "checks="):
-            tally = session.tallies.setdefault(
-                (kernel, each), Tally(kernel=kernel, check=each, backend=label(backend))
-            )
-            tally.begin()
+            tally = _tally(session, kernel, each, backend)
             trial = Trial(
                 kernel=function,
                 reference=reference,
@@ -144,12 +145,73 @@ def pallas_check(
                 timeout=settings.timeout,
                 races="races" in choose(settings.sanitize, SANITIZERS, "sanitize"),
                 cache=session.cache,
+                dump=session.dump_folder(_test_name(session)),
+                costs=session.costs,
             )
             finding = ask(session.checks[each], trial, kernel, found=tally.add)
-            values = finding.outcome.values if finding.outcome is not None else values
+            if finding.outcome is not None:
+                values = finding.outcome.report or finding.outcome.values
         return values
 
     return check
+
+
+@pytest.fixture(scope="module")
+def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileReport]:
+    """Compile a kernel for a chip: ``pallas_compile(fn, *args, target="v6e")``.
+
+    Whatever --pallas-backend says: a test of what the machine code costs needs no other. Arguments
+    may be jax.ShapeDtypeStruct. Keyword arguments:
+
+    target=      the chip: v4, v5e, v5p, v6e, tpu7x, a100, h100, h200 or b200; needed.
+    options=     keyword arguments of the kernel, such as {"causal": True}.
+    name=        what to call the kernel in reports.
+
+    Returns a CompileReport; its numbers are documented in docs/compiling.md. Raises CompileError
+    if the compiler refuses the kernel. Without the compiler the test is skipped, or fails under
+    --pallas-missing=error.
+    """
+    session = current(request.config)
+
+    def compile_(
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        target: str,
+        options: Mapping[str, Any] | None = None,
+        name: str = "",
+    ) -> CompileReport:
+        __tracebackhide__ = True
+        from pytest_pallas.backends import TARGETS, parse
+        from pytest_pallas.checks.trial import Trial
+        from pytest_pallas.checks.verdict import ask
+        from pytest_pallas.strategies.arguments import Arguments
+
+        if target not in TARGETS:
+            raise OptionError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
+        settings = session.options_for(session.item)
+        [backend] = parse(f"{TARGETS[target].platform}-compile:{target}", session.families)
+        missing = backend.available()
+        if missing is not None:
+            if settings.missing == "error":
+                raise BackendUnavailableError(f"{target} cannot be compiled for: {missing}")
+            pytest.skip(f"{target} cannot be compiled for: {missing}")
+        kernel = name or _name(function)
+        tally = _tally(session, kernel, "forward", backend)
+        trial = Trial(
+            kernel=function,
+            reference=None,
+            arguments=Arguments(args, dict(options or {})),
+            backend=backend,
+            timeout=settings.timeout,
+            dump=session.dump_folder(_test_name(session)),
+            costs=session.costs,
+        )
+        finding = ask(session.checks["forward"], trial, kernel, found=tally.add)
+        assert finding.outcome is not None
+        return finding.outcome.report
+
+    return compile_
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +292,23 @@ def _backend(value: Backend | str, session: Session) -> Backend:
     if reason is not None:
         pytest.skip(f"{value}: {reason}")
     return found[0]
+
+
+def _tally(session: Session, kernel: str, check: str, backend: Backend) -> Tally:
+    """The tally of a check in the running test, with one more example begun."""
+    from pytest_pallas.backends import label
+    from pytest_pallas.tally import Tally
+
+    where = label(backend)
+    tally = session.tallies.setdefault(
+        (kernel, check, where), Tally(kernel=kernel, check=check, backend=where)
+    )
+    tally.begin()
+    return tally
+
+
+def _test_name(session: Session) -> str:
+    return "" if session.item is None else session.item.name
 
 
 def _marked_checks(session: Session) -> Sequence[str]:

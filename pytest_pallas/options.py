@@ -35,14 +35,18 @@ def _whole(least: int) -> Callable[[str], int]:
     return parse
 
 
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise OptionError(f"must be a number of seconds above 0, not {text!r}")
-    return number
+def _amount(unit: str, *, zero: bool = False) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = -1.0
+        if not (0 < number < float("inf") or (zero and number == 0)):
+            least = "of at least 0" if zero else "above 0"
+            raise OptionError(f"must be a number of {unit} {least}, not {text!r}")
+        return number
+
+    return parse
 
 
 def _one_of(*valid: str) -> Callable[[str], str]:
@@ -76,6 +80,11 @@ class Options:
     timeout: float = 60.0
     missing: str = "skip"
     results: Path | None = None
+    dump: Path | None = None
+    cost: str = "off"
+    cost_file: Path = Path("pallas_costs.json")
+    cost_limit: float = 5.0
+    worker_memory: float = 8.0
     example: str = ""
     asked: frozenset[str] = frozenset()
 
@@ -169,9 +178,10 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="timeout",
-        parse=_seconds,
+        parse=_amount("seconds"),
         metavar="SECONDS",
-        help="stop a kernel whose simulated devices wait longer than this (default: 60)",
+        help="stop a kernel whose simulated devices wait, or a compiler that works, longer than "
+        "this (default: 60)",
         marked=True,
     ),
     Option(
@@ -186,6 +196,40 @@ TABLE: tuple[Option, ...] = (
         parse=_path,
         metavar="FILE.json",
         help="write one record a check to this file",
+    ),
+    Option(
+        name="dump",
+        parse=_path,
+        metavar="DIR",
+        help="keep what compiling backends make of each kernel: jaxpr, Mosaic or Triton IR, HLO, "
+        "machine code",
+    ),
+    Option(
+        name="cost",
+        parse=_one_of("off", "record", "compare"),
+        metavar="WHAT",
+        help="record what the machine code of each kernel costs, or compare with what was "
+        "recorded: more spills fail, and more bundles or VMEM than --pallas-cost-limit allows "
+        "(default: off)",
+    ),
+    Option(
+        name="cost_file",
+        parse=_path,
+        metavar="FILE.json",
+        help="the file of --pallas-cost, seen from pytest's root folder (default: "
+        "pallas_costs.json)",
+    ),
+    Option(
+        name="cost_limit",
+        parse=_amount("percent", zero=True),
+        metavar="PERCENT",
+        help="by how much a kernel's cost may grow (default: 5)",
+    ),
+    Option(
+        name="worker_memory",
+        parse=_amount("GiB"),
+        metavar="GIB",
+        help="stop a compiler that takes more memory than this (default: 8)",
     ),
     Option(
         name="example",

@@ -15,6 +15,7 @@ from pytest_pallas.errors import DeviceError, OptionError
 from pytest_pallas.fixtures import (
     pallas_backend,
     pallas_check,
+    pallas_compile,
     pallas_devices,
     pallas_mesh,
     pallas_rng,
@@ -27,6 +28,7 @@ from pytest_pallas.session import PROBLEM, current, start
 __all__ = [
     "pallas_backend",
     "pallas_check",
+    "pallas_compile",
     "pallas_devices",
     "pallas_mesh",
     "pallas_rng",
@@ -59,10 +61,12 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Settle options, devices and backends before anything can start JAX."""
+    from pytest_pallas.devices.hosts import settle_platforms
     from pytest_pallas.devices.simulate import simulate
 
     for mark in _MARKS:
         config.addinivalue_line("markers", mark)
+    settle_platforms(os.environ)
     state = start(config)
     try:
         asked = "devices" in state.options.asked
@@ -75,6 +79,9 @@ def pytest_configure(config: pytest.Config) -> None:
             path = config.invocation_params.dir / state.options.results
             state.options = dataclasses.replace(state.options, results=path)
             check_writable(path)
+        if state.options.dump is not None:
+            folder = config.invocation_params.dir / state.options.dump
+            state.options = dataclasses.replace(state.options, dump=folder)
     except (OptionError, DeviceError) as error:
         raise pytest.UsageError(str(error)) from None
     if state.options.suite:
@@ -143,11 +150,17 @@ def pytest_collection_modifyitems(
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Know which test runs."""
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, Any, Any]:
+    """Know which test runs, and let compilers begin with the next one."""
     state = current(item.config)
     state.item = item
     state.tallies.clear()
+    if getattr(getattr(nextitem, "backend", None), "kind", None) == "compiling":
+        from pytest_pallas.suites import ahead
+
+        ahead.begin_both(item, nextitem)
     try:
         return (yield)
     finally:

@@ -37,6 +37,8 @@ class Record:
       kernel_seconds: the part of it spent tracing, compiling and running the kernel.
       seed: seed of the draws.
       replay: the command that runs the failing example again.
+      compiled: what compiling backends said of each program, as ``compilers.report.to_json``
+        gives it; empty on other backends.
       notes: what else a reader should know, such as that races were looked for.
     """
 
@@ -57,6 +59,7 @@ class Record:
     kernel_seconds: float = 0.0
     seed: int = 0
     replay: str = ""
+    compiled: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -65,6 +68,7 @@ def to_json(record: Record) -> dict[str, Any]:
     plain = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
     plain["mesh"] = dict(record.mesh)
     plain["notes"] = list(record.notes)
+    plain["compiled"] = [dict(report) for report in record.compiled]
     return {name: _finite(value) for name, value in plain.items()}
 
 
@@ -72,6 +76,7 @@ def from_json(plain: Mapping[str, Any]) -> Record:
     """The record that ``to_json`` wrote."""
     fields = dict(plain)
     fields["notes"] = tuple(fields.get("notes", ()))
+    fields["compiled"] = tuple(fields.get("compiled", ()))
     for name in ("error", "baseline", "multiple"):
         if isinstance(fields.get(name), str):
             fields[name] = float(fields[name])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -15,6 +18,8 @@ from pytest_pallas.options import Options, choose, place_of, read_options
 if TYPE_CHECKING:
     from pytest_pallas.backends import Backend, Family, Selection
     from pytest_pallas.checks import Check
+    from pytest_pallas.compilers.costs import Costs
+    from pytest_pallas.compilers.service import Service
     from pytest_pallas.oracle import ExpectedCache
 
 #: The sanitizers that exist.
@@ -33,8 +38,10 @@ class Session:
 
     config: pytest.Config
     options: Options
-    #: What the running test has found so far, by (kernel, check); see ``tally.Tally``.
-    tallies: dict[tuple[str, str], Any] = field(default_factory=dict[tuple[str, str], Any])
+    #: What the running test has found so far, by (kernel, check, backend); see ``tally.Tally``.
+    tallies: dict[tuple[str, str, str], Any] = field(default_factory=dict[Any, Any])
+    #: Drawn calls for compiling backends, by spec and count; see ``suites.ahead``.
+    drawn: dict[Any, tuple[Any, ...]] = field(default_factory=dict[Any, Any])
     #: The running test.
     item: pytest.Item | None = None
     #: The generators of ``pallas_rng``, which start anew in each test.
@@ -43,11 +50,12 @@ class Session:
     @cached_property
     def families(self) -> Mapping[str, Family]:
         """The known backends by name, those of the hook included."""
-        from pytest_pallas.backends import FAMILIES
+        from pytest_pallas.backends import FAMILIES, compiling
 
         extra = self.config.hook.pytest_pallas_backends(config=self.config)
         more = [family for each in cast("list[Sequence[Family]]", extra) for family in each]
-        return {family.name: family for family in (*FAMILIES, *more)}
+        own = (*FAMILIES, *compiling(lambda: self.service))
+        return {family.name: family for family in (*own, *more)}
 
     @cached_property
     def checks(self) -> Mapping[str, Check]:
@@ -71,6 +79,42 @@ class Session:
         from pytest_pallas.oracle import ExpectedCache
 
         return ExpectedCache()
+
+    @cached_property
+    def service(self) -> Service:
+        """The workers and the cache of the compiling backends, ended with the session."""
+        from pytest_pallas.compilers.service import Service
+
+        options = self.options
+        cache = self.config.cache if hasattr(self.config, "cache") else None
+        service = Service(
+            workers=_cores_for(self.config),
+            memory_bytes=int(options.worker_memory * 2**30),
+            cache=None if cache is None else cache.mkdir("pallas-compile"),
+            everything=options.dump is not None,
+        )
+        self.config.add_cleanup(service.close)
+        return service
+
+    @cached_property
+    def costs(self) -> Costs | None:
+        """What the code of kernels may cost; None unless it is to be compared."""
+        if self.options.cost != "compare":
+            return None
+        from pytest_pallas.compilers.costs import load
+
+        return load(self.cost_file, self.options.cost_limit)
+
+    @property
+    def cost_file(self) -> Path:
+        """The file of recorded costs."""
+        return self.config.rootpath / self.options.cost_file
+
+    def dump_folder(self, name: str) -> str | None:
+        """The folder that a test of this name dumps to; None unless dumps are wanted."""
+        if self.options.dump is None:
+            return None
+        return str(self.options.dump / re.sub(r"[^\w.-]+", "-", name).strip("-"))
 
     def options_for(self, node: pytest.Item | pytest.Collector | None) -> Options:
         """The session's options with what the marks of a test say.
@@ -122,6 +166,13 @@ class Session:
     def _implied(self, backend: Backend) -> bool:
         """Whether ``auto`` takes a backend for a kernel of which nothing is known."""
         return backend.kind == "hardware" or self.families[backend.name].implied
+
+
+def _cores_for(config: pytest.Config) -> int:
+    """How many compilers this process may run: the cores, shared with other test processes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)  # under pytest-xdist
+    return max(1, (cores or 1) // processes)
 
 
 SESSION = pytest.StashKey[Session]()

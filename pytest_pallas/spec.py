@@ -65,6 +65,10 @@ class KernelSpec:
       tolerance: replaces the default judgement, for all or by dtype and backend (see
         ``tolerances.tolerance_for``); rarely needed.
       nan_ok: whether NaN is a right answer where all inputs are finite.
+      typical: calls that are typical of the kernel's use, as ``strategies.Arguments`` or tuples; a
+        ``jax.ShapeDtypeStruct`` may stand for an array (see ``strategies.shaped``). With
+        ``meshes``, a function from the ``jax.sharding.Mesh`` to such calls. Compiling backends
+        compile them besides what is drawn, and report what their code costs.
       xfail: expected failures by backend label (``"interpret"``, ``"tpu-interpret:v5e"``).
       file: where the spec is defined; found by itself.
 
@@ -85,6 +89,7 @@ class KernelSpec:
     checks: Collection[str] | None = None
     tolerance: Tolerance | Mapping[str, Tolerance] | None = None
     nan_ok: bool = False
+    typical: Sequence[Any] | Callable[[Any], Sequence[Any]] = ()
     xfail: Mapping[str, ExpectedFailure] = field(default_factory=dict[str, ExpectedFailure])
     file: str = ""
 
@@ -138,6 +143,10 @@ def _problems(spec: KernelSpec) -> list[str]:
         )
     if spec.meshes and not callable(spec.inputs):
         problems.append("with meshes, inputs must be a function from the mesh to a strategy")
+    if callable(spec.typical) != bool(spec.meshes and spec.typical):
+        problems.append(
+            "typical must be a sequence of calls; with meshes, a function from the mesh to one"
+        )
     if not spec.meshes and not hasattr(spec.inputs, "example"):
         problems.append("inputs must be a hypothesis strategy, such as strategies.arrays(...)")
     return problems

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_pallas.record import Record
 
@@ -26,6 +26,7 @@ class Tally:
     baseline: float | None = None
     multiple: float | None = None
     kernel_seconds: float = 0.0
+    compiled: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     notes: list[str] = field(default_factory=list[str])
 
     def begin(self) -> None:
@@ -36,6 +37,13 @@ class Tally:
         """Add what an example showed. Of one that failed, only the failure counts."""
         self.kernel_seconds += finding.seconds
         self.notes += [note for note in finding.notes if note not in self.notes]
+        report = None if finding.outcome is None else finding.outcome.report
+        if report is not None:
+            from pytest_pallas.compilers.report import to_json
+
+            plain = to_json(report)
+            if plain not in self.compiled:
+                self.compiled.append(plain)
         if finding.failed is not None:
             self.error = finding.failed.error
             self.baseline = finding.failed.baseline_error
@@ -70,5 +78,6 @@ class Tally:
             kernel_seconds=round(self.kernel_seconds, 4),
             seconds=round(seconds, 4),
             notes=tuple(self.notes),
+            compiled=tuple(self.compiled),
             **rest,  # pyright: ignore[reportArgumentType]
         )

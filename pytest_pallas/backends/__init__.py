@@ -1,7 +1,14 @@
 """Backends: ways to execute a kernel. Importing this package does not import jax."""
 
 from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, label
-from pytest_pallas.backends.registry import FAMILIES, Family, Selection, parse, select
+from pytest_pallas.backends.registry import (
+    FAMILIES,
+    Family,
+    Selection,
+    compiling,
+    parse,
+    select,
+)
 from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS, Target, targets_of
 
 __all__ = [
@@ -15,6 +22,7 @@ __all__ = [
     "Outcome",
     "Selection",
     "Target",
+    "compiling",
     "label",
     "parse",
     "select",

@@ -24,6 +24,7 @@ class Call:
       needs_kernel: False if the call may contain no Pallas kernel at all.
       timeout: seconds after which a simulated device that waits is taken to wait for ever.
       races: whether to look for races, where the backend can and the kernel could have some.
+      dump: folder to keep what a compiling backend makes of the call, or None.
     """
 
     function: Callable[..., Any]
@@ -34,6 +35,7 @@ class Call:
     needs_kernel: bool = True
     timeout: float = 60.0
     races: bool = True
+    dump: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,7 @@ class Outcome:
       error: what it raised, made readable; None if it returned.
       seconds: wall time including tracing and compilation.
       kernels: the Pallas kernels that were traced (``analysis.KernelCall``); empty without jit.
+      report: what the compiler said, on a compiling backend (``compilers.CompileReport``).
       notes: what a reader of the record should know, such as "races: on".
     """
 
@@ -54,6 +57,7 @@ class Outcome:
     error: Exception | None = None
     seconds: float = 0.0
     kernels: tuple[Any, ...] = ()
+    report: Any = None
     notes: tuple[str, ...] = ()
 
     def unwrap(self) -> Any:
@@ -103,7 +107,10 @@ class Backend(Protocol):
         ...
 
     def run(self, call: Call) -> Outcome:
-        """Execute a call. Never raises on behalf of the kernel: the outcome holds the error."""
+        """Execute a call, or compile it if that is the backend's kind.
+
+        Never raises on behalf of the kernel: the outcome holds the error.
+        """
         ...
 
 

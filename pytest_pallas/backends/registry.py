@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pytest_pallas.backends.protocol import Backend, Kind, label
 from pytest_pallas.backends.targets import TARGETS, Target, targets_of
@@ -39,7 +40,7 @@ def _maker(function: str) -> Callable[[Target | None], Backend]:
     return make
 
 
-#: The backends of this package, in the order of reports.
+#: The backends that need nothing of the session, in the order of reports.
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="interpret",
@@ -63,6 +64,32 @@ FAMILIES: tuple[Family, ...] = (
     Family(name="tpu", make=_maker("hardware:tpu"), kind="hardware", targets=targets_of("tpu")),
     Family(name="gpu", make=_maker("hardware:gpu"), kind="hardware", targets=targets_of("gpu")),
 )
+
+
+def compiling(service: Callable[[], Any]) -> tuple[Family, ...]:
+    """The compiling backends.
+
+    Args:
+      service: gives the ``compilers.service.Service`` that they compile with.
+    """
+
+    def maker(platform: str) -> Callable[[Target | None], Backend]:
+        def make(target: Target | None) -> Backend:
+            from pytest_pallas.backends.compilation import Compiler
+
+            return Compiler(f"{platform}-compile", platform, service, target)
+
+        return make
+
+    return tuple(
+        Family(
+            name=f"{platform}-compile",
+            make=maker(platform),
+            kind="compiling",
+            targets=targets_of(platform),
+        )
+        for platform in ("tpu", "gpu")
+    )
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from pytest_pallas.backends.protocol import Call
+from pytest_pallas.errors import OptionError
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,20 +48,65 @@ def split(call: Call) -> tuple[Static, list[Any]]:
 
     Numpy scalars are arrays among the arguments, and plain numbers among the options.
     """
+    return _taken_apart(call, _copied)
+
+
+def abstract(call: Call) -> tuple[Static, list[Any]]:
+    """As ``split``, with a ``jax.ShapeDtypeStruct`` for each array: for what is only compiled.
+
+    Shardings over several devices are kept; an argument may be a ``ShapeDtypeStruct`` already.
+    """
+    return _taken_apart(call, shape_of)
+
+
+def _taken_apart(call: Call, convert: Callable[[Any], Any]) -> tuple[Static, list[Any]]:
     leaves, tree = jax.tree.flatten((call.args, dict(call.options)))
     positional = len(jax.tree.leaves(call.args))
     arrays: list[Any] = []
     rest: list[tuple[int, Any]] = []
     for position, leaf in enumerate(leaves):
-        if isinstance(leaf, np.ndarray) or (isinstance(leaf, np.generic) and position < positional):
-            arrays.append(jax.numpy.array(leaf, copy=True))
-        elif isinstance(leaf, jax.Array):
-            arrays.append(leaf.copy())
+        scalar = isinstance(leaf, np.generic) and position < positional
+        if scalar or isinstance(leaf, (np.ndarray, jax.Array, jax.ShapeDtypeStruct)):
+            arrays.append(convert(leaf))
         else:
             rest.append((position, leaf))
     statics = tuple((position, identity(leaf)) for position, leaf in rest)
     key = (identity(call.function), tree, statics)
     return Static(call.function, tree, tuple(rest), key), arrays
+
+
+def _copied(leaf: Any) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise OptionError(
+            "a jax.ShapeDtypeStruct has no values to run a kernel on; give an array, or use a "
+            "compiling backend"
+        )
+    return leaf.copy() if isinstance(leaf, jax.Array) else jax.numpy.array(leaf, copy=True)
+
+
+def shape_of(array: Any) -> jax.ShapeDtypeStruct:
+    """What a compiler needs to know of an array, or of what has its shape and dtype."""
+    sharding = getattr(array, "sharding", None)
+    spread = sharding is not None and len(sharding.device_set) > 1
+    dtype = array.dtype
+    if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        dtype = jax.dtypes.canonicalize_dtype(dtype)  # as jnp.array would
+    return jax.ShapeDtypeStruct(array.shape, dtype, sharding=sharding if spread else None)
+
+
+def signature(call: Call) -> str:
+    """Dtypes and shapes of the arrays of a call, and its options, for messages and as a key."""
+    words = [
+        f"{leaf.dtype}[{','.join(map(str, np.shape(leaf)))}]"
+        if hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+        else repr(leaf)
+        for leaf in jax.tree.leaves(call.args)
+    ]
+    words += [
+        f"{name}={getattr(value, '__name__', None) or value}"
+        for name, value in sorted(call.options.items())
+    ]
+    return " ".join(words)
 
 
 def apply(static: Static, arrays: list[Any]) -> Any:

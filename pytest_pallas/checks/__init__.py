@@ -6,7 +6,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import Check, Program
 
 if TYPE_CHECKING:
     from pytest_pallas.checks.trial import Finding, Trial
@@ -20,6 +20,15 @@ def _from(module: str) -> Callable[[Trial], Finding]:
         return pkgutil.resolve_name(f"{__name__}.{module}:{module}")(trial)
 
     return run
+
+
+def _program(module: str) -> Callable[[Trial], Program]:
+    """The function ``program`` of a module of this package, imported when it is called."""
+
+    def program(trial: Trial) -> Program:
+        return pkgutil.resolve_name(f"{__name__}.{module}:program")(trial)
+
+    return program
 
 
 def _nothing(spec: KernelSpec) -> str | None:
@@ -43,12 +52,14 @@ CHECKS: tuple[Check, ...] = (
         name="forward",
         asks="is the answer as close to the oracle as the jnp baseline's?",
         run=_from("forward"),
+        program=_program("forward"),
         needs=_nothing,
     ),
     Check(
         name="gradient",
         asks="is the reverse mode that of the reference?",
         run=_from("gradient"),
+        program=_program("gradient"),
         needs=_differentiable,
         share=0.5,
     ),
@@ -56,6 +67,7 @@ CHECKS: tuple[Check, ...] = (
         name="vmap",
         asks="does the batched kernel equal the stacked results?",
         run=_from("vmap"),
+        program=_program("vmap"),
         needs=_vmappable,
         share=0.25,
     ),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_pallas.checks.trial import Finding, Trial
     from pytest_pallas.spec import KernelSpec
+
+#: A function and its positional arguments.
+Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +24,8 @@ class Check:
       run: answers it for one drawn example. It raises what the kernel raises.
       needs: why it cannot be asked of a spec, or None if it can.
       share: the share of ``--pallas-max-examples`` that it draws, because it costs more a piece.
+      program: the call that a compiling backend compiles in place of ``run``; None if there is
+        nothing to compile that another check does not compile.
     """
 
     name: str
@@ -28,6 +33,7 @@ class Check:
     run: Callable[[Trial], Finding]
     needs: Callable[[KernelSpec], str | None]
     share: float = 1.0
+    program: Callable[[Trial], Program] | None = None
 
     def examples(self, most: int) -> int:
         """How many examples it draws when ``most`` are allowed."""

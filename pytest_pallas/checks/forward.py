@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
+from pytest_pallas.checks.check import Program
 from pytest_pallas.checks.trial import Finding, Trial, expect, judge, run
 from pytest_pallas.numerics import is_float, wide
 
@@ -22,6 +23,11 @@ def forward(trial: Trial) -> Finding:
     return Finding(
         comparisons=comparisons, outcome=outcome, seconds=outcome.seconds, notes=outcome.notes
     )
+
+
+def program(trial: Trial) -> Program:
+    """What a compiling backend compiles."""
+    return trial.kernel, trial.arguments.args
 
 
 def _small_integers(trial: Trial) -> bool:

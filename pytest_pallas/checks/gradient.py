@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pytest_pallas.backends.execution import to_numpy
+from pytest_pallas.checks.check import Program
 from pytest_pallas.checks.trial import Finding, Trial, judge, run
 from pytest_pallas.errors import SpecError
 from pytest_pallas.numerics import is_float
@@ -19,7 +21,10 @@ from pytest_pallas.oracle import expected
 
 @dataclass(frozen=True)
 class Vjp:
-    """``gradient(cotangents, *args)`` of a function, by some of its arguments."""
+    """``gradient(cotangents, *args)`` of a function, by some of its arguments.
+
+    ``cotangents`` may be None for ones, where only the program matters.
+    """
 
     function: Callable[..., Any]
     by: tuple[int, ...]
@@ -34,7 +39,10 @@ class Vjp:
             return self.function(*full, **options)
 
         outputs, pullback = jax.vjp(only, *(args[position] for position in self.by))
-        typed = jax.tree.map(lambda ct, out: ct.astype(out.dtype), cotangents, outputs)
+        if cotangents is None:
+            typed = jax.tree.map(jnp.ones_like, outputs)
+        else:
+            typed = jax.tree.map(lambda ct, out: ct.astype(out.dtype), cotangents, outputs)
         return pullback(typed)
 
 
@@ -48,12 +56,7 @@ def gradient(trial: Trial) -> Finding:
       SpecError: an output is no float array, so there is nothing to differentiate.
     """
     assert trial.reference is not None
-    if not trial.differentiable:
-        raise SpecError(
-            "the gradient check needs to know the arguments to differentiate by: give their "
-            "positions as differentiable=, such as differentiable=(0, 1)"
-        )
-    by = tuple(trial.differentiable)
+    by = _positions(trial)
     outputs = run(trial, trial.kernel, trial.arguments.args)
     cotangents = jax.tree.map(_cotangent(trial), outputs.values)
     wanted = expected(
@@ -68,6 +71,21 @@ def gradient(trial: Trial) -> Finding:
         seconds=outputs.seconds + outcome.seconds,
         subject=f"gradient by arguments {by}",
     )
+
+
+def program(trial: Trial) -> Program:
+    """What a compiling backend compiles: the kernel and its pullback."""
+    by = _positions(trial)
+    return Vjp(trial.kernel, by), (None, *trial.arguments.args)
+
+
+def _positions(trial: Trial) -> tuple[int, ...]:
+    if not trial.differentiable:
+        raise SpecError(
+            "the gradient check needs to know the arguments to differentiate by: give their "
+            "positions as differentiable=, such as differentiable=(0, 1)"
+        )
+    return tuple(trial.differentiable)
 
 
 def _cotangent(trial: Trial) -> Callable[[Any], Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pytest_pallas.backends import Backend, Call, Outcome
 from pytest_pallas.backends.execution import brief
+from pytest_pallas.compilers.costs import Costs
 from pytest_pallas.errors import KernelError, PallasTestError
 from pytest_pallas.numerics import Comparison, Tolerance, compare_trees
 from pytest_pallas.oracle import Expected, ExpectedCache, flatten
@@ -33,6 +34,9 @@ class Trial:
       timeout: see ``Call``.
       races: see ``Call``.
       cache: where expectations are kept.
+      dump: see ``Call``.
+      typical: whether the spec names this call as typical, rather than drawing it.
+      costs: what the code of kernels may cost on compiling backends; None if nobody asks.
     """
 
     kernel: Callable[..., Any]
@@ -49,6 +53,9 @@ class Trial:
     timeout: float = 60.0
     races: bool = True
     cache: ExpectedCache = field(default_factory=ExpectedCache)
+    dump: str | None = None
+    typical: bool = False
+    costs: Costs | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,21 +96,31 @@ def run(
     Raises:
       KernelError: the kernel raised.
     """
-    options = {**trial.arguments.options, **(trial.arguments.tuning if tuned else {})}
-    outcome = trial.backend.run(
-        Call(
-            function=function,
-            args=args,
-            options=options,
-            devices=trial.devices,
-            jit=trial.jit if jit is None else jit,
-            timeout=trial.timeout,
-            races=trial.races,
-        )
-    )
+    outcome = trial.backend.run(call(trial, function, args, jit=jit, tuned=tuned))
     if outcome.error is not None:
         raise as_kernel_error(outcome.error)
     return outcome
+
+
+def call(
+    trial: Trial,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    jit: bool | None = None,
+    tuned: bool = True,
+) -> Call:
+    """``function(*args)`` with the trial's options, as a backend takes it."""
+    return Call(
+        function=function,
+        args=args,
+        options={**trial.arguments.options, **(trial.arguments.tuning if tuned else {})},
+        devices=trial.devices,
+        jit=trial.jit if jit is None else jit,
+        timeout=trial.timeout,
+        races=trial.races,
+        dump=trial.dump,
+    )
 
 
 def judge(

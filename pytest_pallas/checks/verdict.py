@@ -13,8 +13,9 @@ import numpy as np
 from pytest_pallas.analysis import describe_writer
 from pytest_pallas.backends import Outcome, label
 from pytest_pallas.checks.check import Check
-from pytest_pallas.checks.trial import Finding, Trial
-from pytest_pallas.errors import MismatchError, PallasTestError
+from pytest_pallas.checks.compiled import compiled
+from pytest_pallas.checks.trial import Finding, Trial, as_kernel_error
+from pytest_pallas.errors import CompileError, CostError, MismatchError, PallasTestError
 from pytest_pallas.numerics import Comparison
 from pytest_pallas.oracle import flatten
 from pytest_pallas.strategies.arguments import Arguments
@@ -52,6 +53,12 @@ def ask(
         # Not in the handler: pytest would print the whole chain, which is JAX's internals.
         raise finding
     found(finding)
+    if finding.outcome is not None and finding.outcome.error is not None:
+        raise _problem(as_kernel_error(finding.outcome.error), headline, trial)
+    if trial.costs is not None and finding.outcome is not None:
+        grown = trial.costs.grown(name, check.name, finding.outcome.report)
+        if grown:
+            raise CostError("\n".join([f"{headline}: {grown}", *_drawn(trial.arguments)]))
     failed = finding.failed
     if failed is not None:
         raise MismatchError("\n".join(_explained(headline, finding, failed, trial)))
@@ -61,12 +68,19 @@ def ask(
 def _run(check: Check, trial: Trial, headline: str) -> Finding | PallasTestError:
     """The finding of a check, or the error that stopped it, with what was drawn."""
     try:
-        return check.run(trial)
+        return compiled(check, trial) if trial.backend.kind == "compiling" else check.run(trial)
     except PallasTestError as error:
-        lines = [f"{headline}: {error}", *_raised_at(error.__cause__), *_drawn(trial.arguments)]
-        problem = type(error)("\n".join(lines))
-        problem.kernel_error = error.__cause__
-        return problem
+        return _problem(error, headline, trial)
+
+
+def _problem(error: PallasTestError, headline: str, trial: Trial) -> PallasTestError:
+    """The error with what was asked, where the kernel raised, and what was drawn."""
+    lines = [f"{headline}: {error}"]
+    if not isinstance(error, CompileError):  # its message names the kernel's line
+        lines += _raised_at(error.__cause__)
+    problem = type(error)("\n".join([*lines, *_drawn(trial.arguments)]))
+    problem.kernel_error = error.__cause__
+    return problem
 
 
 def _raised_at(cause: BaseException | None) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pytest_pallas.checks.check import Program
 from pytest_pallas.checks.trial import Finding, Trial, expect, judge, run
 from pytest_pallas.numerics import Comparison, is_float
 from pytest_pallas.oracle import Expected, Leaves
@@ -74,6 +75,17 @@ def vmap(trial: Trial) -> Finding:
     return Finding(
         comparisons=comparisons, seconds=seconds, subject="vmap; axis 0 is the batch of 2"
     )
+
+
+def program(trial: Trial) -> Program:
+    """What a compiling backend compiles: a batch of two of every array."""
+    leaves, tree = jax.tree.flatten(trial.arguments.args)
+    stacked = [
+        jax.ShapeDtypeStruct((2, *np.shape(leaf)), leaf.dtype) if hasattr(leaf, "dtype") else leaf
+        for leaf in leaves
+    ]
+    count = sum(hasattr(leaf, "dtype") for leaf in leaves)
+    return Vmapped(trial.kernel, (True,) * count), tuple(jax.tree.unflatten(tree, stacked))
 
 
 def _stacked(first: Expected, second: Expected) -> Expected:

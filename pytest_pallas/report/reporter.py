@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_pallas.errors import OptionError
 from pytest_pallas.session import Session
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Reporter:
         self.records: list[Record] = []
         self.order: dict[str, int] = {}
         self.unwritten = ""
+        self.costs = ""
 
     def pytest_report_header(self) -> list[str]:
         """Say what this session runs on."""
@@ -52,6 +54,7 @@ class Reporter:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the results, however the session ended."""
         self.records.sort(key=lambda record: self.order.get(record.test, len(self.order)))
+        self._record_costs(session)
         path = self.session.options.results
         if path is None:
             return
@@ -64,23 +67,39 @@ class Reporter:
             self.unwritten = f"--pallas-results={shown}: cannot write there any more: {error}"
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
+    def _record_costs(self, session: pytest.Session) -> None:
+        """Write or compare the costs of what was compiled."""
+        if self.session.options.cost == "off" or not any(r.compiled for r in self.records):
+            return
+        from pytest_pallas.report import costs
+
+        try:
+            self.costs = costs.settle(self.session, self.records)
+        except (OptionError, OSError) as error:
+            self.costs = f"--pallas-cost: {error}"
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the table."""
         if not self.records:
             return
         from pytest_pallas import compat
-        from pytest_pallas.report import terminal
+        from pytest_pallas.report import compilers, terminal
 
+        width = compat.terminal_width(terminalreporter)
+        color = bool(terminalreporter.hasmarkup)
         terminalreporter.write_sep("=", "pallas")
-        text = terminal.summary(
-            self.records,
-            families=list(self.session.families),
-            width=compat.terminal_width(terminalreporter),
-            color=bool(terminalreporter.hasmarkup),
-        )
-        terminalreporter.write_line(text)
+        executed = [record for record in self.records if not record.compiled]
+        if executed:
+            families = list(self.session.families)
+            text = terminal.summary(executed, families=families, width=width, color=color)
+            terminalreporter.write_line(text)
         for line in terminal.footnotes(self.records):
             terminalreporter.write_line(line)
+        for text in compilers.sections(self.records, width=width, color=color):
+            terminalreporter.write_line(text)
+        if self.costs:
+            terminalreporter.write_line(self.costs)
         path = self.session.options.results
         if self.unwritten:
             terminalreporter.write_line(self.unwritten, red=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib import metadata
@@ -10,6 +9,7 @@ from importlib import metadata
 from pytest_pallas import compat
 from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, label
 from pytest_pallas.record import Record
+from pytest_pallas.report.tables import rendered
 from pytest_pallas.session import Session
 
 
@@ -51,7 +51,6 @@ def summary(records: Sequence[Record], *, families: Sequence[str], width: int, c
     error as a multiple of the baseline's; the last columns are examples and seconds. Columns are
     in the order of ``families``, the names of the known backends.
     """
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -72,12 +71,7 @@ def summary(records: Sequence[Record], *, families: Sequence[str], width: int, c
             str(sum(row.examples for row in rows)),
             f"{sum(row.seconds for row in rows):.1f}",
         )
-    stream = io.StringIO()
-    console = Console(
-        file=stream, width=max(width, 40), force_terminal=color, no_color=not color, highlight=False
-    )
-    console.print(table)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()).strip("\n")
+    return rendered(table, width=width, color=color)
 
 
 def footnotes(records: Iterable[Record]) -> list[str]:

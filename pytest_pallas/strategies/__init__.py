@@ -13,6 +13,7 @@ from pytest_pallas.strategies.arguments import Arguments, Drawn, arguments, as_a
 from pytest_pallas.strategies.arrays import arrays
 from pytest_pallas.strategies.dims import dims
 from pytest_pallas.strategies.dtypes import dtypes, floats, ints
+from pytest_pallas.strategies.shaped import shaped
 from pytest_pallas.strategies.shapes import ShapeSpec, parse
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "floats",
     "ints",
     "parse",
+    "shaped",
 ]

@@ -14,7 +14,7 @@ from hypothesis.errors import DidNotReproduce, InvalidArgument
 
 from pytest_pallas import compat
 from pytest_pallas.errors import OptionError
-from pytest_pallas.suites.variety import choose, pool_size
+from pytest_pallas.suites.variety import Choice, choose, pool_size
 
 #: Seconds that shrinking may go on after the first failure: every new shape is compiled, so
 #: hypothesis' own limit of five minutes would be spent often.
@@ -73,9 +73,11 @@ def fuzz(
     """
     budget = Budget(SHRINK_SECONDS)
     passed: set[str] = set()
-    everything, chosen = frozenset[str](), frozenset[str]()
+    choice = Choice(frozenset(), {})
     if not blob:
-        everything, chosen = choose(strategy, seed=seed, examples=max_examples)
+        choice = choose(strategy, seed=seed, examples=max_examples)
+    left_out = choice.everything - set(choice.chosen)
+    del choice  # with every value that was drawn
 
     def example(drawn: Any) -> None:
         __tracebackhide__ = True
@@ -85,7 +87,7 @@ def fuzz(
         if words in passed:
             return  # hypothesis repeats itself; the determinism check does so on purpose
         # What is in neither comes from the database, or from shrinking.
-        if words in everything and words not in chosen and budget.first_failure is None:
+        if words in left_out and budget.first_failure is None:
             return
         try:
             ask(drawn)

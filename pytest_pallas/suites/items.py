@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,6 +25,9 @@ from pytest_pallas.session import Session, current
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from pytest_pallas.suites.discovery import specs_in
 from pytest_pallas.tally import Tally
+
+if TYPE_CHECKING:
+    from pytest_pallas.suites.questions import Question
 
 #: Which modules of a suite were collected, and whether they define specs.
 DEFINED = pytest.StashKey[dict[str, bool]]()
@@ -116,6 +120,8 @@ def spec_nodes(
                 yield UnclaimedItem.from_parent(parent, spec=spec, backend=backend)
             continue
         for check in _checks(session, parent, spec):
+            if backend.kind == "compiling" and check.program is None:
+                continue
             for mesh in spec.meshes or ({},):
                 yield SpecItem.from_parent(
                     parent, spec=spec, check=check, backend=backend, mesh=mesh
@@ -192,7 +198,7 @@ class SpecItem(pytest.Item):
         """The tally of this item, made at its first use."""
         session = current(self.config)
         return session.tallies.setdefault(
-            (self.spec.name, self.check.name),
+            (self.spec.name, self.check.name, label(self.backend)),
             Tally(
                 kernel=self.spec.name,
                 family=self.spec.family,
@@ -203,22 +209,52 @@ class SpecItem(pytest.Item):
         )
 
     def runtest(self) -> None:
-        """Fuzz the check."""
-        from pytest_pallas.suites.fuzzing import fuzz
+        """Fuzz the check, or compile it for a few calls."""
+        __tracebackhide__ = True
+        asked = self.question()
+        if self.backend.kind == "compiling" and not asked.options.example:
+            self._compile(asked)
+        else:
+            self._fuzz(asked)
+
+    def question(self) -> Question:
+        """What is asked; skips where there are too few devices."""
         from pytest_pallas.suites.questions import question
 
-        session = current(self.config)
-        options = session.options_for(self)
-        ask, strategy = question(self, options, self._devices())
+        return question(self, current(self.config).options_for(self), self._devices())
+
+    def _compile(self, asked: Question) -> None:
+        from pytest_pallas.suites import ahead
+
+        __tracebackhide__ = True
+        try:
+            ahead.ask_all(asked)
+        except PallasTestError as error:
+            if self._expected or not ahead.worth_shrinking(error):
+                raise
+            self._fuzz(asked)  # finds the same failure, and the smallest like it
+            raise
+
+    def _fuzz(self, asked: Question) -> None:
+        from pytest_pallas.suites.fuzzing import fuzz
+        from pytest_pallas.suites.questions import ask_about
+
+        __tracebackhide__ = True
+        options = asked.options
         fuzz(
-            ask,
-            strategy,
+            functools.partial(ask_about, asked),
+            asked.strategy,
             key=f"{self.spec.name}/{self.check.name}",
             seed=options.seed,
             max_examples=self.check.examples(options.max_examples),
-            shrink=not list(self.iter_markers("xfail")),
+            shrink=not self._expected,
             blob=options.example,
         )
+
+    @property
+    def _expected(self) -> bool:
+        """Whether the item is expected to fail: then nobody wants the simplest failure."""
+        return bool(list(self.iter_markers("xfail")))
 
     def _devices(self) -> Any:
         """The mesh to run on, or None."""
@@ -285,7 +321,7 @@ class UnclaimedItem(pytest.Item):
     def tally(self) -> Tally:
         """The tally of this item, which stays empty."""
         return current(self.config).tallies.setdefault(
-            (self.spec.name, "all"),
+            (self.spec.name, "all", label(self.backend)),
             Tally(
                 kernel=self.spec.name,
                 family=self.spec.family,

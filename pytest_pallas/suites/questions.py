@@ -1,9 +1,10 @@
-"""From an item to what fuzzing asks: a function of one drawn example, and the strategy."""
+"""From an item to what fuzzing asks: a trial of one drawn example, and the strategy."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_pallas.checks.trial import Trial
@@ -17,50 +18,80 @@ if TYPE_CHECKING:
     from pytest_pallas.suites.items import SpecItem
 
 
-def question(item: SpecItem, options: Options, mesh: Any) -> tuple[Callable[[Any], None], Any]:
-    """What to ask about each example, and the strategy that draws them.
+@dataclass(frozen=True)
+class Question:
+    """What an item asks.
 
-    Args:
+    Attributes:
       item: the check of a spec on a backend.
       options: as they hold for the item.
       mesh: the ``jax.sharding.Mesh`` to run on, or None.
+      kernel: the function under test, for that mesh.
+      reference: the reference, for that mesh.
+      strategy: draws examples.
     """
-    spec, session = item.spec, current(item.config)
+
+    item: SpecItem
+    options: Options
+    mesh: Any
+    kernel: Callable[..., Any]
+    reference: Callable[..., Any]
+    strategy: Any
+
+
+def question(item: SpecItem, options: Options, mesh: Any) -> Question:
+    """What an item asks on a mesh."""
+    spec = item.spec
     kernel, reference = spec.kernel_for(item.backend.platform), spec.reference
-    if mesh is not None:
-        kernel = functools.partial(kernel, mesh=mesh)
-        reference = functools.partial(reference, mesh=mesh)
-    races = "races" in choose(options.sanitize, SANITIZERS, "sanitize")
-    marks = list(item.iter_markers("pallas_tolerance"))
-
-    def about(drawn: Any) -> None:
-        __tracebackhide__ = True
-        arguments = as_arguments(drawn)
-        item.tally.begin()
-        trial = Trial(
-            kernel=kernel,
-            reference=reference,
-            arguments=arguments,
-            backend=item.backend,
-            devices=1 if mesh is None else mesh.size,
-            exact=spec.exact,
-            differentiable=spec.differentiable,
-            tolerance=tolerance_for(
-                item.config,
-                marks,
-                spec.tolerance,
-                kernel=spec.name,
-                check=item.check.name,
-                backend=item.backend,
-                dtypes=dtypes_of(arguments.args),
-            ),
-            nan_ok=spec.nan_ok,
-            timeout=options.timeout,
-            races=races,
-            cache=session.cache,
-        )
-        ask(item.check, trial, spec.name, found=item.tally.add)
-
     inputs: Any = spec.inputs  # with meshes a function, else a strategy
-    strategy = inputs(mesh) if mesh is not None else inputs
-    return about, strategy
+    if mesh is None:
+        return Question(item, options, mesh, kernel, reference, inputs)
+    kernel = functools.partial(kernel, mesh=mesh)
+    reference = functools.partial(reference, mesh=mesh)
+    return Question(item, options, mesh, kernel, reference, inputs(mesh))
+
+
+def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
+    """The trial of one example."""
+    item, options, spec = asked.item, asked.options, asked.item.spec
+    session = current(item.config)
+    arguments = as_arguments(drawn)
+    return Trial(
+        kernel=asked.kernel,
+        reference=asked.reference,
+        arguments=arguments,
+        backend=item.backend,
+        devices=1 if asked.mesh is None else asked.mesh.size,
+        exact=spec.exact,
+        differentiable=spec.differentiable,
+        tolerance=tolerance_for(
+            item.config,
+            list(item.iter_markers("pallas_tolerance")),
+            spec.tolerance,
+            kernel=spec.name,
+            check=item.check.name,
+            backend=item.backend,
+            dtypes=dtypes_of(arguments.args),
+        ),
+        nan_ok=spec.nan_ok,
+        timeout=options.timeout,
+        races="races" in choose(options.sanitize, SANITIZERS, "sanitize"),
+        cache=session.cache,
+        dump=session.dump_folder(item.name),
+        typical=typical,
+        # Drawn calls change with hypothesis; where a spec names typical ones, those are compared.
+        costs=session.costs if typical or not spec.typical else None,
+    )
+
+
+def ask_about(asked: Question, drawn: Any, *, typical: bool = False) -> None:
+    """Ask the item's check about one example.
+
+    Raises:
+      PallasTestError: the answer is wrong, or there is none.
+    """
+    __tracebackhide__ = True
+    item = asked.item
+    item.tally.begin()
+    trial = trial_of(asked, drawn, typical=typical)
+    ask(item.check, trial, item.spec.name, found=item.tally.add)

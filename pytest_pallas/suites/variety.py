@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import hypothesis
@@ -22,7 +23,20 @@ _WORTH = {"options": 4.0, "tuning": 2.0, "dtype": 3.0, "values": 2.0}
 _DIM = 1.0
 
 
-def choose(strategy: Any, *, seed: int, examples: int) -> tuple[frozenset[str], frozenset[str]]:
+@dataclass(frozen=True)
+class Choice:
+    """Examples by their ``repr``.
+
+    Attributes:
+      everything: everything that was drawn.
+      chosen: what was chosen of it, with the drawn values.
+    """
+
+    everything: frozenset[str]
+    chosen: Mapping[str, Any]
+
+
+def choose(strategy: Any, *, seed: int, examples: int) -> Choice:
     """Draw ``pool_size(examples)`` times and choose ``examples`` that differ most.
 
     Greedily: the next is the one with most that no chosen one has. With a seed, hypothesis draws
@@ -32,11 +46,9 @@ def choose(strategy: Any, *, seed: int, examples: int) -> tuple[frozenset[str], 
       strategy: draws the examples.
       seed: seed of the draws.
       examples: how many to choose.
-
-    Returns:
-      The ``repr`` of everything drawn, and of what was chosen.
     """
     drawn: dict[str, Mapping[tuple[str, str], float]] = {}
+    values: dict[str, Any] = {}
 
     @hypothesis.settings(
         max_examples=pool_size(examples),
@@ -48,7 +60,9 @@ def choose(strategy: Any, *, seed: int, examples: int) -> tuple[frozenset[str], 
     @hypothesis.seed(seed)
     @hypothesis.given(drawn=strategy)
     def collect(**example: Any) -> None:
-        drawn.setdefault(repr(example["drawn"]), dict(_features(example["drawn"])))
+        words = repr(example["drawn"])
+        drawn.setdefault(words, dict(_features(example["drawn"])))
+        values.setdefault(words, example["drawn"])
 
     collect()
     left, chosen = dict(drawn), list[str]()
@@ -57,7 +71,7 @@ def choose(strategy: Any, *, seed: int, examples: int) -> tuple[frozenset[str], 
         best = max(left, key=lambda words: sum(w for f, w in left[words].items() if f not in seen))
         chosen.append(best)
         seen.update(left.pop(best))
-    return frozenset(drawn), frozenset(chosen)
+    return Choice(frozenset(drawn), {words: values[words] for words in chosen})
 
 
 def _features(drawn: object) -> Iterator[tuple[tuple[str, str], float]]:

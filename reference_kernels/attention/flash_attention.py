@@ -209,4 +209,12 @@ SPEC = KernelSpec(
         options={"causal": st.booleans(), "scale": st.sampled_from([None, 0.5])},
         tuning={"block_q": st.sampled_from([16, 32]), "block_kv": 16},
     ),
+    typical=(
+        pst.shaped(
+            "q d, k d, k e",
+            dtype="bfloat16",
+            dims={"q": 2048, "k": 2048, "d": 128, "e": 128},
+            options={"causal": True},
+        ),
+    ),
 )

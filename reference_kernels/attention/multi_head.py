@@ -84,6 +84,14 @@ SPEC_MHA = KernelSpec(
         options={"causal": st.booleans()},
         tuning={"block_q": 16, "block_kv": 16},
     ),
+    typical=(
+        pst.shaped(
+            "h q d, h k d, h k e",
+            dtype="bfloat16",
+            dims={"h": 8, "q": 1024, "k": 1024, "d": 128, "e": 128},
+            options={"causal": True},
+        ),
+    ),
 )
 
 SPEC_BATCHED = KernelSpec(
@@ -98,5 +106,13 @@ SPEC_BATCHED = KernelSpec(
         ),
         options={"causal": st.booleans()},
         tuning={"block_q": 16, "block_kv": 16},
+    ),
+    typical=(
+        pst.shaped(
+            "b h q d, b h k d, b h k e",
+            dtype="bfloat16",
+            dims={"b": 4, "h": 8, "q": 1024, "k": 1024, "d": 128, "e": 128},
+            options={"causal": True},
+        ),
     ),
 )

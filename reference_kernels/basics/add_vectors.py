@@ -91,6 +91,7 @@ SPEC_WHOLE = KernelSpec(
     inputs=pst.arrays("n, n", dtype=_NUMBERS, around=128),
     exact=True,
     vmappable=False,  # vmap makes blocks of one row of a matrix, which a TPU refuses
+    typical=(pst.shaped("n, n", dtype="float32", dims={"n": 8192}),),
 )
 
 SPEC_BLOCKS = KernelSpec(
@@ -103,4 +104,5 @@ SPEC_BLOCKS = KernelSpec(
     ),
     exact=True,
     vmappable=False,  # as above
+    typical=(pst.shaped("n, n", dtype="float32", dims={"n": 1_000_000}),),
 )

@@ -71,4 +71,5 @@ SPEC = KernelSpec(
     ),
     exact=True,
     vmappable=False,  # there is no argument to map over
+    typical=(pst.Arguments((), {"rows": 2048, "columns": 2048}),),
 )

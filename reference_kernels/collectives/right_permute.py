@@ -105,6 +105,11 @@ def _inputs(mesh: jax.sharding.Mesh) -> Any:
     )
 
 
+def _typical(mesh: jax.sharding.Mesh) -> Any:
+    dims = {"devices": mesh.shape[_AXIS], "m": 256, "n": 1024}
+    return (pst.shaped("devices m n", dtype="bfloat16", dims=dims),)
+
+
 SPEC = KernelSpec(
     name="right_permute",
     kernel=right_permute,
@@ -114,4 +119,5 @@ SPEC = KernelSpec(
     backends=("tpu-interpret", "tpu-compile", "tpu"),  # the portable interpreter has no remote DMA
     exact=True,
     vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas
+    typical=_typical,
 )

@@ -15,6 +15,7 @@ before the activation is computed again rather than kept.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -188,6 +189,8 @@ _ARRAYS = pst.arrays(
 )
 _BLOCKS = {"block_m": st.sampled_from([16, 128]), "block_n": 128, "block_k": 128}
 
+_TYPICAL = pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 2048, "k": 2048, "n": 2048})
+
 SPEC = KernelSpec(
     name="matmul",
     kernel=matmul,
@@ -195,6 +198,7 @@ SPEC = KernelSpec(
     inputs=pst.arguments(_ARRAYS, tuning=_BLOCKS),
     exact=True,
     differentiable=(0, 1),
+    typical=(_TYPICAL,),
 )
 
 SPEC_ACTIVATION = KernelSpec(
@@ -208,4 +212,5 @@ SPEC_ACTIVATION = KernelSpec(
         tuning=_BLOCKS,
     ),
     differentiable=(0, 1),
+    typical=(dataclasses.replace(_TYPICAL, options={"activation": jax.nn.gelu}),),
 )

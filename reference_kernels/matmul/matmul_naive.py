@@ -83,4 +83,5 @@ SPEC = KernelSpec(
         tuning={"block_m": st.sampled_from([16, 32]), "block_n": 128},
     ),
     exact=True,
+    typical=(pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 1024, "k": 1024, "n": 1024}),),
 )

@@ -97,4 +97,5 @@ SPEC = KernelSpec(
         tuning={"block_rows": st.sampled_from([8, 16])},
     ),
     exact=True,
+    typical=(pst.shaped("m n", dtype="float32", dims={"m": 4096, "n": 128}),),
 )

@@ -148,4 +148,5 @@ SPEC = KernelSpec(
         tuning={"block_rows": 16},
     ),
     differentiable=(0,),
+    typical=(pst.shaped("m n", dtype="float32", dims={"m": 4096, "n": 2048}),),
 )

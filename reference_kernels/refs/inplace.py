@@ -91,6 +91,7 @@ SPEC_ALIASED = KernelSpec(
     reference=reference,
     inputs=pst.arguments(_ARRAYS, tuning={"block_rows": st.sampled_from([16, 32])}),
     exact=True,
+    typical=(pst.shaped("m n", dtype="float32", dims={"m": 4096, "n": 512}),),
 )
 
 SPEC_BY_REF = KernelSpec(
@@ -100,4 +101,5 @@ SPEC_BY_REF = KernelSpec(
     inputs=_ARRAYS,
     exact=True,
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch; 0.12.0.1 can
+    typical=(pst.shaped("m n", dtype="float32", dims={"m": 256, "n": 512}),),
 )

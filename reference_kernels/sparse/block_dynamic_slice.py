@@ -122,4 +122,12 @@ SPEC = KernelSpec(
     reference=reference,
     inputs=_inputs(),
     exact=True,
+    typical=(
+        pst.shaped(
+            "m n, 2",
+            dtype=["bfloat16", "int32"],
+            dims={"m": 4096, "n": 4096},
+            options={"sizes": (1024, 1024)},
+        ),
+    ),
 )

@@ -96,6 +96,6 @@ def test_a_spent_budget_runs_only_what_failed_before():
 
 
 def test_examples_without_a_recipe_are_chosen_too():
-    everything, chosen = variety.choose(st.tuples(st.integers(0, 3)), seed=0, examples=2)
-    assert len(chosen) == 2
-    assert chosen <= everything
+    choice = variety.choose(st.tuples(st.integers(0, 3)), seed=0, examples=2)
+    assert len(choice.chosen) == 2
+    assert set(choice.chosen) <= choice.everything

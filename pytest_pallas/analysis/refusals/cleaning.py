@@ -1,0 +1,214 @@
+"""What a compiler says, without what only its authors need."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pytest_pallas.analysis.refusals.brackets import closing, replace_bracketed
+
+
+@dataclass(frozen=True)
+class Said:
+    """A message, cleaned.
+
+    Attributes:
+      lines: what was said, each thing once.
+      operation: the operation that it is about, with its types, such as
+        ``"tpu.iota() -> f32[1,128]"``, or "".
+      kernel: name of the kernel, if it is said.
+    """
+
+    lines: tuple[str, ...]
+    operation: str = ""
+    kernel: str = ""
+
+
+#: Kinds of text that are left out, or the part of it that is kept. In this order.
+_REPLACED: tuple[tuple[str, str], ...] = (
+    # Python's names of exceptions whose kind the message repeats.
+    (r"\A(?:[\w.]*\.)?(?:\w*Runtime|Value|NotImplemented|Mosaic|MLIR|Verification)Error: ", ""),
+    (
+        r"\A(?:CANCELLED|UNKNOWN|INTERNAL|[A-Z]+(?:_[A-Z]+)+|UNIMPLEMENTED|ABORTED|UNAVAILABLE): ",
+        "",
+    ),
+    (r"Mosaic failed to compile \w+ kernel with MLIR module name `[^`]*` HLO name `[^`]*`: ", ""),
+    # Any sentence with a link: documentation, bug trackers.
+    (r"(?:(?<=[.:] )|^)[^.\n]*https?://\S*[^\s.](?:\.(?=\s|$)|[^.\n]*(?:\.(?=\s|$)|$))", ""),
+    (r"^[^\n]*internal verification error\. +", ""),
+    (r"\bError details: ", ""),
+    (r"\bE\d{4}: \w+: ?", ""),
+    # An assembler's file and line are in code that nobody wrote.
+    (r"^.*?\bptxas \S+, line \d+; error\s*: ", "ptxas: "),
+    (r"^.*?\bptxas fatal\s*: .*$", ""),
+    (r"LLVM ERROR: Cannot select: (.*)$", r"LLVM has no instruction of this chip for \1"),
+    # glog's date, thread and C++ line.
+    (r"^[EF]\d{4} [\d:.]+\s+\d+ \S+:\d+\] ", ""),
+    (r"^[IW]\d{4} [\d:.]+\s+\d+ \S+:\d+\] .*$", ""),
+    (r"^WARNING: All log messages before .*$", ""),
+    # Stack traces of C++ and of Python's fault handler.
+    (r"^\s*(?:@ +0x|#\d+ |\*\*\* |PC: @|0x[0-9a-f]+ |Stack dump|PLEASE submit).*$", ""),
+    (r"^(?:Current thread|Thread 0x|Extension modules|Fatal Python error).*$", ""),
+    (r'^\s*File "[^"]*", line \d+ in .*$', ""),
+    # Values' names in dumps, base64, and other text without words.
+    (r"[A-Za-z0-9+/=_-]{80,}", "..."),
+    # Python's spelling of shapes and enums.
+    (r"\b(?:Blocked|BoundedSlice)\(block_size=(\d+)\)", r"\1"),
+    (r"\bElement\(block_size=(\d+), padding=\(0, 0\)\)", r"Element(\1)"),
+    (r"<\w+\.(\w+): [^>\n]*>", r"\1"),
+    (r",? in memory space (?:DEFAULT|None)\b", ""),
+    (r"\b(at|in) /(?:[^\s/:]+/)+([^\s/:]+:\d+)", r"\1 \2"),
+    (r"^\s*(?:error|note): ", ""),
+)
+
+#: An operand, as JAX' lowerings and libtpu call it.
+_OPERAND = re.compile(r"\b(?:args\[\d+\]|outputs\b|(?:input|output) \d+)")
+
+#: Lines with such a word say what is wrong.
+_TELLING = re.compile(
+    r"error|fail|unsupported|support|cannot|can't|couldn't|invalid|not |must|only|exceed|require"
+    r"|expected|mismatch|illegal|unknown|abort|check",
+    re.IGNORECASE,
+)
+
+_OPERATION = re.compile(r'(?:%[\w:]+(?:, %[\w:]+)* = )?"(?P<name>\w+\.[\w.]+)"\(')
+
+
+def clean(text: str) -> Said:
+    """What is said in a message of JAX's lowerings, libtpu, XLA or ptxas, or left on stderr."""
+    kernel = re.search(r"MLIR module name `([^`]*)`|in pallas_call (\w+) at", text)
+    text = _without_locations(text)
+    text, operation = _without_operations(text)
+    text = _without_hlo(text)
+    text = replace_bracketed(text, r",?(?: and)? index_map \{", lambda match, inside: "")
+    for pattern, kept in _REPLACED:
+        text = re.sub(pattern, kept, text, flags=re.MULTILINE)
+    name = (kernel[1] or kernel[2]) if kernel is not None else ""
+    return Said(_telling(_lines(types_readable(text))), operation, name)
+
+
+def types_readable(text: str) -> str:
+    """MLIR's types as JAX writes them: ``f32[8,128]`` for ``vector<8x128xf32>``."""
+
+    def readable(match: re.Match[str], inside: str) -> str | None:
+        parts = re.match(
+            r"(?P<dims>(?:(?:\d+|\?)x)*)(?P<dtype>[\w.!]+(?:<[^<>]*>)?)(?=,|$)", inside
+        )
+        if parts is None:
+            return None
+        space = re.search(r"memory_space<(\w+)", inside)
+        dims = parts["dims"].rstrip("x").replace("x", ",")
+        shape = f"[{dims}]" if dims else ""
+        return parts["dtype"] + shape + (f" in {space[1].upper()}" if space else "")
+
+    return replace_bracketed(text, r"\b(?:vector|memref|tensor)<", readable)
+
+
+def _without_locations(text: str) -> str:
+    """Without ``loc(...)`` and without the bare location in front of an MLIR diagnostic."""
+    text = replace_bracketed(text, r"(?:at location: )?\bloc\(", lambda match, inside: "")
+
+    def bare(match: re.Match[str], inside: str) -> str | None:
+        return "" if re.search(r'"[^"\n]+":\d+:\d+|^"[^"]*"$', inside) else None
+
+    return replace_bracketed(text, r'"[^"\n]*:?"\((?=")', bare).replace("error: : ", "error: ")
+
+
+def _without_operations(text: str) -> tuple[str, str]:
+    """Without dumps of MLIR operations, and the first of these in short.
+
+    What stands before and after a dump on its line stays, with the operation's name between.
+    """
+    first = ""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        match = _OPERATION.search(line)
+        if match is None:
+            lines.append(line)
+            continue
+        signature, end = _signature(line, closing(line, match.end() - 1) + 1)
+        first = first or _short_operation(match["name"], signature)
+        before, after = line[: match.start()], line[end:]
+        if after.strip():
+            lines.append(f"{before}{match['name']}{after}")
+        else:
+            before = before.rstrip(": ").removesuffix("see current operation").rstrip(": ")
+            lines.append(before.removesuffix("note").rstrip(": "))
+    text = re.sub(r"^The MLIR operation involved:\s*$", "", "\n".join(lines), flags=re.MULTILINE)
+    return text, first
+
+
+def _signature(line: str, start: int) -> tuple[str, int]:
+    """The types of an operation whose arguments end at ``start``, and where its dump ends."""
+    end = start
+    while attributes := re.compile(r" (?:<\{|\{)").match(line, end):
+        end = closing(line, attributes.end() - 1) + 1
+        end += line[end : end + 1] == ">"
+    types = re.compile(r" : (?=\()").match(line, end)
+    if types is None:
+        return "", end
+    end = closing(line, types.end()) + 1
+    result = re.compile(r" -> (?:(?P<open>\()|[\w.!]+(?P<angle><)?)").match(line, end)
+    if result is not None:
+        opened = result["open"] or result["angle"]
+        end = closing(line, result.end() - 1) + 1 if opened else result.end()
+    return line[types.end() : end], end
+
+
+def _short_operation(name: str, signature: str) -> str:
+    """``tpu.reshape(f32[8,15]) -> f32[6,20]``; without arguments that only count or index."""
+    if not signature.startswith("("):
+        return name
+    end = closing(signature, 0)
+    arguments = re.split(r", (?![^\[<]*[\]>])", types_readable(signature[1:end]))
+    kept = ", ".join(a for a in arguments if a not in ("index", "i32", "i1", ""))
+    result = types_readable(signature[end + 1 :].partition("->")[2].strip())
+    return f"{name}({kept})" + (f" -> {result}" if result not in ("", "()") else "")
+
+
+def _without_hlo(text: str) -> str:
+    """Without the attributes of HLO instructions, which hold whole kernels in base64."""
+    pattern = re.compile(r"%[\w.-]+ = (?P<shape>\w+\[[\d,]*\])(?:\{[^}]*\})? (?P<name>[\w-]+)\(")
+    position, parts = 0, list[str]()
+    while match := pattern.search(text, position):
+        end = closing(text, match.end() - 1) + 1
+        while attribute := re.compile(r', \w+=(?:"[^"]*"|(?P<open>\{)|[^\s,{]+)').match(text, end):
+            end = attribute.end()
+            if attribute["open"]:
+                end = closing(text, end - 1) + 1
+        parts.append(text[position : match.start()] + f"{match['shape']} {match['name']}")
+        position = end
+    return "".join(parts) + text[position:]
+
+
+def _lines(text: str) -> list[str]:
+    """The sentences with something in them, each once whatever its numbers, colons led on."""
+    lines: list[str] = []
+    seen: set[str] = set()
+    for raw in (piece for line in text.split("\n") for piece in _sentences(line)):
+        line = re.sub(r"\s+", " ", raw).strip(" ,")
+        key = re.sub(r"0x[0-9a-f]+|[%\d]+", "0", line)
+        if not re.search(r"\w", line) or key in seen:
+            continue
+        seen.add(key)
+        if lines and lines[-1].endswith(":"):
+            lines[-1] += f" {line}"
+        else:
+            lines.append(line)
+    return lines
+
+
+def _sentences(line: str, long: int = 200) -> list[str]:
+    """A long line in sentences."""
+    return [line] if len(line) <= long else re.split(r"(?<=[a-z)\]]\.) +(?=[A-Z])", line)
+
+
+def _telling(lines: list[str], most: int = 3) -> tuple[str, ...]:
+    """At most so many lines: those that tell what is wrong, of which operand first."""
+    # "failed to legalize" repeats, less well, what the pass before has said.
+    better = [line for line in lines if not line.startswith("failed to legalize operation")]
+    lines = better or lines
+    if len(lines) > most:
+        lines = [line for line in lines if _TELLING.search(line)] or lines
+    lines = sorted(lines[:most], key=lambda line: not _OPERAND.search(line))
+    return tuple(line if len(line) <= 500 else line[:497] + "..." for line in lines)

@@ -1,0 +1,278 @@
+"""The compiling backends ``tpu-compile`` and ``gpu-compile``: real compilers for absent chips."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_pallas.backends.protocol import Call, Kind, Outcome
+from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS, Target
+from pytest_pallas.compilers import cuda, libtpu
+from pytest_pallas.errors import (
+    CompileError,
+    CompilerFailedError,
+    NoPallasCallError,
+    PallasTestError,
+)
+
+if TYPE_CHECKING:
+    from pytest_pallas.analysis import KernelCall
+    from pytest_pallas.analysis.machine_code import Cost
+    from pytest_pallas.compilers.report import CompileReport
+    from pytest_pallas.compilers.service import Service
+
+#: What ``jax.export`` calls a platform.
+_LOWERING = {"tpu": "tpu", "gpu": "cuda"}
+
+#: Calls whose results are kept: what was started ahead of its check is asked for again.
+KEPT = 512
+
+_COMPILERS: Mapping[str, Any] = {"tpu": libtpu, "gpu": cuda}
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A backend that compiles kernels for a chip, and executes nothing.
+
+    Attributes:
+      name: the family.
+      platform: whose kernels it compiles.
+      service: gives the session's workers and cache.
+      target: the chip it compiles for; None is the platform's default.
+    """
+
+    name: str
+    platform: str
+    service: Callable[[], Service] = field(repr=False, compare=False)
+    target: Target | None = None
+    kind: Kind = "compiling"
+    _started: OrderedDict[Any, Callable[[], Outcome]] = field(
+        default_factory=OrderedDict[Any, Any], repr=False, compare=False
+    )
+
+    @property
+    def chip(self) -> Target:
+        """The chip it compiles for."""
+        return self.target or TARGETS[DEFAULT_TARGETS[self.platform]]
+
+    def available(self) -> str | None:
+        """None if the compiler is installed, else what to install."""
+        return _COMPILERS[self.platform].missing()
+
+    def run(self, call: Call) -> Outcome:
+        """Compile a call; the outcome has a report and no values."""
+        return self.start(call)()
+
+    def start(self, call: Call) -> Callable[[], Outcome]:
+        """Lower a call here and begin to compile it in a worker; the result waits for the end."""
+        from pytest_pallas.backends.tracing import abstract
+
+        static, arrays = abstract(call)
+        key = (static, tuple(map(str, arrays)), call.jit, call.dump)
+        if key not in self._started:
+            self._started[key] = self._start(call, static, arrays)
+            if len(self._started) > KEPT:
+                self._started.popitem(last=False)
+        return self._started[key]
+
+    def _start(self, call: Call, static: Any, arrays: list[Any]) -> Callable[[], Outcome]:
+        from pytest_pallas.backends.execution import readable
+
+        lowered = Lowered()
+        try:
+            with self._context():
+                lower(call, static, arrays, self.platform, lowered)
+        except PallasTestError as error:
+            return _ended(Outcome(error=error, kernels=lowered.kernels))
+        except Exception as error:  # tracing and lowering run the kernel's own code
+            if not lowered.traced:
+                return _ended(Outcome(error=readable(error)))
+            report = self._refused(lowered, error)
+            return _ended(self._outcome(report, lowered, error))
+        from pytest_pallas.compilers.service import Program
+
+        program = Program(
+            platform=self.platform,
+            target=self.chip.name,
+            module=lowered.module,
+            devices=lowered.devices,
+            dump=None if call.dump is None else _dump(Path(call.dump), self.chip.name, lowered),
+        )
+        future = self.service().submit(program, timeout=call.timeout)
+        return lambda: self._outcome(self._described(future, lowered), lowered, None)
+
+    def _described(self, future: Future[CompileReport], lowered: Lowered) -> CompileReport:
+        """The compiler's report with what only this process knows."""
+        from pytest_pallas.analysis.refusals import short
+
+        report = future.result()
+        message = "" if report.status == "compiled" else short(report.text, kernels=lowered.kernels)
+        return dataclasses.replace(
+            report,
+            signature=lowered.signature,
+            message=message,
+            kernels=_named(report.kernels, lowered.kernels),
+        )
+
+    def _refused(self, lowered: Lowered, error: Exception) -> CompileReport:
+        """The report for a kernel that could not be lowered for the chip."""
+        from pytest_pallas.analysis.refusals import full_text, short
+        from pytest_pallas.compilers.report import CompileReport
+
+        return CompileReport(
+            target=self.chip.name,
+            status="refused",
+            message=short(error, kernels=lowered.kernels),
+            text=full_text(error),
+            signature=lowered.signature,
+            compiler="JAX's lowering",
+        )
+
+    def _outcome(self, report: CompileReport, lowered: Lowered, cause: Exception | None) -> Outcome:
+        return Outcome(
+            error=_error(report, cause),
+            seconds=report.seconds if not report.cached else 0.0,
+            kernels=lowered.kernels,
+            report=report,
+            notes=lowered.notes,
+        )
+
+    @contextmanager
+    def _context(self) -> Generator[None]:
+        """Lower for the chip, for kernels that ask which one it is, and overrule interpret=."""
+        import jax
+        from jax.sharding import AbstractDevice, AbstractMesh
+
+        from pytest_pallas import compat
+
+        chip = self.chip
+        device = AbstractDevice(device_kind=chip.device_kind, num_cores=1, platform=chip.platform)
+        with ExitStack() as stack:
+            stack.enter_context(compat.exact_exports())
+            stack.enter_context(compat.interpret_ignored())
+            stack.enter_context(warnings.catch_warnings())
+            # JAX deprecates the Triton route; whoever tests such a kernel knows.
+            warnings.filterwarnings("ignore", message=".*Triton.*", category=DeprecationWarning)
+            stack.enter_context(
+                jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
+            )
+            yield
+
+
+@dataclass
+class Lowered:
+    """A call on its way to the compiler, as far as it got.
+
+    Attributes:
+      traced: whether it was traced.
+      kernels: its Pallas kernels.
+      module: the program, serialized by ``jax.export``.
+      devices: how many devices it runs on.
+      signature: dtypes and shapes of the arguments.
+      jaxpr: the traced program.
+      notes: for the record.
+    """
+
+    traced: bool = False
+    kernels: tuple[KernelCall, ...] = ()
+    module: bytes = b""
+    devices: int = 1
+    signature: str = ""
+    jaxpr: Any = None
+    notes: tuple[str, ...] = ()
+
+
+def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lowered) -> None:
+    """Trace and lower a call for a platform, and note in ``into`` how far it got.
+
+    Raises:
+      NoPallasCallError: the lowered program holds no Pallas kernel.
+      CompileError: the call cannot be compiled as a whole.
+      Exception: what the kernel or Pallas raised.
+    """
+    from jax import export
+
+    from pytest_pallas.analysis import kernel_calls
+    from pytest_pallas.backends.tracing import jitted, signature
+
+    name = getattr(call.function, "__name__", type(call.function).__name__)
+    if not call.jit:
+        raise CompileError(
+            f"{name} needs the values of its arguments (jit=False), so it cannot be compiled "
+            "without running it. Leave this test out on compiling backends: "
+            '@pytest.mark.pallas(backends=["interpret", ...]).'
+        )
+    into.signature = signature(call)
+    traced = jitted().trace(static, arrays)
+    into.traced = True
+    into.jaxpr = traced.jaxpr
+    into.kernels = tuple(kernel_calls(traced.jaxpr))
+    custom_calls = _COMPILERS[platform].CUSTOM_CALLS
+    checks = [export.DisabledSafetyCheck.custom_call(each) for each in custom_calls]
+    exported = export.export(jitted(), platforms=(_LOWERING[platform],), disabled_checks=checks)(
+        static, arrays
+    )
+    into.devices = exported.nr_devices
+    into.module = bytes(exported.serialize())
+    # Not in ``into.module``: that names the calls it allows.
+    lowered = exported.mlir_module_serialized
+    if call.needs_kernel and not any(each.encode() in lowered for each in custom_calls):
+        raise NoPallasCallError(
+            f"{name}, lowered for {platform}, holds none of {', '.join(custom_calls)}: there is no "
+            "Pallas kernel to compile. Pass the function that calls pl.pallas_call, or arguments "
+            "for which it does not fall back to jnp (it may ask for jax.default_backend())."
+        )
+
+
+def _named(costs: tuple[Cost, ...], kernels: tuple[KernelCall, ...]) -> tuple[Cost, ...]:
+    """Costs under the names that Pallas gives the kernels: in HLO they are called otherwise."""
+    if len(costs) != len(kernels):
+        return costs  # one was inlined, repeated or removed
+    return tuple(
+        dataclasses.replace(cost, kernel=kernel.name)
+        for cost, kernel in zip(costs, kernels, strict=True)
+    )
+
+
+def _error(report: CompileReport, cause: Exception | None) -> Exception | None:
+    """The error that a report means for its check."""
+    if report.status == "compiled":
+        return None
+    if report.status == "refused":
+        error: PallasTestError = CompileError(f"refused for {report.target}: {report.message}")
+    else:
+        error = CompilerFailedError(
+            f"the compiler for {report.target} {_FATES[report.status]}: {report.message}"
+        )
+    error.__cause__ = cause
+    return error
+
+
+_FATES = {
+    "timed out": "did not finish and was stopped",
+    "crashed": "crashed",
+    "out of memory": "took too much memory and was stopped",
+}
+
+
+def _ended(outcome: Outcome) -> Callable[[], Outcome]:
+    return lambda: outcome
+
+
+def _dump(folder: Path, target: str, lowered: Lowered) -> Path:
+    """Keep what was lowered, and make the folder where the worker keeps the rest."""
+    from jax import export
+
+    folder = folder / target
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "jaxpr.txt").write_text(str(lowered.jaxpr), encoding="utf-8")
+    module = export.deserialize(bytearray(lowered.module)).mlir_module()
+    (folder / "lowered.mlir").write_text(module, encoding="utf-8")
+    return folder

@@ -1,0 +1,76 @@
+"""``CompileReport``: what a compiler said of a program for one chip, and what its code costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pytest_pallas.analysis.machine_code import Cost, total
+from pytest_pallas.compilers.messages import Reply, cost_from
+
+#: How a compilation ended.
+Status = Literal["compiled", "refused", "timed out", "crashed", "out of memory"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileReport(Cost):
+    """How a program was compiled for a chip.
+
+    It has the fields of ``Cost``, for all kernels of the program together: ``vmem_bytes`` is that
+    of the kernel that needs most, ``bundles`` the sum, and so on.
+
+    Attributes:
+      target: the chip, such as ``"v6e"``.
+      status: how it ended.
+      message: why it did not compile, in a few lines.
+      text: what the compiler said, in full.
+      seconds: wall time in the compiler; of the first time, if the result was cached.
+      compiler: the compiler's name and version.
+      cached: whether an earlier run had compiled the same.
+      signature: dtypes, shapes and options that it was compiled for.
+      typical: whether its spec names this call as typical.
+      kernels: what each kernel costs.
+    """
+
+    target: str
+    status: Status
+    message: str = ""
+    text: str = ""
+    seconds: float = 0.0
+    compiler: str = ""
+    cached: bool = False
+    signature: str = ""
+    typical: bool = False
+    kernels: tuple[Cost, ...] = ()
+
+
+def compiled(reply: Reply, **fields: Any) -> CompileReport:
+    """The report of a program that compiled."""
+    costs = total(reply.kernels)
+    costs["code_bytes"] = reply.code_bytes if costs["code_bytes"] is None else costs["code_bytes"]
+    return CompileReport(status="compiled", kernels=reply.kernels, **costs, **fields)
+
+
+def to_json(report: CompileReport) -> dict[str, Any]:
+    """A report as plain JSON values, without what does not apply."""
+    plain = dataclasses.asdict(report)
+    empty: tuple[Any, ...] = (None, "", (), {})
+    return {
+        name: list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType]
+        for name, value in plain.items()
+        if value not in empty and value is not False  # 0 is a number, and equals False
+    }
+
+
+def from_json(plain: Mapping[str, Any]) -> CompileReport:
+    """The report that ``to_json`` wrote.
+
+    Raises:
+      TypeError: it is no report.
+    """
+    fields = dict(plain)
+    fields["warnings"] = tuple(fields.get("warnings", ()))
+    fields["kernels"] = tuple(cost_from(kernel) for kernel in fields.get("kernels", ()))
+    return CompileReport(**fields)

@@ -1,0 +1,165 @@
+"""Compile programs in supervised workers, and remember what was compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+
+from pytest_pallas.compilers import report as reports
+from pytest_pallas.compilers.cache import Cache, digest
+from pytest_pallas.compilers.messages import Reply, Request
+from pytest_pallas.compilers.report import CompileReport
+from pytest_pallas.errors import PallasTestError
+from pytest_pallas.workers import Pool, Result, Setup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A program to compile for a chip.
+
+    Attributes:
+      platform: ``"tpu"`` or ``"gpu"``.
+      target: name of the chip.
+      module: the program, serialized by ``jax.export``.
+      devices: how many devices it runs on.
+      dump: folder to keep the compiler's output in, or None.
+    """
+
+    platform: str
+    target: str
+    module: bytes
+    devices: int = 1
+    dump: Path | None = None
+
+
+class Service:
+    """Workers and a cache, for one test session."""
+
+    def __init__(
+        self, *, workers: int, memory_bytes: int, cache: Path | None, everything: bool = False
+    ) -> None:
+        """Nothing is started before it is needed.
+
+        Args:
+          workers: how many programs are compiled at once.
+          memory_bytes: resident memory above which a worker is killed.
+          cache: folder of results of earlier runs; None to keep nothing.
+          everything: whether compilers shall write all they can (for ``--pallas-dump``).
+        """
+        self.workers = workers
+        self.memory_bytes = memory_bytes
+        self.everything = everything
+        self._cache = None if cache is None else Cache(cache)
+        self._running: dict[str, Future[CompileReport]] = {}
+        self._close = contextlib.ExitStack()
+
+    def submit(self, program: Program, *, timeout: float) -> Future[CompileReport]:
+        """Compile a program for its chip, or look up how that went before.
+
+        The report's ``message`` is empty: it is made of ``text`` by who knows the kernel.
+
+        Args:
+          program: what to compile.
+          timeout: seconds after which the worker is killed.
+        """
+        compiler = compiler_of(program.platform)
+        key = self._key(program, compiler)
+        running = self._running.get(key)
+        if running is not None and program.dump is None:
+            return running
+        known = None if self._cache is None or program.dump is not None else self._cache.get(key)
+        future: Future[CompileReport] = Future()
+        if known is not None:
+            try:
+                future.set_result(dataclasses.replace(reports.from_json(known), cached=True))
+            except (TypeError, AttributeError):  # not what this version writes
+                known = None
+        if known is None:
+            request = Request(
+                target=program.target,
+                module=program.module,
+                devices=program.devices,
+                dump="" if program.dump is None else str(program.dump),
+            )
+            setup = self._setup(program, compiler)
+            job = self._pool.submit(setup, request.encode(), timeout=timeout)
+            job.add_done_callback(self._finish(future, key, program.target, compiler))
+        self._running[key] = future
+        return future
+
+    def close(self) -> None:
+        """End the workers and remove what they wrote."""
+        self._close.close()
+
+    @cached_property
+    def _pool(self) -> Pool:
+        return self._close.enter_context(Pool(self.workers))
+
+    @cached_property
+    def _scratch(self) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix="pytest-pallas-"))
+        self._close.callback(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+    def _setup(self, program: Program, compiler: ModuleType) -> Setup:
+        environment: Mapping[str, str] = compiler.environment(
+            self._scratch, target=program.target, everything=self.everything
+        )
+        name = compiler.__name__
+        return Setup(
+            name=name.rpartition(".")[2],
+            entry=f"{name}:compile",
+            environment=tuple(sorted(environment.items())),
+            memory_bytes=self.memory_bytes,
+        )
+
+    def _key(self, program: Program, compiler: ModuleType) -> str:
+        parts = (program.module, program.target, str(program.devices))
+        return digest((*parts, compiler.version(), compiler.flags()))
+
+    def _finish(
+        self, future: Future[CompileReport], key: str, target: str, compiler: ModuleType
+    ) -> Callable[[Future[Result]], None]:
+        def finish(job: Future[Result]) -> None:
+            if job.cancelled() or job.exception() is not None:
+                future.set_exception(PallasTestError("the session ended before this was compiled"))
+                return
+            report = _report(job.result(), target=target, compiler=compiler.version())
+            # What a worker could not do says nothing about the next time.
+            if self._cache is not None and report.status in ("compiled", "refused"):
+                self._cache.put(key, reports.to_json(report))
+            future.set_result(report)
+
+        return finish
+
+
+def _report(result: Result, *, target: str, compiler: str) -> CompileReport:
+    """The report that a worker's result means."""
+    if result.status == "done":
+        reply = Reply.decode(result.value)
+        if reply.compiled:
+            return reports.compiled(reply, target=target, compiler=compiler, seconds=result.seconds)
+        status, text = "refused", f"{reply.message}\n{result.output}".strip()
+    elif result.status == "raised":
+        status, text = "crashed", f"{result.message}\n{result.output}".strip()
+    else:
+        status, text = result.status, f"{result.message}\n{result.output}".strip()
+    return CompileReport(
+        target=target, status=status, text=text, compiler=compiler, seconds=result.seconds
+    )
+
+
+def compiler_of(platform: str) -> ModuleType:
+    """The module that knows the compiler of a platform."""
+    import importlib
+
+    name = {"tpu": "libtpu", "gpu": "cuda"}[platform]
+    return importlib.import_module(f"pytest_pallas.compilers.{name}")

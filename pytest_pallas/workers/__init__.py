@@ -1,0 +1,12 @@
+"""Worker processes under supervision: for work that may hang, crash or fill the memory.
+
+A ``Pool`` hands jobs (bytes in, bytes out) to processes that it starts, keeps warm, and kills when
+they misbehave. A job always ends with a ``Result``, whatever happens to its process.
+"""
+
+from __future__ import annotations
+
+from pytest_pallas.workers.jobs import Result, Setup
+from pytest_pallas.workers.pool import Pool
+
+__all__ = ["Pool", "Result", "Setup"]

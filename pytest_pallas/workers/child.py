@@ -1,0 +1,123 @@
+"""What runs in a worker process: import the entry once, then answer one message after the other.
+
+The answers travel on a pipe of their own, because anything, C++ libraries too, may write to stdout
+and stderr. The process ends with its parent, also while C++ code holds the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import os
+import resource
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+from pytest_pallas.workers import frames
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def main(entry: str, *, requests: int, replies: int, parent: int) -> None:
+    """Serve the pool until it is gone.
+
+    Args:
+      entry: ``"module:function"``.
+      requests: descriptor of the pipe that jobs come from.
+      replies: descriptor of the pipe that answers go to.
+      parent: the process that started this one.
+    """
+    for descriptor in (requests, replies):
+        os.set_inheritable(descriptor, False)
+    _end_with(parent, requests)
+    _limit_core_files()
+    faulthandler.enable(file=2)
+    own = os.getpid()
+    output = os.dup(1)
+    with open(requests, "rb") as inbox, open(replies, "wb") as outbox:
+        try:
+            function = _load(entry)
+        except Exception as error:
+            frames.write(outbox, frames.RAISED, _explain(error, frames_of_ours=2))
+            return
+        frames.write(outbox, frames.READY, b"")
+        while (payload := frames.read(inbox)) is not None:
+            kind, body = _call(function, payload)
+            if os.getpid() != own:  # The function forked, and both processes returned.
+                os._exit(0)
+            _restore_output(output)
+            frames.write(outbox, kind, body)
+            del payload, body
+    _end_group()
+
+
+def _load(entry: str) -> Callable[[bytes], bytes]:
+    module, _, name = entry.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _call(function: Callable[[bytes], bytes], payload: bytes) -> tuple[bytes, bytes]:
+    # SystemExit and KeyboardInterrupt end the process, as they would end any other.
+    try:
+        value = function(payload)
+        if not isinstance(value, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"the entry of a worker returns bytes, not {type(value).__name__}")
+    except Exception as error:
+        return frames.RAISED, _explain(error, frames_of_ours=1)
+    return frames.DONE, value
+
+
+def _explain(error: Exception, *, frames_of_ours: int) -> bytes:
+    trace = error.__traceback__
+    for _ in range(frames_of_ours):
+        trace = trace.tb_next if trace else None
+    text = "".join(traceback.format_exception(error.with_traceback(trace)))
+    return text.encode(errors="backslashreplace")
+
+
+def _restore_output(output: int) -> None:
+    """Give stdout and stderr back to the next job, in case this one has closed them."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        os.dup2(output, descriptor)
+        stream = getattr(sys, name)
+        if stream is None or stream.closed:
+            setattr(sys, name, open(descriptor, "w", buffering=1, closefd=False))  # noqa: SIM115
+
+
+def _limit_core_files() -> None:
+    """A compiler that aborts must not leave gigabytes in the folder of a project."""
+    with contextlib.suppress(OSError, ValueError):
+        _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+
+
+def _end_with(parent: int, requests: int) -> None:
+    """Arrange that this process does not outlive ``parent``."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # It ended before the line above.
+        os._exit(1)
+    # For systems without that, and for children of this process, which the signal does not reach.
+    threading.Thread(target=_watch, args=(parent, requests), daemon=True).start()
+
+
+def _watch(parent: int, requests: int) -> None:
+    hangup = select.poll()
+    hangup.register(requests, 0)  # Nothing but the end of the other side is reported.
+    while not hangup.poll(1000) and os.getppid() == parent:
+        pass
+    _end_group()
+
+
+def _end_group() -> None:
+    """End this process and what it started; where it leads no group, itself."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)

@@ -1,0 +1,122 @@
+"""Send a message to a worker and wait for the answer, or for what comes instead of one."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import threading
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from pytest_pallas.workers import frames
+from pytest_pallas.workers.memory import resident_bytes
+from pytest_pallas.workers.process import Worker
+
+#: How often memory and the size of the output are looked at, in seconds.
+_LOOK_SECONDS = 0.1
+
+#: A pipe on Linux holds this much: pipe(7).
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """How an exchange with a worker ended.
+
+    Attributes:
+      end: ``"answered"``; ``"gone"`` if the worker died or hung up; ``"late"``; ``"large"`` if it
+        used more memory than its setup allows; ``"stopped"`` if the pool was closed.
+      kind: of the answer, as in ``frames``.
+      body: of the answer.
+      resident: bytes of memory when it was found to be large.
+    """
+
+    end: Literal["answered", "gone", "late", "large", "stopped"]
+    kind: bytes = b""
+    body: bytes = b""
+    resident: int = 0
+
+
+def exchange(
+    worker: Worker, *message: bytes, deadline: float, stopping: threading.Event
+) -> Exchange:
+    """Send ``message``, all parts of it in turn, and wait for one answer.
+
+    Sending does not block either: a worker that hangs may not read.
+
+    Args:
+      worker: a worker that is free.
+      message: what to send, which may be nothing.
+      deadline: when to give up, on the clock of ``time.monotonic``.
+      stopping: set when the pool is being closed.
+    """
+    unsent = [memoryview(part) for part in message if part]
+    received = bytearray()
+    poll = select.poll()
+    poll.register(worker.replies, select.POLLIN)
+    if worker.death is not None:
+        poll.register(worker.death, select.POLLIN)
+    if unsent:
+        poll.register(worker.requests, select.POLLOUT)
+    next_look = time.monotonic() + _LOOK_SECONDS
+    while True:
+        now = time.monotonic()
+        if now >= deadline:
+            return Exchange(end="late")
+        if now >= next_look:
+            next_look = now + _LOOK_SECONDS
+            if intervention := _look(worker, stopping):
+                return intervention
+        # Rounded up, or the last millisecond would be spent asking again and again.
+        milliseconds = math.ceil((min(next_look, deadline) - now) * 1000)
+        ready = {descriptor for descriptor, _ in poll.poll(milliseconds)}
+        if worker.requests in ready:
+            _send(worker.requests, unsent)
+            if not unsent:
+                poll.unregister(worker.requests)
+        if worker.replies in ready or worker.death in ready:
+            dead = worker.death in ready
+            ended = _receive(worker.replies, received, all_of_it=dead) or dead
+            if answer := frames.parse(received):
+                kind, body = answer
+                return Exchange(end="answered", kind=kind, body=body)
+            if ended:
+                return Exchange(end="gone")
+
+
+def _look(worker: Worker, stopping: threading.Event) -> Exchange | None:
+    if stopping.is_set():
+        return Exchange(end="stopped")
+    worker.output.trim()
+    limit = worker.setup.memory_bytes
+    if limit is not None and (resident := resident_bytes(worker.pid)) > limit:
+        return Exchange(end="large", resident=resident)
+    return None
+
+
+def _send(descriptor: int, unsent: list[memoryview]) -> None:
+    try:
+        while unsent:
+            sent = os.write(descriptor, unsent[0][:_CHUNK_BYTES])
+            unsent[0] = unsent[0][sent:]
+            if not unsent[0]:
+                del unsent[0]
+    except BlockingIOError:
+        pass
+    except BrokenPipeError:
+        # It closed its end. That it is gone shows where the answers come from.
+        unsent.clear()
+
+
+def _receive(descriptor: int, received: bytearray, *, all_of_it: bool) -> bool:
+    """Add a part or all of what there is to ``received``; whether the end was seen."""
+    with contextlib.suppress(BlockingIOError):
+        while chunk := os.read(descriptor, _CHUNK_BYTES):
+            received += chunk
+            if not all_of_it:
+                return False
+        return True
+    return False

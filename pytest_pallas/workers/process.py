@@ -1,0 +1,154 @@
+"""One worker process, seen from outside: start it, ask whether it lives, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+
+from pytest_pallas.workers.capture import Capture
+from pytest_pallas.workers.jobs import Setup
+
+# The search path is set before anything is imported by it, so that the worker finds this package
+# and the entry wherever this process does.
+_BOOTSTRAP = (
+    "import json, sys; a = json.loads(sys.argv[1]); sys.path[:] = a.pop('path'); "
+    "from pytest_pallas.workers.child import main; main(**a)"
+)
+
+#: How long a killed process may take to be gone, in seconds.
+_LAST_SECONDS = 10.0
+
+
+class Worker:
+    """A process in a session and process group of its own, with pipes to and from it.
+
+    To be started, used and ended by one thread: on Linux the process is killed when the thread
+    that started it ends.
+
+    Attributes:
+      setup: what kind of worker it is.
+      output: what it writes to stdout and stderr.
+      requests: descriptor of the pipe to it, not blocking.
+      replies: descriptor of the pipe from it, not blocking.
+      death: descriptor that becomes readable when it has died, or None where there is no such thing
+        (Linux before 5.3, macOS).
+      ready: whether it has imported its entry and waits for jobs.
+      fresh_bytes: resident memory when it was ready for its first job.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        """Start the process, without waiting until it is ready.
+
+        Raises:
+          OSError: the system refuses.
+        """
+        self.setup = setup
+        self.ready = False
+        self.fresh_bytes = 0
+        self._ended = False
+        with contextlib.ExitStack() as on_error:
+            self.output = Capture()
+            on_error.callback(self.output.close)
+            childs_requests, self.requests = os.pipe()
+            on_error.callback(os.close, self.requests)
+            with _closing(childs_requests):
+                self.replies, childs_replies = os.pipe()
+                on_error.callback(os.close, self.replies)
+                with _closing(childs_replies):
+                    self._process = _launch(setup, childs_requests, childs_replies, self.output)
+            on_error.pop_all()
+        os.set_blocking(self.requests, False)
+        os.set_blocking(self.replies, False)
+        self.death = _death_of(self.pid)
+
+    @property
+    def pid(self) -> int:
+        """Its process number."""
+        return self._process.pid
+
+    def dies_within(self, seconds: float) -> bool:
+        """Whether it has died, or does so within some seconds."""
+        poll = select.poll()
+        if self.death is not None:
+            poll.register(self.death, select.POLLIN)
+        else:  # The end of the pipe stands for it; that is reported without being asked for.
+            poll.register(self.replies, 0)
+        return bool(poll.poll(math.ceil(seconds * 1000)))
+
+    def end(self) -> int | None:
+        """Kill the process and its group, and let everything go; again, does nothing.
+
+        Returns:
+          How it had died by itself, as ``subprocess.Popen.returncode`` tells it; None if it had to
+          be killed.
+        """
+        if self._ended:
+            return None
+        self._ended = True
+        by_itself = self.dies_within(0)
+        if by_itself and self.death is None:
+            # It may still be on its way out, where killing it would change what it says.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1)
+        # Before anything waits for it: until then its number belongs to nobody else.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.dies_within(_LAST_SECONDS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_SECONDS)
+        for descriptor in (self.requests, self.replies, self.death):
+            if descriptor is not None:
+                os.close(descriptor)
+        self.output.close()
+        return self._process.returncode if by_itself else None
+
+
+def _launch(setup: Setup, requests: int, replies: int, output: Capture) -> subprocess.Popen[bytes]:
+    arguments = {
+        "path": _search_path(),
+        "entry": setup.entry,
+        "requests": requests,
+        "replies": replies,
+        "parent": os.getpid(),
+    }
+    return subprocess.Popen(
+        # -u: what was printed before a crash is not lost, by C's stdio neither. -P: no folder is
+        # put before the path.
+        [sys.executable, "-u", "-P", "-c", _BOOTSTRAP, json.dumps(arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=output.fileno(),
+        stderr=output.fileno(),
+        pass_fds=(requests, replies),
+        start_new_session=True,
+        env={**os.environ, **dict(setup.environment)},
+    )
+
+
+def _search_path() -> list[str]:
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        return [*sys.path]
+    return [os.path.join(folder, entry) for entry in sys.path]
+
+
+def _death_of(pid: int) -> int | None:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            return os.pidfd_open(pid)
+    return None
+
+
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Generator[None]:
+    try:
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,35 @@
+"""--pallas-dump keeps what the compiler makes of a kernel."""
+
+import re
+
+import pytest
+
+from pytest_pallas.compilers import libtpu
+
+TEST = """
+    import numpy as np
+    from kernels import *
+
+    X = np.ones((8, 128), np.float32)
+
+    def test_add(pallas_check):
+        pallas_check(add, X, X, reference=reference)
+"""
+
+
+@pytest.mark.skipif(libtpu.missing() is not None, reason="libtpu is not installed")
+def test_every_stage_is_kept(project):
+    project.write(test_it=TEST)
+    for _ in range(2):  # also what is in the cache by now
+        result = project.run("--pallas-backend=tpu-compile:v6e", "--pallas-dump=dumps")
+        result.assert_outcomes(passed=1)
+        folder = project.path / "dumps" / "test_add-tpu-compile-v6e" / "v6e"
+        names = sorted(path.name for path in folder.iterdir())
+        assert "pallas_call" in (folder / "jaxpr.txt").read_text()
+        assert "tpu_custom_call" in (folder / "lowered.mlir").read_text()
+        assert "tpu_custom_call" in (folder / "optimized.hlo").read_text()
+        assert any("mosaic-dump" in name for name in names)
+        [bundles] = [n for n in names if re.fullmatch(r"apply.*-\d+-final_bundles.txt", n)]
+        assert "vld" in (folder / bundles).read_text()
+        for path in folder.iterdir():
+            path.unlink()

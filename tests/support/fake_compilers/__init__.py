@@ -1,0 +1,31 @@
+"""Compilers that misbehave: what a worker runs in place of libtpu."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pytest_pallas.compilers.messages import Reply
+
+CUSTOM_CALLS = ("tpu_custom_call",)
+
+
+def environment(scratch: Any, *, target: str, everything: bool = False) -> Mapping[str, str]:
+    """Nothing to set."""
+    del scratch, target, everything
+    return {}
+
+
+def version() -> str:
+    """The version that is part of a cache key."""
+    return "fake 1"
+
+
+def flags() -> str:
+    """The flags that are part of a cache key."""
+    return ""
+
+
+def good_reply() -> bytes:
+    """What a compiler answers that found nothing wrong."""
+    return Reply(compiled=True, kernel_calls=1, code_bytes=1000).encode()

@@ -1,0 +1,17 @@
+"""A compiler that ends its process, as LLVM does."""
+
+import os
+import sys
+
+from fake_compilers import environment, flags, good_reply, version
+
+__all__ = ["compile", "environment", "flags", "version"]
+
+
+def compile(payload: bytes) -> bytes:
+    """Abort, or accept."""
+    if b"hang_here" in payload:
+        sys.stderr.write("LLVM ERROR: Cannot select: intrinsic %llvm.nvvm.elect.sync\n")
+        sys.stderr.flush()
+        os.abort()
+    return good_reply()

@@ -1,0 +1,14 @@
+"""A compiler that does not finish for kernels called hang_here."""
+
+import time
+
+from fake_compilers import environment, flags, good_reply, version
+
+__all__ = ["compile", "environment", "flags", "version"]
+
+
+def compile(payload: bytes) -> bytes:
+    """Hang, or accept."""
+    while b"hang_here" in payload:
+        time.sleep(1)
+    return good_reply()

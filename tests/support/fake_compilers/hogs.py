@@ -1,0 +1,16 @@
+"""A compiler that takes memory without end."""
+
+import time
+
+from fake_compilers import environment, flags, good_reply, version
+
+__all__ = ["compile", "environment", "flags", "version"]
+
+
+def compile(payload: bytes) -> bytes:
+    """Take memory, or accept."""
+    taken: list[bytearray] = []
+    while b"hang_here" in payload:
+        taken.append(bytearray(b"x" * 2**25))
+        time.sleep(0.01)
+    return good_reply()

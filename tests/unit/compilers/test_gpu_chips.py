@@ -1,0 +1,36 @@
+"""The chips that can be compiled for, and what XLA is told of them."""
+
+import re
+
+import pytest
+
+from pytest_pallas.backends.targets import TARGETS, targets_of
+from pytest_pallas.compilers.gpu_chips import CHIPS, target_config
+
+
+def test_every_gpu_target_has_a_description_of_that_device():
+    assert list(CHIPS) == targets_of("gpu")
+    assert {name: chip.description for name, chip in CHIPS.items()} == {
+        name: TARGETS[name].device_kind for name in CHIPS
+    }
+
+
+@pytest.mark.parametrize(
+    ("target", "capability", "shared"),
+    [
+        ("a100", "major: 8 ", 166912),
+        ("h100", "major: 9 feature_extension: ACCELERATED_FEATURES ", 232448),
+        ("h200", "major: 9 feature_extension: ACCELERATED_FEATURES ", 232448),
+        ("b200", "major: 10 feature_extension: ACCELERATED_FEATURES ", 232448),
+    ],
+)
+def test_the_proto_says_what_decides_about_kernels(target, capability, shared):
+    text = target_config(target)
+    assert f"cuda_compute_capability {{ {capability}}}" in text
+    assert f"shared_memory_per_block_optin: {shared}\n" in text
+    assert text.count("{") == text.count("}") > 0
+
+
+def test_the_proto_has_no_gaps():
+    for target in CHIPS:
+        assert not re.search(r":\s*\n|None", target_config(target))

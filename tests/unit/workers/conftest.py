@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_pallas.workers import Pool, Result, Setup
+
+
+@pytest.fixture(autouse=True)
+def buffered(monkeypatch):
+    """What is printed is not lost, although Python is not told by others to buffer nothing."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    with Pool(1) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def setup_for() -> Callable[..., Setup]:
+    def make(entry: str, **rest) -> Setup:
+        return Setup(name=rest.pop("name", "test"), entry=f"worker_entries:{entry}", **rest)
+
+    return make
+
+
+@pytest.fixture
+def do(pool, setup_for) -> Iterator[Callable[..., Result]]:
+    """Run one function of ``worker_entries`` in the pool and wait for what becomes of it.
+
+    All are run by one entry, in one worker while that lives. Whatever a test does to it, a job that
+    comes afterwards must be served.
+    """
+    used: set[Setup] = set()
+
+    def run(name: str, payload: bytes = b"", *, timeout: float = 20.0, **rest) -> Result:
+        setup = setup_for("call", **rest)
+        used.add(setup)
+        job = pool.submit(setup, name.encode() + b" " + payload, timeout=timeout)
+        return job.result(timeout=30)
+
+    yield run
+    for setup in used:
+        job = pool.submit(setup, b"echo next", timeout=20)
+        assert job.result(timeout=30).value == b"next"
+
+
+@pytest.fixture(scope="session")
+def gone() -> Callable[[int], bool]:
+    """Whether a process ends within two seconds (or is dead and not yet waited for)."""
+
+    def ends(pid: int) -> bool:
+        limit = time.monotonic() + 2
+        while time.monotonic() < limit:
+            try:
+                os.kill(pid, 0)
+                if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                    return True
+            except (ProcessLookupError, FileNotFoundError):
+                return True
+            time.sleep(0.01)
+        return False
+
+    return ends
+
+
+@pytest.fixture(scope="session")
+def appear() -> Callable[[Path], int]:
+    """Wait for a file that a worker writes a number to."""
+
+    def number(path: Path) -> int:
+        limit = time.monotonic() + 10
+        while not (path.exists() and path.read_text()):
+            assert time.monotonic() < limit, f"no worker wrote {path}"
+            time.sleep(0.01)
+        return int(path.read_text())
+
+    return number
