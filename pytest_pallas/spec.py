@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_pallas.backends.targets import DEFAULT_TARGETS
 from pytest_pallas.errors import SpecError
 
 if TYPE_CHECKING:
@@ -53,8 +54,9 @@ class KernelSpec:
       inputs: a strategy that draws a tuple of positional arguments or ``strategies.Arguments``.
         With ``meshes``, a function from the ``jax.sharding.Mesh`` to such a strategy.
       family: the family it is listed under; by default the name of the package it is defined in.
-      backends: names of the backends it claims, without targets; by default all those of the
-        platforms of ``kernel`` (see ``CLAIMED``).
+      backends: names of the backends it claims, for every chip (``"gpu-compile"``) or for some
+        (``"gpu-compile:h100"``); by default all those of the platforms of ``kernel`` (see
+        ``CLAIMED``).
       exact: True if the kernel is linear, so that small integers held in floats give a bitwise
         equal answer in any order of summation.
       differentiable: positions of the arguments to differentiate by; the gradient check needs it.
@@ -106,11 +108,20 @@ class KernelSpec:
 
     @property
     def claimed(self) -> tuple[str, ...]:
-        """The names of the backends that the kernel claims to run on."""
+        """The backends that the kernel claims to run on, as ``NAME`` or ``NAME:TARGET``."""
         if self.backends is not None:
             return tuple(self.backends)
         platforms = self.kernel if isinstance(self.kernel, Mapping) else ("tpu",)
         return tuple(name for platform in platforms for name in CLAIMED[platform])
+
+    def claims(self, backend: str) -> bool:
+        """Whether the kernel claims to run on a backend, given as ``NAME`` or ``NAME:TARGET``.
+
+        A name alone stands for the default chip of its platform, as it does on the command line.
+        """
+        name, _, target = backend.partition(":")
+        chips = [target] if target else DEFAULT_TARGETS.values()
+        return name in self.claimed or any(f"{name}:{chip}" in self.claimed for chip in chips)
 
     def kernel_for(self, platform: str) -> Callable[..., Any]:
         """The function to run on ``platform`` (``"tpu"``, ``"gpu"`` or ``"any"``)."""

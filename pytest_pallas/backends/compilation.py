@@ -113,7 +113,9 @@ class Compiler:
         from pytest_pallas.analysis.refusals import short
 
         report = future.result()
-        message = "" if report.status == "compiled" else short(report.text, kernels=lowered.kernels)
+        # Of a compiler that was stopped, what it had written by then is not the reason.
+        text = report.text if report.status in _TELLING else report.text.partition("\n")[0]
+        message = "" if report.status == "compiled" else short(text, kernels=lowered.kernels)
         return dataclasses.replace(
             report,
             signature=lowered.signature,
@@ -254,6 +256,9 @@ def _error(report: CompileReport, cause: Exception | None) -> Exception | None:
     error.__cause__ = cause
     return error
 
+
+#: Endings of which the compiler itself says why.
+_TELLING = ("refused", "crashed")
 
 _FATES = {
     "timed out": "did not finish and was stopped",

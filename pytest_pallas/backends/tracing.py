@@ -89,7 +89,7 @@ def shape_of(array: Any) -> jax.ShapeDtypeStruct:
     sharding = getattr(array, "sharding", None)
     spread = sharding is not None and len(sharding.device_set) > 1
     dtype = array.dtype
-    if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    if not jax.numpy.issubdtype(dtype, jax.dtypes.extended):
         dtype = jax.dtypes.canonicalize_dtype(dtype)  # as jnp.array would
     return jax.ShapeDtypeStruct(array.shape, dtype, sharding=sharding if spread else None)
 

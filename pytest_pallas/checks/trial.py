@@ -139,7 +139,7 @@ def judge(
     )
 
 
-def as_kernel_error(error: Exception) -> Exception:
+def as_kernel_error(error: Exception) -> PallasTestError:
     """An error of a kernel as one of ours, so that every report can tell whose fault it is."""
     if isinstance(error, PallasTestError):
         return error

@@ -53,12 +53,9 @@ def ask(
         # Not in the handler: pytest would print the whole chain, which is JAX's internals.
         raise finding
     found(finding)
-    if finding.outcome is not None and finding.outcome.error is not None:
-        raise _problem(as_kernel_error(finding.outcome.error), headline, trial)
-    if trial.costs is not None and finding.outcome is not None:
-        grown = trial.costs.grown(name, check.name, finding.outcome.report)
-        if grown:
-            raise CostError("\n".join([f"{headline}: {grown}", *_drawn(trial.arguments)]))
+    problem = _problem_of(finding.outcome, trial, name, check.name)
+    if problem is not None:
+        raise _told(problem, headline, trial)
     failed = finding.failed
     if failed is not None:
         raise MismatchError("\n".join(_explained(headline, finding, failed, trial)))
@@ -70,10 +67,22 @@ def _run(check: Check, trial: Trial, headline: str) -> Finding | PallasTestError
     try:
         return compiled(check, trial) if trial.backend.kind == "compiling" else check.run(trial)
     except PallasTestError as error:
-        return _problem(error, headline, trial)
+        return _told(error, headline, trial)
 
 
-def _problem(error: PallasTestError, headline: str, trial: Trial) -> PallasTestError:
+def _problem_of(
+    outcome: Outcome | None, trial: Trial, name: str, check: str
+) -> PallasTestError | None:
+    """Why a compiled program fails its check: it did not compile, or costs too much."""
+    if outcome is None:
+        return None
+    if outcome.error is not None:
+        return as_kernel_error(outcome.error)
+    grown = None if trial.costs is None else trial.costs.grown(name, check, outcome.report)
+    return None if grown is None else CostError(grown)
+
+
+def _told(error: PallasTestError, headline: str, trial: Trial) -> PallasTestError:
     """The error with what was asked, where the kernel raised, and what was drawn."""
     lines = [f"{headline}: {error}"]
     if not isinstance(error, CompileError):  # its message names the kernel's line

@@ -21,6 +21,9 @@ from typing import Any
 
 from pytest_pallas.compilers.messages import Reply, Request
 
+#: What a worker calls.
+ENTRY = "pytest_pallas.compilers.cuda:compile"
+
 #: Where a worker makes the folders that compilers write to.
 _SCRATCH = "PYTEST_PALLAS_SCRATCH"
 
@@ -76,7 +79,9 @@ def missing() -> str | None:
 
 def version() -> str:
     """The compilers' names and versions."""
-    return f"{_PJRT} {_installed(_PJRT)}, ptxas {_ptxas_version()}"
+    root = _cuda_root()
+    ptxas = "unknown" if root is None else _ptxas_version(root / "bin" / "ptxas")
+    return f"{_PJRT} {_installed(_PJRT)}, ptxas {ptxas}"
 
 
 def flags() -> str:
@@ -191,12 +196,10 @@ def _cuda_root() -> Path | None:
     return Path(ptxas).resolve().parent.parent if ptxas else None
 
 
-def _ptxas_version() -> str:
-    root = _cuda_root()
-    if root is None:
-        return "unknown"
+@functools.cache
+def _ptxas_version(ptxas: Path) -> str:
     try:
-        told = subprocess.run([root / "bin" / "ptxas", "--version"], capture_output=True, text=True)
+        told = subprocess.run([ptxas, "--version"], capture_output=True, text=True)
     except OSError:
         return "unknown"
     number = re.search(r"\bV(\d+(?:\.\d+)+)", told.stdout)

@@ -70,4 +70,5 @@ class Reply:
 
 def cost_from(plain: dict[str, Any]) -> Cost:
     """A ``Cost`` from its JSON form."""
-    return Cost(**{**plain, "warnings": tuple(plain.get("warnings", ()))})
+    fields: dict[str, Any] = {**plain, "warnings": tuple(plain.get("warnings", ()))}
+    return Cost(**fields)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
@@ -113,17 +114,16 @@ class Service:
         environment: Mapping[str, str] = compiler.environment(
             self._scratch, target=program.target, everything=self.everything
         )
-        name = compiler.__name__
         return Setup(
-            name=name.rpartition(".")[2],
-            entry=f"{name}:compile",
+            name=compiler.__name__.rpartition(".")[2],
+            entry=compiler.ENTRY,
             environment=tuple(sorted(environment.items())),
             memory_bytes=self.memory_bytes,
         )
 
     def _key(self, program: Program, compiler: ModuleType) -> str:
         parts = (program.module, program.target, str(program.devices))
-        return digest((*parts, compiler.version(), compiler.flags()))
+        return digest((*parts, compiler.version(), metadata.version("jaxlib"), compiler.flags()))
 
     def _finish(
         self, future: Future[CompileReport], key: str, target: str, compiler: ModuleType

@@ -1,43 +1,58 @@
-"""The tables of compiling backends: kernels by chips, and what the machine code costs."""
+"""The tables of compiling backends: which kernels are compiled for which chips, and why not."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
-from pytest_pallas.backends import TARGETS
+from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Family
 from pytest_pallas.record import Record
+from pytest_pallas.report.cost_tables import costs
 from pytest_pallas.report.tables import rendered
+from pytest_pallas.report.terminal import footnotes
 
-#: How a cell says what a compiler did with a kernel, worst first, and its style.
+#: How a cell says what a compiler did with a kernel, worst first.
 _WORDS = {
-    "timed out": ("TIMED OUT", "red"),
-    "crashed": ("CRASHED", "red"),
-    "out of memory": ("OUT OF MEMORY", "red"),
-    "refused": ("REFUSED", "red"),
-}
-
-#: Titles of the cost table's numbers, and of the units by their names in ``Cost.loop_slots``.
-_NUMBERS = ("VMEM", "SMEM", "code", "bundles", "empty", "loop")
-_UNITS = {
-    "mxu": "mxu",
-    "xlu": "xlu",
-    "valu": "valu",
-    "eup": "eup",
-    "load": "ld",
-    "store": "st",
-    "scalar": "sc",
+    "timed out": "TIMED OUT",
+    "crashed": "CRASHED",
+    "out of memory": "OUT OF MEMORY",
+    "refused": "REFUSED",
 }
 
 
-def sections(records: Iterable[Record], *, width: int, color: bool) -> Iterator[str]:
-    """What to print of the records that compiling backends made; nothing without one."""
-    compiled = [record for record in records if record.compiled]
-    if compiled:
-        yield matrix(compiled, width=width, color=color)
-        yield from refusals(compiled)
-        yield from costs(compiled, width=width, color=color)
+def split(
+    records: Iterable[Record], families: Iterable[Family]
+) -> tuple[list[Record], list[Record]]:
+    """The records of backends that execute kernels, and those of backends that compile them."""
+    names = {family.name for family in families if family.kind == "compiling"}
+    executed: list[Record] = []
+    compiled: list[Record] = []
+    for record in records:
+        compiles = record.backend.partition(":")[0] in names
+        (compiled if compiles else executed).append(record)
+    return executed, compiled
+
+
+def sections(records: Sequence[Record], *, width: int, color: bool) -> Iterator[str]:
+    """What to print of the records that compiling backends made; nothing without one.
+
+    Args:
+      records: of compiling backends only.
+      width: columns of the terminal. Tables that are wider leave numbers out, and say which.
+      color: whether the terminal has colours.
+    """
+    if not records:
+        return
+    asked = [record for record in records if record.outcome != "skipped"]
+    for platform in dict.fromkeys(target.platform for target in TARGETS.values()):
+        rows = [record for record in asked if _platform(record) == platform]
+        if rows:
+            yield matrix(rows, width=width, color=color)
+    if asked:
+        yield counts(asked)
+    yield from footnotes(records)
+    yield from reasons(asked)
+    yield from costs(asked, width=width, color=color)
 
 
 def matrix(records: Sequence[Record], *, width: int, color: bool) -> str:
@@ -45,170 +60,97 @@ def matrix(records: Sequence[Record], *, width: int, color: bool) -> str:
     from rich.table import Table
     from rich.text import Text
 
-    chips = _chips(records)
+    present = dict.fromkeys(_chip(record) for record in records)
+    chips = sorted(present, key=[*TARGETS, *present].index)
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     table.add_column("kernel", no_wrap=True)
     for chip in chips:
         table.add_column(chip, no_wrap=True)
-    kernels = dict.fromkeys(r.kernel for r in sorted(records, key=lambda r: r.family))
-    for kernel in kernels:
+    for kernel in dict.fromkeys(r.kernel for r in sorted(records, key=lambda r: r.family)):
         rows = [record for record in records if record.kernel == kernel]
         cells = [_cell([r for r in rows if _chip(r) == chip]) for chip in chips]
         table.add_row(Text(kernel), *(Text(text, style=style) for text, style in cells))
-    return rendered(table, width=width, color=color)
+    # A word that is cut says less than a line that is broken.
+    longest = max(len(record.kernel) for record in records) + 24 * len(chips)
+    return rendered(table, width=max(width, longest), color=color)
 
 
-def refusals(records: Iterable[Record]) -> Iterator[str]:
-    """One line for each reason why a kernel was not compiled."""
+def counts(records: Iterable[Record]) -> str:
+    """How many programs there were, and how many of them an earlier run had compiled."""
+    reports = [report for record in records for report in record.compiled]
+    compilers = dict.fromkeys(r["compiler"] for r in reports if r.get("cached") or r.get("seconds"))
+    cached = sum(bool(report.get("cached")) for report in reports)
+    text = f"{len(reports)} programs, {cached} of them compiled by an earlier run"
+    return f"{text} ({'; '.join(compilers)})" if compilers else text
+
+
+def reasons(records: Iterable[Record]) -> Iterator[str]:
+    """One line for each reason why a kernel failed, with the chips that it failed on.
+
+    Messages that differ in numbers only are one reason. Expected failures have footnotes.
+    """
+    texts: dict[tuple[str, str, str], str] = {}
     chips: dict[tuple[str, str, str], list[str]] = {}
     for record in records:
-        for report in record.compiled:
-            if report["status"] != "compiled":
-                first = _first_line(report.get("message", ""))
-                key = (record.kernel, report["status"], first)
-                chips.setdefault(key, [])
-                if report["target"] not in chips[key]:
-                    chips[key].append(report["target"])
-    for (kernel, status, reason), names in chips.items():
-        yield f"{status}: {kernel} ({', '.join(names)}): {reason}"
+        if record.outcome == "xfailed":
+            continue
+        for status, text in _problems(record):
+            key = (record.kernel, status, re.sub(r"\d+", "0", text))
+            texts.setdefault(key, text)
+            found = chips.setdefault(key, [])
+            if _chip(record) not in found:
+                found.append(_chip(record))
+    for key, text in texts.items():
+        kernel, status, _ = key
+        yield f"{status}: {kernel} ({', '.join(chips[key])}): {text}"
 
 
-def costs(records: Sequence[Record], *, width: int, color: bool) -> Iterator[str]:
-    """What the code of each kernel costs on each chip: a table for TPUs, one for GPUs."""
-    reports = [
-        (_with_mesh(record), report)
-        for record in sorted(records, key=lambda record: record.family)
-        if record.check == "forward" and (report := _shown(record)) is not None
-    ]
-    tpu = [(name, r) for name, r in reports if TARGETS[r["target"]].platform == "tpu"]
-    gpu = [(name, r) for name, r in reports if TARGETS[r["target"]].platform == "gpu"]
-    if tpu:
-        yield rendered(_tpu_table(tpu), width=max(width, 130), color=color)
-        yield (
-            "loop: bundles of the innermost loop; mxu to sc: its slots in use, in %. Bundles are "
-            "code, not time: DMAs are not in them"
-        )
-    if gpu:
-        yield rendered(_gpu_table(gpu), width=max(width, 100), color=color)
-        notes = {(n, text): None for n, r in gpu for text in r.get("warnings", ())}
-        yield from (f"warning: {name}: {text}" for name, text in notes)
+def _problems(record: Record) -> Iterator[tuple[str, str]]:
+    """What went wrong, in a word and a line."""
+    bad = [report for report in record.compiled if report["status"] != "compiled"]
+    for report in bad:
+        yield report["status"], _first_line(report.get("message", ""))
+    if record.outcome == "xpassed":
+        yield "unexpected pass", _first_line(record.reason)
+    elif record.outcome == "failed" and not bad:
+        # What comes first is the kernel, the check and the backend, which the line names too.
+        text = record.message.partition(f" on {record.backend}: ")[2]
+        yield "failed", _first_line(text or record.message)
 
 
-def _tpu_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    table.add_column("kernel", no_wrap=True)
-    table.add_column("chip", no_wrap=True)
-    for title in (*_NUMBERS, *_UNITS.values(), "spills", "fills"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for name, report in _named_once(rows):
-        slots = report.get("loop_slots", {})
-        table.add_row(
-            name,
-            report["target"],
-            _share(report.get("vmem_bytes"), report.get("vmem_capacity")),
-            _bytes(report.get("smem_bytes")),
-            _bytes(report.get("code_bytes")),
-            _number(report.get("bundles")),
-            _number(report.get("empty_bundles")),
-            _number(report.get("loop_bundles")),
-            *(f"{100 * slots[unit]:.0f}" if unit in slots else "-" for unit in _UNITS),
-            _number(report.get("spills")),
-            _number(report.get("fills")),
-        )
-    return table
-
-
-def _gpu_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    table.add_column("kernel", no_wrap=True)
-    table.add_column("chip", no_wrap=True)
-    for title in ("registers", "shared memory", "stack", "spill stores", "spill loads", "warnings"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for name, report in _named_once(rows):
-        table.add_row(
-            name,
-            report["target"],
-            _number(report.get("registers")),
-            _share(report.get("shared_bytes"), report.get("shared_capacity")),
-            _bytes(report.get("stack_bytes")),
-            _bytes(report.get("spill_store_bytes")),
-            _bytes(report.get("spill_load_bytes")),
-            _number(len(report.get("warnings", ()))),
-        )
-    return table
-
-
-def _named_once(
-    rows: Sequence[tuple[str, Mapping[str, Any]]],
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The rows, with a kernel's name in its first one only."""
-    before = ""
-    for name, report in sorted(rows, key=lambda row: _order([n for n, _ in rows], row)):
-        yield ("" if name == before else name), report
-        before = name
-
-
-def _order(names: Sequence[str], row: tuple[str, Mapping[str, Any]]) -> tuple[int, int]:
-    return names.index(row[0]), list(TARGETS).index(row[1]["target"])
-
-
-def _with_mesh(record: Record) -> str:
-    """The name of the kernel, and the mesh it was compiled for."""
-    return " ".join([record.kernel, *(f"{axis}{size}" for axis, size in record.mesh.items())])
-
-
-def _shown(record: Record) -> Mapping[str, Any] | None:
-    """The report of a record to show the costs of: of typical calls, or else of all, the worst."""
-    done = [report for report in record.compiled if report["status"] == "compiled"]
-    chosen = [report for report in done if report.get("typical")] or done
-    return max(chosen, key=lambda r: (r.get("bundles", 0), r.get("registers", 0)), default=None)
-
-
-def _chips(records: Iterable[Record]) -> list[str]:
-    present = {_chip(record) for record in records}
-    return [name for name in TARGETS if name in present]
+def _platform(record: Record) -> str:
+    """The platform of the record's chip; what a project adds is shown with the first."""
+    chip = TARGETS.get(_chip(record)) or next(iter(TARGETS.values()))
+    return chip.platform
 
 
 def _chip(record: Record) -> str:
-    return str(record.compiled[0]["target"])
+    if record.compiled:
+        return str(record.compiled[0]["target"])
+    name, _, target = record.backend.partition(":")
+    return target or DEFAULT_TARGETS.get(name.partition("-")[0], name)
 
 
 def _cell(rows: Sequence[Record]) -> tuple[str, str]:
     """The text of one cell and its style."""
-    reports = [report for row in rows for report in row.compiled]
-    if not reports:
+    if not rows:
         return "-", "dim"
-    if all(row.outcome == "xfailed" for row in rows):
+    rest = [row for row in rows if row.outcome != "xfailed"]
+    expected = len(rows) - len(rest)
+    if not rest:
         return "xfail", "yellow"
-    for status, (word, style) in _WORDS.items():
+    reports = [report for row in rest for report in row.compiled]
+    for status, word in _WORDS.items():
         bad = sum(report["status"] == status for report in reports)
         if bad:
-            return f"{word} {bad}/{len(reports)}", style
-    return "compiled", "green"
+            return f"{word} {bad}/{len(reports)}", "red"
+    if any(row.outcome == "failed" for row in rest):
+        return "FAILED", "red"
+    if any(row.outcome == "xpassed" for row in rest):
+        return "XPASS", "red"
+    return ("compiled" + f", {expected} xfail" * bool(expected)), "green"
 
 
 def _first_line(text: str) -> str:
     line = re.sub(r"\s+", " ", text.strip().partition("\n")[0])
     return line if len(line) <= 160 else line[:157] + "..."
-
-
-def _number(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
-
-
-def _bytes(value: int | None) -> str:
-    if value is None:
-        return "-"
-    if value < 1024:
-        return f"{value} B"
-    return f"{value / 1024:.0f} KiB" if value < 2**20 else f"{value / 2**20:.1f} MiB"
-
-
-def _share(value: int | None, capacity: int | None) -> str:
-    if value is None or not capacity:
-        return _bytes(value)
-    return f"{_bytes(value)} {100 * value / capacity:.0f}%"

@@ -19,6 +19,11 @@ def settle(session: Session, records: Iterable[Record]) -> str:
     """
     entries = list(_entries(records))
     path = session.options.cost_file
+    if not entries:
+        return (
+            f"--pallas-cost={session.options.cost}: nothing was compiled; choose a compiling "
+            "backend, such as --pallas-backend=tpu-compile:v6e"
+        )
     if session.options.cost == "record":
         count = costs.save(session.cost_file, entries)
         return f"costs of {count} programs recorded in {path}"

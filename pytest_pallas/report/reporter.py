@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 #: a report's attributes, so they reach the controller without files.
 ATTRIBUTE = "pallas_records"
 
+#: Columns that a table of costs may take where the output is no terminal, and no line breaks.
+WIDTH_OF_FILES = 150
+
 
 class Reporter:
     """Gathers the records of a session, from workers too, and reports them."""
@@ -69,7 +72,7 @@ class Reporter:
 
     def _record_costs(self, session: pytest.Session) -> None:
         """Write or compare the costs of what was compiled."""
-        if self.session.options.cost == "off" or not any(r.compiled for r in self.records):
+        if self.session.options.cost == "off":
             return
         from pytest_pallas.report import costs
 
@@ -80,8 +83,10 @@ class Reporter:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Print the table."""
+        """Print the tables."""
         if not self.records:
+            if self.costs:
+                terminalreporter.write_line(self.costs)
             return
         from pytest_pallas import compat
         from pytest_pallas.report import compilers, terminal
@@ -89,14 +94,16 @@ class Reporter:
         width = compat.terminal_width(terminalreporter)
         color = bool(terminalreporter.hasmarkup)
         terminalreporter.write_sep("=", "pallas")
-        executed = [record for record in self.records if not record.compiled]
+        families = self.session.families
+        executed, compiled = compilers.split(self.records, families.values())
         if executed:
-            families = list(self.session.families)
-            text = terminal.summary(executed, families=families, width=width, color=color)
+            text = terminal.summary(executed, families=list(families), width=width, color=color)
             terminalreporter.write_line(text)
-        for line in terminal.footnotes(self.records):
+        for line in terminal.footnotes(executed):
             terminalreporter.write_line(line)
-        for text in compilers.sections(self.records, width=width, color=color):
+        if not terminalreporter.isatty:
+            width = max(width, WIDTH_OF_FILES)
+        for text in compilers.sections(compiled, width=width, color=color):
             terminalreporter.write_line(text)
         if self.costs:
             terminalreporter.write_line(self.costs)

@@ -76,20 +76,26 @@ def summary(records: Sequence[Record], *, families: Sequence[str], width: int, c
 
 def footnotes(records: Iterable[Record]) -> list[str]:
     """What the table cannot say: the legend, reasons of skips and expected failures."""
-    lines = ["1.2x: worst error as a multiple of the jnp baseline's; exact: no error at all"]
-    for outcome, title in (("xfailed", "expected failure"), ("skipped", "skipped")):
-        reasons = Counter(
-            (record.reason, record.backend) for record in records if record.outcome == outcome
+    records = list(records)
+    lines: list[str] = []
+    if any(record.multiple is not None for record in records):
+        lines.append(
+            "1.2x: worst error as a multiple of the jnp baseline's; exact: no error at all"
         )
-        kernels: dict[tuple[str, str], list[str]] = {}
+    for outcome, title in (("xfailed", "expected failure"), ("skipped", "skipped")):
+        groups: dict[tuple[str, str], list[Record]] = {}
         for record in records:
             if record.outcome == outcome:
-                names = kernels.setdefault((record.reason, record.backend), [])
-                if record.kernel not in names:
-                    names.append(record.kernel)
-        for (reason, backend), count in reasons.items():
-            names = ", ".join(kernels[reason, backend])
-            lines.append(f"{title} ({count}) on {backend}: {names}: {reason}")
+                groups.setdefault((record.reason, record.backend), []).append(record)
+        # Backends with the same kernels for the same reason share a line: there may be five chips.
+        lines_of: dict[tuple[str, str], list[tuple[str, int]]] = {}
+        for (reason, backend), found in groups.items():
+            names = ", ".join(dict.fromkeys(record.kernel for record in found))
+            lines_of.setdefault((reason, names), []).append((backend, len(found)))
+        for (reason, names), places in lines_of.items():
+            count = sum(number for _, number in places)
+            where = ", ".join(backend for backend, _ in places)
+            lines.append(f"{title} ({count}) on {where}: {names}: {reason}")
     return lines
 
 

@@ -12,6 +12,7 @@ Importing this imports hypothesis, numpy and ml_dtypes, and never jax.
 from pytest_pallas.strategies.arguments import Arguments, Drawn, arguments, as_arguments
 from pytest_pallas.strategies.arrays import arrays
 from pytest_pallas.strategies.dims import dims
+from pytest_pallas.strategies.domain.blocks import block_sizes, grids
 from pytest_pallas.strategies.dtypes import dtypes, floats, ints
 from pytest_pallas.strategies.shaped import shaped
 from pytest_pallas.strategies.shapes import ShapeSpec, parse
@@ -23,9 +24,11 @@ __all__ = [
     "arguments",
     "arrays",
     "as_arguments",
+    "block_sizes",
     "dims",
     "dtypes",
     "floats",
+    "grids",
     "ints",
     "parse",
     "shaped",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import pytest
@@ -61,7 +61,8 @@ def worth_shrinking(error: PallasTestError) -> bool:
 def _calls(asked: Question) -> Iterator[tuple[Any, bool]]:
     """The calls that an item compiles, and whether they are typical ones."""
     typical: Any = asked.item.spec.typical
-    for call in typical(asked.mesh) if callable(typical) else typical:
+    calls = cast("Sequence[Any]", typical(asked.mesh) if callable(typical) else typical)
+    for call in calls:
         yield as_arguments(call), True
     for arguments in _drawn(asked):
         yield arguments, False

@@ -115,7 +115,7 @@ def spec_nodes(
         return
     backends, named = _backends(session, parent)
     for backend in backends:
-        if backend.name not in spec.claimed:
+        if not spec.claims(label(backend)):
             if named:
                 yield UnclaimedItem.from_parent(parent, spec=spec, backend=backend)
             continue
@@ -333,7 +333,8 @@ class UnclaimedItem(pytest.Item):
     def runtest(self) -> None:
         """Skip."""
         known = current(self.config).families
-        pytest.skip(f"claims {', '.join(name for name in self.spec.claimed if name in known)} only")
+        names = [name for name in self.spec.claimed if name.partition(":")[0] in known]
+        pytest.skip(f"claims {', '.join(names)} only")
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """The file of the spec and the name of the item."""

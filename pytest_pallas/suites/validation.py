@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pytest_pallas.checks import Check
@@ -24,7 +24,7 @@ def problem_with(spec: KernelSpec, checks: Mapping[str, Check], families: object
     if unknown:
         return f"unknown checks {unknown}; there are {', '.join(checks)}"
     known = {*_names(families), "tpu-compile", "gpu-compile"}
-    unknown = [name for name in (*spec.claimed, *_families_of(spec.xfail)) if name not in known]
+    unknown = [name for name in _families_of((*spec.claimed, *spec.xfail)) if name not in known]
     if unknown:
         return f"unknown backends {unknown}; there are {', '.join(sorted(known))}"
     if spec.meshes:
@@ -93,5 +93,5 @@ def _names(families: Any) -> list[str]:
     return list(families)
 
 
-def _families_of(xfail: Mapping[str, Any]) -> list[str]:
-    return [name.partition(":")[0] for name in xfail]
+def _families_of(labels: Iterable[str]) -> list[str]:
+    return [name.partition(":")[0] for name in labels]

@@ -28,6 +28,7 @@ class Said:
 _REPLACED: tuple[tuple[str, str], ...] = (
     # Python's names of exceptions whose kind the message repeats.
     (r"\A(?:[\w.]*\.)?(?:\w*Runtime|Value|NotImplemented|Mosaic|MLIR|Verification)Error: ", ""),
+    (r"\A(?:[\w.]*\.)?LoweringException: ", ""),
     (
         r"\A(?:CANCELLED|UNKNOWN|INTERNAL|[A-Z]+(?:_[A-Z]+)+|UNIMPLEMENTED|ABORTED|UNAVAILABLE): ",
         "",

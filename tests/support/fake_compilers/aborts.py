@@ -5,7 +5,9 @@ import sys
 
 from fake_compilers import environment, flags, good_reply, version
 
-__all__ = ["compile", "environment", "flags", "version"]
+__all__ = ["ENTRY", "compile", "environment", "flags", "version"]
+
+ENTRY = "fake_compilers.aborts:compile"
 
 
 def compile(payload: bytes) -> bytes:

@@ -4,7 +4,9 @@ import time
 
 from fake_compilers import environment, flags, good_reply, version
 
-__all__ = ["compile", "environment", "flags", "version"]
+__all__ = ["ENTRY", "compile", "environment", "flags", "version"]
+
+ENTRY = "fake_compilers.hogs:compile"
 
 
 def compile(payload: bytes) -> bytes:

@@ -2,7 +2,9 @@
 
 from fake_compilers import environment, flags, good_reply, version
 
-__all__ = ["compile", "environment", "flags", "version"]
+__all__ = ["ENTRY", "compile", "environment", "flags", "version"]
+
+ENTRY = "fake_compilers.works:compile"
 
 
 def compile(payload: bytes) -> bytes:

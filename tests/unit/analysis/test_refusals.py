@@ -272,6 +272,10 @@ TEXTS = {
         "of the overall array.\n"
         "in kernel kernel, /home/me/kernels/add.py:17",
     ),
+    "lowering exception": (
+        "LoweringException: Only single (1) and double (2) buffering are supported. Got 3.",
+        "Only single (1) and double (2) buffering are supported. Got 3.",
+    ),
     "unimplemented": (
         "NotImplementedError: Unimplemented primitive in Pallas TPU lowering for tc: sort. Please "
         "file an issue at https://github.com/jax-ml/jax/issues/new/choose.",

@@ -1,0 +1,150 @@
+"""``block_sizes`` and ``grids``: how a kernel cuts its arrays, and how often it runs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy.typing as npt
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from pytest_pallas.backends.targets import TARGETS
+from pytest_pallas.errors import SpecError
+from pytest_pallas.strategies.domain import tiling
+from pytest_pallas.strategies.dtypes import as_dtype
+from pytest_pallas.strategies.pools import check_int
+
+#: Bytes of the largest block: two buffers each of four operands fit in the 16 MiB of VMEM that
+#: Mosaic lets a kernel use on TPU v5e.
+MAX_BLOCK_BYTES = 2**21
+
+#: Interpreters take milliseconds for a step of the grid, so no more blocks than this.
+MAX_BLOCKS = 64
+
+#: Sizes of a grid's axes: one step alone, small even ones, and primes.
+_STEPS = (1, 2, 3, 4, 5, 7)
+
+_PLATFORMS = {"tpu": tiling.tpu_candidates, "gpu": tiling.gpu_candidates}
+
+
+def block_sizes(
+    shape: Sequence[int],
+    dtype: npt.DTypeLike,
+    *,
+    target: str = "tpu",
+    legal: bool = True,
+    max_blocks: int = MAX_BLOCKS,
+    max_bytes: int = MAX_BLOCK_BYTES,
+) -> SearchStrategy[tuple[int, ...]]:
+    """A strategy for the block shape of an array, as ``pl.BlockSpec`` takes it.
+
+    Example::
+
+        block_sizes((300, 256), "bfloat16")
+        # draws (300, 256), (16, 128), (304, 128), (256, 256); shrinks to (300, 256), one block
+
+    Legal blocks are the array itself, whole tiles, blocks that do not divide the array and blocks
+    that reach beyond it. A block of whole tiles has 8, 16, 32 or 64 rows at least, for 32, 16, 8
+    and 4 bits. Blocks that are not legal are wrong in one dim and right in the others; the
+    compiler must refuse them: give them to a test of the kernel's own error message.
+
+    Args:
+      shape: the shape of the array, at least one dim, none of them 0.
+      dtype: its dtype.
+      target: ``"tpu"``, ``"gpu"``, or the name of a chip such as ``"v6e"``.
+      legal: False for blocks that the chip's compiler refuses.
+      max_blocks: the most blocks that the array may be cut into.
+      max_bytes: the most bytes of one block, on the device.
+
+    Raises:
+      SpecError: an argument that cannot be used, or no block is within both limits.
+    """
+    sizes = tuple(check_int("shape", size, 1) for size in shape)
+    if not sizes:
+        raise SpecError("shape: a scalar has no blocks; give at least one dim")
+    check_int("max_blocks", max_blocks, 1)
+    check_int("max_bytes", max_bytes, 1)
+    of_dtype = as_dtype(dtype)
+    candidates = _PLATFORMS[_platform(target)](sizes, of_dtype)
+    found = {
+        block
+        for block in _combinations(candidates, legal)
+        if _blocks(sizes, block) <= max_blocks
+        and math.prod(block) * tiling.bits(of_dtype) <= 8 * max_bytes
+    }
+    if not found:
+        raise SpecError(
+            f"block_sizes: no {'legal' if legal else 'illegal'} block of {sizes} {of_dtype.name} "
+            f"for {target} is within max_bytes={max_bytes} and max_blocks={max_blocks}; "
+            "raise one of them"
+        )
+    # Fewest blocks first; among those the array itself, and then the smallest.
+    return st.sampled_from(
+        sorted(found, key=lambda b: (_blocks(sizes, b), b != sizes, math.prod(b), b))
+    )
+
+
+def grids(
+    *, rank: int = 2, max_programs: int = MAX_BLOCKS, min_size: int = 1
+) -> SearchStrategy[tuple[int, ...]]:
+    """A strategy for the ``grid`` of a ``pallas_call``.
+
+    Example::
+
+        grids(rank=2)  # draws (1, 1), (3, 2), (1, 7), (7, 5); shrinks to (1, 1)
+
+    Args:
+      rank: how many axes, up to 6; 0 gives ``()``.
+      max_programs: the most programs, that is the product of the sizes.
+      min_size: the smallest size of an axis; 0 asks for empty grids as well.
+
+    Raises:
+      SpecError: an argument that cannot be used.
+    """
+    check_int("rank", rank, 0)
+    check_int("max_programs", max_programs, 1)
+    check_int("min_size", min_size, 0)
+    if rank > 6:
+        raise SpecError(f"rank={rank}: a grid has at most 6 axes here; fold some of them into one")
+    steps = [size for size in (0, *_STEPS, min_size) if size >= min_size]
+    found = {
+        grid
+        for grid in itertools.product(sorted(set(steps)), repeat=rank)
+        if math.prod(grid) <= max_programs
+    }
+    if not found:
+        raise SpecError(
+            f"grids: no grid of {rank} axes of at least {min_size} has at most "
+            f"max_programs={max_programs} programs; raise it"
+        )
+    # An empty grid says less than one of a single program.
+    return st.sampled_from(sorted(found, key=lambda g: (math.prod(g) or 1.5, max(g, default=0), g)))
+
+
+def _platform(target: str) -> str:
+    """The platform that ``target`` names or is a chip of."""
+    if target in _PLATFORMS:
+        return target
+    if target not in TARGETS:
+        raise SpecError(f"target: {target!r} is none of {', '.join([*_PLATFORMS, *TARGETS])}")
+    return TARGETS[target].platform
+
+
+def _combinations(
+    candidates: Sequence[tuple[list[int], list[int]]], legal: bool
+) -> list[tuple[int, ...]]:
+    """Blocks that are legal in every dim, or in every dim but one."""
+    right = [accepted for accepted, _ in candidates]
+    if legal:
+        return list(itertools.product(*right))
+    return [
+        block
+        for dim, (_, refused) in enumerate(candidates)
+        for block in itertools.product(*right[:dim], refused, *right[dim + 1 :])
+    ]
+
+
+def _blocks(shape: tuple[int, ...], block: tuple[int, ...]) -> int:
+    return math.prod(-(-size // of_block) for size, of_block in zip(shape, block, strict=True))

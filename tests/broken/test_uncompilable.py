@@ -1,0 +1,78 @@
+"""Every kernel of ``uncompilable`` is refused where it must be, and the message says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from uncompilable import CASES, GPUS, TPUS, Case
+
+from pytest_pallas.backends import TARGETS, Call, Outcome
+from pytest_pallas.backends.compilation import Compiler
+from pytest_pallas.compilers import cuda, libtpu
+from pytest_pallas.compilers.service import Service
+from pytest_pallas.errors import CompileError, CompilerFailedError
+
+type Started = Callable[[str], dict[str, Callable[[], Outcome]]]
+
+#: The platforms' chips, and what is missing to compile for them.
+PLATFORMS = {"tpu": (TPUS, libtpu.missing()), "gpu": (GPUS, cuda.missing())}
+
+
+def of(target: str) -> list[Case]:
+    """The cases of a chip's platform."""
+    return [each for each in CASES if each.platform == TARGETS[target].platform]
+
+
+def questions() -> Iterator[object]:
+    """Chips in turn, because a GPU compiler's process compiles for one chip only."""
+    for targets, missing in PLATFORMS.values():
+        skip = pytest.mark.skipif(missing is not None, reason=str(missing))
+        for target in targets:
+            for case in of(target):
+                yield pytest.param(target, case, id=f"{target}-{case.name}", marks=skip)
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Started]:
+    """All cases of a chip, being compiled by two workers."""
+    service = Service(workers=2, memory_bytes=2**33, cache=None)
+    running: dict[str, dict[str, Callable[[], Outcome]]] = {}
+
+    def start(target: str) -> dict[str, Callable[[], Outcome]]:
+        if target not in running:
+            platform = TARGETS[target].platform
+            backend = Compiler(
+                f"{platform}-compile", platform, service=lambda: service, target=TARGETS[target]
+            )
+            running[target] = {
+                case.name: backend.start(Call(function=case.function, args=case.args))
+                for case in of(target)
+            }
+        return running[target]
+
+    yield start
+    service.close()
+
+
+# Of pltpu.sync_copy on the SparseCore, on itself.
+@pytest.mark.filterwarnings("ignore:Destination semaphore is ignored")
+@pytest.mark.parametrize(("target", "case"), [*questions()])
+def test_it_is_refused_for_its_reason_on_its_chips_and_compiles_on_the_others(
+    started: Started, target: str, case: Case
+) -> None:
+    outcome = started(target)[case.name]()
+    if target in case.silent:
+        return
+    if target not in case.refused:
+        assert outcome.error is None, outcome.error
+        return
+    expected = CompilerFailedError if target in case.aborts else CompileError
+    assert type(outcome.error) is expected
+    text = str(outcome.error)
+    assert target in text
+    assert [words for words in case.words if words not in text] == [], text
+
+
+def test_each_has_a_name_of_its_own() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
