@@ -13,6 +13,7 @@ from pytest_pallas.strategies.arguments import Arguments, Drawn, arguments, as_a
 from pytest_pallas.strategies.arrays import arrays
 from pytest_pallas.strategies.dims import dims
 from pytest_pallas.strategies.domain.blocks import block_sizes, grids
+from pytest_pallas.strategies.domain.ragged import cu_seqlens, group_sizes, lengths, segment_ids
 from pytest_pallas.strategies.dtypes import dtypes, floats, ints
 from pytest_pallas.strategies.shaped import shaped
 from pytest_pallas.strategies.shapes import ShapeSpec, parse
@@ -25,11 +26,15 @@ __all__ = [
     "arrays",
     "as_arguments",
     "block_sizes",
+    "cu_seqlens",
     "dims",
     "dtypes",
     "floats",
     "grids",
+    "group_sizes",
     "ints",
+    "lengths",
     "parse",
+    "segment_ids",
     "shaped",
 ]

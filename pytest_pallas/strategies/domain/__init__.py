@@ -1,1 +1,1 @@
-"""Strategies for what particular kinds of kernels take: block sizes, lengths, page tables, masks."""
+"""Strategies for what some kinds of kernels take: block sizes, lengths, page tables, masks."""
