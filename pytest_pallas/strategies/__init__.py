@@ -13,6 +13,7 @@ from pytest_pallas.strategies.arguments import Arguments, Drawn, arguments, as_a
 from pytest_pallas.strategies.arrays import arrays
 from pytest_pallas.strategies.dims import dims
 from pytest_pallas.strategies.domain.blocks import block_sizes, grids
+from pytest_pallas.strategies.domain.indices import indices, page_tables, permutations
 from pytest_pallas.strategies.domain.ragged import cu_seqlens, group_sizes, lengths, segment_ids
 from pytest_pallas.strategies.dtypes import dtypes, floats, ints
 from pytest_pallas.strategies.shaped import shaped
@@ -32,9 +33,12 @@ __all__ = [
     "floats",
     "grids",
     "group_sizes",
+    "indices",
     "ints",
     "lengths",
+    "page_tables",
     "parse",
+    "permutations",
     "segment_ids",
     "shaped",
 ]

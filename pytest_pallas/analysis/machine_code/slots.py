@@ -2,7 +2,8 @@
 
 The table has one row per scheduled bundle, in order, and a header with what the chip could do at
 most in one bundle. Columns as libtpu 0.0.51 writes them, the same for v4, v5e, v5p, v6e and tpu7x:
-MATMUL, MATPUSH, XLU, VALU, VPOP, EUP, VLOAD, VLOAD:FILL, VSTORE, VSTORE:SPILL, SALU.
+MATMUL, MATPUSH, XLU, VALU, VPOP, EUP, VLOAD, VLOAD:FILL, VSTORE, VSTORE:SPILL, SALU. libtpu 0.0.50
+has one column MXU in place of the first two, which counts issued instructions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _USE = "== UTILIZATION"
 
 #: Units of the report and the columns that tell of them.
 _UNITS = {
-    "mxu": ("MATMUL", "MATPUSH"),
+    "mxu": ("MATMUL", "MATPUSH", "MXU"),
     "xlu": ("XLU",),
     "valu": ("VALU",),
     "eup": ("EUP",),
@@ -26,7 +27,7 @@ _UNITS = {
 }
 
 #: Columns of units that compute on vectors.
-_COMPUTING = ("MATMUL", "MATPUSH", "XLU", "VALU", "EUP")
+_COMPUTING = ("MATMUL", "MATPUSH", "MXU", "XLU", "VALU", "EUP")
 
 #: Slots by column.
 Row = Mapping[str, int]

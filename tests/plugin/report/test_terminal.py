@@ -58,7 +58,7 @@ def test_cells(mixed):
 
 def test_reasons(mixed):
     text = "\n".join(table(mixed.run(*RUN)))
-    assert "expected failure (2) on interpret: refused: #12 (JAX 0.12)" in text
+    assert "expected failure (4) on interpret, tpu-interpret:v5e: refused: #12 (JAX 0.12)" in text
     assert "skipped (4) on gpu-interpret: good, wrong, refused, mended: claims interpret" in text
 
 

@@ -83,7 +83,7 @@ def test_chips_of_tpus_and_of_gpus_have_tables_of_their_own():
         record("matmul", report("v4"), backend="tpu-compile:v4"),
     )
     assert text[0].split() == ["kernel", "v4", "v6e"]
-    assert [line.split() for line in text if "h100" in line][0] == ["kernel", "h100"]
+    assert next(line.split() for line in text if "h100" in line) == ["kernel", "h100"]
 
 
 @pytest.mark.parametrize(

@@ -69,3 +69,18 @@ def test_loads_stores_and_counting_are_no_computing():
 )
 def test_a_damaged_table_is_none(text):
     assert read_utilization(text) is None
+
+
+def test_the_single_column_of_older_libtpu():
+    table = read_utilization(
+        "== CAPACTIY:\n"
+        "MXU, XLU, VALU, VPOP, EUP, VLOAD, VLOAD:FILL, VSTORE, VSTORE:SPILL, SALU\n"
+        "    2     2     4     2     1     3     3     2     2     2\n"
+        "== UTILIZATION:\n"
+        "1 0 0 0 0 3 0 0 0 0\n"
+        "0 0 0 0 0 3 0 0 0 0\n"
+    )
+    assert table is not None
+    assert table.shares(range(2))["mxu"] == 0.25
+    assert table.computes(range(1))
+    assert not table.computes(range(1, 2))

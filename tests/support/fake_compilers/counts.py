@@ -1,0 +1,37 @@
+"""A compiler that notes each program, and does with it what the program says."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fake_compilers import flags, good_reply, version
+
+from pytest_pallas.compilers.messages import Reply, Request
+
+__all__ = ["ENTRY", "compile", "environment", "flags", "version"]
+
+ENTRY = "fake_compilers.counts:compile"
+
+
+def environment(scratch: Any, *, target: str, everything: bool = False) -> Mapping[str, str]:
+    """Where to note it."""
+    return {"FAKE_NOTES": str(scratch), "FAKE_EVERYTHING": str(everything)}
+
+
+def compile(payload: bytes) -> bytes:
+    """Note it in a file named by the process; refuse, abort or accept."""
+    request = Request.decode(payload)
+    with Path(os.environ["FAKE_NOTES"], str(os.getpid())).open("a") as notes:
+        notes.write(f"{request.module.decode()} {request.target} {request.devices}\n")
+    if request.dump:
+        Path(request.dump, "code").write_text(os.environ["FAKE_EVERYTHING"])
+    match request.module:
+        case b"refuse":
+            return Reply(compiled=False, message="no such instruction").encode()
+        case b"abort":
+            os.abort()
+        case b"raise":
+            raise RuntimeError("this is no program")
+        case _:
+            return good_reply()
