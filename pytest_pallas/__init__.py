@@ -13,10 +13,15 @@ from pytest_pallas._version import __version__
 
 if TYPE_CHECKING:
     from pytest_pallas import strategies
+    from pytest_pallas.analysis.machine_code import Cost
     from pytest_pallas.backends import Backend, Call, Family, Outcome, Target
     from pytest_pallas.checks import Check
+    from pytest_pallas.compilers.report import CompileReport
     from pytest_pallas.errors import (
         BackendUnavailableError,
+        CompileError,
+        CompilerFailedError,
+        CostError,
         DeadlockError,
         DeviceError,
         KernelError,
@@ -43,6 +48,11 @@ _HOMES = {
     "Call": "pytest_pallas.backends",
     "Check": "pytest_pallas.checks",
     "Comparison": "pytest_pallas.numerics",
+    "CompileError": "pytest_pallas.errors",
+    "CompileReport": "pytest_pallas.compilers.report",
+    "CompilerFailedError": "pytest_pallas.errors",
+    "Cost": "pytest_pallas.analysis.machine_code",
+    "CostError": "pytest_pallas.errors",
     "DeadlockError": "pytest_pallas.errors",
     "DeviceError": "pytest_pallas.errors",
     "ExpectedFailure": "pytest_pallas.spec",
@@ -72,6 +82,11 @@ __all__ = [
     "Call",
     "Check",
     "Comparison",
+    "CompileError",
+    "CompileReport",
+    "CompilerFailedError",
+    "Cost",
+    "CostError",
     "DeadlockError",
     "DeviceError",
     "ExpectedFailure",

@@ -13,7 +13,7 @@ import logging
 import math
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast
 
 # --- The interpreters -----------------------------------------------------------------------------
@@ -202,6 +202,55 @@ def _hide_this_file() -> None:
     Seen in JAX 0.11.2 and 0.12.0.1.
     """
     importlib.import_module("jax._src.source_info_util").register_exclusion(__file__)
+
+
+@contextmanager
+def devices_answer(chip: Any, names: Sequence[str]) -> Generator[None]:
+    """Let this process' devices answer as a chip does, and meshes of them be meshes of it.
+
+    Kernels ask ``jax.default_backend()`` and ``jax.devices()[0]`` which platform, chip and number
+    of cores they have, also for choosing ``interpret=`` or no kernel at all. JAX itself asks other
+    functions for what it does on the devices that are there. ``Mesh.abstract_mesh`` is cached and
+    says "cpu". Seen in JAX 0.11.2 and 0.12.0.1.
+
+    Args:
+      chip: a ``jax.sharding.AbstractDevice`` with ``answer(name)``.
+      names: attributes of ``jax.Device`` that it answers.
+    """
+    import jax
+
+    mesh: Any = importlib.import_module("jax._src.mesh")
+
+    def answering(name: str) -> Any:
+        return property(lambda _: chip.answer(name))
+
+    def abstract_mesh(of: Any) -> Any:
+        if not of.axis_names:
+            return mesh.empty_abstract_mesh
+        return mesh.AbstractMesh(
+            of.axis_sizes, of.axis_names, axis_types=of.axis_types, abstract_device=chip
+        )
+
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(_replaced(jax.Device, name, answering(name)))
+        stack.enter_context(_replaced(mesh.Mesh, "abstract_mesh", property(abstract_mesh)))
+        stack.enter_context(_replaced(jax, "default_backend", lambda: chip.platform))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Generator[None]:
+    """Set an attribute of a class or module, and put back what was there, if it was."""
+    before = vars(owner).get(name, owner)  # owner: nothing was there
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is owner:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
 
 
 def _kernel_primitives() -> list[Any]:

@@ -1,9 +1,9 @@
-"""Put real output into the README: run its commands and fill the blocks that they belong to.
+"""Put real output into the README and docs/compiling.md: run the commands, fill their blocks.
 
-    uv run python scripts/readme_output.py
+    uv run python scripts/readme_output.py [NAME ...]
 
-A block follows a comment ``<!-- output: NAME -->``. Run it when output changes; a test compares
-what does not depend on the machine.
+Fills the blocks of these names, or all. A block follows a comment ``<!-- output: NAME -->``. Run it
+when output changes; a test compares what does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+COMPILING = ROOT / "docs/compiling.md"
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
 
 
@@ -36,15 +38,90 @@ def from_line(text: str, pattern: str) -> str:
     return "\n".join(lines[first:])
 
 
+def block(page: Path, name: str) -> str:
+    """A Python block of a page, by the file that its first comment names."""
+    found = re.search(rf"```python\n(# {re.escape(name)}\n.*?)```", page.read_text(), re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+def run_files(files: Mapping[str, str], *options: str) -> str:
+    """What pytest prints in a folder with these files."""
+    with tempfile.TemporaryDirectory() as name:
+        for file, text in files.items():
+            Path(name, file).write_text(text)
+        text = run(*options, folder=Path(name))
+        return text.replace(f"{Path(name).resolve()}/", "")
+
+
+def explained(text: str) -> str:
+    """The lines that explain a failure."""
+    return "\n".join(line for line in text.splitlines() if re.match(r"E  |replay:", line))
+
+
 def softmax() -> str:
     """The explanation of the README's own example."""
-    block = re.search(r"```python\n# test_softmax.py\n(.*?)```", README.read_text(), re.DOTALL)
-    assert block is not None
+    files = {"test_softmax.py": block(README, "test_softmax.py")}
+    return explained(run_files(files, "--pallas-backend=tpu-interpret"))
+
+
+def refusal() -> str:
+    """The example that no compiler takes."""
+    files = {"test_scale.py": block(COMPILING, "test_scale.py")}
+    option = "--pallas-backend=interpret,tpu-compile:v6e"
+    text = run_files(files, option)
+    table = from_line(text, r"^=+ pallas =+$")
+    return f"$ pytest {option}\n{explained(text)}\n{table}"
+
+
+def tables() -> str:
+    """The example of a spec."""
+    files = {"kernels.py": block(COMPILING, "kernels.py")}
+    text = run_files(files, "--pallas-backend=tpu-compile:all", "--pallas-suite=kernels")
+    return from_line(text, r"^=+ pallas =+$")
+
+
+def cost() -> str:
+    """The spec's kernel after a change that costs: both numbers."""
+    kernels = block(COMPILING, "kernels.py")
+    changed = kernels.replace("o_ref[...] = e /", "o_ref[...] = jnp.tanh(e) /")
+    assert changed != kernels
+    options = ["--pallas-backend=tpu-compile:v6e", "--pallas-suite=kernels"]
     with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "test_softmax.py").write_text(block.group(1))
-        text = run("--pallas-backend=tpu-interpret", folder=Path(name))
-    lines = [line for line in text.splitlines() if re.match(r"E  |replay:", line)]
-    return "\n".join(lines)
+        options.append("--pallas-checks=forward")
+        for text, what in ((kernels, "record"), (changed, "compare")):
+            Path(name, "kernels.py").write_text(text)
+            printed = run(*options, f"--pallas-cost={what}", folder=Path(name))
+    return next(line for line in printed.splitlines() if line.startswith("softmax: forward"))
+
+
+BIG = """
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+def one_block(x_ref, y_ref, o_ref):
+    o_ref[...] = jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+
+def matmul(x, y):
+    return pl.pallas_call(
+        one_block,
+        out_shape=jax.ShapeDtypeStruct((x.shape[0], y.shape[1]), "float32"),
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=120 * 2**20),
+    )(x, y)
+
+def test_matmul(pallas_compile):
+    x = jax.ShapeDtypeStruct((3072, 3072), "bfloat16")
+    pallas_compile(matmul, x, x, target="v6e")
+"""
+
+
+def hang() -> str:
+    """A kernel that libtpu works on for minutes."""
+    text = run_files({"test_big.py": BIG}, "--pallas-timeout=10")
+    table = from_line(text, r"^=+ pallas =+$").partition("\n=")[0]
+    return f"{explained(text)}\n{table}"
 
 
 def command(*options: str) -> str:
@@ -52,25 +129,55 @@ def command(*options: str) -> str:
     return "$ uv run pytest " + " ".join(options) + "\n" + run(*options).strip()
 
 
-def main() -> None:
-    """Fill every block."""
-    outputs = {
-        "main": from_line(run("--pallas-suite=reference_kernels"), r"^=+ pallas =+$"),
-        "softmax": softmax(),
-        "matmul": command(
+def suite(*options: str) -> str:
+    """The end of a run of specs."""
+    return from_line(run(*options), r"^=+ pallas =+$")
+
+
+#: What makes the output of each block, by page and name.
+BLOCKS: Mapping[Path, Mapping[str, Callable[[], str]]] = {
+    README: {
+        "main": lambda: suite("--pallas-suite=reference_kernels"),
+        "softmax": softmax,
+        "compile": lambda: command(
+            "--pallas-backend=tpu-compile:all", "--pallas-suite=reference_kernels.matmul"
+        ),
+        "matmul": lambda: command(
             "--pallas-backend=tpu-interpret:v6e", "--pallas-suite=reference_kernels", "-k matmul"
         ),
-        "tpu": command("--pallas-backend=tpu") + "\n$ echo $?\n4",
-        "downstream": from_line(run(folder=ROOT / "examples/downstream"), r"^=+ pallas =+$"),
-    }
-    text = README.read_text()
-    for name, output in outputs.items():
-        pattern = rf"(<!-- output: {name} -->\n```\w+\n).*?(```)"
-        text, count = re.subn(
-            pattern, lambda m, o=output: m[1] + o + "\n" + m[2], text, flags=re.DOTALL
-        )
-        assert count == 1, name
-    README.write_text(text)
+        "tpu": lambda: command("--pallas-backend=tpu") + "\n$ echo $?\n4",
+        "downstream": lambda: from_line(
+            run(folder=ROOT / "examples/downstream"), r"^=+ pallas =+$"
+        ),
+    },
+    COMPILING: {
+        "refusal": refusal,
+        "tables": tables,
+        "gpu": lambda: suite(
+            "--pallas-backend=gpu-compile:all", "--pallas-suite=reference_kernels.mosaic_gpu"
+        ),
+        "cost": cost,
+        "hang": hang,
+    },
+}
+
+
+def main() -> None:
+    """Fill the blocks that were named, or all."""
+    for page, blocks in BLOCKS.items():
+        for name, make in blocks.items():
+            if sys.argv[1:] and name not in sys.argv[1:]:
+                continue
+            output = make()
+            pattern = rf"(<!-- output: {name} -->\n```\w+\n).*?(```)"
+            text, count = re.subn(
+                pattern,
+                lambda m, o=output: m[1] + o + "\n" + m[2],
+                page.read_text(),
+                flags=re.DOTALL,
+            )
+            assert count == 1, name
+            page.write_text(text)
 
 
 if __name__ == "__main__":

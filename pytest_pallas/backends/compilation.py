@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,18 +16,15 @@ from pytest_pallas.compilers import cuda, libtpu
 from pytest_pallas.errors import (
     CompileError,
     CompilerFailedError,
-    NoPallasCallError,
     PallasTestError,
 )
 
 if TYPE_CHECKING:
     from pytest_pallas.analysis import KernelCall
     from pytest_pallas.analysis.machine_code import Cost
+    from pytest_pallas.backends.lowering import Lowered, Lowering
     from pytest_pallas.compilers.report import CompileReport
     from pytest_pallas.compilers.service import Service
-
-#: What ``jax.export`` calls a platform.
-_LOWERING = {"tpu": "tpu", "gpu": "cuda"}
 
 #: Calls whose results are kept: what was started ahead of its check is asked for again.
 KEPT = 512
@@ -45,12 +40,14 @@ class Compiler:
       name: the family.
       platform: whose kernels it compiles.
       service: gives the session's workers and cache.
+      lowering: gives what lowers for the chips of the platform.
       target: the chip it compiles for; None is the platform's default.
     """
 
     name: str
     platform: str
     service: Callable[[], Service] = field(repr=False, compare=False)
+    lowering: Callable[[], Lowering] = field(repr=False, compare=False)
     target: Target | None = None
     kind: Kind = "compiling"
     _started: OrderedDict[Any, Callable[[], Outcome]] = field(
@@ -84,11 +81,11 @@ class Compiler:
 
     def _start(self, call: Call, static: Any, arrays: list[Any]) -> Callable[[], Outcome]:
         from pytest_pallas.backends.execution import readable
+        from pytest_pallas.backends.lowering import Lowered
 
         lowered = Lowered()
         try:
-            with self._context():
-                lower(call, static, arrays, self.platform, lowered)
+            lowered = self.lowering().lower(call, static, arrays, self.chip, into=lowered)
         except PallasTestError as error:
             return _ended(Outcome(error=error, kernels=lowered.kernels))
         except Exception as error:  # tracing and lowering run the kernel's own code
@@ -116,11 +113,13 @@ class Compiler:
         # Of a compiler that was stopped, what it had written by then is not the reason.
         text = report.text if report.status in _TELLING else report.text.partition("\n")[0]
         message = "" if report.status == "compiled" else short(text, kernels=lowered.kernels)
+        kernels = _named(report.kernels, lowered.kernels)
         return dataclasses.replace(
             report,
             signature=lowered.signature,
             message=message,
-            kernels=_named(report.kernels, lowered.kernels),
+            kernel=", ".join(cost.kernel for cost in kernels),
+            kernels=kernels,
         )
 
     def _refused(self, lowered: Lowered, error: Exception) -> CompileReport:
@@ -144,92 +143,6 @@ class Compiler:
             kernels=lowered.kernels,
             report=report,
             notes=lowered.notes,
-        )
-
-    @contextmanager
-    def _context(self) -> Generator[None]:
-        """Lower for the chip, for kernels that ask which one it is, and overrule interpret=."""
-        import jax
-        from jax.sharding import AbstractDevice, AbstractMesh
-
-        from pytest_pallas import compat
-
-        chip = self.chip
-        device = AbstractDevice(device_kind=chip.device_kind, num_cores=1, platform=chip.platform)
-        with ExitStack() as stack:
-            stack.enter_context(compat.exact_exports())
-            stack.enter_context(compat.interpret_ignored())
-            stack.enter_context(warnings.catch_warnings())
-            # JAX deprecates the Triton route; whoever tests such a kernel knows.
-            warnings.filterwarnings("ignore", message=".*Triton.*", category=DeprecationWarning)
-            stack.enter_context(
-                jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
-            )
-            yield
-
-
-@dataclass
-class Lowered:
-    """A call on its way to the compiler, as far as it got.
-
-    Attributes:
-      traced: whether it was traced.
-      kernels: its Pallas kernels.
-      module: the program, serialized by ``jax.export``.
-      devices: how many devices it runs on.
-      signature: dtypes and shapes of the arguments.
-      jaxpr: the traced program.
-      notes: for the record.
-    """
-
-    traced: bool = False
-    kernels: tuple[KernelCall, ...] = ()
-    module: bytes = b""
-    devices: int = 1
-    signature: str = ""
-    jaxpr: Any = None
-    notes: tuple[str, ...] = ()
-
-
-def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lowered) -> None:
-    """Trace and lower a call for a platform, and note in ``into`` how far it got.
-
-    Raises:
-      NoPallasCallError: the lowered program holds no Pallas kernel.
-      CompileError: the call cannot be compiled as a whole.
-      Exception: what the kernel or Pallas raised.
-    """
-    from jax import export
-
-    from pytest_pallas.analysis import kernel_calls
-    from pytest_pallas.backends.tracing import jitted, signature
-
-    name = getattr(call.function, "__name__", type(call.function).__name__)
-    if not call.jit:
-        raise CompileError(
-            f"{name} needs the values of its arguments (jit=False), so it cannot be compiled "
-            "without running it. Leave this test out on compiling backends: "
-            '@pytest.mark.pallas(backends=["interpret", ...]).'
-        )
-    into.signature = signature(call)
-    traced = jitted().trace(static, arrays)
-    into.traced = True
-    into.jaxpr = traced.jaxpr
-    into.kernels = tuple(kernel_calls(traced.jaxpr))
-    custom_calls = _COMPILERS[platform].CUSTOM_CALLS
-    checks = [export.DisabledSafetyCheck.custom_call(each) for each in custom_calls]
-    exported = export.export(jitted(), platforms=(_LOWERING[platform],), disabled_checks=checks)(
-        static, arrays
-    )
-    into.devices = exported.nr_devices
-    into.module = bytes(exported.serialize())
-    # Not in ``into.module``: that names the calls it allows.
-    lowered = exported.mlir_module_serialized
-    if call.needs_kernel and not any(each.encode() in lowered for each in custom_calls):
-        raise NoPallasCallError(
-            f"{name}, lowered for {platform}, holds none of {', '.join(custom_calls)}: there is no "
-            "Pallas kernel to compile. Pass the function that calls pl.pallas_call, or arguments "
-            "for which it does not fall back to jnp (it may ask for jax.default_backend())."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,10 +75,16 @@ def compiling(service: Callable[[], Any]) -> tuple[Family, ...]:
     """
 
     def maker(platform: str) -> Callable[[Target | None], Backend]:
+        @functools.cache
+        def lowering() -> Any:  # one for all targets
+            from pytest_pallas.backends.lowering import Lowering
+
+            return Lowering(platform)
+
         def make(target: Target | None) -> Backend:
             from pytest_pallas.backends.compilation import Compiler
 
-            return Compiler(f"{platform}-compile", platform, service, target)
+            return Compiler(f"{platform}-compile", platform, service, lowering, target)
 
         return make
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,3 +135,17 @@ def target_config(target: str) -> str:
     chip = CHIPS[target]
     extension = " feature_extension: ACCELERATED_FEATURES" if chip.accelerated else ""
     return _CONFIG.format(chip=chip, extension=extension)
+
+
+def attributes(target: str) -> dict[str, Any]:
+    """What ``jax.Device`` has on a chip, beside what it has on a CPU.
+
+    Args:
+      target: name of the chip, such as ``"h100"``.
+    """
+    chip = CHIPS[target]
+    return {
+        "core_count": chip.cores,
+        "num_cores": chip.cores,  # of ``jax.sharding.AbstractDevice``
+        "compute_capability": f"{chip.capability}.0",
+    }

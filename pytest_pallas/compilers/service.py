@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -123,7 +124,7 @@ class Service:
 
     def _key(self, program: Program, compiler: ModuleType) -> str:
         parts = (program.module, program.target, str(program.devices))
-        return digest((*parts, compiler.version(), metadata.version("jaxlib"), compiler.flags()))
+        return digest((*parts, *_versions(compiler), compiler.flags()))
 
     def _finish(
         self, future: Future[CompileReport], key: str, target: str, compiler: ModuleType
@@ -132,13 +133,19 @@ class Service:
             if job.cancelled() or job.exception() is not None:
                 future.set_exception(PallasTestError("the session ended before this was compiled"))
                 return
-            report = _report(job.result(), target=target, compiler=compiler.version())
+            report = _report(job.result(), target=target, compiler=_versions(compiler)[0])
             # What a worker could not do says nothing about the next time.
             if self._cache is not None and report.status in ("compiled", "refused"):
                 self._cache.put(key, reports.to_json(report))
             future.set_result(report)
 
         return finish
+
+
+@functools.cache
+def _versions(compiler: ModuleType) -> tuple[str, str]:
+    """The versions of a compiler and of what lowers for it: files are read to find them."""
+    return compiler.version(), metadata.version("jaxlib")
 
 
 def _report(result: Result, *, target: str, compiler: str) -> CompileReport:

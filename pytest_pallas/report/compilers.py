@@ -80,7 +80,8 @@ def counts(records: Iterable[Record]) -> str:
     reports = [report for record in records for report in record.compiled]
     compilers = dict.fromkeys(r["compiler"] for r in reports if r.get("cached") or r.get("seconds"))
     cached = sum(bool(report.get("cached")) for report in reports)
-    text = f"{len(reports)} programs, {cached} of them compiled by an earlier run"
+    programs = "1 program" if len(reports) == 1 else f"{len(reports)} programs"
+    text = f"{programs}, {cached or 'none'} of them compiled by an earlier run"
     return f"{text} ({'; '.join(compilers)})" if compilers else text
 
 

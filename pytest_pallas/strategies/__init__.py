@@ -14,8 +14,11 @@ from pytest_pallas.strategies.arrays import arrays
 from pytest_pallas.strategies.dims import dims
 from pytest_pallas.strategies.domain.blocks import block_sizes, grids
 from pytest_pallas.strategies.domain.indices import indices, page_tables, permutations
+from pytest_pallas.strategies.domain.masks import masks
+from pytest_pallas.strategies.domain.meshes import device_meshes
 from pytest_pallas.strategies.domain.ragged import cu_seqlens, group_sizes, lengths, segment_ids
-from pytest_pallas.strategies.dtypes import dtypes, floats, ints
+from pytest_pallas.strategies.dtypes import dtype_pairs, dtypes, floats, ints
+from pytest_pallas.strategies.elements import elements
 from pytest_pallas.strategies.shaped import shaped
 from pytest_pallas.strategies.shapes import ShapeSpec, parse
 
@@ -28,14 +31,18 @@ __all__ = [
     "as_arguments",
     "block_sizes",
     "cu_seqlens",
+    "device_meshes",
     "dims",
+    "dtype_pairs",
     "dtypes",
+    "elements",
     "floats",
     "grids",
     "group_sizes",
     "indices",
     "ints",
     "lengths",
+    "masks",
     "page_tables",
     "parse",
     "permutations",

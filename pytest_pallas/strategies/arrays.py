@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,9 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.arguments import Drawn
-from pytest_pallas.strategies.dims import MAX_ELEMENTS
-from pytest_pallas.strategies.dims import dims as draw_dims
+from pytest_pallas.strategies.dims import MAX_ELEMENTS, Budget, make_dims
 from pytest_pallas.strategies.dtypes import as_dtype, floats
-from pytest_pallas.strategies.pools import Sizes, Tiles
+from pytest_pallas.strategies.pools import Sizes, Tiles, check_int
 from pytest_pallas.strategies.shapes import ShapeSpec, concrete, parse
 from pytest_pallas.strategies.values import check_classes, generate
 
@@ -32,12 +32,21 @@ _SEEDS = st.integers(0, MAX_SEED)
 
 @dataclass(frozen=True)
 class _Plan:
-    """What ``arrays`` draws from. ``dtypes`` has one strategy for all arrays, or one for each."""
+    """What ``arrays`` draws from.
+
+    Attributes:
+      shapes: of the arrays.
+      sizes: a strategy for the sizes, given the bytes of an element of each array, or of all.
+      dtypes: one strategy for all arrays, or one for each.
+      values: draws the class of values.
+      max_bytes: of all arrays together, or None.
+    """
 
     shapes: ShapeSpec
-    sizes: SearchStrategy[dict[str, int]]
+    sizes: Callable[[tuple[int, ...]], SearchStrategy[dict[str, int]]]
     dtypes: tuple[SearchStrategy[Any], ...]
     values: SearchStrategy[str]
+    max_bytes: int | None
 
 
 def arrays(
@@ -48,6 +57,8 @@ def arrays(
     multiple_of: Tiles | None = None,
     dims: Mapping[str, Sizes] | None = None,
     values: str | Sequence[str] = ("normal", "integers"),
+    unequal: bool | Sequence[str] = (),
+    max_bytes: int | None = None,
     max_dim: int | None = None,
     max_elements: int = MAX_ELEMENTS,
     min_dim: int = 1,
@@ -60,6 +71,7 @@ def arrays(
         def test_matmul(args):
             check(matmul(*args))
 
+        arrays("b h q d, b g k d; h = g*r, q <= k", around={"q": 128, "k": 128}, max_bytes=2**20)
         arrays("b s, b", dtype=("float32", "int32"), around={"s": 128}, dims={"b": [1, 2, 4]})
 
     A failing example is printed as ``Drawn(m=129, k=1, n=257, dtype=bfloat16, values=normal,
@@ -68,14 +80,17 @@ def arrays(
 
     Args:
       shapes: see ``strategies.shapes``. With a single array the tuple has a single element.
-      dtype: a dtype or a strategy for one, which all arrays share; or one of either per array.
-        By default ``floats()``.
+      dtype: a dtype or a strategy for one, which all arrays share; or one of either per array; or
+        a strategy for one dtype per array, such as ``dtype_pairs()``. By default ``floats()``.
       around: see ``strategies.dims``, as for the next two.
       multiple_of: sizes that are one, two or three tiles.
       dims: explicit sizes by name.
-      values: one or more classes of values (see ``strategies.values``). ``"special"``, with NaN
-        and infinities, has to be asked for: most kernels promise nothing about them.
-      max_dim: see ``strategies.dims``, as for the last two.
+      values: one or more classes of values (see ``strategies.values``). Those with
+        NaN and infinities (``"special"``) or subnormals (``"tiny"``) have to be asked for: most
+        kernels promise nothing about them.
+      unequal: see ``strategies.dims``.
+      max_bytes: the most bytes of all arrays together, whatever their dtypes.
+      max_dim: see ``strategies.dims``, as for the last.
       max_elements: the most elements of one array.
       min_dim: the smallest size; 0 asks for empty arrays as well.
 
@@ -84,29 +99,36 @@ def arrays(
       SpecError: an argument that cannot be used, by name.
     """
     spec = shapes if isinstance(shapes, ShapeSpec) else parse(shapes)
-    sizes = draw_dims(
-        spec,
-        around=around,
-        multiple_of=multiple_of,
-        dims=dims,
-        max_dim=max_dim,
-        max_elements=max_elements,
-        min_dim=min_dim,
-    )
+    check_int("max_elements", max_elements, 1)
+    if max_bytes is not None:
+        check_int("max_bytes", max_bytes, 1)
+
+    @lru_cache(maxsize=64)
+    def sizes(itemsizes: tuple[int, ...]) -> SearchStrategy[dict[str, int]]:
+        return make_dims(
+            spec,
+            Budget(max_elements, max_bytes, itemsizes),
+            around=around,
+            multiple_of=multiple_of,
+            dims=dims,
+            unequal=unequal,
+            max_dim=max_dim,
+            min_dim=min_dim,
+        )
+
+    sizes((1,))  # checks the arguments now
     shared = isinstance(dtype, str) or not isinstance(dtype, Sequence)
     given: Any = dtype
     entries: tuple[Any, ...] = (given,) if shared else tuple(given)
-    if not shared and len(entries) != len(spec.arrays):
-        raise SpecError(
-            f"dtype: {len(entries)} dtypes for the {len(spec.arrays)} arrays of {spec.text!r}; "
-            "give one for all, or one for each"
-        )
+    if not shared:
+        _check_count(spec, entries)
     return _arrays(
         _Plan(
             spec,
             sizes,
             tuple(_dtype_strategy(entry) for entry in entries),
             st.sampled_from(check_classes(values)),
+            max_bytes,
         )
     )
 
@@ -123,7 +145,7 @@ def build(
 
     Args:
       shapes: the shapes.
-      sizes: the size of each of ``shapes.names``.
+      sizes: the size of each of ``shapes.variables``.
       dtypes: one for all arrays, or one for each.
       values: a class of values.
       seed: from 0 to ``MAX_SEED``.
@@ -138,10 +160,25 @@ def build(
     return Drawn(items, {**sizes, **recipe})
 
 
+def _check_count(shapes: ShapeSpec, dtypes: Sequence[Any]) -> None:
+    if len(dtypes) != len(shapes.arrays):
+        raise SpecError(
+            f"dtype: {len(dtypes)} dtypes for the {len(shapes.arrays)} arrays of {shapes.text!r}; "
+            "give one for all, or one for each"
+        )
+
+
 @st.composite
 def _arrays(draw: DrawFn, plan: _Plan) -> Drawn:
-    sizes = draw(plan.sizes)
-    dtypes = [as_dtype(draw(strategy), "what dtype drew") for strategy in plan.dtypes]
+    # Sizes come first, unless the dtypes decide how large they may be.
+    sizes = draw(plan.sizes((1,))) if plan.max_bytes is None else {}
+    drawn: list[Any] = [draw(strategy) for strategy in plan.dtypes]
+    if len(drawn) == 1 and isinstance(drawn[0], tuple):
+        drawn = [*drawn[0]]
+        _check_count(plan.shapes, drawn)
+    dtypes = [as_dtype(dtype, "what dtype drew") for dtype in drawn]
+    if plan.max_bytes is not None:
+        sizes = draw(plan.sizes(tuple(dtype.itemsize for dtype in dtypes)))
     return build(plan.shapes, sizes, dtypes, values=draw(plan.values), seed=draw(_SEEDS))
 
 

@@ -7,31 +7,58 @@ and compiled kernels are used again, while three independent dims would hardly e
 
 Each dim is also capped at a position of its pool that is drawn after the row. Most caps do
 nothing; they exist for shrinking, which lowers them dim by dim, to shapes outside the table.
+
+With constraints, some dims are computed from others, and the table has only rows that fit. A cap
+that breaks a constraint makes the draw invalid, so that shrinking passes over it.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 from hypothesis import reject
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.errors import SpecError
+from pytest_pallas.strategies.constraints import (
+    Constraint,
+    defined,
+    definitions,
+    holds,
+    parse_constraint,
+)
 from pytest_pallas.strategies.pools import Pool, Sizes, Tiles, check_int, make_pools
 from pytest_pallas.strategies.shapes import ShapeSpec, concrete, parse
+from pytest_pallas.strategies.table import keep_fitting, make_table
 
 #: Elements of the largest array that is drawn by default: 4 MiB of float32.
 MAX_ELEMENTS = 2**20
 
-#: How often each size of the longest pool appears in the table.
-_CYCLES = 3
-
 #: One draw in about this many caps a dim for no other reason than variety.
 _RARELY = 12
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How large arrays may be.
+
+    Attributes:
+      max_elements: of each array.
+      max_bytes: of all arrays together; None if that does not matter.
+      itemsizes: bytes of an element of each array, or of all; for ``max_bytes``.
+    """
+
+    max_elements: int
+    max_bytes: int | None = None
+    itemsizes: tuple[int, ...] = (1,)
+
+    def __str__(self) -> str:
+        words = f"max_elements={self.max_elements}"
+        return words if self.max_bytes is None else f"{words}, max_bytes={self.max_bytes}"
 
 
 @dataclass(frozen=True)
@@ -46,7 +73,9 @@ class _Plan:
         alone say the sizes, so that shrinking to row 0 frees each dim.
       row: draws the number of a row.
       caps: for each pool a number to subtract, and what to subtract it from.
-      max_elements: bound of the product of each array's dims.
+      budget: what the arrays may have.
+      defining: constraints that give the size of a dim that is not drawn, in order.
+      checked: the other constraints.
     """
 
     shapes: ShapeSpec
@@ -55,7 +84,9 @@ class _Plan:
     table: Sequence[tuple[int, ...]]
     row: SearchStrategy[int]
     caps: Sequence[tuple[int, SearchStrategy[int]]]
-    max_elements: int
+    budget: Budget
+    defining: Sequence[Constraint]
+    checked: Sequence[Constraint]
 
 
 def dims(
@@ -64,49 +95,74 @@ def dims(
     around: Tiles | None = None,
     multiple_of: Tiles | None = None,
     dims: Mapping[str, Sizes] | None = None,
+    unequal: bool | Sequence[str] = (),
     max_dim: int | None = None,
     max_elements: int = MAX_ELEMENTS,
     min_dim: int = 1,
 ) -> SearchStrategy[dict[str, int]]:
-    """A strategy for the size of each named dim in ``shapes``.
+    """A strategy for the size of each named dim in ``shapes``, and in its constraints.
 
     Example::
 
         dims("m k, k n", around={"m": 8, "k": 128}, dims={"n": [64, 128]})
         # draws {"m": 9, "k": 127, "n": 64} for example; shrinks to {"m": 1, "k": 1, "n": 64}
 
+        dims("b h q d, b g k d; h = g*r, q <= k, d % 8 = 0", around={"q": 16, "k": 16})
+
     Args:
-      shapes: see ``strategies.shapes``.
+      shapes: see ``strategies.shapes``. A constraint ``h = g*r`` says the size of ``h``, unless
+        another argument says it by name.
       around: a tile ``b``, several of them, or a mapping from dim to those. Sizes are then 1,
         ``b-1``, ``b``, ``b+1``, ``2b-1``, ``2b``, ``2b+1`` and some primes (with ``max_dim``,
         ``3b`` and ``3b+1`` too). Dims without it have small sizes.
       multiple_of: likewise for sizes that are one, two or three tiles.
       dims: a mapping from dim to its size, to a list of sizes, or to a strategy for it.
-      max_dim: the largest size, except for what ``dims`` says.
+      unequal: names of dims that never have the same size, or True for those of all arrays. Most
+        draws have different sizes anyway, but some are square.
+      max_dim: the largest size, except for what ``dims`` or a constraint says.
       max_elements: the most elements that one array may have; larger draws are made smaller.
       min_dim: the smallest size, except for what ``dims`` says. 0 asks for empty arrays as well.
 
     Raises:
       ShapeLanguageError: ``shapes`` cannot be understood.
-      SpecError: an argument that cannot be used, by name.
+      SpecError: an argument that cannot be used, by name, or no sizes satisfy the constraints.
     """
-    return _dims(_plan(shapes, around, multiple_of, dims, max_dim, max_elements, min_dim))
+    return make_dims(
+        shapes,
+        Budget(check_int("max_elements", max_elements, 1)),
+        around=around,
+        multiple_of=multiple_of,
+        dims=dims,
+        unequal=unequal,
+        max_dim=max_dim,
+        min_dim=min_dim,
+    )
 
 
-def _plan(
+def make_dims(
     shapes: str | ShapeSpec,
-    around: Tiles | None,
-    multiple_of: Tiles | None,
-    dims: Mapping[str, Sizes] | None,
-    max_dim: int | None,
-    max_elements: int,
-    min_dim: int,
-) -> _Plan:
-    """Check the arguments of ``dims`` and prepare its table."""
+    budget: Budget,
+    *,
+    around: Tiles | None = None,
+    multiple_of: Tiles | None = None,
+    dims: Mapping[str, Sizes] | None = None,
+    unequal: bool | Sequence[str] = (),
+    max_dim: int | None = None,
+    min_dim: int = 1,
+) -> SearchStrategy[dict[str, int]]:
+    """``dims`` within a budget; the other arguments and the errors are the same."""
     spec = shapes if isinstance(shapes, ShapeSpec) else parse(shapes)
-    check_int("max_elements", max_elements, 1)
+    said = [
+        name
+        for argument in (around, multiple_of, dims)
+        if isinstance(argument, Mapping)
+        for name in argument
+    ]
+    defining, checked = definitions(spec.constraints, said)
+    computed = {constraint.defines for constraint in defining}
+    positive = [parse_constraint(f"{name} >= {min_dim}") for name in computed]
     made = make_pools(
-        spec.names,
+        [name for name in spec.variables if name not in computed],
         around=around,
         multiple_of=multiple_of,
         dims=dims,
@@ -115,15 +171,70 @@ def _plan(
     )
     pools = {name: pool for name, pool in made.items() if isinstance(pool, Pool)}
     free = {name: sizes for name, sizes in made.items() if not isinstance(sizes, Pool)}
-    least = {name: pool.sizes[0] for name, pool in pools.items()} | dict.fromkeys(free, 1)
-    if _too_large(spec, least, max_elements):
-        raise SpecError(
-            f"max_elements={max_elements} is less than the smallest array of {spec.text!r} has "
-            f"({least}); raise it or allow smaller dims"
-        )
-    table = _table(tuple(pools.values()))
+    if not spec.constraints:
+        least = {name: pool.sizes[0] for name, pool in pools.items()} | dict.fromkeys(free, 1)
+        if _too_large(spec, least, budget):
+            raise SpecError(
+                f"{budget} is less than the smallest array of {spec.text!r} has ({least}); "
+                "raise it or allow smaller dims"
+            )
+    plan = _Plan(
+        shapes=spec,
+        pools=pools,
+        free=free,
+        table=make_table(tuple(pools.values())),
+        row=st.nothing(),
+        caps=(),
+        budget=budget,
+        defining=defining,
+        checked=(*checked, *positive, *_differences(spec, unequal)),
+    )
+    table = _fitting_table(plan) if plan.defining or plan.checked else plan.table
     row = st.sampled_from(range(len(table)))
-    return _Plan(spec, pools, free, table, row, _caps(pools.values(), len(table)), max_elements)
+    caps = _caps(pools.values(), len(table))
+    return _dims(replace(plan, table=table, row=row, caps=caps))
+
+
+def _differences(shapes: ShapeSpec, unequal: bool | Sequence[str]) -> list[Constraint]:
+    """The constraints that ``unequal`` stands for."""
+    names = shapes.names if unequal is True else tuple(unequal or ())
+    for name in names:
+        if name not in shapes.variables:
+            raise SpecError(
+                f"unequal: there is no dim {name!r} in the shapes; their dims are "
+                f"{', '.join(shapes.variables) or 'none'}"
+            )
+    return [parse_constraint(f"{one} != {other}") for one, other in combinations(names, 2)]
+
+
+def _fitting_table(plan: _Plan) -> Sequence[tuple[int, ...]]:
+    """The rows of a plan's table, and more, that satisfy what can be known before drawing."""
+
+    def fits(row: tuple[int, ...]) -> bool:
+        sizes = {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), row, strict=True)}
+        return bool(plan.free) or _complete(plan, sizes)
+
+    table = keep_fitting(plan.table, tuple(plan.pools.values()), fits)
+    if not table:
+        wanted = [constraint.text for constraint in (*plan.defining, *plan.checked)]
+        pools = {name: pool.sizes for name, pool in plan.pools.items()}
+        raise SpecError(
+            f"dims: no sizes satisfy {', '.join(wanted)} within {plan.budget} among {pools}; "
+            "give sizes that do with dims={...}"
+        )
+    return table
+
+
+def _complete(plan: _Plan, sizes: dict[str, int]) -> bool:
+    """Add the dims that constraints define to ``sizes``; whether all constraints hold."""
+    for constraint in plan.defining:
+        assert constraint.defines is not None
+        size = defined(constraint, sizes)
+        if size is None or size < 0:
+            return False
+        sizes[constraint.defines] = size
+    satisfied = all(holds(constraint, sizes) for constraint in plan.checked)
+    return satisfied and not _too_large(plan.shapes, sizes, plan.budget)
 
 
 @st.composite
@@ -138,9 +249,12 @@ def _dims(draw: DrawFn, plan: _Plan) -> dict[str, int]:
         for (cap_base, cap), position in zip(plan.caps, plan.table[number], strict=True)
     ]
     sizes |= {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), positions, strict=True)}
-    if _too_large(plan.shapes, sizes, plan.max_elements):
+    if plan.defining or plan.checked:
+        if not _complete(plan, sizes):
+            reject()
+    elif _too_large(plan.shapes, sizes, plan.budget):
         _reduce(plan, sizes, first=draw(st.integers(0, len(plan.pools) - 1)) if plan.pools else 0)
-    return {name: sizes[name] for name in plan.shapes.names}
+    return {name: sizes[name] for name in plan.shapes.variables}
 
 
 def _caps(pools: Iterable[Pool], base: int) -> tuple[tuple[int, SearchStrategy[int]], ...]:
@@ -165,55 +279,23 @@ def _reduce(plan: _Plan, sizes: dict[str, int], first: int) -> None:
     """
     wanted = dict(sizes)
     sizes |= {name: pool.sizes[0] for name, pool in plan.pools.items()}
-    if _too_large(plan.shapes, sizes, plan.max_elements):
+    if _too_large(plan.shapes, sizes, plan.budget):
         reject()  # only the user's own strategies can come here
     names = list(plan.pools)
     for name in names[first:] + names[:first]:
         for size in reversed(plan.pools[name].sizes):
             granted = sizes | {name: size}
-            if size <= wanted[name] and not _too_large(plan.shapes, granted, plan.max_elements):
+            if size <= wanted[name] and not _too_large(plan.shapes, granted, plan.budget):
                 sizes[name] = size
                 break
 
 
-def _too_large(shapes: ShapeSpec, sizes: Mapping[str, int], max_elements: int) -> bool:
-    return any(math.prod(shape) > max_elements for shape in concrete(shapes, sizes))
-
-
-def _table(pools: Sequence[Pool]) -> tuple[tuple[int, ...], ...]:
-    """Rows of positions in ``pools``, as ``_Plan.table`` describes."""
-    largest = tuple(len(pool.sizes) - 1 for pool in pools)
-    plain = tuple(pool.plain for pool in pools)
-    chance = random.Random(0)  # its own, and always the same: the table is part of the strategy
-    length = max((len(pool.sizes) for pool in pools), default=0)
-    rows: list[tuple[int, ...]] = []
-    for _ in range(_CYCLES):
-        columns = [_shuffled(len(pool.sizes), length, chance) for pool in pools]
-        _spread(columns, pools)
-        rows += zip(*columns, strict=True)
-    return tuple(dict.fromkeys([largest, plain, *rows]))
-
-
-def _shuffled(count: int, length: int, chance: random.Random) -> list[int]:
-    """``length`` positions below ``count``, each as often as the others as far as it goes."""
-    column = [position % count for position in range(length)]
-    chance.shuffle(column)
-    return column
-
-
-def _spread(columns: list[list[int]], pools: Sequence[Pool]) -> None:
-    """Swap within columns until the sizes of each row differ, as far as that helps."""
-
-    def clashes(row: int) -> int:
-        sizes = [pool.sizes[column[row]] for pool, column in zip(pools, columns, strict=True)]
-        return len(sizes) - len(set(sizes))
-
-    for column in columns[1:]:
-        for row in range(len(column)):
-            for other in range(len(column)):
-                before = clashes(row) + clashes(other)
-                if not clashes(row):
-                    break
-                column[row], column[other] = column[other], column[row]
-                if clashes(row) + clashes(other) >= before:
-                    column[row], column[other] = column[other], column[row]
+def _too_large(shapes: ShapeSpec, sizes: Mapping[str, int], budget: Budget) -> bool:
+    elements = [math.prod(shape) for shape in concrete(shapes, sizes)]
+    if any(count > budget.max_elements for count in elements):
+        return True
+    if budget.max_bytes is None:
+        return False
+    itemsizes = budget.itemsizes * (len(elements) if len(budget.itemsizes) == 1 else 1)
+    bytes_ = sum(count * size for count, size in zip(elements, itemsizes, strict=True))
+    return bytes_ > budget.max_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -75,6 +76,42 @@ def ints(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
     return _kind("ints", is_int, names or ("int32", "int8"))
 
 
+def dtype_pairs(
+    *pairs: Sequence[npt.DTypeLike],
+) -> SearchStrategy[tuple[np.dtype[Any], ...]]:
+    """A strategy for dtypes that are drawn together, for kernels of mixed precision.
+
+    Example::
+
+        arrays("m k, k n", dtype=dtype_pairs())  # all pairs of float32 and bfloat16
+        arrays("m k, k n", dtype=dtype_pairs(("bfloat16", "int8"), ("float32", "int4")))
+        arrays("m k, k n, n", dtype=dtype_pairs(("bfloat16", "int8", "float32")))
+
+    Args:
+      pairs: what may be drawn, the simplest first: a dtype for each array. Without any, the
+        pairs of float32 and bfloat16, equal ones first.
+
+    Draws tuples of ``numpy.dtype``.
+
+    Raises:
+      SpecError: a dtype is not supported, or the pairs are not all of one length.
+    """
+    default = [
+        ("float32",) * 2,
+        ("bfloat16",) * 2,
+        ("bfloat16", "float32"),
+        ("float32", "bfloat16"),
+    ]
+    found: list[tuple[np.dtype[Any], ...]] = []
+    for pair in pairs or default:
+        if isinstance(pair, str) or not isinstance(pair, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise SpecError(f"dtype_pairs: {pair!r} is no pair; give ('bfloat16', 'float32')")
+        found.append(tuple(as_dtype(name, "dtype_pairs") for name in pair))
+    if len({len(pair) for pair in found}) > 1 or not found[0]:
+        raise SpecError("dtype_pairs: give a dtype for each array in every pair, as many in each")
+    return st.sampled_from(found)
+
+
 def as_dtype(value: Any, argument: str = "dtype") -> np.dtype[Any]:
     """The supported ``numpy.dtype`` that ``value`` means.
 
@@ -84,8 +121,8 @@ def as_dtype(value: Any, argument: str = "dtype") -> np.dtype[Any]:
     found: np.dtype[Any] | None = None
     if isinstance(value, str):
         found = SUPPORTED.get(value)
-    elif value in (int, float, complex):
-        # numpy would make 64 bits of them, and JAX 32.
+    elif value is int or value is float or value is complex:
+        # numpy would make 64 bits of them, and JAX 32. ("in" would find np.dtype("float64") too.)
         raise SpecError(
             f"{argument}: the width of Python's {value.__name__} is not the same in numpy and "
             f"JAX; say '{value.__name__}32' or another name"

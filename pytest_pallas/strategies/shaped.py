@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.strategies.constraints import holds
 from pytest_pallas.strategies.dtypes import as_dtype
 from pytest_pallas.strategies.shapes import concrete, parse
 
@@ -33,13 +34,14 @@ def shaped(
     Args:
       shapes: the shapes of the arrays, as for ``arrays``.
       dtype: the dtype of all arrays, or a list with one for each.
-      dims: the size of every named dim.
+      dims: the size of every named dim; sizes that only constraints name may be left out.
       options: keyword arguments that change the answer.
       tuning: keyword arguments that must not change it.
 
     Raises:
       ShapeLanguageError: ``shapes`` cannot be understood.
-      SpecError: a size is missing, or there are more or fewer dtypes than arrays.
+      SpecError: a size is missing or breaks a constraint, or there are more or fewer dtypes than
+        arrays.
     """
     import jax
 
@@ -47,6 +49,9 @@ def shaped(
     missing = [name for name in spec.names if name not in dims]
     if missing:
         raise SpecError(f"shaped({shapes!r}): no size for {', '.join(missing)}; give it in dims=")
+    for constraint in spec.constraints:
+        if all(name in dims for name in constraint.names) and not holds(constraint, dims):
+            raise SpecError(f"shaped({shapes!r}): {dict(dims)} breaks {constraint.text!r}")
     dtypes = list(dtype) if isinstance(dtype, (list, tuple)) else [dtype] * len(spec.arrays)
     if len(dtypes) != len(spec.arrays):
         raise SpecError(

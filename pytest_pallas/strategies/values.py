@@ -133,6 +133,34 @@ def _wide(request: _Request) -> Array:
     return np.ldexp(fraction, request.rng.integers(least, most, request.shape, np.int32))
 
 
+def _cancelling(request: _Request) -> Array:
+    made = np.asarray(_normal(request))
+    if not made.ndim or not made.size:
+        return made
+    large = np.rint(64 * made) if is_float(request.dtype) else made
+    # Partners are far apart, so that a partial sum is large whatever the order of the sum.
+    half = made.shape[-1] // 2
+    pairs = np.zeros_like(made)
+    pairs[..., :half] = large[..., :half]
+    pairs[..., made.shape[-1] - half :] = -large[..., :half]
+    rest = _integers(request)
+    if not is_float(request.dtype):
+        bound = max(0, limits(request.dtype).high - 4)
+        pairs = np.clip(pairs, -bound, bound)
+    return pairs + rest
+
+
+def _tiny(request: _Request) -> Array:
+    least = np.array([0.0, -0.0, 1.0, -1.0], np.float64)
+    if is_float(request.dtype):
+        info = ml_dtypes.finfo(request.dtype)
+        found = [float(info.smallest_subnormal), float(info.smallest_normal)]
+        found.append(found[1] - found[0])  # the largest subnormal
+        least = np.array([*least, *found, *(-value for value in found)], np.float64)
+    chosen = request.rng.integers(0, len(least), request.shape, np.uint8)
+    return least.astype(request.wide)[chosen]
+
+
 #: The value classes from the simplest on; shrinking goes towards the first.
 CLASSES: dict[str, Callable[[_Request], Array]] = {
     "integers": _integers,
@@ -141,6 +169,8 @@ CLASSES: dict[str, Callable[[_Request], Array]] = {
     "uniform": _uniform,
     "normal": _normal,
     "wide": _wide,
+    "cancelling": _cancelling,
+    "tiny": _tiny,
     "special": _normal,
 }
 
@@ -162,6 +192,11 @@ def generate(
     - ``"normal"``: the unit normal distribution; integers with a deviation of 8.
     - ``"wide"``: random signs, magnitudes of any order between 2**-8 and 2**8; integers
       between 2**0 and 2**16.
+    - ``"cancelling"``: pairs of 64 times a normal value and its negative, at both ends of a row,
+      each plus one of ``"integers"``, so that sums are small and their terms large.
+    - ``"tiny"``: zeros of both signs, 1 and -1, the least normal values, the least and largest
+      subnormal ones. Hardware may flush those to zero, and XLA does, so a kernel that is compared
+      with it may not promise more.
     - ``"special"``: normal values, one in eight replaced by NaN, infinities, -0, the largest and
       the smallest values, as far as the dtype has them.
 

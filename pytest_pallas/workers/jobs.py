@@ -56,6 +56,8 @@ class Result:
       output: the last 64 kB of what the worker wrote to its stdout and stderr during the job; of
         what it wrote while it started, if it did not get further.
       seconds: from handing the job to the worker until its end, without the start of a process.
+      started: whether a worker was ready for the job. If twice in a row none was, a pool tries no
+        more for that setup, and gives the same result to the jobs that follow.
     """
 
     status: Status
@@ -63,3 +65,4 @@ class Result:
     message: str = ""
     output: str = ""
     seconds: float = 0.0
+    started: bool = True

@@ -18,6 +18,9 @@ from pytest_pallas.workers.work import do
 #: How many jobs may be done before the oldest one, because a worker of their setup was at hand.
 PATIENCE = 16
 
+#: How many jobs in a row may try in vain to start a worker of their setup.
+STARTS = 2
+
 #: How long to wait for the threads that kill the workers, in seconds.
 _CLOSING_SECONDS = 15.0
 
@@ -131,6 +134,8 @@ class _State:
     places: list[_Place] = field(default_factory=list[_Place])
     size: int
     owner: int = field(default_factory=os.getpid)
+    # Results of jobs of which none got a worker since one last did.
+    unstartable: dict[Setup, list[Result]] = field(default_factory=dict[Setup, list[Result]])
 
 
 def _dispatch(state: _State) -> None:
@@ -181,8 +186,12 @@ def _supervise(state: _State, place: _Place) -> None:
     worker = None
     while (job := place.inbox.get()) is not None:
         result: Result | Exception
+        hopeless = state.unstartable.get(job.setup, [])
         try:
-            worker, result = do(worker, job.setup, job.payload, job.timeout, state.stopping)
+            if len(hopeless) < STARTS:
+                worker, result = do(worker, job.setup, job.payload, job.timeout, state.stopping)
+            else:
+                result = hopeless[-1]
         except Exception as unforeseen:
             worker, result = None, unforeseen
         with state.lock:
@@ -190,6 +199,10 @@ def _supervise(state: _State, place: _Place) -> None:
             place.setup = worker.setup if worker else None
             place.idle_since = time.monotonic()
             place.busy = False
+            if isinstance(result, Result) and result.started:
+                state.unstartable.pop(job.setup, None)
+            elif isinstance(result, Result) and len(hopeless) < STARTS:
+                state.unstartable.setdefault(job.setup, []).append(result)
             if not state.stopping.is_set():
                 _dispatch(state)
         if isinstance(result, Result):

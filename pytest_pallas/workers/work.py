@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 import time
@@ -42,7 +43,7 @@ def do(
             worker = Worker(setup)
         except OSError as error:
             message = f"The {setup.name} worker could not be started: {error}."
-            return None, Result(status="crashed", message=message)
+            return None, Result(status="crashed", message=message, started=False)
     try:
         failure = None if worker.ready else _get_ready(worker, stopping)
         if failure is not None:
@@ -91,8 +92,9 @@ def _get_ready(worker: Worker, stopping: threading.Event) -> Result | None:
         name, entry = worker.setup.name, worker.setup.entry
         message = f"The {name} worker could not import its entry {entry!r}:\n"
         message += found.body.decode(errors="replace")
-        return Result(status="raised", message=message, output=text)
-    return _end(worker, found, task="its start", limit=START_SECONDS, seconds=0.0)
+        return Result(status="raised", message=message, output=text, started=False)
+    result = _end(worker, found, task="its start", limit=START_SECONDS, seconds=0.0)
+    return dataclasses.replace(result, started=False)
 
 
 def _end(worker: Worker, found: Exchange, *, task: str, limit: float, seconds: float) -> Result:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from uncompilable import CASES, GPUS, TPUS, Case
 
-from pytest_pallas.backends import TARGETS, Call, Outcome
-from pytest_pallas.backends.compilation import Compiler
+from pytest_pallas.backends import TARGETS, Call, Outcome, parse
+from pytest_pallas.backends.registry import compiling
 from pytest_pallas.compilers import cuda, libtpu
 from pytest_pallas.compilers.service import Service
 from pytest_pallas.errors import CompileError, CompilerFailedError
@@ -37,14 +37,12 @@ def questions() -> Iterator[object]:
 def started() -> Iterator[Started]:
     """All cases of a chip, being compiled by two workers."""
     service = Service(workers=2, memory_bytes=2**33, cache=None)
+    families = {family.name: family for family in compiling(lambda: service)}
     running: dict[str, dict[str, Callable[[], Outcome]]] = {}
 
     def start(target: str) -> dict[str, Callable[[], Outcome]]:
         if target not in running:
-            platform = TARGETS[target].platform
-            backend = Compiler(
-                f"{platform}-compile", platform, service=lambda: service, target=TARGETS[target]
-            )
+            [backend] = parse(f"{TARGETS[target].platform}-compile:{target}", families)
             running[target] = {
                 case.name: backend.start(Call(function=case.function, args=case.args))
                 for case in of(target)

@@ -34,7 +34,8 @@ def test_the_usage_error_is_the_one_shown(tmp_path):
     assert done.returncode == 4
     assert "Traceback" not in done.stdout + done.stderr
     (shown,) = [line for line in output("tpu").splitlines() if line.startswith("ERROR")]
-    assert shown in done.stdout + done.stderr
+    # Which compilers there are is the machine's.
+    assert shown.partition(", tpu-compile")[0] in done.stdout + done.stderr
 
 
 def test_the_example_is_about_ten_lines(blocks):

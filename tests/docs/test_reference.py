@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import pytest_pallas
 from pytest_pallas import fixtures, hookspecs, plugin, strategies
-from pytest_pallas.backends import FAMILIES, TARGETS
+from pytest_pallas.backends import FAMILIES, TARGETS, compiling
 from pytest_pallas.checks import CHECKS
 from pytest_pallas.options import TABLE
 from pytest_pallas.record import OUTCOMES, Record
@@ -17,9 +18,14 @@ from pytest_pallas.session import SANITIZERS
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/reference.md").read_text()
 
+ERRORS = [
+    name for name in pytest_pallas.__all__ if name.endswith("Error") and name != "PallasTestError"
+]
+
 PUBLIC = {
+    "error": ERRORS,
     "option": [option.flag for option in TABLE],
-    "backend": [family.name for family in FAMILIES],
+    "backend": [family.name for family in (*FAMILIES, *compiling(lambda: None))],
     "target": list(TARGETS),
     "fixture": [name for name in plugin.__all__ if hasattr(fixtures, name)],
     "hook": [name for name in vars(hookspecs) if name.startswith("pytest_pallas_")],
@@ -57,6 +63,10 @@ def test_defaults_in_the_text_are_the_defaults():
         ("--pallas-max-examples=N", options.max_examples),
         ("--pallas-seed=N", options.seed),
         ("--pallas-timeout=SECONDS", f"{options.timeout:g}"),
+        ("--pallas-cost=", options.cost),
+        ("--pallas-cost-file=", options.cost_file.name),
+        ("--pallas-cost-limit=", f"{options.cost_limit:g}"),
+        ("--pallas-worker-memory=", f"{options.worker_memory:g}"),
     ):
         row = next(line for line in TEXT.splitlines() if flag in line)
         assert re.search(rf"\b{value}\b", row), row

@@ -102,6 +102,7 @@ def _imported() -> None:
     for module in pkgutil.walk_packages(pytest_pallas.__path__, "pytest_pallas."):
         importlib.import_module(module.name)
     import jax.experimental.pallas.mosaic_gpu
+    import jax.experimental.pallas.triton
     import jax.experimental.shard_map  # noqa: F401
 
     spec = importlib.util.spec_from_file_location("_kernels", KERNELS)

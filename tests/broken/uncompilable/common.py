@@ -30,7 +30,7 @@ class Case:
       words: what the short message must contain for each of them: the operand, the limit, the
         text of the line.
       aborts: those of ``refused`` for which the compiler ends its process instead of answering.
-      silent: chips for which nothing is said: they lack the core that the kernel runs on.
+      silent: chips for which nothing is said: they lack what the kernel runs on.
     """
 
     name: str

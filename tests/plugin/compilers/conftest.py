@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pytest_pallas.compilers import libtpu
@@ -42,10 +44,11 @@ KERNELS = """
 
 
 def pytest_collection_modifyitems(items):
-    if libtpu.missing():
-        for item in items:
-            if item.get_closest_marker("without_libtpu") is None:
-                item.add_marker(pytest.mark.skip(reason=str(libtpu.missing())))
+    missing = libtpu.missing()
+    for item in items if missing else ():  # those of all folders
+        here = item.path.is_relative_to(Path(__file__).parent)
+        if here and item.get_closest_marker("without_libtpu") is None:
+            item.add_marker(pytest.mark.skip(reason=missing))
 
 
 @pytest.fixture

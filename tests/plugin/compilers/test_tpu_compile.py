@@ -111,6 +111,7 @@ def test_pallas_check_gives_the_report(compiling):
         def test_it(pallas_check):
             report = pallas_check(double, X, reference=twice)
             assert report.status == "compiled"
+            assert report.kernel == "_double"
             assert report.spills == 0
             assert report.vmem_bytes < report.vmem_capacity
         """

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from fake_compilers import flags, good_reply, version
-
 from pytest_pallas.compilers.messages import Reply, Request
 
 __all__ = ["ENTRY", "compile", "environment", "flags", "version"]

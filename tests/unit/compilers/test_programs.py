@@ -38,9 +38,7 @@ def run(executable, *args, **options):
 
 def mesh_of(kind, **axes):
     devices = np.array(jax.devices("cpu")[: np.prod([*axes.values()])])
-    return Mesh(
-        devices.reshape(tuple(axes.values())), tuple(axes), axis_types=(kind,) * len(axes)
-    )
+    return Mesh(devices.reshape(tuple(axes.values())), tuple(axes), axis_types=(kind,) * len(axes))
 
 
 def test_a_program_without_arguments():

@@ -9,10 +9,10 @@ from pytest_pallas.compilers.tpu_chips import topology
 @pytest.mark.parametrize(
     ("target", "devices", "name"),
     [
-        ("v4", 1, "v4:1x1x1"),
-        ("v4", 2, "v4:1x1x1"),
-        ("v4", 4, "v4:2x1x1"),
-        ("v5e", 1, "v5e:1x1"),
+        ("v4", 1, "v4:2x2x1"),
+        ("v4", 8, "v4:2x2x1"),
+        ("v4", 9, "v4:2x2x2"),
+        ("v5e", 1, "v5e:2x2"),
         ("v5e", 3, "v5e:2x2"),
         ("v5e", 8, "v5e:2x4"),
         ("v5p", 4, "v5p:2x2x1"),

@@ -48,6 +48,15 @@ def test_a_dtype_per_array(draws):
     assert all(d[0].dtype == np.float32 and d[1].dtype.name == d.recipe["dtype"][1] for d in drawn)
 
 
+def test_dtypes_that_are_drawn_together(draws):
+    drawn = draws(pst.arrays(MATMUL, dtype=pst.dtype_pairs()))
+    both = ("float32", "bfloat16")
+    assert {d.recipe["dtype"] for d in drawn} == {(a, b) for a in both for b in both}
+    assert all((d[0].dtype.name, d[1].dtype.name) == d.recipe["dtype"] for d in drawn)
+    with pytest.raises(SpecError, match="3 dtypes for the 2 arrays"):
+        draws(pst.arrays(MATMUL, dtype=pst.dtype_pairs(("int8",) * 3)), 1)
+
+
 def test_value_classes(draws):
     assert {d.recipe["values"] for d in draws(pst.arrays("m"))} == {"normal", "integers"}
     chosen = pst.arrays("m", values=("special", "rows"))

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from pytest_pallas.errors import SpecError
-from pytest_pallas.strategies import dtypes, floats, ints
+from pytest_pallas.strategies import dtype_pairs, dtypes, floats, ints
 from pytest_pallas.strategies.dtypes import SUPPORTED, as_dtype, is_float, is_int
 
 
@@ -24,6 +24,17 @@ def test_chosen(draws):
     assert all(isinstance(dtype, np.dtype) for dtype in drawn)
 
 
+def test_pairs(draws, shrunk):
+    drawn = {tuple(d.name for d in pair) for pair in draws(dtype_pairs())}
+    both = ("float32", "bfloat16")
+    assert drawn == {(one, other) for one in both for other in both}
+    chosen = draws(dtype_pairs(("bfloat16", "int8", "float32"), ("int4",) * 3))
+    triples = {tuple(d.name for d in triple) for triple in chosen}
+    assert triples == {("bfloat16", "int8", "float32"), ("int4",) * 3}
+    text = shrunk(dtype_pairs(), lambda pair: pair[0] != pair[1])
+    assert "args=(dtype(bfloat16), dtype('float32'))" in text
+
+
 def test_shrinks_to_the_first(shrunk):
     assert "args=dtype('int8')" in shrunk(dtypes("int8", "float32"), lambda _: True)
 
@@ -33,6 +44,8 @@ def test_everything_that_means_a_dtype():
     meant = ["bfloat16", ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16), jnp.bfloat16]
     assert {as_dtype(value) for value in meant} == {np.dtype(ml_dtypes.bfloat16)}
     assert as_dtype(np.dtype(">f4")) == np.dtype("float32")
+    assert as_dtype(np.dtype("float64")) == np.dtype("float64")
+    assert as_dtype(np.int64) == np.dtype("int64")
     assert as_dtype(bool) == np.dtype("bool")
 
 
@@ -53,6 +66,10 @@ def test_every_dtype_is_a_float_an_integer_or_bool(name):
         (lambda: dtypes(None), "not a supported dtype"),
         (lambda: dtypes(float), "float32"),
         (lambda: dtypes(object()), "not a supported dtype"),
+        (lambda: dtype_pairs("float32"), "'float32' is no pair"),
+        (lambda: dtype_pairs(("float32", "x")), "dtype_pairs: 'x' is not"),
+        (lambda: dtype_pairs(("int8",) * 2, ("int8",)), "as many in each"),
+        (lambda: dtype_pairs(()), "as many in each"),
         (lambda: floats("int8"), "floats: 'int8' is no such dtype"),
         (lambda: ints("bool"), "ints: 'bool' is no such dtype"),
         (lambda: ints("float32"), "ints: 'float32' is no such dtype"),

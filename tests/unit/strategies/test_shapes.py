@@ -26,6 +26,14 @@ def test_names_are_unique_and_in_order():
     assert parse("m k, k n 3, m").names == ("m", "k", "n")
 
 
+def test_constraints_follow_the_arrays():
+    spec = parse("b h q d, b g k d; h = g*r, q < k <= 2*q; d % 8 == 0")
+    assert spec.names == ("b", "h", "q", "d", "g", "k")
+    assert spec.variables == ("b", "h", "q", "d", "g", "k", "r")
+    assert [c.text for c in spec.constraints] == ["h = g*r", "q < k <= 2*q", "d % 8 == 0"]
+    assert parse("m; m > 1") == parse("m; m > 1") != parse("m")
+
+
 def test_concrete_shapes():
     assert concrete(parse("m 2, k, ()"), {"m": 5, "k": 7}) == ((5, 2), (7,), ())
 
@@ -41,8 +49,15 @@ def test_concrete_shapes():
         ("() ()", 3, "stands alone"),
         ("() m", 3, "comma"),
         ("(m)", 0, "positive integer"),
-        ("h d; h = 2", 3, "not supported yet"),
-        ("(); m", 2, "not supported yet"),
+        ("(); m", 4, "'m' is no constraint"),
+        ("h d;", 4, "'' is no constraint"),
+        ("h d; h = 2, d =", 12, "is no constraint"),
+        ("h d; h == f(d)", 5, "no call"),
+        ("h d; h = d/2", 5, "write '//'"),
+        ("h d; h = 1.5", 5, "no constant"),
+        ("h d; h = -1", 5, "no unaryop"),
+        ("h d; h < (d < 3)", 5, "no compare"),
+        ("h d; h = 2*seed", 5, "rename"),
         ("m seed", 2, "rename"),
         ("m größe", 2, "name"),
         ("3m", 0, "name"),

@@ -1,3 +1,4 @@
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -108,6 +109,35 @@ def test_wide_covers_every_order_of_magnitude_with_both_signs():
     assert set(np.unique(np.floor(np.log2(np.abs(found))))) == set(range(-8, 8))
     assert 0.4 < np.mean(found < 0) < 0.6
     assert np.abs(numbers("wide", dtype="int32")).max() > 32_768
+
+
+@pytest.mark.parametrize("columns", [64, 65])
+def test_cancelling_sums_are_small_and_their_terms_large(columns):
+    found = numbers("cancelling", (64, columns))
+    assert np.abs(found).mean() > 40
+    assert np.abs(found.sum(-1)).max() < 200
+    half = columns // 2
+    assert np.abs(found[:, :half].sum(-1)).mean() > 200  # no order of summation is spared
+    for seed in range(3):  # small enough for exact sums
+        assert np.all(numbers("cancelling", seed=seed) % 1 == 0)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "int32"])
+def test_cancelling_integers(name):
+    found = numbers("cancelling", (64, 64), name)
+    assert np.abs(found.sum(-1)).mean() < np.abs(found).sum(-1).mean() / 3
+
+
+@pytest.mark.parametrize("name", ["float64", "float32", "bfloat16", "float16", "float8_e5m2"])
+def test_tiny_has_signed_zeros_and_subnormals(name):
+    found = numbers("tiny", dtype=name)
+    zeros = found == 0
+    assert np.signbit(found[zeros]).any()
+    assert not np.signbit(found[zeros]).all()
+    info = ml_dtypes.finfo(SUPPORTED[name])
+    for least in (float(info.smallest_subnormal), float(info.smallest_normal)):
+        assert {least, -least} <= set(found.flat)
+    assert set(numbers("tiny", dtype="int32").flat) == {-1, 0, 1}
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float8_e5m2"])

@@ -167,3 +167,24 @@ def test_an_unforeseen_error_reaches_who_waits(pool, setup_for):
     setup = setup_for("echo", environment=(("NULL", "\0"),))
     with pytest.raises(ValueError, match="null"):
         pool.submit(setup, b"", timeout=5).result(timeout=10)
+
+
+def test_a_worker_that_cannot_start_is_not_tried_for_ever(pool, tmp_path):
+    starts = tmp_path / "starts"
+    setup = Setup(
+        name="counted",
+        entry="worker_that_dies_at_import:run",
+        environment=(("COUNT_STARTS", str(starts)),),
+    )
+    results = [pool.submit(setup, b"", timeout=5.0).result() for _ in range(5)]
+    assert [result.started for result in results] == [False] * 5
+    assert len({result.message for result in results}) == 1
+    assert len(starts.read_text().splitlines()) == 2
+
+
+def test_another_worker_may_start_all_the_same(pool, setup_for):
+    broken = Setup(name="frail", entry="worker_that_dies_at_import:run")
+    for _ in range(3):
+        pool.submit(broken, b"", timeout=5.0).result()
+    result = pool.submit(setup_for("echo"), b"here", timeout=5.0).result()
+    assert (result.status, result.value, result.started) == ("done", b"here", True)

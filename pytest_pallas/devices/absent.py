@@ -1,0 +1,88 @@
+"""Stand-ins for chips that are not there, for kernels that ask which chip they are traced for."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from jax.sharding import AbstractDevice, AbstractMesh
+
+from pytest_pallas import compat
+
+
+class Chip(AbstractDevice):
+    """A chip as JAX and kernels see it, that notes whether it was asked which one it is.
+
+    JAX has it in the keys of its caches, where a stand-in is equal to itself only.
+
+    Attributes:
+      asked: whether anything has asked for what differs between the chips of a platform.
+    """
+
+    asked: bool
+    _kind: str
+    _platform: str
+    _attributes: Mapping[str, Any]
+
+    def __init__(self, device_kind: str, platform: str, attributes: Mapping[str, Any]) -> None:
+        """Stand in for a chip that was not asked yet.
+
+        Args:
+          device_kind: what ``jax.Device.device_kind`` says on the chip.
+          platform: ``"tpu"`` or ``"gpu"``.
+          attributes: what else ``jax.Device`` has on it, by name.
+        """
+        # Not in the fields of AbstractDevice: these are read without being noticed.
+        keep = object.__setattr__
+        keep(self, "_kind", device_kind)
+        keep(self, "_platform", platform)
+        keep(self, "_attributes", dict(attributes))
+        keep(self, "asked", False)
+
+    @property
+    def platform(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """``"tpu"`` or ``"gpu"``."""
+        return self._platform
+
+    @property
+    def device_kind(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What ``jax.Device.device_kind`` says on the chip."""
+        return self.answer("device_kind")
+
+    @property
+    def num_cores(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """TensorCores of a device, or multiprocessors of a GPU."""
+        return self.answer("num_cores")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What can be asked for."""
+        return ("device_kind", "platform", *self._attributes)
+
+    def answer(self, name: str) -> Any:
+        """An attribute of the ``jax.Device`` on the chip."""
+        if name == "platform":
+            return self._platform
+        object.__setattr__(self, "asked", True)
+        return self._kind if name == "device_kind" else self._attributes[name]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"Chip({self._kind})"
+
+    _repr = __repr__  # for the mesh's own
+
+
+@contextmanager
+def present(chip: Chip) -> Generator[None]:
+    """Let kernels that are traced in this context find a chip, and no CPU."""
+    mesh = AbstractMesh((), (), abstract_device=chip)
+    with compat.devices_answer(chip, chip.names), jax.sharding.use_abstract_mesh(mesh):
+        yield

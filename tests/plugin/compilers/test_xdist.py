@@ -1,0 +1,36 @@
+"""Compiling under xdist: several processes load libtpu at once, and all records come home."""
+
+import json
+
+#: As many kernels as processes.
+ROWS = (8, 16, 24, 32)
+
+TESTS = f"""
+    import pytest
+    from chips import *
+
+    @pytest.mark.parametrize("rows", {ROWS})
+    def test_it(pallas_check, rows):
+        pallas_check(double, X[:rows], reference=twice, name=f"double_{{rows}}")
+"""
+
+
+def test_four_processes_compile_side_by_side(compiling):
+    compiling.write(test_it=TESTS)
+    result = compiling.spawn(
+        "-n",
+        "4",
+        "--pallas-backend=tpu-compile:v5e,tpu-compile:v6e",
+        "--pallas-results=results.json",
+    )
+    result.assert_outcomes(passed=8)
+    result.stdout.fnmatch_lines(
+        ["kernel *v5e *v6e", *(f"double_{rows} *compiled *compiled" for rows in ROWS)]
+    )
+    records = json.loads((compiling.path / "results.json").read_text())["records"]
+    reports = [report for record in records for report in record["compiled"]]
+    assert {(report["signature"], report["target"]) for report in reports} == {
+        (f"float32[{rows},480]", target) for rows in ROWS for target in ("v5e", "v6e")
+    }
+    assert {report["status"] for report in reports} == {"compiled"}
+    assert "lockfile" not in result.stdout.str() + result.stderr.str()
