@@ -18,6 +18,7 @@ from pytest_pallas.compilers import cuda, libtpu
 from pytest_pallas.errors import (
     CompileError,
     CompilerFailedError,
+    NoPallasCallError,
     PallasTestError,
 )
 
@@ -97,7 +98,7 @@ class Compiler:
             if not lowered.traced:
                 return _ended(Outcome(error=readable(error)))
             report = self._refused(lowered, error)
-            return _ended(self._outcome(report, lowered, error))
+            return _ended(self._outcome(report, lowered, cause=error))
         from pytest_pallas.compilers.service import Program
 
         program = Program(
@@ -108,7 +109,9 @@ class Compiler:
             dump=None if call.dump is None else _dump(Path(call.dump), self.chip.name, lowered),
         )
         future = self.service().submit(program, timeout=call.timeout)
-        return lambda: self._outcome(self._described(future, lowered), lowered, None)
+        return lambda: self._outcome(
+            self._described(future, lowered), lowered, needs_kernel=call.needs_kernel
+        )
 
     def _described(self, future: Future[CompileReport], lowered: Lowered) -> CompileReport:
         """The compiler's report with what only this process knows."""
@@ -141,9 +144,22 @@ class Compiler:
             compiler="JAX's lowering",
         )
 
-    def _outcome(self, report: CompileReport, lowered: Lowered, cause: Exception | None) -> Outcome:
+    def _outcome(
+        self,
+        report: CompileReport,
+        lowered: Lowered,
+        *,
+        cause: Exception | None = None,
+        needs_kernel: bool = True,
+    ) -> Outcome:
+        error = _error(report, cause)
+        if error is None and needs_kernel and report.kernel_calls == 0:
+            error = NoPallasCallError(
+                f"the executable for {report.target} holds no Pallas kernel: the compiler removed "
+                "it, because nothing that is returned depends on its result"
+            )
         return Outcome(
-            error=_error(report, cause),
+            error=error,
             seconds=report.seconds if not report.cached else 0.0,
             kernels=lowered.kernels,
             report=report,

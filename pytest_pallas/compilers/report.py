@@ -31,7 +31,8 @@ class CompileReport(Cost):
       cached: whether an earlier run had compiled the same.
       signature: dtypes, shapes and options that it was compiled for.
       typical: whether its spec names this call as typical.
-      kernels: what each kernel costs.
+      kernel_calls: Pallas kernels in the executable; None where nothing was compiled.
+      kernels: what each kernel costs. Equal kernels are compiled once.
     """
 
     target: str
@@ -43,6 +44,7 @@ class CompileReport(Cost):
     cached: bool = False
     signature: str = ""
     typical: bool = False
+    kernel_calls: int | None = None
     kernels: tuple[Cost, ...] = ()
 
 
@@ -50,7 +52,13 @@ def compiled(reply: Reply, **fields: Any) -> CompileReport:
     """The report of a program that compiled."""
     costs = total(reply.kernels)
     costs["code_bytes"] = reply.code_bytes if costs["code_bytes"] is None else costs["code_bytes"]
-    return CompileReport(status="compiled", kernels=reply.kernels, **costs, **fields)
+    return CompileReport(
+        status="compiled",
+        kernels=reply.kernels,
+        kernel_calls=reply.kernel_calls,
+        **costs,
+        **fields,
+    )
 
 
 def to_json(report: CompileReport) -> dict[str, Any]:

@@ -78,6 +78,25 @@ def test_what_is_no_kernel_fails_loudly(compiling):
     result.stdout.fnmatch_lines(["*twice, lowered for tpu, holds none of tpu_custom_call*"])
 
 
+def test_a_kernel_whose_result_nobody_uses_fails_loudly(compiling):
+    compiling.write(
+        unused="""
+        from chips import double
+
+        def unused(x):
+            double(x)
+            return x * 2
+        """
+    )
+    result = check(
+        compiling,
+        "import unused; pallas_check(unused.unused, X, reference=twice)",
+        "--pallas-backend=tpu-compile:v6e",
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*no*Pallas kernel*"])
+
+
 def test_interpret_is_overruled(compiling):
     compiling.write(
         quiet="""
