@@ -126,7 +126,8 @@ def direct(target: str, **environment: str) -> Callable[[Path], float]:
     )
 
     def compile(path: Path) -> float:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         print(path, file=process.stdin, flush=True)
         return json.loads(process.stdout.readline())
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.errors import SpecError
+
+#: Elements of an array that is shown whole.
+_SHORT = 16
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -72,6 +78,7 @@ class Arguments:
 def arguments(
     arrays: SearchStrategy[Any],
     *,
+    then: Keywords = _EMPTY,
     options: Keywords = _EMPTY,
     tuning: Keywords = _EMPTY,
 ) -> SearchStrategy[Arguments]:
@@ -84,10 +91,18 @@ def arguments(
             options={"causal": st.booleans(), "scale": 0.125},
             tuning=lambda drawn: {"block_q": st.sampled_from([64, 128])},
         )
+        arguments(
+            arrays("b k d"),
+            then=lambda drawn: {
+                "lengths": lengths(drawn.recipe["b"], max_length=drawn.recipe["k"])
+            },
+        )
 
     Args:
       arrays: draws the positional arguments: ``strategies.arrays(...)``, or any strategy for a
         tuple.
+      then: positional arguments after those, in order: strategies or constants by a name for
+        messages, or a function from what ``arrays`` drew to such a mapping.
       options: keyword arguments of kernel and reference. The values are strategies or constants;
         or it is a function from what ``arrays`` drew to such a mapping.
       tuning: likewise, for the kernel only.
@@ -99,12 +114,12 @@ def arguments(
         raise SpecError(
             f"arrays must be a strategy such as strategies.arrays(...), not {arrays!r:.80}"
         )
-    for argument, value in (("options", options), ("tuning", tuning)):
+    for argument, value in (("then", then), ("options", options), ("tuning", tuning)):
         if not callable(value):
             _check_keywords(argument, value)
     if not callable(options) and not callable(tuning):
         _check_disjoint(options, tuning)
-    return _arguments(arrays, options, tuning)
+    return _arguments(arrays, then, options, tuning)
 
 
 def as_arguments(drawn: object) -> Arguments:
@@ -127,18 +142,27 @@ def as_arguments(drawn: object) -> Arguments:
 
 @st.composite
 def _arguments(
-    draw: DrawFn, arrays: SearchStrategy[Any], options: Keywords, tuning: Keywords
+    draw: DrawFn,
+    arrays: SearchStrategy[Any],
+    then: Keywords,
+    options: Keywords,
+    tuning: Keywords,
 ) -> Arguments:
     drawn = draw(arrays)
     base = as_arguments(drawn)
-    given: dict[str, dict[str, Any]] = {"options": {}, "tuning": {}}
-    for argument, value in (("options", options), ("tuning", tuning)):
+    given: dict[str, dict[str, Any]] = {"then": {}, "options": {}, "tuning": {}}
+    for argument, value in (("then", then), ("options", options), ("tuning", tuning)):
         keywords = _check_keywords(argument, value(drawn)) if callable(value) else value
         for name, entry in keywords.items():
             given[argument][name] = draw(entry) if isinstance(entry, SearchStrategy) else entry
     merged = {**base.options, **given["options"]}, {**base.tuning, **given["tuning"]}
     _check_disjoint(*merged)
-    return Arguments(base.args, *merged, recipe=base.recipe)
+    recipe = dict(base.recipe)
+    for name, value in given["then"].items():
+        if name in recipe:
+            raise SpecError(f"then: the recipe has a {name!r} already; rename the argument")
+        recipe[name] = _keyword_text(value)
+    return Arguments((*base.args, *given["then"].values()), *merged, recipe=recipe)
 
 
 def _check_keywords(argument: str, value: object) -> Mapping[str, Any]:
@@ -192,7 +216,17 @@ def _keywords_text(keywords: Mapping[str, Any]) -> str:
 
 
 def _keyword_text(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return _elements_text(value)
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return _item_text(value)
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _elements_text(array: npt.NDArray[Any]) -> str:
+    """A short array by its elements, any other with a number that tells it from others."""
+    if array.size <= _SHORT and array.dtype.kind in "biu":
+        return str(array.tolist()).replace(" ", "")
+    number = zlib.crc32(np.ascontiguousarray(array).tobytes())
+    return f"{_item_text(array)}#{number:08x}"

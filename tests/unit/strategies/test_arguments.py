@@ -39,6 +39,33 @@ def test_functions_of_what_was_drawn(draws):
     assert all(call.tuning == {"block": call.recipe["d"]} for call in drawn)
 
 
+def test_positional_arguments_after_the_arrays(draws, shrunk):
+    strategy = pst.arguments(
+        ARRAYS,
+        then=lambda drawn: {
+            "lengths": pst.lengths(2, max_length=drawn.recipe["k"]),
+            "scale": 0.5,
+        },
+    )
+    for call in draws(strategy, 20):
+        query, key, lengths, scale = call.args
+        assert query.shape == (call.recipe["q"], call.recipe["d"])
+        assert lengths.max() <= key.shape[0] == call.recipe["k"]
+        assert (scale, call.options) == (0.5, {})
+    text = shrunk(strategy, lambda call: call.recipe["k"] > 8)
+    assert "seed=0, lengths=[1,1], scale=0.5)" in text
+
+
+def test_different_arrays_have_different_names():
+    # What was tried before is known by its name.
+    short = [pst.Arguments((), {"ids": np.array(ids)}) for ids in ([1, 2], [2, 1])]
+    assert "ids=[1,2]" in repr(short[0])
+    long = [pst.Arguments((), {"mask": np.arange(90) > at}) for at in (3, 4)]
+    assert "mask=bool[90]#" in repr(long[0])
+    assert repr(short[0]) != repr(short[1])
+    assert repr(long[0]) != repr(long[1])
+
+
 def test_adds_to_arguments_that_were_drawn(draws):
     inner = pst.arguments(ARRAYS, options={"a": 1}, tuning={"t": 2})
     call = draws(pst.arguments(inner, options={"b": 3}), 1)[0]
@@ -101,6 +128,7 @@ def test_as_arguments():
     ("kwargs", "words"),
     [
         ({"options": [1]}, "^options must be a mapping"),
+        ({"then": [1]}, "^then must be a mapping"),
         ({"tuning": st.booleans()}, "^tuning must be a mapping"),
         ({"options": {"a b": 1}}, "^options: 'a b' cannot be the name"),
         ({"tuning": {3: 1}}, "^tuning: 3 cannot be the name"),
@@ -118,5 +146,7 @@ def test_arguments_are_checked_at_once(kwargs, words):
 def test_what_functions_return_is_checked(draws):
     with pytest.raises(SpecError, match=r"^options must be a mapping"):
         draws(pst.arguments(ARRAYS, options=lambda drawn: 3), 1)
+    with pytest.raises(SpecError, match=r"^then: the recipe has a 'q' already"):
+        draws(pst.arguments(ARRAYS, then={"q": 3}), 1)
     with pytest.raises(SpecError, match=r"^options and tuning both have x"):
         draws(pst.arguments(ARRAYS, options=lambda drawn: {"x": 1}, tuning={"x": 2}), 1)
