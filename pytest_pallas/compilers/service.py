@@ -8,7 +8,7 @@ import functools
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
@@ -130,10 +130,15 @@ class Service:
         self, future: Future[CompileReport], key: str, target: str, compiler: ModuleType
     ) -> Callable[[Future[Result]], None]:
         def finish(job: Future[Result]) -> None:
-            if job.cancelled() or job.exception() is not None:
+            try:
+                report = _report(job.result(), target=target, compiler=_versions(compiler)[0])
+            except CancelledError:
                 future.set_exception(PallasTestError("the session ended before this was compiled"))
                 return
-            report = _report(job.result(), target=target, compiler=_versions(compiler)[0])
+            except Exception as error:  # or whoever waits for the future waits for ever
+                problem = f"the worker's answer cannot be read: {type(error).__name__}: {error}"
+                future.set_exception(PallasTestError(problem))
+                return
             # What a worker could not do says nothing about the next time.
             if self._cache is not None and report.status in ("compiled", "refused"):
                 self._cache.put(key, reports.to_json(report))

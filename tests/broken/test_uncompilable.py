@@ -34,8 +34,9 @@ def questions() -> Iterator[object]:
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[Started]:
-    """All cases of a chip, being compiled by two workers."""
+def started(request: pytest.FixtureRequest) -> Iterator[Started]:
+    """All selected cases of a chip, being compiled by two workers."""
+    selected = {item.name for item in request.session.items}
     service = Service(workers=2, memory_bytes=2**33, cache=None)
     families = {family.name: family for family in compiling(lambda: service)}
     running: dict[str, dict[str, Callable[[], Outcome]]] = {}
@@ -46,6 +47,7 @@ def started() -> Iterator[Started]:
             running[target] = {
                 case.name: backend.start(Call(function=case.function, args=case.args))
                 for case in of(target)
+                if any(name.endswith(f"[{target}-{case.name}]") for name in selected)
             }
         return running[target]
 

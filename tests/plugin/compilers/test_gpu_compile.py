@@ -1,6 +1,5 @@
 """``gpu-compile``: Mosaic GPU and Triton kernels, compiled for GPUs that are not there."""
 
-import jax
 import pytest
 
 from pytest_pallas.compilers import cuda
@@ -121,9 +120,6 @@ def test_kernels_of_both_kinds_compile_for_h100_and_are_refused_for_their_reason
 def test_a_compiler_that_aborts_fails_one_check_and_its_last_words_say_why(gpus):
     result = gpus.run("--pallas-backend=gpu-compile:a100", "-k", "triton or wgmma")
     result.assert_outcomes(passed=1, failed=1)
-    if jax.__version_info__ < (0, 12):  # there it is an ordinary refusal
-        result.stdout.fnmatch_lines(["*refused for a100: *not supported on sm_80*"])
-        return
     result.stdout.fnmatch_lines(
         [
             "*ones_product: forward on gpu-compile:a100: the compiler for a100 crashed: *",

@@ -167,3 +167,12 @@ def test_what_is_not_compiled_when_the_session_ends_is_not_waited_for(make):
     threading.Timer(0.01, fake.service.close).start()
     with pytest.raises(PallasTestError, match="the session ended"):
         futures[-1].result(timeout=SECONDS)
+
+
+def test_an_answer_that_cannot_be_read_is_an_error_and_no_endless_wait(make, monkeypatch):
+    def unreadable(data):
+        raise ValueError("no JSON")
+
+    monkeypatch.setattr(services.Reply, "decode", staticmethod(unreadable))
+    with pytest.raises(PallasTestError, match="answer cannot be read: ValueError: no JSON"):
+        make().compile()
