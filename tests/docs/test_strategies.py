@@ -1,0 +1,32 @@
+"""docs/strategies.md: its examples pass, and it names every strategy and value class."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pytest_pallas import strategies
+from pytest_pallas.strategies.values import CLASSES
+
+TEXT = (Path(__file__).parents[2] / "docs/strategies.md").read_text()
+DRAWN = [name for name in strategies.__all__ if name[0].islower()]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_examples(blocks, pytester, number):
+    name, block = blocks("docs/strategies.md")[number]
+    (pytester.path / name).write_text(block)
+    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("name", sorted(set(DRAWN) - {"parse", "shaped", "as_arguments", "dims"}))
+def test_every_strategy_is_named(name):
+    assert f"pst.{name}" in TEXT
+
+
+def test_every_strategy_in_the_text_exists():
+    assert set(re.findall(r"pst\.(\w+)", TEXT)) <= set(DRAWN)
+
+
+def test_value_classes():
+    assert re.findall(r"^\| `(\w+)` \|", TEXT, re.MULTILINE) == list(CLASSES)
