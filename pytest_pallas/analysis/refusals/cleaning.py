@@ -54,7 +54,7 @@ _REPLACED: tuple[tuple[str, str], ...] = (
     (r"^(?:Current thread|Thread 0x|Extension modules|Fatal Python error).*$", ""),
     (r'^\s*File "[^"]*", line \d+ in .*$', ""),
     # Values' names in dumps, base64, and other text without words.
-    (r"[A-Za-z0-9+/=_-]{80,}", "..."),
+    (r"(?<![\w+/=.-])(?!/)[A-Za-z0-9+/=_-]{80,}+(?!\.\w)", "..."),
     # Python's spelling of shapes and enums.
     (r"\b(?:Blocked|BoundedSlice)\(block_size=(\d+)\)", r"\1"),
     (r"\bElement\(block_size=(\d+), padding=\(0, 0\)\)", r"Element(\1)"),

@@ -549,3 +549,13 @@ def test_the_error_that_jax_replaced_has_the_full_text() -> None:
     other = KeyError("a")
     other.__cause__ = ValueError("b")
     assert full_text(other) == "KeyError: 'a'"
+
+
+def test_a_long_path_is_no_encoded_module():
+    folder = "/tmp/" + "/".join(f"a_folder_with_a_long_name_{n}" for n in range(5))
+    text = (
+        f"Block spec for args[0] in pallas_call scale at {folder}/test_scale.py:7 has block shape"
+    )
+    assert "in pallas_call scale at test_scale.py:7 has" in short(text)
+    module = "TUzvUgFNTElSMjQuMC4wZ2l0AAExCQEDBQcBAwkDHQsNDxETFRcZGx0fISMlA7mLGQF" * 3
+    assert module not in short(f'"body": "{module}" is not valid')
