@@ -180,5 +180,5 @@ def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lower
         raise NoPallasCallError(
             f"{name}, lowered for {platform}, holds none of {', '.join(custom_calls)}: there is no "
             "Pallas kernel to compile. Pass the function that calls pl.pallas_call, or arguments "
-            "for which it does not fall back to jnp (it may ask for jax.default_backend())."
+            "for which it does not fall back to jnp."
         )
