@@ -18,6 +18,10 @@ class SpecError(PallasTestError):
     """A ``KernelSpec`` or its strategy cannot be used as it is written."""
 
 
+class NotApplicableError(SpecError):
+    """A check was asked for that cannot be asked of this kernel, or on this backend."""
+
+
 class OptionError(PallasTestError):
     """A command-line option, ini value, mark or fixture argument has an invalid value."""
 

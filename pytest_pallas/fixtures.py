@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_pallas.errors import BackendUnavailableError, OptionError, TooFewDevicesError
+from pytest_pallas.errors import (
+    BackendUnavailableError,
+    NotApplicableError,
+    OptionError,
+    TooFewDevicesError,
+)
 from pytest_pallas.options import choose
 from pytest_pallas.session import SANITIZERS, Session, current
 
@@ -79,7 +84,8 @@ def pallas_check(
     reference=   the same function in jnp; needed.
     options=     keyword arguments for both, such as {"causal": True}.
     tuning=      keyword arguments for the kernel only, such as {"block_m": 64}.
-    checks=      names of the checks to make; by default the mark's, or forward.
+    checks=      names of the checks to make; by default the mark's, or forward. "all" leaves out
+                 export, jit, blocks and sharding where they cannot be asked.
     exact=       True: small integers held in floats must give a bitwise equal answer.
     differentiable=  positions of arguments, for the gradient check.
     tolerance=   a Tolerance, or a mapping from dtype and backend to one.
@@ -148,7 +154,15 @@ def pallas_check(
                 dump=session.dump_folder(_test_name(session)),
                 costs=session.costs,
             )
-            finding = ask(session.checks[each], trial, kernel, found=tally.add)
+            try:
+                finding = ask(session.checks[each], trial, kernel, found=tally.add)
+            except NotApplicableError:
+                if list(names) != ["all"]:
+                    raise
+                tally.withdraw()
+                if not tally.examples:
+                    del session.tallies[kernel, each, tally.backend]
+                continue
             if finding.outcome is not None:
                 values = finding.outcome.report or finding.outcome.values
         return values

@@ -61,6 +61,9 @@ class KernelSpec:
         equal answer in any order of summation.
       differentiable: positions of the arguments to differentiate by; the gradient check needs it.
       vmappable: whether ``jax.vmap`` of the kernel is promised to work.
+      batch_axes: for each positional argument the axis along which the kernel computes independent
+        things, or None for one that all of them need: ``(0, None)`` for ``x @ w``. Axis 0 of every
+        output is that axis. The sharding check needs it. It excludes ``meshes``.
       meshes: meshes to run on, e.g. ``({"x": 4}, {"x": 8})``; the kernel and the reference are
         then called with ``mesh=`` as well.
       checks: names of the checks to run; None for every check that applies.
@@ -87,6 +90,7 @@ class KernelSpec:
     exact: bool = False
     differentiable: Sequence[int] = ()
     vmappable: bool = True
+    batch_axes: Sequence[int | None] = ()
     meshes: Sequence[Mapping[str, int]] = ()
     checks: Collection[str] | None = None
     tolerance: Tolerance | Mapping[str, Tolerance] | None = None
@@ -152,6 +156,15 @@ def _problems(spec: KernelSpec) -> list[str]:
             f"reference must be a function in jnp, not {spec.reference!r}; without "
             "one there is nothing to compare with"
         )
+    axes = list(spec.batch_axes)
+    named = [axis for axis in axes if axis is not None]
+    if any(not isinstance(axis, int) or axis < 0 for axis in named) or (axes and not named):  # pyright: ignore[reportUnnecessaryIsInstance]
+        problems.append(
+            "batch_axes must hold the number of an axis, from 0, or None for each positional "
+            f"argument, and one axis at least, not {spec.batch_axes!r}"
+        )
+    if axes and spec.meshes:
+        problems.append("batch_axes and meshes exclude each other: the kernel shards itself")
     if spec.meshes and not callable(spec.inputs):
         problems.append("with meshes, inputs must be a function from the mesh to a strategy")
     if callable(spec.typical) != bool(spec.meshes and spec.typical):

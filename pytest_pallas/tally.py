@@ -33,6 +33,10 @@ class Tally:
         """Count an example, before it is known how it goes."""
         self.examples += 1
 
+    def withdraw(self) -> None:
+        """Take back the last ``begin``: the example turned out to be none for this check."""
+        self.examples -= 1
+
     def add(self, finding: Finding) -> None:
         """Add what an example showed. Of one that failed, only the failure counts."""
         self.kernel_seconds += finding.seconds

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_pallas.checks.check import Check, Program
 
 if TYPE_CHECKING:
+    from pytest_pallas.backends import Backend
     from pytest_pallas.checks.trial import Finding, Trial
     from pytest_pallas.spec import KernelSpec
 
@@ -44,6 +45,24 @@ def _vmappable(spec: KernelSpec) -> str | None:
     if spec.meshes:
         return "the kernel runs on a mesh, and vmap of its shard_map is not promised"
     return None if spec.vmappable else "the spec says that the kernel is not vmappable"
+
+
+def _exportable(spec: KernelSpec) -> str | None:
+    if spec.meshes:
+        return "the kernel runs on a mesh, and what is exported is called on one device"
+    return None
+
+
+def _tuned(spec: KernelSpec) -> str | None:
+    return pkgutil.resolve_name(f"{__name__}.blocks:untuned")(spec)
+
+
+def _shardable(spec: KernelSpec) -> str | None:
+    return None if spec.batch_axes else "the spec names no batch_axes"
+
+
+def _exported_on(backend: Backend) -> str | None:
+    return pkgutil.resolve_name(f"{__name__}.export:on")(backend)
 
 
 #: The checks of this package, in the order in which they run.
@@ -84,6 +103,41 @@ CHECKS: tuple[Check, ...] = (
         run=_from("immutability"),
         needs=_nothing,
         share=0.25,
+    ),
+    Check(
+        name="dtype",
+        asks="does it return the dtypes, shapes and pytree of the reference?",
+        run=_from("dtype"),
+        needs=_nothing,
+    ),
+    Check(
+        name="jit",
+        asks="is the answer without jax.jit as good as with it?",
+        run=_from("jit"),
+        needs=_nothing,
+        share=0.125,
+    ),
+    Check(
+        name="export",
+        asks="does it survive jax.export, to the bit?",
+        run=_from("export"),
+        needs=_exportable,
+        on=_exported_on,
+        share=0.125,
+    ),
+    Check(
+        name="blocks",
+        asks="is the answer with the default tuning as good as with the drawn one?",
+        run=_from("blocks"),
+        needs=_tuned,
+        share=0.125,
+    ),
+    Check(
+        name="sharding",
+        asks="is it the same under shard_map on 1, 2, 4 and 8 devices?",
+        run=_from("sharding"),
+        needs=_shardable,
+        share=0.125,
     ),
 )
 

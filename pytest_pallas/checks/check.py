@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_pallas.backends import Backend
     from pytest_pallas.checks.trial import Finding, Trial
     from pytest_pallas.spec import KernelSpec
 
 #: A function and its positional arguments.
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def _anywhere(backend: Backend) -> str | None:
+    del backend
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +32,7 @@ class Check:
       share: the share of ``--pallas-max-examples`` that it draws, because it costs more a piece.
       program: the call that a compiling backend compiles in place of ``run``; None if there is
         nothing to compile that another check does not compile.
+      on: why it cannot be asked on a backend, or None if it can.
     """
 
     name: str
@@ -34,6 +41,11 @@ class Check:
     needs: Callable[[KernelSpec], str | None]
     share: float = 1.0
     program: Callable[[Trial], Program] | None = None
+    on: Callable[[Backend], str | None] = _anywhere
+
+    def unmet(self, spec: KernelSpec, backend: Backend) -> str | None:
+        """Why it cannot be asked of a spec on a backend, or None if it can."""
+        return self.needs(spec) or self.on(backend)
 
     def examples(self, most: int) -> int:
         """How many examples it draws when ``most`` are allowed."""

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import jax
+import numpy as np
 
 from pytest_pallas.backends import Backend, Call, Outcome
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.compilers.costs import Costs
 from pytest_pallas.errors import KernelError, PallasTestError
-from pytest_pallas.numerics import Comparison, Tolerance, compare_trees
+from pytest_pallas.numerics import Comparison, Tolerance, compare_trees, is_float, wide
 from pytest_pallas.oracle import Expected, ExpectedCache, flatten
 from pytest_pallas.strategies.arguments import Arguments
+
+#: Integers up to this size count as small: the product of two is exact in bfloat16, and a sum of
+#: 2**15 such products is exact in float32.
+SMALL = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +34,7 @@ class Trial:
       devices: on how many devices.
       exact: whether small integers held in floats must give a bitwise equal answer.
       differentiable: positions of the arguments to differentiate by.
+      batch_axes: as in ``KernelSpec``.
       tolerance: the rule of judgement.
       nan_ok: whether NaN is a right answer for finite inputs.
       check_dtype: whether the kernel must return the reference's dtypes.
@@ -46,6 +54,7 @@ class Trial:
     devices: int = 1
     exact: bool = False
     differentiable: Sequence[int] = ()
+    batch_axes: Sequence[int | None] = ()
     tolerance: Tolerance = field(default_factory=Tolerance)
     nan_ok: bool = False
     check_dtype: bool = True
@@ -90,13 +99,17 @@ def run(
     *,
     jit: bool | None = None,
     tuned: bool = True,
+    races: bool = True,
 ) -> Outcome:
     """Run ``function`` on the trial's backend with the trial's options.
+
+    ``tuned=False`` leaves out its tuning, and ``races=False`` does not look for races.
 
     Raises:
       KernelError: the kernel raised.
     """
-    outcome = trial.backend.run(call(trial, function, args, jit=jit, tuned=tuned))
+    made = call(trial, function, args, jit=jit, tuned=tuned)
+    outcome = trial.backend.run(made if races else replace(made, races=False))
     if outcome.error is not None:
         raise as_kernel_error(outcome.error)
     return outcome
@@ -154,3 +167,18 @@ def expect(trial: Trial) -> Expected:
     return trial.cache.get(
         trial.reference, trial.arguments.args, trial.arguments.options, nan_ok=trial.nan_ok
     )
+
+
+def exactly(trial: Trial) -> bool:
+    """Whether the answer must be that of the oracle to the bit.
+
+    True if the trial is exact and every float input holds small integers only.
+    """
+    if not trial.exact:
+        return False
+    for leaf in jax.tree.leaves(trial.arguments.args):
+        if hasattr(leaf, "dtype") and is_float(leaf.dtype):
+            values = wide(np.asarray(leaf))
+            if not (np.abs(values) <= SMALL).all() or (values != np.rint(values)).any():
+                return False
+    return True

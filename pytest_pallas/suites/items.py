@@ -119,7 +119,7 @@ def spec_nodes(
             if named:
                 yield UnclaimedItem.from_parent(parent, spec=spec, backend=backend)
             continue
-        for check in _checks(session, parent, spec):
+        for check in _checks(session, parent, spec, backend):
             if backend.kind == "compiling" and check.program is None:
                 continue
             for mesh in spec.meshes or ({},):
@@ -142,7 +142,9 @@ def _backends(session: Session, parent: pytest.Collector) -> tuple[Sequence[Back
     return backends, any("backends" in mark.kwargs for mark in marks)
 
 
-def _checks(session: Session, parent: pytest.Collector, spec: KernelSpec) -> Iterator[Check]:
+def _checks(
+    session: Session, parent: pytest.Collector, spec: KernelSpec, backend: Backend
+) -> Iterator[Check]:
     """The chosen checks that the spec asks for, or, if it does not say, that apply to it."""
     try:
         chosen = choose(session.options_for(parent).checks, session.checks, "checks")
@@ -150,7 +152,7 @@ def _checks(session: Session, parent: pytest.Collector, spec: KernelSpec) -> Ite
         raise parent.CollectError(str(error)) from None
     for name in chosen:
         check = session.checks[name]
-        if name in spec.checks if spec.checks is not None else check.needs(spec) is None:
+        if name in spec.checks if spec.checks is not None else not check.unmet(spec, backend):
             yield check
 
 
@@ -188,7 +190,7 @@ class SpecItem(pytest.Item):
         if failure is not None:
             reason = f"{failure.reason} (JAX {failure.jax})"
             self.add_marker(pytest.mark.xfail(reason=reason, strict=True, raises=EXPECTED))
-        unmet = check.needs(spec)
+        unmet = check.unmet(spec, backend)
         if unmet is not None:
             self.add_marker(pytest.mark.skip(reason=f"{check.name} needs more: {unmet}"))
         return self

@@ -64,6 +64,7 @@ def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
         devices=1 if asked.mesh is None else asked.mesh.size,
         exact=spec.exact,
         differentiable=spec.differentiable,
+        batch_axes=spec.batch_axes,
         tolerance=tolerance_for(
             item.config,
             list(item.iter_markers("pallas_tolerance")),

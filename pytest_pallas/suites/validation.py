@@ -9,7 +9,7 @@ from typing import Any
 from pytest_pallas.checks import Check
 from pytest_pallas.errors import PallasTestError
 from pytest_pallas.spec import KernelSpec
-from pytest_pallas.strategies.arguments import Arguments, as_arguments
+from pytest_pallas.strategies.arguments import Arguments
 
 
 def problem_with(spec: KernelSpec, checks: Mapping[str, Check], families: object) -> str | None:
@@ -29,45 +29,26 @@ def problem_with(spec: KernelSpec, checks: Mapping[str, Check], families: object
         return f"unknown backends {unknown}; there are {', '.join(sorted(known))}"
     if spec.meshes:
         return None  # its strategy needs the mesh, and a mesh needs JAX to start
+    from pytest_pallas.strategies.once import draw_once
+
     try:
         arguments = draw_once(spec.inputs)
     except PallasTestError as error:
         return str(error)
     except Exception as error:
         return f"its inputs strategy raised {type(error).__name__}: {error}"
+    axes = spec.batch_axes
+    if axes and len(axes) != len(arguments.args):
+        return (
+            f"batch_axes has {len(axes)} entries, but its inputs draw {len(arguments.args)} "
+            "positional arguments; give one for each, None for those that are not split"
+        )
     kernels = spec.kernel.values() if isinstance(spec.kernel, Mapping) else (spec.kernel,)
     for kernel in kernels:
         problem = _unbound(kernel, arguments, {**arguments.options, **arguments.tuning}, "kernel")
         if problem:
             return problem
     return _unbound(spec.reference, arguments, dict(arguments.options), "reference")
-
-
-def draw_once(strategy: Any) -> Arguments:
-    """One example of a strategy, always the same."""
-    import hypothesis
-    from hypothesis import HealthCheck
-
-    drawn: list[Any] = []
-
-    @hypothesis.settings(
-        max_examples=1,
-        phases=[hypothesis.Phase.generate],
-        database=None,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=[
-            HealthCheck.too_slow,
-            HealthCheck.data_too_large,
-            HealthCheck.filter_too_much,
-        ],
-    )
-    @hypothesis.given(strategy)
-    def draw(value: Any) -> None:
-        drawn.append(value)
-
-    draw()
-    return as_arguments(drawn[0])
 
 
 def _unbound(

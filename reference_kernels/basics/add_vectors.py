@@ -104,5 +104,6 @@ SPEC_BLOCKS = KernelSpec(
     ),
     exact=True,
     vmappable=False,  # as above
+    batch_axes=(0, 0),
     typical=(pst.shaped("n, n", dtype="float32", dims={"n": 1_000_000}),),
 )

@@ -198,6 +198,7 @@ SPEC = KernelSpec(
     inputs=pst.arguments(_ARRAYS, tuning=_BLOCKS),
     exact=True,
     differentiable=(0, 1),
+    batch_axes=(0, None),
     typical=(_TYPICAL,),
 )
 

@@ -148,5 +148,6 @@ SPEC = KernelSpec(
         tuning={"block_rows": 16},
     ),
     differentiable=(0,),
+    batch_axes=(0,),
     typical=(pst.shaped("m n", dtype="float32", dims={"m": 4096, "n": 2048}),),
 )

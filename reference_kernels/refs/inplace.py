@@ -91,6 +91,7 @@ SPEC_ALIASED = KernelSpec(
     reference=reference,
     inputs=pst.arguments(_ARRAYS, tuning={"block_rows": st.sampled_from([16, 32])}),
     exact=True,
+    batch_axes=(0,),
     typical=(pst.shaped("m n", dtype="float32", dims={"m": 4096, "n": 512}),),
 )
 

@@ -78,6 +78,23 @@ CATCHES = (
     Catch("int8_overflow", BOTH, (r"must be exactly equal", r"wrapped around in int8\?")),
     Catch("beyond_the_end", TPU, (r'IndexError: Out-of-bounds block index .* "next_ref"',)),
     Catch("transposed", BOTH, (r"the oracle with its last two axes transposed",)),
+    Catch(
+        "weak_scale", BOTH, (r"\[1\]: weakly typed float32\[\], the reference float32",), "dtype"
+    ),
+    Catch(
+        "shorter_when_eager",
+        BOTH,
+        (r"jit on .* \(without jax\.jit\) is wrong", r"index \d+ of axis 0 \(rows\), the last"),
+        "jit",
+    ),
+    Catch("calls_the_host", ("interpret",), (r"export on interpret", "callback"), "export"),
+    Catch(
+        "default_block_drops_tail",
+        BOTH,
+        (r"blocks on .* \(default tuning .*\) is wrong",),
+        "blocks",
+    ),
+    Catch("fades_by_row", BOTH, (r"\(shard_map on 2 devices; .*\) is wrong",), "sharding"),
     Catch("never_signalled", TPU, (r"did not finish within \d+ s", r"--pallas-timeout")),
 )
 

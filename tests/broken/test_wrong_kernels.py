@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import wrong_kernels
-from catches import BOTH, CATCHES, CONTROLS, ONLY_ON_HARDWARE, SWAPPED, Catch
+from catches import BOTH, CATCHES, CONTROLS, ONLY_ON_HARDWARE, SWAPPED, TPU, Catch
 from wrong_kernels.copies import read_before_wait
 
 from pytest_pallas.suites import suite
@@ -129,7 +129,9 @@ def test_every_kernel_of_the_package_is_accounted_for(records: Records) -> None:
 
 def test_right_kernels_pass_every_check(records: Records) -> None:
     checks = {check for kernel, check, _ in records if kernel == "right"}
-    assert checks == {"forward", "vmap", "determinism", "immutability"}
+    most = {"forward", "vmap", "determinism", "immutability", "dtype", "jit"}
+    assert checks == {*most, "export"}
+    assert {c for kernel, c, place in records if kernel == "right" and place in TPU} == most
     for (kernel, _, _), record in records.items():
         if kernel in CONTROLS:
             assert record["outcome"] == "passed"

@@ -64,7 +64,7 @@ def test_hardware_that_is_not_here_is_a_usage_error(here, platform):
     assert "Traceback" not in text + result.stdout.str()
     assert f"--pallas-backend: backend '{platform}' is not available: " in text
     assert f"finds no {platform.upper()}, only cpu" in text
-    assert "Available here: interpret, tpu-interpret, gpu-interpret." in text
+    assert "Available here: interpret, tpu-interpret, gpu-interpret" in text
 
 
 def test_hardware_in_the_ini_file_is_a_usage_error_too(here):

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import pytest
 
+ALL = [
+    "forward",
+    "gradient",
+    "vmap",
+    "determinism",
+    "immutability",
+    "dtype",
+    "jit",
+    "export",
+    "blocks",
+    "sharding",
+]
+
 
 @pytest.mark.parametrize(
     ("flag", "names"),
     [
-        ("all", ["forward", "gradient", "vmap", "determinism", "immutability"]),
+        ("all", ALL),
         ("forward", ["forward"]),
         ("immutability,forward,forward", ["immutability", "forward"]),
         ("none", []),
     ],
 )
 def test_choice(project, flag, names):
-    project.specs('name="add", kernel=add, differentiable=(0, 1), vmappable=True')
+    project.specs(
+        'name="add", kernel=lambda x, y, *, block=8: add(x, y), differentiable=(0, 1), '
+        'vmappable=True, batch_axes=(0, 0), inputs=pst.arguments(INPUTS, tuning={"block": 16})'
+    )
     result = project.run(
         "--pallas-suite=specs", "--pallas-backend=interpret", f"--pallas-checks={flag}",
         "--collect-only", "-q",
@@ -33,6 +49,35 @@ def test_checks_that_do_not_apply_are_left_out(project):
     assert "add-forward" in text
     assert "add-gradient" not in text
     assert "add-vmap" not in text
+    assert "add-blocks" not in text
+    assert "add-sharding" not in text
+    assert "add-dtype" in text
+
+
+def test_export_is_left_out_where_kernels_are_callbacks(project):
+    project.specs('name="add", kernel=add')
+    words = "--pallas-suite=specs", "--pallas-checks=export"
+    text = project.run(*words, "--collect-only", "-q").stdout.str()
+    assert "add-export[interpret]" in text
+    assert "add-export[tpu-interpret]" not in text
+    project.specs('name="add", kernel=add, checks=("export",)')
+    result = project.run(*words, "--pallas-backend=interpret,tpu-interpret", "-rs")
+    result.assert_outcomes(passed=1, skipped=1)
+    assert "export needs more: tpu-interpret runs kernels by callbacks" in result.stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("check", "reason"),
+    [
+        ("blocks", "its inputs draw no tuning"),
+        ("sharding", "the spec names no batch_axes"),
+    ],
+)
+def test_checks_that_need_more_of_a_spec(project, check, reason):
+    project.specs(f'name="add", kernel=add, checks=("{check}",)')
+    result = project.run("--pallas-suite=specs", "--pallas-backend=interpret", "-rs")
+    result.assert_outcomes(skipped=1)
+    assert f"{check} needs more: {reason}" in result.stdout.str()
 
 
 def test_checks_that_a_spec_asks_for_and_that_cannot_be_asked_are_skipped(project):

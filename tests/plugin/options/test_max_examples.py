@@ -34,6 +34,9 @@ def test_checks_draw_their_share(project):
         "gradient": 2,
         "determinism": 2,
         "immutability": 1,
+        "dtype": 4,
+        "jit": 1,
+        "export": 1,
     }
 
 

@@ -26,6 +26,11 @@ CASES = {
     "timeout": (60.0, ("3", 3.0), ("4.5", 4.5), ("timeout=5", 5.0)),
     "missing": ("skip", ("error", "error"), ("skip", "skip"), ("missing='error'", "error")),
     "results": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
+    "dump": (None, ("a", "a"), ("b", "b"), None),
+    "cost": ("off", ("record", "record"), ("off", "off"), None),
+    "cost_file": ("pallas_costs.json", ("a.json", "a.json"), ("b.json", "b.json"), None),
+    "cost_limit": (5.0, ("3", 3.0), ("4.5", 4.5), None),
+    "worker_memory": (8.0, ("3", 3.0), ("4.5", 4.5), None),
     "example": ("", ("AAA=", "AAA="), ("AAE=", "AAE="), None),
 }
 
@@ -51,7 +56,7 @@ def said(project, name, *args, mark=""):
     result = run("test_say.py", "-k", "test_say", *args)
     assert result.parseoutcomes()["passed"] == 1
     value = json.loads((project.path / "said.json").read_text())
-    if name == "results" and value is not None:
+    if name in ("results", "dump", "cost_file") and value is not None and Path(value).is_absolute():
         return str(Path(value).relative_to(project.path))  # made absolute, by where pytest started
     return value
 

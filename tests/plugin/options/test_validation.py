@@ -15,7 +15,10 @@ BAD = [
     ("--pallas-timeout=inf", "must be a number of seconds above 0, not 'inf'"),
     ("--pallas-timeout=soon", "must be a number of seconds above 0, not 'soon'"),
     ("--pallas-missing=fail", "must be one of skip, error, not 'fail'"),
-    ("--pallas-checks=forwards", "all, none, forward, gradient, vmap, determinism, immutability"),
+    (
+        "--pallas-checks=forwards",
+        "all, none, forward, gradient, vmap, determinism, immutability, dtype, jit, export",
+    ),
     ("--pallas-checks=forward,nope", "unknown 'nope'"),
     ("--pallas-sanitize=rases", "unknown 'rases'; valid: all, none, races"),
 ]

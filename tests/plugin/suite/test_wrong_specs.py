@@ -18,6 +18,10 @@ WRONG = {
         "its inputs draw 1 positional arguments and no keywords, but the kernel add(x: 'Any', "
         "y: 'Any') -> 'Any' cannot be called with them: missing a required argument: 'y'",
     ),
+    "batch axes": (
+        'name="bad", kernel=add, batch_axes=(0,)',
+        "batch_axes has 1 entries, but its inputs draw 2 positional arguments; give one for each",
+    ),
     "reference's arguments": (
         'name="bad", kernel=add, reference=lambda x: x',
         "but the reference <lambda>(x) cannot be called with them: too many positional arguments",

@@ -1,0 +1,60 @@
+"""``blocks``: the kernel's default tuning gives as good an answer as the drawn one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+
+from pytest_pallas.checks.trial import Finding, Trial, exactly, expect, judge, run
+from pytest_pallas.errors import NotApplicableError
+from pytest_pallas.spec import KernelSpec
+from pytest_pallas.strategies.once import draw_once
+
+
+def blocks(trial: Trial) -> Finding:
+    """Run the kernel with its default tuning, then with the drawn one, and judge both.
+
+    A spec draws small blocks, so that small arrays have many; users get the defaults. Two sizes
+    of block add in different orders, so they agree as well as both agree with the oracle; to the
+    bit where the spec is exact and small integers were drawn.
+
+    Raises:
+      NotApplicableError: there is no tuning.
+    """
+    if not trial.arguments.tuning:
+        raise NotApplicableError("the blocks check needs tuning=, such as block sizes")
+    expected, exact = expect(trial), exactly(trial)
+    default = run(trial, trial.kernel, trial.arguments.args, tuned=False)
+    first = judge(trial, default.values, expected, exact=exact)
+    if not all(comparison.passed for comparison in first):
+        subject = "default tuning instead of what was drawn"
+        return Finding(comparisons=first, seconds=default.seconds, subject=subject)
+    drawn = run(trial, trial.kernel, trial.arguments.args)
+    return Finding(
+        comparisons=[*first, *judge(trial, drawn.values, expected, exact=exact)],
+        outcome=drawn,
+        seconds=default.seconds + drawn.seconds,
+    )
+
+
+def untuned(spec: KernelSpec) -> str | None:
+    """Why a spec has no two tunings to compare, or None if it has."""
+    if callable(spec.inputs):
+        return "the kernel runs on a mesh, which its inputs wait for"
+    try:
+        tuning = draw_once(spec.inputs).tuning
+    except Exception:  # said at collection, by the validation of the spec
+        return "its inputs cannot be drawn"
+    if not tuning:
+        return "its inputs draw no tuning"
+    functions = spec.kernel.values() if isinstance(spec.kernel, Mapping) else (spec.kernel,)
+    for function in functions:
+        parameters = inspect.signature(function).parameters
+        needed = [n for n in tuning if n in parameters and _is_required(parameters[n])]
+        if needed:
+            return f"the kernel has no default for {', '.join(needed)}"
+    return None
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.default is inspect.Parameter.empty

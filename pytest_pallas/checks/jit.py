@@ -1,0 +1,40 @@
+"""``jit``: the kernel gives the same answer without ``jax.jit`` around it."""
+
+from __future__ import annotations
+
+from pytest_pallas.checks.trial import Finding, Trial, exactly, expect, judge, run
+from pytest_pallas.errors import NotApplicableError
+from pytest_pallas.numerics import bitwise
+from pytest_pallas.oracle import flatten
+
+
+def jit(trial: Trial) -> Finding:
+    """Run the kernel as it is, and compare with the jitted one, bit for bit.
+
+    XLA fuses what stands around a kernel when it sees all of it, and then rounds at other places:
+    other bits are no error. They are judged as ``forward`` judges the jitted answer, so an answer
+    must be as close to the oracle as the baseline's in either case.
+
+    Raises:
+      NotApplicableError: the kernel cannot be jitted.
+    """
+    if not trial.jit:
+        raise NotApplicableError("the jit check needs a kernel that can be jitted, but jit=False")
+    expected = expect(trial)
+    jitted = run(trial, trial.kernel, trial.arguments.args)
+    eager = run(trial, trial.kernel, trial.arguments.args, jit=False)
+    seconds = jitted.seconds + eager.seconds
+    mine, theirs = flatten(eager.values), flatten(jitted.values)
+    if [path for path, _ in mine] == [path for path, _ in theirs]:
+        comparisons = [
+            bitwise(actual, wanted, where=f"{path or 'output'} without jit")
+            for (path, actual), (_, wanted) in zip(mine, theirs, strict=True)
+        ]
+        if all(comparison.passed for comparison in comparisons):
+            return Finding(comparisons=comparisons, outcome=eager, seconds=seconds)
+    return Finding(
+        comparisons=judge(trial, eager.values, expected, exact=exactly(trial)),
+        seconds=seconds,
+        subject="without jax.jit",
+        notes=("not the bits of the jitted call",),
+    )

@@ -1,0 +1,127 @@
+"""``sharding``: a kernel that is sharded over devices gives the answer of the unsharded one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from pytest_pallas.checks.trial import Finding, Trial, exactly, judge, run
+from pytest_pallas.devices.mesh import make_mesh
+from pytest_pallas.errors import NotApplicableError, SpecError
+
+#: On how many devices, as far as there are that many.
+DEVICES = (1, 2, 4, 8)
+
+_AXIS = "shards"
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """A function under ``jax.shard_map`` over all devices of a mesh of one axis.
+
+    Attributes:
+      function: what each device calls with its part of the arguments.
+      axes: the axis of each positional argument that is spread; None leaves it whole.
+      mesh: the devices. Axis 0 of every output is gathered from them.
+    """
+
+    function: Callable[..., Any]
+    axes: tuple[int | None, ...]
+    mesh: Mesh
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Call the function on every device; arguments that hold no arrays are passed as is."""
+        whole = dict(enumerate(args))
+        spread = {p: arg for p, arg in whole.items() if _has_arrays(arg)}
+
+        def call(*parts: Any) -> Any:
+            full = {**whole, **dict(zip(spread, parts, strict=True))}
+            return self.function(*full.values(), **options)
+
+        specs = tuple(_spec(self.axes[position]) for position in spread)
+        return jax.shard_map(
+            call,
+            mesh=self.mesh,
+            in_specs=specs,
+            out_specs=PartitionSpec(_AXIS),
+            check_vma=False,  # pallas_call does not say over which axes its outputs vary
+        )(*spread.values())
+
+
+def sharding(trial: Trial) -> Finding:
+    """Shard the kernel over 1, 2, 4 and 8 devices, and judge against the oracle of the whole.
+
+    The arrays are the drawn ones several times over, as often as there are devices at most and
+    rolled by one more element each time: on all devices every one has a call of the drawn shape,
+    and on fewer a larger one. As the elements are independent, this is as valid a call.
+
+    Raises:
+      NotApplicableError: nothing says which axes are independent, or the kernel is not jitted.
+      SpecError: ``batch_axes`` does not fit the arguments.
+    """
+    axes = tuple(trial.batch_axes)
+    if not axes or not trial.jit:
+        raise NotApplicableError("the sharding check needs batch_axes of a spec, and jit")
+    assert trial.reference is not None
+    platform = trial.backend.platform if trial.backend.kind == "hardware" else "cpu"
+    counts = [count for count in DEVICES if count <= len(jax.devices(platform))]
+    args = _several(trial.arguments.args, axes, counts[-1])
+    expected = trial.cache.get(trial.reference, args, trial.arguments.options, nan_ok=trial.nan_ok)
+    seconds = 0.0
+    comparisons: list[Any] = []
+    for count in counts:
+        mesh = make_mesh({_AXIS: count}, platform)
+        spread = dataclasses.replace(trial, devices=count)
+        outcome = run(spread, Sharded(trial.kernel, axes, mesh), args)
+        seconds += outcome.seconds
+        judged = judge(trial, outcome.values, expected, exact=exactly(trial))
+        if not all(comparison.passed for comparison in judged):
+            subject = f"shard_map on {count} devices; {counts[-1]} times the drawn inputs"
+            return Finding(comparisons=judged, seconds=seconds, subject=subject)
+        comparisons += judged
+    notes = (f"sharded over {', '.join(map(str, counts))} devices",)
+    return Finding(comparisons=comparisons, seconds=seconds, notes=notes)
+
+
+def _several(args: tuple[Any, ...], axes: Sequence[int | None], copies: int) -> tuple[Any, ...]:
+    """The arguments with ``copies`` rolled copies one after another along their axes."""
+    if len(axes) != len(args):
+        raise SpecError(
+            f"batch_axes={tuple(axes)} has {len(axes)} entries for {len(args)} positional "
+            "arguments; give one for each, None for those that are not split"
+        )
+
+    several: list[Any] = []
+    for position, (arg, axis) in enumerate(zip(args, axes, strict=True)):
+        if axis is not None:
+            shapes = [np.shape(leaf) for leaf in jax.tree.leaves(arg)]
+            short = [shape for shape in shapes if len(shape) <= axis]
+            if short:
+                raise SpecError(
+                    f"batch_axes: argument {position} has the shape {short[0]}, which has no "
+                    f"axis {axis}"
+                )
+            arg = jax.tree.map(functools.partial(_rolled, axis=axis, copies=copies), arg)
+        several.append(arg)
+    return tuple(several)
+
+
+def _rolled(leaf: Any, *, axis: int, copies: int) -> Any:
+    array = np.asarray(leaf)
+    return np.concatenate([np.roll(array, copy, axis) for copy in range(copies)], axis)
+
+
+def _has_arrays(arg: Any) -> bool:
+    leaves = jax.tree.leaves(arg)
+    return bool(leaves) and all(hasattr(leaf, "dtype") for leaf in leaves)
+
+
+def _spec(axis: int | None) -> PartitionSpec:
+    return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, _AXIS)

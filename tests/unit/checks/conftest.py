@@ -1,0 +1,40 @@
+"""What the tests of checks ask with: trials of a kernel that doubles its input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+
+from pytest_pallas.backends.interpreters import interpret
+from pytest_pallas.checks.trial import Trial
+from pytest_pallas.strategies.arguments import Arguments
+
+
+def twice(x: jax.Array) -> jax.Array:
+    def body(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = 2 * x_ref[...]
+
+    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+@pytest.fixture
+def trial_of() -> Callable[..., Trial]:
+    """``trial_of(kernel, reference, ...)`` on one float32[8, 128], of the fields of ``Trial``."""
+
+    def make(kernel: Any = twice, reference: Any = lambda x: jnp.multiply(x, 2), **rest: Any):
+        x = np.random.default_rng(0).standard_normal((8, 128)).astype(np.float32)
+        given = {"arguments": Arguments((x,)), "backend": interpret()} | rest
+        return Trial(kernel=kernel, reference=reference, **given)
+
+    return make
+
+
+@pytest.fixture
+def doubled() -> Callable[[jax.Array], jax.Array]:
+    return twice

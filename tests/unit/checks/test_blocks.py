@@ -1,0 +1,67 @@
+"""``checks.blocks``."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.checks.blocks import blocks, untuned
+from pytest_pallas.errors import NotApplicableError
+from pytest_pallas.spec import KernelSpec
+from pytest_pallas.strategies.arguments import Arguments
+
+X = np.arange(1024, dtype=np.float32).reshape(8, 128) % 16
+
+
+def off_by(doubled, wrong):
+    return lambda x, *, block=64: doubled(x) + wrong.get(block, 0)
+
+
+def trial(trial_of, kernel, **rest):
+    return trial_of(kernel, arguments=Arguments((X,), tuning={"block": 8}), **rest)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "subject"),
+    [({}, None), ({64: 1}, "default tuning instead of what was drawn"), ({8: 1}, "")],
+)
+def test_both_are_judged(trial_of, doubled, wrong, subject):
+    finding = blocks(trial(trial_of, off_by(doubled, wrong)))
+    assert (finding.failed is None) == (subject is None)
+    assert finding.subject == (subject or "")
+
+
+def test_exact_kernels_agree_to_the_bit(trial_of, doubled):
+    kernel = off_by(doubled, {64: 2.0**-20})  # less than the tolerance
+    assert blocks(trial(trial_of, kernel)).failed is None
+    assert blocks(trial(trial_of, kernel, exact=True)).failed is not None
+
+
+def test_it_needs_tuning(trial_of):
+    with pytest.raises(NotApplicableError, match="tuning="):
+        blocks(trial_of())
+
+
+def test_which_specs_have_two_tunings(doubled):
+    def spec(kernel, tuning):
+        inputs = pst.arguments(pst.arrays("n", around=8), tuning=tuning)
+        return KernelSpec(name="k", kernel=kernel, reference=doubled, inputs=inputs)
+
+    def defaults(x, *, block=64):
+        return x
+
+    def required(x, *, block):
+        return x
+
+    drawn = {"block": st.sampled_from([8, 16])}
+    assert untuned(spec(defaults, drawn)) is None
+    assert untuned(spec(required, drawn)) == "the kernel has no default for block"
+    assert untuned(spec(doubled, {})) == "its inputs draw no tuning"
+    on_mesh = dataclasses.replace(
+        spec(defaults, drawn), inputs=lambda mesh: st.nothing(), meshes=({"x": 2},)
+    )
+    assert "mesh" in (untuned(on_mesh) or "")

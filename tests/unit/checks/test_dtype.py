@@ -1,0 +1,78 @@
+"""``checks.dtype``."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pytest_pallas.checks.dtype import dtype
+from pytest_pallas.errors import MismatchError
+from pytest_pallas.oracle import ExpectedCache
+
+
+def test_nothing_is_executed(trial_of, doubled):
+    class Untouched(ExpectedCache):
+        def get(self, *args, **options):
+            raise AssertionError("the reference was evaluated")
+
+    finding = dtype(trial_of(doubled, cache=Untouched()))
+    assert not finding.comparisons
+    assert finding.outcome is None
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        (lambda x: [2 * x], "structure: *, the reference [*]"),
+        (lambda x: (2 * x)[1:], "output: float32[8, 128], the reference float32[7, 128]"),
+        (
+            lambda x: (2 * x).astype(jnp.bfloat16),
+            "output: float32[8, 128], the reference bfloat16[8, 128]",
+        ),
+        (lambda x: np.asarray(x, np.float64) * 2, "the reference float64[8, 128]"),  # not traced
+        (
+            lambda x: jnp.full(x.shape, 2.0),
+            "output: float32[8, 128], the reference weakly typed float32[8, 128]",
+        ),
+    ],
+)
+def test_differences(trial_of, doubled, reference, words):
+    with pytest.raises(MismatchError) as caught:
+        dtype(trial_of(doubled, reference))
+    assert words in str(caught.value)
+
+
+def test_every_difference_is_named_by_its_path(trial_of, doubled):
+    def several(x):
+        return {"a": doubled(x), "b": doubled(x)}
+
+    def reference(x):
+        return {"a": 2 * x[1:], "b": (2 * x).astype(jnp.int32)}
+
+    with pytest.raises(MismatchError, match=r"(?s)\['a'\]: float32.*\['b'\]: .*int32"):
+        dtype(trial_of(several, reference))
+
+
+def test_the_structure_is_that_of_containers(trial_of, doubled):
+    def as_list(x):
+        return [doubled(x)]
+
+    with pytest.raises(MismatchError, match=r"structure: \[\*\], the reference \(\*,\)"):
+        dtype(trial_of(as_list, lambda x: (2 * x,)))
+
+
+def test_dtypes_are_left_alone_where_that_is_asked(trial_of, doubled):
+    dtype(trial_of(doubled, lambda x: (2 * x).astype(jnp.bfloat16), check_dtype=False))
+    with pytest.raises(MismatchError, match=r"output: \[8, 128\], the reference \[7, 128\]"):
+        dtype(trial_of(doubled, lambda x: (2 * x)[1:], check_dtype=False))
+
+
+def test_a_kernel_that_cannot_be_jitted_is_run(trial_of, doubled):
+    def looks(x):
+        return doubled(x) if float(x[0, 0]) < 1e9 else x
+
+    finding = dtype(trial_of(looks, jit=False))
+    assert finding.seconds > 0
+    with pytest.raises(MismatchError, match="the reference bfloat16"):
+        dtype(trial_of(looks, lambda x: (2 * x).astype(jnp.bfloat16), jit=False))

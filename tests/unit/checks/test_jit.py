@@ -1,0 +1,41 @@
+"""``checks.jit``."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from pytest_pallas.checks.jit import jit
+from pytest_pallas.errors import NotApplicableError
+
+
+def scaled_when_eager(doubled, factor):
+    return lambda x: doubled(x) * (1 if isinstance(x, jax.core.Tracer) else factor)
+
+
+def test_the_same_bits_are_found_equal(trial_of, doubled):
+    [comparison] = jit(trial_of(doubled)).comparisons
+    assert comparison.kind == "bitwise"
+    assert comparison.passed
+
+
+def test_other_bits_are_judged_by_the_oracle(trial_of, doubled):
+    finding = jit(trial_of(scaled_when_eager(doubled, 1 + 2**-23)))
+    assert finding.failed is None
+    assert [comparison.kind for comparison in finding.comparisons] == ["close"]
+    assert finding.notes == ("not the bits of the jitted call",)
+    assert jit(trial_of(scaled_when_eager(doubled, 1.001))).failed is not None
+
+
+def test_other_outputs_fail(trial_of, doubled):
+    def kernel(x):
+        return doubled(x) if isinstance(x, jax.core.Tracer) else (doubled(x), doubled(x))
+
+    failed = jit(trial_of(kernel)).failed
+    assert failed is not None
+    assert failed.kind == "tree"
+
+
+def test_it_needs_jit(trial_of):
+    with pytest.raises(NotApplicableError, match="jit=False"):
+        jit(trial_of(jit=False))
