@@ -120,8 +120,6 @@ def spec_nodes(
                 yield UnclaimedItem.from_parent(parent, spec=spec, backend=backend)
             continue
         for check in _checks(session, parent, spec, backend):
-            if backend.kind == "compiling" and check.program is None:
-                continue
             for mesh in spec.meshes or ({},):
                 yield SpecItem.from_parent(
                     parent, spec=spec, check=check, backend=backend, mesh=mesh
@@ -152,6 +150,8 @@ def _checks(
         raise parent.CollectError(str(error)) from None
     for name in chosen:
         check = session.checks[name]
+        if backend.kind == "compiling" and check.program is None:
+            continue
         if name in spec.checks if spec.checks is not None else not check.unmet(spec, backend):
             yield check
 
