@@ -158,10 +158,11 @@ def pytest_runtest_protocol(
     state = current(item.config)
     state.item = item
     state.tallies.clear()
-    if getattr(getattr(nextitem, "backend", None), "kind", None) == "compiling":
-        from pytest_pallas.suites import ahead
+    for each in (item, nextitem):
+        if getattr(getattr(each, "backend", None), "kind", None) == "compiling":
+            from pytest_pallas.suites import ahead
 
-        ahead.begin_both(item, nextitem)
+            ahead.begin(each)
     try:
         return (yield)
     finally:

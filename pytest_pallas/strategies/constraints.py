@@ -11,7 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -166,5 +166,5 @@ def _value(node: Any, sizes: Mapping[str, int]) -> int:
     if isinstance(node, ast.Name):
         return sizes[node.id]
     if isinstance(node, ast.Constant):
-        return int(node.value)  # type: ignore[arg-type]
+        return cast("int", node.value)
     return _ARITHMETIC[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jax
 import pytest
@@ -18,22 +18,20 @@ from pytest_pallas.strategies.arguments import as_arguments
 from pytest_pallas.suites.questions import Question, ask_about, trial_of
 from pytest_pallas.suites.variety import choose
 
-if TYPE_CHECKING:
-    from pytest_pallas.suites.items import SpecItem
+#: Set on an item whose programs are on their way.
+_BEGUN = pytest.StashKey[bool]()
 
 
-def begin_both(item: Any, following: Any) -> None:
-    """Begin to compile what an item will ask about, and then the next one."""
-    for each in (item, following):
-        if hasattr(each, "question") and each.backend.kind == "compiling":
-            begin(each)
-
-
-def begin(item: SpecItem) -> None:
-    """Begin to compile what an item will ask about.
+def begin(item: pytest.Item | None) -> None:
+    """Begin to compile what an item will ask about, once.
 
     What goes wrong here goes wrong again when the item asks, and is reported there.
     """
+    from pytest_pallas.suites.items import SpecItem
+
+    if not isinstance(item, SpecItem) or _BEGUN in item.stash:
+        return
+    item.stash[_BEGUN] = True
     if any(item.iter_markers("skip")) or current(item.config).options.example:
         return
     with contextlib.suppress(Exception, pytest.skip.Exception):
