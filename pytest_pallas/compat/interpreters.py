@@ -1,0 +1,139 @@
+"""Private names of JAX: the interpreters."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+
+def _interpreters() -> list[Any]:
+    """The modules that hold ``_shared_memory``, of the interpreters that were used so far.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    names = (
+        "jax._src.pallas.mosaic.interpret.interpret_pallas_call",
+        "jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks",
+    )
+    return [sys.modules[name] for name in names if name in sys.modules]
+
+
+def reset_interpreters() -> None:
+    """Forget the state of the TPU and GPU interpreters, as is due after an exception in them.
+
+    ``reset_gpu_interpret_mode_state`` has no public name. Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    for module in _interpreters():
+        for name in ("reset_tpu_interpret_mode_state", "reset_gpu_interpret_mode_state"):
+            if hasattr(module, name):
+                getattr(module, name)()
+
+
+def fail_interpreters(error: Exception) -> bool:
+    """Make every simulated device that waits in an interpreter raise ``error``.
+
+    The interpreters' waits poll ``check_failed``, so this ends a deadlock without killing the
+    process. ``top_level=False`` because the caller is none of the simulated devices: it must not
+    take a place at their clean-up barrier. True if there was an interpreter to stop.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    stopped = False
+    for module in _interpreters():
+        memory = getattr(module, "_shared_memory", None)
+        if memory is not None:
+            memory.set_failed(error, top_level=False)
+            stopped = True
+    return stopped
+
+
+@contextmanager
+def mended_tpu_interpreter() -> Generator[None]:
+    """Let the TPU interpreter run two kinds of kernels that the compiler takes.
+
+    A kernel that is vmapped and has ``dimension_semantics``: the batch is a new leading grid
+    dimension, which the user's tuple does not count; the interpreter zips the two and raises. The
+    members of a batch are independent, so that dimension is as parallel as the one behind it.
+
+    A kernel with ``input_output_aliases`` whose blocks overhang the array: the interpreter returns
+    the aliased output with its padding, and lowering fails.
+
+    Seen in JAX 0.11.2 and 0.12.0.1; does nothing where the lengths and shapes agree.
+    """
+    module: Any = importlib.import_module("jax._src.pallas.mosaic.interpret.interpret_pallas_call")
+    semantics_of = module._get_parallel_dim_semantics
+    interpret = module.interpret_pallas_call
+
+    def counted(params: Any, dimensions: int) -> tuple[bool, ...]:
+        semantics = semantics_of(params, dimensions)
+        missing = dimensions - len(semantics)
+        return (*([semantics[0]] * missing if semantics else []), *semantics)
+
+    def cropped(*args: Any, out_avals: Any, **params: Any) -> list[Any]:
+        outputs = interpret(*args, out_avals=out_avals, **params)
+        return [
+            output if output.shape == aval.shape else output[tuple(map(slice, aval.shape))]
+            for output, aval in zip(outputs, out_avals, strict=True)
+        ]
+
+    module._get_parallel_dim_semantics = counted
+    module.interpret_pallas_call = cropped
+    try:
+        yield
+    finally:
+        module._get_parallel_dim_semantics = semantics_of
+        module.interpret_pallas_call = interpret
+
+
+@contextmanager
+def printed_races() -> Generator[list[str]]:
+    """Collect the races that the interpreters print instead of raising.
+
+    JAX 0.11.2 has no ``on_race`` and prints; 0.12.0.1 raises, and this collects nothing.
+    """
+    races: list[str] = []
+
+    def collect(*words: object, **options: object) -> None:
+        del options
+        races.append(" ".join(map(str, words)))
+
+    modules: list[Any] = [
+        importlib.import_module(f"jax._src.pallas.{kind}.interpret.race_detection_state")
+        for kind in ("mosaic", "mosaic_gpu")
+    ]
+    for module in modules:
+        module.print = collect  # shadows the builtin for that module
+    try:
+        yield races
+    finally:
+        for module in modules:
+            del module.print
+
+
+@contextmanager
+def quiet_callbacks() -> Generator[None]:
+    """Keep JAX from logging the traceback of a callback that fails: the error itself has it.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    logger = logging.getLogger("jax._src.callback")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def clear_effect_tokens() -> None:
+    """Drop the ordered-effect tokens of this process.
+
+    The interpreters' callbacks are ordered effects. A callback that fails leaves its error in
+    the token, and the next kernel, which waits for that token, fails with the previous one's
+    error. Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    importlib.import_module("jax._src.dispatch").runtime_tokens.clear()

@@ -1,0 +1,122 @@
+"""Private names of JAX: what is read off jaxprs."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+#: Primitives that run a Pallas kernel: ``pl.pallas_call``, and what ``pl.kernel`` and
+#: ``plgpu.kernel`` become. Seen in JAX 0.11.2 (``core_map``) and 0.12.0.1 (``mpmd_map``).
+KERNEL_PRIMITIVES = frozenset({"pallas_call", "core_map", "mpmd_map"})
+
+
+def sub_jaxprs(eqn: Any) -> Iterator[Any]:
+    """The open jaxprs inside the parameters of an equation.
+
+    ``jax.core`` exports no such walk. Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    stack = list(eqn.params.values())
+    while stack:
+        value = stack.pop()
+        if hasattr(value, "eqns"):
+            yield value
+        elif hasattr(value, "jaxpr") and hasattr(value.jaxpr, "eqns"):
+            yield value.jaxpr
+        elif isinstance(value, (tuple, list)):
+            stack.extend(cast("Sequence[Any]", value))
+
+
+def written_inputs(jaxpr: Any) -> frozenset[int]:
+    """Positions of the refs of a kernel's jaxpr that its body writes, by its effects.
+
+    An effect names its ref by variable (or, where none is in scope, by position). Seen in JAX
+    0.11.2 and 0.12.0.1.
+    """
+    positions = {var: i for i, var in enumerate(jaxpr.invars)}
+    written: set[int] = set()
+    for effect in jaxpr.effects:
+        if type(effect).__name__ in ("WriteEffect", "AccumEffect"):
+            index = effect.input if isinstance(effect.input, int) else positions.get(effect.input)
+            if index is not None:
+                written.add(index)
+    return frozenset(written)
+
+
+def source_line(eqn: Any) -> str | None:
+    """``file:line`` of the user's code that made an equation, or None.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    info = importlib.import_module("jax._src.source_info_util")
+    frame = info.user_frame(getattr(eqn.source_info, "traceback", None))
+    return None if frame is None else f"{frame.file_name}:{frame.start_line}"
+
+
+def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[Any]:
+    """Evaluate an open jaxpr. ``jax.core.eval_jaxpr`` is deprecated; its home is private.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    return importlib.import_module("jax._src.core").eval_jaxpr(jaxpr, consts, *args)
+
+
+def kernel_name(eqn: Any) -> str:
+    """The name of the Pallas kernel that an equation runs.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    if eqn.params.get("name"):
+        return str(eqn.params["name"])
+    for body in sub_jaxprs(eqn):
+        info = getattr(body, "debug_info", None)
+        if info is not None and getattr(info, "func_name", None):
+            return str(info.func_name)
+    return eqn.primitive.name
+
+
+def block_programs(
+    eqn: Any, output: int, index: Sequence[int], *, most_programs: int = 65_536
+) -> tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, ...]]] | None:
+    """Which programs of a ``pallas_call`` write element ``index`` of its output ``output``.
+
+    Returns the shape of the block (1 for squeezed dims), the index of the block, and the grid
+    points whose index map gives that block, in grid order; None where that cannot be told from
+    the equation alone: a dynamic grid, an index map that reads scalar-prefetch operands, element
+    windows, or a grid of more than ``most_programs`` points.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    mapping = eqn.params["grid_mapping"]
+    block = mapping.block_mappings[mapping.num_inputs + output]
+    grid = mapping.grid
+    if not all(isinstance(n, int) for n in grid) or math.prod(grid) > most_programs:
+        return None
+    sizes: list[int] = []
+    for dim in block.block_shape:
+        kind = type(dim).__name__
+        if kind == "Squeezed" or dim is None:
+            sizes.append(1)
+        elif kind in ("Blocked", "int"):
+            sizes.append(int(getattr(dim, "block_size", dim)))
+        else:
+            return None
+    closed = block.index_map_jaxpr
+    jaxpr, consts = getattr(closed, "jaxpr", closed), getattr(closed, "consts", ())
+    used = {var for inner in jaxpr.eqns for var in inner.invars if not hasattr(var, "val")}
+    if any(var in used for var in jaxpr.invars[len(grid) :]):
+        return None
+    wanted = tuple(i // size for i, size in zip(index, sizes, strict=True))
+    if not grid:
+        return tuple(sizes), wanted, [()]  # one program, whose block is the whole output
+    import jax
+    import numpy as np
+
+    points = np.indices(grid).reshape(len(grid), -1).astype(np.int32)
+    padding = [0] * (len(jaxpr.invars) - len(grid))
+    # One batched evaluation: point by point would cost a millisecond each.
+    blocks = jax.vmap(lambda *point: eval_jaxpr(jaxpr, consts, *point, *padding))(*points)
+    hit = np.all([np.asarray(b) == w for b, w in zip(blocks, wanted, strict=True)], axis=0)
+    programs = [tuple(int(i) for i in point) for point in points[:, hit].T]
+    return tuple(sizes), wanted, programs
