@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from pytest_pallas.numerics import Comparison, Tolerance
     from pytest_pallas.record import Record
+    from pytest_pallas.relations import Linear, Permuted, Relation
     from pytest_pallas.spec import ExpectedFailure, KernelSpec
     from pytest_pallas.strategies import Arguments
     from pytest_pallas.suites import suite
@@ -59,14 +60,17 @@ _HOMES = {
     "Family": "pytest_pallas.backends",
     "KernelError": "pytest_pallas.errors",
     "KernelSpec": "pytest_pallas.spec",
+    "Linear": "pytest_pallas.relations",
     "MismatchError": "pytest_pallas.errors",
     "NoPallasCallError": "pytest_pallas.errors",
     "OptionError": "pytest_pallas.errors",
     "Outcome": "pytest_pallas.backends",
     "PallasTestError": "pytest_pallas.errors",
+    "Permuted": "pytest_pallas.relations",
     "RaceError": "pytest_pallas.errors",
     "Record": "pytest_pallas.record",
     "ReferenceError": "pytest_pallas.errors",
+    "Relation": "pytest_pallas.relations",
     "ShapeLanguageError": "pytest_pallas.errors",
     "SpecError": "pytest_pallas.errors",
     "Target": "pytest_pallas.backends",
@@ -93,14 +97,17 @@ __all__ = [
     "Family",
     "KernelError",
     "KernelSpec",
+    "Linear",
     "MismatchError",
     "NoPallasCallError",
     "OptionError",
     "Outcome",
     "PallasTestError",
+    "Permuted",
     "RaceError",
     "Record",
     "ReferenceError",
+    "Relation",
     "ShapeLanguageError",
     "SpecError",
     "Target",

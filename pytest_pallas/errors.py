@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class PallasTestError(Exception):
     """Base of every error that this package raises on purpose."""
 
+    #: What is wrong, where the message goes on to say what was asked and drawn; else "".
+    plain: str = ""
+
     #: What the kernel or the reference raised, where that is behind it; shown with ``-vv``.
     kernel_error: BaseException | None = None
+
+    #: The check and the call that failed (``checks.verdict.Failure``), where one did.
+    failure: Any = None
+
+    #: What became of the script that reproduces it (``scripts.saved.Saved``), once it is written.
+    script: Any = None
 
     def __init_subclass__(cls) -> None:
         """Show subclasses under the name by which they are imported, in short summaries too."""
@@ -16,6 +27,10 @@ class PallasTestError(Exception):
 
 class SpecError(PallasTestError):
     """A ``KernelSpec`` or its strategy cannot be used as it is written."""
+
+
+class DrawTooLargeError(SpecError):
+    """What a strategy would draw does not fit within ``--pallas-max-bytes``."""
 
 
 class NotApplicableError(SpecError):

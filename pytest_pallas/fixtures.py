@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pytest_pallas.backends import Backend
     from pytest_pallas.compilers.report import CompileReport
     from pytest_pallas.numerics import Tolerance
+    from pytest_pallas.strategies.arguments import Arguments
     from pytest_pallas.tally import Tally
 
 
@@ -118,7 +119,7 @@ def pallas_check(
     ) -> Any:
         __tracebackhide__ = True
         from pytest_pallas.checks.trial import Trial
-        from pytest_pallas.checks.verdict import ask
+        from pytest_pallas.checks.verdict import ask, conclude
         from pytest_pallas.strategies.arguments import Arguments
         from pytest_pallas.tolerances import dtypes_of, tolerance_for
 
@@ -128,11 +129,14 @@ def pallas_check(
         values: Any = None
         names = [checks] if isinstance(checks, str) else checks or _marked_checks(session)
         for each in choose(names, session.checks, "checks="):
-            tally = _tally(session, kernel, each, backend)
+            if list(names) == ["all"] and session.checks[each].conclude is not None:
+                continue  # one call is not the examples that it concludes from
+            arguments = Arguments(args, dict(options or {}), dict(tuning or {}))
+            tally = _tally(session, kernel, each, backend, arguments)
             trial = Trial(
                 kernel=function,
                 reference=reference,
-                arguments=Arguments(args, dict(options or {}), dict(tuning or {})),
+                arguments=arguments,
                 backend=backend,
                 exact=exact,
                 differentiable=differentiable,
@@ -156,6 +160,7 @@ def pallas_check(
             )
             try:
                 finding = ask(session.checks[each], trial, kernel, found=tally.add)
+                conclude(session.checks[each], tally.evidence, kernel, backend)
             except NotApplicableError:
                 if list(names) != ["all"]:
                     raise
@@ -211,11 +216,12 @@ def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileRepor
                 raise BackendUnavailableError(f"{target} cannot be compiled for: {missing}")
             pytest.skip(f"{target} cannot be compiled for: {missing}")
         kernel = name or _name(function)
-        tally = _tally(session, kernel, "forward", backend)
+        arguments = Arguments(args, dict(options or {}))
+        tally = _tally(session, kernel, "forward", backend, arguments)
         trial = Trial(
             kernel=function,
             reference=None,
-            arguments=Arguments(args, dict(options or {})),
+            arguments=arguments,
             backend=backend,
             timeout=settings.timeout,
             dump=session.dump_folder(_test_name(session)),
@@ -308,7 +314,9 @@ def _backend(value: Backend | str, session: Session) -> Backend:
     return found[0]
 
 
-def _tally(session: Session, kernel: str, check: str, backend: Backend) -> Tally:
+def _tally(
+    session: Session, kernel: str, check: str, backend: Backend, arguments: Arguments
+) -> Tally:
     """The tally of a check in the running test, with one more example begun."""
     from pytest_pallas.backends import label
     from pytest_pallas.tally import Tally
@@ -317,7 +325,7 @@ def _tally(session: Session, kernel: str, check: str, backend: Backend) -> Tally
     tally = session.tallies.setdefault(
         (kernel, check, where), Tally(kernel=kernel, check=check, backend=where)
     )
-    tally.begin()
+    tally.begin(arguments)
     return tally
 
 

@@ -1,6 +1,6 @@
 """Command line and ini options: one table, one frozen ``Options``.
 
-Precedence: mark > command line > ini > default. Marks are applied where a test is known, by
+Precedence: mark > command line > ini > profile > default. Marks are applied where a test is known, by
 ``Options.replaced``.
 """
 
@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from pytest_pallas.budget import DEFAULT_MAX_BYTES, parse_bytes
+from pytest_pallas.database import Place, parse_places
 from pytest_pallas.errors import OptionError
 
 
@@ -49,6 +51,13 @@ def _amount(unit: str, *, zero: bool = False) -> Callable[[str], float]:
     return parse
 
 
+def _bytes(text: str) -> int:
+    number = parse_bytes(text.strip())
+    if number is None:
+        raise OptionError(f"must be a number of bytes such as 64MiB, 1GiB or 65536, not {text!r}")
+    return number
+
+
 def _one_of(*valid: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in valid:
@@ -73,7 +82,10 @@ class Options:
     backend: tuple[str, ...] = ("auto",)
     suite: tuple[str, ...] = ()
     devices: int = 8
+    profile: str = "ci"
     max_examples: int = 8
+    fuzz_time: float = 0.0
+    max_bytes: int = DEFAULT_MAX_BYTES
     seed: int = 0
     checks: tuple[str, ...] = ("all",)
     sanitize: tuple[str, ...] = ("all",)
@@ -86,6 +98,7 @@ class Options:
     cost_limit: float = 5.0
     worker_memory: float = 8.0
     example: str = ""
+    database: tuple[Place, ...] = ()
     asked: frozenset[str] = frozenset()
 
     def replaced(self, **values: Any) -> Options:
@@ -126,6 +139,13 @@ class Option:
         return f"pallas_{self.name}"
 
 
+#: What profiles say of options that are not given.
+PROFILES: Mapping[str, Mapping[str, Any]] = {
+    "quick": {"max_examples": 2},
+    "ci": {},
+    "thorough": {"max_examples": 128},
+}
+
 TABLE: tuple[Option, ...] = (
     Option(
         name="backend",
@@ -148,12 +168,33 @@ TABLE: tuple[Option, ...] = (
         help="simulated devices to start JAX with (default: 8)",
     ),
     Option(
+        name="profile",
+        parse=_one_of(*PROFILES),
+        metavar="NAME",
+        help="how much to draw where nothing else is said: quick (2 examples a check), ci (8, the "
+        "default) or thorough (128)",
+    ),
+    Option(
         name="max_examples",
         parse=_whole(1),
         metavar="N",
         help="examples drawn for each check of a spec (default: 8; checks that cost more a "
         "piece draw fewer)",
         marked=True,
+    ),
+    Option(
+        name="max_bytes",
+        parse=_bytes,
+        metavar="BYTES",
+        help="the most that all arrays of one draw may have together, such as 1GiB (default: "
+        "64MiB); strategies with a smaller max_bytes= of their own keep to that",
+    ),
+    Option(
+        name="fuzz_time",
+        parse=_amount("seconds", zero=True),
+        metavar="SECONDS",
+        help="go on drawing examples for about this long, shared fairly over the kernels of the "
+        "suites",
     ),
     Option(
         name="seed",
@@ -237,6 +278,14 @@ TABLE: tuple[Option, ...] = (
         metavar="BLOB",
         help="run the selected check of a spec on this one example; failures print the command",
     ),
+    Option(
+        name="database",
+        parse=parse_places,
+        metavar="URL",
+        help="where failing examples are kept and replayed from: a folder, redis://HOST:PORT/N, "
+        "github:OWNER/REPO, readonly+ before one of these, a list of them, or none (default: "
+        "what hypothesis' profile says, .hypothesis/examples)",
+    ),
 )
 
 
@@ -251,7 +300,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def read_options(config: pytest.Config) -> Options:
-    """The options of a session: command line, else ini, else default.
+    """The options of a session: command line, else ini, else profile, else default.
 
     Raises:
       pytest.UsageError: a value that cannot be read, with the option and the place it came from.
@@ -266,7 +315,8 @@ def read_options(config: pytest.Config) -> Options:
                 fields[option.name] = _parsed(option, str(text), place_of(config, option.name))
             except OptionError as error:
                 raise pytest.UsageError(str(error)) from None
-    return Options(**fields, asked=frozenset(fields))
+    implied = PROFILES[fields.get("profile", Options.profile)]
+    return Options(**{**implied, **fields}, asked=frozenset(fields))
 
 
 def place_of(config: pytest.Config, name: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pytest_pallas.analysis import roundings
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.tracing import Static, apply, identity, jitted, split
 from pytest_pallas.errors import PallasTestError, ReferenceError
-from pytest_pallas.numerics import is_complex, is_float, wide
+from pytest_pallas.numerics import ROUNDING, Noise, epsilon, is_complex, is_float, wide
 
 #: A flattened pytree: path and array of each leaf.
 Leaves = list[tuple[str, np.ndarray[Any, Any]]]
@@ -32,13 +35,19 @@ class Expected:
       depth: the largest dim of any input: no sum in the kernel has more terms than a few times
         that, which bounds what another order of summation can change.
       sensitivity: by path, how much the oracle changes with its inputs; see ``_sensitivity``.
+      noise: for a path, what rounding alone does to that output, or None if that cannot be said.
+        Evaluated when it is first asked for; see ``_noise``.
     """
 
     oracle: Leaves
     baseline: Leaves
     depth: int
     sensitivity: Mapping[str, float]
+    noise: Callable[[str], Noise | None] = lambda _: None
 
+
+#: How often the reference is evaluated with random roundings.
+DRAWS = 16
 
 #: Relative size of the perturbation that measures sensitivity. Large, so that a step (a floor, a
 #: comparison) does not look like a steep slope; small against the curvature of a kernel.
@@ -95,10 +104,10 @@ def expected(
     arrays = [to_numpy(leaf) for leaf in jax.tree.leaves(args) if _is_array(leaf)]
     with jax.default_device(jax.devices("cpu")[0]):
         baseline = _evaluate(reference, args, options, "in the kernel's dtypes")
-        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-            widened = jax.tree.map(_widened, args)
-            oracle = _evaluate(reference, widened, options, "as the float64 oracle")
-            sensitivity = _sensitivity(reference, widened, options, oracle)
+    with _in_float64():
+        widened = jax.tree.map(_widened, args)
+        oracle = _evaluate(reference, widened, options, "as the float64 oracle")
+        sensitivity = _sensitivity(reference, widened, options, oracle)
     if not nan_ok and all(_finite(array) for array in arrays):
         for path, array in oracle:
             count = int(np.isnan(array).sum()) if is_float(array.dtype) else 0
@@ -110,7 +119,25 @@ def expected(
                     "masked row is 0, say), or set nan_ok=True if NaN is the right answer."
                 )
     depth = max((dim for array in arrays for dim in array.shape), default=1)
-    return Expected(oracle, baseline, max(depth, 1), sensitivity)
+
+    @functools.cache
+    def noise() -> Mapping[str, Noise]:
+        call = Call(function=reference, args=args, options=options)
+        with _in_float64():
+            return _noise(call, oracle, baseline)
+
+    return Expected(oracle, baseline, max(depth, 1), sensitivity, lambda path: noise().get(path))
+
+
+@contextlib.contextmanager
+def _in_float64() -> Generator[None]:
+    """On the host, in float64."""
+    with (
+        jax.default_device(jax.devices("cpu")[0]),
+        jax.enable_x64(True),
+        jax.default_matmul_precision("highest"),
+    ):
+        yield
 
 
 def _sensitivity(
@@ -144,6 +171,61 @@ def _sensitivity(
                     change = (wide(perturbed[path]) - wide(before)) / PERTURBATION
                 squares[path] += float(np.square(change[np.isfinite(change)]).sum() / change.size)
     return {path: float(np.sqrt(total / PERTURBATIONS)) for path, total in squares.items()}
+
+
+def _noise(call: Call, oracle: Leaves, baseline: Leaves) -> Mapping[str, Noise]:
+    """What rounding alone does to each output of a reference; see ``analysis.roundings``.
+
+    Without the outputs of float64, whose rounding the oracle has itself. Empty for a reference that
+    JAX cannot trace.
+    """
+    single = epsilon(np.float32)
+    exact = {path: wide(array) for path, array in oracle}
+    finest = {
+        path: epsilon(array.dtype)
+        for path, array in baseline
+        if (is_float(array.dtype) or is_complex(array.dtype)) and epsilon(array.dtype) >= single
+    }
+    try:
+        draw = _with_roundings(call)
+        drawn = {eps: draw(eps, single) for eps in {0.0, *finest.values()} - {single}}
+    except Exception:  # whatever a function may do when it is traced, or its operations may refuse
+        return {}
+    places = {path: place for place, (path, _) in enumerate(oracle)}
+    return {
+        path: Noise(
+            wide=drawn[0.0][places[path]] - exact[path],
+            narrow=drawn[eps if eps > single else 0.0][places[path]] - exact[path],
+        )
+        for path, eps in finest.items()
+    }
+
+
+def _with_roundings(call: Call) -> Callable[[float, float], list[np.ndarray[Any, Any]]]:
+    """``draw(narrow, wide)``: the outputs of a reference ``DRAWS`` times, for two epsilons."""
+    args = jax.tree.map(_widened, call.args)
+    static, arrays = split(Call(function=call.function, args=args, options=call.options))
+    closed = jax.make_jaxpr(lambda *given: jax.tree.leaves(apply(static, [*given])))(*arrays)
+
+    @jax.jit
+    def evaluate(seed: Any, narrow: Any, single: Any, *given: Any) -> Any:
+        state = [seed]
+
+        def bits(shape: Sequence[int]) -> Any:
+            state[0], drawn = jax.lax.rng_bit_generator(state[0], shape)  # of uint32
+            return drawn
+
+        return roundings.rounded(closed, given, roundings.Rounding(narrow, single, bits))
+
+    def draw(narrow: float, single: float) -> list[np.ndarray[Any, Any]]:
+        generator = np.random.Generator(np.random.Philox(0))
+        seeds = generator.integers(0, 2**32, (DRAWS, 4), dtype=np.uint32)
+        draws = [evaluate(seed, ROUNDING * narrow, ROUNDING * single, *arrays) for seed in seeds]
+        return [
+            np.stack([np.asarray(leaf) for leaf in leaves]) for leaves in zip(*draws, strict=True)
+        ]
+
+    return draw
 
 
 def flatten(values: Any) -> Leaves:

@@ -79,7 +79,7 @@ def settle_hypothesis(item: pytest.Item) -> None:
     """Seed a ``@given`` test, and lift the deadline that its first, compiling example breaks.
 
     What the test sets itself is left alone. ``--pallas-max-examples``, if given, holds for tests
-    that do not say how many they want.
+    that do not say how many they want, and ``--pallas-database`` for those without a database.
     """
     import sys
 
@@ -110,5 +110,7 @@ def settle_hypothesis(item: pytest.Item) -> None:
     if own.phases == default.phases:
         # Explaining traces every line of this package, and then names them.
         changes["phases"] = [phase for phase in own.phases if phase.name != "explain"]
-    if changes:
-        compat.set_hypothesis_settings(test, hypothesis.settings(own, **changes))
+    if "database" in options.asked and own.database == default.database:
+        changes["database"] = current(item.config).database
+    # Also without changes: ``seed`` takes the database away.
+    compat.set_hypothesis_settings(test, hypothesis.settings(own, **changes))

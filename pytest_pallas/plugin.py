@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Generator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas import hookspecs
+from pytest_pallas.budget import limited
 from pytest_pallas.errors import DeviceError, OptionError
 from pytest_pallas.fixtures import (
     pallas_backend,
@@ -68,6 +70,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", mark)
     settle_platforms(os.environ)
     state = start(config)
+    budget = contextlib.ExitStack()
+    budget.enter_context(limited(state.options.max_bytes))  # until the session ends
+    config.add_cleanup(budget.close)
     try:
         asked = "devices" in state.options.asked
         devices = simulate(state.options.devices, os.environ, asked=asked)
@@ -89,10 +94,19 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_pallas.suites.wiring import add_suite
 
         add_suite(config)
+    if state.options.database:
+        from pytest_pallas.report.databases import DatabaseReporter
+
+        config.pluginmanager.register(DatabaseReporter(state), "pallas-database-reporter")
     if not hasattr(config, "workerinput"):
         from pytest_pallas.report.reporter import Reporter
 
         config.pluginmanager.register(Reporter(state), "pallas-reporter")
+        if state.options.fuzz_time:
+            from pytest_pallas.report.progress import Progress
+
+            progress = Progress(config, state.options.fuzz_time)
+            config.pluginmanager.register(progress, "pallas-progress")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

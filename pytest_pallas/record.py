@@ -37,9 +37,12 @@ class Record:
       kernel_seconds: the part of it spent tracing, compiling and running the kernel.
       seed: seed of the draws.
       replay: the command that runs the failing example again.
+      script: path of the stand-alone script that reproduces the failure; "" if there is none.
       compiled: what compiling backends said of each program, as ``compilers.report.to_json``
         gives it; empty on other backends.
       notes: what else a reader should know, such as that races were looked for.
+      inputs: what was tried of the inputs that were declared, as ``checks.inputs.to_json`` gives
+        it; empty if nothing was drawn.
     """
 
     test: str
@@ -59,8 +62,10 @@ class Record:
     kernel_seconds: float = 0.0
     seed: int = 0
     replay: str = ""
+    script: str = ""
     compiled: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
+    inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
 
 def to_json(record: Record) -> dict[str, Any]:
@@ -68,6 +73,7 @@ def to_json(record: Record) -> dict[str, Any]:
     plain = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
     plain["mesh"] = dict(record.mesh)
     plain["notes"] = list(record.notes)
+    plain["inputs"] = dict(record.inputs)
     plain["compiled"] = [dict(report) for report in record.compiled]
     return {name: _finite(value) for name, value in plain.items()}
 

@@ -16,6 +16,8 @@ from pytest_pallas.errors import OptionError
 from pytest_pallas.options import Options, choose, place_of, read_options
 
 if TYPE_CHECKING:
+    from hypothesis.database import ExampleDatabase
+
     from pytest_pallas.backends import Backend, Family, Selection
     from pytest_pallas.checks import Check
     from pytest_pallas.compilers.costs import Costs
@@ -46,6 +48,8 @@ class Session:
     item: pytest.Item | None = None
     #: The generators of ``pallas_rng``, which start anew in each test.
     generators: list[Any] = field(default_factory=list[Any])
+    #: Places of ``--pallas-database`` that could not be reached, and what that meant.
+    lost_places: dict[str, str] = field(default_factory=dict[str, str])
 
     @cached_property
     def families(self) -> Mapping[str, Family]:
@@ -104,6 +108,25 @@ class Session:
         from pytest_pallas.compilers.costs import load
 
         return load(self.cost_file, self.options.cost_limit)
+
+    @cached_property
+    def database(self) -> ExampleDatabase | None:
+        """Where failing examples are kept: at the places asked for, or as hypothesis' profile says.
+
+        None where none are kept.
+        """
+        from pytest_pallas.database.opening import default_database, open_places
+
+        if not self.options.database:
+            return default_database()
+        root = self.config.rootpath
+        return open_places(self.options.database, root, self.lost_places.setdefault)
+
+    def database_for(self, owner: str) -> ExampleDatabase | None:
+        """The database as a test of this name sees it, whose key other tests share."""
+        from pytest_pallas.database.owned import Owned
+
+        return None if self.database is None else Owned(self.database, owner)
 
     @property
     def cost_file(self) -> Path:
@@ -194,6 +217,8 @@ def start(config: pytest.Config) -> Session:
         if "checks" in options.asked:
             choose(options.checks, session.checks, place_of(config, "checks"))
         choose(options.sanitize, SANITIZERS, place_of(config, "sanitize"))
+        if options.database:
+            _validated_places(session)
         if "backend" in options.asked and options.backend != ("auto",):
             _named(session)
     except OptionError as error:
@@ -205,6 +230,16 @@ def start(config: pytest.Config) -> Session:
 def current(config: pytest.Config) -> Session:
     """The session that ``start`` made."""
     return config.stash[SESSION]
+
+
+def _validated_places(session: Session) -> None:
+    """Refuse places of examples that cannot be opened."""
+    from pytest_pallas.database.opening import validate
+
+    try:
+        validate(session.options.database, session.config.rootpath)
+    except OptionError as error:
+        raise OptionError(f"{place_of(session.config, 'database')}: {error}") from None
 
 
 def _named(session: Session) -> None:

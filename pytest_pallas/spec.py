@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_pallas.backends.targets import DEFAULT_TARGETS
 from pytest_pallas.errors import SpecError
+from pytest_pallas.relations import AnyRelation, Linear, Permuted, Relation
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -21,6 +22,8 @@ CLAIMED = {
     "tpu": ("interpret", "tpu-interpret", "tpu-compile", "tpu"),
     "gpu": ("gpu-interpret", "gpu-compile", "gpu"),
 }
+
+_RELATIONS: tuple[type, ...] = (Linear, Permuted, Relation)
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
@@ -64,12 +67,21 @@ class KernelSpec:
       batch_axes: for each positional argument the axis along which the kernel computes independent
         things, or None for one that all of them need: ``(0, None)`` for ``x @ w``. Axis 0 of every
         output is that axis. The sharding check needs it. It excludes ``meshes``.
+      relations: what must hold between answers of the kernel, whatever is right: ``Linear``,
+        ``Permuted`` and ``Relation`` of ``pytest_pallas``, for the checks linearity, permutation
+        and relation. They also find what kernel and reference have in common.
+      implementations: other implementations of the same function by name, with or without a
+        kernel, called like it: with the options, and with the tuning that they take. The cross
+        check compares them with it.
       meshes: meshes to run on, e.g. ``({"x": 4}, {"x": 8})``; the kernel and the reference are
         then called with ``mesh=`` as well.
       checks: names of the checks to run; None for every check that applies.
       tolerance: replaces the default judgement, for all or by dtype and backend (see
         ``tolerances.tolerance_for``); rarely needed.
       nan_ok: whether NaN is a right answer where all inputs are finite.
+      ignored: which elements of the arguments must not matter, such as keys beyond a sequence's
+        length: called ``ignored(*args, **options)``, it returns for each positional argument None
+        or a bool array of its shape, True where ignored. The padding check poisons these.
       typical: calls that are typical of the kernel's use, as ``strategies.Arguments`` or tuples; a
         ``jax.ShapeDtypeStruct`` may stand for an array (see ``strategies.shaped``). With
         ``meshes``, a function from the ``jax.sharding.Mesh`` to such calls. Compiling backends
@@ -91,10 +103,15 @@ class KernelSpec:
     differentiable: Sequence[int] = ()
     vmappable: bool = True
     batch_axes: Sequence[int | None] = ()
+    relations: Sequence[AnyRelation] = ()
+    implementations: Mapping[str, Callable[..., Any]] = field(
+        default_factory=dict[str, Callable[..., Any]]
+    )
     meshes: Sequence[Mapping[str, int]] = ()
     checks: Collection[str] | None = None
     tolerance: Tolerance | Mapping[str, Tolerance] | None = None
     nan_ok: bool = False
+    ignored: Callable[..., Any] | None = None
     typical: Sequence[Any] | Callable[[Any], Sequence[Any]] = ()
     xfail: Mapping[str, ExpectedFailure] = field(default_factory=dict[str, ExpectedFailure])
     file: str = ""
@@ -163,6 +180,14 @@ def _problems(spec: KernelSpec) -> list[str]:
             "batch_axes must hold the number of an axis, from 0, or None for each positional "
             f"argument, and one axis at least, not {spec.batch_axes!r}"
         )
+    others: Mapping[str, Any] = spec.implementations
+    if not all(callable(function) for function in others.values()):
+        problems.append(f"implementations must map names to functions, not {dict(others)!r}")
+    unknown: list[Any] = [each for each in spec.relations if not isinstance(each, _RELATIONS)]
+    if unknown:
+        problems.append(
+            f"relations must be Linear(...), Permuted(...) or Relation(...), not {unknown[0]!r}"
+        )
     if axes and spec.meshes:
         problems.append("batch_axes and meshes exclude each other: the kernel shards itself")
     if spec.meshes and not callable(spec.inputs):
@@ -170,6 +195,11 @@ def _problems(spec: KernelSpec) -> list[str]:
     if callable(spec.typical) != bool(spec.meshes and spec.typical):
         problems.append(
             "typical must be a sequence of calls; with meshes, a function from the mesh to one"
+        )
+    if spec.ignored is not None and not callable(spec.ignored):  # pyright: ignore[reportUnnecessaryComparison]
+        problems.append(
+            "ignored must be a function that returns None or a bool array for each positional "
+            f"argument, not {spec.ignored!r}"
         )
     if not spec.meshes and not hasattr(spec.inputs, "example"):
         problems.append("inputs must be a hypothesis strategy, such as strategies.arrays(...)")

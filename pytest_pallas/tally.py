@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from pytest_pallas.record import Record
 
 if TYPE_CHECKING:
+    from pytest_pallas.checks.inputs import Inputs
     from pytest_pallas.checks.trial import Finding
+    from pytest_pallas.strategies.arguments import Arguments
 
 
 @dataclass(kw_only=True)
@@ -28,19 +30,29 @@ class Tally:
     kernel_seconds: float = 0.0
     compiled: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     notes: list[str] = field(default_factory=list[str])
+    inputs: list[Inputs] = field(default_factory=list["Inputs"])
+    evidence: list[Any] = field(default_factory=list[Any])
+    withdrawn: str = ""
 
-    def begin(self) -> None:
+    def begin(self, arguments: Arguments) -> None:
         """Count an example, before it is known how it goes."""
-        self.examples += 1
+        from pytest_pallas.checks.inputs import inputs_of
 
-    def withdraw(self) -> None:
+        self.examples += 1
+        self.inputs.append(inputs_of(arguments))
+
+    def withdraw(self, reason: str = "") -> None:
         """Take back the last ``begin``: the example turned out to be none for this check."""
         self.examples -= 1
+        self.withdrawn = reason
+        self.inputs.pop()
 
     def add(self, finding: Finding) -> None:
         """Add what an example showed. Of one that failed, only the failure counts."""
         self.kernel_seconds += finding.seconds
         self.notes += [note for note in finding.notes if note not in self.notes]
+        if finding.evidence is not None:
+            self.evidence.append(finding.evidence)
         report = None if finding.outcome is None else finding.outcome.report
         if report is not None:
             from pytest_pallas.compilers.report import to_json
@@ -83,5 +95,14 @@ class Tally:
             seconds=round(seconds, 4),
             notes=tuple(self.notes),
             compiled=tuple(self.compiled),
+            inputs=self._inputs(),
             **rest,  # pyright: ignore[reportArgumentType]
         )
+
+    def _inputs(self) -> dict[str, Any]:
+        """What the examples had. Most pytest runs draw none, and need not import for them."""
+        if not self.inputs:
+            return {}
+        from pytest_pallas.checks.inputs import to_json
+
+        return to_json(self.inputs)

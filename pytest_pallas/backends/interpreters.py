@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_pallas import compat
+from pytest_pallas.backends import fills
 from pytest_pallas.backends.protocol import Call, Kind, Outcome
 from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.errors import DeadlockError
@@ -53,7 +54,7 @@ class Interpreter:
         races = detect and (call.devices > 1 or not call.jit)
         if detect and not races:
             try:
-                with self.context(races=False):
+                with self.context(races=False, fill=call.fill):
                     kernels = execution.trace(call, *split(call))
             except Exception as error:  # tracing runs the kernel's own code
                 return Outcome(error=execution.readable(error))
@@ -61,7 +62,7 @@ class Interpreter:
         with _watchdog(call.timeout) as stopped, compat.printed_races() as printed:
             outcome = execution.execute(
                 call,
-                lambda: self.context(races=races),
+                lambda: self.context(races=races, fill=call.fill),
                 kernels=kernels,
                 notes=("races: on",) if races else (),
             )
@@ -74,8 +75,13 @@ class Interpreter:
             return dataclasses.replace(outcome, error=stopped[0])
         return outcome
 
+    @property
+    def fills(self) -> bool:
+        """Whether it heeds ``Call.fill``: not if its parameters have memory start as zeros."""
+        return getattr(self.parameters(False), "uninitialized_memory", "nan") == "nan"
+
     @contextmanager
-    def context(self, *, races: bool) -> Generator[None]:
+    def context(self, *, races: bool, fill: str = "") -> Generator[None]:
         """Force this interpreter, on the host's CPU, for kernels that ask for a device kind."""
         import jax
         from jax.experimental.pallas import tpu as pltpu
@@ -89,6 +95,7 @@ class Interpreter:
             stack.enter_context(jax.default_device(jax.devices("cpu")[0]))
             stack.enter_context(compat.mended_tpu_interpreter())
             stack.enter_context(compat.quiet_callbacks())
+            stack.enter_context(fills.filled(fill))
             # One switch serves the TPU and the GPU interpreter; True is the portable one.
             stack.enter_context(pltpu.force_tpu_interpret_mode(self.parameters(races)))
             stack.enter_context(

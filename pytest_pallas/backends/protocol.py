@@ -25,6 +25,8 @@ class Call:
       timeout: seconds after which a simulated device that waits is taken to wait for ever.
       races: whether to look for races, where the backend can and the kernel could have some.
       dump: folder to keep what a compiling backend makes of the call, or None.
+      fill: what an interpreter fills memory with that nobody has written: the name of one of
+        ``fills.FILLS``, or "" for NaN and extreme integers. Other backends do not look at it.
     """
 
     function: Callable[..., Any]
@@ -36,6 +38,7 @@ class Call:
     timeout: float = 60.0
     races: bool = True
     dump: str | None = None
+    fill: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,7 +81,9 @@ def _copied(leaf: Any) -> Any:
             "a jax.ShapeDtypeStruct has no values to run a kernel on; give an array, or use a "
             "compiling backend"
         )
-    return leaf.copy() if isinstance(leaf, jax.Array) else jax.numpy.array(leaf, copy=True)
+    if isinstance(leaf, jax.Array):
+        return leaf.copy()
+    return jax.device_put(np.array(leaf, copy=True))  # jnp.array compiles a copy for every shape
 
 
 def shape_of(array: Any) -> jax.ShapeDtypeStruct:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pytest_pallas.checks.check import Check, Program
 
@@ -61,8 +61,36 @@ def _shardable(spec: KernelSpec) -> str | None:
     return None if spec.batch_axes else "the spec names no batch_axes"
 
 
+def _declares(relation: str) -> Callable[[KernelSpec], str | None]:
+    """A need of a relation of some class."""
+
+    def needs(spec: KernelSpec) -> str | None:
+        if any(type(each).__name__ == relation for each in spec.relations):
+            return None
+        return f"the spec declares no {relation} among its relations"
+
+    return needs
+
+
+def _comparable(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
+    if others or spec.implementations:
+        return None
+    return (
+        "the spec names no other implementations, and claims no other chosen backend that executes "
+        "it and comes before"
+    )
+
+
 def _exported_on(backend: Backend) -> str | None:
     return pkgutil.resolve_name(f"{__name__}.export:on")(backend)
+
+
+def _strength(trial: Trial) -> Finding:
+    return pkgutil.resolve_name(f"{__name__}.strength:oracle_strength")(trial)
+
+
+def _strong(evidence: Sequence[Any]) -> str | None:
+    return pkgutil.resolve_name(f"{__name__}.strength:conclude")(evidence)
 
 
 #: The checks of this package, in the order in which they run.
@@ -138,6 +166,51 @@ CHECKS: tuple[Check, ...] = (
         run=_from("sharding"),
         needs=_shardable,
         share=0.125,
+    ),
+    Check(
+        name="linearity",
+        asks="does it scale and add with the arguments in which it is linear?",
+        run=_from("linearity"),
+        needs=_declares("Linear"),
+        share=0.25,
+    ),
+    Check(
+        name="permutation",
+        asks="does permuting arguments permute the answer, or leave it alone?",
+        run=_from("permutation"),
+        needs=_declares("Permuted"),
+        share=0.25,
+    ),
+    Check(
+        name="relation",
+        asks="do the spec's own relations between two answers hold?",
+        run=_from("relation"),
+        needs=_declares("Relation"),
+        share=0.25,
+    ),
+    Check(
+        name="cross",
+        asks="do backends and other implementations agree with each other?",
+        run=_from("cross"),
+        needs=_nothing,
+        against=_comparable,
+        share=0.25,
+    ),
+    Check(
+        name="padding",
+        asks="does nothing change with what lies beyond the edge, or is ignored?",
+        run=_from("padding"),
+        needs=_nothing,
+        share=0.5,
+    ),
+    Check(
+        name="oracle-strength",
+        asks="do the spec's tolerance and data reject answers that are wrong?",
+        run=_strength,
+        needs=_nothing,
+        share=0.5,
+        conclude=_strong,
+        least=4,
     ),
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,11 @@ def _anywhere(backend: Backend) -> str | None:
     return None
 
 
+def _alone(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
+    del spec, others
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """One question about one kernel. Projects add their own by ``pytest_pallas_checks``.
@@ -33,6 +38,11 @@ class Check:
       program: the call that a compiling backend compiles in place of ``run``; None if there is
         nothing to compile that another check does not compile.
       on: why it cannot be asked on a backend, or None if it can.
+      against: why it cannot be asked of a spec, given the other backends that it can be compared
+        with, or None if it can.
+      conclude: asked after the last example with the ``evidence`` of every finding that has some:
+        what is wrong over all of them, or None. For what no single example can tell.
+      least: how many examples it draws at least, where they are cheap and a conclusion needs them.
     """
 
     name: str
@@ -42,11 +52,19 @@ class Check:
     share: float = 1.0
     program: Callable[[Trial], Program] | None = None
     on: Callable[[Backend], str | None] = _anywhere
+    against: Callable[[KernelSpec, Sequence[Backend]], str | None] = _alone
+    conclude: Callable[[Sequence[Any]], str | None] | None = None
+    least: int = 1
 
-    def unmet(self, spec: KernelSpec, backend: Backend) -> str | None:
-        """Why it cannot be asked of a spec on a backend, or None if it can."""
-        return self.needs(spec) or self.on(backend)
+    def unmet(
+        self, spec: KernelSpec, backend: Backend, others: Sequence[Backend] = ()
+    ) -> str | None:
+        """Why it cannot be asked of a spec on a backend, or None if it can.
+
+        ``others`` are the backends that executed the spec before this one.
+        """
+        return self.needs(spec) or self.on(backend) or self.against(spec, others)
 
     def examples(self, most: int) -> int:
         """How many examples it draws when ``most`` are allowed."""
-        return max(1, round(most * self.share))
+        return max(self.least, round(most * self.share))

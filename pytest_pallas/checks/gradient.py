@@ -69,6 +69,7 @@ def gradient(trial: Trial) -> Finding:
     return Finding(
         comparisons=judge(trial, outcome.values, wanted),
         seconds=outputs.seconds + outcome.seconds,
+        cotangents=cotangents,
         subject=f"gradient by arguments {by}",
     )
 

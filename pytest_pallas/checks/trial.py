@@ -15,11 +15,30 @@ from pytest_pallas.compilers.costs import Costs
 from pytest_pallas.errors import KernelError, PallasTestError
 from pytest_pallas.numerics import Comparison, Tolerance, compare_trees, is_float, wide
 from pytest_pallas.oracle import Expected, ExpectedCache, flatten
+from pytest_pallas.relations import AnyRelation
 from pytest_pallas.strategies.arguments import Arguments
 
 #: Integers up to this size count as small: the product of two is exact in bfloat16, and a sum of
 #: 2**15 such products is exact in float32.
 SMALL = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Other:
+    """Something else that computes what a kernel does.
+
+    Attributes:
+      name: of the implementation, or the label of the backend.
+      function: called like the kernel.
+      backend: where it runs.
+      is_kernel: False for an implementation: it need not hold a Pallas kernel, and gets only the
+        tuning that it takes.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    backend: Backend
+    is_kernel: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +54,8 @@ class Trial:
       exact: whether small integers held in floats must give a bitwise equal answer.
       differentiable: positions of the arguments to differentiate by.
       batch_axes: as in ``KernelSpec``.
+      relations: as in ``KernelSpec``.
+      others: what computes the same, for the cross check.
       tolerance: the rule of judgement.
       nan_ok: whether NaN is a right answer for finite inputs.
       check_dtype: whether the kernel must return the reference's dtypes.
@@ -45,6 +66,7 @@ class Trial:
       dump: see ``Call``.
       typical: whether the spec names this call as typical, rather than drawing it.
       costs: what the code of kernels may cost on compiling backends; None if nobody asks.
+      ignored: as in ``KernelSpec``.
     """
 
     kernel: Callable[..., Any]
@@ -55,6 +77,8 @@ class Trial:
     exact: bool = False
     differentiable: Sequence[int] = ()
     batch_axes: Sequence[int | None] = ()
+    relations: Sequence[AnyRelation] = ()
+    others: Sequence[Other] = ()
     tolerance: Tolerance = field(default_factory=Tolerance)
     nan_ok: bool = False
     check_dtype: bool = True
@@ -65,6 +89,7 @@ class Trial:
     dump: str | None = None
     typical: bool = False
     costs: Costs | None = None
+    ignored: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +102,8 @@ class Finding:
       seconds: time spent tracing, compiling and running the kernel.
       subject: what was compared if not the plain output, such as "gradient".
       notes: for the record.
+      cotangents: what the gradient check pulled back.
+      evidence: what ``Check.conclude`` is given of this trial after the last; None for nothing.
     """
 
     comparisons: Sequence[Comparison]
@@ -84,6 +111,8 @@ class Finding:
     seconds: float = 0.0
     subject: str = ""
     notes: tuple[str, ...] = ()
+    cotangents: Any = None
+    evidence: Any = None
 
     @property
     def failed(self) -> Comparison | None:
@@ -100,16 +129,22 @@ def run(
     jit: bool | None = None,
     tuned: bool = True,
     races: bool = True,
+    fill: str = "",
+    needs_kernel: bool = True,
 ) -> Outcome:
     """Run ``function`` on the trial's backend with the trial's options.
 
-    ``tuned=False`` leaves out its tuning, and ``races=False`` does not look for races.
+    ``tuned=False`` leaves out its tuning, ``races=False`` does not look for races, ``fill`` is
+    what memory holds that nobody has written, and ``needs_kernel=False`` takes a function without
+    a kernel, too (see ``Call``).
 
     Raises:
       KernelError: the kernel raised.
     """
     made = call(trial, function, args, jit=jit, tuned=tuned)
-    outcome = trial.backend.run(made if races else replace(made, races=False))
+    outcome = trial.backend.run(
+        replace(made, races=races and made.races, fill=fill, needs_kernel=needs_kernel)
+    )
     if outcome.error is not None:
         raise as_kernel_error(outcome.error)
     return outcome
@@ -148,6 +183,7 @@ def judge(
         exact=exact,
         depth=expected.depth,
         sensitivity=expected.sensitivity,
+        noise=expected.noise,
         check_dtype=trial.check_dtype,
     )
 

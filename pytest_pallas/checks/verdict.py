@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 
 from pytest_pallas.analysis import describe_writer
-from pytest_pallas.backends import Outcome, label
+from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.compiled import compiled
 from pytest_pallas.checks.trial import Finding, Trial, as_kernel_error
@@ -28,6 +29,23 @@ _TRANSPARENT = frozenset(
 #: Whose lines are not the kernel's: this plugin's, and the modules of the standard library.
 _PLUGIN = Path(__file__).parents[1]
 _STANDARD = Path(traceback.__file__).parent
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What failed, for whoever reports it.
+
+    Attributes:
+      check: name of the check.
+      name: name of the kernel.
+      trial: the call.
+      finding: what the check found; None if an error stopped it.
+    """
+
+    check: str
+    name: str
+    trial: Trial
+    finding: Finding | None = None
 
 
 def ask(
@@ -50,16 +68,39 @@ def ask(
     headline = f"{name}: {check.name} on {label(trial.backend)}"
     finding = _run(check, trial, headline)
     if isinstance(finding, PallasTestError):
+        finding.failure = Failure(check.name, name, trial)
         # Not in the handler: pytest would print the whole chain, which is JAX's internals.
         raise finding
     found(finding)
     problem = _problem_of(finding.outcome, trial, name, check.name)
     if problem is not None:
-        raise _told(problem, headline, trial)
+        error = _told(problem, headline, trial)
+        error.failure = Failure(check.name, name, trial, finding)
+        raise error
     failed = finding.failed
     if failed is not None:
-        raise MismatchError("\n".join(_explained(headline, finding, failed, trial)))
+        error = MismatchError("\n".join(_explained(headline, finding, failed, trial)))
+        error.failure = Failure(check.name, name, trial, finding)
+        raise error
     return finding
+
+
+def conclude(check: Check, evidence: Sequence[Any], name: str, backend: Backend) -> None:
+    """Ask a check about all examples together, after the last.
+
+    Args:
+      check: the question.
+      evidence: that of the findings of the examples, in order.
+      name: of the kernel, for messages.
+      backend: where the examples ran.
+
+    Raises:
+      MismatchError: something is wrong over all of them.
+    """
+    __tracebackhide__ = True
+    problem = None if check.conclude is None else check.conclude(evidence)
+    if problem is not None:
+        raise MismatchError(f"{name}: {check.name} on {label(backend)}: {problem}")
 
 
 def _run(check: Check, trial: Trial, headline: str) -> Finding | PallasTestError:
@@ -88,7 +129,7 @@ def _told(error: PallasTestError, headline: str, trial: Trial) -> PallasTestErro
     if not isinstance(error, CompileError):  # its message names the kernel's line
         lines += _raised_at(error.__cause__)
     problem = type(error)("\n".join([*lines, *_drawn(trial.arguments)]))
-    problem.kernel_error = error.__cause__
+    problem.kernel_error, problem.plain = error.__cause__, str(error)
     return problem
 
 

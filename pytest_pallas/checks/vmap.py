@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_pallas.checks.check import Program
 from pytest_pallas.checks.trial import Finding, Trial, expect, judge, run
-from pytest_pallas.numerics import Comparison, is_float
+from pytest_pallas.numerics import Comparison, Noise, is_float
 from pytest_pallas.oracle import Expected, Leaves
 
 
@@ -98,11 +98,22 @@ def _stacked(first: Expected, second: Expected) -> Expected:
         path: max(value, second.sensitivity.get(path, 0.0))
         for path, value in first.sensitivity.items()
     }
+
+    def noise(path: str) -> Noise | None:
+        one, two = first.noise(path), second.noise(path)
+        if one is None or two is None:
+            return None
+        return Noise(
+            wide=np.stack([one.wide, two.wide], axis=1),
+            narrow=np.stack([one.narrow, two.narrow], axis=1),
+        )
+
     return Expected(
         stack(first.oracle, second.oracle),
         stack(first.baseline, second.baseline),
         first.depth,
         sensitivity,
+        noise,
     )
 
 

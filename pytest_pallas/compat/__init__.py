@@ -11,12 +11,16 @@ from pytest_pallas.compat.fuzzing import (
     hypothesis_profile,
     hypothesis_seed,
     hypothesis_settings,
+    is_of_shrinking,
+    sampled_elements,
     set_database_key,
     set_hypothesis_settings,
+    without_module_constants,
 )
 from pytest_pallas.compat.interpreters import (
     clear_effect_tokens,
     fail_interpreters,
+    memory_filled,
     mended_tpu_interpreter,
     printed_races,
     quiet_callbacks,
@@ -25,10 +29,12 @@ from pytest_pallas.compat.interpreters import (
 from pytest_pallas.compat.jaxprs import (
     KERNEL_PRIMITIVES,
     block_programs,
+    called_jaxpr,
     eval_jaxpr,
     kernel_name,
     source_line,
     sub_jaxprs,
+    unwritten_memory,
     written_inputs,
 )
 from pytest_pallas.compat.testing import fixture_is_overridden, terminal_width
@@ -36,6 +42,7 @@ from pytest_pallas.compat.testing import fixture_is_overridden, terminal_width
 __all__ = [
     "KERNEL_PRIMITIVES",
     "block_programs",
+    "called_jaxpr",
     "clear_effect_tokens",
     "devices_answer",
     "eval_jaxpr",
@@ -46,15 +53,20 @@ __all__ = [
     "hypothesis_seed",
     "hypothesis_settings",
     "interpret_ignored",
+    "is_of_shrinking",
     "kernel_name",
+    "memory_filled",
     "mended_tpu_interpreter",
     "printed_races",
     "quiet_callbacks",
     "reset_interpreters",
+    "sampled_elements",
     "set_database_key",
     "set_hypothesis_settings",
     "source_line",
     "sub_jaxprs",
     "terminal_width",
+    "unwritten_memory",
+    "without_module_constants",
     "written_inputs",
 ]

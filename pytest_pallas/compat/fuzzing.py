@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sys
+from collections.abc import Generator
 from typing import Any
 
 
@@ -15,6 +17,15 @@ def set_database_key(test: Any, key: str) -> None:
     """
     inner = test.hypothesis.inner_test
     inner._hypothesis_internal_add_digest = hashlib.sha384(key.encode()).digest()
+
+
+def is_of_shrinking(key: bytes) -> bool:
+    """Whether a key of the example database is that of steps on the way to a failing example.
+
+    Hypothesis keeps the failing example under a digest, and what it was before it was simplified
+    under the digest and one of these words. Seen in hypothesis 6.131 to 6.170.
+    """
+    return key.endswith((b".secondary", b".pareto"))
 
 
 def hypothesis_profile() -> str:
@@ -51,3 +62,51 @@ def hypothesis_seed(test: Any) -> int | None:
     Seen in hypothesis 6.131 to 6.170.
     """
     return getattr(test, "_hypothesis_internal_use_seed", None)
+
+
+def sampled_elements(strategy: Any) -> tuple[Any, ...] | None:
+    """What a strategy draws if it is a plain choice between values, else None.
+
+    That is ``sampled_from``, ``just``, ``none``, ``booleans``, and ``one_of`` these; not what was
+    mapped or filtered. Seen in hypothesis 6.131 to 6.170.
+    """
+    from hypothesis import strategies as st
+
+    parts = getattr(strategy, "original_strategies", None)
+    if parts is not None:
+        each = [sampled_elements(part) for part in parts]
+        return None if None in each else tuple(value for one in each for value in one or ())
+    booleans: Any = st.booleans()  # made lazily, as others are
+    if isinstance(strategy, type(booleans)):
+        strategy = strategy.wrapped_strategy
+    if isinstance(strategy, type(booleans.wrapped_strategy)):
+        return (False, True)
+    if not hasattr(strategy, "_transformations") or strategy._transformations:
+        return None
+    return tuple(strategy.elements)
+
+
+@contextlib.contextmanager
+def without_module_constants() -> Generator[None]:
+    """Draw nothing that depends on the modules which happen to be imported.
+
+    Hypothesis reads the constants of local modules, and draws those now and then in place of
+    random numbers. So the draws of a seed are others in a process that has imported more. Seen in
+    hypothesis 6.132 to 6.170; in 6.131 nothing of the kind is drawn.
+    """
+    from hypothesis.internal.conjecture import providers
+
+    known: Any = providers
+    name = "_get_local_constants"
+    if not hasattr(known, name):
+        yield
+        return
+    before = getattr(known, name)
+    none = known.Constants()
+    known.CONSTANTS_CACHE.cache.clear()  # holds the constants of both kinds
+    setattr(known, name, lambda: none)
+    try:
+        yield
+    finally:
+        setattr(known, name, before)
+        known.CONSTANTS_CACHE.cache.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -137,3 +137,40 @@ def clear_effect_tokens() -> None:
     error. Seen in JAX 0.11.2 and 0.12.0.1.
     """
     importlib.import_module("jax._src.dispatch").runtime_tokens.clear()
+
+
+@contextmanager
+def memory_filled(value_of: Callable[[Any], Any]) -> Generator[None]:
+    """Let the interpreters fill memory that nobody has written with other values.
+
+    All of them, and what pads blocks beyond the edge of an array, ask one function each: the
+    portable interpreter ``uninitialized_value``, the others ``get_uninitialized_value``. The
+    latter also has a mode ``"zero"``, which is left alone: Mosaic GPU's accumulators start so.
+
+    Args:
+      value_of: the value for a dtype; None leaves the interpreter's own.
+
+    Traces made inside are cached by JAX as any other: the caller must be in a context that is
+    part of jit's key. Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    import jax.numpy as jnp
+
+    portable: Any = importlib.import_module("jax._src.pallas.primitives")
+    shared: Any = importlib.import_module("jax._src.pallas.mosaic.interpret.utils")
+    semaphore = importlib.import_module("jax._src.pallas.core").SEMAPHORE_INTERPRET_DTYPE
+    array_of, scalar_of = portable.uninitialized_value, shared.get_uninitialized_value
+
+    def filled_array(shape: Any, dtype: Any) -> Any:
+        # There semaphores are integers of their own kind, which must stay 0.
+        value = None if jnp.issubdtype(dtype, semaphore) else value_of(dtype)
+        return array_of(shape, dtype) if value is None else jnp.full(shape, value, dtype)
+
+    def filled_scalar(dtype: Any, uninitialized_memory: str) -> Any:
+        value = value_of(dtype) if uninitialized_memory == "nan" else None
+        return scalar_of(dtype, uninitialized_memory) if value is None else value
+
+    portable.uninitialized_value, shared.get_uninitialized_value = filled_array, filled_scalar
+    try:
+        yield
+    finally:
+        portable.uninitialized_value, shared.get_uninitialized_value = array_of, scalar_of

@@ -62,6 +62,31 @@ def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[Any]:
     return importlib.import_module("jax._src.core").eval_jaxpr(jaxpr, consts, *args)
 
 
+def called_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
+    """The open jaxpr that an equation calls once with its own operands, and its constants.
+
+    None for every other equation, loops and branches included. The primitives are those of
+    ``jax.jit``, ``jax.checkpoint``, ``jax.custom_jvp`` and ``jax.custom_vjp``. Seen in JAX 0.11.2
+    and 0.12.0.1.
+    """
+    if eqn.primitive.name not in _CALLS:
+        return None
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        inner = eqn.params.get(name)
+        if inner is not None:
+            jaxpr = getattr(inner, "jaxpr", inner)
+            return (jaxpr, getattr(inner, "consts", ()))
+    return None
+
+
+_CALLS = frozenset(
+    {
+        *("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+    }
+)
+
+
 def kernel_name(eqn: Any) -> str:
     """The name of the Pallas kernel that an equation runs.
 
@@ -120,3 +145,58 @@ def block_programs(
     hit = np.all([np.asarray(b) == w for b, w in zip(blocks, wanted, strict=True)], axis=0)
     programs = [tuple(int(i) for i in point) for point in points[:, hit].T]
     return tuple(sizes), wanted, programs
+
+
+def unwritten_memory(eqn: Any) -> list[str]:
+    """Where the kernel of an equation could read what nobody has written, in words.
+
+    Blocks that hang over the edge of their array, scratch, memory that the body allocates, and
+    outputs that the body reads, or that are bool: any other output that is not written is NaN or
+    an extreme integer in the interpreters, which shows. Empty if there is no such place. Kernels
+    other than a ``pallas_call`` get their refs from their caller, and count.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    if eqn.primitive.name != "pallas_call":
+        return ["refs that its caller made"]
+    import jax
+
+    mapping, jaxpr = eqn.params["grid_mapping"], eqn.params["jaxpr"]
+    places: list[str] = []
+    for position, block in enumerate(mapping.block_mappings):
+        if _overhangs(block.array_aval.shape, block.block_shape):
+            output = position - mapping.num_inputs
+            operand = f"input {position}" if output < 0 else f"output {output}"
+            places.append(f"a block of {operand} hangs over its edge")
+    scratch = jaxpr.invars[mapping.slice_scratch_ops]
+    if any(not jax.numpy.issubdtype(var.aval.dtype, jax.dtypes.extended) for var in scratch):
+        places.append("scratch")
+    if _allocates(jaxpr):
+        places.append("memory that the body allocates")
+    outputs = jaxpr.invars[mapping.slice_block_ops][mapping.num_inputs :]
+    read = {effect.input for effect in jaxpr.effects if type(effect).__name__ == "ReadEffect"}
+    places += [
+        f"output {position}"
+        for position, var in enumerate(outputs)
+        if var in read or jaxpr.invars.index(var) in read or var.aval.dtype == bool
+    ]
+    return places
+
+
+def _overhangs(shape: Sequence[int], block: Sequence[Any]) -> bool:
+    """Whether the last block along an axis may reach beyond the array."""
+    for size, dim in zip(shape, block, strict=True):
+        kind = type(dim).__name__
+        if kind == "Squeezed" or dim is None:
+            continue
+        if kind not in ("Blocked", "int") or size % int(getattr(dim, "block_size", dim)):
+            return True  # windows in elements may start anywhere, and have padding of their own
+    return False
+
+
+def _allocates(jaxpr: Any) -> bool:
+    return any(
+        eqn.primitive.name in ("run_scoped", "empty_ref")
+        or any(_allocates(inner) for inner in sub_jaxprs(eqn))
+        for eqn in jaxpr.eqns
+    )

@@ -13,14 +13,17 @@ from pytest_pallas.numerics.dtypes import (
     wide,
 )
 from pytest_pallas.numerics.judgement import compare
+from pytest_pallas.numerics.noise import Noise
 from pytest_pallas.numerics.patterns import location_patterns
 from pytest_pallas.numerics.relations import value_patterns
-from pytest_pallas.numerics.tolerance import Tolerance, summation_error
+from pytest_pallas.numerics.tolerance import ROUNDING, Tolerance, summation_error
 from pytest_pallas.numerics.trees import compare_trees
 
 __all__ = [
+    "ROUNDING",
     "Comparison",
     "FloatFacts",
+    "Noise",
     "Tolerance",
     "bitwise",
     "compare",

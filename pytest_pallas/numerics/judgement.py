@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ from pytest_pallas.errors import ReferenceError
 from pytest_pallas.numerics.comparison import Comparison
 from pytest_pallas.numerics.dtypes import is_complex, is_exact, is_float
 from pytest_pallas.numerics.explanation import Sides, explain, state
+from pytest_pallas.numerics.noise import Noise
 from pytest_pallas.numerics.rules import Verdict, judge_exact, judge_floats, judge_integers
 from pytest_pallas.numerics.tolerance import Tolerance
 
@@ -26,6 +27,7 @@ def compare(
     exact: bool = False,
     depth: int = 1,
     sensitivity: float = 0.0,
+    noise: Callable[[], Noise | None] | None = None,
     where: str = "",
     check_dtype: bool = True,
     block_shape: Sequence[int | None] | None = None,
@@ -49,6 +51,8 @@ def compare(
         size of the terms behind an output that nearly cancels. What another order of summation
         may cost is relative to it where it is larger than the output's own scale, and so is what
         rounding the inputs once more may.
+      noise: measures what rounding alone does to the reference, or says that it cannot. It is asked
+        only where the output would fail without it, because it takes a while.
       where: which output this is, for messages.
       check_dtype: whether ``actual`` must have the dtype of ``baseline``.
       block_shape: block shape of the output, None for a squeezed dimension; for messages.
@@ -68,7 +72,17 @@ def compare(
         verdict = judge_exact(sides)
     else:
         verdict = judge_floats(sides, tolerance, depth, sensitivity)
+        if noise is not None and _inaccurate(sides, verdict, tolerance):
+            verdict = judge_floats(sides, tolerance, depth, sensitivity, noise())
     return _conclude(sides, verdict, 0.0 if exact else tolerance.fraction, where, block_shape)
+
+
+def _inaccurate(sides: Sides, verdict: Verdict, tolerance: Tolerance) -> bool:
+    """Whether the default rule refuses a verdict for the size of its errors."""
+    if verdict.misclassed is not None or tolerance.explicit or not sides.actual.size:
+        return False
+    count = 0 if verdict.wrong is None else int(np.count_nonzero(verdict.wrong))
+    return verdict.rms is not None or count > tolerance.fraction * sides.actual.size
 
 
 def _unfit(sides: Sides, where: str, check_dtype: bool) -> Comparison | None:

@@ -10,6 +10,7 @@ import numpy as np
 from pytest_pallas.numerics.dtypes import Array, epsilon, is_complex, is_exact, wide
 from pytest_pallas.numerics.explanation import Sides
 from pytest_pallas.numerics.measure import Measured, measure, overflow_gap
+from pytest_pallas.numerics.noise import Noise, excused
 from pytest_pallas.numerics.rms import Rms, excessive_rms
 from pytest_pallas.numerics.tolerance import Tolerance, summation_error
 
@@ -75,8 +76,14 @@ def judge_exact(sides: Sides) -> Verdict:
     )
 
 
-def judge_floats(sides: Sides, tolerance: Tolerance, depth: int, sensitivity: float) -> Verdict:
-    """Judge floats and complex numbers by their errors."""
+def judge_floats(
+    sides: Sides,
+    tolerance: Tolerance,
+    depth: int,
+    sensitivity: float,
+    noise: Noise | None = None,
+) -> Verdict:
+    """Judge floats and complex numbers by their errors; ``noise`` may widen the bounds."""
     dtype = sides.actual.dtype
     actual = wide(sides.actual)
     measured = measure(
@@ -90,16 +97,19 @@ def judge_floats(sides: Sides, tolerance: Tolerance, depth: int, sensitivity: fl
     if relative > 1.0:
         excess = np.maximum(sensitivity / measured.scale, 1.0) - 1.0
         limit = limit + summation_error(dtype, depth) * excess
+    spared = None if noise is None else excused(noise, measured, tolerance, dtype)
+    if spared is not None:
+        limit = np.maximum(limit, spared.each)
     held = measured
     if measured.misclassed is not None:
         gap = overflow_gap(actual, measured.target, dtype)
-        excused = measured.misclassed & (gap <= limit)
-        errors = np.where(excused, gap, measured.errors)
+        overflow = measured.misclassed & (gap <= limit)
+        errors = np.where(overflow, gap, measured.errors)
         held = replace(
             measured,
             errors=errors,
             worst=float(errors.max()),
-            misclassed=measured.misclassed & ~excused,
+            misclassed=measured.misclassed & ~overflow,
         )
     verdict = _judge_elements("close", held, limit)
     wrong = verdict.wrong
@@ -114,8 +124,10 @@ def judge_floats(sides: Sides, tolerance: Tolerance, depth: int, sensitivity: fl
         sensitivity=relative,
         excused=wrong if count else None,
     )
-    if rms is None:
+    if rms is None or (spared is not None and rms.error <= spared.rms):
         return verdict
+    if spared is not None:
+        rms = replace(rms, allowed=max(rms.allowed, spared.rms))
     wrong = measured.errors > measured.baseline_worst
     if not wrong.any():
         wrong = measured.errors == measured.worst

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -12,6 +13,7 @@ from pytest_pallas.errors import ReferenceError
 from pytest_pallas.numerics.comparison import Comparison
 from pytest_pallas.numerics.explanation import state
 from pytest_pallas.numerics.judgement import compare
+from pytest_pallas.numerics.noise import Noise
 from pytest_pallas.numerics.tolerance import Tolerance
 
 type Leaves = Sequence[tuple[str, npt.ArrayLike]]
@@ -28,9 +30,12 @@ def compare_trees(
     exact: bool = False,
     depth: int = 1,
     sensitivity: Mapping[str, float] = MappingProxyType({}),
+    noise: Callable[[str], Noise | None] = lambda _: None,
     check_dtype: bool = True,
 ) -> list[Comparison]:
-    """Judge each output of a kernel; see ``compare`` for the options. ``sensitivity`` is by path.
+    """Judge each output of a kernel; see ``compare`` for the options.
+
+    ``sensitivity`` and ``noise`` are by path.
 
     Each tree is given as its leaves, ``(path, array)`` with unique paths. A kernel whose outputs
     have other paths than the oracle's gives one failed comparison of the kind ``tree``. The
@@ -63,6 +68,7 @@ def compare_trees(
             exact=exact,
             depth=depth,
             sensitivity=sensitivity.get(path, 0.0),
+            noise=functools.partial(noise, path),
             where=path,
             check_dtype=check_dtype,
         )

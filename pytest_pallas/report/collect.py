@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,6 +13,9 @@ from pytest_pallas.errors import PallasTestError
 from pytest_pallas.record import Record, from_json, to_json
 from pytest_pallas.report.reporter import ATTRIBUTE
 from pytest_pallas.session import Session
+
+if TYPE_CHECKING:
+    from pytest_pallas.scripts.saved import Saved
 
 
 def attach(
@@ -26,11 +29,14 @@ def attach(
         return
     outcome, reason = _outcome(report)
     error = None if excinfo is None else excinfo.value
-    replay = ""
+    replay, saved = "", None
     if error is not None and outcome in ("failed", "xfailed"):
         replay = _replay(session, item, error)
+        if outcome == "failed":
+            saved = _script(session, item, error, replay)
         if outcome == "failed" and not hasattr(item, "replay"):
-            report.sections.append(("pallas", f"replay: {replay}"))
+            script = "" if saved is None else f"\nscript: {saved}"
+            report.sections.append(("pallas", f"replay: {replay}{script}"))
     records: list[dict[str, Any]] = []
     tallies = list(session.tallies.values())
     for tally in tallies:
@@ -44,6 +50,7 @@ def attach(
             seed=session.options_for(item).seed,
             message=_message(error) if ended in ("failed", "xfailed") else "",
             replay=replay if ended != "passed" else "",
+            script=str(saved.path) if saved is not None and saved.path and ended == "failed" else "",
         )
         records.append(to_json(record))
     setattr(report, ATTRIBUTE, records)
@@ -73,6 +80,17 @@ def _message(error: BaseException | None) -> str:
     if error is None:
         return ""
     return str(error) if isinstance(error, PallasTestError) else f"{type(error).__name__}: {error}"
+
+
+def _script(
+    session: Session, item: pytest.Item, error: BaseException, replay: str
+) -> Saved | None:
+    """The script that reproduces a failed check, written unless it is already."""
+    if not isinstance(error, PallasTestError) or error.failure is None:
+        return None
+    from pytest_pallas.scripts.saved import save
+
+    return save(session, item, error, replay)
 
 
 def _replay(session: Session, item: pytest.Item, error: BaseException) -> str:

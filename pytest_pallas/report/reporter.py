@@ -89,7 +89,7 @@ class Reporter:
                 terminalreporter.write_line(self.costs)
             return
         from pytest_pallas import compat
-        from pytest_pallas.report import compilers, terminal
+        from pytest_pallas.report import compilers, inputs, terminal
 
         width = compat.terminal_width(terminalreporter)
         color = bool(terminalreporter.hasmarkup)
@@ -101,6 +101,11 @@ class Reporter:
             terminalreporter.write_line(text)
         for line in terminal.footnotes(executed):
             terminalreporter.write_line(line)
+        kernels = inputs.covered(executed)  # what a compiler gets has no values
+        if kernels:
+            terminalreporter.write_line(inputs.summary(kernels))
+        for line in inputs.warnings(kernels):
+            terminalreporter.write_line(line, yellow=True)
         if not terminalreporter.isatty:
             width = max(width, WIDTH_OF_FILES)
         for text in compilers.sections(compiled, width=width, color=color):

@@ -19,8 +19,10 @@ from pytest_pallas.strategies.domain.meshes import device_meshes
 from pytest_pallas.strategies.domain.ragged import cu_seqlens, group_sizes, lengths, segment_ids
 from pytest_pallas.strategies.dtypes import dtype_pairs, dtypes, floats, ints
 from pytest_pallas.strategies.elements import elements
+from pytest_pallas.strategies.kernels import kernel_args
 from pytest_pallas.strategies.shaped import shaped
 from pytest_pallas.strategies.shapes import ShapeSpec, parse
+from pytest_pallas.strategies.signatures import from_signature
 
 __all__ = [
     "Arguments",
@@ -37,10 +39,12 @@ __all__ = [
     "dtypes",
     "elements",
     "floats",
+    "from_signature",
     "grids",
     "group_sizes",
     "indices",
     "ints",
+    "kernel_args",
     "lengths",
     "masks",
     "page_tables",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +14,14 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from pytest_pallas.errors import SpecError
+from pytest_pallas.budget import check_bytes, limited, max_bytes
+from pytest_pallas.errors import DrawTooLargeError, SpecError
+from pytest_pallas.strategies.bounded import bytes_in
+from pytest_pallas.strategies.declared import NOTHING, Declared, declare_keywords
+from pytest_pallas.strategies.siblings import Kin
+
+#: How often arrays are drawn again within half as many bytes, so that a whole call fits.
+_HALVINGS = 6
 
 #: Elements of an array that is shown whole.
 _SHORT = 16
@@ -29,22 +37,49 @@ class Drawn(tuple[Any, ...]):
 
     It is a plain tuple to everybody else, so ``fn(*drawn)`` works. ``recipe`` maps words such as
     ``"m"`` (a dim), ``"dtype"``, ``"values"`` and ``"seed"`` to what was drawn for them, so that
-    a failure can say it.
+    a failure can say it. ``declared`` is what could have been drawn (see ``strategies.declared``),
+    or None; who makes a tuple from a drawn one passes it on, or nobody learns what was never drawn.
     """
 
     recipe: Mapping[str, Any]
+    kin: Kin | None
+    declared: Declared | None
 
-    def __new__(cls, items: Iterable[Any], recipe: Mapping[str, Any] = _EMPTY) -> Drawn:
-        """Build the tuple from ``items`` and keep ``recipe`` beside it."""
+    def __new__(
+        cls,
+        items: Iterable[Any],
+        recipe: Mapping[str, Any] = _EMPTY,
+        kin: Kin | None = None,
+        *,
+        declared: Declared | None = None,
+    ) -> Drawn:
+        """Build the tuple from ``items`` and keep ``recipe`` and ``declared`` beside it."""
         self = super().__new__(cls, items)
         self.recipe = MappingProxyType(dict(recipe))
+        self.kin = kin
+        self.declared = declared
         return self
+
+    def with_values(self, values: Drawn) -> Drawn:
+        """Another draw in its place: see ``siblings``."""
+        return values
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.kin is not None:
+            self.kin.looked = True
+        return super().__iter__()
+
+    def __getitem__(self, index: Any) -> Any:
+        if self.kin is not None:
+            self.kin.looked = True
+        return super().__getitem__(index)
 
     def __repr__(self) -> str:
         return f"Drawn({_recipe_text(self.recipe) or _items_text(self)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Drawn, (tuple(self), dict(self.recipe))  # a mapping proxy cannot be pickled
+        # A mapping proxy cannot be pickled.
+        return Drawn, (tuple(self), dict(self.recipe)), {"declared": self.declared}
 
 
 # Comparing arrays gives arrays, so there is no useful equality of fields.
@@ -57,12 +92,27 @@ class Arguments:
       options: keyword arguments that change the answer (``causal=True``); given to both.
       tuning: keyword arguments that must not change it (block sizes); given to the kernel only.
       recipe: how the arguments were drawn, for messages.
+      kin: what ``siblings`` makes others like it from.
+      declared: what could have been drawn, as far as it is known.
     """
 
     args: tuple[Any, ...]
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     tuning: Mapping[str, Any] = field(default_factory=dict[str, Any])
     recipe: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    kin: Kin | None = None
+    declared: Declared | None = None
+
+    def with_values(self, values: Drawn) -> Arguments:
+        """The same call with other arrays in place of the first ones: see ``siblings``."""
+        rest = _unseen(self)[len(values) :]
+        recipe = {**self.recipe, **values.recipe}
+        return dataclasses.replace(self, args=(*values, *rest), recipe=recipe, kin=None)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "args" and (kin := object.__getattribute__(self, "kin")) is not None:
+            kin.looked = True
+        return object.__getattribute__(self, name)
 
     def __repr__(self) -> str:
         parts = [_recipe_text(self.recipe) or _items_text(self.args)]
@@ -109,6 +159,8 @@ def arguments(
 
     Raises:
       SpecError: one of the arguments cannot be used, or ``options`` and ``tuning`` share a name.
+      DrawTooLargeError: when drawing: all arrays of a call have more bytes than
+        ``--pallas-max-bytes`` allows, however small those of ``arrays`` are.
     """
     if not isinstance(arrays, SearchStrategy):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise SpecError(
@@ -131,7 +183,9 @@ def as_arguments(drawn: object) -> Arguments:
     if isinstance(drawn, Arguments):
         return drawn
     if isinstance(drawn, Drawn):
-        return Arguments(tuple(drawn), recipe=dict(drawn.recipe))
+        return Arguments(
+            _unseen(drawn), recipe=dict(drawn.recipe), kin=drawn.kin, declared=drawn.declared
+        )
     if isinstance(drawn, tuple):
         return Arguments(tuple(drawn))  # pyright: ignore[reportUnknownArgumentType]
     raise SpecError(
@@ -148,11 +202,36 @@ def _arguments(
     options: Keywords,
     tuning: Keywords,
 ) -> Arguments:
-    drawn = draw(arrays)
+    most = max_bytes()
+    too_large: DrawTooLargeError | None = None
+    for halvings in range(_HALVINGS + 1):
+        # What goes with the arrays must fit as well, and is known only once they are drawn.
+        try:
+            with limited(most >> halvings):
+                drawn = draw(arrays)
+        except DrawTooLargeError as error:
+            raise too_large or error from None  # the first knows the whole call
+        try:
+            call = _call(draw, drawn, then, options, tuning)
+            check_bytes("a call", sum(map(bytes_in, (_unseen(call), call.options, call.tuning))))
+        except DrawTooLargeError as error:
+            too_large = error
+        else:
+            return call
+    assert too_large is not None
+    raise too_large
+
+
+def _call(
+    draw: DrawFn, drawn: Any, then: Keywords, options: Keywords, tuning: Keywords
+) -> Arguments:
+    """The call with drawn arrays, and what goes with those."""
     base = as_arguments(drawn)
     given: dict[str, dict[str, Any]] = {"then": {}, "options": {}, "tuning": {}}
+    entries: dict[str, Mapping[str, Any]] = {}
     for argument, value in (("then", then), ("options", options), ("tuning", tuning)):
         keywords = _check_keywords(argument, value(drawn)) if callable(value) else value
+        entries[argument] = keywords
         for name, entry in keywords.items():
             given[argument][name] = draw(entry) if isinstance(entry, SearchStrategy) else entry
     merged = {**base.options, **given["options"]}, {**base.tuning, **given["tuning"]}
@@ -162,7 +241,16 @@ def _arguments(
         if name in recipe:
             raise SpecError(f"then: the recipe has a {name!r} already; rename the argument")
         recipe[name] = _keyword_text(value)
-    return Arguments((*base.args, *given["then"].values()), *merged, recipe=recipe)
+    args = (*_unseen(base), *given["then"].values())
+    declared = declare_keywords(base.declared or NOTHING, entries["options"], entries["tuning"])
+    return Arguments(args, *merged, recipe=recipe, kin=base.kin, declared=declared)
+
+
+def _unseen(drawn: Drawn | Arguments) -> tuple[Any, ...]:
+    """The positional arguments, without counting as somebody who looked at their values."""
+    if isinstance(drawn, Arguments):
+        return drawn.__dict__["args"]
+    return tuple.__getitem__(drawn, slice(None))
 
 
 def _check_keywords(argument: str, value: object) -> Mapping[str, Any]:

@@ -12,12 +12,15 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from pytest_pallas import budget
 from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.arguments import Drawn
-from pytest_pallas.strategies.dims import MAX_ELEMENTS, Budget, make_dims
+from pytest_pallas.strategies.declared import Declared, declare_arrays
+from pytest_pallas.strategies.dims import MAX_ELEMENTS, Budget, Plan, draw_dims, plan_dims
 from pytest_pallas.strategies.dtypes import as_dtype, floats
 from pytest_pallas.strategies.pools import Sizes, Tiles, check_int
 from pytest_pallas.strategies.shapes import ShapeSpec, concrete, parse
+from pytest_pallas.strategies.siblings import Kin, kth
 from pytest_pallas.strategies.values import check_classes, generate
 
 #: A dtype, or a strategy that draws one.
@@ -38,15 +41,17 @@ class _Plan:
       shapes: of the arrays.
       sizes: a strategy for the sizes, given the bytes of an element of each array, or of all.
       dtypes: one strategy for all arrays, or one for each.
-      values: draws the class of values.
-      max_bytes: of all arrays together, or None.
+      classes: the classes of values.
+      values: draws one of them.
+      declared: says what may be drawn.
     """
 
     shapes: ShapeSpec
     sizes: Callable[[tuple[int, ...]], SearchStrategy[dict[str, int]]]
     dtypes: tuple[SearchStrategy[Any], ...]
+    classes: tuple[str, ...]
     values: SearchStrategy[str]
-    max_bytes: int | None
+    declared: Callable[[], Declared]
 
 
 def arrays(
@@ -89,7 +94,8 @@ def arrays(
         NaN and infinities (``"special"``) or subnormals (``"tiny"``) have to be asked for: most
         kernels promise nothing about them.
       unequal: see ``strategies.dims``.
-      max_bytes: the most bytes of all arrays together, whatever their dtypes.
+      max_bytes: the most bytes of all arrays together, whatever their dtypes. They never have
+        more than ``--pallas-max-bytes`` says, 64 MiB by default.
       max_dim: see ``strategies.dims``, as for the last.
       max_elements: the most elements of one array.
       min_dim: the smallest size; 0 asks for empty arrays as well.
@@ -97,6 +103,7 @@ def arrays(
     Raises:
       ShapeLanguageError: ``shapes`` cannot be understood.
       SpecError: an argument that cannot be used, by name.
+      DrawTooLargeError: when drawing: ``--pallas-max-bytes`` is too little for the smallest arrays.
     """
     spec = shapes if isinstance(shapes, ShapeSpec) else parse(shapes)
     check_int("max_elements", max_elements, 1)
@@ -104,10 +111,10 @@ def arrays(
         check_int("max_bytes", max_bytes, 1)
 
     @lru_cache(maxsize=64)
-    def sizes(itemsizes: tuple[int, ...]) -> SearchStrategy[dict[str, int]]:
-        return make_dims(
+    def plan_within(option: int | None, itemsizes: tuple[int, ...]) -> Plan:
+        return plan_dims(
             spec,
-            Budget(max_elements, max_bytes, itemsizes),
+            Budget(max_elements, max_bytes, itemsizes).within(option),
             around=around,
             multiple_of=multiple_of,
             dims=dims,
@@ -116,19 +123,32 @@ def arrays(
             min_dim=min_dim,
         )
 
-    sizes((1,))  # checks the arguments now
+    @lru_cache(maxsize=64)
+    def sizes_within(option: int, itemsizes: tuple[int, ...]) -> SearchStrategy[dict[str, int]]:
+        return draw_dims(plan_within(option, itemsizes))
+
+    def plan(itemsizes: tuple[int, ...]) -> Plan:
+        return plan_within(budget.max_bytes(), itemsizes)
+
+    def sizes(itemsizes: tuple[int, ...]) -> SearchStrategy[dict[str, int]]:
+        return sizes_within(budget.max_bytes(), itemsizes)
+
+    plan_within(None, (1,))  # checks the arguments now
     shared = isinstance(dtype, str) or not isinstance(dtype, Sequence)
     given: Any = dtype
     entries: tuple[Any, ...] = (given,) if shared else tuple(given)
     if not shared:
         _check_count(spec, entries)
+    classes = check_classes(values)
+    strategies = tuple(_dtype_strategy(entry) for entry in entries)
     return _arrays(
         _Plan(
             spec,
             sizes,
-            tuple(_dtype_strategy(entry) for entry in entries),
-            st.sampled_from(check_classes(values)),
-            max_bytes,
+            strategies,
+            classes,
+            st.sampled_from(classes),
+            lru_cache(lambda: declare_arrays(plan, strategies, classes)),
         )
     )
 
@@ -140,6 +160,7 @@ def build(
     *,
     values: str,
     seed: int,
+    kin: Kin | None = None,
 ) -> Drawn:
     """The arrays of one draw, made again from what was drawn.
 
@@ -149,6 +170,7 @@ def build(
       dtypes: one for all arrays, or one for each.
       values: a class of values.
       seed: from 0 to ``MAX_SEED``.
+      kin: what siblings are made from.
     """
     per_array = dtypes if len(dtypes) > 1 else [*dtypes] * len(shapes.arrays)
     items = [
@@ -157,7 +179,7 @@ def build(
     ]
     names = tuple(dtype.name for dtype in dtypes)
     recipe = {"dtype": names if names[1:] else "".join(names), "values": values, "seed": seed}
-    return Drawn(items, {**sizes, **recipe})
+    return Drawn(items, {**sizes, **recipe}, kin)
 
 
 def _check_count(shapes: ShapeSpec, dtypes: Sequence[Any]) -> None:
@@ -170,16 +192,21 @@ def _check_count(shapes: ShapeSpec, dtypes: Sequence[Any]) -> None:
 
 @st.composite
 def _arrays(draw: DrawFn, plan: _Plan) -> Drawn:
-    # Sizes come first, unless the dtypes decide how large they may be.
-    sizes = draw(plan.sizes((1,))) if plan.max_bytes is None else {}
     drawn: list[Any] = [draw(strategy) for strategy in plan.dtypes]
     if len(drawn) == 1 and isinstance(drawn[0], tuple):
         drawn = [*drawn[0]]
         _check_count(plan.shapes, drawn)
     dtypes = [as_dtype(dtype, "what dtype drew") for dtype in drawn]
-    if plan.max_bytes is not None:
-        sizes = draw(plan.sizes(tuple(dtype.itemsize for dtype in dtypes)))
-    return build(plan.shapes, sizes, dtypes, values=draw(plan.values), seed=draw(_SEEDS))
+    sizes = draw(plan.sizes(tuple(dtype.itemsize for dtype in dtypes)))
+    values, seed = draw(plan.values), draw(_SEEDS)
+
+    def sibling(k: int) -> Drawn:
+        other, number = kth(values, seed, k, classes=plan.classes, seeds=MAX_SEED + 1)
+        return build(plan.shapes, sizes, dtypes, values=other, seed=number)
+
+    made = build(plan.shapes, sizes, dtypes, values=values, seed=seed, kin=Kin(sibling))
+    made.declared = plan.declared()
+    return made
 
 
 def _dtype_strategy(entry: Any) -> SearchStrategy[Any]:

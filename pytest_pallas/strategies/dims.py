@@ -23,7 +23,8 @@ from hypothesis import reject
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from pytest_pallas.errors import SpecError
+from pytest_pallas.budget import option_text
+from pytest_pallas.errors import DrawTooLargeError, SpecError
 from pytest_pallas.strategies.constraints import (
     Constraint,
     defined,
@@ -31,7 +32,7 @@ from pytest_pallas.strategies.constraints import (
     holds,
     parse_constraint,
 )
-from pytest_pallas.strategies.pools import Pool, Sizes, Tiles, check_int, make_pools
+from pytest_pallas.strategies.pools import Pool, Sizes, Tiles, boundary, check_int, make_pools
 from pytest_pallas.strategies.shapes import ShapeSpec, concrete, parse
 from pytest_pallas.strategies.table import keep_fitting, make_table
 
@@ -50,19 +51,35 @@ class Budget:
       max_elements: of each array.
       max_bytes: of all arrays together; None if that does not matter.
       itemsizes: bytes of an element of each array, or of all; for ``max_bytes``.
+      by_option: whether ``max_bytes`` is what ``--pallas-max-bytes`` says.
     """
 
     max_elements: int
     max_bytes: int | None = None
     itemsizes: tuple[int, ...] = (1,)
+    by_option: bool = False
 
     def __str__(self) -> str:
         words = f"max_elements={self.max_elements}"
-        return words if self.max_bytes is None else f"{words}, max_bytes={self.max_bytes}"
+        if self.max_bytes is None:
+            return words
+        if self.by_option:
+            return f"{words}, --pallas-max-bytes={option_text(self.max_bytes)}"
+        return f"{words}, max_bytes={self.max_bytes}"
+
+    def within(self, number: int | None) -> Budget:
+        """This budget with what the option says, if that is less."""
+        if number is None or (self.max_bytes is not None and self.max_bytes <= number):
+            return self
+        return replace(self, max_bytes=number, by_option=True)
+
+    def error(self, problem: str) -> SpecError:
+        """The error that no draw fits within this budget."""
+        return DrawTooLargeError(problem) if self.by_option else SpecError(problem)
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """What ``dims`` draws from.
 
     Attributes:
@@ -127,7 +144,7 @@ def dims(
       ShapeLanguageError: ``shapes`` cannot be understood.
       SpecError: an argument that cannot be used, by name, or no sizes satisfy the constraints.
     """
-    return make_dims(
+    plan = plan_dims(
         shapes,
         Budget(check_int("max_elements", max_elements, 1)),
         around=around,
@@ -137,9 +154,10 @@ def dims(
         max_dim=max_dim,
         min_dim=min_dim,
     )
+    return draw_dims(plan)
 
 
-def make_dims(
+def plan_dims(
     shapes: str | ShapeSpec,
     budget: Budget,
     *,
@@ -149,8 +167,8 @@ def make_dims(
     unequal: bool | Sequence[str] = (),
     max_dim: int | None = None,
     min_dim: int = 1,
-) -> SearchStrategy[dict[str, int]]:
-    """``dims`` within a budget; the other arguments and the errors are the same."""
+) -> Plan:
+    """What ``dims`` draws from within a budget; the other arguments and errors are the same."""
     spec = shapes if isinstance(shapes, ShapeSpec) else parse(shapes)
     said = [
         name
@@ -174,11 +192,11 @@ def make_dims(
     if not spec.constraints:
         least = {name: pool.sizes[0] for name, pool in pools.items()} | dict.fromkeys(free, 1)
         if _too_large(spec, least, budget):
-            raise SpecError(
+            raise budget.error(
                 f"{budget} is less than the smallest array of {spec.text!r} has ({least}); "
                 "raise it or allow smaller dims"
             )
-    plan = _Plan(
+    plan = Plan(
         shapes=spec,
         pools=pools,
         free=free,
@@ -192,7 +210,25 @@ def make_dims(
     table = _fitting_table(plan) if plan.defining or plan.checked else plan.table
     row = st.sampled_from(range(len(table)))
     caps = _caps(pools.values(), len(table))
-    return _dims(replace(plan, table=table, row=row, caps=caps))
+    return replace(plan, table=table, row=row, caps=caps)
+
+
+def boundaries(plan: Plan) -> dict[str, dict[int, str]]:
+    """For each dim with a pool, the sizes that it can have and the kind of boundary of each."""
+    least = {name: pool.sizes[0] for name, pool in plan.pools.items()} | dict.fromkeys(plan.free, 1)
+    kinds: dict[str, dict[int, str]] = {}
+    for column, (name, pool) in enumerate(plan.pools.items()):
+        if plan.defining or plan.checked:
+            tabled = {row[column] for row in plan.table}
+            sizes = [size for position, size in enumerate(pool.sizes) if position in tabled]
+        else:
+            sizes = [
+                size
+                for size in pool.sizes
+                if not _too_large(plan.shapes, least | {name: size}, plan.budget)
+            ]
+        kinds[name] = {size: boundary(size, pool) for size in sizes}
+    return kinds
 
 
 def _differences(shapes: ShapeSpec, unequal: bool | Sequence[str]) -> list[Constraint]:
@@ -207,7 +243,7 @@ def _differences(shapes: ShapeSpec, unequal: bool | Sequence[str]) -> list[Const
     return [parse_constraint(f"{one} != {other}") for one, other in combinations(names, 2)]
 
 
-def _fitting_table(plan: _Plan) -> Sequence[tuple[int, ...]]:
+def _fitting_table(plan: Plan) -> Sequence[tuple[int, ...]]:
     """The rows of a plan's table, and more, that satisfy what can be known before drawing."""
 
     def fits(row: tuple[int, ...]) -> bool:
@@ -218,14 +254,14 @@ def _fitting_table(plan: _Plan) -> Sequence[tuple[int, ...]]:
     if not table:
         wanted = [constraint.text for constraint in (*plan.defining, *plan.checked)]
         pools = {name: pool.sizes for name, pool in plan.pools.items()}
-        raise SpecError(
+        raise plan.budget.error(
             f"dims: no sizes satisfy {', '.join(wanted)} within {plan.budget} among {pools}; "
             "give sizes that do with dims={...}"
         )
     return table
 
 
-def _complete(plan: _Plan, sizes: dict[str, int]) -> bool:
+def _complete(plan: Plan, sizes: dict[str, int]) -> bool:
     """Add the dims that constraints define to ``sizes``; whether all constraints hold."""
     for constraint in plan.defining:
         assert constraint.defines is not None
@@ -238,7 +274,8 @@ def _complete(plan: _Plan, sizes: dict[str, int]) -> bool:
 
 
 @st.composite
-def _dims(draw: DrawFn, plan: _Plan) -> dict[str, int]:
+def draw_dims(draw: DrawFn, plan: Plan) -> dict[str, int]:
+    """A strategy for the sizes of a plan."""
     sizes = {
         name: check_int(f"what dims[{name!r}] drew", draw(strategy), 0)
         for name, strategy in plan.free.items()
@@ -271,7 +308,7 @@ def _caps(pools: Iterable[Pool], base: int) -> tuple[tuple[int, SearchStrategy[i
     return tuple(caps)
 
 
-def _reduce(plan: _Plan, sizes: dict[str, int], first: int) -> None:
+def _reduce(plan: Plan, sizes: dict[str, int], first: int) -> None:
     """Make ``sizes`` smaller in place, until no array is too large.
 
     Dims are granted their size one after the other while the rest are at their simplest. Which

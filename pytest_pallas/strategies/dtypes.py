@@ -59,7 +59,12 @@ def dtypes(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
 def floats(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
     """A strategy for floating dtypes, by default float32 and bfloat16.
 
-    float16 has to be asked for, because TPUs do not compute in it: ``floats("float16")``.
+    float16 has to be asked for, because TPUs do not compute in it.
+
+    Example::
+
+        arrays("m k", dtype=floats())
+        arrays("m k", dtype=floats("float16", "float8_e4m3fn"))
 
     Raises:
       SpecError: one of ``names`` is not a floating dtype, or not supported.
@@ -69,6 +74,10 @@ def floats(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
 
 def ints(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
     """A strategy for integer dtypes, by default int32 and int8.
+
+    Example::
+
+        arrays("m k, k", dtype=(floats(), ints("int8", "int4")))
 
     Raises:
       SpecError: one of ``names`` is not an integer dtype (bool is none), or not supported.

@@ -8,7 +8,7 @@ and nothing else: every new shape costs a trace and a compile (0.3 to 1 s), so s
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis.strategies import SearchStrategy
@@ -35,10 +35,14 @@ class Pool:
     Attributes:
       sizes: from the simplest on: ascending, but an empty dim comes second.
       plain: position in ``sizes`` of the ordinary case, e.g. one full tile.
+      tiles: that the sizes were chosen around, or are multiples of.
+      listed: whether the user listed the sizes.
     """
 
     sizes: tuple[int, ...]
     plain: int = 0
+    tiles: tuple[int, ...] = ()
+    listed: bool = False
 
 
 def make_pools(
@@ -96,6 +100,34 @@ def make_pools(
     return pools
 
 
+def boundary(size: int, pool: Pool) -> str:
+    """The kind of boundary that a size of a pool is.
+
+    ``"fixed"`` in a pool of one size, and the size itself where the user listed several. Else
+    ``"empty"``, ``"one"``, ``"tile-1"``, ``"tile"``, ``"tile+1"``, ``"2 tiles-1"`` and so on (with
+    several tiles ``"128-1"``, ``"2*128-1"``), ``"prime"`` or ``"other"``: the first that it is.
+    """
+    if len(pool.sizes) == 1:
+        return "fixed"
+    if pool.listed:
+        return str(size)
+    if size < 2:
+        return "one" if size else "empty"
+    for count in (1, 2, 3):
+        for tile in sorted(set(pool.tiles)):
+            distance = size - count * tile
+            if abs(distance) <= 1:
+                return _edge(count, tile, len(set(pool.tiles)) > 1) + ("", "+1", "-1")[distance]
+    return "prime" if _prime_above(size - 1) == size else "other"
+
+
+def _edge(count: int, tile: int, several: bool) -> str:
+    """The end of ``count`` tiles, in words; the tile's size if there are several tiles."""
+    if several:
+        return str(tile) if count == 1 else f"{count}*{tile}"
+    return "tile" if count == 1 else f"{count} tiles"
+
+
 def check_int(argument: str, value: object, least: int) -> int:
     """``value`` as an int of at least ``least``, else a SpecError that names ``argument``."""
     number = _as_int(value)
@@ -145,7 +177,7 @@ def _around(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> P
     for prime in (7, _prime_above(3 * max(tiles) // 2), 3):
         if len(pool.sizes) < POOL_SIZE and prime < 2 * max(tiles):
             pool = _pool({*pool.sizes, prime}, low, high, plain=max(tiles))
-    return pool
+    return replace(pool, tiles=tiles)
 
 
 def _multiples(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> Pool:
@@ -158,7 +190,7 @@ def _multiples(label: str, tiles: tuple[int, ...], low: int, high: int | None) -
         )
     if low == 0:
         kept.append(0)
-    return Pool(tuple(sorted(set(kept), key=_simplicity)))
+    return Pool(tuple(sorted(set(kept), key=_simplicity)), tiles=tiles)
 
 
 def _explicit(label: str, value: Any) -> Pool | SearchStrategy[int]:
@@ -168,7 +200,7 @@ def _explicit(label: str, value: Any) -> Pool | SearchStrategy[int]:
     sizes = {check_int(label, size, 0) for size in _several(value)}
     if not sizes:
         raise SpecError(f"{label} is empty; give at least one size")
-    return Pool(tuple(sorted(sizes, key=_simplicity)))
+    return Pool(tuple(sorted(sizes, key=_simplicity)), listed=True)
 
 
 def _pool(sizes: Iterable[int], low: int, high: int | None, *, plain: int) -> Pool:

@@ -25,6 +25,10 @@ Array = npt.NDArray[Any]
 # From -4 to 4, more often positive than negative, so that a lost sign or mask shows in a sum.
 _INTEGERS = np.array([-4, -3, -2, -1, -1, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 1], np.float32)
 
+# Of five bits: 2**14 squares of such numbers add up exactly in float32. With inexact sums the same
+# rounding error would come at every step, and a sequential sum be far worse than a pairwise one.
+_LARGEST_ROW = 31
+
 # Integer dtypes: the spread of "normal", the bound of "uniform", and the exponent of "wide".
 # Sums of a few hundred such values, or of products of the first, stay within int32.
 _SPREAD, _BOUND, _EXPONENT = 8, 1000, 16
@@ -86,7 +90,7 @@ def _integers(request: _Request) -> Array:
 
 def _rows(request: _Request) -> Array:
     # The period is a prime, so that no block of rows equals the next one either.
-    period = _prime_up_to(min(limits(request.dtype).exact, 251))
+    period = _prime_up_to(min(limits(request.dtype).exact, _LARGEST_ROW))
     count = int(np.prod(request.shape[:-1] or request.shape))
     number = np.arange(count) + request.rng.integers(period)
     constants = 1 + number % period if period > 1 else number % 3 == 0
@@ -186,7 +190,8 @@ def generate(
 
     - ``"integers"``: -4 to 4, not all zero, more often positive than negative. Sums and products
       of them are exact in floating point, in any order.
-    - ``"rows"``: each row (the last axis) is a constant, another one than its neighbours have.
+    - ``"rows"``: each row (the last axis) is a constant from 1 to 31, another one than its
+      neighbours have. Sums of up to 2**14 of them, or of products of two, are exact in float32.
     - ``"onehot"``: each row has a single one, and zeros.
     - ``"uniform"``: between -1 and 1; integers between -1000 and 1000.
     - ``"normal"``: the unit normal distribution; integers with a deviation of 8.

@@ -1,12 +1,21 @@
-"""Draw examples of a spec and ask a check about each, with hypothesis' own machinery."""
+"""Draw examples of a spec and ask a check about each, with hypothesis' own machinery.
+
+What failed before runs first. Then come draws that differ most (``variety``), each with siblings of
+other values, which cost next to nothing once a shape is compiled. Only what fails goes through
+hypothesis once more, which shrinks it and keeps it for the next run.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any
+from unittest import SkipTest
 
 import hypothesis
 from hypothesis import HealthCheck, Phase
@@ -14,119 +23,234 @@ from hypothesis.errors import DidNotReproduce, InvalidArgument
 
 from pytest_pallas import compat
 from pytest_pallas.errors import OptionError
-from pytest_pallas.suites.variety import Choice, choose, pool_size
+from pytest_pallas.strategies.siblings import MOST, siblings
+from pytest_pallas.suites.variety import choose, pool_size, words_of
 
 #: Seconds that shrinking may go on after the first failure: every new shape is compiled, so
 #: hypothesis' own limit of five minutes would be spent often.
 SHRINK_SECONDS = 20.0
 
+#: Up to this many examples, each is another draw; of more, some are siblings.
+DRAWS = 8
+
+#: Up to this many examples of earlier runs that pass by now are asked about, until one fails.
+REMEMBERED = 10
+
 _BLOB = re.compile(r"reproduce_failure\('([^']*)', b'([^']*)'\)")
 
 
-@dataclass
-class Budget:
-    """Stops shrinking when its time is over: examples that are new then pass unseen."""
+@dataclass(frozen=True, kw_only=True)
+class Fuzz:
+    """What to ask, and where failures are kept.
 
-    seconds: float
-    first_failure: float | None = None
-    failing: set[str] = field(default_factory=set[str])
-
-    def spent(self, example: str) -> bool:
-        """Whether to leave out an example. One that failed before is run again."""
-        return (
-            self.first_failure is not None
-            and time.monotonic() - self.first_failure > self.seconds
-            and example not in self.failing
-        )
-
-    def failed(self, example: str) -> None:
-        """Remember that an example failed."""
-        self.first_failure = self.first_failure or time.monotonic()
-        self.failing.add(example)
-
-
-def fuzz(
-    ask: Callable[[Any], None],
-    strategy: Any,
-    *,
-    key: str,
-    seed: int,
-    max_examples: int,
-    shrink: bool = True,
-    blob: str = "",
-) -> None:
-    """Ask about ``max_examples`` different examples of ``strategy``; shrink the first that fails.
-
-    Args:
+    Attributes:
       ask: raises if the example fails.
       strategy: draws the examples.
       key: names the question in hypothesis' example database: failures are kept and replayed
         first under it, on every backend.
-      seed: seed of the draws.
-      max_examples: how many examples to draw.
       shrink: whether to look for a simpler failing example.
-      blob: run this one example instead (see ``blob_of``).
-
-    Raises:
-      Exception: what ``ask`` raised for the simplest failing example.
-      OptionError: ``blob`` is no example of the strategy.
+      database: hypothesis' database of failing examples, or None to keep none.
+      passed: calls that passed so far, by their words: they are not asked about again.
     """
-    budget = Budget(SHRINK_SECONDS)
-    passed: set[str] = set()
-    choice = Choice(frozenset(), {})
-    if not blob:
-        choice = choose(strategy, seed=seed, examples=max_examples)
-    left_out = choice.everything - set(choice.chosen)
-    del choice  # with every value that was drawn
 
-    def example(drawn: Any) -> None:
+    ask: Callable[[Any], None]
+    strategy: Any
+    key: str
+    shrink: bool = True
+    database: Any = None
+    passed: set[str] = field(default_factory=set[str])
+
+
+@dataclass
+class Asker:
+    """Asks about calls, each once: hypothesis repeats itself, and checks repeat on purpose.
+
+    Attributes:
+      ask: see ``Fuzz``, as for ``passed``.
+      passed: calls that passed, by their words.
+      shrink_seconds: how long after the first failure calls that are new are still asked about.
+      until: when to stop asking, by ``time.monotonic``; None for never.
+      failed: those that failed, with their errors.
+    """
+
+    ask: Callable[[Any], None]
+    passed: set[str]
+    shrink_seconds: float = SHRINK_SECONDS
+    until: float | None = None
+    failed: dict[str, Exception] = field(default_factory=dict[str, Exception])
+    first_failure: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether no new call may be asked about."""
+        if self.first_failure is not None:
+            return time.monotonic() - self.first_failure > self.shrink_seconds
+        return self.until is not None and time.monotonic() >= self.until
+
+    def group(self, drawn: Any, most: int) -> None:
+        """Ask about a draw and its siblings, ``most`` in all.
+
+        Raises:
+          Exception: what ``ask`` raised for the first that fails.
+        """
         __tracebackhide__ = True
-        words = repr(drawn)
-        if budget.spent(words):
-            return
-        if words in passed:
-            return  # hypothesis repeats itself; the determinism check does so on purpose
-        # What is in neither comes from the database, or from shrinking.
-        if words in left_out and budget.first_failure is None:
+        for call in islice(chain([drawn], siblings(drawn)), most):
+            self.one(call)
+
+    def one(self, call: Any) -> None:
+        """Ask about a call, unless it was asked about before or time is over."""
+        __tracebackhide__ = True
+        words = words_of(call)
+        if words in self.failed:
+            raise self.failed[words]
+        if words in self.passed or self.over:
             return
         try:
-            ask(drawn)
-        except Exception:
-            budget.failed(words)
+            self.ask(call)
+        except Exception as error:
+            self.first_failure = self.first_failure or time.monotonic()
+            self.failed[words] = error
             raise
-        passed.add(words)
+        self.passed.add(words)
 
-    phases = [Phase.reuse, Phase.generate, Phase.explicit] + ([Phase.shrink] if shrink else [])
-    test = hypothesis.given(drawn=strategy)(example)
-    test = hypothesis.seed(seed)(test)
-    test = hypothesis.settings(
-        max_examples=pool_size(max_examples),
-        deadline=None,
-        phases=phases,
-        print_blob=True,
-        report_multiple_bugs=False,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )(test)
-    compat.set_database_key(test, key)
-    if blob:
-        test = hypothesis.reproduce_failure(hypothesis.__version__, blob.encode())(test)
+
+def fuzz(
+    what: Fuzz,
+    *,
+    seed: int,
+    max_examples: int,
+    draws: int = DRAWS,
+    until: float | None = None,
+    remember: bool = True,
+) -> None:
+    """Ask about ``max_examples`` different examples, and shrink the first that fails.
+
+    Args:
+      what: the question.
+      seed: seed of the draws.
+      max_examples: how many examples to ask about.
+      draws: see ``effort``.
+      until: when to stop, by ``time.monotonic``; None for never.
+      remember: whether to begin with what failed in earlier runs.
+
+    Raises:
+      Exception: what ``what.ask`` raised for the simplest failing example.
+    """
+    __tracebackhide__ = True
+    asker = Asker(what.ask, what.passed, until=until)
+    if remember:
+        _remembered(what, asker)
+    count, each = effort(max_examples, draws)
+    choice = choose(what.strategy, seed=seed, examples=count)
+    each = min(MOST, max(each, math.ceil(max_examples / max(1, len(choice.chosen)))))
+    most = len(asker.passed) + max_examples
+    for words, drawn in choice.chosen.items():
+        try:
+            asker.group(drawn, min(each, most - len(asker.passed)))
+        except Exception as error:
+            del choice  # with every value that was drawn
+            _shrunk(what, asker, words, seed=seed, draws=count, each=each)
+            raise error from error.__cause__
+        if asker.over or len(asker.passed) >= most:
+            return
+
+
+def replay(what: Fuzz, blob: str) -> None:
+    """Ask about one example again (see ``blob_of``).
+
+    Raises:
+      Exception: what ``what.ask`` raised for it.
+      OptionError: ``blob`` is no example of the strategy.
+    """
+    __tracebackhide__ = True
+    asker = Asker(what.ask, what.passed)
+    test = _test(what, lambda drawn: asker.group(drawn, MOST), phases=[Phase.explicit])
+    test = hypothesis.reproduce_failure(hypothesis.__version__, blob.encode())(test)
     try:
         test()
     except (DidNotReproduce, InvalidArgument) as error:
-        if not blob:
-            raise
-        if not passed:
+        if not asker.passed:
             raise OptionError(
-                f"--pallas-example={blob}: this is no example of {key}: its inputs have changed, "
-                "or another version of hypothesis drew it. Run it again without --pallas-example."
+                f"--pallas-example={blob}: this is no example of {what.key}: its inputs have "
+                "changed, or another version of hypothesis drew it. Run it again without "
+                "--pallas-example."
             ) from error
         # The failure is mended, which hypothesis calls an error.
 
 
 def blob_of(error: BaseException) -> str:
-    """The text with which ``fuzz`` runs the failing example again, or "" if there is none."""
-    for note in getattr(error, "__notes__", ()):
+    """The text with which ``replay`` runs the failing example again, or "" if there is none."""
+    for note in reversed(getattr(error, "__notes__", ())):
         found = _BLOB.search(note)
         if found:
             return found.group(2)
     return ""
+
+
+def effort(examples: int, draws: int = DRAWS) -> tuple[int, int]:
+    """How many draws to make for so many examples, and how many of each draw's siblings to ask.
+
+    Up to ``draws`` examples each is a draw. Beyond, draws and siblings grow alike, as the square
+    root, until a draw has all its siblings.
+    """
+    each = min(MOST, max(1, round(math.sqrt(examples / draws))))
+    return math.ceil(examples / each), each
+
+
+def _remembered(what: Fuzz, asker: Asker) -> None:
+    """Ask about what failed in earlier runs, here or on other backends."""
+    phases = [Phase.reuse, Phase.shrink] if what.shrink else [Phase.reuse]
+    with suppress(SkipTest):  # hypothesis calls it so where nothing is kept
+        _test(
+            what,
+            lambda drawn: asker.group(drawn, MOST),
+            phases=phases,
+            max_examples=REMEMBERED,
+        )()
+
+
+def _shrunk(what: Fuzz, asker: Asker, words: str, *, seed: int, draws: int, each: int) -> None:
+    """Raise the error of the simplest example like the one that failed, and keep that one.
+
+    Hypothesis draws what was drawn before, and gets to see one failure.
+    """
+
+    def example(drawn: Any) -> None:
+        __tracebackhide__ = True
+        if seen or words_of(drawn) == words:
+            seen.append(True)
+            asker.group(drawn, each)
+
+    seen: list[bool] = []
+    phases = [Phase.generate, Phase.shrink] if what.shrink else [Phase.generate]
+    _test(what, example, phases=phases, max_examples=pool_size(draws), seed=seed)()
+
+
+def _test(
+    what: Fuzz,
+    example: Callable[[Any], None],
+    *,
+    phases: list[Phase],
+    max_examples: int = 1,
+    seed: int | None = None,
+) -> Any:
+    """A hypothesis test of ``example``."""
+
+    def asks(drawn: Any) -> None:
+        __tracebackhide__ = True
+        example(drawn)
+
+    test = hypothesis.given(drawn=what.strategy)(asks)
+    if seed is not None:
+        test = hypothesis.seed(seed)(test)  # which sets the database to None, until settings follow
+    test = hypothesis.settings(
+        max_examples=max_examples,
+        deadline=None,
+        phases=phases,
+        print_blob=True,
+        report_multiple_bugs=False,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        database=what.database,
+    )(test)
+    compat.set_database_key(test, what.key)
+    return test

@@ -20,13 +20,15 @@ from pytest_pallas.errors import (
     SpecError,
     TooFewDevicesError,
 )
-from pytest_pallas.options import choose
+from pytest_pallas.options import Options, choose
 from pytest_pallas.session import Session, current
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from pytest_pallas.suites.discovery import specs_in
+from pytest_pallas.suites.others import backends_before
 from pytest_pallas.tally import Tally
 
 if TYPE_CHECKING:
+    from pytest_pallas.suites.fuzzing import Fuzz
     from pytest_pallas.suites.questions import Question
 
 #: Which modules of a suite were collected, and whether they define specs.
@@ -119,10 +121,11 @@ def spec_nodes(
             if named:
                 yield UnclaimedItem.from_parent(parent, spec=spec, backend=backend)
             continue
-        for check in _checks(session, parent, spec, backend):
+        before = backends_before(spec, backend, backends)
+        for check in _checks(session, parent, spec, backend, before):
             for mesh in spec.meshes or ({},):
                 yield SpecItem.from_parent(
-                    parent, spec=spec, check=check, backend=backend, mesh=mesh
+                    parent, spec=spec, check=check, backend=backend, mesh=mesh, before=before
                 )
 
 
@@ -141,7 +144,11 @@ def _backends(session: Session, parent: pytest.Collector) -> tuple[Sequence[Back
 
 
 def _checks(
-    session: Session, parent: pytest.Collector, spec: KernelSpec, backend: Backend
+    session: Session,
+    parent: pytest.Collector,
+    spec: KernelSpec,
+    backend: Backend,
+    before: Sequence[Backend],
 ) -> Iterator[Check]:
     """The chosen checks that the spec asks for, or, if it does not say, that apply to it."""
     try:
@@ -152,7 +159,8 @@ def _checks(
         check = session.checks[name]
         if backend.kind == "compiling" and check.program is None:
             continue
-        if name in spec.checks if spec.checks is not None else not check.unmet(spec, backend):
+        unmet = check.unmet(spec, backend, before)
+        if name in spec.checks if spec.checks is not None else not unmet:
             yield check
 
 
@@ -168,6 +176,7 @@ class SpecItem(pytest.Item):
     check: Check
     backend: Backend
     mesh: Mapping[str, int]
+    before: Sequence[Backend]
 
     @classmethod
     def from_parent(
@@ -178,6 +187,7 @@ class SpecItem(pytest.Item):
         check: Check,
         backend: Backend,
         mesh: Mapping[str, int],
+        before: Sequence[Backend] = (),
         **rest: Any,
     ) -> SpecItem:
         """The item ``spec-check[backend-mesh]``."""
@@ -185,12 +195,13 @@ class SpecItem(pytest.Item):
         name = f"{spec.name}-{check.name}[{place}]"
         self = super().from_parent(parent, name=name, nodeid=_node_id(parent, name), **rest)
         self.spec, self.check, self.backend, self.mesh = spec, check, backend, mesh
+        self.before = before
         self.extra_keyword_matches |= {spec.name, spec.family, check.name, backend.name}
         failure = expected_failure(spec, backend, check)
         if failure is not None:
             reason = f"{failure.reason} (JAX {failure.jax})"
             self.add_marker(pytest.mark.xfail(reason=reason, strict=True, raises=EXPECTED))
-        unmet = check.unmet(spec, backend)
+        unmet = check.unmet(spec, backend, before)
         if unmet is not None:
             self.add_marker(pytest.mark.skip(reason=f"{check.name} needs more: {unmet}"))
         return self
@@ -218,6 +229,7 @@ class SpecItem(pytest.Item):
             self._compile(asked)
         else:
             self._fuzz(asked)
+            self._conclude(asked)
 
     def question(self) -> Question:
         """What is asked; skips where there are too few devices."""
@@ -237,20 +249,54 @@ class SpecItem(pytest.Item):
             self._fuzz(asked)  # finds the same failure, and the smallest like it
             raise
 
+    def _conclude(self, asked: Question) -> None:
+        """What no single example can tell: whether any was one, and what all of them say."""
+        from pytest_pallas.checks.verdict import conclude
+
+        __tracebackhide__ = True
+        tally = self.tally
+        if not tally.examples and tally.withdrawn:
+            pytest.skip(f"{self.check.name} needs more: {tally.withdrawn}")
+        if not asked.options.example:
+            conclude(self.check, tally.evidence, self.spec.name, self.backend)
+
     def _fuzz(self, asked: Question) -> None:
-        from pytest_pallas.suites.fuzzing import fuzz
+        from pytest_pallas.suites.fuzzing import Fuzz, fuzz, replay
         from pytest_pallas.suites.questions import ask_about
 
         __tracebackhide__ = True
         options = asked.options
-        fuzz(
-            functools.partial(ask_about, asked),
-            asked.strategy,
+        session = current(self.config)
+        what = Fuzz(
+            ask=functools.partial(ask_about, asked),
+            strategy=asked.strategy,
             key=f"{self.spec.name}/{self.check.name}",
-            seed=options.seed,
-            max_examples=self.check.examples(options.max_examples),
             shrink=not self._expected,
-            blob=options.example,
+            database=session.database_for(self.name),  # the same on every machine
+        )
+        examples = self.check.examples(options.max_examples)
+        if options.example:
+            replay(what, options.example)
+        elif options.fuzz_time and self.backend.kind != "compiling" and not self._expected:
+            self._fuzz_for(what, options, examples)
+        else:
+            fuzz(what, seed=options.seed, max_examples=examples)
+
+    def _fuzz_for(self, what: Fuzz, options: Options, examples: int) -> None:
+        """Fuzz as long as this item may, of the session's time."""
+        from pytest_pallas.suites.clock import clock_of
+        from pytest_pallas.suites.rounds import fuzz_for
+
+        __tracebackhide__ = True
+        clock = clock_of(self.config, self.session.items, options.fuzz_time)
+        progress: Any = self.config.pluginmanager.get_plugin("pallas-progress")
+
+        def pulse() -> None:
+            if progress is not None:
+                progress.pulse(self.tally.examples)
+
+        fuzz_for(
+            what, clock.slot(self.nodeid), seed=options.seed, max_examples=examples, pulse=pulse
         )
 
     @property
@@ -293,10 +339,19 @@ class SpecItem(pytest.Item):
         error = excinfo.value
         if not isinstance(error, PallasTestError):
             return super().repr_failure(excinfo, style)
-        text = f"{error}\n  replay    {self.replay(error)}"
+        command = self.replay(error)
+        text = f"{error}\n  replay    {command}{self._script(error, command)}"
         if error.kernel_error is not None and self.config.get_verbosity() > 1:
             text += "\n" + "".join(traceback.format_exception(error.kernel_error)).rstrip()
         return text
+
+    def _script(self, error: PallasTestError, command: str) -> str:
+        """The line that says where the script of a failure is; "" where nobody wants one."""
+        if self._expected or error.failure is None:
+            return ""
+        from pytest_pallas.scripts.saved import save
+
+        return f"\n  script    {save(current(self.config), self, error, command)}"
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """The file of the spec and the name of the item."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_pallas.checks.trial import Trial
+from pytest_pallas.checks.trial import Other, Trial
 from pytest_pallas.checks.verdict import ask
+from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.options import Options, choose
 from pytest_pallas.session import SANITIZERS, current
 from pytest_pallas.strategies.arguments import as_arguments
+from pytest_pallas.suites.others import others_of
 from pytest_pallas.tolerances import dtypes_of, tolerance_for
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ class Question:
       kernel: the function under test, for that mesh.
       reference: the reference, for that mesh.
       strategy: draws examples.
+      others: what the kernel is compared with; see ``Trial``.
     """
 
     item: SpecItem
@@ -37,6 +40,7 @@ class Question:
     kernel: Callable[..., Any]
     reference: Callable[..., Any]
     strategy: Any
+    others: Sequence[Other]
 
 
 def question(item: SpecItem, options: Options, mesh: Any) -> Question:
@@ -44,11 +48,12 @@ def question(item: SpecItem, options: Options, mesh: Any) -> Question:
     spec = item.spec
     kernel, reference = spec.kernel_for(item.backend.platform), spec.reference
     inputs: Any = spec.inputs  # with meshes a function, else a strategy
+    others = others_of(item)
     if mesh is None:
-        return Question(item, options, mesh, kernel, reference, inputs)
+        return Question(item, options, mesh, kernel, reference, inputs, others)
     kernel = functools.partial(kernel, mesh=mesh)
     reference = functools.partial(reference, mesh=mesh)
-    return Question(item, options, mesh, kernel, reference, inputs(mesh))
+    return Question(item, options, mesh, kernel, reference, inputs(mesh), others)
 
 
 def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
@@ -65,6 +70,8 @@ def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
         exact=spec.exact,
         differentiable=spec.differentiable,
         batch_axes=spec.batch_axes,
+        relations=spec.relations,
+        others=asked.others,
         tolerance=tolerance_for(
             item.config,
             list(item.iter_markers("pallas_tolerance")),
@@ -82,17 +89,21 @@ def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
         typical=typical,
         # Drawn calls change with hypothesis; where a spec names typical ones, those are compared.
         costs=session.costs if typical or not spec.typical else None,
+        ignored=spec.ignored,
     )
 
 
 def ask_about(asked: Question, drawn: Any, *, typical: bool = False) -> None:
-    """Ask the item's check about one example.
+    """Ask the item's check about one example. One that it cannot be asked about is not counted.
 
     Raises:
       PallasTestError: the answer is wrong, or there is none.
     """
     __tracebackhide__ = True
     item = asked.item
-    item.tally.begin()
+    item.tally.begin(as_arguments(drawn))
     trial = trial_of(asked, drawn, typical=typical)
-    ask(item.check, trial, item.spec.name, found=item.tally.add)
+    try:
+        ask(item.check, trial, item.spec.name, found=item.tally.add)
+    except NotApplicableError as error:
+        item.tally.withdraw(error.plain)

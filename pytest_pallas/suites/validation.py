@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from pytest_pallas import relations
 from pytest_pallas.checks import Check
 from pytest_pallas.errors import PallasTestError
 from pytest_pallas.spec import KernelSpec
@@ -43,12 +44,28 @@ def problem_with(spec: KernelSpec, checks: Mapping[str, Check], families: object
             f"batch_axes has {len(axes)} entries, but its inputs draw {len(arguments.args)} "
             "positional arguments; give one for each, None for those that are not split"
         )
+    problem = None if spec.ignored is None else _ignored(spec.ignored, arguments)
+    if problem is not None:
+        return problem
+    problem = relations.problem_with(spec.relations, len(arguments.args))
+    if problem:
+        return problem
     kernels = spec.kernel.values() if isinstance(spec.kernel, Mapping) else (spec.kernel,)
     for kernel in kernels:
         problem = _unbound(kernel, arguments, {**arguments.options, **arguments.tuning}, "kernel")
         if problem:
             return problem
     return _unbound(spec.reference, arguments, dict(arguments.options), "reference")
+
+
+def _ignored(ignored: Callable[..., Any], arguments: Arguments) -> str | None:
+    from pytest_pallas.checks.ignored import masks_of
+
+    try:
+        masks_of(ignored, arguments)
+    except PallasTestError as error:
+        return str(error)
+    return None
 
 
 def _unbound(

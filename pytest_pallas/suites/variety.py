@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import hypothesis
+import jax
+import numpy as np
 from hypothesis import HealthCheck, Phase
 
 from pytest_pallas.strategies.arguments import Arguments, Drawn
+from pytest_pallas.strategies.declared import NOTHING, aspects, keyword_word
 
 
 def pool_size(examples: int) -> int:
     """How many draws to choose ``examples`` from."""
-    return max(4 * examples, 24)
+    return max(4 * examples, 64)
 
 
-#: What a value seen for the first time is worth: options and dtypes are few and hide bugs in their
-#: combinations; a new size of a dim is easily had.
-_WORTH = {"options": 4.0, "tuning": 2.0, "dtype": 3.0, "values": 2.0}
-_DIM = 1.0
+#: What a value seen for the first time is worth, by the role of its aspect (see
+#: ``strategies.declared``): options and dtypes are few and hide bugs in their combinations. A new
+#: kind of boundary counts, and a new size of the same kind hardly.
+_WORTH = {"option": 4.0, "tuning": 2.0, "dtype": 3.0, "values": 2.0, "dim": 2.0}
+_SIZE, _OTHER = 0.1, 1.0
+
+#: How many choices to compare, and rounds of exchange in each; two or three rounds are usual.
+_STARTS, _ROUNDS = 16, 8
+
+#: So many examples are chosen together, and fewer are the first of those: checks that ask about
+#: fewer share the compiled kernels of the others (but see ``_first``).
+BASE = 8
+
+Features = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Examples by their ``repr``.
+    """Examples by their words (``words_of``).
 
     Attributes:
       everything: everything that was drawn.
@@ -39,15 +53,16 @@ class Choice:
 def choose(strategy: Any, *, seed: int, examples: int) -> Choice:
     """Draw ``pool_size(examples)`` times and choose ``examples`` that differ most.
 
-    Greedily: the next is the one with most that no chosen one has. With a seed, hypothesis draws
-    the same again, so the test that runs them leaves out what was not chosen.
+    Greedily: the next is the one with most that no chosen one has. Then each is exchanged for
+    whatever has more beside the others, until nothing has: so that a handful of examples meets
+    every boundary of every dim. With a seed, hypothesis draws the same again.
 
     Args:
       strategy: draws the examples.
       seed: seed of the draws.
       examples: how many to choose.
     """
-    drawn: dict[str, Mapping[tuple[str, str], float]] = {}
+    drawn: dict[str, Features] = {}
     values: dict[str, Any] = {}
 
     @hypothesis.settings(
@@ -60,27 +75,110 @@ def choose(strategy: Any, *, seed: int, examples: int) -> Choice:
     @hypothesis.seed(seed)
     @hypothesis.given(drawn=strategy)
     def collect(**example: Any) -> None:
-        words = repr(example["drawn"])
+        words = words_of(example["drawn"])
         drawn.setdefault(words, dict(_features(example["drawn"])))
         values.setdefault(words, example["drawn"])
 
     collect()
-    left, chosen = dict(drawn), list[str]()
-    seen: set[tuple[str, str]] = set()
-    while left and len(chosen) < examples:
-        best = max(left, key=lambda words: sum(w for f, w in left[words].items() if f not in seen))
-        chosen.append(best)
-        seen.update(left.pop(best))
+    chosen = _first(drawn, _most_varied(drawn, min(max(examples, BASE), len(drawn))), examples)
     return Choice(frozenset(drawn), {words: values[words] for words in chosen})
+
+
+def _first(drawn: Mapping[str, Features], base: Sequence[str], examples: int) -> list[str]:
+    """So many of the ``base``; of some but not all, the last is one with what the base lacks."""
+    chosen = _greedy({words: drawn[words] for words in base}, min(examples, len(base)))
+    if 1 < len(chosen) < len(base):
+        seen = {feature for words in base for feature in drawn[words]}
+        other = max(drawn, key=lambda words: _gain(drawn[words], seen))
+        if _gain(drawn[other], seen) >= _OTHER:  # a new size of a known kind is not worth a compile
+            chosen[-1] = other
+    return chosen
+
+
+def _most_varied(drawn: Mapping[str, Features], examples: int) -> list[str]:
+    """So many examples that have most together; the best of a few choices begun differently."""
+    every = _worth(drawn, drawn)
+    best: list[str] = []
+    for first in list(drawn)[:_STARTS]:
+        chosen = _greedy(drawn, examples, first) if best else _greedy(drawn, examples)
+        chosen = _exchanged(drawn, chosen)
+        if not best or _worth(drawn, chosen) > _worth(drawn, best):
+            best = chosen
+        if _worth(drawn, best) == every:
+            break
+    return best
+
+
+def _worth(drawn: Mapping[str, Features], chosen: Iterable[str]) -> float:
+    """What examples are worth together."""
+    together = {feature: worth for words in chosen for feature, worth in drawn[words].items()}
+    return sum(together[feature] for feature in sorted(together))
+
+
+def _greedy(drawn: Mapping[str, Features], examples: int, *first: str) -> list[str]:
+    """Examples one after the other, each with most that is new."""
+    chosen = list(first)
+    seen = {feature for words in first for feature in drawn[words]}
+    for _ in range(examples - len(first)):
+        best = _best(drawn, chosen, seen)
+        chosen.append(best)
+        seen.update(drawn[best])
+    return chosen
+
+
+def _exchanged(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
+    """The chosen examples, each replaced where another one has more that is new beside the rest."""
+    for _ in range(_ROUNDS):
+        before = list(chosen)
+        for position, words in enumerate(chosen):
+            rest = chosen[:position] + chosen[position + 1 :]
+            seen = {feature for other in rest for feature in drawn[other]}
+            best = _best(drawn, rest, seen)
+            if _gain(drawn[best], seen) > _gain(drawn[words], seen):
+                chosen[position] = best
+        if chosen == before:
+            break
+    return chosen
+
+
+def _best(
+    drawn: Mapping[str, Features], chosen: Collection[str], seen: Collection[tuple[str, str]]
+) -> str:
+    """The example with most that was not seen, of those that are not chosen."""
+    left = [words for words in drawn if words not in chosen]
+    return max(left, key=lambda words: _gain(drawn[words], seen))
+
+
+def _gain(features: Features, seen: Collection[tuple[str, str]]) -> float:
+    return sum(worth for feature, worth in features.items() if feature not in seen)
+
+
+def words_of(call: Any) -> str:
+    """A call in words that tell it from every other call of its strategy."""
+    if "seed" in getattr(call, "recipe", ()):
+        return repr(call)
+    number = 0
+    for leaf in jax.tree.leaves(getattr(call, "args", call)):
+        if isinstance(leaf, (np.ndarray, jax.Array)) and not _is_key(leaf):
+            number = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), number)
+    return f"{call!r} {number:08x}"
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _features(drawn: object) -> Iterator[tuple[tuple[str, str], float]]:
     """What an example has, and what each is worth."""
-    if isinstance(drawn, Arguments):
-        for kind in ("options", "tuning"):
-            for name, value in getattr(drawn, kind).items():
-                yield (name, str(value)), _WORTH[kind]
-    if isinstance(drawn, (Arguments, Drawn)):
-        for name, value in drawn.recipe.items():
-            if name != "seed":
-                yield (name, str(value)), _WORTH.get(name, _DIM)
+    if not isinstance(drawn, (Arguments, Drawn)):
+        return
+    for aspect, word in aspects(drawn):
+        yield (aspect, word), _WORTH[aspect.partition(" ")[0]]
+    kinds = (drawn.declared or NOTHING).kinds
+    for name, value in drawn.recipe.items():
+        if name not in ("seed", "dtype", "values"):
+            yield (name, str(value)), _SIZE if name in kinds else _OTHER
+    if isinstance(drawn, Arguments):  # what is not a choice between a few
+        for role, keywords in (("option", drawn.options), ("tuning", drawn.tuning)):
+            for name, value in keywords.items():
+                yield (f"{role} {name}", keyword_word(value)), _WORTH[role]

@@ -17,16 +17,19 @@ zero. Blocks of keys that no query of the block may see are neither computed nor
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Linear, Permuted, Relation
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels._blocks import ROWS, fit
@@ -195,6 +198,17 @@ def reference(
     return out.astype(q.dtype)
 
 
+def _is_not_causal(arguments: pst.Arguments) -> bool:
+    return not arguments.options["causal"]
+
+
+def _keys_twice(arguments: pst.Arguments, rng: np.random.Generator) -> pst.Arguments:
+    """Every key and value twice, in any order."""
+    q, k, v = arguments.args
+    order = rng.permutation(2 * len(k)) % len(k)
+    return dataclasses.replace(arguments, args=(q, k[order], v[order]))
+
+
 SPEC = KernelSpec(
     name="flash_attention",
     kernel=flash_attention,
@@ -208,6 +222,12 @@ SPEC = KernelSpec(
         ),
         options={"causal": st.booleans(), "scale": st.sampled_from([None, 0.5])},
         tuning={"block_q": st.sampled_from([16, 32]), "block_kv": 16},
+    ),
+    relations=(
+        Linear(2),
+        Permuted({0: 0}, output=0, when=_is_not_causal),
+        Permuted({1: 0, 2: 0}, when=_is_not_causal),
+        Relation("keys twice", _keys_twice, when=_is_not_causal),
     ),
     typical=(
         pst.shaped(

@@ -18,6 +18,7 @@ import jax
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels.attention.flash_attention import flash_attention, reference
@@ -71,6 +72,10 @@ def _check_leading(names: tuple[str, ...], q: jax.Array, k: jax.Array, v: jax.Ar
             _require.same_size(word, ("q", q_shape[axis]), (name, shape[axis]))
 
 
+def _is_not_causal(arguments: pst.Arguments) -> bool:
+    return not arguments.options["causal"]
+
+
 SPEC_MHA = KernelSpec(
     name="mha",
     kernel=mha,
@@ -83,6 +88,11 @@ SPEC_MHA = KernelSpec(
         ),
         options={"causal": st.booleans()},
         tuning={"block_q": 16, "block_kv": 16},
+    ),
+    relations=(
+        Linear(2),
+        Permuted({0: 0, 1: 0, 2: 0}, output=0),
+        Permuted({1: 1, 2: 1}, when=_is_not_causal),
     ),
     typical=(
         pst.shaped(
@@ -106,6 +116,12 @@ SPEC_BATCHED = KernelSpec(
         ),
         options={"causal": st.booleans()},
         tuning={"block_q": 16, "block_kv": 16},
+    ),
+    relations=(
+        Linear(2),
+        Permuted({0: 0, 1: 0, 2: 0}, output=0),
+        Permuted({0: 1, 1: 1, 2: 1}, output=1),
+        Permuted({1: 2, 2: 2}, when=_is_not_causal),
     ),
     typical=(
         pst.shaped(

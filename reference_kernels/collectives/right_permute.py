@@ -25,6 +25,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
 from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 
@@ -118,6 +119,7 @@ SPEC = KernelSpec(
     meshes=({"x": 4}, {"x": 8}),
     backends=("tpu-interpret", "tpu-compile", "tpu"),  # the portable interpreter has no remote DMA
     exact=True,
+    relations=(Linear(0), Permuted({0: 1}, output=1, exact=True)),
     vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas
     typical=_typical,
 )

@@ -22,6 +22,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 
@@ -94,6 +95,7 @@ SPEC = KernelSpec(
         tuning={"chunk": st.sampled_from([16, 32])},
     ),
     exact=True,
+    relations=(Linear(0), Permuted({0: 0}, output=0, exact=True)),
     vmappable=False,  # vmap gives HBM operands blocks, which the TPU interpreter refuses
     typical=(pst.shaped("m n", dtype="bfloat16", dims={"m": 4096, "n": 1024}),),
 )

@@ -26,10 +26,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels._blocks import LANES, ROWS, fit
 from reference_kernels._mxu import precision_for
 from reference_kernels.matmul._operands import Activation, check_operands, reference
+from reference_kernels.matmul.matmul_naive import matmul_naive
 
 
 def _matmul_kernel(
@@ -189,6 +191,9 @@ _ARRAYS = pst.arrays(
 )
 _BLOCKS = {"block_m": st.sampled_from([16, 128]), "block_n": 128, "block_k": 128}
 
+#: Rows of ``x``, and the terms of every sum.
+_PERMUTED = (Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0}))
+
 _TYPICAL = pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 2048, "k": 2048, "n": 2048})
 
 SPEC = KernelSpec(
@@ -199,6 +204,8 @@ SPEC = KernelSpec(
     exact=True,
     differentiable=(0, 1),
     batch_axes=(0, None),
+    relations=(Linear(0), Linear(1), *_PERMUTED),
+    implementations={"matmul_naive": matmul_naive},
     typical=(_TYPICAL,),
 )
 
@@ -213,5 +220,6 @@ SPEC_ACTIVATION = KernelSpec(
         tuning=_BLOCKS,
     ),
     differentiable=(0, 1),
+    relations=_PERMUTED,
     typical=(dataclasses.replace(_TYPICAL, options={"activation": jax.nn.gelu}),),
 )

@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels._blocks import LANES, ROWS, fit
 from reference_kernels._mxu import precision_for
@@ -83,5 +84,6 @@ SPEC = KernelSpec(
         tuning={"block_m": st.sampled_from([16, 32]), "block_n": 128},
     ),
     exact=True,
+    relations=(Linear(0), Linear(1), Permuted({1: 1}, output=1), Permuted({0: 1, 1: 0})),
     typical=(pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 1024, "k": 1024, "n": 1024}),),
 )

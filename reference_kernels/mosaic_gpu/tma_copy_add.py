@@ -23,6 +23,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 
@@ -99,5 +100,6 @@ SPEC = KernelSpec(
         tuning={"block_rows": st.sampled_from([8, 16])},
     ),
     exact=True,
+    relations=(Permuted({0: 0}, output=0, exact=True),),
     typical=(pst.shaped("m n", dtype="float32", dims={"m": 4096, "n": 128}),),
 )

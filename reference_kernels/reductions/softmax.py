@@ -28,6 +28,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels._blocks import LANES
@@ -134,7 +135,7 @@ def _with_masked_entries(drawn: pst.Drawn) -> pst.Drawn:
     x = np.array(drawn[0])
     x[2::3, ::2] = -np.inf
     x[5::6] = -np.inf
-    return pst.Drawn((x,), {**drawn.recipe, "masked": True})
+    return pst.Drawn((x,), {**drawn.recipe, "masked": True}, declared=drawn.declared)
 
 
 _ARRAYS = pst.arrays("m n", dtype=pst.floats("bfloat16", "float32"), around={"m": 16, "n": 128})
@@ -149,5 +150,6 @@ SPEC = KernelSpec(
     ),
     differentiable=(0,),
     batch_axes=(0,),
+    relations=(Permuted({0: 0}, output=0), Permuted({0: 1}, output=1)),
     typical=(pst.shaped("m n", dtype="float32", dims={"m": 4096, "n": 2048}),),
 )

@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 
@@ -85,6 +86,8 @@ _ARRAYS = pst.arrays(
     "m n", dtype=pst.dtypes("bfloat16", "float32", "int32"), around={"m": 16, "n": 128}
 )
 
+_PERMUTED = tuple(Permuted({0: axis}, output=axis, exact=True) for axis in (0, 1))
+
 SPEC_ALIASED = KernelSpec(
     name="add_one_aliased",
     kernel=add_one_aliased,
@@ -92,6 +95,8 @@ SPEC_ALIASED = KernelSpec(
     inputs=pst.arguments(_ARRAYS, tuning={"block_rows": st.sampled_from([16, 32])}),
     exact=True,
     batch_axes=(0,),
+    relations=_PERMUTED,
+    implementations={"add_one_by_ref": add_one_by_ref},
     typical=(pst.shaped("m n", dtype="float32", dims={"m": 4096, "n": 512}),),
 )
 
@@ -101,6 +106,7 @@ SPEC_BY_REF = KernelSpec(
     reference=reference,
     inputs=_ARRAYS,
     exact=True,
+    relations=_PERMUTED,
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch; 0.12.0.1 can
     typical=(pst.shaped("m n", dtype="float32", dims={"m": 256, "n": 512}),),
 )

@@ -25,6 +25,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Linear
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 
@@ -113,6 +114,7 @@ def _inputs(draw: st.DrawFn) -> pst.Arguments:
         args=(drawn[0], starts),
         options={"sizes": sizes, "block": (16, 128)},
         recipe={**drawn.recipe, "starts": starts.tolist()},
+        declared=drawn.declared,
     )
 
 
@@ -122,6 +124,7 @@ SPEC = KernelSpec(
     reference=reference,
     inputs=_inputs(),
     exact=True,
+    relations=(Linear(0),),
     typical=(
         pst.shaped(
             "m n, 2",

@@ -95,6 +95,48 @@ CATCHES = (
         "blocks",
     ),
     Catch("fades_by_row", BOTH, (r"\(shard_map on 2 devices; .*\) is wrong",), "sharding"),
+    Catch(
+        "greatest_of_all",
+        BOTH,
+        (r"with the largest finite number .* in memory that nobody has written",),
+        "padding",
+    ),
+    Catch(
+        "positives_of_all",
+        BOTH,
+        (r"with the largest finite number .* in memory that nobody has written",),
+        "padding",
+    ),
+    Catch("times_zero", BOTH, (r"with NaN in the ignored elements of the arguments",), "padding"),
+    Catch(
+        "too_loose",
+        BOTH,
+        (
+            r"the output, scaled by 1\.1: accepted in all \d examples .* changed by 10\.0% of",
+            r"Tolerance\(rtol=0\.2, atol=0\.2\)",
+            r"Leave out the tolerance",
+        ),
+        "oracle-strength",
+    ),
+    Catch(
+        "left_over_activation",
+        BOTH,
+        (r"linearity on .* \(linear in argument 0: f\(-2\*\*-8 x\) against -2\*\*-8 f\(x\)",),
+        "linearity",
+    ),
+    Catch(
+        "last_key_forgotten",
+        BOTH,
+        (r"\(permuted along axis 0 of argument 1, axis 0 of argument 2: against the answer",),
+        "permutation",
+    ),
+    Catch("mean_of_padded", BOTH, (r"relation on .* \(row twice: ",), "relation"),
+    Catch(
+        "wrong_twin",
+        BOTH,
+        (r"one of two departs from the oracle: last_block_dropped by NaN .*; \S+ equals it",),
+        "cross",
+    ),
     Catch("never_signalled", TPU, (r"did not finish within \d+ s", r"--pallas-timeout")),
 )
 

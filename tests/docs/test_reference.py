@@ -10,6 +10,7 @@ import pytest
 import pytest_pallas
 from pytest_pallas import fixtures, hookspecs, plugin, strategies
 from pytest_pallas.backends import FAMILIES, TARGETS, compiling
+from pytest_pallas.budget import option_text
 from pytest_pallas.checks import CHECKS
 from pytest_pallas.options import TABLE
 from pytest_pallas.record import OUTCOMES, Record
@@ -61,6 +62,7 @@ def test_defaults_in_the_text_are_the_defaults():
     for flag, value in (
         ("--pallas-devices=N", options.devices),
         ("--pallas-max-examples=N", options.max_examples),
+        ("--pallas-max-bytes=BYTES", option_text(options.max_bytes)),
         ("--pallas-seed=N", options.seed),
         ("--pallas-timeout=SECONDS", f"{options.timeout:g}"),
         ("--pallas-cost=", options.cost),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -14,16 +14,24 @@ from pytest_pallas.strategies.pools import check_int
 SEEDS = st.integers(0, 2**16 - 1)
 
 
-def edges(least: int, most: int, tiles: Sequence[int], *, place: int = 0) -> SearchStrategy[int]:
+def edges(
+    least: int,
+    most: int,
+    tiles: Sequence[int],
+    *,
+    place: int = 0,
+    also: Collection[int] = (),
+) -> SearchStrategy[int]:
     """A strategy for a number from ``least`` to ``most``, at an edge of a tile or of the range.
 
     These are the first two tiles and the last one, each less one, exactly, and more one; the ends
-    of the range, one less than its end, and its middle. Shrinks to 1, or to ``least`` above it.
+    of the range, one less than its end, and its middle; and what is in ``also``. Shrinks to 1, or to
+    ``least`` above it.
 
     Numbers for several places of an array need strategies of different ``place``: hypothesis
     copies what it drew from one strategy to where it drew from an equal one, over and over.
     """
-    found = {1, least, (least + most) // 2, most - 1, most}
+    found = {1, least, (least + most) // 2, most - 1, most, *also}
     for tile in tiles:
         starts = {tile, 2 * tile, most // tile * tile}
         found |= {start + step for start in starts for step in (-1, 0, 1)}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.errors import SpecError
+from pytest_pallas.strategies.bounded import bounded
 from pytest_pallas.strategies.domain.edges import SEEDS, check_tiles, edges
 from pytest_pallas.strategies.dtypes import as_dtype, is_int
 from pytest_pallas.strategies.pools import check_int
@@ -36,7 +37,8 @@ def permutations(length: int) -> SearchStrategy[Ints]:
     Raises:
       SpecError: ``length`` is less than 1.
     """
-    return _permutations(check_int("length", length, 1))
+    check_int("length", length, 1)
+    return bounded("permutations", (length,), _permutations(length))
 
 
 def indices(
@@ -82,9 +84,10 @@ def indices(
         )
     if unique and size < count:
         raise SpecError(f"size={size} has no {count} different indices; raise it")
-    tiles = (*check_tiles("around", around), *(at for at in _WRAPS if at < size))
-    places = tuple(edges(0, size - 1, tiles, place=place) for place in range(count))
-    return _indices(size, of_dtype, unique, places)
+    tiles = check_tiles("around", around)
+    places = tuple(edges(0, size - 1, tiles, place=at, also=_WRAPS) for at in range(count))
+    drawn = _indices(size, of_dtype, unique, places)
+    return bounded("indices", (count,), drawn, itemsize=of_dtype.itemsize)
 
 
 def page_tables(
@@ -122,7 +125,8 @@ def page_tables(
             f"pages={pages} is less than the {sequences * pages_each} that {sequences} sequences "
             f"of {pages_each} pages need; raise it or let them share with shared=True"
         )
-    return _page_tables(sequences, pages_each, pages, shared)
+    table = _page_tables(sequences, pages_each, pages, shared)
+    return bounded("page_tables", (sequences, pages_each), table)
 
 
 @st.composite
@@ -150,7 +154,8 @@ def _indices(
     places: tuple[SearchStrategy[int], ...],
 ) -> Ints:
     count = len(places)
-    kinds = ("ascending", "edges", "edges", "descending", "shuffled")
+    # The fewer places, the more draws it takes until every edge was in one of them.
+    kinds = ("ascending", *("edges",) * (2 if count > 4 else 8), "descending", "shuffled")
     kind = draw(st.sampled_from((*kinds, *(() if unique else ("repeated",)))))
     # As many choices for every kind, because hypothesis takes fewer ones for simpler.
     edge = np.array([draw(place) for place in places])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.errors import SpecError
+from pytest_pallas.strategies.bounded import bounded
 from pytest_pallas.strategies.domain.edges import SEEDS, edges
 from pytest_pallas.strategies.pools import check_int
 
@@ -140,9 +141,10 @@ def masks(
     rows, columns = (check_int("block", side, 1) for side in sides)
     mask = _masks(queries, keys, names, (rows, columns), empty_rows)
     if batch is None:
-        return mask
+        return bounded("masks", (queries, keys), mask, itemsize=1)
     check_int("batch", batch, 1)
-    return st.lists(mask, min_size=batch, max_size=batch).map(lambda several: np.stack(several))
+    several = st.lists(mask, min_size=batch, max_size=batch).map(lambda drawn: np.stack(drawn))
+    return bounded("masks", (batch, queries, keys), several, itemsize=1)
 
 
 def _check_kinds(kinds: Any, empty_rows: bool) -> tuple[str, ...]:

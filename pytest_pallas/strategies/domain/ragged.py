@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.errors import SpecError
+from pytest_pallas.strategies.bounded import bounded
 from pytest_pallas.strategies.domain.edges import check_most, check_tiles, edges
 from pytest_pallas.strategies.pools import check_int
 
@@ -51,7 +52,7 @@ def lengths(
     check_most("min_length", min_length, 0, max_length)
     tiles = check_tiles("around", around)
     each = tuple(edges(min_length, max_length, tiles, place=place) for place in range(count))
-    return _lengths(min_length, max_length, each)
+    return bounded("lengths", (count,), _lengths(min_length, max_length, each))
 
 
 def group_sizes(
@@ -85,7 +86,7 @@ def group_sizes(
     check_int("total", total, 0)
     tiles = check_tiles("around", around)
     cuts = tuple(edges(0, total, tiles, place=place) for place in range(groups - full))
-    return _groups(groups, total, full, cuts)
+    return bounded("group_sizes", (groups,), _groups(groups, total, full, cuts))
 
 
 def cu_seqlens(
@@ -154,9 +155,10 @@ def segment_ids(
     positions = tuple(edges(0, length, tiles, place=place) for place in range(max_segments))
     row = _segments(length, padding, contiguous, positions)
     if batch is None:
-        return row
+        return bounded("segment_ids", (length,), row)
     check_int("batch", batch, 1)
-    return st.lists(row, min_size=batch, max_size=batch).map(lambda rows: np.stack(rows))
+    rows = st.lists(row, min_size=batch, max_size=batch).map(lambda rows: np.stack(rows))
+    return bounded("segment_ids", (batch, length), rows)
 
 
 @st.composite
@@ -201,7 +203,9 @@ def _segments(
 ) -> Int32s:
     kinds = ("one", "cuts", "cuts", "cuts", "each", *(() if contiguous else ("scattered",) * 2))
     kind = draw(st.sampled_from(kinds))
-    count = draw(st.integers(1, len(positions))) if kind in ("cuts", "scattered") else 1
+    # Often as many as there may be, since some of them are empty or padding.
+    counts = st.integers(1, len(positions)) | st.just(len(positions))
+    count = draw(counts) if kind in ("cuts", "scattered") else 1
     if kind == "each":
         number = np.arange(length)
     elif kind == "scattered":

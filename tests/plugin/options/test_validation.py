@@ -9,6 +9,7 @@ BAD = [
     ("--pallas-devices=two", "must be a whole number of at least 1, not 'two'"),
     ("--pallas-max-examples=-1", "must be a whole number of at least 1, not '-1'"),
     ("--pallas-max-examples=1.5", "must be a whole number of at least 1, not '1.5'"),
+    ("--pallas-max-bytes=64MB", "must be a number of bytes such as 64MiB, 1GiB or 65536"),
     ("--pallas-seed=-1", "must be a whole number of at least 0, not '-1'"),
     ("--pallas-timeout=0", "must be a number of seconds above 0, not '0'"),
     ("--pallas-timeout=nan", "must be a number of seconds above 0, not 'nan'"),

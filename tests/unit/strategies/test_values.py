@@ -75,6 +75,14 @@ def test_rows_are_constant_and_differ_from_their_neighbours(name):
         assert np.any(tall[:block] != tall[block : 2 * block])
 
 
+def test_a_sequential_sum_of_rows_is_exact():
+    """Else the same rounding error comes at every step, which says nothing about a kernel."""
+    found = generate("rows", (31, 2**14), F32, seed=0)
+    for terms in (found, found * found):
+        in_order = np.cumsum(terms, axis=-1, dtype=np.float32)[:, -1]
+        np.testing.assert_array_equal(in_order, terms.astype(np.float64).sum(-1))
+
+
 def test_rows_of_one_axis_are_its_elements():
     found = numbers("rows", (20,))
     assert np.all(found[1:] != found[:-1])

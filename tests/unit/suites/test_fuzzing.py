@@ -1,10 +1,13 @@
 """Few examples, but different ones; and a budget for shrinking."""
 
-import hypothesis
+import re
+import time
+
+import numpy as np
 import pytest
 from hypothesis import strategies as st
+from hypothesis.database import InMemoryExampleDatabase
 
-from pytest_pallas import compat
 from pytest_pallas import strategies as pst
 from pytest_pallas.suites import fuzzing, variety
 
@@ -16,17 +19,8 @@ CALLS = pst.arguments(
 
 
 def run(ask, *, strategy=CALLS, examples=4, seed=0, **rest):
-    fuzzing.fuzz(ask, strategy, key="unit", seed=seed, max_examples=examples, **rest)
-
-
-@pytest.fixture(autouse=True)
-def no_database():
-    """What failed here must not be replayed in the next test."""
-    before = compat.hypothesis_profile()
-    hypothesis.settings.register_profile("unit", database=None)
-    hypothesis.settings.load_profile("unit")
-    yield
-    hypothesis.settings.load_profile(before)
+    what = fuzzing.Fuzz(ask=ask, strategy=strategy, key="unit", **rest)
+    fuzzing.fuzz(what, seed=seed, max_examples=examples)
 
 
 def test_two_examples_vary_an_option():
@@ -83,16 +77,125 @@ def test_a_failure_is_shrunk_and_has_a_blob():
         ask(call)
 
     with pytest.raises(AssertionError):
-        run(ask_again, blob=blob)
+        fuzzing.replay(fuzzing.Fuzz(ask=ask_again, strategy=CALLS, key="unit"), blob)
     assert {call.args[0].shape for call in again} == {(9, 1)}
 
 
-def test_a_spent_budget_runs_only_what_failed_before():
-    budget = fuzzing.Budget(seconds=0.0)
-    assert not budget.spent("a")
-    budget.failed("a")
-    assert budget.spent("b")
-    assert not budget.spent("a")
+def test_what_fails_is_not_asked_about_again():
+    """A kernel that hangs takes its whole time limit, each time."""
+    asked = []
+
+    def ask(call):
+        asked.append(repr(call))
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        run(ask)
+    assert len(asked) == len(set(asked))
+
+
+def test_time_for_shrinking_is_limited():
+    asker = fuzzing.Asker(fail_on({2}), set(), shrink_seconds=0.0)
+    asker.one(1)
+    with pytest.raises(ValueError):
+        asker.one(2)
+    asker.one(3)  # not asked any more
+    assert asker.passed == {words(1)}
+    with pytest.raises(ValueError):
+        asker.one(2)  # hypothesis must see it fail again
+
+
+def test_time_for_asking_is_limited():
+    asker = fuzzing.Asker(fail_on({2}), set(), until=time.monotonic())
+    asker.one(2)
+    assert not asker.passed
+    assert not asker.failed
+
+
+def fail_on(numbers):
+    def ask(number):
+        if number in numbers:
+            raise ValueError
+
+    return ask
+
+
+def words(call):
+    return variety.words_of(call)
+
+
+@pytest.mark.parametrize("shrink", [False, True])
+def test_what_failed_runs_first_in_the_next_run(shrink):
+    database = InMemoryExampleDatabase()
+
+    def ask(call):
+        assert call.args[0].shape[0] < 9
+
+    with pytest.raises(AssertionError):
+        run(ask, examples=8, database=database, shrink=shrink)
+    again = []
+
+    def ask_again(call):
+        again.append(call.args[0].shape[0])
+        ask(call)
+
+    with pytest.raises(AssertionError):
+        run(ask_again, examples=1, seed=5, database=database, shrink=False)
+    assert again[0] >= 9
+    mended = []
+    run(mended.append, examples=1, seed=5, database=database)
+    assert mended[0].args[0].shape[0] >= 9
+    for _ in range(50):  # hypothesis forgets two in each run, what it shrank on its way included
+        seen = []
+        run(seen.append, examples=1, seed=5, database=database)
+        if len(seen) == 1:
+            return
+    pytest.fail("what passes is not forgotten")
+
+
+def test_of_many_examples_some_are_siblings():
+    seen = []
+    run(seen.append, examples=128)
+    assert len({repr(call) for call in seen}) == len(seen) == 128
+    draws = {call.recipe["seed"] for call in seen}
+    signatures = {(str(call.options), *(x.shape for x in call.args)) for call in seen}
+    assert len(signatures) <= 32
+    assert len(draws) < 128
+
+
+def test_a_failure_that_only_a_sibling_has_is_shrunk_and_replayed():
+    def ask(call):
+        if call.recipe["seed"] % 4 == 3 and call.recipe["m"] > 3:
+            raise ValueError(repr(call))
+
+    with pytest.raises(ValueError) as caught:
+        run(ask, examples=128)
+    assert "m=7" in str(caught.value)
+    assert "k=1, n=1" in str(caught.value)
+    with pytest.raises(ValueError, match=re.escape(str(caught.value))):
+        fuzzing.replay(
+            fuzzing.Fuzz(ask=ask, strategy=CALLS, key="unit"), fuzzing.blob_of(caught.value)
+        )
+
+
+@pytest.mark.parametrize(
+    ("examples", "expected"),
+    [(1, (1, 1)), (8, (8, 1)), (32, (16, 2)), (128, (32, 4)), (512, (64, 8)), (1024, (128, 8))],
+)
+def test_draws_and_siblings_grow_alike(examples, expected):
+    assert fuzzing.effort(examples) == expected
+
+
+def test_a_round_of_siblings():
+    assert fuzzing.effort(64, draws=1) == (8, 8)
+
+
+def test_calls_without_a_recipe_are_told_apart():
+    """Their words are shapes, and their values may differ."""
+    seen = []
+    strategy = st.integers(0, 100).map(lambda n: (np.full(3, n),))
+    run(seen.append, strategy=strategy, examples=8)
+    assert len({int(call[0][0]) for call in seen}) == 8
 
 
 def test_examples_without_a_recipe_are_chosen_too():

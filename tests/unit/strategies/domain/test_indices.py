@@ -46,6 +46,12 @@ def test_indices_reach_every_boundary(draws, number):
     assert any(0 < len(set(array.tolist())) < 6 for array in drawn)
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_a_single_index_reaches_every_boundary(draws, number):
+    found = elements(draws(pst.indices(1, size=70_000), number=number))
+    assert found >= {0, 1, 127, 128, 255, 256, 32_767, 32_768, 65_535, 65_536, 69_998, 69_999}
+
+
 def test_indices_of_a_short_axis(draws):
     assert elements(draws(pst.indices(8, size=3))) == {0, 1, 2}
     assert elements(draws(pst.indices(2, size=1))) == {0}

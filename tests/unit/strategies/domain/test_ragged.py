@@ -114,6 +114,13 @@ def test_padding(draws, padding):
         assert not (np.diff(inside.astype(int)) > 0).any()
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_any_number_of_segments_before_the_padding(draws, number):
+    strategy = pst.segment_ids(256, padding=0, max_segments=4, around=128)
+    counts = {len(set(array.tolist()) - {0}) for array in draws(strategy, number=number)}
+    assert counts >= {0, 1, 2, 3, 4}
+
+
 def test_rows_have_segments_of_their_own(draws):
     drawn = draws(pst.segment_ids(16, batch=2))
     assert all(array.shape == (2, 16) for array in drawn)

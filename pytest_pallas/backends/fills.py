@@ -1,0 +1,71 @@
+"""What interpreters fill memory with that nobody has written: scratch, outputs, and padding.
+
+They take NaN, and integers at an end of their range, which shows wherever it is computed with. It
+hides from ``max`` by comparison, from counts and masks (every comparison with NaN is false), and
+in integers and bools that look like any other.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+from pytest_pallas import compat
+
+
+def _high(dtype: Any) -> Any:
+    """The largest finite number, and True."""
+    import jax.numpy as jnp
+
+    if jnp.issubdtype(dtype, jnp.bool):
+        return True
+    if jnp.issubdtype(dtype, jnp.integer):
+        return int(jnp.iinfo(dtype).max)
+    return jnp.finfo(dtype).max if jnp.issubdtype(dtype, jnp.floating) else None
+
+
+def _low(dtype: Any) -> Any:
+    """The lowest finite number of floats, 0 of integers (which have their lowest anyway), False."""
+    import jax.numpy as jnp
+
+    if jnp.issubdtype(dtype, jnp.bool) or jnp.issubdtype(dtype, jnp.integer):
+        return 0
+    return jnp.finfo(dtype).min if jnp.issubdtype(dtype, jnp.floating) else None
+
+
+#: By name, the value for a dtype; None leaves the interpreter's own.
+FILLS: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"high": _high, "low": _low})
+
+#: By name, what a reader is told.
+WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "": "NaN (of integers an end of their range)",
+        "high": "the largest finite number (of bools True)",
+        "low": "the lowest finite number (of integers 0, of bools False)",
+    }
+)
+
+
+@contextmanager
+def filled(fill: str) -> Generator[None]:
+    """Fill memory so in all interpreters; "" changes nothing.
+
+    What is traced inside is not mixed up with other traces: the fill is part of jit's key.
+    """
+    key = _key()  # always: a context that is made later empties jit's caches
+    if not fill:
+        yield
+        return
+    with compat.memory_filled(FILLS[fill]), key(fill):
+        yield
+
+
+@functools.cache
+def _key() -> Any:
+    """A context whose value is part of jit's key."""
+    import jax
+
+    return jax.make_user_context(default_value="")

@@ -1,0 +1,193 @@
+"""``cross``: backends, and other implementations of the same function, against each other.
+
+There are three states: two agree; one departs from the oracle, and it is said which; both do. To
+agree is to be as near to the oracle as the rule of judgement asks, and as near to each other: the
+answer of one then takes the oracle's place, while the baseline's error stays what it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytest_pallas.backends import Outcome, label
+from pytest_pallas.checks.trial import Finding, Other, Trial, exactly, expect, run
+from pytest_pallas.errors import NotApplicableError, PallasTestError
+from pytest_pallas.numerics import (
+    Comparison,
+    compare_trees,
+    epsilon,
+    is_complex,
+    is_exact,
+    is_float,
+    wide,
+)
+from pytest_pallas.oracle import Expected, Leaves, flatten
+
+if TYPE_CHECKING:
+    from pytest_pallas.strategies.arguments import Arguments
+
+
+def cross(trial: Trial) -> Finding:
+    """Compare the kernel on its backend with each of ``trial.others``, up to the first trouble.
+
+    Where all is well and two answers differ all the same, as hardware and an interpreter do, a note
+    says by how much.
+
+    Raises:
+      NotApplicableError: there is nothing to compare with.
+      KernelError: one of them raised; the message says which.
+    """
+    if not trial.others:
+        raise NotApplicableError(
+            "the cross check needs a spec with implementations, or that claims several of the "
+            "chosen backends"
+        )
+    expected, exact = expect(trial), exactly(trial)
+    mine = run(trial, trial.kernel, trial.arguments.args)
+    here = label(trial.backend)
+    seconds = mine.seconds
+    comparisons: list[Comparison] = []
+    notes: list[str] = []
+    for other in trial.others:
+        theirs = _answer(trial, other)
+        seconds += theirs.seconds
+        sides = {here: flatten(mine.values), other.name: flatten(theirs.values)}
+        judged = {
+            name: _judged(trial, name, leaves, expected, exact=exact)
+            for name, leaves in sides.items()
+        }
+        found = [comparison for each in judged.values() for comparison in each]
+        departs = {name: worst for name, each in judged.items() if (worst := _worst(each))}
+        if departs:
+            return Finding(
+                comparisons=found, seconds=seconds, subject=_state(departs, list(sides), exact)
+            )
+        apart = _apart(trial, here, other.name, sides, expected)
+        if _worst(apart):
+            subject = f"{here} and {other.name}: each is near the oracle, but not near the other"
+            return Finding(comparisons=apart, seconds=seconds, subject=subject)
+        comparisons += found
+        notes += _differs(other.name, sides[here], sides[other.name])
+    return Finding(comparisons=comparisons, seconds=seconds, notes=tuple(dict.fromkeys(notes)))
+
+
+def accepted(function: Callable[..., Any], tuning: Collection[str]) -> list[str]:
+    """Which of some tuning a function takes."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return []  # some builtins have none
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return list(tuning)
+    return [name for name in tuning if name in parameters]
+
+
+def _answer(trial: Trial, other: Other) -> Outcome:
+    """What another one gives for the drawn call."""
+    arguments: Arguments = trial.arguments
+    if not other.is_kernel:
+        taken = accepted(other.function, arguments.tuning)
+        tuning = {name: arguments.tuning[name] for name in taken}
+        arguments = dataclasses.replace(arguments, tuning=tuning)
+    there = dataclasses.replace(trial, backend=other.backend, arguments=arguments)
+    try:
+        return run(there, other.function, arguments.args, needs_kernel=other.is_kernel)
+    except PallasTestError as error:
+        raised = type(error)(f"{other.name}, which it is compared with: {error}")
+        raise raised from error.__cause__
+
+
+def _judged(
+    trial: Trial, name: str, leaves: Leaves, expected: Expected, *, exact: bool
+) -> list[Comparison]:
+    """One side against the oracle; every output is called by the name of the side."""
+    return compare_trees(
+        _named(leaves, name),
+        _named(expected.oracle, name),
+        _named(expected.baseline, name),
+        tolerance=trial.tolerance,
+        exact=exact,
+        depth=expected.depth,
+        sensitivity=dict(_named(list(expected.sensitivity.items()), name)),
+        check_dtype=trial.check_dtype,
+    )
+
+
+def _apart(
+    trial: Trial, here: str, there: str, sides: dict[str, Leaves], expected: Expected
+) -> list[Comparison]:
+    """One side against the other, which has the error of the baseline about it."""
+    oracle, baseline = dict(expected.oracle), dict(expected.baseline)
+    center: Leaves = []
+    around: Leaves = []
+    for path, values in sides[there]:
+        values = wide(values)
+        center.append((path, values))
+        with np.errstate(all="ignore"):
+            spread = 0 if is_exact(values.dtype) else wide(baseline[path]) - wide(oracle[path])
+            around.append((path, values + np.where(np.isfinite(spread), spread, 0)))
+    name = f"{here} against {there}"
+    return compare_trees(
+        _named(sides[here], name),
+        _named(center, name),
+        _named(around, name),
+        tolerance=trial.tolerance,
+        depth=expected.depth,
+        sensitivity=dict(_named(list(expected.sensitivity.items()), name)),
+        check_dtype=False,  # what is wide has another, and both were judged
+    )
+
+
+def _named[T](leaves: Sequence[tuple[str, T]], name: str) -> list[tuple[str, T]]:
+    return [(f"{path or 'output'} of {name}", leaf) for path, leaf in leaves]
+
+
+def _worst(comparisons: Sequence[Comparison]) -> Comparison | None:
+    failed = [comparison for comparison in comparisons if not comparison.passed]
+    return max(failed, key=lambda comparison: comparison.error, default=None)
+
+
+def _state(departs: dict[str, Comparison], names: Sequence[str], exact: bool) -> str:
+    """Which of two departs from the oracle, in words."""
+    words = [f"{name} by {_size(worst)}" for name, worst in departs.items()]
+    if len(departs) == 2:
+        return f"both depart from the oracle: {' and '.join(words)}"
+    right = next(name for name in names if name not in departs)
+    equal = "equals it" if exact else "does not"
+    return f"one of two departs from the oracle: {words[0]}; {right} {equal}"
+
+
+def _size(worst: Comparison) -> str:
+    if worst.kind in ("tree", "shape", "dtype"):
+        return f"its {worst.kind}"
+    if worst.error == math.inf:
+        return "NaN or infinity on one side only"
+    if is_exact(np.dtype(worst.dtype)):
+        return f"{worst.error:.4g}, where equality is asked"
+    allowed = "equality is asked" if worst.kind == "exact" else f"{worst.allowed:.4g} are allowed"
+    rms = "rms " if worst.kind == "rms" else ""
+    return f"{rms}{worst.error:.4g} ulps, where {allowed}"
+
+
+def _differs(name: str, mine: Leaves, theirs: Leaves) -> Iterator[str]:
+    """Notes on how far two right answers are apart, in ulps of the scale of either, rounded up."""
+    others = dict(theirs)
+    for path, output in mine:
+        if not (is_float(output.dtype) or is_complex(output.dtype)) or not output.size:
+            continue
+        one, two = wide(output), wide(others[path])
+        with np.errstate(all="ignore"):
+            distance = np.abs(one - two)
+            scale = np.maximum(np.abs(two), np.sqrt(np.mean(np.abs(two) ** 2)))
+            ulps = distance / (scale * epsilon(output.dtype))
+        worst = float(np.max(ulps[np.isfinite(ulps)], initial=0.0))
+        if worst > 0:
+            # A power of two, so that many examples give few notes.
+            bound = 2.0 ** math.ceil(math.log2(worst))
+            yield f"within {bound:g} ulps of {name}, and not the same bits"

@@ -1,0 +1,85 @@
+"""What the calls of a check covered of the inputs that were declared, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from pytest_pallas.strategies.arguments import Arguments, Drawn
+from pytest_pallas.strategies.declared import NOTHING, Declared, aspects, dtype_word, keyword_word
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What one call had.
+
+    Attributes:
+      shapes: of all its arrays, such as ``"8x128 128x1"``; ``"()"`` for a scalar.
+      signature: what it is compiled for: shapes, dtypes, options and tuning.
+      words: pairs of an aspect and its word; see ``strategies.declared``.
+      declared: what the aspects of the call's strategy could have been.
+    """
+
+    shapes: str
+    signature: str
+    words: tuple[tuple[str, str], ...]
+    declared: tuple[Declared, ...]
+
+
+def inputs_of(arguments: Arguments) -> Inputs:
+    """What a call has. Without a recipe that is its shapes and dtypes."""
+    leaves = [leaf for leaf in jax.tree.leaves(arguments.args) if hasattr(leaf, "dtype")]
+    shapes = " ".join("x".join(map(str, leaf.shape)) or "()" for leaf in leaves)
+    dtypes = tuple(str(leaf.dtype) for leaf in leaves)
+    keywords = {**arguments.options, **arguments.tuning}
+    static = (f"{name}={keyword_word(value)}" for name, value in keywords.items())
+    drawn = [arguments, *(arg for arg in arguments.args if isinstance(arg, Drawn))]
+    words = [pair for each in drawn for pair in aspects(each)]
+    if dtypes and not any(aspect == "dtype" for aspect, _ in words):
+        words.append(("dtype", dtype_word(tuple(dict.fromkeys(dtypes)))))
+    return Inputs(
+        shapes or "no arrays",
+        " ".join((shapes, *dtypes, *static)),
+        tuple(words),
+        tuple(each.declared for each in drawn if each.declared is not None),
+    )
+
+
+def to_json(calls: Sequence[Inputs]) -> dict[str, Any]:
+    """What some calls had together, as ``Record.inputs`` holds it; empty without calls."""
+    if not calls:
+        return {}
+    tried = _grouped(pair for call in calls for pair in call.words)
+    known = {id(each): each for call in calls for each in (NOTHING, *call.declared)}.values()
+    declared = _grouped(
+        (aspect, word) for each in known for aspect, words in each.words.items() for word in words
+    )
+    return {
+        "shapes": list(dict.fromkeys(call.shapes for call in calls)),
+        "signatures": len({call.signature for call in calls}),
+        "tried": {
+            aspect: _ordered(words, declared.get(aspect, {})) for aspect, words in tried.items()
+        },
+        "never": {
+            aspect: missed
+            for aspect, words in declared.items()
+            if (missed := [word for word in words if word not in tried.get(aspect, ())])
+        },
+    }
+
+
+def _grouped(pairs: Iterator[tuple[str, str]]) -> dict[str, dict[str, None]]:
+    """Words by aspect, each once, in the order in which they come."""
+    groups: dict[str, dict[str, None]] = {}
+    for aspect, word in pairs:
+        groups.setdefault(aspect, {})[word] = None
+    return groups
+
+
+def _ordered(words: Mapping[str, None], declared: Mapping[str, None]) -> list[str]:
+    """Words as they were declared, then the others by the alphabet."""
+    known = [word for word in declared if word in words]
+    return known + sorted(word for word in words if word not in declared)

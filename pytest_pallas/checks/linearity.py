@@ -1,0 +1,267 @@
+"""``linearity``: the kernel scales and adds with its argument."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from pytest_pallas.checks.related import (
+    Answer,
+    Ignore,
+    answer,
+    ask_each,
+    claim,
+    close,
+    equal,
+    sum_of,
+)
+from pytest_pallas.checks.trial import Finding, Trial, exactly
+from pytest_pallas.errors import SpecError
+from pytest_pallas.numerics import (
+    epsilon,
+    float_facts,
+    is_bool,
+    is_complex,
+    is_exact,
+    is_float,
+    wide,
+)
+from pytest_pallas.relations import Linear
+
+type Array = np.ndarray[Any, Any]
+
+#: Exponents of the factors, the first that leaves the range of the data room.
+_EXPONENTS = (8, 2)
+
+#: A kernel may multiply so many numbers of the size of its inputs: ``q``, ``k`` and ``v``, say.
+_PRODUCTS = 3
+
+
+def linearity(trial: Trial) -> Finding:
+    """Ask about each ``Linear`` of the spec: does the kernel scale, and does it add?
+
+    The factor is a power of two times -1, where the data leave room for it in the range of every
+    dtype; where they do not, it is -1. It is above 1 where some number is below 1 and would hide a
+    bound, and below 1 where all are integers and would hide a conversion to them.
+
+    Sums are asked backwards: ``x`` is divided into two parts that have the sum ``x`` exactly. In an
+    exact trial ``f(a) + f(b)`` must be ``f(x)`` up to the last rounding of each; in others, as
+    near as the rule of judgement lets the three answers be.
+
+    Raises:
+      NotApplicableError: the spec has none.
+      SpecError: such an argument holds no numbers.
+    """
+    return ask_each(trial, Linear, _one)
+
+
+def _one(trial: Trial, asked: Linear, drawn: Answer, rng: np.random.Generator) -> Iterator[Finding]:
+    args = drawn.arguments.args
+    if not any(_is_number(leaf) for leaf in jax.tree.leaves([args[p] for p in asked.positions])):
+        raise SpecError(f"Linear({asked.argument!r}): there are no numbers to scale in it")
+    yield from _scaled(trial, asked, drawn)
+    yield from _divided(trial, asked, drawn, rng)
+
+
+def _scaled(trial: Trial, asked: Linear, drawn: Answer) -> Iterator[Finding]:
+    """Homogeneity."""
+    for factor in _factors(asked, drawn):
+        scaled = _changed(asked, drawn, partial(_times, factor=factor))
+        if scaled is None:
+            continue
+        other = answer(trial, scaled)
+        claimed = claim(drawn, lambda out, c=factor: jax.tree.map(lambda leaf: c * leaf, out))
+        if asked.exact:
+            comparisons = equal(trial, other, claimed, ignore=_at_the_ends(factor))
+        else:
+            comparisons = close(trial, other, claimed)
+        words = _word(factor)
+        yield Finding(
+            comparisons=comparisons,
+            seconds=other.outcome.seconds,
+            subject=f"{asked}: f({words} x) against {words} f(x) in the oracle's place",
+        )
+        return
+
+
+def _divided(
+    trial: Trial, asked: Linear, drawn: Answer, rng: np.random.Generator
+) -> Iterator[Finding]:
+    """Additivity."""
+    parts: dict[int, tuple[list[Any], list[Any]]] = {}
+    for position in asked.positions:
+        leaves = jax.tree.leaves(drawn.arguments.args[position])
+        pairs = [divided(leaf, rng) if _is_number(leaf) else (leaf, leaf) for leaf in leaves]
+        if not all(_adds_up(*each) for each in zip(leaves, pairs, strict=True)):
+            return  # a format without zero
+        parts[position] = [one for one, _ in pairs], [other for _, other in pairs]
+    claims: list[Any] = []
+    seconds = 0.0
+    for which in (0, 1):
+        args = list(drawn.arguments.args)
+        for position, both in parts.items():
+            args[position] = jax.tree.unflatten(jax.tree.structure(args[position]), both[which])
+        part = answer(trial, tuple(args))
+        seconds += part.outcome.seconds
+        claims.append(claim(part))
+    yield Finding(
+        comparisons=close(
+            trial, drawn, sum_of(*claims), rounded_only=exactly(trial), ignore=_overflow
+        ),
+        seconds=seconds,
+        subject=f"{asked}: f(x) against f(a) + f(b) in the oracle's place, where a + b = x",
+    )
+
+
+def divided(leaf: Any, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Two arrays that have the sum ``leaf`` exactly, and both differ from it where they can.
+
+    An element becomes another element and the rest where that rest is exact, as that of small
+    integers is; else its leading bits and its other bits, or in every fourth place all of it and 0.
+    """
+    array = np.asarray(leaf)
+    whole = wide(array)
+    other = rng.permutation(whole.ravel()).reshape(whole.shape)
+    one = np.where(_is_exact_rest(array, other), other, _leading(array))
+    one = np.where(rng.integers(0, 4, whole.shape) == 0, np.zeros_like(whole), one)
+    one = np.where(_is_exact_rest(array, one), one, np.zeros_like(whole))
+    with np.errstate(invalid="ignore"):
+        rest = np.where(one == 0, whole, whole - one)
+    return one.astype(array.dtype), rest.astype(array.dtype)
+
+
+def _adds_up(leaf: Any, parts: tuple[Any, Any]) -> bool:
+    if not _is_number(leaf):
+        return True
+    whole = wide(np.asarray(leaf))
+    with np.errstate(invalid="ignore"):
+        total = wide(parts[0]) + wide(parts[1])
+    return bool(np.all((total == whole) | (whole != whole)))
+
+
+def _leading(array: Array) -> Array:
+    """The first half of the bits of each element, in the widest dtype."""
+    whole = wide(array)
+    if is_exact(array.dtype):
+        return whole // 2
+    if is_complex(array.dtype):
+        return np.real(whole) + 0j
+    bits = max(1, round(-math.log2(epsilon(array.dtype))) // 2)
+    with np.errstate(invalid="ignore"):
+        fraction, exponent = np.frexp(whole)
+        return np.ldexp(np.trunc(np.ldexp(fraction, bits)), exponent - bits)
+
+
+def _is_exact_rest(array: Array, one: Array) -> Array:
+    """Where ``one`` and ``array - one`` are both in the dtype of ``array``, and finite."""
+    whole = wide(array)
+    with np.errstate(all="ignore"):
+        rest = whole - one
+        held = [_held(side, array.dtype) == side for side in (one, rest)]
+        exact = one + rest == whole  # not where float64 has too few bits
+        finite = rest - rest == 0
+    return np.asarray(held[0] & held[1] & exact & finite, bool)
+
+
+def _held(values: Array, dtype: np.dtype[Any]) -> Array:
+    """``values`` as ``dtype`` holds them, in the widest dtype again."""
+    with np.errstate(all="ignore"):
+        return wide(values.astype(dtype))
+
+
+def _factors(asked: Linear, drawn: Answer) -> Iterator[float | int]:
+    """Factors to try, in order; one that an argument cannot hold is left out by ``_changed``."""
+    args = drawn.arguments.args
+    named = jax.tree.leaves([args[position] for position in asked.positions])
+    if any(_is_number(leaf) and is_exact(leaf.dtype) for leaf in named):
+        yield from (-2, 2, -1)
+        return
+    leaves = [leaf for leaf in jax.tree.leaves(args) if _is_number(leaf)]
+    leaves = [leaf for leaf in leaves if not is_exact(leaf.dtype)]
+    floats = [np.abs(wide(np.asarray(leaf))).ravel() for leaf in leaves]
+    numbers = np.concatenate(floats)
+    numbers = numbers[np.isfinite(numbers) & (numbers > 0)]
+    outputs = [output for _, output in drawn.leaves if not is_exact(output.dtype)]
+    facts = [float_facts(np.dtype(x.dtype)) for x in (*leaves, *outputs)]
+    low = math.floor(math.log2(numbers.min(initial=1.0)))
+    high = math.ceil(math.log2(numbers.max(initial=1.0)))
+    least = max(math.log2(fact.smallest_normal) for fact in facts)
+    most = min(math.log2(fact.largest) for fact in facts)
+    most -= math.log2(drawn.expected.depth)
+    # The bits of a number lie below it: those of float32, or as many as a narrow format has.
+    least += min(23, -least / 4)
+    for exponent in _EXPONENTS:
+        shift = -exponent if low >= 0 else exponent
+        if _PRODUCTS * low + shift > least and _PRODUCTS * high + shift < most:
+            yield -(2.0**shift)
+            yield 2.0**shift
+    yield -1.0
+
+
+def _times(leaf: Any, factor: float) -> Array | None:
+    """``leaf`` times ``factor``; None if its dtype cannot hold that."""
+    array = np.asarray(leaf)
+    with np.errstate(all="ignore"):
+        scaled = wide(array) * factor
+    held = _held(scaled, array.dtype)
+    same = (held == scaled) | ((held != held) & (scaled != scaled))  # two NaN
+    return held.astype(array.dtype) if bool(np.all(same)) else None
+
+
+def _changed(
+    asked: Linear, drawn: Answer, change: Callable[[Any], Array | None]
+) -> tuple[Any, ...] | None:
+    """The arguments with every number of those that the relation names changed; None if not."""
+    args = list(drawn.arguments.args)
+    for position in asked.positions:
+        leaves, structure = jax.tree.flatten(args[position])
+        changed = [change(leaf) if _is_number(leaf) else leaf for leaf in leaves]
+        if any(leaf is None for leaf in changed):
+            return None
+        args[position] = jax.tree.unflatten(structure, changed)
+    return tuple(args)
+
+
+def _word(factor: float) -> str:
+    """A power of two as people read it."""
+    exponent = math.log2(abs(factor))
+    size = f"2**{exponent:g}" if abs(exponent) > 1 else f"{abs(factor):g}"
+    return f"-{size}" if factor < 0 else size
+
+
+def _overflow(actual: Array, expected: Array, dtype: np.dtype[Any]) -> Array:
+    """Where the sum or one of its terms overflowed: that says nothing of the others."""
+    with np.errstate(all="ignore"):
+        within = np.abs(expected) <= float_facts(dtype).largest * (1 - epsilon(dtype))
+    return ~(np.isfinite(actual) & within)
+
+
+def _at_the_ends(factor: float) -> Ignore:
+    """Where a scaled output need not be equal: it overflows, or it is among the least numbers."""
+
+    def ignore(actual: Array, expected: Array, dtype: np.dtype[Any]) -> Array:
+        facts = float_facts(dtype)
+        size, wanted = np.abs(actual), np.abs(expected)
+        left_out = np.isfinite(wanted) & (wanted > facts.largest * (1 - facts.epsilon))
+        if abs(factor) != 1:
+            # Sums of float32 lose bits below its least normal number, wherever they are kept.
+            narrow = float_facts(np.dtype(np.float32))
+            least = max(facts.smallest_normal, narrow.smallest_normal / narrow.epsilon)
+            least *= max(abs(factor), 1 / abs(factor))
+            left_out |= (size < least) & (wanted < least)
+        return left_out
+
+    return ignore
+
+
+def _is_number(leaf: Any) -> bool:
+    if not hasattr(leaf, "dtype"):
+        return False
+    if is_exact(leaf.dtype):
+        return not is_bool(leaf.dtype)
+    return is_float(leaf.dtype) or is_complex(leaf.dtype)

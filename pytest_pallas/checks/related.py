@@ -1,0 +1,264 @@
+"""What the metamorphic checks share: answers of a kernel, and how near two of them must be.
+
+Two answers are each as far from the truth as the rule of judgement allows at most. So what
+one says of the other is held to that rule with the errors of *both* baselines added up, plus what
+rounding each answer once costs, which a baseline of few elements may be spared by luck. The
+reference serves only for the size of those errors: where it is wrong, its float64 and its own
+dtypes are wrong alike, and their difference stays that of rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from pytest_pallas.backends import Outcome
+from pytest_pallas.backends.execution import to_numpy
+from pytest_pallas.checks.trial import Finding, Trial, expect, run
+from pytest_pallas.errors import NotApplicableError
+from pytest_pallas.numerics import (
+    Comparison,
+    Tolerance,
+    bitwise,
+    compare_trees,
+    epsilon,
+    is_complex,
+    is_exact,
+    is_float,
+    wide,
+)
+from pytest_pallas.oracle import Expected, Leaves, flatten
+from pytest_pallas.strategies.arguments import Arguments
+
+type Array = np.ndarray[Any, Any]
+
+#: From an output and what is expected, in float64, and the dtype: where not to compare them.
+type Ignore = Callable[[Array, Array, np.dtype[Any]], Array]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a kernel gave for a call, and what its reference gives."""
+
+    arguments: Arguments
+    outcome: Outcome
+    expected: Expected
+
+    @property
+    def leaves(self) -> Leaves:
+        """The outputs with their paths."""
+        return flatten(self.outcome.values)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What other answers say that an answer must be.
+
+    Attributes:
+      values: by path, in float64 where floats are.
+      spread: by path, how much of the error of those answers is in it; zeros where unknown.
+      sensitivity: by path, as in ``Expected``.
+    """
+
+    values: Leaves
+    spread: Mapping[str, Array]
+    sensitivity: Mapping[str, float]
+
+
+def answer(trial: Trial, args: tuple[Any, ...] | Arguments | None = None) -> Answer:
+    """The kernel's answer to the drawn call, or to one with other arguments.
+
+    Raises:
+      KernelError: the kernel raised.
+    """
+    arguments = trial.arguments
+    if isinstance(args, Arguments):
+        arguments = args
+    elif args is not None:
+        arguments = dataclasses.replace(arguments, args=args)
+    other = dataclasses.replace(trial, arguments=arguments)
+    return Answer(arguments, run(other, trial.kernel, arguments.args), expect(other))
+
+
+def claim(given: Answer, expect_of: Callable[[Any], Any] | None = None) -> Claim:
+    """What an answer says of another one that must be ``expect_of`` it, or the same.
+
+    ``expect_of`` gets the outputs as a pytree of numpy arrays, floats in float64. It is applied to
+    what oracle and baseline give, too: the difference is what becomes of the errors.
+    """
+    convert = expect_of or (lambda outputs: outputs)
+
+    def converted(outputs: Any) -> Leaves:
+        return flatten(convert(jax.tree.map(lambda leaf: wide(to_numpy(leaf)), outputs)))
+
+    values = converted(given.outcome.values)
+    spread = {path: _rounding(given, path, value) for path, value in values}
+    oracle, baseline = given.expected.oracle, given.expected.baseline
+    if [path for path, _ in given.leaves] == [path for path, _ in oracle]:
+        structure = jax.tree.structure(given.outcome.values)
+        sides = (
+            converted(jax.tree.unflatten(structure, [leaf for _, leaf in side]))
+            for side in (baseline, oracle)
+        )
+        for (path, one), (_, other) in zip(*sides, strict=True):
+            if path in spread and spread[path].shape == one.shape and is_float(one.dtype):
+                spread[path] = spread[path] + _distance(one, other)
+    return Claim(values, spread, given.expected.sensitivity)
+
+
+def sum_of(one: Claim, other: Claim) -> Claim:
+    """What two answers say of one that must be their sum."""
+    others = dict(other.values)
+    with np.errstate(all="ignore"):
+        values = [(path, value + others[path]) for path, value in one.values]
+    return Claim(
+        values,
+        {path: size + other.spread[path] for path, size in one.spread.items()},
+        _added(one.sensitivity, other.sensitivity),
+    )
+
+
+def close(
+    trial: Trial,
+    actual: Answer,
+    claimed: Claim,
+    *,
+    rounded_only: bool = False,
+    ignore: Ignore | None = None,
+) -> list[Comparison]:
+    """Judge an answer by what others say of it, with the errors of all of them.
+
+    ``rounded_only`` leaves room for nothing but the last rounding of each answer. ``ignore`` is as
+    in ``equal``.
+    """
+    own = claim(actual)
+    outputs = dict(actual.leaves)
+    wanted: Leaves = []
+    baseline: Leaves = []
+    for path, value in claimed.values:
+        if is_exact(value.dtype) and path in outputs:
+            value = value.astype(outputs[path].dtype)  # which wraps around as the kernel does
+        elif ignore is not None and path in outputs and outputs[path].shape == value.shape:
+            left_out = ignore(wide(outputs[path]), value, outputs[path].dtype)
+            outputs[path] = np.where(left_out, 0, outputs[path]).astype(outputs[path].dtype)
+            value = np.where(left_out, 0, value)
+        wanted.append((path, value))
+        mine = own.spread.get(path)
+        spread = claimed.spread[path]
+        both = spread if mine is None or mine.shape != spread.shape else spread + mine
+        with np.errstate(all="ignore"):
+            baseline.append((path, value if is_exact(value.dtype) else value + both))
+    return compare_trees(
+        list(outputs.items()),
+        wanted,
+        baseline,
+        tolerance=Tolerance(factor=1.0, floor=0.0) if rounded_only else trial.tolerance,
+        depth=0 if rounded_only else actual.expected.depth,
+        sensitivity=_added(actual.expected.sensitivity, claimed.sensitivity),
+        check_dtype=False,  # the values are wide, and the dtype check looks at dtypes
+    )
+
+
+def equal(
+    trial: Trial, actual: Answer, claimed: Claim, *, ignore: Ignore | None = None
+) -> list[Comparison]:
+    """Compare an answer to the bit with what others say of it, except that 0.0 equals -0.0.
+
+    ``ignore`` says of an output and what is expected, both in float64, where they are not compared.
+    """
+    outputs = dict(actual.leaves)
+    if list(outputs) != [path for path, _ in claimed.values]:
+        return close(trial, actual, claimed)  # which says what is missing
+    found: list[Comparison] = []
+    for path, value in claimed.values:
+        output = outputs[path]
+        if output.shape == value.shape and not is_exact(output.dtype):
+            with np.errstate(all="ignore"):
+                got, wanted = wide(output), value
+                left_out = (got == 0) & (wanted == 0)
+                if ignore is not None:
+                    left_out |= ignore(got, wanted, output.dtype)
+                got, wanted = (_plain(side, left_out) for side in (got, wanted))
+                found.append(
+                    bitwise(got.astype(output.dtype), wanted.astype(output.dtype), where=path)
+                )
+        else:
+            found.append(bitwise(output, value.astype(output.dtype), where=path))
+    return found
+
+
+def generator(trial: Trial) -> np.random.Generator:
+    """A generator that is the same for the same drawn call."""
+    digest = hashlib.blake2b(digest_size=16)
+    for leaf in jax.tree.leaves(trial.arguments.args):
+        if hasattr(leaf, "dtype"):
+            digest.update(np.ascontiguousarray(to_numpy(leaf)).tobytes())
+    return np.random.Generator(np.random.Philox(int.from_bytes(digest.digest())))
+
+
+def ask_each[R](
+    trial: Trial,
+    kind: type[R],
+    one: Callable[[Trial, R, Answer, np.random.Generator], Iterable[Finding]],
+) -> Finding:
+    """Ask about each relation of a kind that holds for the drawn call, up to the first broken one.
+
+    Args:
+      trial: the drawn call.
+      kind: which relations.
+      one: gives what came of one relation, given the answer to the drawn call.
+
+    Raises:
+      NotApplicableError: the trial has no relation of that kind.
+    """
+    relations = [relation for relation in trial.relations if isinstance(relation, kind)]
+    if not relations:
+        raise NotApplicableError(
+            f"it needs a spec that declares relations=[{kind.__name__}(...)], which the trial of "
+            "a test of one's own has none of"
+        )
+    holding = [relation for relation in relations if relation.when(trial.arguments)]
+    if not holding:
+        raise NotApplicableError(f"no {kind.__name__} of the spec holds for what was drawn")
+    drawn = answer(trial)
+    rng = generator(trial)
+    seconds = drawn.outcome.seconds
+    comparisons: list[Comparison] = []
+    for relation in holding:
+        for finding in one(trial, relation, drawn, rng):
+            seconds += finding.seconds
+            if finding.failed is not None:
+                return dataclasses.replace(finding, seconds=seconds)
+            comparisons += finding.comparisons
+    return Finding(comparisons=comparisons, seconds=seconds)
+
+
+def _plain(values: Array, zero: Array) -> Array:
+    """Zeros where ``zero``, and one NaN for all of them."""
+    return np.where(zero, 0.0, np.where(np.isnan(values), np.nan, values))
+
+
+def _rounding(given: Answer, path: str, value: Array) -> Array:
+    """What rounding an output to its dtype costs at most."""
+    output = dict(given.leaves).get(path)
+    if output is None or not (is_float(output.dtype) or is_complex(output.dtype)):
+        return np.zeros(value.shape)
+    with np.errstate(all="ignore"):
+        return np.abs(value) * epsilon(output.dtype) / 2
+
+
+def _distance(one: Array, other: Array) -> Array:
+    """Distance of two arrays; 0 where either is not finite."""
+    with np.errstate(all="ignore"):
+        distance = np.abs(one - other)
+    return np.where(np.isfinite(distance), distance, 0.0)
+
+
+def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {path: one.get(path, 0.0) + other.get(path, 0.0) for path in {**one, **other}}

@@ -1,0 +1,54 @@
+"""``relation``: a relation of one's own between two answers of the kernel holds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.checks.related import Answer, answer, ask_each, claim, close, equal
+from pytest_pallas.checks.trial import Finding, Trial
+from pytest_pallas.errors import SpecError
+from pytest_pallas.relations import Relation
+from pytest_pallas.strategies.arguments import Arguments
+
+
+def relation(trial: Trial) -> Finding:
+    """Ask about each ``Relation`` of the spec: is ``f(change(x))`` what ``expect(f(x))`` says?
+
+    Raises:
+      NotApplicableError: the spec has none.
+      SpecError: ``change`` or ``expect`` raised, or ``change`` made no call.
+    """
+    return ask_each(trial, Relation, _one)
+
+
+def _one(
+    trial: Trial, asked: Relation, drawn: Answer, rng: np.random.Generator
+) -> Iterator[Finding]:
+    changed = _called(asked, "change", drawn.arguments, rng)
+    if not isinstance(changed, Arguments):
+        raise SpecError(
+            f"relation {asked.name!r}: change returned {type(changed).__name__}, not "
+            "strategies.Arguments; dataclasses.replace(arguments, args=...) makes some"
+        )
+    other = answer(trial, changed)
+    expect_of = functools.partial(_called, asked, "expect")
+    claimed = claim(drawn, lambda outputs: expect_of(outputs, changed))
+    compare = equal if asked.exact else close
+    yield Finding(
+        comparisons=compare(trial, other, claimed),
+        seconds=other.outcome.seconds,
+        subject=f"{asked.name}: f(change(x)) against expect(f(x)) in the oracle's place",
+    )
+
+
+def _called(asked: Relation, name: str, *args: Any) -> Any:
+    try:
+        return getattr(asked, name)(*args)
+    except Exception as error:
+        raise SpecError(
+            f"relation {asked.name!r}: {name} raised {type(error).__name__}: {error}"
+        ) from error

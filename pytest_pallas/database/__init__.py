@@ -1,0 +1,7 @@
+"""Where failing examples are kept: the places of ``--pallas-database``, and what opens them."""
+
+from __future__ import annotations
+
+from pytest_pallas.database.places import FORMS, Place, parse_places
+
+__all__ = ["FORMS", "Place", "parse_places"]

@@ -1,0 +1,179 @@
+"""Make hypothesis' example databases of places, and say early what cannot work."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote, urlsplit
+from zipfile import BadZipFile
+
+from pytest_pallas import compat
+from pytest_pallas.database.places import FORMS, Place
+from pytest_pallas.errors import OptionError
+
+if TYPE_CHECKING:
+    from hypothesis.database import ExampleDatabase
+
+#: Seconds that a server may take to answer; a timeout in the URL's query goes before it.
+TIMEOUT = 2.0
+
+#: What comes before hypothesis' keys in Redis, which may hold other things.
+KEY_PREFIX = b"pytest-pallas:"
+
+#: Told the place that is lost and what happened: ``report(shown, sentence)``.
+Report = Callable[[str, str], object]
+
+
+def validate(places: Sequence[Place], root: Path) -> None:
+    """Find out before anything runs what cannot be opened, without asking any server.
+
+    Raises:
+      OptionError: a folder that cannot be written (or, with ``readonly+``, that is not there), a
+        package that is missing, or a URL that the package ``redis`` refuses.
+    """
+    for place in places:
+        if place.kind == "folder":
+            _validate_folder(root / place.address, place)
+        elif place.kind == "redis":
+            if importlib.util.find_spec("redis") is None:
+                raise OptionError(
+                    f"{place.shown} needs the package redis: pip install 'pytest-pallas[redis]'"
+                )
+            try:
+                _client(place).connection_pool.make_connection()  # which connects later
+            except Exception:  # of several kinds, and its text may hold the password
+                raise OptionError(
+                    f"{place.shown}: the package redis refuses what follows the ? of this URL"
+                ) from None
+
+
+def open_places(places: Sequence[Place], root: Path, report: Report) -> ExampleDatabase | None:
+    """The database that the places make together; None for ``none``.
+
+    The first place that has an example gives it; every place that can be written keeps what is
+    found. A server that cannot be reached is reported once and not asked again: hypothesis' default
+    database takes its part where no folder would keep examples.
+    """
+    from hypothesis.database import MultiplexedDatabase
+
+    kept = any(place.kind == "folder" and not place.read_only for place in places)
+    opened = [_open(place, root, report, kept=kept) for place in places if place.kind != "none"]
+    if len(opened) < 2:
+        return opened[0] if opened else None
+    return MultiplexedDatabase(*opened)
+
+
+def default_database() -> ExampleDatabase | None:
+    """The database of hypothesis' profile: a folder, or None as in the profile ``ci``."""
+    import hypothesis
+    from hypothesis.errors import HypothesisWarning
+
+    with warnings.catch_warnings():
+        # Where it cannot be written, it is kept in memory.
+        warnings.simplefilter("ignore", HypothesisWarning)
+        # ``settings.default`` would be that of the running test, and lead back to what failed.
+        return hypothesis.settings.get_profile(compat.hypothesis_profile()).database
+
+
+def _validate_folder(folder: Path, place: Place) -> None:
+    if place.read_only:
+        if not folder.is_dir():
+            raise OptionError(f"{place.shown}: there is no folder {folder}; {FORMS}")
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OptionError(f"{place.shown}: cannot write there: {error}; {FORMS}") from None
+
+
+def _open(place: Place, root: Path, report: Report, *, kept: bool) -> ExampleDatabase:
+    from hypothesis.database import DirectoryBasedExampleDatabase, ReadOnlyDatabase
+
+    from pytest_pallas.database.guarded import Guarded
+
+    database: ExampleDatabase
+    errors: tuple[type[Exception], ...] = (OSError,)
+    if place.kind == "folder":
+        database = DirectoryBasedExampleDatabase(root / place.address)
+    elif place.kind == "redis":
+        import redis
+        from hypothesis.extra.redis import RedisExampleDatabase
+
+        database = RedisExampleDatabase(_client(place), key_prefix=KEY_PREFIX)
+        errors = (OSError, redis.RedisError)
+    else:
+        database = _github(place)
+        errors = (OSError, LookupError, ValueError, BadZipFile)
+    if place.read_only:
+        database = ReadOnlyDatabase(database)
+    if place.kind == "folder":
+        return database
+
+    def lost(error: Exception) -> ExampleDatabase | None:
+        local = None if kept else default_database()
+        report(place.shown, f"cannot be reached ({_safe(error, place)}); {_instead(local, kept)}")
+        return local
+
+    return Guarded(database, errors=errors, lost=lost)
+
+
+def _client(place: Place) -> Any:
+    """A Redis client that gives up soon: one new attempt, for a connection that was idle long."""
+    from redis import Redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    return Redis.from_url(
+        place.address,
+        socket_timeout=TIMEOUT,
+        socket_connect_timeout=TIMEOUT,
+        retry=Retry(NoBackoff(), 1),
+    )
+
+
+def _github(place: Place) -> ExampleDatabase:
+    """The newest artifact ``hypothesis-example-db`` of a repository's workflows."""
+    from hypothesis.database import GitHubArtifactDatabase
+
+    class GitHub(GitHubArtifactDatabase):
+        """Waits for ``TIMEOUT`` seconds, where hypothesis would wait without end."""
+
+        def fetch(self, key: bytes) -> Iterable[bytes]:
+            before = socket.getdefaulttimeout()
+            socket.setdefaulttimeout(TIMEOUT)
+            try:
+                return list(super().fetch(key))
+            finally:
+                socket.setdefaulttimeout(before)
+
+    owner, _, repo = place.address.partition("/")
+    return GitHub(owner, repo)
+
+
+def _safe(error: Exception, place: Place) -> str:
+    """What an error says, without the password."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    parts = urlsplit(place.address)
+    secrets = [parts.password or "", *parse_qs(parts.query).get("password", [])]
+    for secret in secrets:
+        for form in filter(None, (secret, unquote(secret))):
+            text = text.replace(form, "***")
+    return text.rstrip(". ")
+
+
+def _instead(local: ExampleDatabase | None, kept: bool) -> str:
+    if kept:
+        return "the run goes on without it"
+    if local is None:
+        return "no failing examples are kept (hypothesis' profile has no database)"
+    path = getattr(local, "path", None)
+    where = "in memory" if path is None else f"in {os.path.relpath(path)}"
+    return f"failing examples are kept {where} instead"

@@ -1,0 +1,123 @@
+"""What ``--pallas-database`` says: a list of places, read without opening any of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import parse_qs, urlsplit
+
+from pytest_pallas.errors import OptionError
+
+Kind = Literal["folder", "redis", "github", "none"]
+
+#: What an error message offers.
+FORMS = (
+    "valid: DIR, file:DIR, redis://HOST:PORT/N, rediss://HOST:PORT/N, unix:///SOCKET, "
+    "github:OWNER/REPO, readonly+ before one of these, a list of them with commas, or none"
+)
+
+_REDIS = ("redis", "rediss", "unix")
+
+#: One letter before a colon is a drive.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9.-]+):")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One place that holds examples.
+
+    Attributes:
+      kind: what it is.
+      address: a folder, a URL or ``OWNER/REPO``. May hold a password, and is never shown.
+      shown: the place in words that anybody may read.
+      read_only: whether examples are only taken from it.
+    """
+
+    kind: Kind
+    address: str = field(repr=False)
+    shown: str
+    read_only: bool = False
+
+
+def parse_places(text: str) -> tuple[Place, ...]:
+    """The places of a comma-separated list.
+
+    Raises:
+      OptionError: a scheme that does not exist, or an address that cannot be one. The message
+        shows no password.
+    """
+    places: list[Place] = []
+    for word in (word.strip() for word in text.split(",")):
+        if not word:
+            continue
+        if places and places[-1].kind == "redis" and "@" in word and "://" not in word:
+            # The rest of a password with a comma would become a folder, and be shown.
+            raise OptionError("a comma in the password of a URL is written %2C")
+        places.append(_place(word))
+    if not places:
+        raise OptionError(f"names no place; {FORMS}")
+    if len(places) > 1 and any(place.kind == "none" for place in places):
+        raise OptionError("none stands alone: it keeps no failing examples at all")
+    return tuple(places)
+
+
+def _place(word: str) -> Place:
+    if word.startswith("readonly+"):
+        place = _place(word.removeprefix("readonly+"))
+        if place.kind == "none":
+            raise OptionError("none stands alone, without readonly+")
+        return Place(
+            kind=place.kind,
+            address=place.address,
+            shown=f"readonly+{place.shown.removeprefix('readonly+')}",
+            read_only=True,
+        )
+    if word == "none":
+        return Place(kind="none", address="", shown="none")
+    found = _SCHEME.match(word)
+    scheme = found.group(1).lower() if found else "file"
+    if scheme in _REDIS:
+        return Place(kind="redis", address=word, shown=_redis_shown(word, scheme))
+    rest = word[found.end() :] if found else word
+    if scheme == "file":
+        folder = rest.removeprefix("//") if found else rest
+        if not folder:
+            raise OptionError(f"file: names no folder; {FORMS}")
+        return Place(kind="folder", address=folder, shown=folder)
+    if scheme == "github":
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", rest):
+            raise OptionError(f"github: wants github:OWNER/REPO; {FORMS}")
+        return Place(kind="github", address=rest, shown=word, read_only=True)
+    raise OptionError(
+        f"unknown scheme {scheme}: (a folder of that name is file:{scheme}:); {FORMS}"
+    )
+
+
+def _redis_shown(url: str, scheme: str) -> str:
+    """A Redis URL without user, password and query, once it is clear where these are.
+
+    Messages show nothing of a URL that is not understood: any part may be of the password.
+    """
+    start = f"{scheme}://..."
+    try:
+        parts = urlsplit(url)
+        port, query = parts.port, parse_qs(parts.query, strict_parsing=bool(parts.query))
+    except ValueError:
+        raise OptionError(
+            f"{start}: no URL that can be read: the port is a number, and / ? # @ : , in a "
+            f"password are written %2F %3F %23 %40 %3A %2C; {FORMS}"
+        ) from None
+    if "@" in parts.path + parts.query + parts.fragment:
+        raise OptionError(f"{start}: / ? # @ in a password are written %2F %3F %23 %40")
+    if "decode_responses" in query:
+        raise OptionError(f"{start}: examples are bytes; leave out decode_responses")
+    who = "***@" if "@" in parts.netloc else ""
+    if scheme == "unix":
+        if not parts.path.strip("/"):
+            raise OptionError(f"{start}: names no socket, such as unix:///run/redis.sock")
+        return f"unix://{who}{parts.path}"
+    if not parts.hostname or not re.fullmatch(r"(/\d*)?", parts.path):
+        raise OptionError(f"{start}: wants a host and at most a number, such as redis://HOST/0")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{scheme}://{who}{host}" + (f":{port}" if port else "") + parts.path

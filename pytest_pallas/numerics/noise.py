@@ -1,0 +1,89 @@
+"""What rounding alone may do to an output, as measured on its reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_pallas.numerics.dtypes import Array, epsilon
+from pytest_pallas.numerics.measure import Measured
+from pytest_pallas.numerics.tolerance import Tolerance
+
+#: How many standard deviations an error may be, for a factor of 1. With a factor of 2 six: the
+#: largest of 10,000 normal numbers is beyond four, and the deviation of 16 draws 20 % too small.
+_DEVIATIONS = 3.0
+
+#: What rounding in a narrow dtype excuses at most, relative to the output scale: an answer without
+#: a correct digit is wrong where the baseline has some.
+_MOST = 1 / 8
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Errors that the reference makes if it is evaluated with random roundings.
+
+    Attributes:
+      wide: where every operation is rounded in float32: float64[draws, *shape], in units of the
+        output.
+      narrow: likewise, where terms of sums are rounded in the output's dtype, too.
+    """
+
+    wide: Array
+    narrow: Array
+
+
+@dataclass(frozen=True)
+class Excused:
+    """Errors that noise explains, in ulps of the output scale.
+
+    Attributes:
+      each: for each element; of the shape of the output.
+      rms: root mean square of all.
+    """
+
+    each: Array
+    rms: float
+
+
+def excused(
+    noise: Noise, measured: Measured, tolerance: Tolerance, dtype: npt.DTypeLike
+) -> Excused:
+    """How large errors may be that come from rounding alone.
+
+    An element may be off by ``3 * factor`` standard deviations, and the root mean square by its
+    mean plus as many of its own. Narrow roundings of few different values have few different
+    errors, which add up in some elements and not in others, so there the deviation of an element
+    has that of all added; and they excuse an eighth of the output scale at most.
+
+    Args:
+      noise: of the reference at these inputs.
+      measured: the errors of the output.
+      tolerance: its ``factor`` counts.
+      dtype: the float or complex dtype of the output.
+    """
+    unit = measured.scale * epsilon(dtype)
+    times = _DEVIATIONS * tolerance.factor
+    most = _MOST / epsilon(dtype)
+    wide, wide_rms = _deviations(noise.wide, unit)
+    narrow, narrow_rms = _deviations(noise.narrow, unit)
+    shared = float(np.mean(np.square(narrow)))
+    return Excused(
+        each=np.maximum(times * wide, np.minimum(times * np.sqrt(narrow**2 + shared), most)),
+        rms=max(_largest(wide_rms, times), min(_largest(narrow_rms, times), most)),
+    )
+
+
+def _deviations(draws: Array, unit: Array) -> tuple[Array, Array]:
+    """The standard deviation of each element, and the root mean square of each draw, in ulps."""
+    with np.errstate(all="ignore"):
+        squares = np.square(np.abs(draws) / unit)
+    squares = np.where(np.isfinite(squares), squares, 0.0)
+    rest = tuple(range(1, squares.ndim))
+    return np.sqrt(np.mean(squares, axis=0)), np.sqrt(np.mean(squares, axis=rest))
+
+
+def _largest(values: Array, times: float) -> float:
+    """The mean plus ``times`` standard deviations."""
+    return float(np.mean(values) + times * np.std(values))

@@ -1,0 +1,53 @@
+"""Say which database of examples was asked for, and once when it cannot be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from pytest_pallas.session import Session
+
+#: What a worker of pytest-xdist tells the controller when it ends.
+_OUTPUT = "pallas_lost_places"
+
+
+class DatabaseReporter:
+    """Tells the places that could not be reached, those of workers too."""
+
+    def __init__(self, session: Session) -> None:
+        """Report for ``session``."""
+        self.session = session
+        self.said: set[str] = set()
+
+    def pytest_report_header(self) -> list[str]:
+        """Name the places, and ask each server whether it is there."""
+        database = self.session.database
+        if database is not None:
+            list(database.fetch(b"reached"))  # what fails is remembered
+        names = ", ".join(place.shown for place in self.session.options.database)
+        self.said = set(self.session.lost_places)
+        return [f"pallas: examples in {names}", *map("pallas: warning: {}".format, self._lost())]
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Hand what a worker knows to the controller."""
+        output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output[_OUTPUT] = dict(self.session.lost_places)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take what a worker knew. One that died knew nothing."""
+        output: dict[str, Any] = getattr(node, "workeroutput", None) or {}
+        for name, text in output.get(_OUTPUT, {}).items():
+            self.session.lost_places.setdefault(name, text)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Say what the header could not."""
+        for line in self._lost(without=self.said):
+            terminalreporter.write_line(f"pallas: warning: {line}", yellow=True)
+
+    def _lost(self, without: Collection[str] = ()) -> list[str]:
+        lost = self.session.lost_places.items()
+        return [f"database {name} {text}" for name, text in lost if name not in without]

@@ -1,0 +1,112 @@
+"""What a run tried of the inputs that specs declare, from records only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pytest_pallas.record import Record
+
+#: Kernels that get a line of their own, and words in each.
+LINES, WORDS = 5, 6
+
+Words = dict[str, dict[str, None]]
+
+
+@dataclass
+class Covered:
+    """What all checks of one kernel on all backends tried together.
+
+    Attributes:
+      kernel: its name.
+      shapes: the different shapes.
+      tried: for each aspect (see ``strategies.declared``) what was tried of it.
+      never: for each aspect what was declared and not tried.
+      finished: whether a check went through all its examples; one that fails stops at once.
+    """
+
+    kernel: str
+    shapes: set[str] = field(default_factory=set[str])
+    tried: Words = field(default_factory=dict[str, dict[str, None]])
+    never: Words = field(default_factory=dict[str, dict[str, None]])
+    finished: bool = False
+
+
+def covered(records: Iterable[Record]) -> list[Covered]:
+    """What was tried of each kernel. Two files may have kernels of the same name."""
+    found: dict[tuple[str, str], Covered] = {}
+    for record in records:
+        if not record.inputs:
+            continue
+        key = record.test.partition("::")[0], record.kernel
+        one = found.setdefault(key, Covered(record.kernel))
+        one.shapes.update(record.inputs["shapes"])
+        one.finished |= record.outcome in ("passed", "xpassed")
+        for title, into in (("tried", one.tried), ("never", one.never)):
+            for aspect, words in record.inputs[title].items():
+                into.setdefault(aspect, {}).update(dict.fromkeys(words))
+    for one in found.values():
+        for aspect, words in one.never.items():
+            for word in one.tried.get(aspect, ()):
+                words.pop(word, None)
+    return list(found.values())
+
+
+def summary(kernels: Sequence[Covered]) -> str:
+    """One line that counts what was tried."""
+    dtypes = {
+        each for one in kernels for word in one.tried.get("dtype", ()) for each in word.split(", ")
+    }
+    classes = {word for one in kernels for word in one.tried.get("values", ())}
+    counts = [
+        _count(len(kernels), "kernel"),
+        _count(sum(len(one.shapes) for one in kernels), "shape"),
+        _count(len(dtypes), "dtype"),
+    ]
+    if classes:
+        counts.append(_count(len(classes), "value class", "value classes"))
+    for roles, title in ((("dim",), "boundary kinds"), (("option", "tuning"), "option values")):
+        tried, every = _choices(kernels, roles)
+        if every:
+            counts.append(f"{tried} of {every} {title}")
+    return f"inputs: {', '.join(counts)}"
+
+
+def warnings(kernels: Sequence[Covered]) -> list[str]:
+    """A line for each of the first kernels of which something declared was never drawn."""
+    missed = [one for one in kernels if one.finished and any(one.never.values())]
+    lines = [f"never drawn: {one.kernel}: {_missed(one.never)}" for one in missed[:LINES]]
+    if missed[LINES:]:
+        lines.append(f"never drawn: something of {len(missed) - LINES} more kernels")
+    if lines:
+        lines[-1] += " (--pallas-max-examples draws more, --pallas-results lists all)"
+    return lines
+
+
+def _choices(kernels: Sequence[Covered], roles: Sequence[str]) -> tuple[int, int]:
+    """How many words were tried, and how many there are, where there is more than one."""
+    tried = every = 0
+    for one in kernels:
+        for aspect in dict.fromkeys((*one.tried, *one.never)):
+            if aspect.partition(" ")[0] in roles:
+                have, lack = len(one.tried.get(aspect, ())), len(one.never.get(aspect, ()))
+                if have + lack > 1:
+                    tried, every = tried + have, every + have + lack
+    return tried, every
+
+
+def _missed(never: Words) -> str:
+    """Some of what was never drawn: few words of each aspect, of many aspects."""
+    left = WORDS
+    parts: list[str] = []
+    for aspect, words in never.items():
+        shown = list(words)[: max(left, 0)]
+        left -= len(shown)
+        if shown:
+            parts.append(f"{aspect} {', '.join(shown)}")
+    more = sum(map(len, never.values())) - (WORDS - left)
+    return "; ".join(parts) + (f"; {more} more" if more else "")
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

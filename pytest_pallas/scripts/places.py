@@ -1,0 +1,107 @@
+"""How a script forces the backend on which a check failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_pallas.backends import Backend
+from pytest_pallas.backends.interpreters import Interpreter
+from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS
+from pytest_pallas.scripts.literals import Writer
+
+
+@dataclass(frozen=True)
+class Place:
+    """A backend in a script.
+
+    Attributes:
+      text: the definition of ``backend()``, which makes a context.
+      environment: variables to set before jax is imported.
+      imports: statements that ``text`` needs.
+    """
+
+    text: str
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    imports: tuple[str, ...] = ()
+
+
+_ALIASES = {
+    "jax.experimental.pallas.tpu": "pltpu",
+    "jax.experimental.pallas.mosaic_gpu": "plgpu",
+}
+
+_SHARDING = "from jax.sharding import AbstractDevice, AbstractMesh"
+
+_DEVICE = "device = AbstractDevice(device_kind={kind!r}, num_cores=1, platform={platform!r})"
+_MESH = "jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device))"
+
+
+def platform_of(backend: Backend) -> str:
+    """The platform of the devices that a backend runs on."""
+    return backend.platform if backend.kind == "hardware" else "cpu"
+
+
+def place_of(backend: Backend, *, races: bool) -> Place:
+    """How to force a backend.
+
+    Args:
+      backend: one of this package's, or any that runs on hardware.
+      races: whether to look for races.
+    """
+    if isinstance(backend, Interpreter):
+        return _interpreter(backend, races)
+    if backend.kind == "compiling":
+        return _compiler(backend)
+    device = f'jax.default_device(jax.devices("{backend.platform}")[0])'
+    return Place(f'def backend() -> Any:\n    """The accelerator."""\n    return {device}\n\n')
+
+
+def _interpreter(backend: Interpreter, races: bool) -> Place:
+    target = backend.target or TARGETS[DEFAULT_TARGETS[backend.simulated]]
+    parameters: Any = backend.parameters(races)
+    contexts = ['jax.default_device(jax.devices("cpu")[0])']
+    if parameters is not True:
+        contexts.append("quiet_callbacks()")
+    if parameters is not True and backend.platform == "tpu":
+        contexts.append("mended_tpu_interpreter()")
+    if races:
+        contexts.append("printed_races() as reports")
+    words = Writer().write(parameters)
+    for module, alias in _ALIASES.items():
+        words = words.replace(f"{module}.", f"{alias}.")
+    contexts += [f"pltpu.force_tpu_interpret_mode({words})", _MESH]
+    lines = [
+        "@contextlib.contextmanager",
+        "def backend() -> Any:",
+        f'    """{backend.name}, as in the failing run, for a {target.device_kind}."""',
+        "    " + _DEVICE.format(kind=target.device_kind, platform=target.platform),
+        "    with (",
+        *(f"        {context}," for context in contexts),
+        "    ):",
+        "        yield",
+    ]
+    if races:
+        lines += ["    if reports:", "        raise RuntimeError(reports[0])"]
+    imports = [
+        f"from {module.rpartition('.')[0]} import {module.rpartition('.')[2]} as {alias}"
+        for module, alias in _ALIASES.items()
+        if alias == "pltpu" or f"{alias}." in words
+    ]
+    return Place("\n".join([*lines, "\n"]), {"JAX_PLATFORMS": "cpu"}, (*imports, _SHARDING))
+
+
+def _compiler(backend: Backend) -> Place:
+    target = backend.target
+    assert target is not None
+    lines = [
+        "def backend() -> Any:",
+        f'    """For kernels that ask: the device is a {target.device_kind}."""',
+        "    " + _DEVICE.format(kind=target.device_kind, platform=target.platform),
+        f"    return {_MESH}",
+    ]
+    environment = {"JAX_PLATFORMS": "cpu"}
+    if target.platform == "tpu":
+        environment |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    return Place("\n".join([*lines, "\n"]), environment, (_SHARDING,))

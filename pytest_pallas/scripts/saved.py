@@ -1,0 +1,126 @@
+"""Where scripts are written, and what a failure says of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytest_pallas.errors import PallasTestError
+from pytest_pallas.scripts.asked import NoScriptError
+from pytest_pallas.scripts.compose import Script, compose
+from pytest_pallas.session import Session
+
+#: The folder of the scripts, beside the results or in pytest's cache.
+FOLDER = "pallas-failures"
+
+_LINE = "# test: "
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What became of the script of a failure.
+
+    Attributes:
+      path: where it is; None if there is none.
+      note: why there is none, or why it does not run as it is; else "".
+    """
+
+    path: Path | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        """The words of a failure message."""
+        if self.path is None:
+            return f"none: {self.note}"
+        return f"{self.path} ({self.note})" if self.note else str(self.path)
+
+
+def save(session: Session, item: pytest.Item, error: PallasTestError, replay: str) -> Saved | None:
+    """Write the script of a failure once, however often it is asked for.
+
+    Never raises: what goes wrong is said where the path would be. None for an error that is none
+    of a check, such as a wrong option.
+    """
+    if error.failure is None:
+        return None
+    if error.script is None:
+        try:
+            error.script = _save(session, item, error, replay)
+        except NoScriptError as reason:
+            error.script = Saved(note=str(reason))
+        except Exception as problem:  # a report must not fail
+            error.script = Saved(note=f"not written: {type(problem).__name__}: {problem}")
+    return error.script
+
+
+def folder_for(session: Session) -> Path:
+    """The folder of scripts, made if it is not there.
+
+    Raises:
+      NoScriptError: nothing says where.
+      OSError: it cannot be made.
+    """
+    results = session.options.results
+    if results is not None:
+        folder = results.parent / FOLDER
+        folder.mkdir(exist_ok=True)
+        return folder
+    if not hasattr(session.config, "cache"):  # -p no:cacheprovider
+        raise NoScriptError("no folder for it without pytest's cache; give --pallas-results=FILE")
+    return session.config.cache.mkdir(FOLDER)
+
+
+def _save(session: Session, item: pytest.Item, error: PallasTestError, replay: str) -> Saved:
+    from pytest_pallas.backends import label
+
+    folder, failure = folder_for(session), error.failure
+    script = compose(
+        error, failure, test=item.nodeid, replay=replay, devices=session.options.devices
+    )
+    name = f"{failure.name}-{failure.check}-{label(failure.trial.backend)}"
+    mesh = getattr(item, "mesh", None) or {}
+    name += "".join(f"-{axis}{size}" for axis, size in mesh.items())
+    path = _free(folder, re.sub(r"[^\w.-]+", "-", name).strip("-"), item.nodeid)
+    _write(path, script)
+    note = f"not complete, fill in {'; '.join(script.missing)}" if script.missing else ""
+    return Saved(path, note)
+
+
+def _free(folder: Path, name: str, test: str) -> Path:
+    """The first path with a name that no other test has taken."""
+    number = 1
+    while True:
+        path = folder / (f"{name}.py" if number == 1 else f"{name}-{number}.py")
+        if not path.exists() or f"{_LINE}{test}\n" in path.read_text(encoding="utf-8"):
+            return path
+        number += 1
+
+
+def _write(path: Path, script: Script) -> None:
+    """Write a script and its arrays, each in one step."""
+    beside = path.with_suffix(".npz")
+    if script.arrays:
+        _replace(beside, lambda file: np.savez(file, **script.arrays))
+    else:
+        beside.unlink(missing_ok=True)
+    _replace(path, lambda file: file.write(script.text.encode()))
+
+
+def _replace(path: Path, fill: Callable[[Any], Any]) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            fill(file)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

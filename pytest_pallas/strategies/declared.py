@@ -1,0 +1,119 @@
+"""What a strategy may draw, known before it draws: so that what it never drew can be named.
+
+Each draw has a word for each aspect: ``"dtype"``, ``"values"``, ``"dim k"``, ``"option causal"``,
+``"tuning block_m"``. Of a dim the word is a kind of boundary, such as ``"tile+1"``, because kernels
+break at kinds of sizes and not at numbers. Only what is a choice between a few is declared: of a
+strategy that is not a plain ``sampled_from`` or ``booleans`` nobody can say what it may draw.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from pytest_pallas import compat
+from pytest_pallas.strategies.dims import Plan, boundaries
+from pytest_pallas.strategies.dtypes import as_dtype
+
+if TYPE_CHECKING:
+    from pytest_pallas.strategies.arguments import Arguments, Drawn
+
+#: More alternatives than this are no list that anybody means to see exhausted.
+MOST = 24
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+# Compared by identity: a strategy makes one, and gives it to all its draws.
+@dataclass(frozen=True, eq=False)
+class Declared:
+    """What a strategy may draw.
+
+    Attributes:
+      words: for an aspect the words that may come up, the simplest first.
+      kinds: for each dim that has a pool the kind of boundary of each of its sizes.
+    """
+
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    kinds: Mapping[str, Mapping[int, str]] = field(default_factory=dict[str, Mapping[int, str]])
+
+
+NOTHING = Declared()
+
+
+def declare_arrays(
+    plan: Callable[[tuple[int, ...]], Plan], dtypes: Iterable[Any], classes: Iterable[str]
+) -> Declared:
+    """What ``arrays`` may draw.
+
+    Args:
+      plan: of the dims, given the bytes of an element of each array, or of all.
+      dtypes: the strategies of the dtypes, one for all arrays or one for each.
+      classes: the classes of values.
+    """
+    words = {"values": tuple(classes)}
+    choices = [alternatives(strategy) for strategy in dtypes]
+    itemsizes = {(1,)}
+    if all(choices) and prod(map(len, choices)) <= MOST:
+        # A single strategy may draw the dtypes of all arrays together, as a tuple.
+        rows = [row[0] if isinstance(row[0], tuple) else row for row in product(*choices)]
+        joint = [tuple(as_dtype(dtype) for dtype in row) for row in rows]
+        names = [tuple(dtype.name for dtype in row) for row in joint]
+        words["dtype"] = tuple(dict.fromkeys(map(dtype_word, names)))
+        itemsizes = {tuple(dtype.itemsize for dtype in row) for row in joint}
+    kinds: dict[str, dict[int, str]] = {}
+    for sizes in sorted(itemsizes):  # from the smallest on, which reach the largest dims
+        for name, kind_of in boundaries(plan(sizes)).items():
+            kinds.setdefault(name, {}).update(kind_of)
+    for name, kind_of in kinds.items():
+        words[f"dim {name}"] = tuple(dict.fromkeys(kind_of.values()))
+    return Declared(words, kinds)
+
+
+def declare_keywords(
+    declared: Declared, options: Mapping[str, Any], tuning: Mapping[str, Any]
+) -> Declared:
+    """``declared`` and what keyword arguments may be; the values are strategies or constants."""
+    words = dict(declared.words)
+    for role, keywords in (("option", options), ("tuning", tuning)):
+        for name, entry in keywords.items():
+            found = alternatives(entry)
+            if found:
+                words[f"{role} {name}"] = tuple(dict.fromkeys(map(keyword_word, found)))
+    return Declared(words, declared.kinds)
+
+
+def alternatives(strategy: Any) -> tuple[Any, ...]:
+    """What a strategy may draw; empty if that is not known, or more than ``MOST``."""
+    found = compat.sampled_elements(strategy)
+    return () if found is None or len(found) > MOST else tuple(found)
+
+
+def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[str, str]]:
+    """The aspects of a draw, each with its word: those of the recipe, and what was declared."""
+    declared = drawn.declared or NOTHING
+    for aspect, word in (("dtype", dtype_word), ("values", str)):
+        if aspect in drawn.recipe:
+            yield aspect, word(drawn.recipe[aspect])
+    for name, kind_of in declared.kinds.items():
+        if name in drawn.recipe:
+            yield f"dim {name}", kind_of.get(drawn.recipe[name], "other")
+    for role, keywords in (("option", "options"), ("tuning", "tuning")):
+        for name, value in getattr(drawn, keywords, {}).items():
+            if f"{role} {name}" in declared.words:
+                yield f"{role} {name}", keyword_word(value)
+
+
+def dtype_word(dtypes: Any) -> str:
+    """One dtype, or several, by name: ``"bfloat16"``, ``"bfloat16, int8"``."""
+    several: Any = dtypes if isinstance(dtypes, tuple) else (dtypes,)
+    return ", ".join(str(dtype) for dtype in several)
+
+
+def keyword_word(value: Any) -> str:
+    """A keyword argument's value in a word or two, the same in every process."""
+    return getattr(value, "__name__", None) or _ADDRESS.sub("", str(value))[:60]

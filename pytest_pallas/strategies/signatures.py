@@ -1,0 +1,300 @@
+"""``from_signature``: the calls of a function, read off its annotations.
+
+Annotations of arrays are jaxtyping's, ``Float[Array, "m k"]``. Of those the public attributes
+``dim_str`` and ``dtypes`` are read, so that nothing here imports jaxtyping. The others that say
+what may be drawn are ``bool``, ``Literal[...]`` and enumerations.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from types import MappingProxyType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from pytest_pallas.errors import ShapeLanguageError, SpecError
+from pytest_pallas.strategies.arguments import Arguments, arguments
+from pytest_pallas.strategies.arrays import DTypes, arrays
+from pytest_pallas.strategies.dims import MAX_ELEMENTS
+from pytest_pallas.strategies.dtypes import SUPPORTED, as_dtype, dtype_pairs, dtypes
+from pytest_pallas.strategies.pools import Sizes, Tiles
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+#: Of what an annotation allows, the first of these that is in it: the defaults of ``floats()`` and
+#: ``ints()``, and then others.
+_PREFERRED = (
+    ("float32", "bfloat16"),
+    ("int32", "int8"),
+    ("uint32", "uint8"),
+    ("bool",),
+)
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class _Array:
+    """What the annotation of an array says.
+
+    Attributes:
+      name: of the parameter.
+      dims: in the shape language.
+      constraints: likewise, for dims that are computed.
+      dtypes: names of the supported dtypes that are allowed.
+    """
+
+    name: str
+    dims: str
+    constraints: tuple[str, ...]
+    dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Signature:
+    """What a function takes: arrays in order, and options that may be drawn, by name."""
+
+    arrays: tuple[_Array, ...]
+    options: Mapping[str, SearchStrategy[Any]]
+
+
+def from_signature(
+    function: Callable[..., Any],
+    *,
+    dtype: DTypes | Sequence[DTypes] | None = None,
+    options: Mapping[str, Any] = _NONE,
+    tuning: Mapping[str, Any] = _NONE,
+    around: Tiles | None = None,
+    multiple_of: Tiles | None = None,
+    dims: Mapping[str, Sizes] | None = None,
+    values: str | Sequence[str] = ("normal", "integers"),
+    unequal: bool | Sequence[str] = (),
+    max_bytes: int | None = None,
+    max_dim: int | None = None,
+    max_elements: int = MAX_ELEMENTS,
+    min_dim: int = 1,
+) -> SearchStrategy[Arguments]:
+    """A strategy for the calls of a function whose arrays are annotated with jaxtyping.
+
+    Example::
+
+        def matmul(
+            a: Float[Array, "m k"], b: Float[Array, "k n"], *, transpose: bool = False,
+            precision: Literal["default", "highest"] = "default", block: int = 128,
+        ) -> Float[Array, "m n"]: ...
+
+        from_signature(matmul, around=128, tuning={"block": st.sampled_from([64, 128])})
+
+    A dim is a name, a size, ``_`` (any size) or an expression such as ``n+1``. Names are shared by
+    all arrays. Of ``Float`` float32 and bfloat16 are drawn, of ``Int`` int32 and int8, of ``UInt``
+    uint32 and uint8; of ``BFloat16``, ``Bool`` and their like just these. Arrays with the same
+    choice of dtypes share one. Parameters annotated with ``bool``, ``Literal`` or an ``Enum`` are
+    options; what else has a default keeps that.
+
+    Args:
+      function: the function; ``functools.partial`` and ``jax.jit`` of one will do.
+      dtype: as for ``arrays``, in place of what the annotations say; it must be allowed by them.
+      options: further keyword arguments of kernel and reference, or others than annotated:
+        strategies or constants.
+      tuning: likewise, for the kernel only.
+      around: see ``arrays``, as for all that follow.
+      multiple_of: see ``arrays``.
+      dims: see ``arrays``.
+      values: see ``arrays``.
+      unequal: see ``arrays``.
+      max_bytes: see ``arrays``.
+      max_dim: see ``arrays``.
+      max_elements: see ``arrays``.
+      min_dim: see ``arrays``.
+
+    Raises:
+      SpecError: the signature has no arrays, or something that cannot be drawn: dims that
+        broadcast (``#b``) or stand for several (``*b``, ``...``), an array that is keyword-only or
+        optional, dtypes that are not supported, or a parameter about which nothing is said.
+    """
+    told = {**options, **tuning}
+    found = _read(function, told)
+    constraints = [text for array in found.arrays for text in array.constraints]
+    text = ", ".join(array.dims for array in found.arrays)
+    text = "; ".join([text, ", ".join(constraints)]) if constraints else text
+    where = _name_of(function)
+    if dtype is not None:
+        _check_dtypes(where, dtype, found.arrays)
+    try:
+        drawn = arrays(
+            text,
+            dtype=_dtypes(found.arrays) if dtype is None else dtype,
+            around=around,
+            multiple_of=multiple_of,
+            dims=dims,
+            values=values,
+            unequal=unequal,
+            max_bytes=max_bytes,
+            max_dim=max_dim,
+            max_elements=max_elements,
+            min_dim=min_dim,
+        )
+    except ShapeLanguageError as error:
+        raise SpecError(f"from_signature({where}): {error}") from None
+    return arguments(drawn, options={**found.options, **options}, tuning=tuning)
+
+
+def _read(function: Callable[..., Any], told: Mapping[str, Any]) -> _Signature:
+    """What a function takes; ``told`` are keyword arguments that need no annotation."""
+    where = f"from_signature({_name_of(function)})"
+    if not callable(function):
+        raise SpecError(f"{where}: this is no function")
+    try:
+        signature = inspect.signature(function)
+        hints = get_type_hints(_annotated(function), include_extras=True)
+    except (TypeError, ValueError, NameError) as error:
+        raise SpecError(f"{where}: its signature cannot be read: {error}") from None
+    unknown = sorted(set(told) - set(signature.parameters))
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+        raise SpecError(f"{where}: there is no parameter {unknown[0]!r} in {signature}")
+    found: list[_Array] = []
+    options: dict[str, SearchStrategy[Any]] = {}
+    skipped = ""  # a positional parameter that is left to its default or given by name
+    for name, parameter in signature.parameters.items():
+        hint = hints.get(name)
+        problem = f"{where}: the parameter {name!r}"
+        if _is_array(hint) and name not in told:
+            if parameter.kind not in _POSITIONAL:
+                raise SpecError(f"{problem} is an array and not positional; make it positional")
+            if skipped:
+                raise SpecError(
+                    f"{problem} is an array that follows {skipped!r}, which is none; put arrays "
+                    "first"
+                )
+            found.append(_array(problem, name, hint))
+            continue
+        if parameter.kind in _VARIADIC:
+            continue
+        if parameter.kind in _POSITIONAL:
+            skipped = skipped or name
+        drawn = _option(hint)
+        if name in told or (drawn is None and parameter.default is not parameter.empty):
+            continue
+        if drawn is None or parameter.kind is parameter.POSITIONAL_ONLY:
+            raise SpecError(
+                f"{problem} has no default and is annotated with {_text(hint)}, which says not "
+                f"what to draw; annotate it, or give options={{{name!r}: ...}}"
+            )
+        options[name] = drawn
+    if not found:
+        raise SpecError(
+            f"{where}: no parameter is annotated with an array, such as Float[Array, 'm k'] of "
+            "jaxtyping"
+        )
+    return _Signature(tuple(found), options)
+
+
+def _annotated(function: Any) -> Any:
+    """What has the annotations of a function that may be wrapped."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.unwrap(function)
+
+
+def _name_of(function: Any) -> str:
+    return getattr(_annotated(function), "__name__", None) or repr(function)[:60]
+
+
+def _text(hint: Any) -> str:
+    return "nothing" if hint is None else getattr(hint, "__name__", None) or str(hint)
+
+
+def _is_array(hint: Any) -> bool:
+    """Whether an annotation is one of jaxtyping's arrays."""
+    return hasattr(hint, "dim_str") and hasattr(hint, "dtypes")
+
+
+def _array(problem: str, name: str, hint: Any) -> _Array:
+    dims: list[str] = []
+    constraints: list[str] = []
+    for axis, token in enumerate(str(hint.dim_str).split()):
+        own = f"_{name}_{axis}"  # jaxtyping's own names do not begin with an underscore
+        size = token.partition("=")[2] or token  # "rows=4" is 4, with a name to read
+        if size[0] in "*#?" or size == "..." or "..." in size:
+            raise SpecError(
+                f"{problem}: the dim {token!r} cannot be drawn: it broadcasts or stands for "
+                "several; annotate it with names and sizes"
+            )
+        if size.startswith("_"):
+            dims.append(own)
+        elif size.isdigit() or size.isidentifier():
+            dims.append(size)
+        else:
+            dims.append(own)
+            constraints.append(f"{own} = {size}")
+    allowed = _allowed(hint.dtypes)
+    if not allowed:
+        raise SpecError(
+            f"{problem}: no dtype of {_text(hint)} is supported; these are: {', '.join(SUPPORTED)}"
+        )
+    return _Array(name, " ".join(dims) or "()", tuple(constraints), allowed)
+
+
+def _allowed(dtypes: Any) -> tuple[str, ...]:
+    """The supported dtypes that an annotation allows; it names them, or allows any."""
+    if not isinstance(dtypes, (tuple, list)):
+        return tuple(SUPPORTED)
+    names = [each for each in dtypes if isinstance(each, str)]
+    patterns = [each for each in dtypes if isinstance(each, re.Pattern)]
+    return tuple(
+        name
+        for name in SUPPORTED
+        if name in names or any(pattern.match(name) for pattern in patterns)
+    )
+
+
+def _option(hint: Any) -> SearchStrategy[Any] | None:
+    """What draws a keyword argument with this annotation; None if that does not say."""
+    if hint is bool:
+        return st.booleans()
+    if get_origin(hint) is Literal:
+        return st.sampled_from(get_args(hint))
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return st.sampled_from(list(hint))
+    return None
+
+
+def _dtypes(found: Sequence[_Array]) -> SearchStrategy[Any]:
+    """A strategy for one dtype, or for one of each array; with the same choice, the same."""
+    choices = list(dict.fromkeys(_choice(array.dtypes) for array in found))
+    if not choices[1:]:
+        return dtypes(*choices[0])
+    position = [choices.index(_choice(array.dtypes)) for array in found]
+    return dtype_pairs(*([row[at] for at in position] for row in product(*choices)))
+
+
+def _choice(allowed: tuple[str, ...]) -> tuple[str, ...]:
+    for group in _PREFERRED:
+        names = tuple(name for name in group if name in allowed)
+        if names:
+            return names
+    return allowed
+
+
+def _check_dtypes(where: str, dtype: Any, found: Sequence[_Array]) -> None:
+    """Refuse dtypes that an annotation does not allow; what a strategy draws is not known."""
+    several = isinstance(dtype, Sequence) and not isinstance(dtype, str)
+    for array, entry in zip(found, dtype if several else [dtype] * len(found), strict=False):
+        if isinstance(entry, SearchStrategy):
+            continue
+        name = np.dtype(as_dtype(entry)).name
+        if name not in array.dtypes:
+            raise SpecError(
+                f"from_signature({where}): dtype={name} is not what the parameter {array.name!r} "
+                f"is annotated with: {', '.join(array.dtypes)}"
+            )

@@ -1,0 +1,49 @@
+"""--pallas-fuzz-time: rounds of fuzzing until the time is over, with a line of progress."""
+
+import re
+
+SPEC = 'name="add", kernel=add, inputs=pst.arrays("m n, m n", around=[8, 16, 32])'
+WRONG = 'name="add_off", kernel=add_off'
+
+
+def test_every_item_fuzzes_for_its_share(project):
+    project.specs(SPEC)
+    records = project.records(
+        "--pallas-suite=specs",
+        "--pallas-backend=interpret",
+        "--pallas-checks=forward,determinism",
+        "--pallas-fuzz-time=4",
+        "--pallas-max-examples=1",
+    )
+    assert {record["outcome"] for record in records} == {"passed"}
+    for record in records:
+        assert record["examples"] > 1
+        assert record["seconds"] > 1.0
+
+
+def test_a_line_says_how_far_it_is(project, monkeypatch):
+    from pytest_pallas.report import progress
+
+    monkeypatch.setattr(progress, "LEAST", 0.1)
+    project.specs(SPEC)
+    result = project.run(
+        "--pallas-suite=specs",
+        "--pallas-backend=interpret",
+        "--pallas-checks=forward",
+        "--pallas-fuzz-time=4",
+        "--pallas-max-examples=1",
+    )
+    lines = re.findall(r"pallas: \d of 4 s, [\d,]+ examples, .*, no failures", result.stdout.str())
+    assert 1 <= len(lines) <= 11
+
+
+def test_a_failure_ends_an_item(project):
+    project.specs(WRONG)
+    records = project.records(
+        "--pallas-suite=specs",
+        "--pallas-backend=interpret",
+        "--pallas-checks=forward",
+        "--pallas-fuzz-time=300",
+    )
+    assert [record["outcome"] for record in records] == ["failed"]
+    assert records[0]["seconds"] < 60

@@ -1,0 +1,136 @@
+"""``backends.fills``: what interpreters fill memory with that nobody has written."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pytest_pallas import compat
+from pytest_pallas.analysis import kernel_calls
+from pytest_pallas.backends import Call
+from pytest_pallas.backends.fills import FILLS, WORDS
+from pytest_pallas.backends.interpreters import interpret, tpu_interpret
+
+TOP = float(np.finfo(np.float32).max)
+
+
+def unwritten(dtype):
+    def kernel(x):
+        def body(x_ref, o_ref, scratch):
+            o_ref[...] = scratch[...]
+
+        return pl.pallas_call(
+            body,
+            out_shape=jax.ShapeDtypeStruct((8, 128), dtype),
+            scratch_shapes=[pltpu.VMEM((8, 128), dtype)],
+        )(x)
+
+    return kernel
+
+
+X = np.ones((8, 128), np.float32)
+
+
+@pytest.mark.parametrize("backend", [interpret(), tpu_interpret()], ids=lambda b: b.name)
+@pytest.mark.parametrize(
+    ("dtype", "high", "low"),
+    [
+        (jnp.float32, TOP, -TOP),
+        (jnp.bfloat16, float(jnp.finfo(jnp.bfloat16).max), float(jnp.finfo(jnp.bfloat16).min)),
+        (jnp.int32, 2**31 - 1, 0),
+        (jnp.uint8, 255, 0),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_memory_holds_what_was_asked_for(backend, dtype, high, low):
+    """Also in turns: what is traced with one fill is not used with another."""
+    kernel = unwritten(dtype)
+    found = [
+        backend.run(Call(function=kernel, args=(X,), fill=fill)).unwrap()
+        for fill in ("high", "", "low", "high")
+    ]
+    assert [float(array[0, 0]) for array in (found[0], found[2], found[3])] == [high, low, high]
+    assert all((array == array[0, 0]).all() for array in (found[0], found[2]))
+    if jnp.issubdtype(dtype, jnp.floating):
+        assert np.isnan(found[1].astype(np.float32)).all()
+
+
+def test_semaphores_start_at_zero():
+    def copies(x):
+        def body(x_ref, o_ref, semaphore):
+            pltpu.async_copy(x_ref, o_ref, semaphore).wait()
+
+        anywhere = pl.BlockSpec(memory_space=pl.ANY)
+        return pl.pallas_call(
+            body,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            in_specs=[anywhere],
+            out_specs=anywhere,
+            scratch_shapes=[pltpu.SemaphoreType.DMA],
+        )(x)
+
+    for backend in (interpret(), tpu_interpret()):
+        call = Call(function=copies, args=(X,), fill="high", timeout=20)
+        np.testing.assert_array_equal(backend.run(call).unwrap(), X)
+
+
+def test_every_fill_has_words():
+    assert set(WORDS) == {"", *FILLS}
+
+
+def places(function, *args):
+    [call] = kernel_calls(jax.make_jaxpr(function)(*args))
+    return compat.unwritten_memory(call.eqn)
+
+
+@pytest.mark.parametrize(
+    ("rows", "block", "expected"),
+    [
+        (16, (8, 128), []),
+        (16, (None, 128), []),
+        (17, (8, 128), ["a block of input 0 hangs over its edge",
+                        "a block of output 0 hangs over its edge"]),
+        (16, (8, 256), ["a block of input 0 hangs over its edge",
+                        "a block of output 0 hangs over its edge"]),
+    ],
+)  # fmt: skip
+def test_blocks_that_hang_over_the_edge(rows, block, expected):
+    def kernel(x):
+        def body(x_ref, o_ref):
+            o_ref[...] = x_ref[...]
+
+        spec = pl.BlockSpec(block, lambda i: (i, 0))
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(body, shape, grid=(2,), in_specs=[spec], out_specs=spec)(x)
+
+    assert places(kernel, jnp.ones((rows, 128))) == expected
+
+
+def test_scratch_and_outputs_that_are_read():
+    def kernel(x, *scratch, adds=False, allocates=False, dtype=jnp.float32):
+        def body(x_ref, o_ref, *refs):
+            def inner(ref):
+                ref[...] = x_ref[...]
+                o_ref[...] = ref[...]
+
+            if allocates:
+                pl.run_scoped(inner, pltpu.VMEM(x_ref.shape, x_ref.dtype))
+            else:
+                o_ref[...] = (x_ref[...] + (o_ref[...] if adds else 0)).astype(dtype)
+
+        shape = jax.ShapeDtypeStruct(x.shape, dtype)
+        return pl.pallas_call(body, out_shape=shape, scratch_shapes=scratch)(x)
+
+    def of(*scratch, **rest):
+        return places(lambda x: kernel(x, *scratch, **rest), X)
+
+    assert of() == []
+    assert of(pltpu.SemaphoreType.DMA) == []
+    assert of(pltpu.VMEM((8, 128), jnp.float32)) == ["scratch"]
+    assert of(adds=True) == ["output 0"]
+    assert of(allocates=True) == ["memory that the body allocates"]
+    assert of(dtype=jnp.bool) == ["output 0"]

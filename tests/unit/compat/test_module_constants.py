@@ -1,0 +1,74 @@
+"""Draws that do not depend on what else a process has imported."""
+
+import contextlib
+import importlib.util
+import sys
+
+import hypothesis
+import pytest
+from hypothesis import Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.compat import without_module_constants
+
+NUMBERS = st.integers(0, 65_535)
+
+
+def draws(strategy, context=contextlib.nullcontext):
+    found = []
+
+    @seed(1)
+    @settings(max_examples=150, database=None, deadline=None, phases=[Phase.generate])
+    @given(strategy)
+    def run(value):
+        found.append(repr(value))
+
+    with context():
+        run()
+    return found
+
+
+@pytest.fixture
+def more_modules(tmp_path, monkeypatch):
+    """A function that imports one more module, with constants that no other has."""
+
+    def load(name):
+        path = tmp_path / f"{name}.py"
+        path.write_text(f"CONSTANTS = {list(range(300 + len(name), 60_000, 601))}\n")
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    return load
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [NUMBERS, pst.arrays("m k, k n", around=128), pst.permutations(300), pst.elements("float32")],
+    ids=["integers", "arrays", "permutations", "elements"],
+)
+def test_the_same_draws_whatever_is_imported(strategy, more_modules):
+    first = draws(strategy, without_module_constants)
+    more_modules("constants_of_a_project")
+    assert draws(strategy, without_module_constants) == first
+
+
+@pytest.mark.skipif(
+    hypothesis.__version_info__ < (6, 132), reason="hypothesis 6.131 draws no such constants"
+)
+def test_hypothesis_itself_draws_what_modules_say(more_modules):
+    first = draws(NUMBERS)
+    more_modules("constants_of_another_project")
+    after = draws(NUMBERS)
+    assert after != first
+    assert draws(NUMBERS, without_module_constants) not in (first, after)
+    assert draws(NUMBERS) == after  # as it was before
+
+
+def test_an_error_ends_it():
+    before = draws(NUMBERS)
+    with pytest.raises(ZeroDivisionError), without_module_constants():
+        raise ZeroDivisionError
+    assert draws(NUMBERS) == before
