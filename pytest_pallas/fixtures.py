@@ -86,7 +86,8 @@ def pallas_check(
     options=     keyword arguments for both, such as {"causal": True}.
     tuning=      keyword arguments for the kernel only, such as {"block_m": 64}.
     checks=      names of the checks to make; by default the mark's, or forward. "all" leaves out
-                 export, jit, blocks and sharding where they cannot be asked.
+                 oracle-strength, which asks about many calls, and export, jit, blocks, sharding
+                 and padding where they cannot be asked.
     exact=       True: small integers held in floats must give a bitwise equal answer.
     differentiable=  positions of arguments, for the gradient check.
     tolerance=   a Tolerance, or a mapping from dtype and backend to one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,9 @@ class Expected:
 
 #: How often the reference is evaluated with random roundings.
 DRAWS = 16
+
+#: Half the width of the uniform distribution with mean square 1.
+SPREAD = math.sqrt(3)
 
 #: Relative size of the perturbation that measures sensitivity. Large, so that a step (a floor, a
 #: comparison) does not look like a steep slope; small against the curvature of a kernel.
@@ -207,25 +211,48 @@ def _with_roundings(call: Call) -> Callable[[float, float], list[np.ndarray[Any,
     static, arrays = split(Call(function=call.function, args=args, options=call.options))
     closed = jax.make_jaxpr(lambda *given: jax.tree.leaves(apply(static, [*given])))(*arrays)
 
-    @jax.jit
-    def evaluate(seed: Any, narrow: Any, single: Any, *given: Any) -> Any:
-        state = [seed]
+    def evaluate(noise: Any, narrow: Any, single: Any, *given: Any) -> Any:
+        used = 0
 
-        def bits(shape: Sequence[int]) -> Any:
-            state[0], drawn = jax.lax.rng_bit_generator(state[0], shape)  # of uint32
-            return drawn
+        def error(shape: Sequence[int]) -> Any:
+            nonlocal used
+            first, used = used, used + math.prod(shape)
+            return noise[first:used].reshape(shape)
 
-        return roundings.rounded(closed, given, roundings.Rounding(narrow, single, bits))
+        return roundings.rounded(closed, given, roundings.Rounding(narrow, single, error))
+
+    # Made on the host: as operations they would take seconds to compile.
+    count = _count_of_errors(closed, arrays)
+    compiled = jax.jit(evaluate)
 
     def draw(narrow: float, single: float) -> list[np.ndarray[Any, Any]]:
         generator = np.random.Generator(np.random.Philox(0))
-        seeds = generator.integers(0, 2**32, (DRAWS, 4), dtype=np.uint32)
-        draws = [evaluate(seed, ROUNDING * narrow, ROUNDING * single, *arrays) for seed in seeds]
+        sizes = (ROUNDING * narrow, ROUNDING * single)
+        draws = [
+            compiled(generator.uniform(-SPREAD, SPREAD, count), *sizes, *arrays)
+            for _ in range(DRAWS)
+        ]
         return [
             np.stack([np.asarray(leaf) for leaf in leaves]) for leaves in zip(*draws, strict=True)
         ]
 
     return draw
+
+
+def _count_of_errors(closed: Any, arrays: Sequence[Any]) -> int:
+    """How many random numbers ``roundings.rounded`` asks for."""
+    count = 0
+
+    def error(shape: Sequence[int]) -> Any:
+        nonlocal count
+        count += math.prod(shape)
+        return jnp.zeros(shape)
+
+    def evaluate(*given: Any) -> Any:
+        return roundings.rounded(closed, given, roundings.Rounding(0.0, 0.0, error))
+
+    jax.eval_shape(evaluate, *arrays)
+    return count
 
 
 def flatten(values: Any) -> Leaves:

@@ -47,16 +47,12 @@ class Rounding:
     Attributes:
       narrow: of the dtype that arrays are kept in.
       wide: of the dtype that is computed in.
-      bits: makes the random bits of a shape: uint32[shape].
+      error: random numbers of mean 0 and mean square 1, others at each call: float64[shape].
     """
 
     narrow: Any
     wide: Any
-    bits: Callable[[Sequence[int]], Any]
-
-    def error(self, shape: Sequence[int]) -> Any:
-        """Random numbers of mean 0 and mean square 1, uniform: float64[shape]."""
-        return (self.bits(shape).astype(jnp.float64) * 2.0**-31 - 1) * math.sqrt(3)
+    error: Callable[[Sequence[int]], Any]
 
 
 @dataclass(frozen=True)
@@ -82,8 +78,10 @@ def rounded(closed: Any, arrays: Sequence[Any], rounding: Rounding) -> list[Any]
       (Higham and Mary, 2019; see ``numerics.summation_error``), or, if m neighbouring terms are
       equal, ``m / 16`` times as large.
     - Every term of a sum, and every operand of a matrix product, is rounded in the narrow dtype,
-      unless it is an input as it came. So is each use of a matrix product, relative to its terms:
-      the kernel may have got it from operands that were rounded, or from another product.
+      unless it is an input as it came. So is each use of a matrix product in arithmetic, relative
+      to its terms: the kernel may have got it from operands that were rounded, or from another
+      product (in the gradient of attention ``sum(p * dp)`` is ``sum(o * do)``, with a rounded
+      output ``o``).
 
     Functions that are called are entered; loops and branches count as one operation.
 
@@ -126,7 +124,7 @@ def _apply(eqn: Any, operands: Sequence[_Value], rounding: Rounding) -> list[_Va
     if name in _MOVES and operands[0].terms is not None:
         (moved,), (terms,) = _bind(eqn, [operands[0].array]), _bind(eqn, [operands[0].terms])
         return [_Value(moved, terms=jnp.abs(terms))]
-    arrays = [_used(operand, name in _SUMS, rounding) for operand in operands]
+    arrays = [_used(operand, name, rounding) for operand in operands]
     results = _bind(eqn, arrays)
     if name in _SUMS:
         return [_summed(eqn, arrays, results[0], rounding)]
@@ -140,14 +138,14 @@ def _apply(eqn: Any, operands: Sequence[_Value], rounding: Rounding) -> list[_Va
     ]
 
 
-def _used(operand: _Value, as_term: bool, rounding: Rounding) -> Any:
-    """An operand as a kernel may have it."""
+def _used(operand: _Value, name: str, rounding: Rounding) -> Any:
+    """An operand as the operation ``name`` may have it."""
     array = operand.array
+    if operand.given or name in _EXACT or not _is_inexact(array):
+        return array
     if operand.terms is not None:
         return array + rounding.narrow * operand.terms * rounding.error(array.shape)
-    if as_term and not operand.given and _is_inexact(array):
-        return array * (1 + rounding.narrow * rounding.error(array.shape))
-    return array
+    return array * (1 + rounding.narrow * rounding.error(array.shape)) if name in _SUMS else array
 
 
 def _summed(eqn: Any, arrays: Sequence[Any], result: Any, rounding: Rounding) -> _Value:

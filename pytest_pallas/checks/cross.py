@@ -190,4 +190,5 @@ def _differs(name: str, mine: Leaves, theirs: Leaves) -> Iterator[str]:
         if worst > 0:
             # A power of two, so that many examples give few notes.
             bound = 2.0 ** math.ceil(math.log2(worst))
-            yield f"within {bound:g} ulps of {name}, and not the same bits"
+            unit = "ulp" if bound <= 1 else "ulps"
+            yield f"not the bits of {name}: up to {bound:g} {unit} of the output scale apart"

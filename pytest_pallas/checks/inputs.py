@@ -17,7 +17,7 @@ class Inputs:
     """What one call had.
 
     Attributes:
-      shapes: of all its arrays, such as ``"8x128 128x1"``; ``"()"`` for a scalar.
+      shapes: of its arrays, such as ``"8x128 128x1"``, with ``"()"`` for a scalar; "" without any.
       signature: what it is compiled for: shapes, dtypes, options and tuning.
       words: pairs of an aspect and its word; see ``strategies.declared``.
       declared: what the aspects of the call's strategy could have been.
@@ -41,7 +41,7 @@ def inputs_of(arguments: Arguments) -> Inputs:
     if dtypes and not any(aspect == "dtype" for aspect, _ in words):
         words.append(("dtype", dtype_word(tuple(dict.fromkeys(dtypes)))))
     return Inputs(
-        shapes or "no arrays",
+        shapes,
         " ".join((shapes, *dtypes, *static)),
         tuple(words),
         tuple(each.declared for each in drawn if each.declared is not None),
@@ -58,7 +58,7 @@ def to_json(calls: Sequence[Inputs]) -> dict[str, Any]:
         (aspect, word) for each in known for aspect, words in each.words.items() for word in words
     )
     return {
-        "shapes": list(dict.fromkeys(call.shapes for call in calls)),
+        "shapes": list(dict.fromkeys(call.shapes for call in calls if call.shapes)),
         "signatures": len({call.signature for call in calls}),
         "tried": {
             aspect: _ordered(words, declared.get(aspect, {})) for aspect, words in tried.items()

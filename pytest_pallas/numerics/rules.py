@@ -97,7 +97,7 @@ def judge_floats(
     if relative > 1.0:
         excess = np.maximum(sensitivity / measured.scale, 1.0) - 1.0
         limit = limit + summation_error(dtype, depth) * excess
-    spared = None if noise is None else excused(noise, measured, tolerance, dtype)
+    spared = None if noise is None else excused(noise, measured, tolerance, dtype, limit)
     if spared is not None:
         limit = np.maximum(limit, spared.each)
     held = measured

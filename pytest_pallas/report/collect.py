@@ -50,7 +50,9 @@ def attach(
             seed=session.options_for(item).seed,
             message=_message(error) if ended in ("failed", "xfailed") else "",
             replay=replay if ended != "passed" else "",
-            script=str(saved.path) if saved is not None and saved.path and ended == "failed" else "",
+            script=str(saved.path)
+            if saved is not None and saved.path and ended == "failed"
+            else "",
         )
         records.append(to_json(record))
     setattr(report, ATTRIBUTE, records)
@@ -82,9 +84,7 @@ def _message(error: BaseException | None) -> str:
     return str(error) if isinstance(error, PallasTestError) else f"{type(error).__name__}: {error}"
 
 
-def _script(
-    session: Session, item: pytest.Item, error: BaseException, replay: str
-) -> Saved | None:
+def _script(session: Session, item: pytest.Item, error: BaseException, replay: str) -> Saved | None:
     """The script that reproduces a failed check, written unless it is already."""
     if not isinstance(error, PallasTestError) or error.failure is None:
         return None

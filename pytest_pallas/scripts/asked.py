@@ -58,7 +58,10 @@ def asked(
     if trial.backend.kind == "compiling":
         if not isinstance(error, CompileError) or check not in ("forward", "gradient", "vmap"):
             raise NoScriptError("what a compiler says of its code is seen with this plugin only")
-        return programs.compiles, "", _program(trial, check), {}
+        more = _program(trial, check) | {"lowering": error.kernel_error is not None}
+        if not more["lowering"] and not more["topology"]:
+            raise NoScriptError("to compile for a GPU that is not there needs the plugin")
+        return programs.compiles, "", more, {}
     if isinstance(error, NoPallasCallError):
         more = {"look_in": "jaxpr", "names": tuple(sorted(compat.KERNEL_PRIMITIVES))}
         if trial.backend.kind == "hardware":
@@ -121,9 +124,7 @@ def _limits(finding: Finding, trial: Trial) -> dict[str, parts.Limit]:
 
 def _program(trial: Trial, check: str) -> dict[str, Any]:
     """What a script compiles, and for which chip."""
-    target = trial.backend.target
-    if target is None:
-        raise NoScriptError("the backend names no chip")
+    target = places.target_of(trial.backend)
     platform = {"gpu": "cuda"}.get(target.platform, target.platform)
     topology = tpu_chips.topology(target.name, trial.devices) if platform == "tpu" else ""
     program = {"program": check, "platform": platform, "topology": topology}

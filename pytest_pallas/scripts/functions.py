@@ -140,7 +140,10 @@ def _nested(function: types.FunctionType, name: str, folder: str, file: str) -> 
         and each.co_varnames[: each.co_argcount] == code.co_varnames[: code.co_argcount]
     ]
     if len(fits) > 1:
-        fits = [n for n in fits if same[n].co_code == code.co_code] or fits[:0]
+        content = (code.co_code, code.co_consts, code.co_names)
+        fits = [
+            n for n in fits if content == (same[n].co_code, same[n].co_consts, same[n].co_names)
+        ]
     if not fits or inspect.unwrap(function) is not function:
         return None
     return Place(

@@ -24,7 +24,7 @@ from pytest_pallas.scripts import functions
 READABLE = 64
 
 #: Bytes of arrays that a script may hold as text; those after them go to a file beside it.
-TEXT_BYTES = 4 * 1024
+TEXT_BYTES = 8 * 1024
 
 _PLAIN = (bool, int, str, bytes, type(None), type(Ellipsis), range)
 
@@ -72,8 +72,8 @@ class Writer:
             return repr(value)
         if type(value) is float:
             return repr(value) if math.isfinite(value) else f'float("{value}")'
-        if type(value) is complex and math.isfinite(abs(value)):
-            return repr(value)
+        if type(value) is complex:
+            return f"complex({self._flat(value.real)}, {self._flat(value.imag)})"
         if isinstance(value, np.generic):
             self.helpers.add("array")
             return f"{self._array(np.asarray(value))}[()]"
@@ -129,7 +129,10 @@ class Writer:
         array = np.asarray(value)
         if array.dtype.hasobject:
             raise UnwritableError(f"an array of dtype {array.dtype}")
-        readable = _readable(array) if array.size <= READABLE else None
+        if array.size == 0:
+            return f'np.zeros({array.shape}, "{array.dtype.name}")'
+        short = array.size <= READABLE and "complex" not in array.dtype.name
+        readable = _readable(array) if short else None
         if readable is not None:
             return readable
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -190,17 +193,14 @@ def _bracketed(left: str, items: list[str], right: str) -> str:
 
 def _readable(array: np.ndarray[Any, Any]) -> str | None:
     """The array as numbers, if they make the same bits again."""
-    kind = np.complex128 if array.dtype.kind == "c" else np.float64
     try:
-        plain = array.tolist() if array.dtype.kind in "biu" else array.astype(kind).tolist()
+        plain = (array if array.dtype.kind in "biu" else array.astype(np.float64)).tolist()
         again = np.array(plain, array.dtype).reshape(array.shape)
     except (TypeError, ValueError, OverflowError):
         return None
     text = repr(plain)
     if again.tobytes() != array.tobytes() or "nan" in text or "inf" in text:
         return None
-    if array.size == 0:
-        return f'np.zeros({array.shape}, "{array.dtype.name}")'
     if array.ndim > 1 and len(text) > 88:
         text = _bracketed("[", [repr(row) for row in plain], "]")
     return f'np.array({text}, "{array.dtype.name}")'

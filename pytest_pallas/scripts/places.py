@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_pallas.backends import Backend
 from pytest_pallas.backends.interpreters import Interpreter
-from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS
+from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.scripts.literals import Writer
 
 
@@ -43,6 +43,11 @@ def platform_of(backend: Backend) -> str:
     return backend.platform if backend.kind == "hardware" else "cpu"
 
 
+def target_of(backend: Backend) -> Target:
+    """The chip that a compiling backend compiles for."""
+    return backend.target or TARGETS[DEFAULT_TARGETS[backend.platform]]
+
+
 def place_of(backend: Backend, *, races: bool) -> Place:
     """How to force a backend.
 
@@ -59,7 +64,7 @@ def place_of(backend: Backend, *, races: bool) -> Place:
 
 
 def _interpreter(backend: Interpreter, races: bool) -> Place:
-    target = backend.target or TARGETS[DEFAULT_TARGETS[backend.simulated]]
+    target = backend.target or TARGETS[DEFAULT_TARGETS[backend.simulated]]  # "any" is no chip
     parameters: Any = backend.parameters(races)
     contexts = ['jax.default_device(jax.devices("cpu")[0])']
     if parameters is not True:
@@ -93,8 +98,7 @@ def _interpreter(backend: Interpreter, races: bool) -> Place:
 
 
 def _compiler(backend: Backend) -> Place:
-    target = backend.target
-    assert target is not None
+    target = target_of(backend)
     lines = [
         "def backend() -> Any:",
         f'    """For kernels that ask: the device is a {target.device_kind}."""',

@@ -200,7 +200,8 @@ def effort(examples: int, draws: int = DRAWS) -> tuple[int, int]:
 def _remembered(what: Fuzz, asker: Asker) -> None:
     """Ask about what failed in earlier runs, here or on other backends."""
     phases = [Phase.reuse, Phase.shrink] if what.shrink else [Phase.reuse]
-    with suppress(SkipTest):  # hypothesis calls it so where nothing is kept
+    # SkipTest is what hypothesis raises where nothing is kept.
+    with compat.without_module_constants(), suppress(SkipTest):
         _test(
             what,
             lambda drawn: asker.group(drawn, MOST),
@@ -223,7 +224,9 @@ def _shrunk(what: Fuzz, asker: Asker, words: str, *, seed: int, draws: int, each
 
     seen: list[bool] = []
     phases = [Phase.generate, Phase.shrink] if what.shrink else [Phase.generate]
-    _test(what, example, phases=phases, max_examples=pool_size(draws), seed=seed)()
+    test = _test(what, example, phases=phases, max_examples=pool_size(draws), seed=seed)
+    with compat.without_module_constants():  # as in choose
+        test()
 
 
 def _test(

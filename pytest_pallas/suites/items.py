@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_pallas.backends import Backend, label
+from pytest_pallas.budget import DEFAULT_MAX_BYTES, option_text
 from pytest_pallas.checks import Check
 from pytest_pallas.errors import (
     EXPECTED,
@@ -329,6 +330,8 @@ class SpecItem(pytest.Item):
         words.append(f"--pallas-backend={label(self.backend)}")
         if options.devices != 8:
             words.append(f"--pallas-devices={options.devices}")
+        if options.max_bytes != DEFAULT_MAX_BYTES:  # it decides which shapes are drawn
+            words.append(f"--pallas-max-bytes={option_text(options.max_bytes)}")
         blob = blob_of(error) or options.example
         words += [f"--pallas-example={blob}"] if blob else [f"--pallas-seed={options.seed}"]
         words.append(self.nodeid)

@@ -27,8 +27,9 @@ def pool_size(examples: int) -> int:
 _WORTH = {"option": 4.0, "tuning": 2.0, "dtype": 3.0, "values": 2.0, "dim": 2.0}
 _SIZE, _OTHER = 0.1, 1.0
 
-#: How many choices to compare, and rounds of exchange in each; two or three rounds are usual.
-_STARTS, _ROUNDS = 16, 8
+#: How many choices of ``BASE`` examples to compare, and rounds of exchange in each; two or three
+#: rounds are usual.
+_STARTS, _ROUNDS = 32, 8
 
 #: So many examples are chosen together, and fewer are the first of those: checks that ask about
 #: fewer share the compiled kernels of the others (but see ``_first``).
@@ -85,9 +86,9 @@ def choose(strategy: Any, *, seed: int, examples: int) -> Choice:
 
 
 def _first(drawn: Mapping[str, Features], base: Sequence[str], examples: int) -> list[str]:
-    """So many of the ``base``; of some but not all, the last is one with what the base lacks."""
+    """So many of the ``base``; of half of it or more, the last is one with what the base lacks."""
     chosen = _greedy({words: drawn[words] for words in base}, min(examples, len(base)))
-    if 1 < len(chosen) < len(base):
+    if len(base) <= 2 * len(chosen) < 2 * len(base):
         seen = {feature for words in base for feature in drawn[words]}
         other = max(drawn, key=lambda words: _gain(drawn[words], seen))
         if _gain(drawn[other], seen) >= _OTHER:  # a new size of a known kind is not worth a compile
@@ -99,7 +100,7 @@ def _most_varied(drawn: Mapping[str, Features], examples: int) -> list[str]:
     """So many examples that have most together; the best of a few choices begun differently."""
     every = _worth(drawn, drawn)
     best: list[str] = []
-    for first in list(drawn)[:_STARTS]:
+    for first in list(drawn)[: max(1, _STARTS * BASE // examples)]:  # many meet all anyway
         chosen = _greedy(drawn, examples, first) if best else _greedy(drawn, examples)
         chosen = _exchanged(drawn, chosen)
         if not best or _worth(drawn, chosen) > _worth(drawn, best):

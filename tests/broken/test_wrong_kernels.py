@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import wrong_kernels
+from bare_python import run_bare
 from catches import BOTH, CATCHES, CONTROLS, ONLY_ON_HARDWARE, SWAPPED, TPU, Catch
 from wrong_kernels.copies import read_before_wait
 
@@ -117,7 +118,11 @@ def test_swapped_index_map_is_caught_with_the_right_words(records: Records, back
 def test_nothing_else_fails(records: Records) -> None:
     failed = {key for key, record in records.items() if record["outcome"] == "failed"}
     assert failed == expected_failures()
-    assert {record["outcome"] for record in records.values()} == {"failed", "passed"}
+    # Most have no padding.
+    assert {check for (_, check, _), r in records.items() if r["outcome"] == "skipped"} == {
+        "padding"
+    }
+    assert {record["outcome"] for record in records.values()} == {"failed", "passed", "skipped"}
 
 
 def test_every_kernel_of_the_package_is_accounted_for(records: Records) -> None:
@@ -130,10 +135,12 @@ def test_every_kernel_of_the_package_is_accounted_for(records: Records) -> None:
 def test_right_kernels_pass_every_check(records: Records) -> None:
     checks = {check for kernel, check, _ in records if kernel == "right"}
     most = {"forward", "vmap", "determinism", "immutability", "dtype", "jit"}
-    assert checks == {*most, "export"}
-    assert {c for kernel, c, place in records if kernel == "right" and place in TPU} == most
-    for (kernel, _, _), record in records.items():
-        if kernel in CONTROLS:
+    most |= {"padding", "oracle-strength"}
+    assert checks == {*most, "export", "cross"}
+    second = {c for kernel, c, place in records if kernel == "right" and place in TPU}
+    assert second == {*most, "cross"}
+    for (kernel, check, _), record in records.items():
+        if kernel in CONTROLS and check != "padding":
             assert record["outcome"] == "passed"
 
 
@@ -177,6 +184,36 @@ def test_replay_commands_reproduce_the_failure(folder: Path, records: Records) -
         again = read(folder, f"{key[0]}.json")
         assert list(again) == [key]
         assert again[key]["message"] == records[key]["message"]
+
+
+#: Failures that scripts must show, a check each, and words that the script must write.
+SHOWN = {
+    ("bfloat16_sum", "forward", "tpu-interpret"): "the test allowed none",
+    ("bfloat16_sum_of_normals", "forward", "interpret"): "root mean square of the errors",
+    ("half_gradient", "gradient", "interpret"): "elements are wrong",
+    ("any_order", "determinism", "interpret"): "elements differ in bits",
+    ("mutates_input", "immutability", "interpret"): "writes to the ref of its operand 0",
+    ("weak_scale", "dtype", "tpu-interpret"): "weakly typed float32[]",
+    ("shorter_when_eager", "jit", "tpu-interpret"): "elements are wrong",
+    ("calls_the_host", "export", "interpret"): "the kernel raised",
+    ("default_block_drops_tail", "blocks", "interpret"): "with its default tuning",
+    ("fades_by_row", "sharding", "interpret"): "on 2 devices",
+    ("falls_back", "forward", "interpret"): "the jaxpr holds none",
+    ("read_before_wait", "forward", "tpu-interpret"): "RACE DETECTED",
+    ("beyond_the_end", "forward", "tpu-interpret"): "IndexError: Out-of-bounds block index",
+    ("never_signalled", "forward", "tpu-interpret"): "did not finish within 3 s",
+    ("int8_overflow", "forward", "interpret"): "int8",
+    ("wrong_dtype", "forward", "interpret"): "of the reference: bfloat16[",
+}
+
+
+def test_scripts_show_the_failure_with_jax_and_numpy_alone(
+    records: Records, tmp_path: Path
+) -> None:
+    ended = run_bare([Path(records[key]["script"]) for key in SHOWN], tmp_path)
+    for (key, words), each in zip(SHOWN.items(), ended, strict=True):
+        assert each.status == 1, f"{key}: {each.output}"
+        assert words in each.output, f"{key}: {each.output}"
 
 
 def naive_test_of(kernel: str) -> Callable[[], None]:

@@ -6,8 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pytest_pallas import oracle
 from pytest_pallas.errors import ReferenceError
-from pytest_pallas.oracle import PERTURBATIONS, ExpectedCache, expected
+from pytest_pallas.numerics import compare_trees
+from pytest_pallas.oracle import DRAWS, PERTURBATIONS, ExpectedCache, expected
 
 
 def test_oracle_is_float64_and_baseline_is_the_kernels_dtype():
@@ -114,3 +116,65 @@ def test_sensitivity_of_a_step_is_small():
     """A floor changes by 1 however small the change of its input: that is no slope."""
     x = np.arange(1, 9, dtype=np.float32)
     assert expected(jnp.floor, (x,), {}).sensitivity[""] <= 64
+
+
+def norm(x):
+    rows = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    rows = rows - rows.mean(axis=1, keepdims=True)
+    return (rows / jnp.sqrt((rows**2).mean(axis=1, keepdims=True) + 1e-5)).astype(x.dtype)
+
+
+def gradient_of_norm(x):
+    return jax.vjp(norm, x)[1](jnp.ones_like(x) + jnp.arange(2, dtype=x.dtype))[0]
+
+
+def gradient_of_norm_by_hand(x):
+    """The usual formula; of two columns hardly anything is left but its rounding errors."""
+    rows = x - x.mean(axis=1, keepdims=True)
+    scale = 1 / np.sqrt((rows**2).mean(axis=1, keepdims=True) + np.float32(1e-5))
+    normed, pulled = rows * scale, np.ones_like(x) + np.arange(2, dtype=x.dtype)
+    mean = (pulled * normed).mean(axis=1, keepdims=True)
+    return scale * (pulled - pulled.mean(axis=1, keepdims=True) - normed * mean)
+
+
+def test_noise_explains_a_gradient_that_cancels():
+    x = np.random.default_rng(0).standard_normal((30, 2)).astype(np.float32)
+    found = expected(gradient_of_norm, (x,), {})
+    noise = found.noise("")
+    lucky = [("", found.oracle[0][1].astype(np.float32))]  # as a baseline may be on few elements
+    arguments = {"depth": found.depth, "sensitivity": found.sensitivity}
+    right, wrong = ([("", f * gradient_of_norm_by_hand(x))] for f in map(np.float32, (1, 1.1)))
+    assert not compare_trees(right, found.oracle, lucky, **arguments)[0].passed
+    for outputs, passed in ((right, True), (wrong, False)):
+        judged = compare_trees(outputs, found.oracle, lucky, noise=found.noise, **arguments)
+        assert judged[0].passed is passed
+    assert noise.wide.shape == (DRAWS, 30, 2)
+    np.testing.assert_array_equal(noise.wide, noise.narrow)  # nothing is narrower than float32
+
+
+def test_noise_of_a_narrow_output_has_both_parts():
+    x = np.random.default_rng(0).standard_normal((4, 50)).astype(ml_dtypes.bfloat16)
+    found = expected(lambda a: jax.nn.softmax(a) @ a.T, (x,), {}).noise("")
+    assert 0 < np.abs(found.wide).max() < 1e-5
+    assert 1e-5 < np.abs(found.narrow).max() < 1e-1
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        pytest.param(lambda a: np.sin(np.asarray(a)), id="numpy"),
+        pytest.param(lambda a: jnp.asarray(a > 0), id="bool"),
+    ],
+)
+def test_no_noise_where_nothing_can_be_said(reference):
+    assert expected(reference, (np.ones(3, np.float32),), {}).noise("") is None
+
+
+def test_noise_is_evaluated_once_and_only_when_asked(monkeypatch):
+    calls = []
+    monkeypatch.setattr(oracle.roundings, "rounded", lambda *_: calls.append(1) or 1 / 0)
+    found = expected(lambda a: (a, a + 1), (np.ones(3, np.float32),), {})
+    assert not calls
+    assert found.noise("[0]") is None
+    assert found.noise("[1]") is None
+    assert len(calls) == 1

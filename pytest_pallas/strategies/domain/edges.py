@@ -25,8 +25,8 @@ def edges(
     """A strategy for a number from ``least`` to ``most``, at an edge of a tile or of the range.
 
     These are the first two tiles and the last one, each less one, exactly, and more one; the ends
-    of the range, one less than its end, and its middle; and what is in ``also``. Shrinks to 1, or to
-    ``least`` above it.
+    of the range, one less than its end, and its middle; and what is in ``also``. Shrinks to 1, or
+    to ``least`` above it.
 
     Numbers for several places of an array need strategies of different ``place``: hypothesis
     copies what it drew from one strategy to where it drew from an equal one, over and over.

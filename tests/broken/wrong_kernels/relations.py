@@ -149,4 +149,4 @@ SPEC_WRONG_TWIN = KernelSpec(
 
 
 def naive_wrong_twin() -> None:
-    agrees(doubled_rows, last_block_dropped)
+    agrees(last_block_dropped, twice)

@@ -53,6 +53,48 @@ def test_specs_and_tests_of_ones_own(project):
     assert "add: positive on interpret: negative" in records[0]["message"]
 
 
+def test_where_it_can_be_asked(project):
+    """``on`` is asked about the backend, ``against`` about those that came before it."""
+    project.specs('name="add", kernel=add')
+    project.write(
+        conftest="""
+        from pytest_pallas import Check
+
+        def _run(trial):
+            from pytest_pallas.checks.trial import Finding
+
+            return Finding(comparisons=[], notes=tuple(other.name for other in trial.others))
+
+        def pytest_pallas_checks(config):
+            rest = {"asks": "?", "run": _run, "needs": lambda spec: None}
+            return [
+                Check(
+                    name="some",
+                    on=lambda backend: None if backend.name == "interpret" else "elsewhere",
+                    **rest,
+                ),
+                Check(
+                    name="second",
+                    against=lambda spec, others: None if len(others) == 1 else "not the second",
+                    **rest,
+                ),
+            ]
+        """
+    )
+    words = ("--pallas-suite=specs", "--pallas-checks=some,second", "--pallas-max-examples=1")
+    backends = "--pallas-backend=interpret,tpu-interpret:v5e,tpu-interpret:v6e"
+    records = project.records(*words, backends)
+    assert [(r["check"], r["backend"], r["notes"]) for r in records] == [
+        ("some", "interpret", []),
+        ("second", "tpu-interpret:v5e", ["interpret"]),
+    ]
+    project.specs('name="add", kernel=add, checks=("some", "second")')
+    result = project.run(*words, backends, "-rs")
+    result.assert_outcomes(passed=2, skipped=4)
+    assert "some needs more: elsewhere" in result.stdout.str()
+    assert "second needs more: not the second" in result.stdout.str()
+
+
 def test_it_is_among_the_valid_ones(project):
     project.write(conftest=CONFTEST)
     result = project.run("--pallas-checks=nope")

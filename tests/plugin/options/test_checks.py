@@ -15,6 +15,8 @@ ALL = [
     "export",
     "blocks",
     "sharding",
+    "padding",
+    "oracle-strength",
 ]
 
 
@@ -71,6 +73,10 @@ def test_export_is_left_out_where_kernels_are_callbacks(project):
     [
         ("blocks", "its inputs draw no tuning"),
         ("sharding", "the spec names no batch_axes"),
+        ("linearity", "the spec declares no Linear among its relations"),
+        ("permutation", "the spec declares no Permuted among its relations"),
+        ("relation", "the spec declares no Relation among its relations"),
+        ("cross", "the spec names no other implementations, and claims no other chosen backend"),
     ],
 )
 def test_checks_that_need_more_of_a_spec(project, check, reason):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 SPEC = (
     'name="add", kernel=add, inputs=pst.arrays("m n, m n", dtype="float32", '
     'dims={"m": [8, 64], "n": [128, 256]})'
@@ -65,3 +67,14 @@ def test_a_test_whose_smallest_call_is_too_large(project):
     result = project.run("--pallas-max-bytes=256")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["E*DrawTooLargeError: *--pallas-max-bytes=256 is less than*"])
+
+
+def test_a_failure_is_replayed_within_it(project):
+    project.specs(SPEC.replace("kernel=add", "kernel=add_off"))
+    text = project.run(*RUN, "--pallas-max-bytes=16KiB").stdout.str()
+    (line,) = [line for line in text.splitlines() if line.lstrip().startswith("replay")]
+    words = shlex.split(line)[2:]
+    assert "--pallas-max-bytes=16KiB" in words
+    again = project.run(*words)
+    again.assert_outcomes(failed=1)
+    assert "is no example" not in again.stdout.str()

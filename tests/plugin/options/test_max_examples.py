@@ -37,6 +37,8 @@ def test_checks_draw_their_share(project):
         "dtype": 4,
         "jit": 1,
         "export": 1,
+        "padding": 0,  # of the two that it may draw, none has any
+        "oracle-strength": 4,  # at least
     }
 
 

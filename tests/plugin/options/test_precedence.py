@@ -15,6 +15,7 @@ CASES = {
     "suite": ([], ("specs", ["specs"]), ("more", ["more"]), None),
     "devices": (8, ("3", 3), ("4", 4), None),
     "max_examples": (8, ("3", 3), ("4", 4), ("max_examples=5", 5)),
+    "max_bytes": (2**26, ("3KiB", 3072), ("1MiB", 2**20), None),
     "seed": (0, ("3", 3), ("4", 4), ("seed=5", 5)),
     "checks": (
         ["all"],

@@ -1,0 +1,290 @@
+"""Fuzzing against the obvious hand-written test: examples a minute, and time to the first failure.
+
+    uv run python benchmarks/fuzz_throughput.py examples [seconds]    correct kernels, 30 s each
+    uv run python benchmarks/fuzz_throughput.py failures [seconds]    wrong ones, up to 30 s each
+
+The hand-written test is ``@given`` sizes, ``force_tpu_interpret_mode`` and ``assert_allclose``
+against jnp. For ``examples`` it draws whole blocks, 1 to 6 a side, as most such tests do; ours runs
+``--pallas-fuzz-time`` with the check ``forward``. For ``failures`` both draw from the strategy of
+the spec, which is more than the hand-written test has; ours runs every check, as it does by
+default. Times begin when the test does, after imports and collection. Both ways run one after the
+other, each in a process of its own. Targets: 8 times the examples on ``interpret``, 3 times on
+``tpu-interpret``, and at least as many wrong kernels in the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+BROKEN = ROOT / "tests" / "broken"
+BACKENDS = ("interpret", "tpu-interpret")
+
+#: Where the plugin below writes what it saw.
+SEEN = "BENCHMARK_SEEN"
+
+#: Module, kernel, and sides of its operands: a number is a block of it, a letter a drawn count.
+KERNELS = {
+    "matmul": ("reference_kernels.matmul.matmul", ["m16 k128", "k128 n128"]),
+    "softmax": ("reference_kernels.reductions.softmax", ["m8 n128"]),
+    "flash_attention": (
+        "reference_kernels.attention.flash_attention",
+        ["q128 d64", "k128 d64", "k128 d64"],
+    ),
+}
+
+
+class TimeIsOver(BaseException):
+    """Ends a hand-written test; hypothesis lets it through."""
+
+
+def hand_written(seconds: float, backend: str, kernel: Any, reference: Any, strategy: Any) -> Any:
+    """Examples, seconds and whether one failed, of a hand-written test of a kernel.
+
+    ``strategy`` draws ``(args, options, tuning)``.
+    """
+    import hypothesis
+    import jax
+    import numpy as np
+    from jax.experimental.pallas import tpu as pltpu
+
+    mode = True if backend == "interpret" else pltpu.InterpretParams()
+    started, examples = time.perf_counter(), 0
+
+    @hypothesis.settings(
+        max_examples=10**6,
+        deadline=None,
+        database=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(call=strategy)
+    def test(call: Any) -> None:
+        nonlocal examples
+        if time.perf_counter() - started > seconds:
+            raise TimeIsOver
+        args, options, tuning = call
+        with pltpu.force_tpu_interpret_mode(mode):
+            actual = jax.block_until_ready(kernel(*args, **options, **tuning))
+        examples += 1
+        expected = reference(*args, **options)
+        for got, wanted in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+            loose = got.dtype not in (np.float32, np.float64)
+            np.testing.assert_allclose(
+                np.asarray(got, np.float64),
+                np.asarray(wanted, np.float64),
+                rtol=2e-2 if loose else 1e-4,
+                atol=2e-2 if loose else 1e-4,
+            )
+
+    failed = False
+    try:
+        test()
+    except TimeIsOver:
+        pass
+    except Exception:  # whatever it raises is a failure
+        failed = True
+    return {"examples": examples, "seconds": time.perf_counter() - started, "failed": failed}
+
+
+def drawn_by_hand(name: str) -> tuple[Any, Any, Any]:
+    """Kernel, reference and strategy of the hand-written test of a correct kernel."""
+    import importlib
+
+    import jax.numpy as jnp
+    import numpy as np
+    from hypothesis import strategies as st
+
+    path, shapes = KERNELS[name]
+    module = importlib.import_module(path)
+    spec = module.SPEC
+    letters = sorted({side[0] for shape in shapes for side in shape.split()})
+
+    @st.composite
+    def calls(draw: Any) -> Any:
+        counts = {letter: draw(st.integers(1, 1 if letter == "d" else 6)) for letter in letters}
+        rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+        dtype = draw(st.sampled_from([jnp.float32, jnp.bfloat16]))
+        made = [
+            jnp.asarray(
+                rng.standard_normal([counts[side[0]] * int(side[1:]) for side in shape.split()]),
+                dtype,
+            )
+            for shape in shapes
+        ]
+        tuning = {"block_m": 16, "block_n": 128, "block_k": 128} if name == "matmul" else {}
+        return made, {}, tuning
+
+    return spec.kernel, spec.reference, calls()
+
+
+def drawn_by_spec(name: str) -> tuple[Any, Any, Any]:
+    """Kernel, reference and strategy of the hand-written test of a wrong kernel."""
+    import jax
+    import jax.numpy as jnp
+
+    from pytest_pallas.strategies import as_arguments
+
+    spec = specs()[name]
+
+    def taken_apart(drawn: Any) -> Any:
+        call = as_arguments(drawn)
+        return jax.tree.map(jnp.asarray, call.args), call.options, call.tuning
+
+    return spec.kernel, spec.reference, spec.inputs.map(taken_apart)
+
+
+def specs() -> dict[str, Any]:
+    """The specs of the wrong kernels, by name."""
+    sys.path.insert(0, str(BROKEN))
+    from pytest_pallas.suites import suite
+
+    return {spec.name: spec for spec in suite("wrong_kernels").specs()}
+
+
+def pytest_configure() -> None:
+    """As a plugin of our runs: note when the first test starts, and when an example first fails."""
+    from pytest_pallas.suites import questions
+
+    path, ask = Path(os.environ[SEEN]), questions.ask_about
+    seen: dict[str, Any] = {"examples": 0, "failed": False}
+    started = 0.0
+
+    def noting(*args: Any, **rest: Any) -> None:
+        nonlocal started
+        started = started or time.perf_counter()
+        try:
+            ask(*args, **rest)
+        except Exception:
+            if not seen["failed"]:
+                seen.update(failed=True, seconds=time.perf_counter() - started)
+                path.write_text(json.dumps(seen))
+            raise
+        finally:
+            seen["examples"] += 1
+            if not seen["failed"]:
+                seen["seconds"] = time.perf_counter() - started
+                path.write_text(json.dumps(seen))
+
+    questions.ask_about = noting
+
+
+def ours(folder: Path, *words: str, limit: float) -> Any:
+    """What the plugin saw in a run of pytest with these arguments."""
+    with tempfile.TemporaryDirectory() as name:
+        seen = Path(name) / "seen.json"
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "fuzz_throughput"]
+        environment = os.environ | {
+            SEEN: str(seen),
+            "PYTHONPATH": str(Path(__file__).parent),
+            "JAX_PLATFORMS": "cpu",
+        }
+        process = subprocess.Popen(
+            [*command, "-p", "no:cacheprovider", *words],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + limit + 30  # for imports and collection
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+            if seen.exists() and json.loads(seen.read_text() or "{}").get("failed"):
+                break  # the rest is shrinking
+        process.kill()
+        process.wait()
+        return json.loads(seen.read_text()) if seen.exists() else {"examples": 0, "failed": False}
+
+
+def theirs(how: str, name: str, backend: str, seconds: float) -> Any:
+    """What the hand-written test of a kernel found; one that hangs is ended."""
+    command = [sys.executable, __file__, how, name, backend, str(seconds)]
+    try:
+        done = subprocess.run(
+            command,
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=seconds + 60,
+        )
+    except subprocess.TimeoutExpired:
+        return {"examples": 0, "seconds": seconds, "failed": False}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def examples(seconds: float) -> None:
+    """Print examples a minute of correct kernels, both ways, and their ratio."""
+    print(
+        f"{'kernel':<18}{'backend':<16}{'by hand':>10}{'ours':>10}{'ratio':>8}   examples a minute"
+    )
+    for backend in BACKENDS:
+        for name, (module, _) in KERNELS.items():
+            by_hand = theirs("by-hand", name, backend, seconds)
+            found = ours(
+                ROOT,
+                f"--pallas-suite={module}",
+                f"--pallas-backend={backend}",
+                "--pallas-checks=forward",
+                f"--pallas-fuzz-time={seconds}",
+                f"--deselect={module.replace('.', '/')}.py::{name}_activation-forward[{backend}]",
+                limit=seconds,
+            )
+            rates = [60 * each["examples"] / each["seconds"] for each in (by_hand, found)]
+            print(
+                f"{name:<18}{backend:<16}{rates[0]:>10.0f}{rates[1]:>10.0f}"
+                f"{rates[1] / rates[0]:>8.1f}",
+                flush=True,
+            )
+
+
+def failures(seconds: float) -> None:
+    """Print when each wrong kernel first fails, both ways."""
+    print(
+        f"{'kernel':<32}{'backend':<16}{'by hand':>10}{'ours':>10}   seconds to the first failure"
+    )
+    for backend in BACKENDS:
+        found_by_hand = found_by_us = 0
+        for name, spec in specs().items():
+            module = "wrong_kernels." + Path(spec.file).stem
+            by_hand = theirs("by-spec", name, backend, seconds)
+            found = ours(
+                BROKEN,
+                f"--rootdir={BROKEN}",
+                f"--pallas-suite={module}",
+                f"--pallas-backend={backend}",
+                "--pallas-timeout=3",
+                "-k",
+                f"{name}-",
+                limit=seconds,
+            )
+            if found["failed"] and found["seconds"] > seconds:
+                found["failed"] = False
+            found_by_hand += by_hand["failed"]
+            found_by_us += found["failed"]
+            words = [f"{x['seconds']:.1f}" if x["failed"] else "-" for x in (by_hand, found)]
+            print(f"{name:<32}{backend:<16}{words[0]:>10}{words[1]:>10}", flush=True)
+        print(f"{'found':<32}{backend:<16}{found_by_hand:>10}{found_by_us:>10}", flush=True)
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    how, *rest = sys.argv[1:] or [""]
+    ways: dict[str, Callable[[str], Any]] = {"by-hand": drawn_by_hand, "by-spec": drawn_by_spec}
+    if how in ways:
+        name, backend, seconds = rest
+        print(json.dumps(hand_written(float(seconds), backend, *ways[how](name))))
+    elif how in ("examples", "failures"):
+        {"examples": examples, "failures": failures}[how](float(rest[0]) if rest else 30.0)
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main()

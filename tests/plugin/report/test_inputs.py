@@ -1,0 +1,90 @@
+"""What a run covered of the declared inputs: in the records, in a line, and in warnings."""
+
+from __future__ import annotations
+
+import pytest
+
+SPECS = """
+import pytest
+from kernels import *
+from hypothesis import strategies as st
+from pytest_pallas import KernelSpec, strategies as pst
+
+def scaled(x, y, scale=1.0):
+    return add(x, y)
+
+SPEC = KernelSpec(
+    name="scaled",
+    kernel=scaled,
+    reference=lambda x, y, scale=1.0: x + y,
+    inputs=pst.arguments(
+        pst.arrays("m n, m n", dtype="float32", dims={"m": 8, "n": [128, 256, 384]}),
+        options={"scale": st.sampled_from([1.0, 2.0, 3.0])},
+    ),
+    vmappable=False,
+)
+"""
+RUN = ("--pallas-suite=specs", "--pallas-backend=interpret")
+
+
+@pytest.fixture
+def suite(project):
+    """One spec with few choices."""
+    (project.path / "specs.py").write_text(SPECS)
+    return project
+
+
+def lines(result):
+    return [line for line in result.outlines if line.startswith(("inputs:", "never drawn:"))]
+
+
+def test_everything_is_drawn(suite):
+    """Three examples are enough for three sizes and three options."""
+    result = suite.run(*RUN, "--pallas-checks=forward", "--pallas-max-examples=3")
+    assert lines(result) == [
+        "inputs: 1 kernel, 3 shapes, 1 dtype, 2 value classes, 3 of 3 boundary kinds, "
+        "3 of 3 option values"
+    ]
+
+
+def test_what_is_never_drawn(suite):
+    result = suite.run(*RUN, "--pallas-checks=forward,determinism", "--pallas-max-examples=1")
+    summary, warning = lines(result)
+    assert summary.endswith("1 of 3 boundary kinds, 1 of 3 option values")
+    assert warning.startswith("never drawn: scaled: values ")
+    assert "; dim n " in warning
+    assert "; option scale " in warning
+    result.assert_outcomes(passed=2)
+
+
+def test_records(suite):
+    (record,) = suite.records(*RUN, "--pallas-checks=forward", "--pallas-max-examples=1")
+    inputs = record["inputs"]
+    assert inputs["signatures"] == len(inputs["shapes"]) == 1
+    assert inputs["tried"]["dim m"] == ["fixed"]
+    both = inputs["tried"]["dim n"] + inputs["never"]["dim n"]
+    assert sorted(both) == ["128", "256", "384"]
+
+
+def test_workers_run_checks_of_one_spec(suite):
+    """Each worker knows its own draws; the lines are those of a run in one process."""
+    run = (*RUN, "--pallas-checks=forward,determinism,jit", "--pallas-max-examples=2")
+    assert lines(suite.spawn(*run, "-n2")) == lines(suite.spawn(*run)) != []
+
+
+def test_calls_of_ones_own(project):
+    """Nothing is declared, so nothing is missed."""
+    project.write(
+        test_own="""
+        import numpy as np
+        import pytest
+        from kernels import *
+
+        @pytest.mark.parametrize("rows", [8, 16])
+        def test_add(pallas_check, rows):
+            x = np.ones((rows, 128), np.float32)
+            pallas_check(add, x, x, reference=reference)
+        """
+    )
+    result = project.run("--pallas-backend=interpret")
+    assert lines(result) == ["inputs: 1 kernel, 2 shapes, 1 dtype"]

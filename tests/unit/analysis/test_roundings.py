@@ -1,0 +1,96 @@
+"""Random roundings of a traced function."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pytest_pallas.analysis.roundings import Rounding, rounded
+
+X = np.random.default_rng(0).standard_normal((6, 8))
+
+
+def deviation(function, *args, narrow=0.0, wide=0.0):
+    """Root mean square of what roundings change, over 200 draws: of the shape of the output."""
+    with jax.enable_x64(True):
+        closed = jax.make_jaxpr(function)(*args)
+        exact = np.asarray(function(*map(jnp.asarray, args)))
+
+        @jax.jit
+        def evaluate(key):
+            keys = [key]
+
+            def error(shape):
+                keys[0], used = jax.random.split(keys[0])
+                return jax.random.normal(used, shape, jnp.float64)
+
+            return rounded(closed, [jnp.asarray(a) for a in args], Rounding(narrow, wide, error))
+
+        keys = jax.random.split(jax.random.key(0), 200)
+        (draws,) = jax.vmap(evaluate)(keys)
+    return np.sqrt(np.mean(np.square(np.asarray(draws) - exact), axis=0))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint], ids=["", "jit", "remat"])
+def test_an_operation_is_rounded_once(wrap):
+    found = deviation(wrap(lambda x: x * 3.0), X, wide=1e-6)
+    np.testing.assert_allclose(found, 3e-6 * np.abs(X), rtol=0.3)
+
+
+def test_functions_with_rules_of_their_own_are_entered():
+    found = deviation(lambda x: jax.nn.relu(x * 3.0), X, wide=1e-6)
+    np.testing.assert_allclose(found, 3e-6 * np.maximum(X, 0), rtol=0.3)
+
+
+def test_what_moves_or_chooses_is_exact():
+    def function(x):
+        return jnp.concatenate([jnp.maximum(-x.T, 0.5), x.T[::-1]])
+
+    assert not deviation(function, X, wide=1e-6, narrow=1e-3).any()
+
+
+def test_a_product_of_inputs_has_no_narrow_rounding():
+    assert not deviation(lambda x: x @ x.T, X, narrow=1e-3).any()
+    assert not deviation(lambda x: jnp.sum(x, 0), X, narrow=1e-3).any()
+
+
+def test_terms_that_were_computed_are_rounded():
+    found = deviation(lambda x: jnp.sum(jnp.exp(x), 1), X, narrow=1e-3)
+    np.testing.assert_allclose(found, 1e-3 * np.sqrt(np.exp(2 * X).sum(1)), rtol=0.3)
+
+
+def test_a_product_that_cancels_is_used_with_the_error_of_its_terms():
+    x, y = np.array([[1.0, 1.0]]), np.array([[100.0], [-100.0]])
+    found = deviation(lambda a, b: a.T.T @ b + 1.0, x, y, narrow=1e-3)
+    np.testing.assert_allclose(found, 1e-3 * np.sqrt(2) * 100, rtol=0.3)
+
+
+def test_a_sum_has_the_error_of_its_magnitude_and_order():
+    x = np.random.default_rng(1).standard_normal((1, 400))
+    found = deviation(lambda a: a.sum(1), x, wide=1e-6)
+    np.testing.assert_allclose(found, 1e-6 * 20 * np.abs(x).sum(), rtol=0.3)
+
+
+@pytest.mark.parametrize("product", [False, True])
+def test_equal_terms_are_rounded_alike(product):
+    x = np.full((1, 4000), 0.7)
+    function = (lambda a: a @ a.T) if product else (lambda a: a.sum(1))
+    found = deviation(function, x, wide=1e-6)
+    total = 4000 * (0.49 if product else 0.7)
+    np.testing.assert_allclose(found, 1e-6 * 0.29 * 4000 * total, rtol=0.3)
+
+
+def test_a_sequential_sum_of_equal_terms_is_off_by_a_sixteenth_of_an_ulp_each():
+    """The constant behind the last test."""
+    terms = np.abs(np.random.default_rng(2).standard_normal(2000)).astype(np.float32)
+    sums = np.array([np.cumsum(np.full(2048, t))[-1] for t in terms], float)
+    errors = (sums / (2048.0 * terms) - 1) / 2.0**-23
+    assert np.sqrt(np.mean(errors**2)) == pytest.approx(2048 / 16, rel=0.1)
+
+
+def test_loops_are_one_operation():
+    def function(x):
+        return jax.lax.fori_loop(0, 5, lambda _, y: y * 2.0, x)
+
+    found = deviation(function, X, wide=1e-6)
+    np.testing.assert_allclose(found, 32e-6 * np.abs(X), rtol=0.3)

@@ -1,0 +1,107 @@
+"""What calls covered of the inputs that were declared."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+from hypothesis import strategies as st
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.checks.inputs import inputs_of, to_json
+from pytest_pallas.strategies.once import draw_once
+from pytest_pallas.tally import Tally
+
+X, Y = np.ones((8, 128), np.float32), np.ones((), np.int32)
+
+
+def drawn_call(**sizes):
+    return draw_once(
+        pst.arguments(
+            pst.arrays("m", dtype=pst.floats(), **sizes), options={"causal": st.booleans()}
+        )
+    )
+
+
+def test_a_call_without_a_recipe():
+    inputs = inputs_of(pst.Arguments(({"x": X}, Y, 3), {"causal": True}))
+    assert inputs.shapes == "8x128 ()"
+    assert inputs.words == (("dtype", "float32, int32"),)
+    assert to_json([inputs]) == {
+        "shapes": ["8x128 ()"],
+        "signatures": 1,
+        "tried": {"dtype": ["float32, int32"]},
+        "never": {},
+    }
+
+
+def test_shapes_may_stand_for_arrays():
+    call = pst.Arguments((jax.ShapeDtypeStruct((4, 2), np.int8),))
+    assert to_json([inputs_of(call)])["shapes"] == ["4x2"]
+
+
+def test_a_call_without_arrays_has_no_shape():
+    plain = to_json([inputs_of(pst.Arguments((), {"rows": 3}))])
+    assert (plain["shapes"], plain["tried"]) == ([], {})
+
+
+def test_no_calls():
+    assert to_json([]) == {}
+
+
+def test_tried_and_never_drawn():
+    call = drawn_call(multiple_of=8)
+    plain = to_json([inputs_of(call)])
+    assert json.loads(json.dumps(plain)) == plain == {
+        "shapes": ["8"],
+        "signatures": 1,
+        "tried": {
+            "dtype": ["float32"],
+            "values": ["integers"],
+            "dim m": ["tile"],
+            "option causal": ["False"],
+        },
+        "never": {
+            "values": ["normal"],
+            "dtype": ["bfloat16"],
+            "dim m": ["2 tiles", "3 tiles"],
+            "option causal": ["True"],
+        },
+    }  # fmt: skip
+
+
+def test_what_one_strategy_declares_another_may_draw():
+    """As in ``one_of``: words are in the order in which they were declared."""
+    one, other = drawn_call(dims={"m": [3, 5]}), drawn_call(dims={"m": [5, 7]})
+    plain = to_json([inputs_of(other), inputs_of(one)])
+    assert plain["tried"]["dim m"] == ["5", "3"]
+    assert plain["never"]["dim m"] == ["7"]
+
+
+def test_a_drawn_tuple_as_an_argument():
+    drawn = pst.Drawn((X,), {"dtype": "float32", "values": "normal"})
+    assert to_json([inputs_of(pst.Arguments((drawn,)))])["tried"] == {
+        "dtype": ["float32"],
+        "values": ["normal"],
+    }
+
+
+def test_signatures_tell_options_and_dtypes_apart():
+    calls = [
+        pst.Arguments((X,)),
+        pst.Arguments((X + 1,)),
+        pst.Arguments((X,), {"causal": True}),
+        pst.Arguments((X,), {}, {"block": 8}),
+        pst.Arguments((X.astype(np.int32),)),
+    ]
+    plain = to_json([inputs_of(call) for call in calls])
+    assert (len(plain["shapes"]), plain["signatures"]) == (1, 4)
+
+
+def test_a_tally_forgets_what_was_withdrawn():
+    tally = Tally(kernel="k", check="c", backend="b")
+    tally.begin(pst.Arguments((X,)))
+    tally.begin(pst.Arguments((Y,)))
+    tally.withdraw()
+    assert tally.record(test="t", outcome="passed", seconds=0.0).inputs["shapes"] == ["8x128"]

@@ -1,0 +1,98 @@
+"""What rounding alone may do: it widens the default rule where the reference is as sensitive."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pytest_pallas.numerics import Noise, Tolerance, compare, compare_trees
+
+bf16 = np.dtype(ml_dtypes.bfloat16)
+EPS = 2.0**-23
+COUNT = 400
+
+
+def draws(deviations, *, seed=0):
+    """Sixteen errors of each element, normal with the given deviations in float32 ulps."""
+    generator = np.random.default_rng(seed)
+    return EPS * np.asarray(deviations) * generator.standard_normal((16, COUNT))
+
+
+def judge(errors, noise=None, **options):
+    """Compare ones that are off by ``errors`` float32 ulps with an exact baseline."""
+    oracle = np.ones(COUNT)
+    actual = (oracle + EPS * np.asarray(errors)).astype(np.float32)
+    asked = None if noise is None else lambda: noise
+    return compare(actual, oracle, oracle.astype(np.float32), noise=asked, **options)
+
+
+def one(error, at=0):
+    errors = np.zeros(COUNT)
+    errors[at] = error
+    return errors
+
+
+def test_noise_excuses_an_element_of_six_deviations():
+    quiet = draws(one(10.0))
+    noise = Noise(wide=quiet, narrow=quiet)
+    assert not judge(one(30)).passed
+    result = judge(one(30), noise)
+    assert result.passed
+    assert 30 < result.allowed < 90
+    assert not judge(one(100), noise).passed
+    assert not judge(one(30, at=1), noise).passed  # nothing is uncertain there
+
+
+def test_noise_excuses_many_errors_as_large_as_itself_and_no_larger():
+    noise = Noise(wide=draws(np.full(COUNT, 10.0)), narrow=draws(np.full(COUNT, 10.0)))
+    errors = 10 * np.random.default_rng(7).choice([-1, 1], COUNT)
+    assert not judge(errors).passed
+    assert judge(errors, noise).passed
+    result = judge(2 * errors, noise)
+    assert (result.passed, result.kind) == (False, "rms")
+    assert 10 < result.allowed < 13
+
+
+def test_a_stricter_factor_excuses_less():
+    noise = Noise(wide=draws(one(10.0)), narrow=draws(one(10.0)))
+    assert not judge(one(30), noise, tolerance=Tolerance(factor=0.5)).passed
+
+
+def test_narrow_noise_doubles_the_bound_of_an_element_at_most():
+    oracle = np.ones(COUNT)
+    baseline = oracle.astype(bf16)
+    wild = 2.0**16 * draws(np.full(COUNT, 100.0))
+    noise = Noise(wide=0 * wild, narrow=wild)
+
+    def passes(ulps, count=1):
+        actual = oracle.copy()
+        actual[:count] += ulps * 2.0**-7
+        return compare(actual.astype(bf16), oracle, baseline, noise=lambda: noise).passed
+
+    assert passes(4)
+    assert passes(8)
+    assert not passes(9)
+    assert not passes(2, count=COUNT)  # the root mean square has no more room
+
+
+def test_it_is_asked_only_where_an_output_would_fail():
+    asked = []
+
+    def noise(path):
+        asked.append(path)
+        return None
+
+    ones = np.ones(3, np.float32)
+    good, bad = [("a", ones), ("b", ones)], [("a", ones), ("b", 2 * ones)]
+    compare_trees(good, good, good, noise=noise)
+    compare_trees(bad, good, good, noise=noise, tolerance=Tolerance(rtol=1e-3))
+    compare_trees(bad, good, good, noise=noise, exact=True)
+    compare_trees([("a", ones), ("b", np.nan * ones)], good, good, noise=noise)
+    assert asked == []
+    assert [c.passed for c in compare_trees(bad, good, good, noise=noise)] == [True, False]
+    assert asked == ["b"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_noise_that_is_not_finite_excuses_nothing(value):
+    noise = Noise(wide=np.full((16, COUNT), value), narrow=np.full((16, COUNT), value))
+    assert not judge(one(30), noise).passed
