@@ -1,7 +1,7 @@
 """Command line and ini options: one table, one frozen ``Options``.
 
-Precedence: mark > command line > ini > profile > default. Marks are applied where a test is known, by
-``Options.replaced``.
+Precedence: mark > command line > ini > profile > default. Marks are applied where a test is
+known, by ``Options.replaced``.
 """
 
 from __future__ import annotations

@@ -44,6 +44,8 @@ class Session:
     tallies: dict[tuple[str, str, str], Any] = field(default_factory=dict[Any, Any])
     #: Drawn calls for compiling backends, by spec and count; see ``suites.ahead``.
     drawn: dict[Any, tuple[Any, ...]] = field(default_factory=dict[Any, Any])
+    #: Where the checks of a spec draw from; see ``suites.variety``.
+    sources: dict[Any, Any] = field(default_factory=dict[Any, Any])
     #: The running test.
     item: pytest.Item | None = None
     #: The generators of ``pallas_rng``, which start anew in each test.

@@ -133,8 +133,16 @@ class Writer:
             return f'np.zeros({array.shape}, "{array.dtype.name}")'
         short = array.size <= READABLE and "complex" not in array.dtype.name
         readable = _readable(array) if short else None
-        if readable is not None:
-            return readable
+        if readable is not None or array.size == 1:
+            return readable or self._text(array)
+        first = array.reshape(-1)[:1]
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if (data.reshape(array.size, -1) == first.view(np.uint8)).all():
+            return f"np.full({array.shape}, {self._array(first)})"
+        return self._text(array)
+
+    def _text(self, array: np.ndarray[Any, Any]) -> str:
+        """The array as its bytes."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if self.text_bytes + data.nbytes <= TEXT_BYTES:
             self.text_bytes += data.nbytes

@@ -66,12 +66,12 @@ class Drawn(tuple[Any, ...]):
 
     def __iter__(self) -> Iterator[Any]:
         if self.kin is not None:
-            self.kin.looked = True
+            self.kin.look()
         return super().__iter__()
 
     def __getitem__(self, index: Any) -> Any:
         if self.kin is not None:
-            self.kin.looked = True
+            self.kin.look()
         return super().__getitem__(index)
 
     def __repr__(self) -> str:
@@ -111,7 +111,7 @@ class Arguments:
 
     def __getattribute__(self, name: str) -> Any:
         if name == "args" and (kin := object.__getattribute__(self, "kin")) is not None:
-            kin.looked = True
+            kin.look()
         return object.__getattribute__(self, name)
 
     def __repr__(self) -> str:

@@ -24,12 +24,25 @@ class Kin:
 
     Attributes:
       make: gives the same arrays as the k-th sibling has them, for k from 1.
-      looked: whether anybody has looked at the values. Who did may have dropped some draws for
-        them (``filter``, ``assume``) or derived something, and the siblings would not fit.
+      looked: whether anybody looked at the values while it was drawn. Who did may have dropped
+        draws for them (``filter``, ``assume``) or derived something: siblings would not fit.
+      drawn: whether drawing is over.
     """
 
     make: Callable[[int], Drawn]
     looked: bool = False
+    drawn: bool = False
+
+    def look(self) -> None:
+        """Note that somebody looks at the values."""
+        self.looked = self.looked or not self.drawn
+
+
+def settle(drawn: Any) -> None:
+    """Note that drawing is over: from now on, anybody may look at the values."""
+    kin = getattr(drawn, "kin", None)
+    if isinstance(kin, Kin):
+        kin.drawn = True
 
 
 def siblings(drawn: Any) -> Iterator[Any]:

@@ -23,8 +23,8 @@ from hypothesis.errors import DidNotReproduce, InvalidArgument
 
 from pytest_pallas import compat
 from pytest_pallas.errors import OptionError
-from pytest_pallas.strategies.siblings import MOST, siblings
-from pytest_pallas.suites.variety import choose, pool_size, words_of
+from pytest_pallas.strategies.siblings import MOST, settle, siblings
+from pytest_pallas.suites.variety import Source, pool_size, words_of
 
 #: Seconds that shrinking may go on after the first failure: every new shape is compiled, so
 #: hypothesis' own limit of five minutes would be spent often.
@@ -45,7 +45,7 @@ class Fuzz:
 
     Attributes:
       ask: raises if the example fails.
-      strategy: draws the examples.
+      source: of the examples.
       key: names the question in hypothesis' example database: failures are kept and replayed
         first under it, on every backend.
       shrink: whether to look for a simpler failing example.
@@ -54,7 +54,7 @@ class Fuzz:
     """
 
     ask: Callable[[Any], None]
-    strategy: Any
+    source: Source
     key: str
     shrink: bool = True
     database: Any = None
@@ -94,6 +94,7 @@ class Asker:
           Exception: what ``ask`` raised for the first that fails.
         """
         __tracebackhide__ = True
+        settle(drawn)
         for call in islice(chain([drawn], siblings(drawn)), most):
             self.one(call)
 
@@ -141,14 +142,13 @@ def fuzz(
     if remember:
         _remembered(what, asker)
     count, each = effort(max_examples, draws)
-    choice = choose(what.strategy, seed=seed, examples=count)
+    choice = what.source.choose(seed, count)
     each = min(MOST, max(each, math.ceil(max_examples / max(1, len(choice.chosen)))))
     most = len(asker.passed) + max_examples
     for words, drawn in choice.chosen.items():
         try:
             asker.group(drawn, min(each, most - len(asker.passed)))
         except Exception as error:
-            del choice  # with every value that was drawn
             _shrunk(what, asker, words, seed=seed, draws=count, each=each)
             raise error from error.__cause__
         if asker.over or len(asker.passed) >= most:
@@ -243,7 +243,7 @@ def _test(
         __tracebackhide__ = True
         example(drawn)
 
-    test = hypothesis.given(drawn=what.strategy)(asks)
+    test = hypothesis.given(drawn=what.source.strategy)(asks)
     if seed is not None:
         test = hypothesis.seed(seed)(test)  # which sets the database to None, until settings follow
     test = hypothesis.settings(

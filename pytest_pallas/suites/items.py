@@ -264,13 +264,15 @@ class SpecItem(pytest.Item):
     def _fuzz(self, asked: Question) -> None:
         from pytest_pallas.suites.fuzzing import Fuzz, fuzz, replay
         from pytest_pallas.suites.questions import ask_about
+        from pytest_pallas.suites.variety import shared
 
         __tracebackhide__ = True
         options = asked.options
         session = current(self.config)
+        key = (self.spec.file, self.spec.name, *self.mesh.items())
         what = Fuzz(
             ask=functools.partial(ask_about, asked),
-            strategy=asked.strategy,
+            source=shared(session.sources, key, asked.strategy),
             key=f"{self.spec.name}/{self.check.name}",
             shrink=not self._expected,
             database=session.database_for(self.name),  # the same on every machine

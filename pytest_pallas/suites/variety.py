@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis
@@ -12,8 +13,10 @@ import jax
 import numpy as np
 from hypothesis import HealthCheck, Phase
 
+from pytest_pallas import compat
 from pytest_pallas.strategies.arguments import Arguments, Drawn
 from pytest_pallas.strategies.declared import NOTHING, aspects, keyword_word
+from pytest_pallas.strategies.siblings import settle
 
 
 def pool_size(examples: int) -> int:
@@ -35,6 +38,12 @@ _STARTS, _ROUNDS = 32, 8
 #: fewer share the compiled kernels of the others (but see ``_first``).
 BASE = 8
 
+#: Bytes of draws that a pool keeps; what is beyond is drawn again if it is chosen.
+MOST_BYTES = 2**27
+
+#: Specs whose draws are kept: items come spec by spec, but not always.
+SOURCES = 3
+
 Features = Mapping[tuple[str, str], float]
 
 
@@ -51,23 +60,90 @@ class Choice:
     chosen: Mapping[str, Any]
 
 
-def choose(strategy: Any, *, seed: int, examples: int) -> Choice:
-    """Draw ``pool_size(examples)`` times and choose ``examples`` that differ most.
+@dataclass(frozen=True)
+class Pool:
+    """What was drawn with one seed.
 
-    Greedily: the next is the one with most that no chosen one has. Then each is exchanged for
-    whatever has more beside the others, until nothing has: so that a handful of examples meets
-    every boundary of every dim. With a seed, hypothesis draws the same again.
-
-    Args:
-      strategy: draws the examples.
-      seed: seed of the draws.
-      examples: how many to choose.
+    Attributes:
+      features: of each draw.
+      values: the draws, of which large ones may be missing.
+      base: by number, so many examples that have most together.
     """
-    drawn: dict[str, Features] = {}
+
+    features: Mapping[str, Features]
+    values: Mapping[str, Any]
+    base: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
+
+
+@dataclass
+class Source:
+    """Chooses examples of one strategy, which checks and backends share: it is drawn from once."""
+
+    strategy: Any
+    pools: OrderedDict[tuple[int, int], Pool] = field(
+        default_factory=OrderedDict[tuple[int, int], Pool]
+    )
+
+    def choose(self, seed: int, examples: int) -> Choice:
+        """Draw ``pool_size(examples)`` times and choose ``examples`` that differ most.
+
+        Greedily: the next is the one with most that no chosen one has. Then each is exchanged for
+        whatever has more beside the others, until nothing has: so that a handful of examples meets
+        every boundary of every dim. With a seed, hypothesis draws the same again.
+        """
+        key = (seed, pool_size(examples))
+        pool = self.pools.pop(key, None) or _pool(self.strategy, *key)
+        self.pools[key] = pool
+        if len(self.pools) > 2:
+            self.pools.popitem(last=False)
+        count = min(max(examples, BASE), len(pool.features))
+        if count not in pool.base:
+            pool.base[count] = _most_varied(pool.features, count)
+        chosen = _first(pool.features, pool.base[count], examples)
+        values = dict(pool.values)
+        if not values.keys() >= set(chosen):
+            _draw(self.strategy, *key, lambda words, drawn: values.setdefault(words, drawn))
+        return Choice(frozenset(pool.features), {words: values[words] for words in chosen})
+
+
+def shared(sources: dict[Any, Source], key: Hashable, strategy: Any) -> Source:
+    """The source of a spec: the one that earlier checks of it used, of the last few specs."""
+    source = sources.pop(key, None) or Source(strategy)
+    sources[key] = source
+    while len(sources) > SOURCES:
+        del sources[next(iter(sources))]
+    return source
+
+
+def choose(strategy: Any, *, seed: int, examples: int) -> Choice:
+    """``Source.choose`` for whoever chooses once."""
+    return Source(strategy).choose(seed, examples)
+
+
+def _pool(strategy: Any, seed: int, size: int) -> Pool:
+    """Draw, and keep what is small: a pool may hold as much as all its draws."""
+    features: dict[str, Features] = {}
     values: dict[str, Any] = {}
+    kept = 0
+
+    def add(words: str, drawn: Any) -> None:
+        nonlocal kept
+        if words in features:
+            return
+        features[words] = dict(_features(drawn))
+        kept += sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(_args(drawn)))
+        if kept <= MOST_BYTES:
+            values[words] = drawn
+
+    _draw(strategy, seed, size, add)
+    return Pool(features, values)
+
+
+def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]) -> None:
+    """Draw ``size`` times."""
 
     @hypothesis.settings(
-        max_examples=pool_size(examples),
+        max_examples=size,
         database=None,
         deadline=None,
         phases=[Phase.generate],
@@ -76,13 +152,17 @@ def choose(strategy: Any, *, seed: int, examples: int) -> Choice:
     @hypothesis.seed(seed)
     @hypothesis.given(drawn=strategy)
     def collect(**example: Any) -> None:
-        words = words_of(example["drawn"])
-        drawn.setdefault(words, dict(_features(example["drawn"])))
-        values.setdefault(words, example["drawn"])
+        drawn = example["drawn"]
+        settle(drawn)
+        add(words_of(drawn), drawn)
 
-    collect()
-    chosen = _first(drawn, _most_varied(drawn, min(max(examples, BASE), len(drawn))), examples)
-    return Choice(frozenset(drawn), {words: values[words] for words in chosen})
+    with compat.without_module_constants():
+        collect()
+
+
+def _args(drawn: Any) -> Any:
+    """The positional arguments of what was drawn, as a pytree."""
+    return tuple(drawn) if isinstance(drawn, Drawn) else getattr(drawn, "args", drawn)
 
 
 def _first(drawn: Mapping[str, Features], base: Sequence[str], examples: int) -> list[str]:
@@ -159,7 +239,7 @@ def words_of(call: Any) -> str:
     if "seed" in getattr(call, "recipe", ()):
         return repr(call)
     number = 0
-    for leaf in jax.tree.leaves(getattr(call, "args", call)):
+    for leaf in jax.tree.leaves(_args(call)):
         if isinstance(leaf, (np.ndarray, jax.Array)) and not _is_key(leaf):
             number = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), number)
     return f"{call!r} {number:08x}"

@@ -61,8 +61,15 @@ def test_tiny_arrays_can_be_read():
     assert literals.Writer().write(np.array([[1, 2]], np.int32)) == 'np.array([[1, 2]], "int32")'
 
 
+@pytest.mark.parametrize("value", [1.0, -0.0, math.nan])
+def test_constant_arrays_can_be_read(value):
+    array = np.full((64, 128), value, ml_dtypes.bfloat16)
+    assert again(array).tobytes() == array.tobytes()
+    assert len(literals.Writer().write(array)) < 100
+
+
 def test_large_arrays_go_to_a_file(tmp_path, monkeypatch):
-    array = np.random.default_rng(0).normal(size=(64, 64)).astype(ml_dtypes.bfloat16)
+    array = np.random.default_rng(0).normal(size=(128, 64)).astype(ml_dtypes.bfloat16)
     writer = literals.Writer()
     text = writer.write(array)
     assert len(text) < 100

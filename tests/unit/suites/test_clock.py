@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from pytest_pallas.suites import variety
 from pytest_pallas.suites.clock import Clock
 from pytest_pallas.suites.fuzzing import Fuzz
 from pytest_pallas.suites.rounds import fuzz_for
@@ -44,11 +45,9 @@ def test_an_item_that_does_not_fuzz_takes_nothing():
 
 def fuzz_seconds(strategy, seconds, ask=lambda _: None):
     pulses = []
-    what = Fuzz(ask=ask, strategy=strategy, key="clock")
+    what = Fuzz(ask=ask, source=variety.Source(strategy), key="clock")
     started = time.monotonic()
-    fuzz_for(
-        what, seconds, seed=0, max_examples=4, pulse=lambda: pulses.append(len(what.passed))
-    )
+    fuzz_for(what, seconds, seed=0, max_examples=4, pulse=lambda: pulses.append(len(what.passed)))
     return what, pulses, time.monotonic() - started
 
 

@@ -19,7 +19,7 @@ CALLS = pst.arguments(
 
 
 def run(ask, *, strategy=CALLS, examples=4, seed=0, **rest):
-    what = fuzzing.Fuzz(ask=ask, strategy=strategy, key="unit", **rest)
+    what = fuzzing.Fuzz(ask=ask, source=variety.Source(strategy), key="unit", **rest)
     fuzzing.fuzz(what, seed=seed, max_examples=examples)
 
 
@@ -77,7 +77,7 @@ def test_a_failure_is_shrunk_and_has_a_blob():
         ask(call)
 
     with pytest.raises(AssertionError):
-        fuzzing.replay(fuzzing.Fuzz(ask=ask_again, strategy=CALLS, key="unit"), blob)
+        fuzzing.replay(fuzzing.Fuzz(ask=ask_again, source=variety.Source(CALLS), key="unit"), blob)
     assert {call.args[0].shape for call in again} == {(9, 1)}
 
 
@@ -174,7 +174,8 @@ def test_a_failure_that_only_a_sibling_has_is_shrunk_and_replayed():
     assert "k=1, n=1" in str(caught.value)
     with pytest.raises(ValueError, match=re.escape(str(caught.value))):
         fuzzing.replay(
-            fuzzing.Fuzz(ask=ask, strategy=CALLS, key="unit"), fuzzing.blob_of(caught.value)
+            fuzzing.Fuzz(ask=ask, source=variety.Source(CALLS), key="unit"),
+            fuzzing.blob_of(caught.value),
         )
 
 

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.strategies.declared import aspects
+from pytest_pallas.strategies.siblings import siblings
+from pytest_pallas.suites import variety
 from pytest_pallas.suites.variety import BASE, choose, words_of
 
 CALL = pst.arguments(
@@ -23,7 +25,7 @@ def tried(calls):
 def test_a_few_examples_meet_all_that_is_declared():
     """Each dim has eight kinds of boundary: every example has to bring a new one of each dim.
 
-    For another version of hypothesis one seed may miss one; independent draws miss six to eight a seed.
+    For another version of hypothesis one seed may miss one; independent draws miss six to eight.
     """
     missed = 0
     for seed in range(4):
@@ -61,3 +63,33 @@ def test_the_choice_is_always_the_same():
 
 def test_no_more_examples_than_there_are():
     assert len(choose(st.tuples(st.booleans()), seed=0, examples=6).chosen) == 2
+
+
+def test_a_source_is_drawn_from_once_and_keeps_its_siblings():
+    draws = []
+    strategy = pst.arrays("m k", around=8, dtype="float32").map(lambda x: draws.append(1) or x)
+    source = variety.Source(strategy)
+    first = source.choose(0, 8)
+    count = len(draws)
+    for drawn in first.chosen.values():
+        assert all(array.size for array in drawn)  # as a check looks at it
+    again = source.choose(0, 4)
+    assert len(draws) == count
+    assert set(again.chosen) <= set(first.everything)
+    assert all(list(siblings(drawn)) for drawn in again.chosen.values())
+
+
+def test_large_draws_are_not_kept(monkeypatch):
+    monkeypatch.setattr(variety, "MOST_BYTES", 0)
+    source = variety.Source(pst.arrays("m k", around=8, dtype="float32"))
+    choice = source.choose(0, 4)
+    assert not source.pools[0, variety.pool_size(4)].values
+    assert all(variety.words_of(drawn) == words for words, drawn in choice.chosen.items())
+
+
+def test_sources_of_the_last_specs_are_kept():
+    sources = {}
+    made = [variety.shared(sources, key, pst.arrays("m")) for key in range(4)]
+    assert list(sources) == [1, 2, 3]
+    assert variety.shared(sources, 2, None) is made[2]
+    assert list(sources) == [1, 3, 2]
