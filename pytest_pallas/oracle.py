@@ -7,7 +7,8 @@ import functools
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,8 +37,9 @@ class Expected:
       depth: the largest dim of any input: no sum in the kernel has more terms than a few times
         that, which bounds what another order of summation can change.
       sensitivity: by path, how much the oracle changes with its inputs; see ``_sensitivity``.
+        Evaluated when it is first looked at, like ``noise``: most outputs pass without.
       noise: for a path, what rounding alone does to that output, or None if that cannot be said.
-        Evaluated when it is first asked for; see ``_noise``.
+        See ``_noise``.
     """
 
     oracle: Leaves
@@ -45,6 +47,23 @@ class Expected:
     depth: int
     sensitivity: Mapping[str, float]
     noise: Callable[[str], Noise | None] = lambda _: None
+
+
+class Later(Mapping[str, float]):
+    """A mapping that is made when somebody looks at it."""
+
+    def __init__(self, make: Callable[[], Mapping[str, float]]) -> None:
+        """What ``make`` gives, which is called once."""
+        self._made = functools.cache(make)
+
+    def __getitem__(self, path: str) -> float:
+        return self._made()[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made())
+
+    def __len__(self) -> int:
+        return len(self._made())
 
 
 #: How often the reference is evaluated with random roundings.
@@ -63,10 +82,16 @@ PERTURBATIONS = 4
 
 @dataclass
 class ExpectedCache:
-    """The expectations of the last calls: checks and backends share examples."""
+    """The expectations of the last calls: checks and backends share examples.
+
+    Attributes:
+      most: how many are kept.
+    """
 
     most: int = 128
-    _kept: OrderedDict[Hashable, Expected] = field(default_factory=OrderedDict[Hashable, Expected])
+    _kept: OrderedDict[Hashable, Expected | Future[Expected]] = field(
+        default_factory=OrderedDict[Hashable, "Expected | Future[Expected]"]
+    )
 
     def get(
         self,
@@ -77,14 +102,46 @@ class ExpectedCache:
         nan_ok: bool = False,
     ) -> Expected:
         """``expected`` for these arguments, evaluated once."""
-        key = (identity(reference), _digest((args, dict(options))), nan_ok)
+        key = _key(reference, args, options, nan_ok)
         found = self._kept.pop(key, None)
+        if isinstance(found, Future):
+            found = found.result()
         if found is None:
             found = expected(reference, args, options, nan_ok=nan_ok)
-        self._kept[key] = found
-        if len(self._kept) > self.most:
-            self._kept.popitem(last=False)
+        self._keep(key, found)
         return found
+
+    def begin(
+        self,
+        reference: Callable[..., Any],
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+        *,
+        nan_ok: bool = False,
+    ) -> None:
+        """Evaluate in another thread what ``get`` will be asked for, while the kernel compiles.
+
+        Contexts of the calling thread, such as ``jax.default_matmul_precision``, do not hold there.
+        """
+        key = _key(reference, args, options, nan_ok)
+        if key not in self._kept:
+            task = self._thread.submit(expected, reference, args, options, nan_ok=nan_ok)
+            self._keep(key, task)
+
+    def _keep(self, key: Hashable, found: Expected | Future[Expected]) -> None:
+        self._kept[key] = found
+        while len(self._kept) > self.most:
+            self._kept.popitem(last=False)
+
+    @functools.cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(max_workers=1, thread_name_prefix="pallas-oracle")
+
+
+def _key(
+    reference: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any], nan_ok: bool
+) -> Hashable:
+    return identity(reference), _digest((args, dict(options))), nan_ok
 
 
 def expected(
@@ -111,7 +168,6 @@ def expected(
     with _in_float64():
         widened = jax.tree.map(_widened, args)
         oracle = _evaluate(reference, widened, options, "as the float64 oracle")
-        sensitivity = _sensitivity(reference, widened, options, oracle)
     if not nan_ok and all(_finite(array) for array in arrays):
         for path, array in oracle:
             count = int(np.isnan(array).sum()) if is_float(array.dtype) else 0
@@ -130,7 +186,13 @@ def expected(
         with _in_float64():
             return _noise(call, oracle, baseline)
 
-    return Expected(oracle, baseline, max(depth, 1), sensitivity, lambda path: noise().get(path))
+    def sensitivity() -> Mapping[str, float]:
+        with _in_float64():
+            return _sensitivity(reference, widened, options, oracle)
+
+    return Expected(
+        oracle, baseline, max(depth, 1), Later(sensitivity), lambda path: noise().get(path)
+    )
 
 
 @contextlib.contextmanager

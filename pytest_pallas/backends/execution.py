@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections.abc import Callable
@@ -30,7 +31,7 @@ def trace(call: Call, static: Static, arrays: list[Any]) -> tuple[KernelCall, ..
     """
     if not call.jit:
         return ()
-    kernels = tuple(kernel_calls(jitted().trace(static, arrays).jaxpr))
+    kernels = _kernels(jitted().trace(static, arrays).jaxpr)
     if not kernels and call.needs_kernel:
         name = getattr(call.function, "__name__", repr(call.function))
         raise NoPallasCallError(
@@ -39,6 +40,12 @@ def trace(call: Call, static: Static, arrays: list[Any]) -> tuple[KernelCall, ..
             "does not fall back to jnp."
         )
     return kernels
+
+
+@functools.lru_cache(maxsize=256)
+def _kernels(jaxpr: Any) -> tuple[KernelCall, ...]:
+    """The kernels of a jaxpr, which JAX gives again for the next values of a shape."""
+    return tuple(kernel_calls(jaxpr))
 
 
 def execute(

@@ -47,7 +47,7 @@ class Interpreter:
         on several devices: others are sequential, and the detector costs about 40 % of the time.
         """
         from pytest_pallas.backends import execution
-        from pytest_pallas.backends.tracing import split
+        from pytest_pallas.backends.tracing import jitted, split
 
         kernels: tuple[Any, ...] = ()
         detect = self.detects_races and call.races
@@ -63,6 +63,7 @@ class Interpreter:
             outcome = execution.execute(
                 call,
                 lambda: self.context(races=races, fill=call.fill),
+                runner=jitted(quick=True) if call.jit else None,
                 kernels=kernels,
                 notes=("races: on",) if races else (),
             )

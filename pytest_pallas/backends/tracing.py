@@ -123,7 +123,7 @@ def apply(static: Static, arrays: list[Any]) -> Any:
 
 
 @functools.cache
-def jitted(*, literal: bool = False) -> Any:
+def jitted(*, literal: bool = False, quick: bool = False) -> Any:
     """``apply`` under ``jax.jit``: one cache for every call of the process.
 
     The forced interpreter, the abstract device and x64 are part of jit's own key.
@@ -131,9 +131,15 @@ def jitted(*, literal: bool = False) -> Any:
     Args:
       literal: round every value to the dtype that the program gives it, as op by op. XLA may
         otherwise keep bfloat16 values of a fusion in float32.
+      quick: compile in as little time as possible. Interpreted kernels are compiled more often
+        than they are run.
     """
-    options = {"xla_allow_excess_precision": False} if literal else None
-    return jax.jit(apply, static_argnums=0, compiler_options=options)
+    options: dict[str, Any] = {}
+    if literal:
+        options["xla_allow_excess_precision"] = False
+    if quick:
+        options["xla_backend_optimization_level"] = 0
+    return jax.jit(apply, static_argnums=0, compiler_options=options or None)
 
 
 def identity(value: Any) -> Hashable:

@@ -23,6 +23,10 @@ def _from(module: str) -> Callable[[Trial], Finding]:
     return run
 
 
+def _anticipate(trial: Trial) -> None:
+    pkgutil.resolve_name(f"{__name__}.trial:anticipate")(trial)
+
+
 def _program(module: str) -> Callable[[Trial], Program]:
     """The function ``program`` of a module of this package, imported when it is called."""
 
@@ -99,6 +103,7 @@ CHECKS: tuple[Check, ...] = (
         name="forward",
         asks="is the answer as close to the oracle as the jnp baseline's?",
         run=_from("forward"),
+        prepare=_anticipate,
         program=_program("forward"),
         needs=_nothing,
     ),

@@ -37,6 +37,7 @@ class Check:
       share: the share of ``--pallas-max-examples`` that it draws, because it costs more a piece.
       program: the call that a compiling backend compiles in place of ``run``; None if there is
         nothing to compile that another check does not compile.
+      prepare: begins, in another thread, with what ``run`` will need for an example to come.
       on: why it cannot be asked on a backend, or None if it can.
       against: why it cannot be asked of a spec, given the other backends that it can be compared
         with, or None if it can.
@@ -51,6 +52,7 @@ class Check:
     needs: Callable[[KernelSpec], str | None]
     share: float = 1.0
     program: Callable[[Trial], Program] | None = None
+    prepare: Callable[[Trial], None] | None = None
     on: Callable[[Backend], str | None] = _anywhere
     against: Callable[[KernelSpec, Sequence[Backend]], str | None] = _alone
     conclude: Callable[[Sequence[Any]], str | None] | None = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pytest_pallas.checks.check import Program
-from pytest_pallas.checks.trial import Finding, Trial, exactly, expect, judge, run
+from pytest_pallas.checks.trial import Finding, Trial, anticipate, exactly, expect, judge, run
 
 
 def forward(trial: Trial) -> Finding:
     """Run the kernel once and judge every output."""
-    expected = expect(trial)
+    anticipate(trial)
     outcome = run(trial, trial.kernel, trial.arguments.args)
+    expected = expect(trial)
     comparisons = judge(trial, outcome.values, expected, exact=exactly(trial))
     return Finding(
         comparisons=comparisons, outcome=outcome, seconds=outcome.seconds, notes=outcome.notes

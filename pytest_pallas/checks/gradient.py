@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,10 +13,10 @@ import numpy as np
 
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.checks.check import Program
-from pytest_pallas.checks.trial import Finding, Trial, judge, run
+from pytest_pallas.checks.trial import Finding, Trial, anticipate, expect, judge, run
 from pytest_pallas.errors import SpecError
 from pytest_pallas.numerics import is_float
-from pytest_pallas.oracle import expected
+from pytest_pallas.strategies.arguments import Arguments
 
 
 @dataclass(frozen=True)
@@ -59,19 +59,22 @@ def gradient(trial: Trial) -> Finding:
     by = _positions(trial)
     outputs = run(trial, trial.kernel, trial.arguments.args)
     cotangents = jax.tree.map(_cotangent(trial), outputs.values)
-    wanted = expected(
-        Vjp(trial.reference, by),
-        (cotangents, *trial.arguments.args),
-        trial.arguments.options,
-        nan_ok=trial.nan_ok,
-    )
-    outcome = run(trial, Vjp(trial.kernel, by), (cotangents, *trial.arguments.args))
+    args = (cotangents, *trial.arguments.args)
+    pulled = replace(trial, reference=Vjp(trial.reference, by), arguments=_with(trial, args))
+    anticipate(pulled)
+    outcome = run(trial, Vjp(trial.kernel, by), args)
+    wanted = expect(pulled)
     return Finding(
         comparisons=judge(trial, outcome.values, wanted),
         seconds=outputs.seconds + outcome.seconds,
         cotangents=cotangents,
         subject=f"gradient by arguments {by}",
     )
+
+
+def _with(trial: Trial, args: tuple[Any, ...]) -> Arguments:
+    """The trial's call with other arguments."""
+    return replace(trial.arguments, args=args)
 
 
 def program(trial: Trial) -> Program:

@@ -63,6 +63,7 @@ class Trial:
       timeout: see ``Call``.
       races: see ``Call``.
       cache: where expectations are kept.
+      anticipated: whether the reference may be evaluated in another thread while the kernel runs.
       dump: see ``Call``.
       typical: whether the spec names this call as typical, rather than drawing it.
       costs: what the code of kernels may cost on compiling backends; None if nobody asks.
@@ -86,6 +87,7 @@ class Trial:
     timeout: float = 60.0
     races: bool = True
     cache: ExpectedCache = field(default_factory=ExpectedCache)
+    anticipated: bool = False
     dump: str | None = None
     typical: bool = False
     costs: Costs | None = None
@@ -203,6 +205,13 @@ def expect(trial: Trial) -> Expected:
     return trial.cache.get(
         trial.reference, trial.arguments.args, trial.arguments.options, nan_ok=trial.nan_ok
     )
+
+
+def anticipate(trial: Trial) -> None:
+    """Begin with what ``expect`` will be asked for, where that may be done in another thread."""
+    if trial.anticipated and trial.reference is not None:
+        arguments = trial.arguments
+        trial.cache.begin(trial.reference, arguments.args, arguments.options, nan_ok=trial.nan_ok)
 
 
 def exactly(trial: Trial) -> bool:

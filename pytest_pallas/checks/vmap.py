@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from pytest_pallas.checks.check import Program
 from pytest_pallas.checks.trial import Finding, Trial, expect, judge, run
 from pytest_pallas.numerics import Comparison, Noise, is_float
-from pytest_pallas.oracle import Expected, Leaves
+from pytest_pallas.oracle import Expected, Later, Leaves
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,11 @@ def _stacked(first: Expected, second: Expected) -> Expected:
     def stack(one: Leaves, two: Leaves) -> Leaves:
         return [(path, np.stack([a, b])) for (path, a), (_, b) in zip(one, two, strict=True)]
 
-    sensitivity = {
-        path: max(value, second.sensitivity.get(path, 0.0))
-        for path, value in first.sensitivity.items()
-    }
+    def sensitivity() -> Mapping[str, float]:
+        return {
+            path: max(value, second.sensitivity.get(path, 0.0))
+            for path, value in first.sensitivity.items()
+        }
 
     def noise(path: str) -> Noise | None:
         one, two = first.noise(path), second.noise(path)
@@ -112,7 +113,7 @@ def _stacked(first: Expected, second: Expected) -> Expected:
         stack(first.oracle, second.oracle),
         stack(first.baseline, second.baseline),
         first.depth,
-        sensitivity,
+        Later(sensitivity),
         noise,
     )
 

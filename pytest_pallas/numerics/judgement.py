@@ -26,7 +26,7 @@ def compare(
     tolerance: Tolerance = _DEFAULT,
     exact: bool = False,
     depth: int = 1,
-    sensitivity: float = 0.0,
+    sensitivity: float | Callable[[], float] = 0.0,
     noise: Callable[[], Noise | None] | None = None,
     where: str = "",
     check_dtype: bool = True,
@@ -50,7 +50,8 @@ def compare(
       sensitivity: how much the output changes with its inputs, absolute per relative change: the
         size of the terms behind an output that nearly cancels. What another order of summation
         may cost is relative to it where it is larger than the output's own scale, and so is what
-        rounding the inputs once more may.
+        rounding the inputs once more may. A function is asked only where the output would fail
+        without it.
       noise: measures what rounding alone does to the reference, or says that it cannot. It is asked
         only where the output would fail without it, because it takes a while.
       where: which output this is, for messages.
@@ -71,10 +72,31 @@ def compare(
     elif exact:
         verdict = judge_exact(sides)
     else:
-        verdict = judge_floats(sides, tolerance, depth, sensitivity)
-        if noise is not None and _inaccurate(sides, verdict, tolerance):
-            verdict = judge_floats(sides, tolerance, depth, sensitivity, noise())
+        verdict = _judge(sides, tolerance, depth, sensitivity, noise)
     return _conclude(sides, verdict, 0.0 if exact else tolerance.fraction, where, block_shape)
+
+
+def _judge(
+    sides: Sides,
+    tolerance: Tolerance,
+    depth: int,
+    sensitivity: float | Callable[[], float],
+    noise: Callable[[], Noise | None] | None,
+) -> Verdict:
+    """Judge floats, and ask for what may excuse their errors only where something must."""
+    relative = 0.0 if callable(sensitivity) else sensitivity
+    verdict = judge_floats(sides, tolerance, depth, relative)
+    if callable(sensitivity) and not tolerance.explicit and _refused(sides, verdict, tolerance):
+        relative = sensitivity()
+        verdict = judge_floats(sides, tolerance, depth, relative)
+    if noise is not None and _inaccurate(sides, verdict, tolerance):
+        verdict = judge_floats(sides, tolerance, depth, relative, noise())
+    return verdict
+
+
+def _refused(sides: Sides, verdict: Verdict, tolerance: Tolerance) -> bool:
+    """Whether a verdict is that the output is wrong, for whatever reason."""
+    return verdict.misclassed is not None or _inaccurate(sides, verdict, tolerance)
 
 
 def _inaccurate(sides: Sides, verdict: Verdict, tolerance: Tolerance) -> bool:

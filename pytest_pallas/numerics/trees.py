@@ -67,7 +67,7 @@ def compare_trees(
             tolerance=tolerance,
             exact=exact,
             depth=depth,
-            sensitivity=sensitivity.get(path, 0.0),
+            sensitivity=functools.partial(_at, sensitivity, path),
             noise=functools.partial(noise, path),
             where=path,
             check_dtype=check_dtype,
@@ -79,3 +79,7 @@ def compare_trees(
 def _names(paths: Iterable[str]) -> str:
     """Paths in one line, in their order."""
     return ", ".join(paths) or "none"
+
+
+def _at(sensitivity: Mapping[str, float], path: str) -> float:
+    return sensitivity.get(path, 0.0)

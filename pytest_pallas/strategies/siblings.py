@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_pallas.strategies.arguments import Drawn
 
 #: The most siblings of a draw, itself included.
-MOST = 8
+MOST = 16
 
 
 @dataclass

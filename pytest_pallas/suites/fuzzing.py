@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -24,17 +25,27 @@ from hypothesis.errors import DidNotReproduce, InvalidArgument
 from pytest_pallas import compat
 from pytest_pallas.errors import OptionError
 from pytest_pallas.strategies.siblings import MOST, settle, siblings
-from pytest_pallas.suites.variety import Source, pool_size, words_of
+from pytest_pallas.suites.variety import Choice, Source, pool_size, words_of
 
 #: Seconds that shrinking may go on after the first failure: every new shape is compiled, so
 #: hypothesis' own limit of five minutes would be spent often.
 SHRINK_SECONDS = 20.0
 
-#: Up to this many examples, each is another draw; of more, some are siblings.
-DRAWS = 8
+#: Up to this many examples, each is another draw; of more, some are siblings: up to ``EACH`` of a
+#: draw, itself included.
+DRAWS, EACH = 8, 8
 
 #: Up to this many examples of earlier runs that pass by now are asked about, until one fails.
 REMEMBERED = 10
+
+#: Draws of a round of fuzzing for a time.
+ROUND = 32
+
+#: A third of the time goes to new shapes, or more where siblings are soon done.
+CHEAP = 2.0
+
+#: How many calls are prepared before they are asked about.
+AHEAD = 4
 
 _BLOB = re.compile(r"reproduce_failure\('([^']*)', b'([^']*)'\)")
 
@@ -50,6 +61,7 @@ class Fuzz:
         first under it, on every backend.
       shrink: whether to look for a simpler failing example.
       database: hypothesis' database of failing examples, or None to keep none.
+      prepare: told of an example a little before it is asked about.
       passed: calls that passed so far, by their words: they are not asked about again.
     """
 
@@ -58,6 +70,7 @@ class Fuzz:
     key: str
     shrink: bool = True
     database: Any = None
+    prepare: Callable[[Any], None] = lambda _: None
     passed: set[str] = field(default_factory=set[str])
 
 
@@ -120,7 +133,6 @@ def fuzz(
     *,
     seed: int,
     max_examples: int,
-    draws: int = DRAWS,
     until: float | None = None,
     remember: bool = True,
 ) -> None:
@@ -130,7 +142,6 @@ def fuzz(
       what: the question.
       seed: seed of the draws.
       max_examples: how many examples to ask about.
-      draws: see ``effort``.
       until: when to stop, by ``time.monotonic``; None for never.
       remember: whether to begin with what failed in earlier runs.
 
@@ -141,18 +152,96 @@ def fuzz(
     asker = Asker(what.ask, what.passed, until=until)
     if remember:
         _remembered(what, asker)
-    count, each = effort(max_examples, draws)
+    count, each = effort(max_examples)
     choice = what.source.choose(seed, count)
     each = min(MOST, max(each, math.ceil(max_examples / max(1, len(choice.chosen)))))
-    most = len(asker.passed) + max_examples
+    _explore(what, asker, islice(_calls(choice, each), max_examples), seed=seed, draws=count)
+
+
+def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
+    """Ask about ``ROUND`` draws until a time, each with siblings as long as they are cheap.
+
+    That is as long as they took no more than ``CHEAP`` times what the draw itself took, which was
+    compiled.
+
+    Args:
+      what: the question.
+      seed: seed of the draws.
+      until: when to stop, by ``time.monotonic``.
+
+    Raises:
+      Exception: as ``fuzz``.
+    """
+    __tracebackhide__ = True
+    asker = Asker(what.ask, what.passed, until=until)
+    choice = what.source.choose(seed, ROUND)
+    _explore(what, asker, _calls(choice, MOST), seed=seed, draws=ROUND, balanced=True)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A call to ask about.
+
+    Attributes:
+      call: the call.
+      words: of the draw that it is or is a sibling of.
+      number: of the sibling, from 1; the draw itself has 0.
+    """
+
+    call: Any
+    words: str
+    number: int
+
+
+def _calls(choice: Choice, each: int) -> Iterator[_Planned]:
+    """The chosen draws, ``each`` with its siblings."""
     for words, drawn in choice.chosen.items():
+        for number, call in enumerate(islice(chain([drawn], siblings(drawn)), each)):
+            yield _Planned(call, words, number)
+
+
+def _explore(
+    what: Fuzz,
+    asker: Asker,
+    calls: Iterable[_Planned],
+    *,
+    seed: int,
+    draws: int,
+    balanced: bool = False,
+) -> None:
+    """Ask about calls, and shrink the first that fails; if ``balanced``, as in ``fuzz_until``."""
+    __tracebackhide__ = True
+    first = spent = 0.0
+    for planned in _announced(calls, what, asker):
+        if not planned.number:
+            first, spent = math.inf, 0.0
+        if balanced and spent > CHEAP * first:
+            continue
+        started = time.monotonic()
         try:
-            asker.group(drawn, min(each, most - len(asker.passed)))
+            asker.one(planned.call)
         except Exception as error:
-            _shrunk(what, asker, words, seed=seed, draws=count, each=each)
+            most = max(EACH, planned.number + 1)
+            _shrunk(what, asker, planned.words, seed=seed, draws=draws, each=most)
             raise error from error.__cause__
-        if asker.over or len(asker.passed) >= most:
+        if asker.over:
             return
+        if planned.number:
+            spent += time.monotonic() - started
+        else:
+            first = time.monotonic() - started
+
+
+def _announced(calls: Iterable[_Planned], what: Fuzz, asker: Asker) -> Iterator[_Planned]:
+    """The calls, each prepared while the ones before it are asked about."""
+    waiting: deque[_Planned] = deque()
+    for planned in calls:
+        if words_of(planned.call) not in asker.passed:
+            what.prepare(planned.call)
+            waiting.append(planned)
+        if len(waiting) > AHEAD:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def replay(what: Fuzz, blob: str) -> None:
@@ -187,13 +276,13 @@ def blob_of(error: BaseException) -> str:
     return ""
 
 
-def effort(examples: int, draws: int = DRAWS) -> tuple[int, int]:
-    """How many draws to make for so many examples, and how many of each draw's siblings to ask.
+def effort(examples: int) -> tuple[int, int]:
+    """How many draws to make for so many examples, and how many calls of each to ask about.
 
-    Up to ``draws`` examples each is a draw. Beyond, draws and siblings grow alike, as the square
-    root, until a draw has all its siblings.
+    Up to ``DRAWS`` examples each is a draw. Beyond, draws and siblings grow alike, as the square
+    root, until each draw has ``EACH`` calls.
     """
-    each = min(MOST, max(1, round(math.sqrt(examples / draws))))
+    each = min(EACH, max(1, round(math.sqrt(examples / DRAWS))))
     return math.ceil(examples / each), each
 
 

@@ -263,7 +263,7 @@ class SpecItem(pytest.Item):
 
     def _fuzz(self, asked: Question) -> None:
         from pytest_pallas.suites.fuzzing import Fuzz, fuzz, replay
-        from pytest_pallas.suites.questions import ask_about
+        from pytest_pallas.suites.questions import ask_about, prepare
         from pytest_pallas.suites.variety import shared
 
         __tracebackhide__ = True
@@ -272,6 +272,7 @@ class SpecItem(pytest.Item):
         key = (self.spec.file, self.spec.name, *self.mesh.items())
         what = Fuzz(
             ask=functools.partial(ask_about, asked),
+            prepare=functools.partial(prepare, asked),
             source=shared(session.sources, key, asked.strategy),
             key=f"{self.spec.name}/{self.check.name}",
             shrink=not self._expected,

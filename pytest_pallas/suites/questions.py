@@ -85,6 +85,7 @@ def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
         timeout=options.timeout,
         races="races" in choose(options.sanitize, SANITIZERS, "sanitize"),
         cache=session.cache,
+        anticipated=True,
         dump=session.dump_folder(item.name),
         typical=typical,
         # Drawn calls change with hypothesis; where a spec names typical ones, those are compared.
@@ -107,3 +108,10 @@ def ask_about(asked: Question, drawn: Any, *, typical: bool = False) -> None:
         ask(item.check, trial, item.spec.name, found=item.tally.add)
     except NotApplicableError as error:
         item.tally.withdraw(error.plain)
+
+
+def prepare(asked: Question, drawn: Any) -> None:
+    """Begin with what the item's check needs for an example, in another thread."""
+    check = asked.item.check
+    if check.prepare is not None:
+        check.prepare(trial_of(asked, drawn))

@@ -7,8 +7,7 @@ import time
 import zlib
 from collections.abc import Callable
 
-from pytest_pallas.strategies.siblings import MOST
-from pytest_pallas.suites.fuzzing import DRAWS, Fuzz, fuzz
+from pytest_pallas.suites.fuzzing import Fuzz, fuzz, fuzz_until
 
 #: Rounds without an example that is new, after which the strategy is taken to have no more.
 EXHAUSTED = 3
@@ -20,7 +19,7 @@ def fuzz_for(
     """Fuzz until the time is over, or nothing new is drawn.
 
     The first round is that of a run without a time: few values of many shapes. The others have
-    seeds of their own, and every draw has all its siblings. The last one is cut short.
+    seeds of their own, and draws have more siblings. The last one is cut short.
 
     Args:
       what: the question.
@@ -41,13 +40,6 @@ def fuzz_for(
         if time.monotonic() >= until or idle == EXHAUSTED:
             return
         before = len(what.passed)
-        fuzz(
-            what,
-            seed=zlib.crc32(f"{seed}/{number}".encode()),
-            max_examples=DRAWS * MOST,
-            draws=1,
-            until=until,
-            remember=False,
-        )
+        fuzz_until(what, seed=zlib.crc32(f"{seed}/{number}".encode()), until=until)
         pulse()
         idle = idle + 1 if len(what.passed) == before else 0

@@ -1,5 +1,7 @@
 """The reference as oracle and baseline."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -95,14 +97,17 @@ def test_cache_evaluates_once_and_tells_values_apart():
     x = np.ones(3, np.float32)
     cache.get(reference, (x,), {"by": 2})
     once = len(calls)
-    assert once == 2 * (2 + PERTURBATIONS)  # oracle, baseline, sensitivity; tried under jit first
-    cache.get(reference, (x.copy(),), {"by": 2})
+    assert once == 2 * 2  # oracle and baseline; tried under jit first
+    again = cache.get(reference, (x.copy(),), {"by": 2})
     assert len(calls) == once
+    assert again.sensitivity[""] > 0
+    assert again.sensitivity.get("elsewhere") is None
+    assert len(calls) == once + 2 * PERTURBATIONS  # when somebody looks at it, once
     cache.get(reference, (x + 1,), {"by": 2})
     cache.get(reference, (x,), {"by": 3})
-    assert len(calls) == 3 * once
+    assert len(calls) == 2 * PERTURBATIONS + 3 * once
     cache.get(reference, (x,), {"by": 2})  # it had to go: two are kept
-    assert len(calls) == 4 * once
+    assert len(calls) == 2 * PERTURBATIONS + 4 * once
 
 
 def test_sensitivity_is_the_size_of_the_terms():
@@ -178,3 +183,33 @@ def test_noise_is_evaluated_once_and_only_when_asked(monkeypatch):
     assert found.noise("[0]") is None
     assert found.noise("[1]") is None
     assert len(calls) == 1
+
+
+def test_begun_in_another_thread():
+    threads = []
+
+    def reference(a):
+        threads.append(threading.current_thread())
+        return np.asarray(a) * 2
+
+    cache = ExpectedCache()
+    x = np.ones(3, np.float32)
+    cache.begin(reference, (x,), {})
+    cache.begin(reference, (x,), {})
+    found = cache.get(reference, (x,), {})
+    assert found.oracle[0][1].tolist() == [2, 2, 2]
+    assert len(threads) == 4
+    assert threading.main_thread() not in threads
+    assert cache.get(reference, (x,), {}) is found
+
+
+def test_an_error_in_another_thread_is_raised_when_it_is_asked_for():
+    def reference(a):
+        raise ValueError("not for this")
+
+    cache = ExpectedCache()
+    x = np.ones(3, np.float32)
+    cache.begin(reference, (x,), {})
+    for _ in range(2):
+        with pytest.raises(ReferenceError, match="not for this"):
+            cache.get(reference, (x,), {})

@@ -187,8 +187,22 @@ def test_draws_and_siblings_grow_alike(examples, expected):
     assert fuzzing.effort(examples) == expected
 
 
-def test_a_round_of_siblings():
-    assert fuzzing.effort(64, draws=1) == (8, 8)
+def test_siblings_as_long_as_they_are_cheap():
+    """A draw that takes a while, as compiling does, has many; one that does not has few."""
+    counts = []
+    for slow in (0.02, 0.0):
+        shapes = []
+
+        def ask(call, shapes=shapes, slow=slow):
+            shape = repr((call.args[0].shape, call.args[1].shape, call.options, call.tuning))
+            time.sleep(slow if shape not in shapes else 0.001)
+            shapes.append(shape)
+
+        what = fuzzing.Fuzz(ask=ask, source=variety.Source(CALLS), key="unit")
+        fuzzing.fuzz_until(what, seed=0, until=time.monotonic() + 60)
+        counts.append(len(shapes))
+    assert counts[0] > 2 * counts[1]
+    assert counts[1] >= fuzzing.ROUND
 
 
 def test_calls_without_a_recipe_are_told_apart():
