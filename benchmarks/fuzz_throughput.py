@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -192,6 +193,7 @@ def ours(folder: Path, *words: str, limit: float) -> Any:
             cwd=folder,
             env=environment,
             stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         deadline = time.monotonic() + limit + 30  # for imports and collection
         while process.poll() is None and time.monotonic() < deadline:
@@ -246,31 +248,37 @@ def examples(seconds: float) -> None:
 
 def failures(seconds: float) -> None:
     """Print when each wrong kernel first fails, both ways."""
-    print(
-        f"{'kernel':<32}{'backend':<16}{'by hand':>10}{'ours':>10}   seconds to the first failure"
-    )
-    for backend in BACKENDS:
-        found_by_hand = found_by_us = 0
-        for name, spec in specs().items():
-            module = "wrong_kernels." + Path(spec.file).stem
-            by_hand = theirs("by-spec", name, backend, seconds)
-            found = ours(
-                BROKEN,
-                f"--rootdir={BROKEN}",
-                f"--pallas-suite={module}",
-                f"--pallas-backend={backend}",
-                "--pallas-timeout=3",
-                "-k",
-                f"{name}-",
-                limit=seconds,
-            )
-            if found["failed"] and found["seconds"] > seconds:
-                found["failed"] = False
-            found_by_hand += by_hand["failed"]
-            found_by_us += found["failed"]
-            words = [f"{x['seconds']:.1f}" if x["failed"] else "-" for x in (by_hand, found)]
-            print(f"{name:<32}{backend:<16}{words[0]:>10}{words[1]:>10}", flush=True)
-        print(f"{'found':<32}{backend:<16}{found_by_hand:>10}{found_by_us:>10}", flush=True)
+    print("seconds to the first failure")
+    print(f"{'kernel':<32}{'backend':<16}{'by hand':>10}{'ours':>10}")
+    with tempfile.TemporaryDirectory() as name:
+        project = Path(name)  # a project of its own, without this one's settings
+        (project / "pytest.ini").write_text("[pytest]\n")
+        shutil.copytree(BROKEN / "wrong_kernels", project / "wrong_kernels")
+        for backend in BACKENDS:
+            _failures(project, backend, seconds)
+
+
+def _failures(project: Path, backend: str, seconds: float) -> None:
+    found_by_hand = found_by_us = 0
+    for name, spec in specs().items():
+        module = "wrong_kernels." + Path(spec.file).stem
+        by_hand = theirs("by-spec", name, backend, seconds)
+        found = ours(
+            project,
+            f"--pallas-suite={module}",
+            f"--pallas-backend={backend}",
+            "--pallas-timeout=3",
+            "-k",
+            f"{name}-",
+            limit=seconds,
+        )
+        if found["failed"] and found["seconds"] > seconds:
+            found["failed"] = False
+        found_by_hand += by_hand["failed"]
+        found_by_us += found["failed"]
+        words = [f"{x['seconds']:.1f}" if x["failed"] else "-" for x in (by_hand, found)]
+        print(f"{name:<32}{backend:<16}{words[0]:>10}{words[1]:>10}", flush=True)
+    print(f"{'found':<32}{backend:<16}{found_by_hand:>10}{found_by_us:>10}", flush=True)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from pytest_pallas.checks.trial import Finding, Other, Trial, exactly, expect, r
 from pytest_pallas.errors import NotApplicableError, PallasTestError
 from pytest_pallas.numerics import (
     Comparison,
+    Noise,
     compare_trees,
     epsilon,
     is_complex,
@@ -27,7 +28,7 @@ from pytest_pallas.numerics import (
     is_float,
     wide,
 )
-from pytest_pallas.oracle import Expected, Leaves, flatten
+from pytest_pallas.oracle import Expected, Later, Leaves, flatten
 
 if TYPE_CHECKING:
     from pytest_pallas.strategies.arguments import Arguments
@@ -114,7 +115,8 @@ def _judged(
         tolerance=trial.tolerance,
         exact=exact,
         depth=expected.depth,
-        sensitivity=dict(_named(list(expected.sensitivity.items()), name)),
+        sensitivity=Later(lambda: dict(_named(list(expected.sensitivity.items()), name))),
+        noise=_noise(expected, name),
         check_dtype=trial.check_dtype,
     )
 
@@ -139,9 +141,16 @@ def _apart(
         _named(around, name),
         tolerance=trial.tolerance,
         depth=expected.depth,
-        sensitivity=dict(_named(list(expected.sensitivity.items()), name)),
+        sensitivity=Later(lambda: dict(_named(list(expected.sensitivity.items()), name))),
+        noise=_noise(expected, name),
         check_dtype=False,  # what is wide has another, and both were judged
     )
+
+
+def _noise(expected: Expected, name: str) -> Callable[[str], Noise | None]:
+    """The noise of each output by the name that it has beside ``name``."""
+    paths = dict(_named([(path, path) for path, _ in expected.oracle], name))
+    return lambda words: expected.noise(paths[words])
 
 
 def _named[T](leaves: Sequence[tuple[str, T]], name: str) -> list[tuple[str, T]]:
