@@ -1,6 +1,7 @@
 import copy
 import pickle
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -150,3 +151,11 @@ def test_what_functions_return_is_checked(draws):
         draws(pst.arguments(ARRAYS, then={"q": 3}), 1)
     with pytest.raises(SpecError, match=r"^options and tuning both have x"):
         draws(pst.arguments(ARRAYS, options=lambda drawn: {"x": 1}, tuning={"x": 2}), 1)
+
+
+def test_functions_are_called_by_their_names():
+    """Addresses differ between processes; functions without a name are told apart by theirs."""
+    call = pst.Arguments((), options={"activation": jax.nn.silu})
+    assert repr(call) == f"Arguments(options=(activation={jax.nn.silu.__module__}.silu))"
+    one, two = (pst.Arguments((), options={"f": lambda x, n=n: x * n}) for n in (1, 2))
+    assert repr(one) != repr(two)
