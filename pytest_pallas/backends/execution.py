@@ -15,6 +15,7 @@ import numpy as np
 
 from pytest_pallas import compat
 from pytest_pallas.analysis import KernelCall, kernel_calls
+from pytest_pallas.backends.mappings import relieve
 from pytest_pallas.backends.protocol import Call, Outcome
 from pytest_pallas.backends.tracing import Static, apply, jitted, split
 from pytest_pallas.errors import KernelError, NoPallasCallError, PallasTestError, RaceError
@@ -65,6 +66,7 @@ def execute(
       kernels: its kernels, where they are known already.
       notes: notes for the outcome.
     """
+    relieve()
     started = time.perf_counter()
     inputs: tuple[Any, ...] | None = None
     values: Any = None

@@ -16,7 +16,7 @@ from typing import Any
 from pytest_pallas import compat
 
 
-def _high(dtype: Any) -> Any:
+def highest(dtype: Any) -> Any:
     """The largest finite number, and True."""
     import jax.numpy as jnp
 
@@ -27,7 +27,7 @@ def _high(dtype: Any) -> Any:
     return jnp.finfo(dtype).max if jnp.issubdtype(dtype, jnp.floating) else None
 
 
-def _low(dtype: Any) -> Any:
+def lowest(dtype: Any) -> Any:
     """The lowest finite number of floats, 0 of integers (which have their lowest anyway), False."""
     import jax.numpy as jnp
 
@@ -37,7 +37,7 @@ def _low(dtype: Any) -> Any:
 
 
 #: By name, the value for a dtype; None leaves the interpreter's own.
-FILLS: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"high": _high, "low": _low})
+FILLS: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"high": highest, "low": lowest})
 
 #: By name, what a reader is told.
 WORDS: Mapping[str, str] = MappingProxyType(

@@ -20,7 +20,7 @@ from pytest_pallas.checks.related import (
     equal,
     sum_of,
 )
-from pytest_pallas.checks.trial import Finding, Trial, exactly
+from pytest_pallas.checks.trial import Finding, Related, Trial, exactly
 from pytest_pallas.errors import SpecError
 from pytest_pallas.numerics import (
     epsilon,
@@ -32,6 +32,7 @@ from pytest_pallas.numerics import (
     wide,
 )
 from pytest_pallas.relations import Linear
+from pytest_pallas.strategies.arguments import Arguments
 
 type Array = np.ndarray[Any, Any]
 
@@ -85,6 +86,9 @@ def _scaled(trial: Trial, asked: Linear, drawn: Answer) -> Iterator[Finding]:
             comparisons=comparisons,
             seconds=other.outcome.seconds,
             subject=f"{asked}: f({words} x) against {words} f(x) in the oracle's place",
+            related=Related(
+                call=other.arguments, others=(drawn.arguments,), claim={"factor": factor}
+            ),
         )
         return
 
@@ -101,6 +105,7 @@ def _divided(
             return  # a format without zero
         parts[position] = [one for one, _ in pairs], [other for _, other in pairs]
     claims: list[Any] = []
+    calls: list[Arguments] = []
     seconds = 0.0
     for which in (0, 1):
         args = list(drawn.arguments.args)
@@ -109,12 +114,14 @@ def _divided(
         part = answer(trial, tuple(args))
         seconds += part.outcome.seconds
         claims.append(claim(part))
+        calls.append(part.arguments)
     yield Finding(
         comparisons=close(
             trial, drawn, sum_of(*claims), rounded_only=exactly(trial), ignore=_overflow
         ),
         seconds=seconds,
         subject=f"{asked}: f(x) against f(a) + f(b) in the oracle's place, where a + b = x",
+        related=Related(call=drawn.arguments, others=calls),
     )
 
 

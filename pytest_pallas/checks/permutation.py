@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from pytest_pallas.checks.related import Answer, answer, ask_each, claim, close, equal
-from pytest_pallas.checks.trial import Finding, Trial, exactly, judge
+from pytest_pallas.checks.trial import Finding, Related, Trial, exactly, judge
 from pytest_pallas.errors import SpecError
 from pytest_pallas.relations import Permuted
 
@@ -48,10 +48,16 @@ def _one(
         comparisons=(equal if exact else close)(trial, other, claimed),
         seconds=other.outcome.seconds,
         subject=f"{asked}: against {_words(asked)}in the oracle's place",
+        related=Related(
+            call=other.arguments,
+            others=(drawn.arguments,),
+            claim={"order": order, "axes": asked.axes(len(drawn.leaves))},
+        ),
     )
     yield Finding(
         comparisons=judge(trial, other.outcome.values, other.expected, exact=exactly(trial)),
         subject=f"{asked}: against the oracle of the permuted call",
+        related=Related(call=other.arguments),
     )
 
 

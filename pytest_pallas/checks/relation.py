@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.checks.related import Answer, answer, ask_each, claim, close, equal
-from pytest_pallas.checks.trial import Finding, Trial
+from pytest_pallas.checks.trial import Finding, Related, Trial
 from pytest_pallas.errors import SpecError
 from pytest_pallas.relations import Relation
 from pytest_pallas.strategies.arguments import Arguments
@@ -42,6 +42,7 @@ def _one(
         comparisons=compare(trial, other, claimed),
         seconds=other.outcome.seconds,
         subject=f"{asked.name}: f(change(x)) against expect(f(x)) in the oracle's place",
+        related=Related(call=changed, others=(drawn.arguments,), claim={"expect": asked.expect}),
     )
 
 

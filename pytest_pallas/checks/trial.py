@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -95,6 +95,23 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Related:
+    """Which calls a metamorphic check compared, so that a script can do so again.
+
+    Attributes:
+      call: the one whose answer was judged.
+      others: those whose answers say what it must be; empty if its reference says so.
+      claim: how they say so, by name: ``factor`` (so many times the answer), ``order`` and
+        ``axes`` (the answer, of each leaf that axis taken in that order), ``expect`` (what that
+        function makes of it); without a name it is the sum of the answers.
+    """
+
+    call: Arguments
+    others: Sequence[Arguments] = ()
+    claim: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """What came of one trial.
 
@@ -105,6 +122,7 @@ class Finding:
       subject: what was compared if not the plain output, such as "gradient".
       notes: for the record.
       cotangents: what the gradient check pulled back.
+      related: the calls that a metamorphic check compared.
       evidence: what ``Check.conclude`` is given of this trial after the last; None for nothing.
     """
 
@@ -114,6 +132,7 @@ class Finding:
     subject: str = ""
     notes: tuple[str, ...] = ()
     cotangents: Any = None
+    related: Related | None = None
     evidence: Any = None
 
     @property

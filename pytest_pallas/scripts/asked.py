@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from pytest_pallas import compat
+from pytest_pallas.backends import Backend
 from pytest_pallas.backends.hardware import CUSTOM_CALLS
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.checks.trial import Finding, Trial
@@ -20,7 +22,8 @@ from pytest_pallas.errors import (
     NoPallasCallError,
     PallasTestError,
 )
-from pytest_pallas.scripts import parts, places, programs, questions
+from pytest_pallas.scripts import memory, parts, places, programs, questions, related, several
+from pytest_pallas.strategies.arguments import Arguments
 
 
 class NoScriptError(Exception):
@@ -39,42 +42,79 @@ QUESTIONS: Mapping[str, Callable[[parts.Case], bool]] = {
     "export": questions.export,
     "blocks": questions.blocks,
     "sharding": questions.sharding,
+    "padding": memory.padding,
+    "linearity": related.related,
+    "permutation": related.related,
+    "relation": related.related,
+    "cross": related.cross,
 }
 
 #: The questions of what does not come to be executed.
 PROGRAMS = (programs.holds_a_kernel, programs.compiles)
 
 
-def asked(
-    error: PallasTestError, failure: Failure
-) -> tuple[Callable[[parts.Case], bool], str, dict[str, Any], dict[str, parts.Limit]]:
-    """The question of a script, a note on it, what more it needs, and what the test allowed.
+@dataclass(frozen=True)
+class Asked:
+    """What a script asks.
+
+    Attributes:
+      question: which question.
+      arguments: of which call.
+      note: on the question; "" if there is none.
+      more: what else it needs.
+      limits: what the test allowed each output.
+      backends: those of what the kernel is compared with, in order.
+    """
+
+    question: Callable[[parts.Case], bool]
+    arguments: Arguments
+    note: str = ""
+    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    limits: Mapping[str, parts.Limit] = field(default_factory=dict[str, parts.Limit])
+    backends: Sequence[Backend] = ()
+
+
+def asked(error: PallasTestError, failure: Failure) -> Asked:
+    """What the script of a failure asks.
 
     Raises:
       NoScriptError: jax and numpy alone cannot show the failure.
     """
     trial, check, finding = failure.trial, failure.check, failure.finding
     more: dict[str, Any] = {}
+    arguments = trial.arguments
     if trial.backend.kind == "compiling":
         if not isinstance(error, CompileError) or check not in ("forward", "gradient", "vmap"):
             raise NoScriptError("what a compiler says of its code is seen with this plugin only")
         more = _program(trial, check) | {"lowering": error.kernel_error is not None}
         if not more["lowering"] and not more["topology"]:
             raise NoScriptError("to compile for a GPU that is not there needs the plugin")
-        return programs.compiles, "", more, {}
+        return Asked(programs.compiles, arguments, more=more)
     if isinstance(error, NoPallasCallError):
         more = {"look_in": "jaxpr", "names": tuple(sorted(compat.KERNEL_PRIMITIVES))}
         if trial.backend.kind == "hardware":
             more = {"look_in": "executable", "names": CUSTOM_CALLS[trial.backend.platform]}
-        return programs.holds_a_kernel, "", more, {}
+        return Asked(programs.holds_a_kernel, arguments, more=more)
     if not isinstance(error, (MismatchError, KernelError)) or trial.reference is None:
         raise NoScriptError("it is no failure of the kernel")
     if not trial.jit:
         raise NoScriptError("the kernel is called without jit, with values that were not kept")
-    note = ""
-    if check not in QUESTIONS:
-        finding = _forward(trial)
-        note = f"{check} needs the plugin; this script asks forward, which fails for this call too."
+    question, note, backends = QUESTIONS.get(check), "", list[Backend]()
+    needs = f"{check} needs the plugin"
+    if question is related.related and (finding is None or finding.related is None):
+        question, needs = None, f"the kernel raised for one of the calls of {check}"
+    if question is related.related and finding is not None and finding.related is not None:
+        arguments, more = several.calls(finding.related, finding.comparisons)
+        question = related.related if finding.related.others else questions.forward
+    elif question is related.cross:
+        more, backends = several.others(trial, finding)
+        needs = "a script runs one backend, or interpreters only"
+        question = related.cross if more else None
+    elif question is memory.padding:
+        more = several.unimportant(trial)
+    if question is None:
+        finding, question = _forward(trial, needs), questions.forward
+        note = f"{needs}; this script asks forward, which fails for this call too."
     if check == "gradient":
         cotangents = None if finding is None else finding.cotangents
         more = {"by": tuple(trial.differentiable), "cotangents": cotangents}
@@ -83,10 +123,10 @@ def asked(
         devices = tuple(n for n in (1, 2, 4, 8) if n <= count)
         more = {"batch_axes": tuple(trial.batch_axes), "devices": devices}
     limits = {} if finding is None else _limits(finding, trial)
-    return QUESTIONS.get(check, questions.forward), note, more, limits
+    return Asked(question, arguments, note, more, limits, backends)
 
 
-def _forward(trial: Trial) -> Finding | None:
+def _forward(trial: Trial, needs: str) -> Finding | None:
     """What ``forward`` finds wrong; None if the kernel raises.
 
     Raises:
@@ -97,9 +137,9 @@ def _forward(trial: Trial) -> Finding | None:
     except KernelError:
         return None
     except Exception as error:
-        raise NoScriptError("what this check does needs the plugin") from error
+        raise NoScriptError(needs) from error
     if finding.failed is None:
-        raise NoScriptError("what this check does needs the plugin; forward passes for this call")
+        raise NoScriptError(f"{needs}; forward passes for the drawn call")
     return finding
 
 

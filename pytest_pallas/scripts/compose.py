@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from pytest_pallas import compat
+from pytest_pallas.backends.fills import highest, lowest
 from pytest_pallas.checks.trial import Finding
 from pytest_pallas.checks.verdict import Failure
 from pytest_pallas.errors import (
@@ -21,7 +22,15 @@ from pytest_pallas.errors import (
     PallasTestError,
     RaceError,
 )
-from pytest_pallas.scripts import functions, parts, places, programs, questions
+from pytest_pallas.scripts import (
+    functions,
+    memory,
+    parts,
+    places,
+    programs,
+    questions,
+    related,
+)
 from pytest_pallas.scripts.asked import PROGRAMS, QUESTIONS, asked
 from pytest_pallas.scripts.literals import UnwritableError, Writer
 
@@ -60,7 +69,11 @@ _IMPORTS = {
     "Any": "from typing import Any",
 }
 
-_COMPAT = (
+#: Functions of other modules whose source scripts get, too.
+_OTHERS = (
+    highest,
+    lowest,
+    compat.memory_filled,
     compat.mended_tpu_interpreter,
     compat.printed_races,
     compat.quiet_callbacks,
@@ -83,9 +96,15 @@ def compose(
     Raises:
       NoScriptError: jax and numpy alone cannot show the failure.
     """
-    question, note, more, limits = asked(error, failure)
+    script = asked(error, failure)
     trial, writer, missing = failure.trial, Writer(), list[str]()
     where = places.place_of(trial.backend, races=_races(error, failure.finding))
+    names: list[str] = []
+    for number, backend in enumerate(script.backends, 1):
+        same = backend == trial.backend
+        names.append("backend" if same else f"backend_{number}")
+        if not same:
+            where = where.beside(places.place_of(backend, races=False), names[-1])
 
     def written(what: str, value: Any, indent: int = 4) -> str:
         try:
@@ -94,7 +113,7 @@ def compose(
             missing.append(f"{what}: {problem}")
             return "None"
 
-    arguments = trial.arguments
+    arguments = script.arguments
     case = [
         f"kernel={written('the kernel', trial.kernel)}",
         f"reference={written('the reference', trial.reference)}",
@@ -103,30 +122,33 @@ def compose(
         f"tuning={written('the tuning', dict(arguments.tuning))}",
         "backend=backend",
     ]
-    if limits:
-        words = ", ".join(f'"{name}": {limit!r}' for name, limit in limits.items())
+    if script.limits:
+        words = ", ".join(f"{name!r}: {limit!r}" for name, limit in script.limits.items())
         case.append(f"limits={{{words}}}")
-    if more:
-        case.append(f"more={written('the rest', more)}")
+    if script.more:
+        case.append(f"more={written('the rest', dict(script.more))}")
+    if script.backends:
+        case.append(f"backends=({', '.join(names)},)")
     rest = ", raised=True" if isinstance(error, KernelError) else ""
     rest += f", seconds={trial.timeout:g}" if isinstance(error, DeadlockError) else ""
     seen = str(error).splitlines()[0]
+    question = script.question.__name__
     lines = [f"MISSING = {missing!r}", "", "CASE = Case("]
     lines += [f"    {line}," for line in case]
     lines += [")", "", 'if __name__ == "__main__":']
     lines += ["    if MISSING:", '        print("fill in", *MISSING, sep="\\n  ")']
-    lines += ["        sys.exit(2)", f"    main(CASE, {question.__name__}, {seen!r}{rest})", ""]
+    lines += ["        sys.exit(2)", f"    main(CASE, {question}, {seen!r}{rest})", ""]
     tail = "\n".join(lines)
     loaded = [
         f"{functions.variable(name)} = load({name!r}, {folder!r}, {file!r})"
         for name, (folder, file) in sorted(writer.modules.items())
     ]
     body = "\n".join([*loaded, "", tail])
-    definitions = _definitions(f"{where.text}\n{body}", question.__name__)
+    definitions = _definitions(f"{where.text}\n{body}", question)
     imports = sorted(writer.imports | set(where.imports))
     text = "\n".join(
         [
-            *_header(error, failure, test, replay, note, bool(writer.arrays)),
+            *_header(error, failure, test, replay, script.note, bool(writer.arrays)),
             *_preamble(where, devices, "\n".join([definitions, where.text, body]), imports),
             definitions,
             where.text,
@@ -208,12 +230,12 @@ def _definitions(text: str, question: str) -> str:
     others = {each.__name__ for each in (*QUESTIONS.values(), *PROGRAMS)} - {question}
     known = {
         each.__name__: textwrap.dedent(inspect.getsource(each))
-        for module in (parts, questions, programs)
+        for module in (parts, questions, programs, memory, related)
         for each in vars(module).values()
         if inspect.isclass(each) or inspect.isfunction(each)
         if each.__module__ == module.__name__ and each.__name__ not in others
     }
-    known |= {each.__name__: inspect.getsource(each) for each in _COMPAT}
+    known |= {each.__name__: inspect.getsource(each) for each in _OTHERS}
     needed, left = set[str](), _names(text) | {"StandIns"}
     while left:
         name = left.pop()

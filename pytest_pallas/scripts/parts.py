@@ -47,7 +47,10 @@ class Limit:
 
 @dataclass(frozen=True)
 class Case:
-    """The failing call: ``kernel(*args, **options, **tuning)``, ``reference(*args, **options)``."""
+    """The failing call: ``kernel(*args, **options, **tuning)``, ``reference(*args, **options)``.
+
+    ``backends`` are those of what it is compared with.
+    """
 
     kernel: Callable[..., Any]
     reference: Callable[..., Any]
@@ -57,6 +60,7 @@ class Case:
     backend: Callable[[], contextlib.AbstractContextManager[Any]]
     limits: dict[str, Limit] = field(default_factory=dict[str, Limit])
     more: dict[str, Any] = field(default_factory=dict[str, Any])
+    backends: tuple[Callable[[], contextlib.AbstractContextManager[Any]], ...] = ()
 
 
 class KernelRaisedError(Exception):
@@ -219,13 +223,18 @@ def named(values: Any) -> dict[str, Any]:
     return found
 
 
-def run(case: Case, function: Any, args: Any, options: Any, *, jit: bool = True) -> dict[str, Any]:
-    """Call a kernel as the failing test did, and give its outputs by path."""
+def answer(case: Case, function: Any, args: Any, options: Any, *, jit: bool = True) -> Any:
+    """Call a kernel as the failing test did."""
     try:
         with case.backend():
-            return named(call(function, args, options, jit=jit))
+            return call(function, args, options, jit=jit)
     except Exception as error:
         raise KernelRaisedError from error
+
+
+def run(case: Case, function: Any, args: Any, options: Any, *, jit: bool = True) -> dict[str, Any]:
+    """``answer`` by the paths of its outputs."""
+    return named(answer(case, function, args, options, jit=jit))
 
 
 def wide(leaf: Any) -> Any:
@@ -292,9 +301,14 @@ def judge(case: Case, outputs: Any, expected: Any) -> bool:
     return any(wrong)
 
 
-def judge_one(name: str, actual: Any, oracle: Any, own: Any, limit: Any) -> bool:
-    """``judge`` of one output. Its limit is None where the test came to none."""
-    print(f"{name}: {describe(actual)}; of the reference: {describe(own)}")
+def judge_one(
+    name: str, actual: Any, oracle: Any, own: Any, limit: Any, *, claim: str = ""
+) -> bool:
+    """``judge`` of one output. Its limit is None where the test came to none.
+
+    ``claim`` says what ``oracle`` is, where it is not that of the reference.
+    """
+    print(f"{name}: {describe(actual)}; {claim or 'of the reference'}: {describe(own)}")
     if actual.shape != oracle.shape:
         return True
     if limit is not None and not limit.any_dtype and actual.dtype != own.dtype:
@@ -317,8 +331,11 @@ def judge_one(name: str, actual: Any, oracle: Any, own: Any, limit: Any) -> bool
     unit = "ulps of the output's scale" if is_float else "as a difference"
     print(f"  largest error {errors[place]:.6g} ({unit}) at {place}")
     print(f"    kernel                         {actual[place]}")
-    print(f"    reference in float64           {target[place]}")
-    print(f"    reference in its inputs' dtypes {own[place]}")
+    if claim:
+        print(f"    {claim:<30} {target[place]}")
+    else:
+        print(f"    reference in float64           {target[place]}")
+        print(f"    reference in its inputs' dtypes {own[place]}")
     if limit is None or limit.rule == "type":
         return False
     if not limit.index:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_pallas.backends import Backend
@@ -25,6 +25,15 @@ class Place:
     text: str
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     imports: tuple[str, ...] = ()
+
+    def beside(self, other: Place, name: str) -> Place:
+        """This backend and another one of the same environment, which is called ``name``."""
+        text = other.text.replace("def backend()", f"def {name}()", 1)
+        return replace(
+            self,
+            text=self.text + text,
+            imports=tuple(dict.fromkeys((*self.imports, *other.imports))),
+        )
 
 
 _ALIASES = {

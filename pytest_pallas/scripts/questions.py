@@ -128,8 +128,10 @@ def vmap(case: Case) -> bool:
     return failed
 
 
-def differ(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Print which outputs of two calls are not the same to the bit."""
+def differ(
+    one: dict[str, Any], other: dict[str, Any], words: tuple[str, str] = ("once", "again")
+) -> bool:
+    """Print which outputs of two calls are not the same to the bit. ``words`` name the two."""
     failed = False
     for name in {**one, **other}:
         first, second = one.get(name), other.get(name)
@@ -145,7 +147,7 @@ def differ(one: dict[str, Any], other: dict[str, Any]) -> bool:
                 gap = np.abs(wide(first) - wide(second))
             place = np.unravel_index(int(np.argmax(np.nan_to_num(gap, nan=np.inf))), gap.shape)
             print(f"  largest difference {gap[place]} at {tuple(map(int, place))}")
-            print(f"    once  {first[place]}\n    again {second[place]}")
+            print(f"    {words[0]:<8}{first[place]}\n    {words[1]:<8}{second[place]}")
         failed |= count > 0
     return failed
 
