@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +122,10 @@ def apply(static: Static, arrays: list[Any]) -> Any:
     return static.function(*args, **options)
 
 
+#: Options of XLA that make compiling as quick as possible.
+QUICK: Mapping[str, Any] = {"xla_backend_optimization_level": 0}
+
+
 @functools.cache
 def jitted(*, literal: bool = False, quick: bool = False) -> Any:
     """``apply`` under ``jax.jit``: one cache for every call of the process.
@@ -138,7 +142,7 @@ def jitted(*, literal: bool = False, quick: bool = False) -> Any:
     if literal:
         options["xla_allow_excess_precision"] = False
     if quick:
-        options["xla_backend_optimization_level"] = 0
+        options |= QUICK
     return jax.jit(apply, static_argnums=0, compiler_options=options or None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
 
 from pytest_pallas.backends.hardware import tpu
 from pytest_pallas.backends.interpreters import gpu_interpret, interpret, tpu_interpret
@@ -50,3 +51,15 @@ def test_where_kernels_are_callbacks(trial_of):
             export(trial_of(backend=backend))
     with pytest.raises(NotApplicableError, match="jit=False"):
         export(trial_of(jit=False))
+
+
+def test_what_is_exported_is_compiled_as_it_is_elsewhere(trial_of):
+    """XLA's optimizations change last bits, and interpreted kernels are compiled without them."""
+
+    def body(x_ref, o_ref):
+        o_ref[...] = jax.nn.gelu(x_ref[...])
+
+    def kernel(x):
+        return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    assert export(trial_of(kernel)).failed is None
