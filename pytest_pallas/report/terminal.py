@@ -115,7 +115,8 @@ def _cell(rows: Sequence[Record]) -> tuple[str, str]:
     failed = count["failed"] + count["xpassed"]
     words += [f"{failed} FAILED"] if failed else []
     words += [f"{count['xfailed']} xfail"] if count["xfailed"] else []
-    words += [f"{count['skipped']} skipped"] if count["skipped"] else []
+    # Beside checks that ran, a line below the table says which one was skipped and why.
+    words += [f"{count['skipped']} skipped"] if count["skipped"] and not words else []
     multiples = [r.multiple for r in rows if r.multiple is not None and r.outcome == "passed"]
     if multiples and not failed:
         worst = max(multiples)
