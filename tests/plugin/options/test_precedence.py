@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_pallas.database import Place
 from pytest_pallas.options import TABLE
 
 #: Option: default, and values for ini, command line and mark with what they are read as.
@@ -14,8 +15,10 @@ CASES = {
     "backend": (["auto"], ("interpret", ["interpret"]), ("gpu-interpret", ["gpu-interpret"]), None),
     "suite": ([], ("specs", ["specs"]), ("more", ["more"]), None),
     "devices": (8, ("3", 3), ("4", 4), None),
+    "profile": ("ci", ("quick", "quick"), ("thorough", "thorough"), None),
     "max_examples": (8, ("3", 3), ("4", 4), ("max_examples=5", 5)),
     "max_bytes": (2**26, ("3KiB", 3072), ("1MiB", 2**20), None),
+    "fuzz_time": (0.0, ("3", 3.0), ("4.5", 4.5), None),
     "seed": (0, ("3", 3), ("4", 4), ("seed=5", 5)),
     "checks": (
         ["all"],
@@ -33,6 +36,12 @@ CASES = {
     "cost_limit": (5.0, ("3", 3.0), ("4.5", 4.5), None),
     "worker_memory": (8.0, ("3", 3.0), ("4.5", 4.5), None),
     "example": ("", ("AAA=", "AAA="), ("AAE=", "AAE="), None),
+    "database": (
+        [],
+        ("none", [str(Place("none", "none"))]),
+        ("a", [str(Place("folder", "a"))]),
+        None,
+    ),
 }
 
 TEST = """
