@@ -38,8 +38,8 @@ CASES = {
     "example": ("", ("AAA=", "AAA="), ("AAE=", "AAE="), None),
     "database": (
         [],
-        ("none", [str(Place("none", "none"))]),
-        ("a", [str(Place("folder", "a"))]),
+        ("none", [str(Place(kind="none", address="", shown="none"))]),
+        ("a", [str(Place(kind="folder", address="a", shown="a"))]),
         None,
     ),
 }
