@@ -97,7 +97,7 @@ except KeyboardInterrupt:
 pool.close()
 """
     process = session(script)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
 
 
@@ -140,13 +140,13 @@ assert submit("pid").result().value == pid
 pool.close()
 """
     process = session(script)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
 
 
 def test_a_pool_that_is_forgotten_ends_its_workers(setup_for, gone):
     pool = Pool(1)
-    pid = int(pool.submit(setup_for("pid"), b"", timeout=10).result(timeout=20).value)
+    pid = int(pool.submit(setup_for("pid"), b"", timeout=10).result(timeout=60).value)
     del pool
     assert gone(pid)
 
@@ -171,7 +171,7 @@ def test_a_worker_without_pidfd_is_supervised_too(setup_for, monkeypatch, gone):
     with Pool(1) as pool:
 
         def do(entry: str, payload: bytes = b"", timeout: float = 10):
-            return pool.submit(setup_for(entry), payload, timeout=timeout).result(timeout=20)
+            return pool.submit(setup_for(entry), payload, timeout=timeout).result(timeout=60)
 
         assert do("pid").value != b""
         assert "code 3" in do("leave", b"3").message
