@@ -6,6 +6,11 @@ Target: no failure in 10,000 examples on `interpret` and 2,000 on `tpu-interpret
 suite in processes of its own, with another seed each time, until there are enough examples; what
 was run is read from the records. The last line says how many examples and failures there were;
 with a failure the exit status is 1.
+
+Measured on 21 November 2026, JAX 0.12.0.1: on `tpu-interpret` no failure in 2,918 examples (seed
+1); on `interpret` none in 5,278 (seeds 2 and 3). Before those, seed 1 had four in 4,382, all of one
+cause: the check `export` compiled in another way than what it compared with. It was mended, and
+seed 1 then passed `export`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def run(*options: str, folder: Path = ROOT) -> str:
     """What pytest prints, without the environment's own lines."""
     done = subprocess.run([*PYTEST, *options], cwd=folder, capture_output=True, text=True)
     return re.sub(
-        r"(?m)^(platform|rootdir|plugins|configfile|testpaths|cachedir).*\n",
+        r"(?m)^(platform|rootdir|plugins|configfile|testpaths|cachedir|SKIPPED|=+ short test).*\n",
         "",
         done.stdout + done.stderr,
     )
