@@ -52,11 +52,9 @@ class Choice:
     """Examples by their words (``words_of``).
 
     Attributes:
-      everything: everything that was drawn.
-      chosen: what was chosen of it, with the drawn values.
+      chosen: what was chosen, with the drawn values.
     """
 
-    everything: frozenset[str]
     chosen: Mapping[str, Any]
 
 
@@ -103,7 +101,7 @@ class Source:
         values = dict(pool.values)
         if not values.keys() >= set(chosen):
             _draw(self.strategy, *key, lambda words, drawn: values.setdefault(words, drawn))
-        return Choice(frozenset(pool.features), {words: values[words] for words in chosen})
+        return Choice({words: values[words] for words in chosen})
 
 
 def shared(sources: dict[Any, Source], key: Hashable, strategy: Any) -> Source:
