@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import math
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytest_pallas.analysis import roundings
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.mappings import relieve
 from pytest_pallas.backends.tracing import Static, apply, identity, jitted, split
 from pytest_pallas.errors import PallasTestError, ReferenceError
-from pytest_pallas.numerics import ROUNDING, Noise, epsilon, is_complex, is_float, wide
+from pytest_pallas.noise import noise_of
+from pytest_pallas.numerics import Noise, is_complex, is_float, wide
 
 #: A flattened pytree: path and array of each leaf.
 Leaves = list[tuple[str, np.ndarray[Any, Any]]]
@@ -40,7 +39,7 @@ class Expected:
       sensitivity: by path, how much the oracle changes with its inputs; see ``_sensitivity``.
         Evaluated when it is first looked at, like ``noise``: most outputs pass without.
       noise: for a path, what rounding alone does to that output, or None if that cannot be said.
-        See ``_noise``.
+        See ``noise_of``.
     """
 
     oracle: Leaves
@@ -66,12 +65,6 @@ class Later(Mapping[str, float]):
     def __len__(self) -> int:
         return len(self._made())
 
-
-#: How often the reference is evaluated with random roundings.
-DRAWS = 16
-
-#: Half the width of the uniform distribution with mean square 1.
-SPREAD = math.sqrt(3)
 
 #: Relative size of the perturbation that measures sensitivity. Large, so that a step (a floor, a
 #: comparison) does not look like a steep slope; small against the curvature of a kernel.
@@ -184,9 +177,9 @@ def expected(
 
     @functools.cache
     def noise() -> Mapping[str, Noise]:
-        call = Call(function=reference, args=args, options=options)
+        call = Call(function=reference, args=widened, options=options)
         with _in_float64():
-            return _noise(call, oracle, baseline)
+            return noise_of(call, oracle, baseline)
 
     def sensitivity() -> Mapping[str, float]:
         with _in_float64():
@@ -239,84 +232,6 @@ def _sensitivity(
                     change = (wide(perturbed[path]) - wide(before)) / PERTURBATION
                 squares[path] += float(np.square(change[np.isfinite(change)]).sum() / change.size)
     return {path: float(np.sqrt(total / PERTURBATIONS)) for path, total in squares.items()}
-
-
-def _noise(call: Call, oracle: Leaves, baseline: Leaves) -> Mapping[str, Noise]:
-    """What rounding alone does to each output of a reference; see ``analysis.roundings``.
-
-    Without the outputs of float64, whose rounding the oracle has itself. Empty for a reference that
-    JAX cannot trace.
-    """
-    single = epsilon(np.float32)
-    exact = {path: wide(array) for path, array in oracle}
-    finest = {
-        path: epsilon(array.dtype)
-        for path, array in baseline
-        if (is_float(array.dtype) or is_complex(array.dtype)) and epsilon(array.dtype) >= single
-    }
-    try:
-        draw = _with_roundings(call)
-        drawn = {eps: draw(eps, single) for eps in {0.0, *finest.values()} - {single}}
-    except Exception:  # whatever a function may do when it is traced, or its operations may refuse
-        return {}
-    places = {path: place for place, (path, _) in enumerate(oracle)}
-    return {
-        path: Noise(
-            wide=drawn[0.0][places[path]] - exact[path],
-            narrow=drawn[eps if eps > single else 0.0][places[path]] - exact[path],
-        )
-        for path, eps in finest.items()
-    }
-
-
-def _with_roundings(call: Call) -> Callable[[float, float], list[np.ndarray[Any, Any]]]:
-    """``draw(narrow, wide)``: the outputs of a reference ``DRAWS`` times, for two epsilons."""
-    args = jax.tree.map(_widened, call.args)
-    static, arrays = split(Call(function=call.function, args=args, options=call.options))
-    closed = jax.make_jaxpr(lambda *given: jax.tree.leaves(apply(static, [*given])))(*arrays)
-
-    def evaluate(noise: Any, narrow: Any, single: Any, *given: Any) -> Any:
-        used = 0
-
-        def error(shape: Sequence[int]) -> Any:
-            nonlocal used
-            first, used = used, used + math.prod(shape)
-            return noise[first:used].reshape(shape)
-
-        return roundings.rounded(closed, given, roundings.Rounding(narrow, single, error))
-
-    # Made on the host: as operations they would take seconds to compile.
-    count = _count_of_errors(closed, arrays)
-    compiled = jax.jit(evaluate)
-
-    def draw(narrow: float, single: float) -> list[np.ndarray[Any, Any]]:
-        generator = np.random.Generator(np.random.Philox(0))
-        sizes = (ROUNDING * narrow, ROUNDING * single)
-        draws = [
-            compiled(generator.uniform(-SPREAD, SPREAD, count), *sizes, *arrays)
-            for _ in range(DRAWS)
-        ]
-        return [
-            np.stack([np.asarray(leaf) for leaf in leaves]) for leaves in zip(*draws, strict=True)
-        ]
-
-    return draw
-
-
-def _count_of_errors(closed: Any, arrays: Sequence[Any]) -> int:
-    """How many random numbers ``roundings.rounded`` asks for."""
-    count = 0
-
-    def error(shape: Sequence[int]) -> Any:
-        nonlocal count
-        count += math.prod(shape)
-        return jnp.zeros(shape)
-
-    def evaluate(*given: Any) -> Any:
-        return roundings.rounded(closed, given, roundings.Rounding(0.0, 0.0, error))
-
-    jax.eval_shape(evaluate, *arrays)
-    return count
 
 
 def flatten(values: Any) -> Leaves:

@@ -37,6 +37,26 @@ def test_an_operation_is_rounded_once(wrap):
     np.testing.assert_allclose(found, 3e-6 * np.abs(X), rtol=0.3)
 
 
+def test_an_approximated_function_has_more_roundings():
+    found = deviation(jnp.tanh, np.full((1, 9), 20.0), wide=1e-6)
+    np.testing.assert_allclose(found, 4e-6, rtol=0.3)
+
+
+@pytest.mark.parametrize(
+    ("function", "slope"),
+    [(jnp.exp2, np.log(2) * 30), (lambda x: jnp.power(3.0, x), np.log(3) * 30 * np.sqrt(2))],
+)
+def test_the_argument_of_an_approximated_function_is_rounded(function, slope):
+    found = deviation(function, np.full((1, 9), 30.0), wide=1e-6)
+    exact = np.asarray(function(30.0), np.float64)
+    np.testing.assert_allclose(found, 1e-6 * exact * np.hypot(slope, 4), rtol=0.3)
+
+
+def test_a_function_of_integers_stays_one():
+    found = deviation(lambda x: x + jnp.asarray(2) ** jnp.arange(8), X, wide=1e-6)
+    np.testing.assert_allclose(found, 1e-6 * np.abs(X + 2.0 ** np.arange(8)), rtol=0.3)
+
+
 def test_functions_with_rules_of_their_own_are_entered():
     found = deviation(lambda x: jax.nn.relu(x * 3.0), X, wide=1e-6)
     np.testing.assert_allclose(found, 3e-6 * np.maximum(X, 0), rtol=0.3)
