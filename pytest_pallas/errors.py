@@ -20,6 +20,9 @@ class PallasTestError(Exception):
     #: What became of the script that reproduces it (``scripts.saved.Saved``), once it is written.
     script: Any = None
 
+    #: The order in which the failing run was done (``backends.schedules.Schedule``), if not plain.
+    schedule: Any = None
+
     def __init_subclass__(cls) -> None:
         """Show subclasses under the name by which they are imported, in short summaries too."""
         cls.__module__ = "pytest_pallas"
@@ -74,7 +77,31 @@ class RaceError(KernelError):
 
 
 class DeadlockError(KernelError):
-    """A kernel waited longer than the time limit for something that did not come."""
+    """A kernel waited for something that did not come."""
+
+
+class DmaError(KernelError):
+    """A kernel left DMAs or semaphores behind, or reached a device that was not ready."""
+
+
+class HangError(KernelError):
+    """A step of an isolated test did not end, and took its process with it."""
+
+
+class CrashError(KernelError):
+    """The process of an isolated test died."""
+
+
+class OutOfMemoryError(KernelError):
+    """An isolated test took more memory than ``--pallas-worker-memory``."""
+
+
+class LeakError(KernelError):
+    """A check left state of the process behind that would have changed later checks."""
+
+
+class IsolationError(PallasTestError):
+    """A test could not be run in a process of its own."""
 
 
 class CompileError(KernelError):

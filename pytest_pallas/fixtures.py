@@ -15,7 +15,8 @@ from pytest_pallas.errors import (
     TooFewDevicesError,
 )
 from pytest_pallas.options import choose
-from pytest_pallas.session import SANITIZERS, Session, current
+from pytest_pallas.sanitizers import NAMES
+from pytest_pallas.session import Session, current
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,13 +56,15 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
         from pytest_pallas.checks.trial import as_kernel_error
 
         settings = session.options_for(session.item)
+        watching = choose(settings.sanitize, NAMES, "sanitize")
         outcome = backend.run(
             Call(
                 function=function,
                 args=args,
                 options=options,
                 timeout=settings.timeout,
-                races="races" in choose(settings.sanitize, SANITIZERS, "sanitize"),
+                races="races" in watching,
+                dma="dma" in watching,
             )
         )
         if outcome.error is not None:
@@ -127,6 +130,7 @@ def pallas_check(
         settings = session.options_for(session.item)
         marks = [] if session.item is None else list(session.item.iter_markers("pallas_tolerance"))
         kernel = name or _name(function)
+        watching = choose(settings.sanitize, NAMES, "sanitize")
         values: Any = None
         names = [checks] if isinstance(checks, str) else checks or _marked_checks(session)
         for each in choose(names, session.checks, "checks="):
@@ -154,7 +158,9 @@ def pallas_check(
                 check_dtype=check_dtype,
                 jit=jit,
                 timeout=settings.timeout,
-                races="races" in choose(settings.sanitize, SANITIZERS, "sanitize"),
+                races="races" in watching,
+                dma="dma" in watching,
+                runs=session.runs,
                 cache=session.cache,
                 dump=session.dump_folder(_test_name(session)),
                 costs=session.costs,

@@ -29,10 +29,14 @@ def trace(call: Call, static: Static, arrays: list[Any]) -> tuple[KernelCall, ..
 
     Raises:
       NoPallasCallError: there are none, although the call needs one.
+      BaseException: the call's observer does not want it to be executed.
     """
     if not call.jit:
+        if call.observer is not None:
+            call.observer.traced(call, None, ())
         return ()
-    kernels = _kernels(jitted().trace(static, arrays).jaxpr)
+    jaxpr = jitted().trace(static, arrays).jaxpr
+    kernels = _kernels(jaxpr)
     if not kernels and call.needs_kernel:
         name = getattr(call.function, "__name__", repr(call.function))
         raise NoPallasCallError(
@@ -40,6 +44,8 @@ def trace(call: Call, static: Static, arrays: list[Any]) -> tuple[KernelCall, ..
             "with jnp. Pass the function that calls pl.pallas_call, or arguments for which it "
             "does not fall back to jnp."
         )
+    if call.observer is not None:
+        call.observer.traced(call, jaxpr, kernels)
     return kernels
 
 
@@ -80,6 +86,9 @@ def execute(
             inputs = tuple(None if array.is_deleted() else to_numpy(array) for array in arrays)
     except Exception as raised:  # the kernel's error is a result, whatever it is
         error = readable(raised)
+    finally:
+        if call.observer is not None:
+            call.observer.ended(call)
     return Outcome(
         values=values,
         inputs=inputs,

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_pallas.backends import Backend, Call, Outcome
+from pytest_pallas.backends import Backend, Call, Observer, Outcome
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.compilers.costs import Costs
 from pytest_pallas.errors import KernelError, PallasTestError
@@ -62,12 +62,15 @@ class Trial:
       jit: whether the kernel may be jitted.
       timeout: see ``Call``.
       races: see ``Call``.
+      dma: see ``Call``.
+      runs: where runs under other schedules are kept.
       cache: where expectations are kept.
       anticipated: whether the reference may be evaluated in another thread while the kernel runs.
       dump: see ``Call``.
       typical: whether the spec names this call as typical, rather than drawing it.
       costs: what the code of kernels may cost on compiling backends; None if nobody asks.
       ignored: as in ``KernelSpec``.
+      observer: see ``Call``.
     """
 
     kernel: Callable[..., Any]
@@ -86,12 +89,15 @@ class Trial:
     jit: bool = True
     timeout: float = 60.0
     races: bool = True
+    dma: bool = True
+    runs: Any = None
     cache: ExpectedCache = field(default_factory=ExpectedCache)
     anticipated: bool = False
     dump: str | None = None
     typical: bool = False
     costs: Costs | None = None
     ignored: Callable[..., Any] | None = None
+    observer: Observer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +194,9 @@ def call(
         jit=trial.jit if jit is None else jit,
         timeout=trial.timeout,
         races=trial.races,
+        dma=trial.dma,
         dump=trial.dump,
+        observer=trial.observer,
     )
 
 

@@ -130,6 +130,7 @@ def _told(error: PallasTestError, headline: str, trial: Trial) -> PallasTestErro
         lines += _raised_at(error.__cause__)
     problem = type(error)("\n".join([*lines, *_drawn(trial.arguments)]))
     problem.kernel_error, problem.plain = error.__cause__, str(error)
+    problem.schedule = error.schedule
     return problem
 
 

@@ -200,3 +200,22 @@ def _allocates(jaxpr: Any) -> bool:
         or any(_allocates(inner) for inner in sub_jaxprs(eqn))
         for eqn in jaxpr.eqns
     )
+
+
+def parallel_programs(eqn: Any) -> int:
+    """How many programs of a ``pallas_call`` the TPU may run in any order: 1 where it is none.
+
+    The product of the grid's dimensions whose semantics are parallel. Seen in JAX 0.11.2 and
+    0.12.0.1.
+    """
+    params, mapping = eqn.params.get("compiler_params"), eqn.params.get("grid_mapping")
+    semantics = getattr(params, "dimension_semantics", None)
+    if mapping is None or semantics is None:
+        return 1
+    grid = mapping.grid[len(mapping.grid) - len(semantics) :]
+    sizes = [
+        size
+        for size, kind in zip(grid, semantics, strict=False)
+        if getattr(kind, "value", kind) == "parallel" and isinstance(size, int)
+    ]
+    return math.prod(sizes)

@@ -21,7 +21,7 @@ from pytest_pallas.errors import (
     SpecError,
     TooFewDevicesError,
 )
-from pytest_pallas.options import Options, choose
+from pytest_pallas.options import Options
 from pytest_pallas.session import Session, current
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from pytest_pallas.suites.discovery import specs_in
@@ -153,15 +153,15 @@ def _checks(
 ) -> Iterator[Check]:
     """The chosen checks that the spec asks for, or, if it does not say, that apply to it."""
     try:
-        chosen = choose(session.options_for(parent).checks, session.checks, "checks")
+        chosen = session.checks_for(session.options_for(parent))
     except OptionError as error:
         raise parent.CollectError(str(error)) from None
-    for name in chosen:
-        check = session.checks[name]
+    for check in chosen:
         if backend.kind == "compiling" and check.program is None:
             continue
         unmet = check.unmet(spec, backend, before)
-        if name in spec.checks if spec.checks is not None else not unmet:
+        wanted = spec.checks is None or check.kind == "sanitizer" or check.name in spec.checks
+        if wanted and (not unmet or check.name in (spec.checks or ())):
             yield check
 
 

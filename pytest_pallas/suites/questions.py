@@ -11,7 +11,8 @@ from pytest_pallas.checks.trial import Other, Trial
 from pytest_pallas.checks.verdict import ask
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.options import Options, choose
-from pytest_pallas.session import SANITIZERS, current
+from pytest_pallas.sanitizers import NAMES
+from pytest_pallas.session import current
 from pytest_pallas.strategies.arguments import as_arguments
 from pytest_pallas.suites.others import others_of
 from pytest_pallas.tolerances import dtypes_of, tolerance_for
@@ -61,6 +62,7 @@ def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
     item, options, spec = asked.item, asked.options, asked.item.spec
     session = current(item.config)
     arguments = as_arguments(drawn)
+    watching = choose(options.sanitize, NAMES, "sanitize")
     return Trial(
         kernel=asked.kernel,
         reference=asked.reference,
@@ -83,7 +85,9 @@ def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
         ),
         nan_ok=spec.nan_ok,
         timeout=options.timeout,
-        races="races" in choose(options.sanitize, SANITIZERS, "sanitize"),
+        races="races" in watching,
+        dma="dma" in watching,
+        runs=session.runs,
         cache=session.cache,
         anticipated=True,
         dump=session.dump_folder(item.name),
