@@ -12,6 +12,7 @@ from typing import Any
 
 from pytest_pallas import compat
 from pytest_pallas.backends import fills
+from pytest_pallas.backends.probes import Probe, probed
 from pytest_pallas.backends.protocol import Call, Kind, Outcome
 from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS, Target
@@ -65,11 +66,17 @@ class Interpreter:
         watch = Watch(
             races=races, dma=call.schedule.dma, slow=call.schedule.slow, forgets=call.forget
         )
+        told: list[Any] = []
         with _watchdog(call.timeout, watch) as stopped, compat.printed_races() as printed:
             outcome = execution.execute(
                 call,
                 lambda: self.context(
-                    races=races, fill=call.fill, schedule=call.schedule, watch=watch
+                    races=races,
+                    fill=call.fill,
+                    schedule=call.schedule,
+                    watch=watch,
+                    probe=call.probe,
+                    told=told.extend,
                 ),
                 runner=jitted(quick=True) if call.jit else None,
                 kernels=kernels,
@@ -78,7 +85,10 @@ class Interpreter:
         if outcome.error is None and printed:
             outcome = dataclasses.replace(outcome, error=execution.race_error(printed[0]))
         outcome = dataclasses.replace(
-            outcome, error=watch.named(outcome.error), problems=tuple(watch.problems)
+            outcome,
+            error=watch.named(outcome.error),
+            problems=tuple(watch.problems),
+            told=tuple(told),
         )
         if call.dma and (watch.early or (outcome.error is None and outcome.problems)):
             # Who reaches a device too early may find nothing there yet, and raise for that.
@@ -103,6 +113,8 @@ class Interpreter:
         fill: str = "",
         schedule: Schedule | None = None,
         watch: Watch | None = None,
+        probe: Probe = "",
+        told: Callable[[list[Any]], None] = lambda _: None,
     ) -> Generator[None]:
         """Force this interpreter, on the host's CPU, for kernels that ask for a device kind."""
         import jax
@@ -128,12 +140,14 @@ class Interpreter:
                 stack.enter_context(compat.oldest_dma_first())
             stack.enter_context(compat.quiet_callbacks())
             stack.enter_context(fills.filled(fill))
+            answers = stack.enter_context(probed(probe))
             # One switch serves the TPU and the GPU interpreter; True is the portable one.
             stack.enter_context(pltpu.force_tpu_interpret_mode(self.parameters(races, schedule)))
             stack.enter_context(
                 jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
             )
             yield
+        told(answers)
 
 
 @contextmanager
@@ -185,7 +199,7 @@ def _tpu(races: bool, schedule: Schedule) -> Any:
     return pltpu.InterpretParams(
         uninitialized_memory="nan",
         out_of_bounds_reads="raise",
-        random_seed=schedule.seed,
+        random_seed=schedule.seed or None,
         num_cores_or_threads=schedule.cores,
     )
 

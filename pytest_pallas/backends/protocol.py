@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from pytest_pallas.backends.probes import Probe
 from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.backends.targets import Target
 
@@ -48,10 +49,11 @@ class Call:
       races: whether to look for races, where the backend can and the kernel could have some.
       dma: whether it is an error to leave DMAs without a wait, or semaphores that are not 0.
       dump: folder to keep what a compiling backend makes of the call, or None.
-      fill: what an interpreter fills memory with that nobody has written: the name of one of
-        ``fills.FILLS``, or "" for NaN and extreme integers. Other backends do not look at it.
+      fill: what an interpreter fills memory with that nobody has written, as
+        ``fills.filled`` takes it, or "" for NaN and extreme integers. Others do not look at it.
       forget: whether the TPU interpreter forgets an output's block window once it is copied to HBM,
         as a TPU does; see ``compat.Watch``.
+      probe: what an interpreter is asked of the run besides. Others do not look at it.
       schedule: the order in which the TPU interpreter does what has none. Others do not look at it.
       observer: who is told before and after the call is executed, or None.
     """
@@ -68,6 +70,7 @@ class Call:
     dump: str | None = None
     fill: str = ""
     forget: bool = False
+    probe: Probe = ""
     schedule: Schedule = field(default_factory=Schedule)
     observer: Observer | None = None
 
@@ -83,6 +86,7 @@ class Outcome:
       seconds: wall time including tracing and compilation.
       kernels: the Pallas kernels that were traced (``analysis.KernelCall``); empty without jit.
       problems: DMAs and semaphores that a kernel left behind, or used too early, in words.
+      told: the answers to ``Call.probe``.
       report: what the compiler said, on a compiling backend (``compilers.CompileReport``).
       notes: what a reader of the record should know, such as "races: on".
     """
@@ -93,6 +97,7 @@ class Outcome:
     seconds: float = 0.0
     kernels: tuple[Any, ...] = ()
     problems: tuple[str, ...] = ()
+    told: tuple[Any, ...] = ()
     report: Any = None
     notes: tuple[str, ...] = ()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_pallas.checks.trial import Finding, Trial, as_kernel_error
+from pytest_pallas.checks.trial import Finding, Trial
+from pytest_pallas.errors import DeadlockError
 from pytest_pallas.sanitizers.runs import under, under_schedules
 
 
@@ -15,11 +16,10 @@ def deadlock(trial: Trial) -> Finding:
     Raises:
       NotApplicableError: nothing in the kernel waits.
       DeadlockError: with the device, semaphore, line and program of each wait.
-      KernelError: the kernel raised.
     """
     seconds = 0.0
     for schedule, outcome in under_schedules(trial):
         seconds += outcome.seconds
-        if outcome.error is not None:
-            raise under(schedule, as_kernel_error(outcome.error))
+        if isinstance(outcome.error, DeadlockError):
+            raise under(schedule, outcome.error)
     return Finding(comparisons=(), seconds=seconds)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_pallas.checks.trial import Finding, Trial, as_kernel_error
+from pytest_pallas.checks.trial import Finding, Trial
+from pytest_pallas.errors import RaceError
 from pytest_pallas.sanitizers.runs import under, under_schedules
 
 
@@ -15,11 +16,10 @@ def races(trial: Trial) -> Finding:
     Raises:
       NotApplicableError: nothing in the kernel happens at the same time.
       RaceError: with both accesses, their lines, programs and devices, and the buffer.
-      KernelError: the kernel raised.
     """
     seconds = 0.0
     for schedule, outcome in under_schedules(trial):
         seconds += outcome.seconds
-        if outcome.error is not None:
-            raise under(schedule, as_kernel_error(outcome.error))
+        if isinstance(outcome.error, RaceError):
+            raise under(schedule, outcome.error)
     return Finding(comparisons=(), seconds=seconds, notes=("races: on",))

@@ -9,12 +9,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_pallas import compat
-from pytest_pallas.backends import Outcome, label
+from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.backends.digests import digest
 from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.backends.tracing import identity
 from pytest_pallas.checks.trial import Trial, call
-from pytest_pallas.errors import NotApplicableError, PallasTestError
+from pytest_pallas.errors import (
+    DeadlockError,
+    DmaError,
+    NotApplicableError,
+    PallasTestError,
+    RaceError,
+)
+
+#: Errors that sanitizers are for.
+SANITIZED = (RaceError, DeadlockError, DmaError)
 
 #: Orders of the programs of parallel dimensions, besides the first.
 SEEDS = (1, 2)
@@ -53,16 +62,21 @@ class Runs:
 def under_schedules(trial: Trial) -> Iterator[tuple[Schedule, Outcome]]:
     """The runs of a trial's kernel under every schedule that can make a difference, plain first.
 
+    A kernel that raises in the first ends there.
+
     Raises:
-      NotApplicableError: nothing in the kernel happens in an order that could be another.
+      NotApplicableError: nothing in the kernel happens in an order that could be another; or it
+        raised what is no business of a sanitizer.
     """
     plain = Schedule()
     first = trial.runs.get(trial, plain)
-    yield plain, first
+    if first.error is not None and not isinstance(first.error, SANITIZED):
+        raise NotApplicableError(f"the kernel raises, which is said by other checks: {first.error}")
     kernels: Sequence[Any] = first.kernels
+    others = [] if first.error is not None else schedules(trial, kernels)
+    yield plain, first
     if first.error is not None:
         return
-    others = schedules(trial, kernels)
     if not others and not any(kernel.asynchronous for kernel in kernels):
         raise NotApplicableError(
             "in no example does the kernel start a DMA, use a semaphore or a barrier, or divide a "
@@ -81,9 +95,14 @@ def under(schedule: Schedule, error: PallasTestError) -> PallasTestError:
     return told
 
 
+def has_schedules(backend: Backend) -> bool:
+    """Whether a backend heeds ``Call.schedule``: the TPU interpreter does."""
+    return backend.platform == "tpu" and getattr(backend, "detects_races", False)
+
+
 def schedules(trial: Trial, kernels: Sequence[Any]) -> list[Schedule]:
     """The schedules besides the plain one that the TPU interpreter can run these kernels in."""
-    if trial.backend.name != "tpu-interpret":
+    if not has_schedules(trial.backend):
         return []
     found: list[Schedule] = []
     if any(kernel.asynchronous for kernel in kernels):

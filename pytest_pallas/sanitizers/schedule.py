@@ -19,12 +19,12 @@ def schedule(trial: Trial) -> Finding:
 
     Raises:
       NotApplicableError: there is only one order.
-      KernelError: the kernel raised.
+      KernelError: the kernel raised under a schedule, and not under the first.
     """
     runs = under_schedules(trial)
     _, first = next(runs)
     if first.error is not None:
-        raise as_kernel_error(first.error)
+        raise NotApplicableError(f"the kernel raises, which is said by others: {first.error}")
     seconds, comparisons, others = first.seconds, list[Comparison](), 0
     for other, outcome in runs:
         others += 1
