@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,8 +14,10 @@ from pytest_pallas.backends.probes import Probe, probed
 from pytest_pallas.backends.protocol import Call, Kind, Outcome
 from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS, Target
-from pytest_pallas.backends.watching import PATIENCE, Watch
-from pytest_pallas.errors import DeadlockError, DmaError
+from pytest_pallas.backends.watchdog import watchdog
+from pytest_pallas.backends.watching import Watch
+from pytest_pallas.backends.watching_gpu import ThreadWatch
+from pytest_pallas.errors import DmaError
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,12 @@ class Interpreter:
             races=races, dma=call.schedule.dma, slow=call.schedule.slow, forgets=call.forget
         )
         told: list[Any] = []
-        with _watchdog(call.timeout, watch) as stopped, compat.printed_races() as printed:
+        threads = ThreadWatch()
+        with (
+            watchdog(call.timeout, watch, threads) as stopped,
+            compat.watched_threads(threads),
+            compat.printed_races() as printed,
+        ):
             outcome = execution.execute(
                 call,
                 lambda: self.context(
@@ -148,43 +153,6 @@ class Interpreter:
             )
             yield
         told(answers)
-
-
-@contextmanager
-def _watchdog(timeout: float, watch: Watch) -> Generator[list[DeadlockError]]:
-    """End a simulated device's wait for something that does not come.
-
-    At once where every device waits for a signal and none is left to give it; else when the time is
-    over. Yields a list that then holds the error.
-    """
-    stopped: list[DeadlockError] = []
-    done = threading.Event()
-
-    def stop(text: str) -> None:
-        error = DeadlockError(text)
-        stopped.append(error)
-        compat.fail_interpreters(error)
-
-    def guard() -> None:
-        end, before = time.monotonic() + timeout, -1
-        while not done.wait(min(PATIENCE, max(end - time.monotonic(), 0.0))):
-            waits = watch.deadlock()
-            if waits and watch.progress == before:
-                return stop("deadlock: every device waits, and none is left to signal\n" + waits)
-            before = watch.progress
-            if time.monotonic() >= end:
-                return stop(
-                    f"the kernel did not finish within {timeout:g} s and was stopped. Does every "
-                    "wait on a semaphore, barrier or DMA have its signal, on every device? If the "
-                    "kernel is only slow, raise the limit with --pallas-timeout."
-                )
-
-    thread = threading.Thread(target=guard, name="pallas-watchdog", daemon=True)
-    thread.start()
-    try:
-        yield stopped
-    finally:
-        done.set()
 
 
 def _portable(races: bool, schedule: Schedule) -> Any:

@@ -14,6 +14,7 @@ from pytest_pallas import compat
 #: ``"separate"``: nothing, but outputs that are aliased to an input get memory of their own.
 Probe = Literal["", "bounds", "outputs", "separate"]
 
+
 @contextmanager
 def probed(probe: Probe) -> Generator[list[Any]]:
     """Ask; the list that this gives is filled when the context ends.

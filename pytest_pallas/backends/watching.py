@@ -18,10 +18,6 @@ _SHOWN = 4
 #: How long a slow device does nothing before each of its operations, in seconds.
 _PAUSE = 0.002
 
-#: How long a wait must last before it can be one that nobody ends, in seconds: the threads of the
-#: other devices may be about to signal.
-PATIENCE = 0.5
-
 
 @dataclass
 class Watch:

@@ -394,7 +394,7 @@ def _hooked(module: Any, name: str, function: Any, placed: _Placed, wanted: str,
     if name in ("_allocate_buffer", "_allocate_semaphores"):
         return _named(memory, module, name, function, placed, wanted, args)
     device = int(args[1])
-    core = int(args[2]) if len(args) > 2 else 0
+    core = 0 if name in ("_barrier", "_clean_up_shared_memory") else int(args[2])
     place = placed.place
     point = memory.points.get((device, core), ())
     keywords = getattr(function, "keywords", {})

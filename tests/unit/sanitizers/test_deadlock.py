@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas.backends import Call
-from pytest_pallas.backends.interpreters import tpu_interpret
+from pytest_pallas.backends.interpreters import gpu_interpret, tpu_interpret
 from pytest_pallas.errors import DeadlockError
 from pytest_pallas.sanitizers.deadlock import deadlock
 
@@ -83,3 +83,42 @@ def test_the_next_kernel_runs():
 
 def test_a_right_kernel_comes_to_its_end(trial):
     deadlock(trial(rings.ring, rings.SHARDS, devices=4))
+
+
+def gpu_kernel(x, *, arrives):
+    """Two warpgroups: one copies to shared memory, both wait for it."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    def body(x_ref, o_ref, buffer, copied):
+        @pl.when(jax.lax.axis_index("warpgroup") == 0)
+        def _copy():
+            if arrives:
+                plgpu.copy_gmem_to_smem(x_ref, buffer, copied)
+
+        plgpu.barrier_wait(copied)
+
+        @pl.when(jax.lax.axis_index("warpgroup") == 0)
+        def _store():
+            o_ref[...] = buffer[...]
+
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        scratch_types=[plgpu.SMEM(x.shape, x.dtype), plgpu.Barrier()],
+        num_threads=2,
+        thread_name="warpgroup",
+    )(x)
+
+
+def test_threads_of_a_gpu_are_named(trial):
+    x = np.ones((128, 128), np.float32)
+    asked = trial(rings.other(gpu_kernel, arrives=False), x, backend=gpu_interpret())
+    with pytest.raises(DeadlockError) as raised:
+        deadlock(asked)
+    for group in range(2):
+        assert re.search(
+            rf"device 0, block 0, warpgroup {group} waits at a barrier at which 0 of 1 have "
+            r"arrived, at \S+test_deadlock\.py:\d+",
+            str(raised.value),
+        )
+    deadlock(trial(rings.other(gpu_kernel, arrives=True), x, backend=gpu_interpret()))
