@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from pytest_pallas.compat.bounds import bounds_named
 from pytest_pallas.compat.jaxprs import sub_jaxprs
 
 _MODULE = "jax._src.pallas.mosaic.interpret.interpret_pallas_call"
@@ -402,13 +403,15 @@ def _hooked(module: Any, name: str, function: Any, placed: _Placed, wanted: str,
         known = {**keywords, "source_info": _Placed(placed.info, place, point)}
         function = functools.partial(function.func, *function.args, **known)
     if name in ("get", "store", "swap"):
-        return _accessed(memory, module, name, function, (device, core), args)
+        with bounds_named(memory.buffers, place, point):
+            return _accessed(memory, module, name, function, (device, core), args)
     operation = _operation(memory, name, device, core, place, point, args)
     for watch in list(_watching):
         watch.begins(memory, operation)
     # The race detector fails at a wait for nothing, if nobody has signalled yet.
     nothing = name == "semaphore_wait" and operation.amount == 0
-    result = args[0] if nothing else function(*args)
+    with bounds_named(memory.buffers, place, point):
+        result = args[0] if nothing else function(*args)
     for watch in list(_watching):
         watch.ends(memory, operation)
     if name == "_barrier":
@@ -507,7 +510,8 @@ def _staging(interpret: Callable[..., Any]) -> Callable[..., Any]:
 
 def _kernel(params: Any) -> _Kernel:
     jaxpr, mapping = params["jaxpr"], params["grid_mapping"]
-    names = list(jaxpr.debug_info.arg_names or ["?"] * len(jaxpr.invars))
+    names = [str(name) for name in jaxpr.debug_info.arg_names or ()]
+    names += ["a ref without a name"] * (len(jaxpr.invars) - len(names))
     scalars, inputs, outputs = (
         mapping.num_index_operands,
         mapping.num_inputs,
@@ -521,7 +525,7 @@ def _kernel(params: Any) -> _Kernel:
     ]
     buffers += names[:scalars]
     semaphores: list[str] = []
-    for place, (name, var) in enumerate(zip(blocked, jaxpr.invars[scalars:], strict=True)):
+    for place, (name, var) in enumerate(zip(blocked, jaxpr.invars[scalars:], strict=False)):
         aval = var.aval
         if place < inputs + outputs:
             aval = mapping.block_mappings[place].transformed_block_aval
