@@ -72,6 +72,14 @@ class ReferenceError(PallasTestError):
     """The reference raised, or returned something that no kernel can be judged by."""
 
 
+class GridError(KernelError):
+    """The blocks that the programs of a kernel read and write are wrong."""
+
+
+class BoundsError(KernelError):
+    """The kernel loads or stores elements beyond the edges of a ref."""
+
+
 class RaceError(KernelError):
     """Two accesses of the kernel to one place are not ordered, and one of them writes."""
 
@@ -123,3 +131,6 @@ class MismatchError(PallasTestError, AssertionError):
 #: What an expected failure may be: a wrong answer, or a kernel that raised, raced or hung. A typo,
 #: a reference that raises or a missing kernel is a mistake in the test, and must not count as one.
 EXPECTED = (AssertionError, KernelError)
+
+#: What is raised in place of the answer of a test that took its process with it.
+DIED = (HangError, CrashError, OutOfMemoryError)

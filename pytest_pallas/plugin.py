@@ -98,7 +98,12 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_pallas.report.databases import DatabaseReporter
 
         config.pluginmanager.register(DatabaseReporter(state), "pallas-database-reporter")
-    if not hasattr(config, "workerinput"):
+    isolated = config.pluginmanager.has_plugin("pallas-worker")  # this process is for those
+    if not isolated:
+        from pytest_pallas.isolation.isolator import PLUGIN, Isolator
+
+        config.pluginmanager.register(Isolator(state), PLUGIN)
+    if not hasattr(config, "workerinput") and not isolated:
         from pytest_pallas.report.reporter import Reporter
 
         config.pluginmanager.register(Reporter(state), "pallas-reporter")

@@ -51,6 +51,8 @@ class Session:
     generators: list[Any] = field(default_factory=list[Any])
     #: Places of ``--pallas-database`` that could not be reached, and what that meant.
     lost_places: dict[str, str] = field(default_factory=dict[str, str])
+    #: Who is told of each example and call, where tests are isolated; see ``isolation``.
+    observer: Any = None
 
     @cached_property
     def families(self) -> Mapping[str, Family]:

@@ -11,12 +11,13 @@ import jax
 
 from pytest_pallas import compat
 from pytest_pallas.analysis.grid import Analysis, analyze_jaxpr
+from pytest_pallas.backends.execution import brief, readable
 from pytest_pallas.backends.lowering import attributes
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.backends.tracing import abstract, jitted
 from pytest_pallas.devices.absent import Chip, present
-from pytest_pallas.errors import NoPallasCallError
+from pytest_pallas.errors import KernelError, NoPallasCallError, PallasTestError
 
 
 def analyze(function: Callable[..., Any], *args: Any, **options: Any) -> Analysis:
@@ -39,6 +40,7 @@ def analyze(function: Callable[..., Any], *args: Any, **options: Any) -> Analysi
 
     Raises:
       NoPallasCallError: the function traces to no Pallas kernel for these arguments.
+      KernelError: it raised while it was traced.
     """
     target = TARGETS[DEFAULT_TARGETS["tpu"]]
     call = Call(function=function, args=args, options=options)
@@ -67,10 +69,22 @@ def analyzed(
       platform: of kernels that do not show which they are written for.
       target: the chip whose VMEM is asked about.
       context: makes the context to trace in.
+
+    Raises:
+      KernelError: the function raised while it was traced.
     """
     static, shapes = abstract(call)
-    with context():
-        closed = jitted().trace(static, shapes).jaxpr
+    try:
+        with context():
+            closed = jitted().trace(static, shapes).jaxpr
+    except PallasTestError:
+        raise
+    except Exception as error:  # tracing runs the kernel's own code
+        raised = readable(error)
+        text = (
+            f"the kernel raised {type(raised).__name__} while it was traced: {brief(str(raised))}"
+        )
+        raise KernelError(text) from error
     return analyze_jaxpr(closed, _arrays(call), platform=platform, chip=target.name)
 
 

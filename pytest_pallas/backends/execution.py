@@ -18,7 +18,13 @@ from pytest_pallas.analysis import KernelCall, kernel_calls
 from pytest_pallas.backends.mappings import relieve
 from pytest_pallas.backends.protocol import Call, Outcome
 from pytest_pallas.backends.tracing import Static, apply, jitted, split
-from pytest_pallas.errors import KernelError, NoPallasCallError, PallasTestError, RaceError
+from pytest_pallas.errors import (
+    BoundsError,
+    KernelError,
+    NoPallasCallError,
+    PallasTestError,
+    RaceError,
+)
 
 #: Runs the static part of a call on its arrays.
 Runner = Callable[[Static, list[Any]], Any]
@@ -116,6 +122,7 @@ def to_numpy(values: Any) -> Any:
 _RAISED = re.compile(
     r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Timeout)): ", re.MULTILINE
 )
+_BEYOND = re.compile(r"(Index|Value)Error: Out-of-bounds ")
 _UNBOUND = "Only interpret mode is supported on CPU backend"
 
 
@@ -140,6 +147,10 @@ def readable(error: Exception) -> Exception:
         race = race_error(core)
         race.__cause__ = error
         return race
+    if _BEYOND.match(core):
+        beyond = BoundsError(brief(core))
+        beyond.__cause__ = error
+        return beyond
     return _chained(brief(core), error)
 
 

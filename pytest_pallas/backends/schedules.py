@@ -25,14 +25,16 @@ class Schedule:
     slow: int | None = None
 
     def __str__(self) -> str:
-        """For messages, in words."""
-        words = ["DMAs executed as they start"]
-        if self.dma == "on_wait":
-            words = [f"DMAs executed when waited for, the {self.order} first"]
+        """For messages: what is not as in the plain one."""
+        words: list[str] = []
+        if self.dma == "eager":
+            words.append("DMAs executed as they start")
+        if self.order == "oldest":
+            words.append("of the DMAs that a wait could execute the oldest first")
         if self.seed:
             words.append(f"parallel programs in random order {self.seed}")
         if self.cores > 1:
-            words.append(f"on {self.cores} cores")
+            words.append(f"parallel programs divided over {self.cores} cores")
         if self.slow is not None:
             words.append(f"device {self.slow} slower than the others")
-        return ", ".join(words)
+        return ", ".join(words) or "DMAs executed when waited for, the youngest first"

@@ -58,7 +58,9 @@ def watchdog(timeout: float, *watches: Watching) -> Generator[list[DeadlockError
             now = [watch.progress for watch in watches]
             for waits in filter(None, (watch.deadlock() for watch in watches)):
                 if now == before:
-                    return stop(f"deadlock: everybody waits, and nobody is left to signal\n{waits}")
+                    return stop(
+                        f"deadlock: everybody waits, and nobody is left to signal\n  {waits}"
+                    )
             before = now
             if time.monotonic() >= end:
                 return stop(

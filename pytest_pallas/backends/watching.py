@@ -106,7 +106,7 @@ class Watch:
             return ""
         if all(operation.semaphore is None for operation in operations):
             return ""
-        return "\n".join(_told(_wait(memory, operation) for operation in operations))
+        return "\n  ".join(_told(_wait(memory, operation) for operation in operations))
 
     def _reaches(self, memory: compat.Memory, operation: compat.Operation) -> None:
         """A DMA to another device, or a signal of its semaphore, before it is in the kernel."""
@@ -174,10 +174,12 @@ def _leftovers(
         who = f"device {left.device}" + (f", core {left.core}" if left.core else "")
         for place, point, half in left.pending:
             side = f"its {half} side, " if half else ""
+            places = started.get(left.semaphore, [])
+            shared = ", shared with others" if len(places) > 1 else ""
             yield (
                 who,
-                f"the DMA of {_where(place, point)} was never waited for ({side}semaphore {name}); "
-                "every copy that is started needs its wait()",
+                f"the DMA of {_where(place, point)} was never waited for ({side}semaphore {name}"
+                f"{shared}); every copy that is started needs its wait()",
             )
         if left.count and not left.pending:
             begun = started.get(left.semaphore)

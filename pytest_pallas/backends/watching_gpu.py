@@ -70,7 +70,7 @@ class ThreadWatch:
             return ""
         lines = [_told(wait) for wait in waiting]
         more = len(lines) - _SHOWN
-        return "\n".join(lines[:_SHOWN] + ([f"and {more} more"] if more > 0 else []))
+        return "\n  ".join(lines[:_SHOWN] + ([f"and {more} more"] if more > 0 else []))
 
 
 #: Warps of a warpgroup.

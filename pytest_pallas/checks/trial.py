@@ -70,6 +70,7 @@ class Trial:
       typical: whether the spec names this call as typical, rather than drawing it.
       costs: what the code of kernels may cost on compiling backends; None if nobody asks.
       ignored: as in ``KernelSpec``.
+      claimed: the backends that the spec claims, as in ``KernelSpec.claimed``.
       observer: see ``Call``.
     """
 
@@ -97,6 +98,7 @@ class Trial:
     typical: bool = False
     costs: Costs | None = None
     ignored: Callable[..., Any] | None = None
+    claimed: Sequence[str] = ()
     observer: Observer | None = None
 
 
@@ -158,19 +160,20 @@ def run(
     races: bool = True,
     fill: str = "",
     needs_kernel: bool = True,
+    **rest: Any,
 ) -> Outcome:
     """Run ``function`` on the trial's backend with the trial's options.
 
     ``tuned=False`` leaves out its tuning, ``races=False`` does not look for races, ``fill`` is
-    what memory holds that nobody has written, and ``needs_kernel=False`` takes a function without
-    a kernel, too (see ``Call``).
+    what memory holds that nobody has written, ``needs_kernel=False`` takes a function without
+    a kernel, too, and ``rest`` are other fields of the call (see ``Call``).
 
     Raises:
       KernelError: the kernel raised.
     """
     made = call(trial, function, args, jit=jit, tuned=tuned)
     outcome = trial.backend.run(
-        replace(made, races=races and made.races, fill=fill, needs_kernel=needs_kernel)
+        replace(made, races=races and made.races, fill=fill, needs_kernel=needs_kernel, **rest)
     )
     if outcome.error is not None:
         raise as_kernel_error(outcome.error)

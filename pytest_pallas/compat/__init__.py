@@ -6,7 +6,11 @@ something, this is the place to mend.
 
 from __future__ import annotations
 
+from pytest_pallas.compat.aliases import pipelined_aliases, separate_aliases
+from pytest_pallas.compat.bounds import Beyond, bounds_checked
+from pytest_pallas.compat.bounds_named import gpu_bounds_named
 from pytest_pallas.compat.compilers import devices_answer, exact_exports, interpret_ignored
+from pytest_pallas.compat.environment import variables_of_imports
 from pytest_pallas.compat.fuzzing import (
     hypothesis_profile,
     hypothesis_seed,
@@ -41,13 +45,16 @@ from pytest_pallas.compat.jaxprs import (
     called_jaxpr,
     eval_jaxpr,
     kernel_name,
+    overhanging_blocks,
     parallel_programs,
     source_line,
     sub_jaxprs,
     unwritten_memory,
     written_inputs,
 )
+from pytest_pallas.compat.memory import Place, memory_place, memory_placed, outputs_told
 from pytest_pallas.compat.settings import (
+    Setting,
     interpreters_in_use,
     jax_setting_in_force,
     jax_settings,
@@ -69,16 +76,22 @@ from pytest_pallas.compat.watching import (
     watchable,
     watched,
 )
+from pytest_pallas.compat.watching_gpu import BarrierWait, watched_threads
 
 __all__ = [
     "KERNEL_PRIMITIVES",
+    "BarrierWait",
+    "Beyond",
     "BlockFacts",
     "GridFacts",
     "Left",
     "Memory",
     "Operation",
+    "Place",
+    "Setting",
     "bind",
     "block_programs",
+    "bounds_checked",
     "called_jaxpr",
     "clear_effect_tokens",
     "collected",
@@ -90,6 +103,7 @@ __all__ = [
     "exact_exports",
     "fail_interpreters",
     "fixture_is_overridden",
+    "gpu_bounds_named",
     "grid_facts",
     "hypothesis_profile",
     "hypothesis_seed",
@@ -102,13 +116,19 @@ __all__ = [
     "kernel_name",
     "masked_window",
     "memory_filled",
+    "memory_place",
+    "memory_placed",
     "mended_tpu_interpreter",
     "oldest_dma_first",
+    "outputs_told",
+    "overhanging_blocks",
     "parallel_programs",
+    "pipelined_aliases",
     "printed_races",
     "quiet_callbacks",
     "reset_interpreters",
     "sampled_elements",
+    "separate_aliases",
     "session_of",
     "set_database_key",
     "set_hypothesis_settings",
@@ -117,8 +137,10 @@ __all__ = [
     "sub_jaxprs",
     "terminal_width",
     "unwritten_memory",
+    "variables_of_imports",
     "watchable",
     "watched",
+    "watched_threads",
     "window_of",
     "without_module_constants",
     "written_inputs",

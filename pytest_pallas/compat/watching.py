@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from pytest_pallas.compat.bounds import bounds_named
+from pytest_pallas.compat.bounds_named import bounds_named
 from pytest_pallas.compat.jaxprs import sub_jaxprs
 
 _MODULE = "jax._src.pallas.mosaic.interpret.interpret_pallas_call"

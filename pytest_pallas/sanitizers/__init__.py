@@ -39,9 +39,19 @@ def _simulated(backend: Backend) -> str | None:
 
 
 def _ordered(backend: Backend) -> str | None:
-    if backend.name == "tpu-interpret":
+    if pkgutil.resolve_name(f"{__name__}.runs:has_schedules")(backend):
         return None
     return f"{backend.name} runs everything in one order"
+
+
+def _fillable(backend: Backend) -> str | None:
+    if getattr(backend, "fills", False) or backend.name == "interpret":
+        return None
+    return f"{backend.name} cannot be told what memory holds that nobody has written"
+
+
+def _executing(backend: Backend) -> str | None:
+    return f"{backend.name} executes nothing" if backend.kind == "compiling" else None
 
 
 #: The sanitizers of this package, in the order in which they run.
@@ -80,6 +90,24 @@ SANITIZERS: tuple[Check, ...] = (
         needs=_nothing,
         on=_ordered,
         share=0.25,
+        kind="sanitizer",
+    ),
+    Check(
+        name="memory",
+        asks="is everything written before it is read, and every index within bounds?",
+        run=_from("memory"),
+        needs=_nothing,
+        on=_fillable,
+        share=0.25,
+        kind="sanitizer",
+    ),
+    Check(
+        name="donation",
+        asks="is an operand that shares an output's memory read before it is overwritten?",
+        run=_from("donation"),
+        needs=_nothing,
+        on=_executing,
+        share=0.125,
         kind="sanitizer",
     ),
 )

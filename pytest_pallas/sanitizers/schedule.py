@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.checks.trial import Finding, Trial, as_kernel_error
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.numerics import Comparison, bitwise
@@ -34,7 +33,7 @@ def schedule(trial: Trial) -> Finding:
         for (path, actual), (_, wanted) in zip(
             flatten(outcome.values), flatten(first.values), strict=True
         ):
-            where = f"{path or 'output'}, with {other}; before, with {Schedule()}"
+            where = f"{path or 'output'}, with {other}, against the plain schedule"
             comparisons.append(bitwise(actual, wanted, where=where))
     if not others:
         raise NotApplicableError("there is only one order in which this kernel can run here")

@@ -22,7 +22,7 @@ def test_programs_that_need_their_order(trial):
     kernel = rings.other(rings.carried, semantics="parallel")
     found = failures(schedule(trial(kernel, rings.BLOCKS)))
     assert any("parallel programs in random order 1" in each.message for each in found)
-    assert any("on 2 cores" in each.message for each in found)
+    assert any("divided over 2 cores" in each.message for each in found)
 
 
 @pytest.mark.parametrize(
