@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from pytest_pallas import compat
@@ -62,32 +62,44 @@ def _counts(eqn: Any) -> bool:
     adds a constant to the one.
     """
     condition, body = eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
-    constants, of_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    if len(condition.eqns) != 1 or condition.eqns[0].primitive.name not in _COMPARISONS:
+    first = eqn.params["cond_nconsts"]
+    carried = body.invars[eqn.params["body_nconsts"] :]
+    test = _made_by(condition, condition.outvars[0])
+    if test is None or test.primitive.name not in _COMPARISONS:
         return False
-    if condition.outvars[0] is not condition.eqns[0].outvars[0]:
-        return False
-    carried = body.invars[of_body:]
-
-    def position(var: Any) -> int | None:
-        """Which carried value of the condition it is; None for what cannot change."""
+    changing: list[int] = []
+    for operand in test.invars:
+        var = _converted(condition, operand)
         if hasattr(var, "val"):
-            return None
-        place = condition.invars.index(var) - constants
-        if place < 0 or body.outvars[place] is carried[place]:
-            return None
-        return place
+            continue
+        if var not in condition.invars:
+            return False
+        place = condition.invars.index(var) - first
+        if place >= 0 and _converted(body, body.outvars[place]) is not carried[place]:
+            changing.append(place)
+    return len(changing) == 1 and _steps(body, carried[changing[0]], body.outvars[changing[0]])
 
-    changing = [place for place in map(position, condition.eqns[0].invars) if place is not None]
-    return len(changing) == 1 and _steps(body.eqns, carried[changing[0]], body.outvars[changing[0]])
 
-
-def _steps(equations: Sequence[Any], before: Any, after: Any) -> bool:
+def _steps(body: Any, before: Any, after: Any) -> bool:
     """Whether ``after`` is ``before`` plus or minus a constant that is not 0."""
-    for eqn in equations:
-        if eqn.outvars[0] is after and eqn.primitive.name in ("add", "sub"):
-            first, second = eqn.invars
-            if eqn.primitive.name == "add" and second is before:
-                first, second = second, first
-            return first is before and hasattr(second, "val") and bool(second.val != 0)
-    return False
+    eqn = _made_by(body, _converted(body, after))
+    if eqn is None or eqn.primitive.name not in ("add", "sub"):
+        return False
+    first, second = (_converted(body, var) for var in eqn.invars)
+    if eqn.primitive.name == "add" and second is before:
+        first, second = second, first
+    return first is before and hasattr(second, "val") and bool(second.val != 0)
+
+
+def _converted(jaxpr: Any, var: Any) -> Any:
+    """What a variable is but for its dtype."""
+    eqn = _made_by(jaxpr, var)
+    while eqn is not None and eqn.primitive.name == "convert_element_type":
+        var = eqn.invars[0]
+        eqn = _made_by(jaxpr, var)
+    return var
+
+
+def _made_by(jaxpr: Any, var: Any) -> Any:
+    """The equation that a variable is the result of, or None."""
+    return next((eqn for eqn in jaxpr.eqns if any(var is out for out in eqn.outvars)), None)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
@@ -19,7 +19,7 @@ def variables_of_imports() -> Generator[set[str]]:
     put = os.putenv
 
     def noted(name: bytes | str, value: bytes | str) -> None:
-        if _importing(sys._getframe(1)):
+        if _importing(inspect.currentframe()):  # pyright: ignore[reportPrivateUsage]
             names.add(os.fsdecode(name))
         put(name, value)
 

@@ -37,7 +37,7 @@ _staging = _Staging()
 
 
 def memory_place() -> Place:
-    """What an interpreter makes memory for, inside ``memory_placed``, while it asks what to put there.
+    """What an interpreter makes memory for, inside ``memory_placed``, while it asks what it holds.
 
     An output where it asks while the kernel runs: the window of an output's block is forgotten
     when its block is done.
@@ -50,7 +50,8 @@ def memory_placed() -> Generator[None]:
     """Let ``memory_place`` tell for what the interpreters make memory.
 
     What asks is wrapped: functions that pad, those that make outputs, and the TPU interpreter as a
-    whole, which asks for one operand of the kernel after the other. Seen in JAX 0.11.2 and 0.12.0.1.
+    whole, which asks for one operand of the kernel after the other. Seen in JAX 0.11.2 and
+    0.12.0.1.
     """
     portable: Any = importlib.import_module("jax._src.pallas.primitives")
     shared: Any = importlib.import_module("jax._src.pallas.mosaic.interpret.utils")
@@ -140,8 +141,8 @@ def outputs_told(told: Told) -> Generator[None]:
     """Tell what every ``pallas_call`` that is interpreted returns, in numpy arrays, once a run.
 
     The caller must be in a context that is part of jit's key. The calls
-    come from other threads, at the latest when ``jax.effects_barrier()`` returns. Seen in JAX 0.11.2
-    and 0.12.0.1.
+    come from other threads, at the latest when ``jax.effects_barrier()`` returns. Seen in JAX
+    0.11.2 and 0.12.0.1.
     """
     with ExitStack() as stack:
         for module, name in INTERPRETING:

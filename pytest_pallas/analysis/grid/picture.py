@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -32,7 +33,12 @@ def report(
 
 def _head(call: KernelCall) -> str:
     path = f", in {' > '.join(call.path)}" if call.path else ""
-    return _cut(f"{call.name}  {call.source}{path}".rstrip())
+    return _cut(_near(f"{call.name}  {call.source}{path}".rstrip()))
+
+
+def _near(text: str) -> str:
+    """Text in which files below the current folder are named from there."""
+    return text.replace(f"{Path.cwd()}/", "")
 
 
 def _cut(line: str) -> str:
@@ -132,9 +138,11 @@ def _findings(findings: Sequence[GridFinding]) -> Iterator[str]:
         return
     yield f"{len(findings)} finding{'s' if len(findings) > 1 else ''}"
     for finding in findings:
-        head, *rest = str(finding).splitlines()
+        head, *rest = _near(str(finding)).splitlines()
         yield ""
-        yield _cut(head)
+        yield from textwrap.wrap(
+            head, _WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+        )
         for line in rest:
             yield from textwrap.wrap(
                 line.strip(),

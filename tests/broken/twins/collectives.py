@@ -69,7 +69,7 @@ def permute(x: jax.Array, *, mesh: Mesh, wrong: str = "") -> jax.Array:
             _meet(left, signals=2)
         elif wrong == "to the wrong side":
             _meet(right, signals=1)
-        elif wrong != "no barrier":
+        elif wrong not in ("no barrier", "no id either"):
             _meet(left, signals=1)
         copy = pltpu.make_async_remote_copy(x_ref, o_ref, sent, received, device_id={"x": right})
         copy.start()
@@ -78,7 +78,8 @@ def permute(x: jax.Array, *, mesh: Mesh, wrong: str = "") -> jax.Array:
             copy.wait_recv()
 
     def shard(x: jax.Array) -> jax.Array:
-        barrier = None if wrong == "no barrier" else 0
+        # Without an id, the runtime lets all devices begin at once.
+        barrier = None if wrong == "no id either" else 0
         return pl.pallas_call(
             body,
             out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
@@ -103,6 +104,15 @@ def no_barrier(x: jax.Array, *, mesh: Mesh) -> jax.Array:
 
 SPEC_NO_BARRIER = _spec(name="no_barrier", kernel=no_barrier, reference=permute_reference)
 SPEC_NO_BARRIER_RIGHT = twin(SPEC_NO_BARRIER, permute)
+
+
+def no_id_either(x: jax.Array, *, mesh: Mesh) -> jax.Array:
+    return permute(x, mesh=mesh, wrong="no id either")
+
+
+SPEC_NO_ID_EITHER_RIGHT = _spec(
+    name="no_id_either_right", kernel=no_id_either, reference=permute_reference
+)
 
 
 def too_few_waits(x: jax.Array, *, mesh: Mesh) -> jax.Array:
@@ -164,7 +174,7 @@ def ring_sum(x: jax.Array, *, mesh: Mesh, wrong: str = "") -> jax.Array:
                 slots.at[here],
                 slots.at[there],
                 sent.at[here],
-                received.at[0 if wrong == "one semaphore" else there],
+                received.at[there],
                 device_id={"x": right},
             )
             copy.start()

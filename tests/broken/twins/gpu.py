@@ -25,10 +25,7 @@ def add(x: jax.Array, y: jax.Array, *, block: int = 8, wrong: str = "") -> jax.A
     def body(x_gmem: Any, y_gmem: Any, o_gmem: Any, x_smem: Any, y_smem: Any, arrived: Any) -> None:
         row, column = jax.lax.axis_index("row"), jax.lax.axis_index("column")
         here = (pl.ds(row * block, block), pl.ds(column * _COLUMNS, _COLUMNS))
-        if wrong == "same columns":
-            there = (here[0], pl.ds(0, _COLUMNS))
-        else:
-            there = here
+        there = (here[0], pl.ds(0, _COLUMNS)) if wrong == "same columns" else here
         plgpu.copy_gmem_to_smem(x_gmem.at[here], x_smem, arrived)
         plgpu.copy_gmem_to_smem(y_gmem.at[there], y_smem, arrived)
         if wrong != "no wait":

@@ -110,7 +110,7 @@ def rms_norm_reference(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 def _rms_norm_calls(dtype: str) -> Any:
     return pst.arguments(
-        pst.arrays("m n, 1 n", dtype=dtype, dims={"m": [8, 13], "n": [16, 128]}),
+        pst.arrays("m n, 1 n", dtype=dtype, dims={"m": [8, 13], "n": [1, 16, 128]}),
         tuning={"block": 8},
     )
 
@@ -169,7 +169,10 @@ SPEC_NO_MAXIMUM = KernelSpec(
     kernel=no_maximum,
     reference=softmax_reference,
     inputs=pst.arguments(
-        pst.arrays("m n", dtype="float32", dims={"m": [8, 13], "n": [7, 16]}), tuning={"block": 8}
+        pst.arrays(
+            "m n", dtype="float32", values=("normal", "wide"), dims={"m": [8, 13], "n": [7, 16]}
+        ),
+        tuning={"block": 8},
     ),
     family="norms and reductions",
 )

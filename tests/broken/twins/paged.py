@@ -34,10 +34,7 @@ def paged(
     sequence, and what it says behind the length means nothing.
     """
     (batch, d), page, pages_each = q.shape, k.shape[1], table.shape[1]
-    if wrong == "half a block":
-        steps = pages_each // _AT_ONCE
-    else:
-        steps = pl.cdiv(pages_each, _AT_ONCE)
+    steps = pages_each // _AT_ONCE if wrong == "half a block" else pl.cdiv(pages_each, _AT_ONCE)
 
     def body(lengths_ref: Any, table_ref: Any, q_ref: Any, *refs: Any) -> None:
         del table_ref  # the index maps use it

@@ -18,7 +18,8 @@ from .pair import twin
 def block_sparse(
     x: jax.Array, y: jax.Array, mask: jax.Array, *, block: int = 8, wrong: str = ""
 ) -> jax.Array:
-    """``x @ y`` over those blocks of x ``(m, k)`` only where ``mask (m/block, k/block)`` is True."""
+    """``x @ y`` over those blocks of x ``(m, k)`` where ``mask (m / block, k / block)``
+    is True."""
     (m, k), n = x.shape, y.shape[1]
 
     def body(mask_ref: Any, x_ref: Any, y_ref: Any, o_ref: Any) -> None:
@@ -168,8 +169,8 @@ SPEC_LAST_OF_DUPLICATES = KernelSpec(
     reference=segment_sum_reference,
     inputs=pst.arguments(
         pst.arrays("m n", dtype="float32", dims={"m": [5, 8], "n": [4, 8]}),
-        then=lambda drawn: {"segment": pst.segment_ids(drawn.recipe["m"], max_segments=4)},
-        options={"segments": 4},
+        then=lambda drawn: {"segment": pst.segment_ids(drawn.recipe["m"], max_segments=8)},
+        options={"segments": 8},
     ),
     exact=True,
     vmappable=False,

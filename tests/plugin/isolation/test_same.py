@@ -7,12 +7,14 @@ import re
 
 import pytest
 
+EXPECTED = 'xfail={"interpret": ExpectedFailure(reason="known", jax="0.12")}'
+
 SPECS = (
     'name="add", kernel=add',
     'name="add_off", kernel=add_off',
     'name="add_raises", kernel=add_raises',
-    'name="expected", kernel=add_off, xfail={"interpret": ExpectedFailure(reason="known", jax="0.12")}',
-    'name="unexpected", kernel=add, xfail={"interpret": ExpectedFailure(reason="known", jax="0.12")}',
+    f'name="expected", kernel=add_off, {EXPECTED}',
+    f'name="unexpected", kernel=add, {EXPECTED}',
     'name="sharded", kernel=add_sharded, reference=lambda x, y, mesh: x + y, '
     'meshes=({"x": 2}, {"x": 64}), inputs=lambda mesh: INPUTS',
 )

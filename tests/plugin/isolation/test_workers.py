@@ -87,9 +87,8 @@ def test_time_to_fuzz_is_the_parents(project):
         "--pallas-max-examples=1",
     )
     assert [record["outcome"] for record in records] == ["passed", "passed"]
-    for record in records:
-        assert record["examples"] > 1
-        assert record["seconds"] > 1.0
+    assert records[0]["examples"] > 1
+    assert records[0]["seconds"] > 1.0  # half of the time, and not one round of one example
 
 
 def test_a_project_that_cannot_be_set_up_twice(project):

@@ -169,8 +169,11 @@ def test_a_block_of_before_is_not_this_block():
 
 
 def plgpu_kernel(body, x):
-    shape, scratch = jax.ShapeDtypeStruct(x.shape, x.dtype), [plgpu.SMEM((8, 128), x.dtype)]
-    return plgpu.kernel(body, shape, scratch_types=scratch)(x)
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        scratch_types=[plgpu.SMEM((8, 128), x.dtype)],
+    )(x)
 
 
 def test_mosaic_gpu():
@@ -226,9 +229,7 @@ def stores(x):
 def copies(x):
     def body(x_ref, o_ref, semaphore):
         start = 8 * pl.program_id(0)
-        pltpu.async_copy(
-            x_ref.at[pl.ds(start + 1, 8)], o_ref.at[pl.ds(start, 8)], semaphore
-        ).wait()
+        pltpu.async_copy(x_ref.at[pl.ds(start + 1, 8)], o_ref.at[pl.ds(start, 8)], semaphore).wait()
 
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     return pl.pallas_call(
@@ -243,8 +244,10 @@ def copies(x):
 
 def scopes(x):
     def body(x_ref, o_ref):
+        start = pl.program_id(0)
+
         def inner(ref):
-            ref[pl.ds(pl.program_id(0), 2)] = x_ref[0:2]
+            ref[pl.ds(start, 2)] = x_ref[0:2]
             o_ref[...] = x_ref[...] + 0 * ref[...].sum()
 
         pl.run_scoped(inner, pltpu.VMEM((2, 128), x.dtype))
