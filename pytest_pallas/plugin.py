@@ -39,8 +39,9 @@ __all__ = [
 
 _MARKS = (
     "pallas(backends=..., targets=..., reason=..., max_examples=N, seed=N, checks=..., "
-    "sanitize=..., timeout=SECONDS, isolate=..., missing=...): run this test on these backends or chips, "
-    "whatever the command line says; the rest are options of the same name for this test alone",
+    "sanitize=..., timeout=SECONDS, isolate=..., missing=...): run this test on these backends or "
+    "chips, whatever the command line says; the rest are options of the same name for this test "
+    "alone",
     "pallas_mesh(x=4): the mesh that the fixture pallas_mesh() makes for this test; skipped where "
     "there are too few devices",
     "pallas_tolerance(rtol=, atol=, ulp=, fraction=, factor=, floor=, backend=, dtype=): how far "

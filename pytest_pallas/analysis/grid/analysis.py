@@ -68,7 +68,7 @@ def analyze_jaxpr(
             continue
         read = _read(call, scope, platform)
         calls.append(read)
-        findings += _findings(read, scope, chip)
+        findings += _shortened(read, list(_findings(read, scope, chip)))
     return Analysis(tuple(dict.fromkeys(findings)), tuple(calls), tuple(others), chip)
 
 
@@ -91,17 +91,29 @@ def _value(scope: Scope, var: Any) -> Any:
         return None
 
 
+def _shortened(call: GridCall, findings: Sequence[GridFinding]) -> Sequence[GridFinding]:
+    """Of a large grid both what was seen and what was reasoned can be the same finding."""
+    if call.complete:
+        return findings
+    first: dict[tuple[str, str], GridFinding] = {}
+    for finding in findings:
+        first.setdefault((finding.kind, finding.operand), finding)
+    return list(first.values())
+
+
 def _findings(call: GridCall, scope: Scope, chip: str) -> Iterator[GridFinding]:
     accesses = accesses_of(call)
     for window in call.windows:
         yield from coverage.out_of_range(call, window, accesses)
         if window.output:
             use = use_of(scope, call.call.eqn.outvars[window.position])
-            yield from coverage.never_written(call, window, use)
-            yield from writes.written_twice(call, window, accesses)
+            if not use.none:
+                yield from coverage.never_written(call, window, use)
+                yield from writes.written_twice(call, window, accesses)
+                yield from large.written_twice(call, window)
         else:
             yield from writes.read_after_write(call, window, accesses)
-        yield from large.large_grid(call, window)
+        yield from large.out_of_range(call, window)
     yield from overhang(call)
     yield from tiles.illegal_tiles(call)
     yield from tiles.too_much_vmem(call, chip)

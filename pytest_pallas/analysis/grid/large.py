@@ -8,13 +8,11 @@ from pytest_pallas.analysis.grid.findings import GridFinding
 from pytest_pallas.analysis.grid.model import GridCall, Window
 
 
-def large_grid(call: GridCall, window: Window) -> Iterator[GridFinding]:
-    """What affine index maps say of a grid that is too large to be looked at as a whole."""
-    if call.complete or not call.programs or not window.uniform or None in window.affine:
+def out_of_range(call: GridCall, window: Window) -> Iterator[GridFinding]:
+    """Blocks that lie outside of their array, by the range of their index."""
+    grid = _grid(call, window)
+    if grid is None:
         return
-    if window.whole:
-        return
-    grid = [n for n in call.grid if n is not None]
     counts = window.counts
     for axis, (affine, count) in enumerate(zip(window.affine, counts, strict=True)):
         if affine is None or not count:
@@ -37,12 +35,20 @@ def large_grid(call: GridCall, window: Window) -> Iterator[GridFinding]:
                 remedy="Clamp what the index map returns, or correct the grid.",
             )
             return
-    if window.output:
-        yield from _repeated(call, window, grid)
 
 
-def _repeated(call: GridCall, window: Window, grid: Sequence[int]) -> Iterator[GridFinding]:
-    """Blocks that are written twice, from the dims of the grid that the index map ignores."""
+def _grid(call: GridCall, window: Window) -> Sequence[int] | None:
+    """The grid of a call, if it is too large and the window's index is affine; else None."""
+    if call.complete or not call.programs or window.whole or None in window.affine:
+        return None
+    return [n for n in call.grid if n is not None] if window.uniform else None
+
+
+def written_twice(call: GridCall, window: Window) -> Iterator[GridFinding]:
+    """Blocks of an output that are written twice, because the index ignores dims of the grid."""
+    grid = _grid(call, window)
+    if grid is None:
+        return
     used = {dim for affine in window.affine if affine is not None for dim in affine.dims}
     ignored = [dim for dim, n in enumerate(grid) if n > 1 and dim not in used]
     if not ignored or call.platform != "tpu":

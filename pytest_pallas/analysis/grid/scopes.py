@@ -209,6 +209,11 @@ class Use:
     returned: tuple[tuple[tuple[int, int], ...], ...]
     doubtful: bool
 
+    @property
+    def none(self) -> bool:
+        """Whether nobody looks at it: some kernels have outputs for scratch."""
+        return not self.returned and not self.doubtful
+
 
 def use_of(scope: Scope, var: Any) -> Use:
     """What becomes of a kernel's output."""

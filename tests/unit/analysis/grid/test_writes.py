@@ -56,6 +56,27 @@ def test_what_may_be_left_out_is_a_doubt():
     assert kinds(lambda x: floor_grid(x) * 2, TALL) == [("never-written", "o_ref")]
 
 
+@pytest.mark.parametrize("kept", [1, 2])
+def test_an_output_that_is_scratch(kept):
+    """Before there was scratch, outputs served for it: nobody looks at what they hold."""
+
+    def body(x_ref, o_ref, sum_ref):
+        sum_ref[...] = x_ref[...]
+        o_ref[...] = sum_ref[...]
+
+    def function(x):
+        spec = pl.BlockSpec((8, 128), lambda i: (i, 0))
+        outputs = pl.pallas_call(
+            body, grid=(8,), in_specs=[spec],
+            out_specs=[spec, pl.BlockSpec((8, 128), lambda i: (0, 0))],
+            out_shape=[x, x], compiler_params=semantics("parallel"),
+        )(x)  # fmt: skip
+        return outputs[:kept]
+
+    both = [("never-written", "sum_ref"), ("parallel-write", "sum_ref")]
+    assert kinds(function, X) == (both if kept == 2 else [])
+
+
 def test_an_aliased_output_has_the_rest_already():
     def some(x):
         return rows(copy, x.shape, grid=(3,), input_output_aliases={0: 0})(x)
