@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
 
-from .pair import twin
+from .pair import INTERPRETERS, twin
 
 
 def shift(x: jax.Array, *, block: int = 8, wrong: str = "") -> jax.Array:
@@ -66,6 +66,7 @@ SPEC_SHIFTED_FROM_THE_TOP = KernelSpec(
     exact=True,
     vmappable=False,
     family="aliasing",
+    backends=INTERPRETERS,
 )
 SPEC_SHIFTED_FROM_THE_TOP_RIGHT = twin(SPEC_SHIFTED_FROM_THE_TOP, shift)
 
@@ -108,5 +109,6 @@ SPEC_PADDED_IN_PLACE = KernelSpec(
     ),
     vmappable=False,
     family="aliasing",
+    backends=INTERPRETERS,
 )
 SPEC_PADDED_IN_PLACE_RIGHT = twin(SPEC_PADDED_IN_PLACE, padded_mean)

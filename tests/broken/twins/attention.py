@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
 
-from .pair import twin
+from .pair import INTERPRETERS, twin
 
 #: What a score is where nothing is to be seen: finite, so that no difference of two is NaN.
 _LOWEST = -1e30
@@ -147,7 +147,7 @@ def reference(
 
 
 def _qkv(dtype: Any = "float32") -> Any:
-    dims = {"q": [5, 8, 13], "k": [7, 16, 21], "d": [4, 8]}
+    dims = {"q": [5, 13], "k": [7, 21], "d": 8}
     return pst.arrays("q d, k d, k d", dtype=dtype, dims=dims)
 
 
@@ -160,7 +160,12 @@ def padding_seen(q: jax.Array, k: jax.Array, v: jax.Array, *, block: int = 8) ->
 
 
 SPEC_PADDING_SEEN = KernelSpec(
-    name="padding_seen", kernel=padding_seen, reference=reference, inputs=_PLAIN, family="attention"
+    name="padding_seen",
+    kernel=padding_seen,
+    reference=reference,
+    inputs=_PLAIN,
+    family="attention",
+    backends=INTERPRETERS,
 )
 SPEC_PADDING_SEEN_RIGHT = twin(SPEC_PADDING_SEEN, flash)
 
@@ -176,6 +181,7 @@ SPEC_QUERIES_FOR_KEYS = KernelSpec(
     reference=reference,
     inputs=_PLAIN,
     family="attention",
+    backends=INTERPRETERS,
 )
 
 
@@ -185,7 +191,12 @@ def cleared_once(q: jax.Array, k: jax.Array, v: jax.Array, *, block: int = 8) ->
 
 
 SPEC_CLEARED_ONCE = KernelSpec(
-    name="cleared_once", kernel=cleared_once, reference=reference, inputs=_PLAIN, family="attention"
+    name="cleared_once",
+    kernel=cleared_once,
+    reference=reference,
+    inputs=_PLAIN,
+    family="attention",
+    backends=INTERPRETERS,
 )
 
 
@@ -200,6 +211,7 @@ SPEC_NARROW_WEIGHTS = KernelSpec(
     reference=reference,
     inputs=pst.arguments(_qkv(pst.floats("bfloat16", "float32")), tuning={"block": 8}),
     family="attention",
+    backends=INTERPRETERS,
 )
 SPEC_NARROW_WEIGHTS_RIGHT = twin(SPEC_NARROW_WEIGHTS, flash)
 
@@ -217,6 +229,7 @@ SPEC_LOCAL_INDEX = KernelSpec(
     reference=reference,
     inputs=pst.arguments(_qkv(), options={"causal": True, "window": 3}, tuning={"block": 8}),
     family="attention",
+    backends=INTERPRETERS,
 )
 SPEC_LOCAL_INDEX_RIGHT = twin(SPEC_LOCAL_INDEX, flash)
 
@@ -252,6 +265,7 @@ SPEC_OR_FOR_AND = KernelSpec(
     reference=reference,
     inputs=_masked({"causal": True}, empty_rows=True),
     family="attention",
+    backends=INTERPRETERS,
 )
 SPEC_OR_FOR_AND_RIGHT = twin(SPEC_OR_FOR_AND, flash)
 
@@ -269,6 +283,7 @@ SPEC_EMPTY_ROWS = KernelSpec(
     reference=reference,
     inputs=_masked({}, empty_rows=True),
     family="attention",
+    backends=INTERPRETERS,
 )
 
 
@@ -285,6 +300,7 @@ SPEC_CAP_AFTER_MASK = KernelSpec(
     reference=reference,
     inputs=_masked({"cap": 5.0}, empty_rows=True),
     family="attention",
+    backends=INTERPRETERS,
 )
 SPEC_CAP_AFTER_MASK_RIGHT = twin(SPEC_CAP_AFTER_MASK, flash)
 
@@ -337,5 +353,6 @@ SPEC_HEADS_DEALT_OUT = KernelSpec(
         dims={"g": [1, 2], "r": [1, 2], "q": [5, 8], "k": 7, "d": 4},
     ),
     family="attention",
+    backends=INTERPRETERS,
 )
 SPEC_HEADS_DEALT_OUT_RIGHT = twin(SPEC_HEADS_DEALT_OUT, grouped_heads)

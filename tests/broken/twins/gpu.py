@@ -19,7 +19,7 @@ _COLUMNS = 128
 
 
 def add(x: jax.Array, y: jax.Array, *, block: int = 8, wrong: str = "") -> jax.Array:
-    """``x + y`` for x and y ``(m, n)``, ``block x 128`` elements of each at a time."""
+    """``x + y`` for x and y ``(m, n)``, ``block x 128`` elements of each at a time, which divide m and n."""
     m, n = x.shape
 
     def body(x_gmem: Any, y_gmem: Any, o_gmem: Any, x_smem: Any, y_smem: Any, arrived: Any) -> None:
@@ -37,7 +37,6 @@ def add(x: jax.Array, y: jax.Array, *, block: int = 8, wrong: str = "") -> jax.A
         if wrong != "store not waited for":
             plgpu.wait_smem_to_gmem(0)
 
-    rows = m // block if wrong == "rows left out" else pl.cdiv(m, block)
     return plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
@@ -46,7 +45,7 @@ def add(x: jax.Array, y: jax.Array, *, block: int = 8, wrong: str = "") -> jax.A
             plgpu.SMEM((block, _COLUMNS), x.dtype),
             plgpu.Barrier(num_arrivals=1 if wrong == "one arrival" else 2),
         ],
-        grid=(rows, n // _COLUMNS),
+        grid=(m // block, n // _COLUMNS),
         grid_names=("row", "column"),
     )(x, y)
 

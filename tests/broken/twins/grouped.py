@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
 
-from .pair import twin
+from .pair import INTERPRETERS, twin
 
 
 def grouped_matmul(
@@ -93,6 +93,7 @@ SPEC_TILE_OF_ONE_GROUP = KernelSpec(
     inputs=_CALLS,
     vmappable=False,
     family="grouped matmul",
+    backends=INTERPRETERS,
 )
 SPEC_TILE_OF_ONE_GROUP_RIGHT = twin(SPEC_TILE_OF_ONE_GROUP, grouped_matmul)
 
@@ -109,6 +110,7 @@ SPEC_ROWS_OF_NOBODY = KernelSpec(
     inputs=_CALLS,
     vmappable=False,
     family="grouped matmul",
+    backends=INTERPRETERS,
 )
 
 
@@ -180,5 +182,6 @@ SPEC_EMPTY_GROUP = KernelSpec(
     ),
     vmappable=False,
     family="grouped matmul",
+    backends=INTERPRETERS,
 )
 SPEC_EMPTY_GROUP_RIGHT = twin(SPEC_EMPTY_GROUP, grouped_gradient)

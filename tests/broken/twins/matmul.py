@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
 
-from .pair import twin
+from .pair import INTERPRETERS, twin
 
 
 def matmul(x: jax.Array, y: jax.Array, *, block: int = 8, wrong: str = "") -> jax.Array:
@@ -74,6 +74,7 @@ SPEC_CLEARED_BY_MULTIPLYING = KernelSpec(
     reference=reference,
     inputs=_ANY_SIZE,
     family="matmul",
+    backends=INTERPRETERS,
 )
 SPEC_CLEARED_BY_MULTIPLYING_RIGHT = twin(SPEC_CLEARED_BY_MULTIPLYING, matmul)
 
@@ -89,6 +90,7 @@ SPEC_ONE_SIDE_MASKED = KernelSpec(
     reference=reference,
     inputs=_ANY_SIZE,
     family="matmul",
+    backends=INTERPRETERS,
 )
 
 
@@ -143,6 +145,7 @@ SPEC_K_BEFORE_N = KernelSpec(
     inputs=_WHOLE_BLOCKS,
     exact=True,
     family="matmul",
+    backends=INTERPRETERS,
 )
 SPEC_K_BEFORE_N_RIGHT = twin(SPEC_K_BEFORE_N, matmul_in_place)
 
@@ -159,4 +162,5 @@ SPEC_SUMMED_IN_PARALLEL = KernelSpec(
     inputs=_WHOLE_BLOCKS,
     exact=True,
     family="matmul",
+    backends=INTERPRETERS,
 )

@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
 
-from .pair import twin
+from .pair import INTERPRETERS, twin
 
 _EPSILON = 1e-6
 
@@ -76,6 +76,7 @@ SPEC_VARIANCE_OF_SQUARES = KernelSpec(
         tuning={"block": 8},
     ),
     family="norms and reductions",
+    backends=INTERPRETERS,
 )
 SPEC_VARIANCE_OF_SQUARES_RIGHT = twin(SPEC_VARIANCE_OF_SQUARES, layer_norm)
 
@@ -126,6 +127,7 @@ SPEC_NARROW_SQUARES = KernelSpec(
     reference=rms_norm_reference,
     inputs=_rms_norm_calls("bfloat16"),
     family="norms and reductions",
+    backends=INTERPRETERS,
 )
 SPEC_NARROW_SQUARES_RIGHT = twin(SPEC_NARROW_SQUARES, rms_norm)
 
@@ -141,6 +143,7 @@ SPEC_EPSILON_OUTSIDE = KernelSpec(
     reference=rms_norm_reference,
     inputs=_rms_norm_calls("float32"),
     family="norms and reductions",
+    backends=INTERPRETERS,
 )
 
 
@@ -175,6 +178,7 @@ SPEC_NO_MAXIMUM = KernelSpec(
         tuning={"block": 8},
     ),
     family="norms and reductions",
+    backends=INTERPRETERS,
 )
 SPEC_NO_MAXIMUM_RIGHT = twin(SPEC_NO_MAXIMUM, softmax)
 
@@ -210,6 +214,7 @@ SPEC_LAST_OF_EQUALS = KernelSpec(
     reference=argmax_reference,
     inputs=pst.arrays("m n", dtype="float32", dims={"m": [8, 13], "n": [7, 16]}),
     family="norms and reductions",
+    backends=INTERPRETERS,
 )
 SPEC_LAST_OF_EQUALS_RIGHT = twin(SPEC_LAST_OF_EQUALS, argmax)
 
@@ -276,5 +281,6 @@ SPEC_LABEL_IN_BLOCK = KernelSpec(
     ),
     vmappable=False,
     family="norms and reductions",
+    backends=INTERPRETERS,
 )
 SPEC_LABEL_IN_BLOCK_RIGHT = twin(SPEC_LABEL_IN_BLOCK, cross_entropy)

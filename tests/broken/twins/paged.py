@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
 
-from .pair import twin
+from .pair import INTERPRETERS, twin
 
 _LOWEST = -1e30
 _AT_ONCE = 2  # pages that a program attends to
@@ -151,6 +151,7 @@ SPEC_HALF_A_BLOCK = KernelSpec(
     inputs=_calls(3),
     vmappable=False,
     family="paged attention",
+    backends=INTERPRETERS,
 )
 SPEC_HALF_A_BLOCK_RIGHT = twin(SPEC_HALF_A_BLOCK, paged)
 
@@ -169,6 +170,7 @@ SPEC_LAST_PAGE_IN_FULL = KernelSpec(
     inputs=_calls(2),
     vmappable=False,
     family="paged attention",
+    backends=INTERPRETERS,
 )
 SPEC_LAST_PAGE_IN_FULL_RIGHT = twin(SPEC_LAST_PAGE_IN_FULL, paged)
 
@@ -187,6 +189,7 @@ SPEC_DEAD_PAGES = KernelSpec(
     inputs=_calls(2),
     vmappable=False,
     family="paged attention",
+    backends=INTERPRETERS,
 )
 
 
@@ -272,5 +275,6 @@ SPEC_BELONGS_BEFORE = KernelSpec(
     ),
     vmappable=False,
     family="ragged attention",
+    backends=INTERPRETERS,
 )
 SPEC_BELONGS_BEFORE_RIGHT = twin(SPEC_BELONGS_BEFORE, ragged)

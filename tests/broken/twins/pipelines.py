@@ -11,7 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
 
-from .pair import twin
+from .pair import INTERPRETERS, twin
 
 _ANY = pl.BlockSpec(memory_space=pl.ANY)
 
@@ -90,6 +90,7 @@ SPEC_FEWER_STEPS_THAN_STAGES = KernelSpec(
     exact=True,
     vmappable=False,
     family="DMA pipelines",
+    backends=INTERPRETERS,
 )
 SPEC_FEWER_STEPS_THAN_STAGES_RIGHT = twin(SPEC_FEWER_STEPS_THAN_STAGES, pipeline)
 
@@ -107,6 +108,7 @@ SPEC_TOO_FAR_AHEAD = KernelSpec(
     exact=True,
     vmappable=False,
     family="DMA pipelines",
+    backends=INTERPRETERS,
 )
 
 
@@ -123,6 +125,7 @@ SPEC_STILL_LEAVING = KernelSpec(
     exact=True,
     vmappable=False,
     family="DMA pipelines",
+    backends=INTERPRETERS,
 )
 
 
@@ -139,6 +142,7 @@ SPEC_LAST_STORE = KernelSpec(
     exact=True,
     vmappable=False,
     family="DMA pipelines",
+    backends=INTERPRETERS,
 )
 
 
@@ -184,5 +188,6 @@ SPEC_WAITS_FOR_TOO_FEW = KernelSpec(
     exact=True,
     vmappable=False,
     family="DMA pipelines",
+    backends=INTERPRETERS,
 )
 SPEC_WAITS_FOR_TOO_FEW_RIGHT = twin(SPEC_WAITS_FOR_TOO_FEW, gather)

@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
 
-from .pair import twin
+from .pair import INTERPRETERS, twin
 
 
 def scan(
@@ -119,6 +119,7 @@ SPEC_INITIAL_STATE_IGNORED = KernelSpec(
     reference=reference,
     inputs=_calls(has_initial_state=True),
     family="scans",
+    backends=INTERPRETERS,
 )
 SPEC_INITIAL_STATE_IGNORED_RIGHT = twin(SPEC_INITIAL_STATE_IGNORED, scan)
 
@@ -143,6 +144,7 @@ SPEC_STATE_OF_THE_LAST_SEQUENCE = KernelSpec(
     reference=reference,
     inputs=_calls(has_initial_state=False),
     family="scans",
+    backends=INTERPRETERS,
 )
 SPEC_STATE_OF_THE_LAST_SEQUENCE_RIGHT = twin(SPEC_STATE_OF_THE_LAST_SEQUENCE, scan)
 
@@ -162,5 +164,6 @@ SPEC_STEPS_FORWARDS = KernelSpec(
     reference=reference,
     inputs=_calls(backwards=True),
     family="scans",
+    backends=INTERPRETERS,
 )
 SPEC_STEPS_FORWARDS_RIGHT = twin(SPEC_STEPS_FORWARDS, scan)

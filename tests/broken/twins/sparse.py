@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
 
-from .pair import twin
+from .pair import INTERPRETERS, twin
 
 
 def block_sparse(
@@ -82,6 +82,7 @@ SPEC_EMPTY_ROW_OF_BLOCKS = KernelSpec(
     exact=True,
     vmappable=False,
     family="sparse",
+    backends=INTERPRETERS,
 )
 SPEC_EMPTY_ROW_OF_BLOCKS_RIGHT = twin(SPEC_EMPTY_ROW_OF_BLOCKS, block_sparse)
 
@@ -129,6 +130,7 @@ SPEC_INT16_POSITIONS = KernelSpec(
     exact=True,
     vmappable=False,
     family="sparse",
+    backends=INTERPRETERS,
 )
 SPEC_INT16_POSITIONS_RIGHT = twin(SPEC_INT16_POSITIONS, gather_rows)
 
@@ -175,5 +177,6 @@ SPEC_LAST_OF_DUPLICATES = KernelSpec(
     exact=True,
     vmappable=False,
     family="sparse",
+    backends=INTERPRETERS,
 )
 SPEC_LAST_OF_DUPLICATES_RIGHT = twin(SPEC_LAST_OF_DUPLICATES, segment_sum)
