@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import functools
 import importlib
 import os
 import resource
@@ -25,7 +24,7 @@ from pytest_pallas.workers import frames
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
-def main(entry: str, *, requests: int, replies: int, parent: int, talks: bool) -> None:
+def main(entry: str, *, requests: int, replies: int, parent: int) -> None:
     """Serve the pool until it is gone.
 
     Args:
@@ -33,7 +32,6 @@ def main(entry: str, *, requests: int, replies: int, parent: int, talks: bool) -
       requests: descriptor of the pipe that jobs come from.
       replies: descriptor of the pipe that answers go to.
       parent: the process that started this one.
-      talks: whether the entry takes a second argument, to say what it is about to do.
     """
     for descriptor in (requests, replies):
         os.set_inheritable(descriptor, False)
@@ -48,14 +46,6 @@ def main(entry: str, *, requests: int, replies: int, parent: int, talks: bool) -
         except Exception as error:
             frames.write(outbox, frames.RAISED, _explain(error, frames_of_ours=2))
             return
-        if talks:
-            speaking = threading.Lock()
-
-            def say(note: bytes) -> None:
-                with speaking:
-                    frames.write(outbox, frames.NOTE, note)
-
-            function = functools.partial(_talking, function, say)
         frames.write(outbox, frames.READY, b"")
         while (payload := frames.read(inbox)) is not None:
             kind, body = _call(function, payload)
@@ -67,15 +57,7 @@ def main(entry: str, *, requests: int, replies: int, parent: int, talks: bool) -
     _end_group()
 
 
-def _talking(
-    function: Callable[[bytes, Callable[[bytes], None]], bytes],
-    say: Callable[[bytes], None],
-    payload: bytes,
-) -> bytes:
-    return function(payload, say)
-
-
-def _load(entry: str) -> Callable[..., bytes]:
+def _load(entry: str) -> Callable[[bytes], bytes]:
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)
 

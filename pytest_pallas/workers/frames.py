@@ -1,7 +1,4 @@
-"""The messages between a pool and a worker: a byte for the kind, eight for the length, a body.
-
-Of a job come any number of notes, and then what was made of it.
-"""
+"""The messages between a pool and a worker: a byte for the kind, eight for the length, a body."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ _HEADER = struct.Struct(">cQ")
 
 JOB = b"j"
 READY = b"+"
-NOTE = b"n"
 DONE = b"d"
 RAISED = b"e"
 
@@ -40,16 +36,11 @@ def write(stream: BinaryIO, kind: bytes, body: bytes) -> None:
 
 
 def parse(received: bytearray) -> tuple[bytes, bytes] | None:
-    """Take the message at the start of ``received`` away: its kind and body.
-
-    None while it is not whole.
-    """
+    """Kind and body of the message at the start of ``received``, or None while it is not whole."""
     if len(received) < _HEADER.size:
         return None
     kind, size = _HEADER.unpack_from(received)
     if len(received) < _HEADER.size + size:
         return None
     with memoryview(received) as view:
-        body = bytes(view[_HEADER.size : _HEADER.size + size])
-    del received[: _HEADER.size + size]
-    return kind, body
+        return kind, bytes(view[_HEADER.size : _HEADER.size + size])

@@ -61,15 +61,11 @@ def _ask(
     worker.output.clear()
     begin = time.monotonic()
     head = frames.header(frames.JOB, payload)
-    patience = timeout if worker.setup.talks else None
-    found = exchange(
-        worker, head, payload, deadline=begin + timeout, stopping=stopping, patience=patience
-    )
+    found = exchange(worker, head, payload, deadline=begin + timeout, stopping=stopping)
     seconds = time.monotonic() - begin
     if found.end != "answered":
         task = f"a job, after {seconds:.1f} s" if found.end != "late" else "a job"
-        result = _end(worker, found, task=task, limit=timeout, seconds=seconds)
-        return None, dataclasses.replace(result, note=found.note, silence=found.silence)
+        return None, _end(worker, found, task=task, limit=timeout, seconds=seconds)
     text = worker.output.text()
     bloated = _is_bloated(worker)
     if bloated:

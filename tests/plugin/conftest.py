@@ -44,9 +44,6 @@ class Project:
 
     pytester: pytest.Pytester
 
-    #: ``--pallas-isolate`` where a run does not say: workers take seconds to start.
-    isolate: str | None = "never"
-
     @property
     def path(self) -> Path:
         """The folder."""
@@ -76,15 +73,11 @@ class Project:
 
     def run(self, *args: str) -> pytest.RunResult:
         """Run pytest in this process. A warning is an error."""
-        return self.pytester.runpytest_inprocess("-W", "error", *self._isolated(args), *args)
+        return self.pytester.runpytest_inprocess("-W", "error", *args)
 
     def spawn(self, *args: str) -> pytest.RunResult:
         """Run pytest in a process of its own."""
-        return self.pytester.runpytest_subprocess("-W", "error", *self._isolated(args), *args)
-
-    def _isolated(self, args: tuple[str, ...]) -> tuple[str, ...]:
-        given = any(arg.startswith("--pallas-isolate") for arg in args)
-        return () if given or self.isolate is None else ("-o", f"pallas_isolate={self.isolate}")
+        return self.pytester.runpytest_subprocess("-W", "error", *args)
 
     def records(self, *args: str, spawn: bool = False) -> list[dict[str, Any]]:
         """The records of a run."""

@@ -16,7 +16,6 @@ ALL = [
     "blocks",
     "sharding",
     "padding",
-    "grid",
     "oracle-strength",
 ]
 
