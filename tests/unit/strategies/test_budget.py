@@ -137,7 +137,7 @@ def test_what_goes_with_arrays_counts(draws, role):
     arrays = pst.arrays("q 4, k 4", around={"q": 64, "k": 64}, dtype="float32")
     whole = pst.arguments(arrays, **{role: masked})
     with limited(6_000):  # 129 * 4 * 4 bytes, and 129 * 129 of the mask, do not fit
-        drawn = draws(whole)
+        drawn = draws(whole, 400)  # in 100, one of seven sizes may by chance be missing
         sizes = [bytes_in(call.args) + bytes_in(call.options) for call in drawn]
     assert 3_000 < max(sizes) <= 6_000
     assert {call.recipe["q"] for call in drawn} >= {1, 63, 64, 65, 127, 128, 129}
