@@ -165,7 +165,7 @@ def specs() -> dict[str, Any]:
 def pytest_configure() -> None:
     """As a plugin of our runs: note when the first test starts, and when an example first fails."""
     from pytest_pallas.suites import questions
-    from pytest_pallas.suites.items import SpecItem
+    from pytest_pallas.suites.item import SpecItem
 
     path, ask = Path(os.environ[SEEN]), questions.ask_about
     run = SpecItem.runtest

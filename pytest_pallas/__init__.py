@@ -13,8 +13,10 @@ from pytest_pallas._version import __version__
 
 if TYPE_CHECKING:
     from pytest_pallas import strategies
+    from pytest_pallas.analysis.grid import Analysis, GridFinding
     from pytest_pallas.analysis.machine_code import Cost
     from pytest_pallas.backends import Backend, Call, Family, Outcome, Target
+    from pytest_pallas.backends.analyzing import analyze
     from pytest_pallas.checks import Check
     from pytest_pallas.compilers.report import CompileReport
     from pytest_pallas.errors import (
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
         CostError,
         DeadlockError,
         DeviceError,
+        GridError,
         KernelError,
         MismatchError,
         NoPallasCallError,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from pytest_pallas.suites import suite
 
 _HOMES = {
+    "Analysis": "pytest_pallas.analysis.grid",
     "Arguments": "pytest_pallas.strategies",
     "Backend": "pytest_pallas.backends",
     "BackendUnavailableError": "pytest_pallas.errors",
@@ -58,6 +62,8 @@ _HOMES = {
     "DeviceError": "pytest_pallas.errors",
     "ExpectedFailure": "pytest_pallas.spec",
     "Family": "pytest_pallas.backends",
+    "GridError": "pytest_pallas.errors",
+    "GridFinding": "pytest_pallas.analysis.grid",
     "KernelError": "pytest_pallas.errors",
     "KernelSpec": "pytest_pallas.spec",
     "Linear": "pytest_pallas.relations",
@@ -76,10 +82,12 @@ _HOMES = {
     "Target": "pytest_pallas.backends",
     "Tolerance": "pytest_pallas.numerics",
     "TooFewDevicesError": "pytest_pallas.errors",
+    "analyze": "pytest_pallas.backends.analyzing",
     "suite": "pytest_pallas.suites",
 }
 
 __all__ = [
+    "Analysis",
     "Arguments",
     "Backend",
     "BackendUnavailableError",
@@ -95,6 +103,8 @@ __all__ = [
     "DeviceError",
     "ExpectedFailure",
     "Family",
+    "GridError",
+    "GridFinding",
     "KernelError",
     "KernelSpec",
     "Linear",
@@ -114,6 +124,7 @@ __all__ = [
     "Tolerance",
     "TooFewDevicesError",
     "__version__",
+    "analyze",
     "strategies",
     "suite",
 ]

@@ -20,6 +20,9 @@ class PallasTestError(Exception):
     #: What became of the script that reproduces it (``scripts.saved.Saved``), once it is written.
     script: Any = None
 
+    #: The order in which the failing run was done (``backends.schedules.Schedule``), if not plain.
+    schedule: Any = None
+
     def __init_subclass__(cls) -> None:
         """Show subclasses under the name by which they are imported, in short summaries too."""
         cls.__module__ = "pytest_pallas"
@@ -69,12 +72,44 @@ class ReferenceError(PallasTestError):
     """The reference raised, or returned something that no kernel can be judged by."""
 
 
+class GridError(KernelError):
+    """The blocks that the programs of a kernel read and write are wrong."""
+
+
+class BoundsError(KernelError):
+    """The kernel loads or stores elements beyond the edges of a ref."""
+
+
 class RaceError(KernelError):
     """Two accesses of the kernel to one place are not ordered, and one of them writes."""
 
 
 class DeadlockError(KernelError):
-    """A kernel waited longer than the time limit for something that did not come."""
+    """A kernel waited for something that did not come."""
+
+
+class DmaError(KernelError):
+    """A kernel left DMAs or semaphores behind, or reached a device that was not ready."""
+
+
+class HangError(KernelError):
+    """A step of an isolated test did not end, and took its process with it."""
+
+
+class CrashError(KernelError):
+    """The process of an isolated test died."""
+
+
+class OutOfMemoryError(KernelError):
+    """An isolated test took more memory than ``--pallas-worker-memory``."""
+
+
+class LeakError(KernelError):
+    """A check left state of the process behind that would have changed later checks."""
+
+
+class IsolationError(PallasTestError):
+    """A test could not be run in a process of its own."""
 
 
 class CompileError(KernelError):
@@ -96,3 +131,6 @@ class MismatchError(PallasTestError, AssertionError):
 #: What an expected failure may be: a wrong answer, or a kernel that raised, raced or hung. A typo,
 #: a reference that raises or a missing kernel is a mistake in the test, and must not count as one.
 EXPECTED = (AssertionError, KernelError)
+
+#: What is raised in place of the answer of a test that took its process with it.
+DIED = (HangError, CrashError, OutOfMemoryError)

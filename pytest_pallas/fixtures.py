@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,8 @@ from pytest_pallas.errors import (
     TooFewDevicesError,
 )
 from pytest_pallas.options import choose
-from pytest_pallas.session import SANITIZERS, Session, current
+from pytest_pallas.sanitizers import NAMES
+from pytest_pallas.session import Session, current
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,13 +57,16 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
         from pytest_pallas.checks.trial import as_kernel_error
 
         settings = session.options_for(session.item)
+        watching = choose(settings.sanitize, NAMES, "sanitize")
         outcome = backend.run(
             Call(
                 function=function,
                 args=args,
                 options=options,
                 timeout=settings.timeout,
-                races="races" in choose(settings.sanitize, SANITIZERS, "sanitize"),
+                races="races" in watching,
+                dma="dma" in watching,
+                observer=session.observer,
             )
         )
         if outcome.error is not None:
@@ -86,8 +91,8 @@ def pallas_check(
     options=     keyword arguments for both, such as {"causal": True}.
     tuning=      keyword arguments for the kernel only, such as {"block_m": 64}.
     checks=      names of the checks to make; by default the mark's, or forward. "all" leaves out
-                 oracle-strength, which asks about many calls, and export, jit, blocks, sharding
-                 and padding where they cannot be asked.
+                 oracle-strength, which asks about many calls, and what cannot be asked, such as
+                 blocks or sharding; sanitizers are among them, as --pallas-sanitize says.
     exact=       True: small integers held in floats must give a bitwise equal answer.
     differentiable=  positions of arguments, for the gradient check.
     tolerance=   a Tolerance, or a mapping from dtype and backend to one.
@@ -119,6 +124,7 @@ def pallas_check(
         name: str = "",
     ) -> Any:
         __tracebackhide__ = True
+        from pytest_pallas.backends import label
         from pytest_pallas.checks.trial import Trial
         from pytest_pallas.checks.verdict import ask, conclude
         from pytest_pallas.strategies.arguments import Arguments
@@ -127,11 +133,15 @@ def pallas_check(
         settings = session.options_for(session.item)
         marks = [] if session.item is None else list(session.item.iter_markers("pallas_tolerance"))
         kernel = name or _name(function)
+        watching = choose(settings.sanitize, NAMES, "sanitize")
         values: Any = None
         names = [checks] if isinstance(checks, str) else checks or _marked_checks(session)
         for each in choose(names, session.checks, "checks="):
-            if list(names) == ["all"] and session.checks[each].conclude is not None:
-                continue  # one call is not the examples that it concludes from
+            if list(names) == ["all"]:
+                if session.checks[each].conclude is not None:
+                    continue  # one call is not the examples that it concludes from
+                if session.checks[each].kind == "sanitizer" and each not in watching:
+                    continue
             arguments = Arguments(args, dict(options or {}), dict(tuning or {}))
             tally = _tally(session, kernel, each, backend, arguments)
             trial = Trial(
@@ -154,14 +164,18 @@ def pallas_check(
                 check_dtype=check_dtype,
                 jit=jit,
                 timeout=settings.timeout,
-                races="races" in choose(settings.sanitize, SANITIZERS, "sanitize"),
+                races="races" in watching,
+                dma="dma" in watching,
+                runs=session.runs,
                 cache=session.cache,
                 dump=session.dump_folder(_test_name(session)),
                 costs=session.costs,
+                observer=session.observer,
             )
             try:
-                finding = ask(session.checks[each], trial, kernel, found=tally.add)
-                conclude(session.checks[each], tally.evidence, kernel, backend)
+                with _guarded(session, f"{kernel}: {each} on {label(backend)}", backend):
+                    finding = ask(session.checks[each], trial, kernel, found=tally.add)
+                    conclude(session.checks[each], tally.evidence, kernel, backend)
             except NotApplicableError:
                 if list(names) != ["all"]:
                     raise
@@ -327,7 +341,25 @@ def _tally(
         (kernel, check, where), Tally(kernel=kernel, check=check, backend=where)
     )
     tally.begin(arguments)
+    if session.observer is not None:
+        from pytest_pallas.checks.verdict import drawn_lines
+
+        session.observer.example(tally, list(drawn_lines(arguments)))
     return tally
+
+
+def _guarded(
+    session: Session, headline: str, backend: Backend
+) -> contextlib.AbstractContextManager[None]:
+    """A check that fails for what it leaves behind in this process."""
+    if backend.kind != "interpreting":
+        return contextlib.nullcontext()
+    import jax
+
+    from pytest_pallas.isolation.leaks import guarded
+
+    jax.devices("cpu")  # starting JAX changes settings
+    return guarded(session.config, headline)
 
 
 def _test_name(session: Session) -> str:

@@ -90,6 +90,7 @@ class Options:
     checks: tuple[str, ...] = ("all",)
     sanitize: tuple[str, ...] = ("all",)
     timeout: float = 60.0
+    isolate: str = "auto"
     missing: str = "skip"
     results: Path | None = None
     dump: Path | None = None
@@ -226,6 +227,15 @@ TABLE: tuple[Option, ...] = (
         marked=True,
     ),
     Option(
+        name="isolate",
+        parse=_one_of("auto", "always", "never"),
+        metavar="WHEN",
+        help="run a test in a worker process, which a crash or a hang ends in its place: auto "
+        "(default: collectives, kernels with semaphores or DMAs, what failed before), always or "
+        "never",
+        marked=True,
+    ),
+    Option(
         name="missing",
         parse=_one_of("skip", "error"),
         metavar="WHAT",
@@ -270,7 +280,7 @@ TABLE: tuple[Option, ...] = (
         name="worker_memory",
         parse=_amount("GiB"),
         metavar="GIB",
-        help="stop a compiler that takes more memory than this (default: 8)",
+        help="stop a compiler or an isolated test that takes more memory than this (default: 8)",
     ),
     Option(
         name="example",

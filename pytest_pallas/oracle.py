@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytest_pallas.backends import Call
+from pytest_pallas.backends.digests import digest
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.mappings import relieve
 from pytest_pallas.backends.tracing import Static, apply, identity, jitted, split
@@ -136,7 +136,7 @@ class ExpectedCache:
 def _key(
     reference: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any], nan_ok: bool
 ) -> Hashable:
-    return identity(reference), _digest((args, dict(options))), nan_ok
+    return identity(reference), digest((args, dict(options))), nan_ok
 
 
 def expected(
@@ -297,19 +297,6 @@ def _finite(array: np.ndarray[Any, Any]) -> bool:
     if is_float(array.dtype) or is_complex(array.dtype):
         return bool(np.isfinite(wide(array)).all())
     return True
-
-
-def _digest(tree: Any) -> Hashable:
-    leaves, structure = jax.tree.flatten(tree)
-    parts: list[Hashable] = [structure]
-    for leaf in leaves:
-        if _is_array(leaf):
-            content = np.ascontiguousarray(to_numpy(leaf)).tobytes()
-            digest = hashlib.blake2b(content, digest_size=16).digest()
-            parts.append((leaf.shape, str(leaf.dtype), digest))
-        else:
-            parts.append(identity(leaf))
-    return tuple(parts)
 
 
 def _name(function: Any) -> str:

@@ -39,8 +39,9 @@ __all__ = [
 
 _MARKS = (
     "pallas(backends=..., targets=..., reason=..., max_examples=N, seed=N, checks=..., "
-    "sanitize=..., timeout=SECONDS, missing=...): run this test on these backends or chips, "
-    "whatever the command line says; the rest are options of the same name for this test alone",
+    "sanitize=..., timeout=SECONDS, isolate=..., missing=...): run this test on these backends or "
+    "chips, whatever the command line says; the rest are options of the same name for this test "
+    "alone",
     "pallas_mesh(x=4): the mesh that the fixture pallas_mesh() makes for this test; skipped where "
     "there are too few devices",
     "pallas_tolerance(rtol=, atol=, ulp=, fraction=, factor=, floor=, backend=, dtype=): how far "
@@ -98,7 +99,12 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_pallas.report.databases import DatabaseReporter
 
         config.pluginmanager.register(DatabaseReporter(state), "pallas-database-reporter")
-    if not hasattr(config, "workerinput"):
+    isolated = config.pluginmanager.has_plugin("pallas-worker")  # this process is for those
+    if not isolated:
+        from pytest_pallas.isolation.isolator import PLUGIN, Isolator
+
+        config.pluginmanager.register(Isolator(state), PLUGIN)
+    if not hasattr(config, "workerinput") and not isolated:
         from pytest_pallas.report.reporter import Reporter
 
         config.pluginmanager.register(Reporter(state), "pallas-reporter")

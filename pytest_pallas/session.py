@@ -14,6 +14,7 @@ import pytest
 
 from pytest_pallas.errors import OptionError
 from pytest_pallas.options import Options, choose, place_of, read_options
+from pytest_pallas.sanitizers import NAMES, SANITIZERS
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
     from pytest_pallas.compilers.costs import Costs
     from pytest_pallas.compilers.service import Service
     from pytest_pallas.oracle import ExpectedCache
-
-#: The sanitizers that exist.
-SANITIZERS = ("races",)
+    from pytest_pallas.sanitizers.runs import Runs
 
 #: What the ``pallas`` mark takes besides the options that it can set.
 _MARK_ONLY = ("backends", "targets", "reason")
@@ -52,6 +51,8 @@ class Session:
     generators: list[Any] = field(default_factory=list[Any])
     #: Places of ``--pallas-database`` that could not be reached, and what that meant.
     lost_places: dict[str, str] = field(default_factory=dict[str, str])
+    #: Who is told of each example and call, where tests are isolated; see ``isolation``.
+    observer: Any = None
 
     @cached_property
     def families(self) -> Mapping[str, Family]:
@@ -65,12 +66,12 @@ class Session:
 
     @cached_property
     def checks(self) -> Mapping[str, Check]:
-        """The known checks by name, those of the hook included."""
+        """The known checks and sanitizers by name, those of the hook included."""
         from pytest_pallas.checks import CHECKS
 
         extra = self.config.hook.pytest_pallas_checks(config=self.config)
         more = [check for each in cast("list[Sequence[Check]]", extra) for check in each]
-        return {check.name: check for check in (*CHECKS, *more)}
+        return {check.name: check for check in (*CHECKS, *SANITIZERS, *more)}
 
     @cached_property
     def selection(self) -> Selection:
@@ -85,6 +86,13 @@ class Session:
         from pytest_pallas.oracle import ExpectedCache
 
         return ExpectedCache()
+
+    @cached_property
+    def runs(self) -> Runs:
+        """Runs that sanitizers share."""
+        from pytest_pallas.sanitizers.runs import Runs
+
+        return Runs()
 
     @cached_property
     def service(self) -> Service:
@@ -154,8 +162,23 @@ class Session:
             values = {k: v for k, v in mark.kwargs.items() if k not in _MARK_ONLY}
             options = options.replaced(**values)
             choose(options.checks, self.checks, "mark pallas(checks=...)")
-            choose(options.sanitize, SANITIZERS, "mark pallas(sanitize=...)")
+            choose(options.sanitize, NAMES, "mark pallas(sanitize=...)")
         return options
+
+    def checks_for(self, options: Options) -> list[Check]:
+        """The checks that options choose, without sanitizers that ``--pallas-sanitize`` leaves out.
+
+        Sanitizers that were chosen by name run besides checks that were.
+
+        Raises:
+          OptionError: a check has an unknown name.
+        """
+        watching = choose(options.sanitize, NAMES, "sanitize")
+        names = choose(options.checks, self.checks, "checks")
+        if "sanitize" in options.asked and "all" not in options.sanitize:
+            names = tuple(dict.fromkeys((*names, *watching)))
+        chosen = [self.checks[name] for name in names]
+        return [each for each in chosen if each.kind == "check" or each.name in watching]
 
     def backends_for(
         self, marks: Sequence[pytest.Mark], *, every: bool = False
@@ -218,7 +241,7 @@ def start(config: pytest.Config) -> Session:
     try:
         if "checks" in options.asked:
             choose(options.checks, session.checks, place_of(config, "checks"))
-        choose(options.sanitize, SANITIZERS, place_of(config, "sanitize"))
+        choose(options.sanitize, NAMES, place_of(config, "sanitize"))
         if options.database:
             _validated_places(session)
         if "backend" in options.asked and options.backend != ("auto",):

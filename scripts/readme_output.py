@@ -1,4 +1,4 @@
-"""Put real output into the README and docs/compiling.md: run the commands, fill their blocks.
+"""Put real output into the README and pages of docs: run the commands, fill their blocks.
 
     uv run python scripts/readme_output.py [NAME ...]
 
@@ -8,6 +8,7 @@ when output changes; a test compares what does not depend on the machine.
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 COMPILING = ROOT / "docs/compiling.md"
+SANITIZERS = ROOT / "docs/sanitizers.md"
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
 
 
@@ -124,6 +126,14 @@ def hang() -> str:
     return f"{explained(text)}\n{table}"
 
 
+def sanitized(name: str) -> str:
+    """What a sanitizer says of a kernel of its page."""
+    files = {"copies.py": block(SANITIZERS, "copies.py")}
+    options = ["--pallas-backend=tpu-interpret", "--pallas-suite=copies", f"-k={name}"]
+    text = run_files(files, *options)
+    return re.search(r"(?ms)^\w+: \w+ on tpu-interpret.*?(?=^  replay)", text)[0].strip()
+
+
 def command(*options: str) -> str:
     """A command as one types it, and what it prints."""
     return "$ uv run pytest " + " ".join(options) + "\n" + run(*options).strip()
@@ -158,6 +168,10 @@ BLOCKS: Mapping[Path, Mapping[str, Callable[[], str]]] = {
         ),
         "cost": cost,
         "hang": hang,
+    },
+    SANITIZERS: {
+        name: functools.partial(sanitized, name)
+        for name in ("races", "dma", "deadlock", "schedule")
     },
 }
 

@@ -58,13 +58,14 @@ def kernel_calls(jaxpr: Any) -> list[KernelCall]:
 def _walk(jaxpr: Any, path: tuple[str, ...]) -> Iterator[KernelCall]:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in compat.KERNEL_PRIMITIVES:
-            yield _kernel_call(eqn, path)
+            yield kernel_call(eqn, path)
         else:
             for inner in compat.sub_jaxprs(eqn):
                 yield from _walk(inner, (*path, eqn.primitive.name))
 
 
-def _kernel_call(eqn: Any, path: tuple[str, ...]) -> KernelCall:
+def kernel_call(eqn: Any, path: tuple[str, ...]) -> KernelCall:
+    """The kernel that an equation runs, inside the primitives of ``path``."""
     bodies = list(compat.sub_jaxprs(eqn))
     return KernelCall(
         name=compat.kernel_name(eqn),

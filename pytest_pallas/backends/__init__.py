@@ -1,6 +1,6 @@
 """Backends: ways to execute a kernel. Importing this package does not import jax."""
 
-from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, label
+from pytest_pallas.backends.protocol import Backend, Call, Kind, Observer, Outcome, label
 from pytest_pallas.backends.registry import (
     FAMILIES,
     Family,
@@ -19,6 +19,7 @@ __all__ = [
     "Call",
     "Family",
     "Kind",
+    "Observer",
     "Outcome",
     "Selection",
     "Target",

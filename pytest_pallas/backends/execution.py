@@ -18,7 +18,13 @@ from pytest_pallas.analysis import KernelCall, kernel_calls
 from pytest_pallas.backends.mappings import relieve
 from pytest_pallas.backends.protocol import Call, Outcome
 from pytest_pallas.backends.tracing import Static, apply, jitted, split
-from pytest_pallas.errors import KernelError, NoPallasCallError, PallasTestError, RaceError
+from pytest_pallas.errors import (
+    BoundsError,
+    KernelError,
+    NoPallasCallError,
+    PallasTestError,
+    RaceError,
+)
 
 #: Runs the static part of a call on its arrays.
 Runner = Callable[[Static, list[Any]], Any]
@@ -29,10 +35,14 @@ def trace(call: Call, static: Static, arrays: list[Any]) -> tuple[KernelCall, ..
 
     Raises:
       NoPallasCallError: there are none, although the call needs one.
+      BaseException: the call's observer does not want it to be executed.
     """
     if not call.jit:
+        if call.observer is not None:
+            call.observer.traced(call, None, ())
         return ()
-    kernels = _kernels(jitted().trace(static, arrays).jaxpr)
+    jaxpr = jitted().trace(static, arrays).jaxpr
+    kernels = _kernels(jaxpr)
     if not kernels and call.needs_kernel:
         name = getattr(call.function, "__name__", repr(call.function))
         raise NoPallasCallError(
@@ -40,6 +50,8 @@ def trace(call: Call, static: Static, arrays: list[Any]) -> tuple[KernelCall, ..
             "with jnp. Pass the function that calls pl.pallas_call, or arguments for which it "
             "does not fall back to jnp."
         )
+    if call.observer is not None:
+        call.observer.traced(call, jaxpr, kernels)
     return kernels
 
 
@@ -80,6 +92,9 @@ def execute(
             inputs = tuple(None if array.is_deleted() else to_numpy(array) for array in arrays)
     except Exception as raised:  # the kernel's error is a result, whatever it is
         error = readable(raised)
+    finally:
+        if call.observer is not None:
+            call.observer.ended(call)
     return Outcome(
         values=values,
         inputs=inputs,
@@ -107,6 +122,7 @@ def to_numpy(values: Any) -> Any:
 _RAISED = re.compile(
     r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Timeout)): ", re.MULTILINE
 )
+_BEYOND = re.compile(r"(Index|Value)Error: Out-of-bounds ")
 _UNBOUND = "Only interpret mode is supported on CPU backend"
 
 
@@ -131,6 +147,10 @@ def readable(error: Exception) -> Exception:
         race = race_error(core)
         race.__cause__ = error
         return race
+    if _BEYOND.match(core):
+        beyond = BoundsError(brief(core))
+        beyond.__cause__ = error
+        return beyond
     return _chained(brief(core), error)
 
 

@@ -36,8 +36,18 @@ def lowest(dtype: Any) -> Any:
     return jnp.finfo(dtype).min if jnp.issubdtype(dtype, jnp.floating) else None
 
 
+def zero(dtype: Any) -> Any:
+    """What XLA's buffers often are: 0 and False."""
+    import jax.numpy as jnp
+
+    number = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool)
+    return 0 if number else None
+
+
 #: By name, the value for a dtype; None leaves the interpreter's own.
-FILLS: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"high": highest, "low": lowest})
+FILLS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {"high": highest, "low": lowest, "zero": zero}
+)
 
 #: By name, what a reader is told.
 WORDS: Mapping[str, str] = MappingProxyType(
@@ -45,8 +55,29 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "": "NaN (of integers an end of their range)",
         "high": "the largest finite number (of bools True)",
         "low": "the lowest finite number (of integers 0, of bools False)",
+        "zero": "0 (of bools False)",
     }
 )
+
+#: Which memory is filled, by name, and what a reader is told.
+PLACES: Mapping[str, tuple[frozenset[compat.Place], str]] = MappingProxyType(
+    {
+        "": (frozenset({"padding", "output", "scratch"}), "memory that nobody has written"),
+        "padding": (frozenset({"padding"}), "what is beyond the edges of arrays"),
+        "output": (frozenset({"output"}), "outputs that nobody has written"),
+        "scratch": (frozenset({"scratch"}), "scratch memory that nobody has written"),
+        "memory": (
+            frozenset({"output", "scratch"}),
+            "scratch memory and outputs that nobody has written",
+        ),
+    }
+)
+
+
+def words_of(fill: str) -> str:
+    """A fill in words: "0 (of bools False) in scratch memory that nobody has written"."""
+    name, _, place = fill.partition(":")
+    return f"{WORDS[name]} in {PLACES[place][1]}"
 
 
 @contextmanager
@@ -54,12 +85,21 @@ def filled(fill: str) -> Generator[None]:
     """Fill memory so in all interpreters; "" changes nothing.
 
     What is traced inside is not mixed up with other traces: the fill is part of jit's key.
+
+    Args:
+      fill: a name of ``FILLS``, for all memory; or name and place, such as ``"zero:scratch"``.
     """
     key = _key()  # always: a context that is made later empties jit's caches
     if not fill:
         yield
         return
-    with compat.memory_filled(FILLS[fill]), key(fill):
+    name, _, place = fill.partition(":")
+    value, places = FILLS[name], PLACES[place][0]
+
+    def value_of(dtype: Any) -> Any:
+        return value(dtype) if compat.memory_place() in places else None
+
+    with compat.memory_filled(value_of), compat.memory_placed(), key(fill):
         yield
 
 

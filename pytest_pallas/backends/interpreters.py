@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -11,9 +10,14 @@ from typing import Any
 
 from pytest_pallas import compat
 from pytest_pallas.backends import fills
+from pytest_pallas.backends.probes import Probe, probed
 from pytest_pallas.backends.protocol import Call, Kind, Outcome
+from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS, Target
-from pytest_pallas.errors import DeadlockError
+from pytest_pallas.backends.watchdog import watchdog
+from pytest_pallas.backends.watching import Watch
+from pytest_pallas.backends.watching_gpu import ThreadWatch
+from pytest_pallas.errors import DmaError
 
 
 @dataclass(frozen=True)
@@ -23,14 +27,14 @@ class Interpreter:
     Attributes:
       name: the family.
       platform: whose kernels it interprets.
-      parameters: ``parameters(races)`` gives what Pallas takes as ``interpret=``.
+      parameters: ``parameters(races, schedule)`` gives what Pallas takes as ``interpret=``.
       simulated: the platform of the device that the kernel believes to be on.
       target: the chip it stands for; None is the platform's default.
     """
 
     name: str
     platform: str
-    parameters: Callable[[bool], Any] = field(repr=False)
+    parameters: Callable[[bool, Schedule], Any] = field(repr=False)
     simulated: str
     detects_races: bool
     target: Target | None = None
@@ -54,21 +58,46 @@ class Interpreter:
         races = detect and (call.devices > 1 or not call.jit)
         if detect and not races:
             try:
-                with self.context(races=False, fill=call.fill):
+                with self.context(races=False, fill=call.fill, schedule=call.schedule):
                     kernels = execution.trace(call, *split(call))
             except Exception as error:  # tracing runs the kernel's own code
                 return Outcome(error=execution.readable(error))
             races = any(kernel.asynchronous for kernel in kernels)
-        with _watchdog(call.timeout) as stopped, compat.printed_races() as printed:
+        watch = Watch(
+            races=races, dma=call.schedule.dma, slow=call.schedule.slow, forgets=call.forget
+        )
+        told: list[Any] = []
+        threads = ThreadWatch()
+        with (
+            watchdog(call.timeout, watch, threads) as stopped,
+            compat.watched_threads(threads),
+            compat.printed_races() as printed,
+        ):
             outcome = execution.execute(
                 call,
-                lambda: self.context(races=races, fill=call.fill),
+                lambda: self.context(
+                    races=races,
+                    fill=call.fill,
+                    schedule=call.schedule,
+                    watch=watch,
+                    probe=call.probe,
+                    told=told.extend,
+                ),
                 runner=jitted(quick=True) if call.jit else None,
                 kernels=kernels,
                 notes=("races: on",) if races else (),
             )
         if outcome.error is None and printed:
             outcome = dataclasses.replace(outcome, error=execution.race_error(printed[0]))
+        outcome = dataclasses.replace(
+            outcome,
+            error=watch.named(outcome.error),
+            problems=tuple(watch.problems),
+            told=tuple(told),
+        )
+        if call.dma and (watch.early or (outcome.error is None and outcome.problems)):
+            # Who reaches a device too early may find nothing there yet, and raise for that.
+            outcome = dataclasses.replace(outcome, error=DmaError("\n  ".join(outcome.problems)))
         if outcome.error is not None:
             execution.recover()
         if outcome.error is not None and stopped:
@@ -79,15 +108,25 @@ class Interpreter:
     @property
     def fills(self) -> bool:
         """Whether it heeds ``Call.fill``: not if its parameters have memory start as zeros."""
-        return getattr(self.parameters(False), "uninitialized_memory", "nan") == "nan"
+        return getattr(self.parameters(False, Schedule()), "uninitialized_memory", "nan") == "nan"
 
     @contextmanager
-    def context(self, *, races: bool, fill: str = "") -> Generator[None]:
+    def context(
+        self,
+        *,
+        races: bool,
+        fill: str = "",
+        schedule: Schedule | None = None,
+        watch: Watch | None = None,
+        probe: Probe = "",
+        told: Callable[[list[Any]], None] = lambda _: None,
+    ) -> Generator[None]:
         """Force this interpreter, on the host's CPU, for kernels that ask for a device kind."""
         import jax
         from jax.experimental.pallas import tpu as pltpu
         from jax.sharding import AbstractDevice, AbstractMesh
 
+        schedule = schedule or Schedule()
         target = self.target or TARGETS[DEFAULT_TARGETS[self.simulated]]
         device = AbstractDevice(
             device_kind=target.device_kind, num_cores=1, platform=target.platform
@@ -95,56 +134,47 @@ class Interpreter:
         with ExitStack() as stack:
             stack.enter_context(jax.default_device(jax.devices("cpu")[0]))
             stack.enter_context(compat.mended_tpu_interpreter())
+            stack.enter_context(compat.watchable())
+            stack.enter_context(compat.gpu_bounds_named())
+            if watch is not None:
+                stack.enter_context(compat.watched(watch))
+            if schedule.cores > 1:
+                from pytest_pallas.backends.tracing import QUICK
+
+                stack.enter_context(compat.cores_compiled_with(QUICK))
+            if schedule.order == "oldest":
+                stack.enter_context(compat.oldest_dma_first())
             stack.enter_context(compat.quiet_callbacks())
             stack.enter_context(fills.filled(fill))
+            answers = stack.enter_context(probed(probe))
             # One switch serves the TPU and the GPU interpreter; True is the portable one.
-            stack.enter_context(pltpu.force_tpu_interpret_mode(self.parameters(races)))
+            stack.enter_context(pltpu.force_tpu_interpret_mode(self.parameters(races, schedule)))
             stack.enter_context(
                 jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
             )
             yield
+        told(answers)
 
 
-@contextmanager
-def _watchdog(timeout: float) -> Generator[list[DeadlockError]]:
-    """End a simulated device's wait for something that does not come.
-
-    Yields a list that holds the error once the time is over.
-    """
-    stopped: list[DeadlockError] = []
-
-    def stop() -> None:
-        error = DeadlockError(
-            f"the kernel did not finish within {timeout:g} s and was stopped. Does every wait on "
-            "a semaphore, barrier or DMA have its signal, on every device? If the kernel is only "
-            "slow, raise the limit with --pallas-timeout."
-        )
-        stopped.append(error)
-        compat.fail_interpreters(error)
-
-    timer = threading.Timer(timeout, stop)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield stopped
-    finally:
-        timer.cancel()
-
-
-def _portable(races: bool) -> Any:
-    del races  # the portable interpreter is sequential
+def _portable(races: bool, schedule: Schedule) -> Any:
+    del races, schedule  # the portable interpreter is sequential
     return True
 
 
-def _tpu(races: bool) -> Any:
+def _tpu(races: bool, schedule: Schedule) -> Any:
+    del races  # the watch says so, and when DMAs are executed: neither is part of what is traced
     from jax.experimental.pallas import tpu as pltpu
 
     return pltpu.InterpretParams(
-        detect_races=races, uninitialized_memory="nan", out_of_bounds_reads="raise"
+        uninitialized_memory="nan",
+        out_of_bounds_reads="raise",
+        random_seed=schedule.seed or None,
+        num_cores_or_threads=schedule.cores,
     )
 
 
-def _gpu(races: bool) -> Any:
+def _gpu(races: bool, schedule: Schedule) -> Any:
+    del schedule  # clusters in order, copies at once
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     return plgpu.InterpretGPUParams(

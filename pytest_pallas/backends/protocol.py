@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from pytest_pallas.backends.probes import Probe
+from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.backends.targets import Target
 
 Kind = Literal["interpreting", "compiling", "hardware"]
+
+
+class Observer(Protocol):
+    """Who is told how calls go on, by the backends that execute them."""
+
+    def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
+        """A call is about to be executed.
+
+        Args:
+          call: the call.
+          jaxpr: what it was traced to; None for one that is not jitted.
+          kernels: its Pallas kernels (``analysis.KernelCall``).
+
+        Raises:
+          BaseException: one that is no ``Exception`` keeps the call from being executed.
+        """
+        ...
+
+    def ended(self, call: Call) -> None:
+        """A call has been executed, or has failed."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +47,15 @@ class Call:
       needs_kernel: False if the call may contain no Pallas kernel at all.
       timeout: seconds after which a simulated device that waits is taken to wait for ever.
       races: whether to look for races, where the backend can and the kernel could have some.
+      dma: whether it is an error to leave DMAs without a wait, or semaphores that are not 0.
       dump: folder to keep what a compiling backend makes of the call, or None.
-      fill: what an interpreter fills memory with that nobody has written: the name of one of
-        ``fills.FILLS``, or "" for NaN and extreme integers. Other backends do not look at it.
+      fill: what an interpreter fills memory with that nobody has written, as
+        ``fills.filled`` takes it, or "" for NaN and extreme integers. Others do not look at it.
+      forget: whether the TPU interpreter forgets an output's block window once it is copied to HBM,
+        as a TPU does; see ``compat.Watch``.
+      probe: what an interpreter is asked of the run besides. Others do not look at it.
+      schedule: the order in which the TPU interpreter does what has none. Others do not look at it.
+      observer: who is told before and after the call is executed, or None.
     """
 
     function: Callable[..., Any]
@@ -37,8 +66,13 @@ class Call:
     needs_kernel: bool = True
     timeout: float = 60.0
     races: bool = True
+    dma: bool = True
     dump: str | None = None
     fill: str = ""
+    forget: bool = False
+    probe: Probe = ""
+    schedule: Schedule = field(default_factory=Schedule)
+    observer: Observer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +85,8 @@ class Outcome:
       error: what it raised, made readable; None if it returned.
       seconds: wall time including tracing and compilation.
       kernels: the Pallas kernels that were traced (``analysis.KernelCall``); empty without jit.
+      problems: DMAs and semaphores that a kernel left behind, or used too early, in words.
+      told: the answers to ``Call.probe``.
       report: what the compiler said, on a compiling backend (``compilers.CompileReport``).
       notes: what a reader of the record should know, such as "races: on".
     """
@@ -60,6 +96,8 @@ class Outcome:
     error: Exception | None = None
     seconds: float = 0.0
     kernels: tuple[Any, ...] = ()
+    problems: tuple[str, ...] = ()
+    told: tuple[Any, ...] = ()
     report: Any = None
     notes: tuple[str, ...] = ()
 

@@ -89,6 +89,10 @@ def _exported_on(backend: Backend) -> str | None:
     return pkgutil.resolve_name(f"{__name__}.export:on")(backend)
 
 
+def _analyzed_on(backend: Backend) -> str | None:
+    return pkgutil.resolve_name(f"{__name__}.grid:on")(backend)
+
+
 def _strength(trial: Trial) -> Finding:
     return pkgutil.resolve_name(f"{__name__}.strength:oracle_strength")(trial)
 
@@ -206,6 +210,14 @@ CHECKS: tuple[Check, ...] = (
         asks="does nothing change with what lies beyond the edge, or is ignored?",
         run=_from("padding"),
         needs=_nothing,
+        share=0.5,
+    ),
+    Check(
+        name="grid",
+        asks="is every block written, once, in order, within its array, and masked at its edge?",
+        run=_from("grid"),
+        needs=_nothing,
+        on=_analyzed_on,
         share=0.5,
     ),
     Check(

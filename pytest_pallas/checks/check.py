@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from pytest_pallas.backends import Backend
@@ -31,6 +31,8 @@ class Check:
 
     Attributes:
       name: as written in ``--pallas-checks`` and in test ids.
+      kind: ``"sanitizer"`` for one that watches runs for what a wrong number may not show, and is
+        chosen by ``--pallas-sanitize``, too.
       asks: the question, in a few words.
       run: answers it for one drawn example. It raises what the kernel raises.
       needs: why it cannot be asked of a spec, or None if it can.
@@ -57,6 +59,7 @@ class Check:
     against: Callable[[KernelSpec, Sequence[Backend]], str | None] = _alone
     conclude: Callable[[Sequence[Any]], str | None] | None = None
     least: int = 1
+    kind: Literal["check", "sanitizer"] = "check"
 
     def unmet(
         self, spec: KernelSpec, backend: Backend, others: Sequence[Backend] = ()

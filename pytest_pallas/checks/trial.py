@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_pallas.backends import Backend, Call, Outcome
+from pytest_pallas.backends import Backend, Call, Observer, Outcome
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.compilers.costs import Costs
 from pytest_pallas.errors import KernelError, PallasTestError
@@ -62,12 +62,16 @@ class Trial:
       jit: whether the kernel may be jitted.
       timeout: see ``Call``.
       races: see ``Call``.
+      dma: see ``Call``.
+      runs: where runs under other schedules are kept.
       cache: where expectations are kept.
       anticipated: whether the reference may be evaluated in another thread while the kernel runs.
       dump: see ``Call``.
       typical: whether the spec names this call as typical, rather than drawing it.
       costs: what the code of kernels may cost on compiling backends; None if nobody asks.
       ignored: as in ``KernelSpec``.
+      claimed: the backends that the spec claims, as in ``KernelSpec.claimed``.
+      observer: see ``Call``.
     """
 
     kernel: Callable[..., Any]
@@ -86,12 +90,16 @@ class Trial:
     jit: bool = True
     timeout: float = 60.0
     races: bool = True
+    dma: bool = True
+    runs: Any = None
     cache: ExpectedCache = field(default_factory=ExpectedCache)
     anticipated: bool = False
     dump: str | None = None
     typical: bool = False
     costs: Costs | None = None
     ignored: Callable[..., Any] | None = None
+    claimed: Sequence[str] = ()
+    observer: Observer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,19 +160,20 @@ def run(
     races: bool = True,
     fill: str = "",
     needs_kernel: bool = True,
+    **rest: Any,
 ) -> Outcome:
     """Run ``function`` on the trial's backend with the trial's options.
 
     ``tuned=False`` leaves out its tuning, ``races=False`` does not look for races, ``fill`` is
-    what memory holds that nobody has written, and ``needs_kernel=False`` takes a function without
-    a kernel, too (see ``Call``).
+    what memory holds that nobody has written, ``needs_kernel=False`` takes a function without
+    a kernel, too, and ``rest`` are other fields of the call (see ``Call``).
 
     Raises:
       KernelError: the kernel raised.
     """
     made = call(trial, function, args, jit=jit, tuned=tuned)
     outcome = trial.backend.run(
-        replace(made, races=races and made.races, fill=fill, needs_kernel=needs_kernel)
+        replace(made, races=races and made.races, fill=fill, needs_kernel=needs_kernel, **rest)
     )
     if outcome.error is not None:
         raise as_kernel_error(outcome.error)
@@ -188,7 +197,9 @@ def call(
         jit=trial.jit if jit is None else jit,
         timeout=trial.timeout,
         races=trial.races,
+        dma=trial.dma,
         dump=trial.dump,
+        observer=trial.observer,
     )
 
 

@@ -128,8 +128,9 @@ def _told(error: PallasTestError, headline: str, trial: Trial) -> PallasTestErro
     lines = [f"{headline}: {error}"]
     if not isinstance(error, CompileError):  # its message names the kernel's line
         lines += _raised_at(error.__cause__)
-    problem = type(error)("\n".join([*lines, *_drawn(trial.arguments)]))
+    problem = type(error)("\n".join([*lines, *drawn_lines(trial.arguments)]))
     problem.kernel_error, problem.plain = error.__cause__, str(error)
+    problem.schedule = error.schedule
     return problem
 
 
@@ -160,7 +161,7 @@ def _explained(headline: str, finding: Finding, failed: Comparison, trial: Trial
     others = [c for c in finding.comparisons if not c.passed and c is not failed]
     if others:
         yield "  also wrong: " + ", ".join(other.where or "output" for other in others)
-    yield from _drawn(trial.arguments)
+    yield from drawn_lines(trial.arguments)
 
 
 def _writer(outcome: Outcome, failed: Comparison) -> str:
@@ -184,7 +185,7 @@ def _writer(outcome: Outcome, failed: Comparison) -> str:
     return describe_writer(kernel, position, failed.worst_index, failed.shape)
 
 
-def _drawn(arguments: Arguments) -> Iterator[str]:
+def drawn_lines(arguments: Arguments) -> Iterator[str]:
     """What was drawn: arrays, how they came about, options."""
     shapes = [
         f"{leaf.dtype}[{', '.join(map(str, np.shape(leaf)))}]"

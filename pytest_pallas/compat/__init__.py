@@ -6,7 +6,11 @@ something, this is the place to mend.
 
 from __future__ import annotations
 
+from pytest_pallas.compat.aliases import pipelined_aliases, separate_aliases
+from pytest_pallas.compat.bounds import Beyond, bounds_checked
+from pytest_pallas.compat.bounds_named import gpu_bounds_named
 from pytest_pallas.compat.compilers import devices_answer, exact_exports, interpret_ignored
+from pytest_pallas.compat.environment import variables_of_imports
 from pytest_pallas.compat.fuzzing import (
     hypothesis_profile,
     hypothesis_seed,
@@ -16,6 +20,15 @@ from pytest_pallas.compat.fuzzing import (
     set_database_key,
     set_hypothesis_settings,
     without_module_constants,
+)
+from pytest_pallas.compat.grids import (
+    BlockFacts,
+    GridFacts,
+    bind,
+    evaluate_index_map,
+    grid_facts,
+    masked_window,
+    window_of,
 )
 from pytest_pallas.compat.interpreters import (
     clear_effect_tokens,
@@ -32,41 +45,103 @@ from pytest_pallas.compat.jaxprs import (
     called_jaxpr,
     eval_jaxpr,
     kernel_name,
+    overhanging_blocks,
+    parallel_programs,
     source_line,
     sub_jaxprs,
     unwritten_memory,
     written_inputs,
 )
-from pytest_pallas.compat.testing import fixture_is_overridden, terminal_width
+from pytest_pallas.compat.memory import Place, memory_place, memory_placed, outputs_told
+from pytest_pallas.compat.settings import (
+    Setting,
+    interpreters_in_use,
+    jax_setting_in_force,
+    jax_settings,
+    set_jax_setting,
+)
+from pytest_pallas.compat.testing import (
+    collected,
+    configured,
+    fixture_is_overridden,
+    session_of,
+    terminal_width,
+)
+from pytest_pallas.compat.watching import (
+    Left,
+    Memory,
+    Operation,
+    cores_compiled_with,
+    oldest_dma_first,
+    watchable,
+    watched,
+)
+from pytest_pallas.compat.watching_gpu import BarrierWait, watched_threads
 
 __all__ = [
     "KERNEL_PRIMITIVES",
+    "BarrierWait",
+    "Beyond",
+    "BlockFacts",
+    "GridFacts",
+    "Left",
+    "Memory",
+    "Operation",
+    "Place",
+    "Setting",
+    "bind",
     "block_programs",
+    "bounds_checked",
     "called_jaxpr",
     "clear_effect_tokens",
+    "collected",
+    "configured",
+    "cores_compiled_with",
     "devices_answer",
     "eval_jaxpr",
+    "evaluate_index_map",
     "exact_exports",
     "fail_interpreters",
     "fixture_is_overridden",
+    "gpu_bounds_named",
+    "grid_facts",
     "hypothesis_profile",
     "hypothesis_seed",
     "hypothesis_settings",
     "interpret_ignored",
+    "interpreters_in_use",
     "is_of_shrinking",
+    "jax_setting_in_force",
+    "jax_settings",
     "kernel_name",
+    "masked_window",
     "memory_filled",
+    "memory_place",
+    "memory_placed",
     "mended_tpu_interpreter",
+    "oldest_dma_first",
+    "outputs_told",
+    "overhanging_blocks",
+    "parallel_programs",
+    "pipelined_aliases",
     "printed_races",
     "quiet_callbacks",
     "reset_interpreters",
     "sampled_elements",
+    "separate_aliases",
+    "session_of",
     "set_database_key",
     "set_hypothesis_settings",
+    "set_jax_setting",
     "source_line",
     "sub_jaxprs",
     "terminal_width",
     "unwritten_memory",
+    "variables_of_imports",
+    "watchable",
+    "watched",
+    "watched_threads",
+    "window_of",
     "without_module_constants",
     "written_inputs",
 ]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 
-def _interpreters() -> list[Any]:
+def interpreter_modules() -> list[Any]:
     """The modules that hold ``_shared_memory``, of the interpreters that were used so far.
 
     Seen in JAX 0.11.2 and 0.12.0.1.
@@ -27,7 +27,7 @@ def reset_interpreters() -> None:
 
     ``reset_gpu_interpret_mode_state`` has no public name. Seen in JAX 0.11.2 and 0.12.0.1.
     """
-    for module in _interpreters():
+    for module in interpreter_modules():
         for name in ("reset_tpu_interpret_mode_state", "reset_gpu_interpret_mode_state"):
             if hasattr(module, name):
                 getattr(module, name)()
@@ -43,7 +43,7 @@ def fail_interpreters(error: Exception) -> bool:
     Seen in JAX 0.11.2 and 0.12.0.1.
     """
     stopped = False
-    for module in _interpreters():
+    for module in interpreter_modules():
         memory = getattr(module, "_shared_memory", None)
         if memory is not None:
             memory.set_failed(error, top_level=False)

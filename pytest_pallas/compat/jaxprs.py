@@ -147,13 +147,30 @@ def block_programs(
     return tuple(sizes), wanted, programs
 
 
-def unwritten_memory(eqn: Any) -> list[str]:
-    """Where the kernel of an equation could read what nobody has written, in words.
+def overhanging_blocks(eqn: Any) -> list[str]:
+    """Which blocks of a ``pallas_call`` hang over the edge of their array, in words.
 
-    Blocks that hang over the edge of their array, scratch, memory that the body allocates, and
-    outputs that the body reads, or that are bool: any other output that is not written is NaN or
-    an extreme integer in the interpreters, which shows. Empty if there is no such place. Kernels
-    other than a ``pallas_call`` get their refs from their caller, and count.
+    What a kernel finds there nobody has written. Empty for other kernels, which get their refs from
+    their caller. Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    if eqn.primitive.name != "pallas_call":
+        return []
+    mapping = eqn.params["grid_mapping"]
+    places: list[str] = []
+    for position, block in enumerate(mapping.block_mappings):
+        if _overhangs(block.array_aval.shape, block.block_shape):
+            output = position - mapping.num_inputs
+            operand = f"input {position}" if output < 0 else f"output {output}"
+            places.append(f"a block of {operand} hangs over its edge")
+    return places
+
+
+def unwritten_memory(eqn: Any) -> list[str]:
+    """Which memory the kernel of an equation could read before anybody has written it, in words.
+
+    Scratch, memory that the body allocates, and outputs that the body reads. Empty if there is none
+    (but for what is beyond the edge of an array, see ``overhanging_blocks``). Kernels other than a
+    ``pallas_call`` get their refs from their caller, and count.
 
     Seen in JAX 0.11.2 and 0.12.0.1.
     """
@@ -163,11 +180,6 @@ def unwritten_memory(eqn: Any) -> list[str]:
 
     mapping, jaxpr = eqn.params["grid_mapping"], eqn.params["jaxpr"]
     places: list[str] = []
-    for position, block in enumerate(mapping.block_mappings):
-        if _overhangs(block.array_aval.shape, block.block_shape):
-            output = position - mapping.num_inputs
-            operand = f"input {position}" if output < 0 else f"output {output}"
-            places.append(f"a block of {operand} hangs over its edge")
     scratch = jaxpr.invars[mapping.slice_scratch_ops]
     if any(not jax.numpy.issubdtype(var.aval.dtype, jax.dtypes.extended) for var in scratch):
         places.append("scratch")
@@ -178,7 +190,7 @@ def unwritten_memory(eqn: Any) -> list[str]:
     places += [
         f"output {position}"
         for position, var in enumerate(outputs)
-        if var in read or jaxpr.invars.index(var) in read or var.aval.dtype == bool
+        if var in read or jaxpr.invars.index(var) in read
     ]
     return places
 
@@ -200,3 +212,22 @@ def _allocates(jaxpr: Any) -> bool:
         or any(_allocates(inner) for inner in sub_jaxprs(eqn))
         for eqn in jaxpr.eqns
     )
+
+
+def parallel_programs(eqn: Any) -> int:
+    """How many programs of a ``pallas_call`` the TPU may run in any order: 1 where it is none.
+
+    The product of the grid's dimensions whose semantics are parallel. Seen in JAX 0.11.2 and
+    0.12.0.1.
+    """
+    params, mapping = eqn.params.get("compiler_params"), eqn.params.get("grid_mapping")
+    semantics = getattr(params, "dimension_semantics", None)
+    if mapping is None or semantics is None:
+        return 1
+    grid = mapping.grid[len(mapping.grid) - len(semantics) :]
+    sizes = [
+        size
+        for size, kind in zip(grid, semantics, strict=False)
+        if getattr(kind, "value", kind) == "parallel" and isinstance(size, int)
+    ]
+    return math.prod(sizes)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import pytest
+
+#: Plugins that belong to the process that reports: they print, or write pytest's cache.
+_REPORTING = ("terminalreporter", "lfplugin", "nfplugin", "stepwiseplugin", "_cov")
 
 
 def terminal_width(reporter: Any) -> int:
@@ -20,3 +27,54 @@ def fixture_is_overridden(metafunc: Any, name: str, module: str) -> bool:
     """
     definitions = metafunc._arg2fixturedefs.get(name, ())
     return bool(definitions) and definitions[-1].func.__module__ != module
+
+
+def configured(
+    args: Sequence[str], options: Mapping[str, Any], attributes: Mapping[str, Any], plugin: Any
+) -> pytest.Config:
+    """The configuration that a command line gives, of a session that reports to nobody.
+
+    pytest-xdist makes the sessions of its workers in the same way. ``attributes``, such as
+    ``workerinput``, tell other plugins that this process is a worker. Seen in pytest 8.4 to 9.2.
+
+    Args:
+      args: the command line.
+      options: what to change of the options that it gives.
+      attributes: set on the configuration before any plugin is configured.
+      plugin: registered before everything else.
+    """
+    pytests: Any = importlib.import_module("_pytest.config")
+
+    end = args.index("--") if "--" in args else len(args)
+    # This process has imported the plugin before pytest could rewrite its assertions.
+    quiet = ["-W", "ignore:Module already imported so cannot be rewritten:pytest.PytestWarning"]
+    config: Any = pytests._prepareconfig([*args[:end], *quiet, *args[end:]], [plugin])
+    for name, value in options.items():
+        if hasattr(config.option, name):
+            setattr(config.option, name, value)
+    for name, value in attributes.items():
+        setattr(config, name, value)
+    config.pluginmanager.set_blocked("_cov")
+    if config.pluginmanager.has_plugin("_cov"):
+        config.pluginmanager.unregister(name="_cov")
+    config._do_configure()  # pyright: ignore[reportPrivateUsage]
+    for name in _REPORTING:
+        if config.pluginmanager.has_plugin(name):
+            config.pluginmanager.unregister(name=name)
+    return config
+
+
+def session_of(config: pytest.Config) -> pytest.Session:
+    """A session that is started and has collected nothing. Seen in pytest 8.4 to 9.2."""
+    session = pytest.Session.from_config(config)
+    config.hook.pytest_sessionstart(session=session)
+    return session
+
+
+def collected(session: pytest.Session, path: str | None) -> list[pytest.Item]:
+    """The items of a file, and of hooks; for None, of everything that the session would run.
+
+    Seen in pytest 8.4 to 9.2: a second call forgets the items of the first, which live on.
+    """
+    args = None if path is None else [path]
+    return list(session.perform_collect(args))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_pallas.backends import label
-from pytest_pallas.errors import PallasTestError
+from pytest_pallas.errors import DIED, PallasTestError
 from pytest_pallas.record import Record, from_json, to_json
 from pytest_pallas.report.reporter import ATTRIBUTE
 from pytest_pallas.session import Session
@@ -109,5 +109,7 @@ def _replay(session: Session, item: pytest.Item, error: BaseException) -> str:
         words.append(f"--pallas-backend={label(backend)}")
     if session.config.getoption("pallas_max_examples") is not None:
         words.append(f"--pallas-max-examples={options.max_examples}")
+    if isinstance(error, DIED):
+        words.append("--pallas-isolate=always")
     words.append(item.nodeid)
     return " ".join(shlex.quote(word) for word in words)

@@ -12,6 +12,9 @@ from pytest_pallas.record import Record
 from pytest_pallas.report.tables import rendered
 from pytest_pallas.session import Session
 
+#: How the reason of a check begins that cannot be asked, after its name.
+_NEEDS = "needs more: "
+
 
 def header(session: Session) -> list[str]:
     """What this session runs on. Imports jax only where hardware was chosen."""
@@ -83,20 +86,30 @@ def footnotes(records: Iterable[Record]) -> list[str]:
             "1.2x: worst error as a multiple of the jnp baseline's; exact: no error at all"
         )
     for outcome, title in (("xfailed", "expected failure"), ("skipped", "skipped")):
-        groups: dict[tuple[str, str], list[Record]] = {}
+        groups: dict[tuple[str, str, str], list[Record]] = {}
         for record in records:
             if record.outcome == outcome:
-                groups.setdefault((record.reason, record.backend), []).append(record)
-        # Backends with the same kernels for the same reason share a line: there may be five chips.
-        lines_of: dict[tuple[str, str], list[tuple[str, int]]] = {}
-        for (reason, backend), found in groups.items():
+                key = (_reason(record), record.backend, record.check)
+                groups.setdefault(key, []).append(record)
+        # What is said of the same kernels shares a line: there may be five chips.
+        lines_of: dict[tuple[str, str], list[tuple[str, str, int]]] = {}
+        for (reason, backend, check), found in groups.items():
             names = ", ".join(dict.fromkeys(record.kernel for record in found))
-            lines_of.setdefault((reason, names), []).append((backend, len(found)))
+            lines_of.setdefault((reason, names), []).append((backend, check, len(found)))
         for (reason, names), places in lines_of.items():
-            count = sum(number for _, number in places)
-            where = ", ".join(backend for backend, _ in places)
+            count = sum(number for _, _, number in places)
+            where = ", ".join(dict.fromkeys(backend for backend, _, _ in places))
+            checks = list(dict.fromkeys(check for _, check, _ in places))
+            if reason.startswith(_NEEDS):
+                verb = _NEEDS if len(checks) == 1 else "need more: "
+                reason = f"{', '.join(checks)} {verb}{reason.removeprefix(_NEEDS)}"
             lines.append(f"{title} ({count}) on {where}: {names}: {reason}")
     return lines
+
+
+def _reason(record: Record) -> str:
+    """Why a check was skipped, without its name: several are skipped for the same reason."""
+    return record.reason.removeprefix(f"{record.check} ")
 
 
 def _grouped(records: Iterable[Record]) -> dict[str, list[Record]]:

@@ -17,6 +17,7 @@ from pytest_pallas.checks.verdict import Failure
 from pytest_pallas.compilers import tpu_chips
 from pytest_pallas.errors import (
     CompileError,
+    DmaError,
     KernelError,
     MismatchError,
     NoPallasCallError,
@@ -97,6 +98,8 @@ def asked(error: PallasTestError, failure: Failure) -> Asked:
         return Asked(programs.holds_a_kernel, arguments, more=more)
     if not isinstance(error, (MismatchError, KernelError)) or trial.reference is None:
         raise NoScriptError("it is no failure of the kernel")
+    if isinstance(error, DmaError):
+        raise NoScriptError("what a kernel leaves behind is seen with this plugin only")
     if not trial.jit:
         raise NoScriptError("the kernel is called without jit, with values that were not kept")
     question, note, backends = QUESTIONS.get(check), "", list[Backend]()

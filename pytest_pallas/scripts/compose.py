@@ -98,7 +98,9 @@ def compose(
     """
     script = asked(error, failure)
     trial, writer, missing = failure.trial, Writer(), list[str]()
-    where = places.place_of(trial.backend, races=_races(error, failure.finding))
+    where = places.place_of(
+        trial.backend, races=_races(error, failure.finding), schedule=error.schedule
+    )
     names: list[str] = []
     for number, backend in enumerate(script.backends, 1):
         same = backend == trial.backend

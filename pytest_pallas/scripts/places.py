@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jax.experimental.pallas import tpu as pltpu
+
 from pytest_pallas.backends import Backend
 from pytest_pallas.backends.interpreters import Interpreter
+from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.scripts.literals import Writer
 
@@ -57,24 +60,27 @@ def target_of(backend: Backend) -> Target:
     return backend.target or TARGETS[DEFAULT_TARGETS[backend.platform]]
 
 
-def place_of(backend: Backend, *, races: bool) -> Place:
+def place_of(backend: Backend, *, races: bool, schedule: Schedule | None = None) -> Place:
     """How to force a backend.
 
     Args:
       backend: one of this package's, or any that runs on hardware.
       races: whether to look for races.
+      schedule: in which order the TPU interpreter works, as far as jax has a parameter for it.
     """
     if isinstance(backend, Interpreter):
-        return _interpreter(backend, races)
+        return _interpreter(backend, races, schedule or Schedule())
     if backend.kind == "compiling":
         return _compiler(backend)
     device = f'jax.default_device(jax.devices("{backend.platform}")[0])'
     return Place(f'def backend() -> Any:\n    """The accelerator."""\n    return {device}\n\n')
 
 
-def _interpreter(backend: Interpreter, races: bool) -> Place:
+def _interpreter(backend: Interpreter, races: bool, schedule: Schedule) -> Place:
     target = backend.target or TARGETS[DEFAULT_TARGETS[backend.simulated]]  # "any" is no chip
-    parameters: Any = backend.parameters(races)
+    parameters: Any = backend.parameters(races, schedule)
+    if isinstance(parameters, pltpu.InterpretParams):
+        parameters = replace(parameters, detect_races=races, dma_execution_mode=schedule.dma)
     contexts = ['jax.default_device(jax.devices("cpu")[0])']
     if parameters is not True:
         contexts.append("quiet_callbacks()")

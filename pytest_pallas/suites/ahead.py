@@ -27,7 +27,7 @@ def begin(item: pytest.Item | None) -> None:
 
     What goes wrong here goes wrong again when the item asks, and is reported there.
     """
-    from pytest_pallas.suites.items import SpecItem
+    from pytest_pallas.suites.item import SpecItem
 
     if not isinstance(item, SpecItem) or _BEGUN in item.stash:
         return

@@ -60,7 +60,7 @@ def _weights(items: list[pytest.Item]) -> Mapping[str, float]:
 
 def _fuzzing(items: list[pytest.Item]) -> Iterator[Any]:
     """The items that take all the time that they get."""
-    from pytest_pallas.suites.items import SpecItem
+    from pytest_pallas.suites.item import SpecItem
 
     for item in items:
         if (

@@ -13,7 +13,7 @@ from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:
     from pytest_pallas.checks.trial import Other
-    from pytest_pallas.suites.items import SpecItem
+    from pytest_pallas.suites.item import SpecItem
 
 
 def backends_before(

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_pallas.checks.trial import Other, Trial
-from pytest_pallas.checks.verdict import ask
+from pytest_pallas.checks.verdict import ask, drawn_lines
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.options import Options, choose
-from pytest_pallas.session import SANITIZERS, current
+from pytest_pallas.sanitizers import NAMES
+from pytest_pallas.session import current
 from pytest_pallas.strategies.arguments import as_arguments
 from pytest_pallas.suites.others import others_of
 from pytest_pallas.tolerances import dtypes_of, tolerance_for
 
 if TYPE_CHECKING:
-    from pytest_pallas.suites.items import SpecItem
+    from pytest_pallas.suites.item import SpecItem
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
     item, options, spec = asked.item, asked.options, asked.item.spec
     session = current(item.config)
     arguments = as_arguments(drawn)
+    watching = choose(options.sanitize, NAMES, "sanitize")
     return Trial(
         kernel=asked.kernel,
         reference=asked.reference,
@@ -83,7 +85,9 @@ def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
         ),
         nan_ok=spec.nan_ok,
         timeout=options.timeout,
-        races="races" in choose(options.sanitize, SANITIZERS, "sanitize"),
+        races="races" in watching,
+        dma="dma" in watching,
+        runs=session.runs,
         cache=session.cache,
         anticipated=True,
         dump=session.dump_folder(item.name),
@@ -91,6 +95,8 @@ def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
         # Drawn calls change with hypothesis; where a spec names typical ones, those are compared.
         costs=session.costs if typical or not spec.typical else None,
         ignored=spec.ignored,
+        claimed=spec.claimed,
+        observer=session.observer,
     )
 
 
@@ -102,7 +108,11 @@ def ask_about(asked: Question, drawn: Any, *, typical: bool = False) -> None:
     """
     __tracebackhide__ = True
     item = asked.item
-    item.tally.begin(as_arguments(drawn))
+    arguments = as_arguments(drawn)
+    item.tally.begin(arguments)
+    observer = current(item.config).observer
+    if observer is not None:
+        observer.example(item.tally, list(drawn_lines(arguments)))
     trial = trial_of(asked, drawn, typical=typical)
     try:
         ask(item.check, trial, item.spec.name, found=item.tally.add)

@@ -47,6 +47,10 @@ def require_specs(config: pytest.Config) -> None:
     Raises:
       pytest.UsageError: a package of ``--pallas-suite`` has none.
     """
+    from pytest_pallas.isolation.worker import is_worker
+
+    if is_worker(config):
+        return  # which collects a file at a time
     defined = config.stash.get(DEFINED, {})
     for location in config.stash.get(_WHOLE, []):
         prefix = location.module + "."

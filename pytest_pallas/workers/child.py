@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import importlib
 import os
 import resource
@@ -24,7 +25,7 @@ from pytest_pallas.workers import frames
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
-def main(entry: str, *, requests: int, replies: int, parent: int) -> None:
+def main(entry: str, *, requests: int, replies: int, parent: int, talks: bool) -> None:
     """Serve the pool until it is gone.
 
     Args:
@@ -32,6 +33,7 @@ def main(entry: str, *, requests: int, replies: int, parent: int) -> None:
       requests: descriptor of the pipe that jobs come from.
       replies: descriptor of the pipe that answers go to.
       parent: the process that started this one.
+      talks: whether the entry takes a second argument, to say what it is about to do.
     """
     for descriptor in (requests, replies):
         os.set_inheritable(descriptor, False)
@@ -46,6 +48,14 @@ def main(entry: str, *, requests: int, replies: int, parent: int) -> None:
         except Exception as error:
             frames.write(outbox, frames.RAISED, _explain(error, frames_of_ours=2))
             return
+        if talks:
+            speaking = threading.Lock()
+
+            def say(note: bytes) -> None:
+                with speaking:
+                    frames.write(outbox, frames.NOTE, note)
+
+            function = functools.partial(_talking, function, say)
         frames.write(outbox, frames.READY, b"")
         while (payload := frames.read(inbox)) is not None:
             kind, body = _call(function, payload)
@@ -57,7 +67,15 @@ def main(entry: str, *, requests: int, replies: int, parent: int) -> None:
     _end_group()
 
 
-def _load(entry: str) -> Callable[[bytes], bytes]:
+def _talking(
+    function: Callable[[bytes, Callable[[bytes], None]], bytes],
+    say: Callable[[bytes], None],
+    payload: bytes,
+) -> bytes:
+    return function(payload, say)
+
+
+def _load(entry: str) -> Callable[..., bytes]:
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import select
@@ -32,16 +33,24 @@ class Exchange:
       kind: of the answer, as in ``frames``.
       body: of the answer.
       resident: bytes of memory when it was found to be large.
+      note: the last one that came.
+      silence: seconds since that came, or since the beginning.
     """
 
     end: Literal["answered", "gone", "late", "large", "stopped"]
     kind: bytes = b""
     body: bytes = b""
     resident: int = 0
+    note: bytes = b""
+    silence: float = 0.0
 
 
 def exchange(
-    worker: Worker, *message: bytes, deadline: float, stopping: threading.Event
+    worker: Worker,
+    *message: bytes,
+    deadline: float,
+    stopping: threading.Event,
+    patience: float | None = None,
 ) -> Exchange:
     """Send ``message``, all parts of it in turn, and wait for one answer.
 
@@ -52,7 +61,14 @@ def exchange(
       message: what to send, which may be nothing.
       deadline: when to give up, on the clock of ``time.monotonic``.
       stopping: set when the pool is being closed.
+      patience: seconds from each note of the worker to a new deadline; None: notes change nothing.
     """
+    begun = last = time.monotonic()
+    note = b""
+
+    def ended(found: Exchange) -> Exchange:
+        return dataclasses.replace(found, note=note, silence=time.monotonic() - last)
+
     unsent = [memoryview(part) for part in message if part]
     received = bytearray()
     poll = select.poll()
@@ -61,15 +77,15 @@ def exchange(
         poll.register(worker.death, select.POLLIN)
     if unsent:
         poll.register(worker.requests, select.POLLOUT)
-    next_look = time.monotonic() + _LOOK_SECONDS
+    next_look = begun + _LOOK_SECONDS
     while True:
         now = time.monotonic()
         if now >= deadline:
-            return Exchange(end="late")
+            return ended(Exchange(end="late"))
         if now >= next_look:
             next_look = now + _LOOK_SECONDS
             if intervention := _look(worker, stopping):
-                return intervention
+                return ended(intervention)
         # Rounded up, or the last millisecond would be spent asking again and again.
         milliseconds = math.ceil((min(next_look, deadline) - now) * 1000)
         ready = {descriptor for descriptor, _ in poll.poll(milliseconds)}
@@ -79,12 +95,16 @@ def exchange(
                 poll.unregister(worker.requests)
         if worker.replies in ready or worker.death in ready:
             dead = worker.death in ready
-            ended = _receive(worker.replies, received, all_of_it=dead) or dead
-            if answer := frames.parse(received):
+            over = _receive(worker.replies, received, all_of_it=dead) or dead
+            while answer := frames.parse(received):
                 kind, body = answer
-                return Exchange(end="answered", kind=kind, body=body)
-            if ended:
-                return Exchange(end="gone")
+                if kind != frames.NOTE:
+                    return ended(Exchange(end="answered", kind=kind, body=body))
+                note, last = body, time.monotonic()
+                if patience is not None:
+                    deadline = last + patience
+            if over:
+                return ended(Exchange(end="gone"))
 
 
 def _look(worker: Worker, stopping: threading.Event) -> Exchange | None:

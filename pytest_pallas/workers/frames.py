@@ -1,4 +1,7 @@
-"""The messages between a pool and a worker: a byte for the kind, eight for the length, a body."""
+"""The messages between a pool and a worker: a byte for the kind, eight for the length, a body.
+
+Of a job come any number of notes, and then what was made of it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ _HEADER = struct.Struct(">cQ")
 
 JOB = b"j"
 READY = b"+"
+NOTE = b"n"
 DONE = b"d"
 RAISED = b"e"
 
@@ -36,11 +40,16 @@ def write(stream: BinaryIO, kind: bytes, body: bytes) -> None:
 
 
 def parse(received: bytearray) -> tuple[bytes, bytes] | None:
-    """Kind and body of the message at the start of ``received``, or None while it is not whole."""
+    """Take the message at the start of ``received`` away: its kind and body.
+
+    None while it is not whole.
+    """
     if len(received) < _HEADER.size:
         return None
     kind, size = _HEADER.unpack_from(received)
     if len(received) < _HEADER.size + size:
         return None
     with memoryview(received) as view:
-        return kind, bytes(view[_HEADER.size : _HEADER.size + size])
+        body = bytes(view[_HEADER.size : _HEADER.size + size])
+    del received[: _HEADER.size + size]
+    return kind, body

@@ -20,6 +20,8 @@ class Setup:
       memory_bytes: the resident memory of the worker and its children, in bytes, above which it is
         killed; None for no limit. Pages that processes share count once for each. Watched on
         Linux only.
+      talks: whether the function takes a second argument, ``say(note: bytes)``, to tell what it is
+        about to do. Each note gives the job its whole time anew.
 
     Raises:
       ValueError: ``entry`` is not of that form, or ``memory_bytes`` is not positive.
@@ -29,6 +31,7 @@ class Setup:
     entry: str
     environment: tuple[tuple[str, str], ...] = ()
     memory_bytes: int | None = None
+    talks: bool = False
 
     def __post_init__(self) -> None:
         module, colon, function = self.entry.partition(":")
@@ -58,6 +61,8 @@ class Result:
       seconds: from handing the job to the worker until its end, without the start of a process.
       started: whether a worker was ready for the job. If twice in a row none was, a pool tries no
         more for that setup, and gives the same result to the jobs that follow.
+      note: the last that the worker said during the job, if it talks.
+      silence: seconds from that, or from the beginning, to the end of the job.
     """
 
     status: Status
@@ -66,3 +71,5 @@ class Result:
     output: str = ""
     seconds: float = 0.0
     started: bool = True
+    note: bytes = b""
+    silence: float = 0.0

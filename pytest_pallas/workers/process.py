@@ -117,6 +117,7 @@ def _launch(setup: Setup, requests: int, replies: int, output: Capture) -> subpr
         "requests": requests,
         "replies": replies,
         "parent": os.getpid(),
+        "talks": setup.talks,
     }
     return subprocess.Popen(
         # -u: what was printed before a crash is not lost, by C's stdio neither. -P: no folder is

@@ -61,11 +61,15 @@ def _ask(
     worker.output.clear()
     begin = time.monotonic()
     head = frames.header(frames.JOB, payload)
-    found = exchange(worker, head, payload, deadline=begin + timeout, stopping=stopping)
+    patience = timeout if worker.setup.talks else None
+    found = exchange(
+        worker, head, payload, deadline=begin + timeout, stopping=stopping, patience=patience
+    )
     seconds = time.monotonic() - begin
     if found.end != "answered":
         task = f"a job, after {seconds:.1f} s" if found.end != "late" else "a job"
-        return None, _end(worker, found, task=task, limit=timeout, seconds=seconds)
+        result = _end(worker, found, task=task, limit=timeout, seconds=seconds)
+        return None, dataclasses.replace(result, note=found.note, silence=found.silence)
     text = worker.output.text()
     bloated = _is_bloated(worker)
     if bloated:

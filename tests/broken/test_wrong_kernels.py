@@ -43,7 +43,11 @@ def pytest_in(folder: Path, *words: str) -> subprocess.Popen[str]:
         k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "HYPOTHESIS"))
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *words],
+        [
+            *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"),
+            # None of them harms its process, and workers take seconds to start.
+            *("-o", "pallas_isolate=never", *words),
+        ],
         cwd=folder,
         env=environment | {"JAX_PLATFORMS": "cpu"},
         stdout=subprocess.PIPE,

@@ -14,7 +14,7 @@ from pytest_pallas.budget import option_text
 from pytest_pallas.checks import CHECKS
 from pytest_pallas.options import TABLE
 from pytest_pallas.record import OUTCOMES, Record
-from pytest_pallas.session import SANITIZERS
+from pytest_pallas.sanitizers import NAMES
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/reference.md").read_text()
@@ -31,7 +31,7 @@ PUBLIC = {
     "fixture": [name for name in plugin.__all__ if hasattr(fixtures, name)],
     "hook": [name for name in vars(hookspecs) if name.startswith("pytest_pallas_")],
     "check": [check.name for check in CHECKS],
-    "sanitizer": list(SANITIZERS),
+    "sanitizer": list(NAMES),
     "record field": [field.name for field in dataclasses.fields(Record)],
     "outcome": list(OUTCOMES),
     "option that a mark sets": [option.name for option in TABLE if option.marked],

@@ -44,6 +44,9 @@ class Project:
 
     pytester: pytest.Pytester
 
+    #: ``--pallas-isolate`` where a run does not say: workers take seconds to start.
+    isolate: str | None = "never"
+
     @property
     def path(self) -> Path:
         """The folder."""
@@ -73,11 +76,15 @@ class Project:
 
     def run(self, *args: str) -> pytest.RunResult:
         """Run pytest in this process. A warning is an error."""
-        return self.pytester.runpytest_inprocess("-W", "error", *args)
+        return self.pytester.runpytest_inprocess("-W", "error", *self._isolated(args), *args)
 
     def spawn(self, *args: str) -> pytest.RunResult:
         """Run pytest in a process of its own."""
-        return self.pytester.runpytest_subprocess("-W", "error", *args)
+        return self.pytester.runpytest_subprocess("-W", "error", *self._isolated(args), *args)
+
+    def _isolated(self, args: tuple[str, ...]) -> tuple[str, ...]:
+        given = any(arg.startswith("--pallas-isolate") for arg in args)
+        return () if given or self.isolate is None else ("-o", f"pallas_isolate={self.isolate}")
 
     def records(self, *args: str, spawn: bool = False) -> list[dict[str, Any]]:
         """The records of a run."""

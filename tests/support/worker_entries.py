@@ -187,3 +187,14 @@ def fill_in_child(payload: bytes) -> bytes:
     source = f"import time; held = b'x' * ({int(payload)} * 2**20); time.sleep(5)"
     subprocess.run([sys.executable, "-c", source], check=True)
     return payload
+
+
+def talk(payload: bytes, say) -> bytes:
+    """Say each word of the payload; some do something first."""
+    for word in payload.split():
+        if word == b"exit":
+            os._exit(1)
+        if word in (b"pause", b"hang"):
+            time.sleep(0.9 if word == b"pause" else 60)
+        say(word)
+    return payload

@@ -16,6 +16,7 @@ ALL = [
     "blocks",
     "sharding",
     "padding",
+    "grid",
     "oracle-strength",
 ]
 

@@ -38,6 +38,7 @@ def test_checks_draw_their_share(project):
         "jit": 1,
         "export": 1,
         "padding": 0,  # of the two that it may draw, none has any
+        "grid": 2,
         "oracle-strength": 4,  # at least
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -28,6 +29,7 @@ CASES = {
     ),
     "sanitize": (["all"], ("none", ["none"]), ("races", ["races"]), ("sanitize='none'", ["none"])),
     "timeout": (60.0, ("3", 3.0), ("4.5", 4.5), ("timeout=5", 5.0)),
+    "isolate": ("auto", ("never", "never"), ("always", "always"), ("isolate='never'", "never")),
     "missing": ("skip", ("error", "error"), ("skip", "skip"), ("missing='error'", "error")),
     "results": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
     "dump": (None, ("a", "a"), ("b", "b"), None),
@@ -79,6 +81,8 @@ def test_every_option_is_in_the_table():
 @pytest.mark.parametrize("option", TABLE, ids=lambda option: option.name)
 def test_precedence(project, option):
     default, (ini, from_ini), (line, from_line), mark = CASES[option.name]
+    if option.name == "isolate":
+        project = dataclasses.replace(project, isolate=None)
     for name in ("specs", "more"):
         project.specs('name="add", kernel=add', name=name)
     flag = f"{option.flag}={line}"

@@ -14,8 +14,8 @@ DEADLOCK = """
     from jax.experimental.pallas import tpu as pltpu
 
     def _wait(x_ref, o_ref, semaphore):
-        pl.semaphore_wait(semaphore, 1)
-        o_ref[...] = x_ref[...]
+        last = jax.lax.while_loop(lambda one: one == 1, lambda one: x_ref[0, 0], x_ref[0, 0])
+        o_ref[...] = x_ref[...] * last
 
     def waits(x):
         return pl.pallas_call(

@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas import compat
 from pytest_pallas.analysis import kernel_calls
 from pytest_pallas.backends import Call
-from pytest_pallas.backends.fills import FILLS, WORDS
+from pytest_pallas.backends.fills import FILLS, WORDS, words_of
 from pytest_pallas.backends.interpreters import interpret, tpu_interpret
 
 TOP = float(np.finfo(np.float32).max)
@@ -59,6 +59,48 @@ def test_memory_holds_what_was_asked_for(backend, dtype, high, low):
         assert np.isnan(found[1].astype(np.float32)).all()
 
 
+@pytest.mark.parametrize("backend", [interpret(), tpu_interpret()], ids=lambda b: b.name)
+def test_one_place_alone(backend):
+    """Row by row: scratch, memory of the body, beyond the edge, never written, and written."""
+
+    def kernel(x):
+        def body(x_ref, o_ref, scratch):
+            def inner(ref):
+                o_ref[0:1] = scratch[0:1]
+                o_ref[1:2] = ref[0:1]
+                o_ref[2:3] = x_ref[5:6]
+                o_ref[4:8] = x_ref[0:4]
+
+            pl.run_scoped(inner, pltpu.VMEM((8, 128), x.dtype))
+
+        return pl.pallas_call(
+            body,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            grid=(2,),
+            in_specs=[pl.BlockSpec((8, 128), lambda i: (i, 0))],
+            out_specs=pl.BlockSpec((8, 128), lambda i: (i, 0)),
+            scratch_shapes=[pltpu.VMEM((8, 128), x.dtype)],
+        )(x)
+
+    x = np.ones((13, 128), np.float32)
+    for place, rows in {
+        "scratch": (8, 9),
+        "padding": (10,),
+        "output": (11,),
+        "memory": (8, 9, 11),
+        "": (8, 9, 10, 11),
+    }.items():
+        fill = f"zero:{place}" if place else "zero"
+        found = backend.run(Call(function=kernel, args=(x,), fill=fill)).unwrap()
+        assert tuple(np.flatnonzero(found[8:, 0] == 0) + 8) == rows
+        assert found[12, 0] == 1
+
+
+def test_the_place_of_a_fill_in_words():
+    assert words_of("zero:output") == "0 (of bools False) in outputs that nobody has written"
+    assert "in memory that nobody has written" in words_of("high")
+
+
 def test_semaphores_start_at_zero():
     def copies(x):
         def body(x_ref, o_ref, semaphore):
@@ -82,9 +124,9 @@ def test_every_fill_has_words():
     assert set(WORDS) == {"", *FILLS}
 
 
-def places(function, *args):
+def equation(function, *args):
     [call] = kernel_calls(jax.make_jaxpr(function)(*args))
-    return compat.unwritten_memory(call.eqn)
+    return call.eqn
 
 
 @pytest.mark.parametrize(
@@ -107,7 +149,7 @@ def test_blocks_that_hang_over_the_edge(rows, block, expected):
         shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
         return pl.pallas_call(body, shape, grid=(2,), in_specs=[spec], out_specs=spec)(x)
 
-    assert places(kernel, jnp.ones((rows, 128))) == expected
+    assert compat.overhanging_blocks(equation(kernel, jnp.ones((rows, 128)))) == expected
 
 
 def test_scratch_and_outputs_that_are_read():
@@ -126,11 +168,10 @@ def test_scratch_and_outputs_that_are_read():
         return pl.pallas_call(body, out_shape=shape, scratch_shapes=scratch)(x)
 
     def of(*scratch, **rest):
-        return places(lambda x: kernel(x, *scratch, **rest), X)
+        return compat.unwritten_memory(equation(lambda x: kernel(x, *scratch, **rest), X))
 
     assert of() == []
     assert of(pltpu.SemaphoreType.DMA) == []
     assert of(pltpu.VMEM((8, 128), jnp.float32)) == ["scratch"]
     assert of(adds=True) == ["output 0"]
     assert of(allocates=True) == ["memory that the body allocates"]
-    assert of(dtype=jnp.bool) == ["output 0"]

@@ -1,0 +1,131 @@
+"""All kernels of a traced function, what each program's blocks are, and what is wrong with them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.analysis.grid import coverage, large, picture, tiles, writes
+from pytest_pallas.analysis.grid.accesses import accesses_of
+from pytest_pallas.analysis.grid.findings import GridFinding
+from pytest_pallas.analysis.grid.model import GridCall, read_call
+from pytest_pallas.analysis.grid.overhang import overhang
+from pytest_pallas.analysis.grid.scopes import Scope, UnknownValueError, located, scopes_of, use_of
+from pytest_pallas.analysis.kernel_calls import KernelCall
+
+#: Elements of a prefetched operand up to which its values are looked at.
+_MOST_SCALARS = 2**20
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What can be said of the grids of a function without running it.
+
+    Attributes:
+      findings: what is wrong, in the order of the kernels.
+      calls: every ``pallas_call`` that was found.
+      others: kernels that have no blocks, such as those of ``pl.kernel``.
+      chip: name of the chip whose VMEM and tiles were asked about, such as ``"v6e"``.
+    """
+
+    findings: tuple[GridFinding, ...]
+    calls: tuple[GridCall, ...] = field(repr=False)
+    others: tuple[KernelCall, ...] = field(repr=False)
+    chip: str = "v6e"
+
+    @property
+    def errors(self) -> tuple[GridFinding, ...]:
+        """The findings that are wrong on their kernel's platform, whatever the chip."""
+        return tuple(finding for finding in self.findings if finding.severity == "error")
+
+    def report(self) -> str:
+        """Every kernel with its grid, blocks and findings, in 100 columns of plain text."""
+        return picture.report(self.calls, self.others, self.findings)
+
+
+def analyze_jaxpr(
+    closed: Any, arrays: Sequence[Any], *, platform: str = "tpu", chip: str = "v6e"
+) -> Analysis:
+    """Analyze the grids of a traced function.
+
+    Args:
+      closed: its closed jaxpr.
+      arrays: its inputs, in order. A ``jax.ShapeDtypeStruct`` may stand for an array; then index
+        maps that read it are not known.
+      platform: ``"tpu"`` or ``"gpu"``: of kernels that do not show which they are written for.
+      chip: whose VMEM is asked about, such as ``"v6e"``.
+    """
+    calls: list[GridCall] = []
+    others: list[KernelCall] = []
+    findings: list[GridFinding] = []
+    for call, scope in located(scopes_of(closed, arrays)):
+        if call.eqn.primitive.name != "pallas_call":
+            others.append(call)
+            continue
+        read = _read(call, scope, platform)
+        calls.append(read)
+        findings += _shortened(read, list(_findings(read, scope, chip)))
+    return Analysis(tuple(dict.fromkeys(findings)), tuple(calls), tuple(others), chip)
+
+
+def _read(call: KernelCall, scope: Scope, platform: str) -> GridCall:
+    eqn = call.eqn
+    mapping = eqn.params["grid_mapping"]
+    dynamic = sum(not isinstance(n, int) for n in mapping.grid)
+    sizes = [_value(scope, var) for var in eqn.invars[:dynamic]]
+    scalars = [_value(scope, var) for var in eqn.invars[dynamic:][: mapping.num_index_operands]]
+    counts = [None if size is None else max(0, int(size)) for size in sizes]
+    return read_call(call, counts, scalars, platform)
+
+
+def _value(scope: Scope, var: Any) -> Any:
+    if np.prod(getattr(var.aval, "shape", ()), dtype=np.int64) > _MOST_SCALARS:
+        return None
+    try:
+        return np.asarray(scope.value(var))
+    except UnknownValueError:
+        return None
+
+
+def _shortened(call: GridCall, findings: Sequence[GridFinding]) -> Sequence[GridFinding]:
+    """Of a large grid both what was seen and what was reasoned can be the same finding."""
+    if call.complete:
+        return findings
+    first: dict[tuple[str, str], GridFinding] = {}
+    for finding in findings:
+        first.setdefault((finding.kind, finding.operand), finding)
+    return list(first.values())
+
+
+def _findings(call: GridCall, scope: Scope, chip: str) -> Iterator[GridFinding]:
+    accesses = accesses_of(call)
+    for window in call.windows:
+        yield from coverage.out_of_range(call, window, accesses)
+        if window.output:
+            use = use_of(scope, call.call.eqn.outvars[window.position])
+            if not use.none:
+                yield from coverage.never_written(call, window, use)
+                yield from writes.written_twice(call, window, accesses)
+                yield from large.written_twice(call, window)
+        else:
+            yield from writes.read_after_write(call, window, accesses)
+        yield from large.out_of_range(call, window)
+    yield from overhang(call)
+    yield from tiles.illegal_tiles(call)
+    yield from tiles.too_much_vmem(call, chip)
+
+
+def merged(analyses: Sequence[Analysis]) -> Analysis:
+    """Several analyses as one; what they have in common is said once."""
+    first = analyses[0]
+    findings = dict.fromkeys(f for analysis in analyses for f in analysis.findings)
+    return dataclasses.replace(
+        first,
+        findings=tuple(findings),
+        calls=tuple(call for analysis in analyses for call in analysis.calls),
+        others=tuple(call for analysis in analyses for call in analysis.others),
+    )

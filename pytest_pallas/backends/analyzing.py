@@ -1,0 +1,104 @@
+"""``analyze``: the grids of a function, traced for a chip that need not be there."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+import jax
+
+from pytest_pallas import compat
+from pytest_pallas.analysis.grid import Analysis, analyze_jaxpr
+from pytest_pallas.backends.execution import brief, readable
+from pytest_pallas.backends.lowering import attributes
+from pytest_pallas.backends.protocol import Call
+from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS, Target
+from pytest_pallas.backends.tracing import abstract, jitted
+from pytest_pallas.devices.absent import Chip, present
+from pytest_pallas.errors import KernelError, NoPallasCallError, PallasTestError
+
+
+def analyze(function: Callable[..., Any], *args: Any, **options: Any) -> Analysis:
+    """Say which program of each Pallas kernel reads and writes which block, and what is wrong.
+
+    Nothing is run and nothing compiled: the function is traced as on a TPU v6e, and the index maps
+    are evaluated over the grid. A kernel that is written for GPUs (by its compiler params or memory
+    spaces) is judged as one. docs/grid.md explains the findings.
+
+    Args:
+      function: calls one or several kernels, also inside of ``jit``, ``vmap``, ``shard_map``,
+        ``custom_vjp``, loops and branches.
+      *args: its arguments. A ``jax.ShapeDtypeStruct`` may stand for an array, but index maps that
+        read prefetched scalars need values: the blocks of an operand are not known without, and
+        the report says so.
+      **options: keyword arguments, passed untraced.
+
+    Returns:
+      An object with ``findings``, and ``report()``, which is text for people.
+
+    Raises:
+      NoPallasCallError: the function traces to no Pallas kernel for these arguments.
+      KernelError: it raised while it was traced.
+    """
+    target = TARGETS[DEFAULT_TARGETS["tpu"]]
+    call = Call(function=function, args=args, options=options)
+    analysis = analyzed(call, platform="tpu", target=target, context=lambda: on_chip(target))
+    if not analysis.calls and not analysis.others:
+        name = getattr(function, "__name__", repr(function))
+        raise NoPallasCallError(
+            f"{name} traces to no Pallas kernel for these arguments, so there is no grid. Pass the "
+            "function that calls pl.pallas_call, or arguments for which it does not fall back to "
+            "jnp."
+        )
+    return analysis
+
+
+def analyzed(
+    call: Call,
+    *,
+    platform: str,
+    target: Target,
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Analysis:
+    """Analyze a call.
+
+    Args:
+      call: what to analyze.
+      platform: of kernels that do not show which they are written for.
+      target: the chip whose VMEM is asked about.
+      context: makes the context to trace in.
+
+    Raises:
+      KernelError: the function raised while it was traced.
+    """
+    static, shapes = abstract(call)
+    try:
+        with context():
+            closed = jitted().trace(static, shapes).jaxpr
+    except PallasTestError:
+        raise
+    except Exception as error:  # tracing runs the kernel's own code
+        raised = readable(error)
+        text = (
+            f"the kernel raised {type(raised).__name__} while it was traced: {brief(str(raised))}"
+        )
+        raise KernelError(text) from error
+    return analyze_jaxpr(closed, _arrays(call), platform=platform, chip=target.name)
+
+
+def _arrays(call: Call) -> list[Any]:
+    """The arrays of a call in the order of ``tracing.abstract``, as they are."""
+    leaves = jax.tree.leaves((call.args, dict(call.options)))
+    return [leaf for leaf in leaves if hasattr(leaf, "dtype") and hasattr(leaf, "shape")]
+
+
+def on_chip(target: Target) -> AbstractContextManager[Any]:
+    """Trace as on a chip, and overrule interpret=."""
+    stack = ExitStack()
+    stack.enter_context(compat.interpret_ignored())
+    stack.enter_context(present(Chip(target.device_kind, target.platform, attributes(target))))
+    stack.enter_context(warnings.catch_warnings())
+    warnings.filterwarnings("ignore", message=".*Triton.*", category=DeprecationWarning)
+    return stack

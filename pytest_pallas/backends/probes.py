@@ -1,0 +1,49 @@
+"""What can be asked of a run of the interpreters besides its answer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from pytest_pallas import compat
+
+#: ``"bounds"``: which loads and stores of a body reach beyond the edges of their refs (only the
+#: portable interpreter is asked: the others raise). ``"outputs"``: what each kernel returned.
+#: ``"separate"``: nothing, but outputs that are aliased to an input get memory of their own.
+Probe = Literal["", "bounds", "outputs", "separate"]
+
+
+@contextmanager
+def probed(probe: Probe) -> Generator[list[Any]]:
+    """Ask; the list that this gives is filled when the context ends.
+
+    It holds ``compat.Beyond`` for bounds, and the parameters of the equation with the outputs, in
+    numpy arrays, for outputs. What is traced inside is not mixed up with other traces.
+    """
+    key = _key()  # always: a context that is made later empties jit's caches
+    found: list[Any] = []
+    if not probe:
+        yield found
+        return
+    import jax
+
+    answers: list[Any] = []  # appending is atomic, and the answers come from several threads
+    asked = {
+        "bounds": lambda: compat.bounds_checked(answers.append),
+        "outputs": lambda: compat.outputs_told(lambda *told: answers.append(told)),
+        "separate": compat.separate_aliases,
+    }
+    with asked[probe](), key(probe):
+        yield found
+        jax.effects_barrier()
+        found += answers
+
+
+@functools.cache
+def _key() -> Any:
+    """A context whose value is part of jit's key."""
+    import jax
+
+    return jax.make_user_context(default_value="")

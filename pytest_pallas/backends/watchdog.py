@@ -1,0 +1,77 @@
+"""The end of a wait in an interpreter for something that does not come."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Protocol
+
+from pytest_pallas import compat
+from pytest_pallas.errors import DeadlockError
+
+#: How long a wait must last before it can be one that nobody ends, in seconds: the threads of the
+#: other devices may be about to signal.
+PATIENCE = 0.5
+
+
+class Watching(Protocol):
+    """Who knows for what simulated cores or threads wait.
+
+    Attributes:
+      progress: a number that changes with everything that happens.
+    """
+
+    @property
+    def progress(self) -> int:
+        """A number that changes with everything that happens."""
+        ...
+
+    def deadlock(self) -> str:
+        """Who waits for what, if nobody is left to signal; else ""."""
+        ...
+
+
+@contextmanager
+def watchdog(timeout: float, *watches: Watching) -> Generator[list[DeadlockError]]:
+    """End a simulated device's wait for something that does not come.
+
+    At once where everybody waits and nobody is left to signal; else when the time is over. Yields a
+    list that then holds the error.
+
+    Args:
+      timeout: in seconds.
+      watches: who may know that nobody is left.
+    """
+    stopped: list[DeadlockError] = []
+    done = threading.Event()
+
+    def stop(text: str) -> None:
+        error = DeadlockError(text)
+        stopped.append(error)
+        compat.fail_interpreters(error)
+
+    def guard() -> None:
+        end, before = time.monotonic() + timeout, [-1]
+        while not done.wait(min(PATIENCE, max(end - time.monotonic(), 0.0))):
+            now = [watch.progress for watch in watches]
+            for waits in filter(None, (watch.deadlock() for watch in watches)):
+                if now == before:
+                    return stop(
+                        f"deadlock: everybody waits, and nobody is left to signal\n  {waits}"
+                    )
+            before = now
+            if time.monotonic() >= end:
+                return stop(
+                    f"the kernel did not finish within {timeout:g} s and was stopped. Does every "
+                    "wait on a semaphore, barrier or DMA have its signal, on every device? If the "
+                    "kernel is only slow, raise the limit with --pallas-timeout."
+                )
+
+    thread = threading.Thread(target=guard, name="pallas-watchdog", daemon=True)
+    thread.start()
+    try:
+        yield stopped
+    finally:
+        done.set()

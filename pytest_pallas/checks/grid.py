@@ -1,0 +1,121 @@
+"""``grid``: every block is written, once, in order, within its array, and masked at its edge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from pytest_pallas.analysis.grid import Analysis, GridFinding, merged
+from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Backend, Target
+from pytest_pallas.backends.analyzing import analyzed, on_chip
+from pytest_pallas.checks.gradient import program
+from pytest_pallas.checks.trial import Finding, Trial, call
+from pytest_pallas.errors import GridError, NotApplicableError
+
+#: Backends on which a kernel meets a TPU's compiler.
+_COMPILED = ("tpu", "tpu-compile")
+
+#: What a compiler refuses and interpreters run.
+_REFUSED = ("tile", "vmem")
+
+_MOST_SHOWN = 5
+
+
+def grid(trial: Trial) -> Finding:
+    """Trace the kernel, and its gradient where it has one, and look at the blocks of every program.
+
+    Nothing is run or compiled. docs/grid.md says what is found. Tiles and VMEM count only for a
+    TPU that the spec claims through ``tpu`` or ``tpu-compile``.
+
+    Raises:
+      NotApplicableError: the kernel cannot be jitted, or no kernel has blocks.
+      GridError: something is wrong; the message has all of it.
+      KernelError: the kernel raised while it was traced.
+    """
+    if not trial.jit:
+        raise NotApplicableError("the grid check traces the kernel, which jit=False says fails")
+    started = time.perf_counter()
+    calls = [call(trial, trial.kernel, trial.arguments.args)]
+    if trial.differentiable:
+        calls.append(call(trial, *program(trial)))
+    chip = _claimed_chip(trial)
+    target = _target(trial.backend, chip)
+    analysis = merged(
+        [
+            analyzed(
+                each,
+                platform=_platform(trial),
+                target=target,
+                context=_context(trial.backend, target),
+            )
+            for each in calls
+        ]
+    )
+    if not any(not window.whole for each in analysis.calls for window in each.windows):
+        raise NotApplicableError("in no example is there a pallas_call with blocks")
+    wrong = _wrong(analysis, refused=chip is not None)
+    if wrong:
+        raise GridError(_text(wrong))
+    notes = ("grid: sampled",) if any(not each.complete for each in analysis.calls) else ()
+    return Finding(comparisons=(), seconds=time.perf_counter() - started, notes=notes)
+
+
+def on(backend: Backend) -> str | None:
+    """Why it is not asked on a backend, or None: what it finds does not depend on hardware."""
+    if backend.kind == "interpreting":
+        return None
+    return "the grid is looked at without running anything, on the interpreting backends"
+
+
+def _wrong(analysis: Analysis, *, refused: bool) -> list[GridFinding]:
+    """What fails the check."""
+    return [
+        finding
+        for finding in analysis.findings
+        if finding.severity == "error" or (refused and finding.kind in _REFUSED)
+    ]
+
+
+def _text(findings: Sequence[GridFinding]) -> str:
+    count = len(findings)
+    lines = [f"the blocks of the grid are wrong in {count} place{'s' if count > 1 else ''}"]
+    lines += [f"  {line}" for each in findings[:_MOST_SHOWN] for line in str(each).splitlines()]
+    if count > _MOST_SHOWN:
+        lines.append(f"  and {count - _MOST_SHOWN} more")
+    return "\n".join(lines)
+
+
+def _claimed_chip(trial: Trial) -> str | None:
+    """The TPU whose compiler the spec promises to get past; the backend's own if that is one."""
+    claims = [name.partition(":") for name in trial.claimed]
+    chips = [chip for name, _, chip in claims if name in _COMPILED]
+    own = trial.backend.target
+    if own is not None:
+        return own.name if own.platform == "tpu" and {"", own.name} & set(chips) else None
+    usual = DEFAULT_TARGETS["tpu"]
+    if not chips or trial.backend.platform == "gpu":
+        return None
+    return usual if {"", usual} & set(chips) else chips[0]
+
+
+def _target(backend: Backend, chip: str | None) -> Target:
+    if backend.target is not None:
+        return backend.target
+    usual = DEFAULT_TARGETS["gpu" if backend.platform == "gpu" else "tpu"]
+    return TARGETS[chip or usual]
+
+
+def _platform(trial: Trial) -> str:
+    """Of kernels that do not show what they are written for: what the spec claims first."""
+    if trial.backend.platform != "any":
+        return trial.backend.platform
+    claimed = [name.partition("-")[0].partition(":")[0] for name in trial.claimed]
+    return next((name for name in claimed if name in DEFAULT_TARGETS), "tpu")
+
+
+def _context(backend: Backend, target: Target) -> Callable[[], AbstractContextManager[Any]]:
+    """Trace as the backend does, so that JAX need not trace again to run; else as on the chip."""
+    own: Any = getattr(backend, "context", None)
+    return (lambda: on_chip(target)) if own is None else (lambda: own(races=False))

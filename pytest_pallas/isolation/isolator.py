@@ -1,0 +1,270 @@
+"""In the process that reports: hand tests to a worker, whose reports take the place of others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_pallas.analysis.hazards import hazards
+from pytest_pallas.backends import Call, label
+from pytest_pallas.errors import IsolationError
+from pytest_pallas.isolation import decision
+from pytest_pallas.isolation.alarm import longest
+from pytest_pallas.isolation.deaths import error_of
+from pytest_pallas.isolation.messages import Note, Opening, Reply, Request, decoded, encoded
+from pytest_pallas.isolation.remembered import Remembered
+from pytest_pallas.isolation.worker import ENTRY
+from pytest_pallas.session import Session
+from pytest_pallas.tally import Tally
+from pytest_pallas.workers import Pool, Result, Setup
+
+#: The name that the plugin is registered by.
+PLUGIN = "pallas-isolation"
+
+#: Seconds that a worker has beyond its own alarm.
+_GRACE = 10.0
+
+#: The reports of a worker, by ``when``.
+_REPORTS = pytest.StashKey[dict[str, pytest.TestReport]]()
+
+#: What a worker must not do although the command line says so: start workers, debug, stop early,
+#: write to files of the session that reports.
+_OPTIONS: Mapping[str, Any] = {
+    "dist": "no",
+    "tx": [],
+    "numprocesses": None,
+    "maxprocesses": None,
+    "looponfail": False,
+    "distload": False,
+    "usepdb": False,
+    "trace": False,
+    "maxfail": 0,
+    "stepwise": False,
+    "lf": False,
+    "failedfirst": False,
+    "newfirst": False,
+    "cacheclear": False,
+    "xmlpath": None,
+    "htmlpath": None,
+    "report_log": None,
+    "log_file": "/dev/null",
+}
+
+
+class Alone(BaseException):
+    """A traced call is better executed in a process of its own.
+
+    No ``Exception``, so that neither hypothesis nor a kernel takes it for a failure.
+    """
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        """For these reasons."""
+        super().__init__(", ".join(reasons))
+
+
+class _Asking:
+    """An ``Observer`` that lets nothing be executed which may end the process."""
+
+    def example(self, tally: Tally, lines: Sequence[str]) -> None:
+        """Nothing to do."""
+
+    def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
+        """Raise ``Alone`` if the call may."""
+        del call, kernels
+        found = () if jaxpr is None else hazards(jaxpr)
+        if found:
+            raise Alone(found)
+
+    def ended(self, call: Call) -> None:
+        """Nothing to do."""
+
+
+class Isolator:
+    """The plugin of a session that may isolate tests. Starts a worker with the first of them."""
+
+    def __init__(self, session: Session) -> None:
+        """For a session."""
+        self.session = session
+        self.remembered = Remembered(session.config)
+        self._close = contextlib.ExitStack()
+        self._retired = 0
+        session.config.add_cleanup(self.close)
+
+    def close(self) -> None:
+        """End the worker."""
+        self._close.close()
+        self.remembered.close()
+
+    def run(self, item: Any, inside: Callable[[], None]) -> None:
+        """Run the item of a spec in a worker, or here.
+
+        Args:
+          item: the item.
+          inside: runs it here.
+
+        Raises:
+          PallasTestError: what ``inside`` raises, or that the worker did not answer.
+        """
+        __tracebackhide__ = True
+        if decision.reason(item, self.remembered):
+            return self.apart(item)
+        if decision.mode(item) != "auto" or item.backend.kind != "interpreting":
+            return inside()
+        self.session.observer = _Asking()
+        try:
+            return inside()
+        except Alone as found:
+            self.remembered.add(decision.key_of(item), str(found))
+        finally:
+            self.session.observer = None
+        self.session.tallies.clear()
+        return self.apart(item)
+
+    def apart(self, item: Any) -> None:
+        """Run an item in the worker; its reports replace those that this process makes of it.
+
+        Raises:
+          KernelError: the worker died, or did not answer in time.
+          IsolationError: it could not run the item at all.
+        """
+        __tracebackhide__ = True
+        options = self.session.options_for(item)
+        slot: Callable[[], float | None] = getattr(item, "slot", lambda: None)
+        path = Path(item.path)
+        request = Request(
+            opening=self._opening,
+            nodeid=item.nodeid,
+            path=str(path) if path.is_file() else None,
+            timeout=options.timeout,
+            seconds=slot(),
+        )
+        limit = longest(options.timeout) + _GRACE
+        result = self._pool.submit(self._setup, encoded(request), timeout=limit).result()
+        if result.status != "done":
+            raise self._died(item, result)
+        reply: Reply = decoded(result.value)
+        if reply.exit is not None:
+            pytest.exit(*reply.exit)
+        if not reply.reports:
+            raise IsolationError(
+                f"{item.nodeid}: collecting the tests once more, in the process for isolated "
+                "tests, found no test of this name. Does it depend on the process, such as a "
+                "random or a set's order does? Run it with --pallas-isolate=never, or mend that."
+            )
+        self._settle(item, reply)
+
+    def _settle(self, item: Any, reply: Reply) -> None:
+        """Take over what a worker reports."""
+        hook = self.session.config.hook
+        reports: dict[str, pytest.TestReport] = {}
+        for data in reply.reports:
+            report = hook.pytest_report_from_serializable(config=item.config, data=data)
+            reports[report.when] = report
+        item.stash[_REPORTS] = reports
+        for warning in reply.warnings:
+            hook.pytest_warning_recorded.call_historic(kwargs=dict(warning))
+        for name, lost in reply.lost_places.items():
+            self.session.lost_places.setdefault(name, lost)
+        if reply.stained:
+            self._retired += 1
+        if all(report.passed for report in reports.values()):
+            self.remembered.remove(item.nodeid)
+        if reply.hazards is not None and hasattr(item, "spec"):
+            key = decision.key_of(item)
+            if reply.hazards:
+                self.remembered.add(key, ", ".join(reply.hazards))
+            elif self.remembered.reason(key):
+                self.remembered.remove(key)
+
+    def _died(self, item: Any, result: Result) -> Exception:
+        """The error for a worker that did not answer, once its examples are counted."""
+        note = Note.decode(result.note)
+        if note is not None and note.examples:
+            key = (note.kernel, note.check, note.backend)
+            made = Tally(kernel=note.kernel, check=note.check, backend=note.backend)
+            own = getattr(item, "tally", None)
+            tally = self.session.tallies.setdefault(key, own or made)
+            tally.examples = note.examples
+        return error_of(result, getattr(item, "headline", item.name))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Leave a trace of what runs, in case the session dies."""
+        if not decision.uses_plugin(item) or decision.mode(item) == "never":
+            return (yield)
+        with self.remembered.running(item.nodeid):
+            return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        """Run a test that uses the fixtures in a worker."""
+        __tracebackhide__ = True
+        if not decision.reason(pyfuncitem, self.remembered):
+            return None
+        self.apart(pyfuncitem)
+        return True
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[Any]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Put the worker's report in place of this process's."""
+        report = yield
+        if call.when == "setup":
+            item.stash[_REPORTS] = {}
+            return report
+        reports = item.stash.get(_REPORTS, {})
+        if call.when == "call" and reports:
+            # What failed before the call failed only there: here, the set-up has passed.
+            return reports.get("call", reports["setup"])
+        if call.when == "teardown" and report.passed:
+            return reports.get("teardown", report)
+        return report
+
+    @cached_property
+    def _pool(self) -> Pool:
+        return self._close.enter_context(Pool(1))
+
+    @property
+    def _setup(self) -> Setup:
+        # Another generation is another setup: the pool ends the worker of the one before.
+        return Setup(
+            name="test",
+            entry=ENTRY,
+            environment=(("PYTEST_PALLAS_WORKER", str(self._retired)),),
+            memory_bytes=int(self.session.options.worker_memory * 2**30),
+            talks=True,
+        )
+
+    @cached_property
+    def _opening(self) -> bytes:
+        config = self.session.config
+        options = dict(_OPTIONS)
+        if config.option.basetemp:
+            # Pytest empties that folder when it is first used.
+            options["basetemp"] = f"{config.option.basetemp}-isolated"
+        kinds = {backend.kind for backend in self.session.selection.backends}
+        if "hardware" in kinds:
+            names = [label(b) for b in self.session.selection.backends if b.kind != "hardware"]
+            options["pallas_backend"] = ",".join(names)
+        attributes = {}
+        if hasattr(config, "workerinput"):  # of pytest-xdist, for its fixtures
+            attributes = {"workerinput": dict(config.workerinput), "workeroutput": {}}  # pyright: ignore[reportAttributeAccessIssue]
+        return encoded(
+            Opening(
+                args=[str(arg) for arg in config.invocation_params.args],
+                folder=str(config.invocation_params.dir),
+                options=options,
+                attributes=attributes,
+            )
+        )
+
+
+def isolator_of(config: pytest.Config) -> Isolator | None:
+    """The plugin, or None in a worker."""
+    return config.pluginmanager.get_plugin(PLUGIN)

@@ -1,0 +1,118 @@
+"""Sanitizers: one module for each thing that a wrong number may not show.
+
+A sanitizer is a check that watches runs of a kernel; ``--pallas-sanitize`` chooses among them.
+Importing this package does not import jax.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pytest_pallas.checks.check import Check
+
+if TYPE_CHECKING:
+    from pytest_pallas.backends import Backend
+    from pytest_pallas.checks.trial import Finding, Trial
+    from pytest_pallas.spec import KernelSpec
+
+
+def _from(module: str) -> Callable[[Trial], Finding]:
+    """The function that a module of this package is named after, imported when it is called."""
+
+    def run(trial: Trial) -> Finding:
+        return pkgutil.resolve_name(f"{__name__}.{module}:{module}")(trial)
+
+    return run
+
+
+def _nothing(spec: KernelSpec) -> str | None:
+    del spec
+    return None
+
+
+def _simulated(backend: Backend) -> str | None:
+    if getattr(backend, "detects_races", False):
+        return None
+    return f"{backend.name} does not simulate what happens at the same time"
+
+
+def _ordered(backend: Backend) -> str | None:
+    if pkgutil.resolve_name(f"{__name__}.runs:has_schedules")(backend):
+        return None
+    return f"{backend.name} runs everything in one order"
+
+
+def _fillable(backend: Backend) -> str | None:
+    if getattr(backend, "fills", False) or backend.name == "interpret":
+        return None
+    return f"{backend.name} cannot be told what memory holds that nobody has written"
+
+
+def _executing(backend: Backend) -> str | None:
+    return f"{backend.name} executes nothing" if backend.kind == "compiling" else None
+
+
+#: The sanitizers of this package, in the order in which they run.
+SANITIZERS: tuple[Check, ...] = (
+    Check(
+        name="races",
+        asks="is every access ordered with every write to the same place?",
+        run=_from("races"),
+        needs=_nothing,
+        on=_simulated,
+        share=0.25,
+        kind="sanitizer",
+    ),
+    Check(
+        name="dma",
+        asks="is every DMA waited for, every semaphore 0 at the end, every device ready?",
+        run=_from("dma"),
+        needs=_nothing,
+        on=_ordered,
+        share=0.25,
+        kind="sanitizer",
+    ),
+    Check(
+        name="deadlock",
+        asks="does every wait get its signal?",
+        run=_from("deadlock"),
+        needs=_nothing,
+        on=_simulated,
+        share=0.25,
+        kind="sanitizer",
+    ),
+    Check(
+        name="schedule",
+        asks="does every legal order of DMAs and parallel programs give the same bits?",
+        run=_from("schedule"),
+        needs=_nothing,
+        on=_ordered,
+        share=0.25,
+        kind="sanitizer",
+    ),
+    Check(
+        name="memory",
+        asks="is everything written before it is read, and every index within bounds?",
+        run=_from("memory"),
+        needs=_nothing,
+        on=_fillable,
+        share=0.25,
+        kind="sanitizer",
+    ),
+    Check(
+        name="donation",
+        asks="is an operand that shares an output's memory read before it is overwritten?",
+        run=_from("donation"),
+        needs=_nothing,
+        on=_executing,
+        share=0.125,
+        kind="sanitizer",
+    ),
+)
+
+#: Their names.
+NAMES: tuple[str, ...] = tuple(sanitizer.name for sanitizer in SANITIZERS)
+
+__all__ = ["NAMES", "SANITIZERS"]

@@ -1,0 +1,25 @@
+"""``deadlock``: a wait for a signal that never comes."""
+
+from __future__ import annotations
+
+from pytest_pallas.checks.trial import Finding, Trial
+from pytest_pallas.errors import DeadlockError
+from pytest_pallas.sanitizers.runs import under, under_schedules
+
+
+def deadlock(trial: Trial) -> Finding:
+    """Run the kernel under several schedules, each of which must come to its end.
+
+    The interpreter is ended as soon as every core of every device waits and none is left to signal;
+    a kernel that goes on for ever otherwise, after ``--pallas-timeout``.
+
+    Raises:
+      NotApplicableError: nothing in the kernel waits.
+      DeadlockError: with the device, semaphore, line and program of each wait.
+    """
+    seconds = 0.0
+    for schedule, outcome in under_schedules(trial):
+        seconds += outcome.seconds
+        if isinstance(outcome.error, DeadlockError):
+            raise under(schedule, outcome.error)
+    return Finding(comparisons=(), seconds=seconds)

@@ -1,0 +1,125 @@
+"""``memory``: reads of what nobody has written, outputs nobody writes, accesses out of bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from pytest_pallas import compat
+from pytest_pallas.backends import Outcome
+from pytest_pallas.backends.fills import WORDS, words_of
+from pytest_pallas.checks.again import run_again, unchanged
+from pytest_pallas.checks.trial import Finding, Trial, run
+from pytest_pallas.errors import BoundsError, MismatchError
+from pytest_pallas.numerics import Comparison
+from pytest_pallas.sanitizers.unwritten import PAIR, never_written
+
+#: How many accesses out of bounds are told one by one.
+_SHOWN = 4
+
+
+def memory(trial: Trial) -> Finding:
+    """Run the kernel with several contents of memory that nobody has written, and compare the bits.
+
+    Scratch and outputs hold NaN in the first run (integers an end of their range) and 0 in the
+    second; if the kernel could read them, the largest and the lowest numbers in two more. Where the
+    answer changes, it is told which memory is behind that, and which blocks of which output were
+    never written. On ``tpu-interpret`` the block of an output is forgotten once it is in HBM, so
+    that it cannot pass for the next one.
+
+    On ``interpret``, which moves every index into the array without a word, the first run also
+    checks each load and store; the other interpreters raise.
+
+    Raises:
+      BoundsError: an access is out of bounds; with the kernel's line.
+      MismatchError: the answer depends on what nobody has written.
+      KernelError: the kernel raised.
+    """
+    args = trial.arguments.args
+    portable = trial.backend.name == "interpret"
+    probe = "bounds" if portable else ""
+    first = run(trial, trial.kernel, args, races=False, forget=True, probe=probe)
+    if first.told:
+        raise BoundsError("\n  ".join(_beyond(first.told)))
+    seconds, comparisons = first.seconds, list[Comparison]()
+    for fill in _fills(trial, first) if getattr(trial.backend, "fills", False) else ():
+        words = f"with {words_of(fill)}"
+        again = run_again(trial, args, words, races=False, forget=True, fill=fill)
+        seconds += again.seconds
+        comparisons += unchanged(again, first, words)
+        failed = next((each for each in comparisons if not each.passed), None)
+        if failed is not None:
+            raise MismatchError(f"{_explained(trial, first, fill)}\n{failed.message}")
+    return Finding(comparisons=comparisons, outcome=first, seconds=seconds)
+
+
+def _fills(trial: Trial, first: Outcome) -> Sequence[str]:
+    """What to fill memory with: 0 for outputs that are not read shows what was not written."""
+    kernels = first.kernels
+    if not trial.jit or any(compat.unwritten_memory(kernel.eqn) for kernel in kernels):
+        return ("zero:memory", "high:memory", "low:memory")
+    # A bool or an unsigned integer that nobody has written may be 0 anyway, or the largest.
+    dtypes = [var.aval.dtype for kernel in kernels for var in kernel.eqn.outvars]
+    low = any(
+        jnp.issubdtype(dtype, jnp.bool) or jnp.issubdtype(dtype, jnp.unsignedinteger)
+        for dtype in dtypes
+    )
+    return ("zero:output", "high:output") if low else ("zero:output",)
+
+
+def _explained(trial: Trial, first: Outcome, fill: str) -> str:
+    """What it was that changed the answer, by more runs with a part of the memory filled."""
+    args, (name, _, _) = trial.arguments.args, fill.partition(":")
+    rest: Any = {"races": False, "forget": True}
+    scratch = run(trial, trial.kernel, args, fill=f"{name}:scratch", **rest)
+    filled = [
+        run(trial, trial.kernel, args, fill=f"{each}:output", probe="outputs", **rest)
+        for each in PAIR
+    ]
+    lines: list[str] = []
+    if any(_changes(each, first) for each in filled):
+        lines = list(never_written(filled[0].told, filled[1].told))
+        if not lines:
+            lines = [
+                f"{_name(first)} reads an output before it writes it: its memory held {WORDS[name]}"
+            ]
+        elif len(first.kernels) == 1 and first.kernels[0].source:
+            lines[-1] += f" ({first.kernels[0].source})"
+    if _changes(scratch, first):
+        lines.append(
+            f"{_name(first)} reads scratch memory before it writes it: it held {WORDS[name]}"
+        )
+    return "\n".join(lines) or f"the answer depends on what {words_of(fill).partition(' in ')[2]}"
+
+
+def _changes(again: Outcome, first: Outcome) -> bool:
+    return any(not each.passed for each in unchanged(again, first, ""))
+
+
+def _name(first: Outcome) -> str:
+    if len(first.kernels) != 1:
+        return "a kernel"
+    kernel = first.kernels[0]
+    return f"{kernel.name} ({kernel.source})" if kernel.source else kernel.name
+
+
+def _beyond(told: Sequence[compat.Beyond]) -> Iterator[str]:
+    """Each access once, over all programs."""
+    groups: dict[tuple[Any, ...], list[compat.Beyond]] = {}
+    for each in told:
+        key = (each.what, each.ref, each.shape, each.axis, each.place, each.kernel)
+        groups.setdefault(key, []).append(each)
+    for number, ((what, ref, shape, axis, place, kernel), found) in enumerate(groups.items()):
+        if number == _SHOWN:
+            yield f"and {len(groups) - _SHOWN} more accesses"
+            return
+        low, high = min(each.low for each in found), max(each.high for each in found)
+        indices = f"index {low}" if low == high else f"indices {low} to {high}"
+        of = " of ".join(filter(None, (ref or "a ref", kernel)))
+        yield (
+            f"out-of-bounds {what} of {of}: {indices} along axis {axis} of its shape "
+            f"{shape}, at {place or 'an unknown line'}. Only elements that a "
+            "mask leaves out may be beyond the edge"
+        )

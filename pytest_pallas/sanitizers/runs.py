@@ -1,0 +1,118 @@
+"""Runs of a kernel under several schedules, which the sanitizers share."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pytest_pallas import compat
+from pytest_pallas.backends import Backend, Outcome, label
+from pytest_pallas.backends.digests import digest
+from pytest_pallas.backends.schedules import Schedule
+from pytest_pallas.backends.tracing import identity
+from pytest_pallas.checks.trial import Trial, call
+from pytest_pallas.errors import (
+    DeadlockError,
+    DmaError,
+    NotApplicableError,
+    PallasTestError,
+    RaceError,
+)
+
+#: Errors that sanitizers are for.
+SANITIZED = (RaceError, DeadlockError, DmaError)
+
+#: Orders of the programs of parallel dimensions, besides the first.
+SEEDS = (1, 2)
+
+
+@dataclass
+class Runs:
+    """The last runs: every sanitizer asks for the same ones.
+
+    Attributes:
+      most: how many are kept.
+    """
+
+    most: int = 32
+    _kept: OrderedDict[Hashable, Outcome] = field(default_factory=OrderedDict[Hashable, Outcome])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, trial: Trial, schedule: Schedule) -> Outcome:
+        """The kernel's run on the trial's backend, with races looked for."""
+        arguments = trial.arguments
+        key = (
+            identity(trial.kernel),
+            digest((arguments.args, dict(arguments.options), dict(arguments.tuning))),
+            (label(trial.backend), schedule, trial.devices, trial.jit),
+        )
+        found = self._kept.pop(key, None)
+        if found is None:
+            made = call(trial, trial.kernel, arguments.args)
+            found = trial.backend.run(replace(made, races=True, dma=False, schedule=schedule))
+        self._kept[key] = found
+        while len(self._kept) > self.most:
+            self._kept.popitem(last=False)
+        return found
+
+
+def under_schedules(trial: Trial) -> Iterator[tuple[Schedule, Outcome]]:
+    """The runs of a trial's kernel under every schedule that can make a difference, plain first.
+
+    A kernel that raises in the first ends there.
+
+    Raises:
+      NotApplicableError: nothing in the kernel happens in an order that could be another; or it
+        raised what is no business of a sanitizer.
+    """
+    plain = Schedule()
+    first = trial.runs.get(trial, plain)
+    if first.error is not None and not isinstance(first.error, SANITIZED):
+        raise NotApplicableError(f"the kernel raises, which is said by other checks: {first.error}")
+    kernels: Sequence[Any] = first.kernels
+    others = [] if first.error is not None else schedules(trial, kernels)
+    yield plain, first
+    if first.error is not None:
+        return
+    if not others and not any(kernel.asynchronous for kernel in kernels):
+        raise NotApplicableError(
+            "in no example does the kernel start a DMA, use a semaphore or a barrier, or divide a "
+            "parallel grid dimension"
+        )
+    for schedule in others:
+        yield schedule, trial.runs.get(trial, schedule)
+
+
+def under(schedule: Schedule, error: PallasTestError) -> PallasTestError:
+    """The error with the schedule that it came under, where that was not the plain one."""
+    if schedule == Schedule():
+        return error
+    told = type(error)(f"{error}\n  with {schedule}")
+    told.__cause__, told.schedule = error.__cause__, schedule
+    return told
+
+
+def has_schedules(backend: Backend) -> bool:
+    """Whether a backend heeds ``Call.schedule``: the TPU interpreter does."""
+    return backend.platform == "tpu" and getattr(backend, "detects_races", False)
+
+
+def schedules(trial: Trial, kernels: Sequence[Any]) -> list[Schedule]:
+    """The schedules besides the plain one that the TPU interpreter can run these kernels in."""
+    if not has_schedules(trial.backend):
+        return []
+    found: list[Schedule] = []
+    if any(kernel.asynchronous for kernel in kernels):
+        found += [Schedule(dma="eager"), Schedule(order="oldest")]
+        if trial.devices > 1:
+            found += [Schedule(slow=0), Schedule(slow=trial.devices - 1)]
+    programs = max((compat.parallel_programs(kernel.eqn) for kernel in kernels), default=1)
+    if programs > 1:
+        found += [Schedule(seed=seed) for seed in SEEDS]
+        target = trial.backend.target
+        if target is None or target.cores > 1:
+            found.append(Schedule(cores=2))
+    return found

@@ -1,0 +1,40 @@
+"""``schedule``: every legal order of DMAs and parallel programs gives the same bits."""
+
+from __future__ import annotations
+
+from pytest_pallas.checks.trial import Finding, Trial, as_kernel_error
+from pytest_pallas.errors import NotApplicableError
+from pytest_pallas.numerics import Comparison, bitwise
+from pytest_pallas.oracle import flatten
+from pytest_pallas.sanitizers.runs import under, under_schedules
+
+
+def schedule(trial: Trial) -> Finding:
+    """Run the kernel under several schedules and compare bit for bit with the first.
+
+    DMAs as they are started or when waited for, the youngest or the oldest first; programs along
+    parallel grid dimensions in several orders, and divided over two cores where the chip has them;
+    the first or the last device slower than the others.
+
+    Raises:
+      NotApplicableError: there is only one order.
+      KernelError: the kernel raised under a schedule, and not under the first.
+    """
+    runs = under_schedules(trial)
+    _, first = next(runs)
+    if first.error is not None:
+        raise NotApplicableError(f"the kernel raises, which is said by others: {first.error}")
+    seconds, comparisons, others = first.seconds, list[Comparison](), 0
+    for other, outcome in runs:
+        others += 1
+        seconds += outcome.seconds
+        if outcome.error is not None:
+            raise under(other, as_kernel_error(outcome.error))
+        for (path, actual), (_, wanted) in zip(
+            flatten(outcome.values), flatten(first.values), strict=True
+        ):
+            where = f"{path or 'output'}, with {other}, against the plain schedule"
+            comparisons.append(bitwise(actual, wanted, where=where))
+    if not others:
+        raise NotApplicableError("there is only one order in which this kernel can run here")
+    return Finding(comparisons=comparisons, outcome=first, seconds=seconds)

@@ -1,0 +1,94 @@
+"""Which elements of a kernel's outputs nobody has written, and in which blocks they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas import compat
+from pytest_pallas.backends.fills import FILLS
+
+#: The fills of two runs. No element that is written holds 0 in one and the largest number in the
+#: other: what holds both was never written, or is copied from what was not.
+PAIR = ("zero", "high")
+
+#: How many blocks of an output are named.
+_SHOWN = 4
+
+#: What a kernel was called with and returned: the parameters of its equation, and its outputs.
+Told = tuple[Any, Sequence[Any]]
+
+
+def never_written(first: Sequence[Told], second: Sequence[Told]) -> Iterator[str]:
+    """What was never written, a line for each output that has such elements.
+
+    Args:
+      first: what the kernels of a run returned, in order, with outputs filled by ``PAIR[0]``.
+      second: that of a run with ``PAIR[1]``.
+    """
+    said: set[str] = set()
+    for (params, before), (_, after) in zip(first, second, strict=False):
+        facts = compat.grid_facts(SimpleNamespace(params=params))
+        for number, (old, new) in enumerate(zip(before, after, strict=True)):
+            missing = _missing(np.asarray(old), np.asarray(new))
+            if missing is None or not missing.any():
+                continue
+            block = facts.outputs[number]
+            name = f"output {number} ({block.name})"
+            text = f"{name} of {_kernel(params)}: {_blocks(missing, block.dims)}"
+            if text not in said:
+                said.add(text)
+                yield text
+
+
+def _missing(old: Any, new: Any) -> Any:
+    """Which elements hold the fill in both runs; None if the dtype has none."""
+    fills = [FILLS[name](old.dtype) for name in PAIR]
+    if old.shape != new.shape or any(fill is None for fill in fills):
+        return None
+    return (old == np.asarray(fills[0], old.dtype)) & (new == np.asarray(fills[1], old.dtype))
+
+
+def _kernel(params: Any) -> str:
+    return str(params.get("name") or params["jaxpr"].debug_info.func_name or "the kernel")
+
+
+def _blocks(missing: Any, dims: Sequence[tuple[str, int, tuple[int, int]]]) -> str:
+    """The blocks without a written element, and those with some: ``block (1, 0)``."""
+    count = f"{np.count_nonzero(missing)} of {missing.size} elements were never written"
+    if missing.all():
+        return "no element was ever written"
+    if any(kind not in ("Blocked", "Squeezed") for kind, _, _ in dims):
+        return f"{count}: {_box(missing)}"
+    sizes = [size for _, size, _ in dims]
+    indices = np.unique(np.argwhere(missing) // np.asarray(sizes), axis=0)
+    if all(size >= length for size, length in zip(sizes, missing.shape, strict=True)):
+        return f"{count}: {_box(missing)}"
+    words: list[str] = []
+    for index in indices[:_SHOWN]:
+        window = tuple(
+            slice(int(i) * size, (int(i) + 1) * size) for i, size in zip(index, sizes, strict=True)
+        )
+        inside = missing[window]
+        at = tuple(int(i) for i in index)
+        words.append(f"block {at}" if inside.all() else f"in block {at} {_box(inside)}")
+    more = len(indices) - _SHOWN
+    if more > 0:
+        words.append(f"{more} more blocks")
+    total = int(np.prod([-(-n // size) for n, size in zip(missing.shape, sizes, strict=True)]))
+    return f"{count}, in {len(indices)} of {total} blocks: {', '.join(words)}"
+
+
+def _box(missing: Any) -> str:
+    """The least box around the missing elements, ``[0:8, 3]``, and whether it has others."""
+    where = np.argwhere(missing)
+    low, high = where.min(axis=0), where.max(axis=0) + 1
+    ranges = [
+        f"{a}" if b == a + 1 and n > 1 else f"{a}:{b}"
+        for a, b, n in zip(low, high, missing.shape, strict=True)
+    ]
+    full = int(np.prod(high - low)) == len(where)
+    return f"[{', '.join(ranges)}]" if full else f"{len(where)} elements of [{', '.join(ranges)}]"

@@ -1,0 +1,137 @@
+"""What is left behind is told by name, with what it was, and is undone."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import types
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AbstractMesh
+
+from pytest_pallas.errors import LeakError
+from pytest_pallas.isolation.leaks import STAINED, guarded, leaks, state
+
+INTERPRETER = "jax._src.pallas.mosaic.interpret.interpret_pallas_call"
+ENTERED: list[object] = []
+
+
+class Config:
+    def __init__(self):
+        self.stash = pytest.Stash()
+
+
+def left(act, config=None):
+    with pytest.raises(LeakError) as caught, guarded(config or Config(), "here"):
+        act()
+    return str(caught.value)
+
+
+def enter(make):
+    """Enter a context that nothing leaves: if it were forgotten, its end would come at once."""
+
+    def act():
+        ENTERED.append(make())
+        ENTERED[-1].__enter__()
+
+    return act
+
+
+def leave_memory():
+    importlib.import_module(INTERPRETER)._shared_memory = types.SimpleNamespace(
+        set_failed=lambda *args, **options: None
+    )
+
+
+LEAVING = {
+    "config": (
+        lambda: jax.config.update("jax_default_matmul_precision", "highest"),
+        "left jax_default_matmul_precision = 'highest' (was None)",
+    ),
+    "context": (enter(lambda: jax.enable_x64(True)), "left jax_enable_x64 = True (was False)"),
+    "device": (
+        enter(lambda: jax.default_device(jax.devices()[0])),
+        "left jax_default_device = CpuDevice(id=0) (was None)",
+    ),
+    "interpret mode": (
+        enter(lambda: pltpu.force_tpu_interpret_mode(True)),
+        "left pallas_tpu_interpret_mode = True (was None)",
+    ),
+    "mesh": (
+        enter(lambda: jax.sharding.use_abstract_mesh(AbstractMesh((2,), ("x",)))),
+        "left abstract_mesh = AbstractMesh('x': 2",
+    ),
+    "numpy": (
+        lambda: np.seterr(over="ignore"),
+        "left numpy.geterr()['over'] = 'ignore' (was 'warn')",
+    ),
+    "variable": (
+        lambda: os.environ.update(LEFT="1"),
+        "left os.environ['LEFT'] = '1' (was unset)",
+    ),
+    "no variable": (
+        lambda: os.environ.pop("HAD"),
+        "left os.environ['HAD'] = unset (was '1')",
+    ),
+    "folder": (lambda: os.chdir("/"), "left the working directory = '/' (was"),
+    "interpreter": (leave_memory, "left memory of a kernel in the TPU interpreter"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(LEAVING))
+def test_told_and_undone(name, monkeypatch):
+    monkeypatch.setenv("HAD", "1")
+    act, words = LEAVING[name]
+    before = state()
+    assert words in left(act)
+    assert not leaks(before, state())
+
+
+def test_nothing_left():
+    with guarded(Config(), "here"), jax.enable_x64(True):
+        jax.numpy.ones(3)
+
+
+def test_several_are_told_together():
+    def act():
+        os.environ["LEFT"] = "1"
+        np.seterr(over="ignore")
+
+    text = left(act)
+    assert "os.environ['LEFT']" in text
+    assert "numpy.geterr()['over']" in text
+
+
+def test_another_failure_is_kept_and_state_undone():
+    @guarded(Config(), "here")
+    def act():
+        os.environ["LEFT"] = "1"
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        act()
+    assert "LEFT" not in os.environ
+
+
+def test_what_importing_a_module_sets_is_no_leak(tmp_path, monkeypatch):
+    monkeypatch.setenv("SET_BY_IMPORT", "0")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "sets_a_variable.py").write_text("import os\nos.environ['SET_BY_IMPORT'] = '1'\n")
+    with guarded(Config(), "here"):
+        importlib.import_module("sets_a_variable")
+    assert os.environ["SET_BY_IMPORT"] == "1"
+
+
+def test_what_cannot_be_undone_is_said(monkeypatch):
+    def refuse(name, setting):
+        raise RuntimeError("too late")
+
+    config = Config()
+    monkeypatch.setattr("pytest_pallas.compat.set_jax_setting", refuse)
+    text = left(LEAVING["config"][0], config)
+    assert "jax_default_matmul_precision could not be undone" in text
+    assert config.stash[STAINED]
+    jax.config.update("jax_default_matmul_precision", None)

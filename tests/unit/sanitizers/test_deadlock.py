@@ -1,0 +1,124 @@
+"""``sanitizers.deadlock``, and the interpreter's watchdog."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pytest_pallas.backends import Call
+from pytest_pallas.backends.interpreters import gpu_interpret, tpu_interpret
+from pytest_pallas.errors import DeadlockError
+from pytest_pallas.sanitizers.deadlock import deadlock
+
+from . import rings
+
+
+def test_who_waits_for_what_is_said(trial):
+    with pytest.raises(DeadlockError) as raised:
+        deadlock(trial(rings.other(rings.waiting, waits=2), rings.BLOCKS))
+    assert re.search(
+        r"device 0 waits for ready to be 2, which is 1, at \S+rings\.py:\d+:\d+ \(.*\) in program "
+        r"\(1,\)",
+        str(raised.value),
+    )
+
+
+def test_every_device_is_named(trial):
+    with pytest.raises(DeadlockError) as raised:
+        deadlock(trial(rings.other(rings.ring, waits=2), rings.SHARDS, devices=4))
+    for device in range(4):
+        assert f"device {device} waits for the barrier semaphore to be 2" in str(raised.value)
+
+
+def test_devices_that_are_through_are_said(trial):
+    """One device waits for a DMA that the last one does not send."""
+
+    def kernel(x):
+        def body(x_ref, o_ref, sent, received):
+            me = jax.lax.axis_index("x")
+            copy = pltpu.make_async_remote_copy(
+                x_ref, o_ref, sent, received, device_id={"x": 1 - me}
+            )
+
+            @pl.when(me == 0)
+            def _send():
+                copy.start()
+                copy.wait_send()
+
+            @pl.when(me == 0)
+            def _receive():
+                copy.wait_recv()
+
+        def shard(x):
+            return pl.pallas_call(
+                body,
+                out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+                in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+                out_specs=pl.BlockSpec(memory_space=pl.ANY),
+                scratch_shapes=[pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.DMA],
+            )(x)
+
+        mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("x",))
+        spec = jax.sharding.PartitionSpec("x")
+        return jax.shard_map(shard, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(x)
+
+    with pytest.raises(DeadlockError) as raised:
+        deadlock(trial(kernel, rings.SHARDS[:2], devices=2))
+    assert "device 0 waits for received to be 4096 bytes, which is 0" in str(raised.value)
+    assert "device 1 is at the end of the kernel" in str(raised.value)
+
+
+def test_the_next_kernel_runs():
+    backend = tpu_interpret()
+    hangs = Call(function=rings.other(rings.waiting, waits=2), args=(rings.BLOCKS,))
+    assert isinstance(backend.run(hangs).error, DeadlockError)
+    outcome = backend.run(Call(function=rings.waiting, args=(rings.BLOCKS,)))
+    np.testing.assert_array_equal(outcome.unwrap(), rings.BLOCKS)
+
+
+def test_a_right_kernel_comes_to_its_end(trial):
+    deadlock(trial(rings.ring, rings.SHARDS, devices=4))
+
+
+def gpu_kernel(x, *, arrives):
+    """Two warpgroups: one copies to shared memory, both wait for it."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    def body(x_ref, o_ref, buffer, copied):
+        @pl.when(jax.lax.axis_index("warpgroup") == 0)
+        def _copy():
+            if arrives:
+                plgpu.copy_gmem_to_smem(x_ref, buffer, copied)
+
+        plgpu.barrier_wait(copied)
+
+        @pl.when(jax.lax.axis_index("warpgroup") == 0)
+        def _store():
+            o_ref[...] = buffer[...]
+
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        scratch_types=[plgpu.SMEM(x.shape, x.dtype), plgpu.Barrier()],
+        num_threads=2,
+        thread_name="warpgroup",
+    )(x)
+
+
+def test_threads_of_a_gpu_are_named(trial):
+    x = np.ones((128, 128), np.float32)
+    asked = trial(rings.other(gpu_kernel, arrives=False), x, backend=gpu_interpret())
+    with pytest.raises(DeadlockError) as raised:
+        deadlock(asked)
+    for group in range(2):
+        assert re.search(
+            rf"device 0, block 0, warpgroup {group} waits at a barrier at which 0 of 1 have "
+            r"arrived, at \S+test_deadlock\.py:\d+",
+            str(raised.value),
+        )
+    deadlock(trial(rings.other(gpu_kernel, arrives=True), x, backend=gpu_interpret()))

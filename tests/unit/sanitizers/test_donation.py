@@ -1,0 +1,183 @@
+"""``sanitizers.donation``: kernels whose outputs share memory with an operand."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pytest_pallas.backends.interpreters import interpret, tpu_interpret
+from pytest_pallas.checks.trial import Trial
+from pytest_pallas.errors import MismatchError, NotApplicableError
+from pytest_pallas.sanitizers.donation import donation
+from pytest_pallas.strategies.arguments import Arguments
+
+X = np.random.default_rng(0).standard_normal((24, 128)).astype(np.float32)
+
+
+def ask(kernel, backend, *args):
+    arguments = Arguments(args or (X,))
+    return donation(Trial(kernel=kernel, reference=None, arguments=arguments, backend=backend))
+
+
+@pytest.fixture(params=[interpret(), tpu_interpret()], ids=lambda backend: backend.name)
+def backend(request):
+    return request.param
+
+
+def in_place(body, x, *, in_map=lambda i: (i, 0), out_map=lambda i: (i, 0), scratch=(), space=None):
+    def spec(index_map):
+        return pl.BlockSpec(memory_space=space) if space else pl.BlockSpec((8, 128), index_map)
+
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid=(3,),
+        in_specs=[spec(in_map)],
+        out_specs=spec(out_map),
+        input_output_aliases={0: 0},
+        scratch_shapes=scratch,
+    )(x)
+
+
+def adds_one(x):
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] + 1
+
+    return in_place(body, x)
+
+
+def adds_one_to_one_block(x):
+    """The others keep what the input has, on both sides of the alias."""
+
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] + 1
+
+    spec = pl.BlockSpec((8, 128), lambda i: (1, 0))
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid=(1,),
+        in_specs=[spec],
+        out_specs=spec,
+        input_output_aliases={0: 0},
+    )(x)
+
+
+def accumulates_in_place(x):
+    """The output, which starts as the input, is read and written."""
+
+    def body(x_ref, o_ref):
+        o_ref[...] = o_ref[...] + x_ref[...]
+
+    return in_place(body, x)
+
+
+def previous_block(x):
+    """Each block gets the one before, which the program before has overwritten."""
+
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] + 1
+
+    return in_place(body, x, in_map=lambda i: (jnp.maximum(i - 1, 0), 0))
+
+
+def previous_block_by_hand(x):
+    """As ``previous_block``, but the kernel copies where it likes, in the order that it likes."""
+
+    def body(x_ref, o_ref, scratch, semaphore):
+        i = pl.program_id(0)
+        before = 8 * jnp.maximum(i - 1, 0)
+        pltpu.async_copy(x_ref.at[pl.ds(before, 8)], scratch, semaphore).wait()
+        scratch[...] = scratch[...] + 1
+        pltpu.async_copy(scratch, o_ref.at[pl.ds(8 * i, 8)], semaphore).wait()
+
+    scratch = [pltpu.VMEM((8, 128), x.dtype), pltpu.SemaphoreType.DMA]
+    return in_place(body, x, scratch=scratch, space=pl.ANY)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [accumulates_in_place, adds_one, adds_one_to_one_block],
+    ids=lambda kernel: kernel.__name__,
+)
+def test_right_kernels(backend, kernel):
+    assert ask(kernel, backend).failed is None
+
+
+def test_copies_in_the_order_of_the_kernel_may_share_memory():
+    assert ask(previous_block_by_hand, tpu_interpret()).failed is None
+
+
+def test_a_block_that_is_read_after_it_was_overwritten(backend):
+    with pytest.raises(MismatchError) as raised:
+        ask(previous_block, backend)
+    text = str(raised.value)
+    assert "operand 0 and output 0 of body (" in text
+    assert "test_donation.py:" in text
+    assert "is read after it was overwritten" in text
+
+
+def test_a_kernel_without_aliases(backend):
+    def kernel(x):
+        def body(x_ref, o_ref):
+            o_ref[...] = x_ref[...]
+
+        return pl.pallas_call(body, jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    with pytest.raises(NotApplicableError, match="input_output_aliases"):
+        ask(kernel, backend)
+
+
+def test_several_aliases_and_prefetched_scalars(backend):
+    """Positions count the scalars; only one of the pairs is read too late."""
+
+    def kernel(s, x, y):
+        def body(s_ref, x_ref, y_ref, p_ref, o_ref):
+            p_ref[...] = y_ref[...] + s_ref[0]
+            o_ref[...] = x_ref[...] * 2
+
+        here = pl.BlockSpec((8, 128), lambda i, s: (i, 0))
+        before = pl.BlockSpec((8, 128), lambda i, s: (jnp.maximum(i - 1, 0), 0))
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(
+            body,
+            out_shape=[shape, shape],
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=1,
+                grid=(3,),
+                in_specs=[before if late else here, here],
+                out_specs=[here, here],
+            ),
+            input_output_aliases={1: 1, 2: 0},
+        )(s, x, y)
+
+    s = np.array([2], np.int32)
+    late = False
+    assert ask(kernel, backend, s, X, X + 1).failed is None
+    late = True
+
+    def again(*args):
+        return kernel(*args)
+
+    with pytest.raises(MismatchError, match="is read after it was overwritten") as raised:
+        ask(again, backend, s, X, X + 1)
+    assert "operand 1 and output 1 of body" in str(raised.value)
+
+
+def test_a_second_call_with_the_same_arrays(backend):
+    """A wrapper that remembers what it was called with, and then goes on with its own answer."""
+    kept = {}
+
+    def kernel(x):
+        if isinstance(x, jax.core.Tracer):
+            return adds_one(x)
+        kept[id(x)] = adds_one(kept.get(id(x), x))
+        return kept[id(x)]
+
+    failed = ask(kernel, backend).failed
+    assert failed is not None
+    assert "of a second call with the same arrays" in failed.where

@@ -1,0 +1,336 @@
+"""``sanitizers.memory``: kernels that read what nobody has written, or where nothing is."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import triton as plt
+
+from pytest_pallas.backends.interpreters import gpu_interpret, interpret, tpu_interpret
+from pytest_pallas.checks.trial import Trial
+from pytest_pallas.errors import BoundsError, KernelError, MismatchError
+from pytest_pallas.sanitizers.memory import memory
+from pytest_pallas.strategies.arguments import Arguments
+
+X = np.random.default_rng(0).standard_normal((16, 128)).astype(np.float32)
+
+
+def ask(kernel, backend, *args):
+    arguments = Arguments(args or (X,))
+    return memory(Trial(kernel=kernel, reference=None, arguments=arguments, backend=backend))
+
+
+@pytest.fixture(params=[interpret(), tpu_interpret()], ids=lambda backend: backend.name)
+def backend(request):
+    return request.param
+
+
+def in_blocks(body, x, *, grid=None, out_map=lambda i: (i, 0), dtype=None, scratch=()):
+    spec = pl.BlockSpec((8, 128), lambda i: (i, 0))
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct(x.shape, dtype or x.dtype),
+        grid=grid or (x.shape[0] // 8,),
+        in_specs=[spec],
+        out_specs=pl.BlockSpec((8, 128), out_map),
+        scratch_shapes=scratch,
+    )(x)
+
+
+def test_a_kernel_that_writes_before_it_reads(backend):
+    def kernel(x):
+        def body(x_ref, o_ref, scratch):
+            scratch[...] = x_ref[...]
+            o_ref[...] = 2 * scratch[...]
+
+        return in_blocks(body, x, scratch=[pltpu.VMEM((8, 128), x.dtype)])
+
+    finding = ask(kernel, backend)
+    assert finding.failed is None
+    assert len(finding.comparisons) == 3
+
+
+def test_scratch_that_hides_from_the_answer(backend):
+    """NaN is never greater, so that the first run gives the right numbers."""
+
+    def kernel(x):
+        def body(x_ref, o_ref, scratch):
+            low = scratch[...]
+            o_ref[...] = jnp.where(low > x_ref[...], low, x_ref[...])
+
+        return in_blocks(body, x, scratch=[pltpu.VMEM((8, 128), x.dtype)])
+
+    with pytest.raises(MismatchError, match=r"body \(.*test_memory\.py:\d+\) reads scratch memory"):
+        ask(kernel, backend)
+
+
+def test_memory_of_the_body(backend):
+    def kernel(x):
+        def body(x_ref, o_ref):
+            def inner(ref):
+                o_ref[...] = jnp.maximum(x_ref[...], jnp.where(ref[...] > 0, ref[...], 0))
+
+            pl.run_scoped(inner, pltpu.VMEM((8, 128), x.dtype))
+
+        return in_blocks(body, x)
+
+    with pytest.raises(MismatchError, match="reads scratch memory before it writes it"):
+        ask(kernel, backend)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.bool, jnp.float32, jnp.int32, jnp.uint8])
+def test_blocks_that_nobody_writes_are_named(backend, dtype):
+    def kernel(x):
+        def body(x_ref, o_ref):
+            o_ref[...] = (x_ref[...] > 0).astype(dtype)
+
+        return in_blocks(body, x, grid=(3,), dtype=dtype)
+
+    x = np.concatenate([X, X, X])[:40]
+    with pytest.raises(MismatchError) as raised:
+        ask(kernel, backend, x)
+    text = str(raised.value)
+    assert "output 0 (o_ref) of body: 2048 of 5120 elements were never written" in text
+    assert "in 2 of 5 blocks: block (3, 0), block (4, 0) (" in text
+
+
+def test_a_part_of_a_block(backend):
+    """Integers, of which none looks wrong."""
+
+    def kernel(x):
+        def body(x_ref, o_ref):
+            @pl.when(pl.program_id(0) == 0)
+            def _():
+                o_ref[...] = x_ref[...]
+
+            o_ref[0:6, 3:] = x_ref[0:6, 3:]
+
+        return in_blocks(body, x)
+
+    with pytest.raises(MismatchError) as raised:
+        ask(kernel, backend, X.astype(np.int32))
+    box = "elements of [0:8, 0:128]"
+    count = 8 * 128 - 6 * 125
+    assert f"{count} of 2048 elements were never written" in str(raised.value)
+    assert f"in 1 of 2 blocks: in block (1, 0) {count} {box}" in str(raised.value)
+
+
+def test_what_was_written_is_right_although_it_is_nan(backend):
+    def kernel(x):
+        def body(x_ref, o_ref):
+            o_ref[...] = jnp.log(x_ref[...])
+
+        return in_blocks(body, x)
+
+    finding = ask(kernel, backend)
+    assert np.isnan(finding.outcome.values).any()
+    assert finding.failed is None
+
+
+def test_what_is_not_returned_need_not_be_written(backend):
+    def kernel(x):
+        def body(x_ref, o_ref):
+            o_ref[0:4] = x_ref[0:4]
+
+        return in_blocks(body, x)[:4]
+
+    assert ask(kernel, backend).failed is None
+
+
+def test_an_output_that_is_read_first(backend):
+    def kernel(x):
+        def body(x_ref, o_ref):
+            o_ref[...] = x_ref[...] + jnp.where(o_ref[...] > 0, 1, 0)
+
+        return in_blocks(body, x)
+
+    with pytest.raises(MismatchError, match="reads an output before it writes it"):
+        ask(kernel, backend)
+
+
+def test_a_block_of_before_is_not_this_block():
+    """The window of the block still holds the last one, which is finite."""
+
+    def kernel(x):
+        def body(x_ref, o_ref):
+            @pl.when(pl.program_id(0) == 0)
+            def _():
+                o_ref[...] = x_ref[...]
+
+        return in_blocks(body, x)
+
+    with pytest.raises(MismatchError, match=r"block \(1, 0\)"):
+        ask(kernel, tpu_interpret())
+
+
+def plgpu_kernel(body, x):
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        scratch_types=[plgpu.SMEM((8, 128), x.dtype)],
+    )(x)
+
+
+def test_mosaic_gpu():
+    def half(x):
+        def body(x_ref, o_ref, smem):
+            smem[...] = x_ref[0:8]
+            o_ref[0:8] = smem[...]
+
+        return plgpu_kernel(body, x)
+
+    def unread(x):
+        def body(x_ref, o_ref, smem):
+            o_ref[0:8] = smem[...]
+            o_ref[8:16] = x_ref[8:16]
+
+        return plgpu_kernel(body, x)
+
+    def beyond(x):
+        def body(x_ref, o_ref, smem):
+            smem[...] = x_ref[pl.ds((x_ref[0, 0] > 5).astype(jnp.int32) + 9, 8)]
+            o_ref[...] = x_ref[...]
+
+        return plgpu_kernel(body, x)
+
+    with pytest.raises(MismatchError, match=r"1024 of 2048 elements .* \[8:16, 0:128\]"):
+        ask(half, gpu_interpret())
+    with pytest.raises(MismatchError, match="reads scratch memory before it writes it"):
+        ask(unread, gpu_interpret())
+    place = r"Out-of-bounds read of a ref in GMEM at .*test_memory\.py:\d+.*\[9:17, 0:128\]"
+    with pytest.raises(BoundsError, match=place):
+        ask(beyond, gpu_interpret())
+
+
+def loads(x):
+    def body(x_ref, o_ref):
+        def add(i, total):
+            return total + x_ref[pl.ds(4 * i, 4), :]
+
+        total = jax.lax.fori_loop(0, 4, add, jnp.zeros((4, 128), x.dtype))
+        o_ref[...] = x_ref[...] + 0 * total.sum()
+
+    return in_blocks(body, x)
+
+
+def stores(x):
+    def body(x_ref, o_ref, scratch):
+        scratch[pl.program_id(0) + 7] = x_ref[0]
+        o_ref[...] = x_ref[...]
+
+    return in_blocks(body, x, scratch=[pltpu.VMEM((8, 128), x.dtype)])
+
+
+def copies(x):
+    def body(x_ref, o_ref, semaphore):
+        start = 8 * pl.program_id(0)
+        pltpu.async_copy(x_ref.at[pl.ds(start + 1, 8)], o_ref.at[pl.ds(start, 8)], semaphore).wait()
+
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid=(2,),
+        in_specs=[anywhere],
+        out_specs=anywhere,
+        scratch_shapes=[pltpu.SemaphoreType.DMA],
+    )(x)
+
+
+def scopes(x):
+    def body(x_ref, o_ref):
+        start = pl.program_id(0)
+
+        def inner(ref):
+            ref[pl.ds(start, 2)] = x_ref[0:2]
+            o_ref[...] = x_ref[...] + 0 * ref[...].sum()
+
+        pl.run_scoped(inner, pltpu.VMEM((2, 128), x.dtype))
+
+    return in_blocks(body, x)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "portable", "simulated"),
+    [
+        (copies, r"copy from of x_ref of body: indices 9 to 16 .*\(16, 128\)", r"x_ref \(HBM\)"),
+        (loads, r"load of x_ref of body: indices 8 to 15 .*\(8, 128\)", r"read of x_ref at"),
+        (scopes, r"store of ref of body: indices 1 to 2 .*\(2, 128\)", r"write of a buffer made"),
+        (stores, r"store of scratch of body: index 8 along axis 0", r"write of scratch at"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_accesses_out_of_bounds(kernel, portable, simulated):
+    with pytest.raises(BoundsError, match=portable) as raised:
+        ask(kernel, interpret())
+    assert "test_memory.py:" in str(raised.value)
+    with pytest.raises(BoundsError, match=f"Out-of-bounds .*{simulated}") as raised:
+        ask(kernel, tpu_interpret())
+    assert "test_memory.py:" in str(raised.value)
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_masked_accesses(extra):
+    """Of blocks that reach beyond the end, with masks that end where the array does, or later."""
+
+    def kernel(x):
+        n = x.shape[0]
+
+        def body(x_ref, o_ref):
+            indices = 8 * pl.program_id(0) + jnp.arange(8)
+            mask = indices < n + extra
+            value = plt.load(x_ref.at[pl.ds(8 * pl.program_id(0), 8)], mask=mask, other=0)
+            value += plt.load(x_ref.at[indices], mask=mask, other=0)
+            plt.store(o_ref.at[indices], value, mask=mask)
+
+        return pl.pallas_call(body, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=(2,))(x)
+
+    x = X[0, :11]
+    if not extra:
+        assert ask(kernel, interpret(), x).failed is None
+        return
+    with pytest.raises(BoundsError) as raised:
+        ask(kernel, interpret(), x)
+    lines = str(raised.value).splitlines()
+    assert len(lines) == 3
+    assert all("indices 8 to 11 along axis 0 of its shape (11,)" in line for line in lines)
+
+
+def test_what_does_not_run_is_not_out_of_bounds(backend):
+    def kernel(x):
+        def body(x_ref, o_ref):
+            start = 8 * pl.program_id(0)
+
+            @pl.when(start + 8 <= 8)
+            def _():
+                o_ref[...] = x_ref[pl.ds(start, 8), :]
+
+            @pl.when(start > 0)
+            def _():
+                o_ref[...] = -x_ref[...]
+
+        return in_blocks(body, x)
+
+    assert ask(kernel, backend).failed is None
+
+
+def test_what_a_fill_makes_of_a_kernel(backend):
+    """A row that scratch names: with one fill there is none."""
+
+    def kernel(x):
+        def body(x_ref, o_ref, i_ref):
+            row = jnp.where(i_ref[0] == 0, 99, 0)
+            o_ref[...] = x_ref[pl.ds(row, 1), :]
+
+        shape = jax.ShapeDtypeStruct((1, 128), x.dtype)
+        scratch = [pltpu.SMEM((1,), jnp.int32)]
+        return pl.pallas_call(body, out_shape=shape, scratch_shapes=scratch)(x)
+
+    with pytest.raises((KernelError, MismatchError)) as raised:
+        ask(kernel, backend)
+    assert "0 (of bools False)" in str(raised.value)
