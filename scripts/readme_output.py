@@ -131,7 +131,9 @@ def sanitized(name: str) -> str:
     files = {"copies.py": block(SANITIZERS, "copies.py")}
     options = ["--pallas-backend=tpu-interpret", "--pallas-suite=copies", f"-k={name}"]
     text = run_files(files, *options)
-    return re.search(r"(?ms)^\w+: \w+ on tpu-interpret.*?(?=^  replay)", text)[0].strip()
+    found = re.search(rf"(?ms)^\w+: {name} on tpu-interpret.*?(?=^  replay)", text)
+    assert found is not None, text
+    return found[0].strip()
 
 
 def command(*options: str) -> str:
@@ -171,7 +173,7 @@ BLOCKS: Mapping[Path, Mapping[str, Callable[[], str]]] = {
     },
     SANITIZERS: {
         name: functools.partial(sanitized, name)
-        for name in ("races", "dma", "deadlock", "schedule")
+        for name in ("races", "dma", "deadlock", "schedule", "memory", "donation")
     },
 }
 

@@ -107,7 +107,7 @@ SANITIZERS: tuple[Check, ...] = (
         run=_from("donation"),
         needs=_nothing,
         on=_executing,
-        share=0.125,
+        share=0.25,
         kind="sanitizer",
     ),
 )

@@ -87,6 +87,7 @@ while not (os.path.exists({str(path)!r}) and os.path.getsize({str(path)!r})): ti
 
 def test_an_interrupt_reaches_the_session_and_not_the_worker(session):
     script = """
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores it
 os.setpgid(0, 0)
 job = submit("pid", b"0.5")
 try:
