@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas.backends import label
+from pytest_pallas.errors import OptionError
 from pytest_pallas.isolation.remembered import Remembered
 from pytest_pallas.session import current
 
@@ -35,7 +36,10 @@ def mode(item: pytest.Item) -> str:
 
     That is in a debugger, and with ``-s``: a worker has no terminal.
     """
-    asked = current(item.config).options_for(item).isolate
+    try:
+        asked = current(item.config).options_for(item).isolate
+    except OptionError:
+        return "never"  # of a mark, which the test's set-up says
     option = item.config.option
     watched = option.usepdb or option.trace or option.capture == "no"
     return "never" if asked == "auto" and watched else asked

@@ -73,7 +73,7 @@ WORDS = {
     "bfloat16_sum_of_normals": "The same on values that hide it from any single element.",
 }
 
-_ASKED_MODULE = '''"""The specs that are asked about, with the checks that asked.json names for each."""
+_ASKED_MODULE = '''"""The specs that are asked about, with their checks from asked.json."""
 
 import dataclasses
 import json

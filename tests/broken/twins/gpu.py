@@ -19,7 +19,7 @@ _COLUMNS = 128
 
 
 def add(x: jax.Array, y: jax.Array, *, block: int = 8, wrong: str = "") -> jax.Array:
-    """``x + y`` for x and y ``(m, n)``, ``block x 128`` elements of each at a time, which divide m and n."""
+    """``x + y`` for x and y ``(m, n)``, in blocks of ``block x 128``, which divide m and n."""
     m, n = x.shape
 
     def body(x_gmem: Any, y_gmem: Any, o_gmem: Any, x_smem: Any, y_smem: Any, arrived: Any) -> None:

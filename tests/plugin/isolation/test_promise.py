@@ -25,8 +25,11 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("processes", [0, 2], ids=["serially", "two processes"])
-@pytest.mark.parametrize("when", ["always", "auto"])
+@pytest.mark.parametrize(
+    ("when", "processes"),
+    [("auto", 0), ("auto", 2), ("always", 2)],
+    ids=["auto-serially", "auto-two processes", "always-two processes"],
+)
 def test_thirty_specs_of_which_ten_misbehave(project, when, processes):
     shutil.copy(MISBEHAVING, project.path)
     result = project.spawn(

@@ -18,6 +18,8 @@ ALL = [
     "padding",
     "grid",
     "oracle-strength",
+    "memory",
+    "donation",
 ]
 
 

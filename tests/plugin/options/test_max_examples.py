@@ -40,6 +40,8 @@ def test_checks_draw_their_share(project):
         "padding": 0,  # of the two that it may draw, none has any
         "grid": 2,
         "oracle-strength": 4,  # at least
+        "memory": 1,
+        "donation": 0,  # has no operand that shares memory
     }
 
 
