@@ -1,0 +1,36 @@
+"""docs/sanitizers.md: its kernels are caught in the words that it shows; it names every sanitizer."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_pallas.sanitizers import NAMES
+
+TEXT = (Path(__file__).parents[2] / "docs/sanitizers.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def printed(blocks, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("copies")
+    for name, block in blocks("docs/sanitizers.md"):
+        (folder / name).write_text(block)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pallas-suite=copies"]
+    command += ["--pallas-backend=tpu-interpret"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    return done.stdout.replace(f"{folder.resolve()}/", "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_said_is_shown(printed, name):
+    shown = re.search(rf"<!-- output: {name} -->\n```text\n(.*?)```", TEXT, re.DOTALL)[1]
+    assert len(shown.splitlines()) > 2
+    for line in shown.splitlines():
+        assert line in printed, line
+
+
+def test_each_has_a_section_and_a_row():
+    assert re.findall(r"^## (\w+)$", TEXT, re.MULTILINE)[:-1] == list(NAMES)
+    assert re.findall(r"^\| `(\w+)` \|", TEXT, re.MULTILINE)[: len(NAMES)] == list(NAMES)
