@@ -135,6 +135,7 @@ class Interpreter:
             stack.enter_context(jax.default_device(jax.devices("cpu")[0]))
             stack.enter_context(compat.mended_tpu_interpreter())
             stack.enter_context(compat.watchable())
+            stack.enter_context(compat.clocks_for_dmas())
             stack.enter_context(compat.gpu_bounds_named())
             if watch is not None:
                 stack.enter_context(compat.watched(watch))

@@ -146,12 +146,17 @@ def _access(memory: compat.Memory, found: re.Match[str]) -> str:
         (found["space"], int(found["number"])), f"a {found['space']} buffer"
     )
     part = _SLICE.sub(r"\1:\2", found["range"]).strip("(),")
-    where, who = f"[{part}]" if part else "", int(found["who"])
-    if found["place"] == "pallas_call":
+    where = f"[{part}]" if part else ""
+    by_dma = int(found["who"]) >= memory.first_dma
+    place = found["place"]
+    if place.startswith(","):  # JAX does not know the line
+        place = f"an unknown line{place}"
+    if place == "pallas_call":
         by = ", where pallas_call copies a block"
     else:
-        by = f", {found['place']}" + (", by a DMA" if who >= memory.first_dma else "")
-    core = f", core {found['core']}" if memory.cores_per_device > 1 else ""
+        by = f", {place}" + (", by a DMA" if by_dma else "")
+    # Of a DMA, the detector does not say which core has started it.
+    core = f", core {found['core']}" if memory.cores_per_device > 1 and not by_dma else ""
     return f"{found['what']} of {buffer}{where} of device {found['device']}{core}{by}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pytest_pallas.compat.aliases import pipelined_aliases, separate_aliases
 from pytest_pallas.compat.bounds import Beyond, bounds_checked
 from pytest_pallas.compat.bounds_named import gpu_bounds_named
+from pytest_pallas.compat.clocks import clocks_for_dmas
 from pytest_pallas.compat.compilers import devices_answer, exact_exports, interpret_ignored
 from pytest_pallas.compat.environment import variables_of_imports
 from pytest_pallas.compat.fuzzing import (
@@ -94,6 +95,7 @@ __all__ = [
     "bounds_checked",
     "called_jaxpr",
     "clear_effect_tokens",
+    "clocks_for_dmas",
     "collected",
     "configured",
     "cores_compiled_with",

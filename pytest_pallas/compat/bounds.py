@@ -49,10 +49,11 @@ class Beyond:
 
 @dataclass(frozen=True)
 class _Access:
-    """An equation that accesses refs: the names of these, in order."""
+    """An equation that accesses refs: the names of these, in order, and its line."""
 
     kernel: str
     names: tuple[str, ...]
+    place: str
     #: Kept, because its id is a key.
     traceback: Any = field(repr=False)
 
@@ -76,7 +77,7 @@ def bounds_checked(told: Callable[[Beyond], None]) -> Generator[None]:
 
     def known(*args: Any, **params: Any) -> Any:
         kernel = str(params.get("name") or params["jaxpr"].debug_info.func_name or "")
-        for access in _accesses(params["jaxpr"], {}, kernel):
+        for access in _accesses(params["jaxpr"], {}, kernel, ""):
             accesses[id(access.traceback)] = access
         return interpret(*args, **params)
 
@@ -96,27 +97,37 @@ def bounds_checked(told: Callable[[Beyond], None]) -> Generator[None]:
 _listening: list[Callable[[Beyond], None]] = []
 
 
-def _accesses(jaxpr: Any, names: Mapping[Any, str], kernel: str) -> Iterator[_Access]:
-    """The equations of a body that access refs, also inside loops, branches and calls."""
+def _accesses(
+    jaxpr: Any, names: Mapping[Any, str], kernel: str, around: str
+) -> Iterator[_Access]:
+    """The equations of a body that access refs, also inside loops, branches and calls.
+
+    Those of what JAX composes, such as ``sync_copy``, have the line of what is ``around`` them.
+    """
+    sources: Any = importlib.import_module("jax._src.source_info_util")
     given = list(getattr(jaxpr.debug_info, "arg_names", None) or ())
     own = dict(zip(jaxpr.invars, given, strict=False)) | dict(names)
     for eqn in jaxpr.eqns:
         refs = [own.get(var, "") for var in eqn.invars if _is_ref(var)]
         traceback = eqn.source_info.traceback
+        inside = list(sub_jaxprs(eqn))
+        place = around
+        if refs or inside:
+            place = sources.summarize(eqn.source_info) or around
         if refs and traceback is not None:
-            yield _Access(kernel, tuple(refs), traceback)
-        for inner in sub_jaxprs(eqn):
+            yield _Access(kernel, tuple(refs), place, traceback)
+        for inner in inside:
             # A body's constants come first, if its operands are not all that the equation has.
             outer = list(eqn.invars)
             passed = dict(zip(reversed(inner.invars), reversed(outer), strict=False))
             if len(inner.constvars) == len(outer):
                 passed = dict(zip(inner.constvars, outer, strict=True))
-            inside = {
+            passed_on = {
                 var: own[source]
                 for var, source in passed.items()
                 if _is_ref(var) and _is_ref(source) and own.get(source)
             }
-            yield from _accesses(inner, inside, kernel)
+            yield from _accesses(inner, passed_on, kernel, place)
 
 
 def _is_ref(var: Any) -> bool:
@@ -169,13 +180,12 @@ def _checked(
         current = sources.current()
         access = accesses.get(id(current.traceback))
         if access is not None:  # else it is none of a kernel's body
-            place = sources.summarize(current)
             for number, transforms, mask in parts(args, params):
                 name = access.names[number] if number < len(access.names) else ""
                 for transform in transforms:
                     if type(transform).__name__ == "NDIndexer":
                         last = transform is transforms[-1]
-                        about = (what[number], name, place, access.kernel)
+                        about = (what[number], name, access.place, access.kernel)
                         _stage(transform, mask if last else None, about)
         return rule(context, *args, **params)
 

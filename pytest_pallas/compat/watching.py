@@ -236,9 +236,11 @@ class _Kernel:
 
 
 class _State(threading.local):
-    """Which kernel this thread stages."""
+    """Which kernel this thread stages, and which of its lines."""
 
     kernel: _Kernel | None = None
+    #: Of the innermost equation around the present ones whose line is known.
+    place: str = ""
 
 
 _staged = _State()
@@ -344,7 +346,8 @@ class _Callbacks:
             given = given or info.current()
             # Told now, because finding the user's frame takes longer than most operations.
             alone = name in ("_barrier", "_clean_up_shared_memory")
-            placed = _Placed(given, "" if alone else info.summarize(given), ())
+            # Inside of what JAX composes, such as sync_copy, no frame is the user's.
+            placed = _Placed(given, "" if alone else info.summarize(given) or _staged.place, ())
             wanted = ""
             if kernel is not None and name == "_allocate_buffer" and kernel.buffers:
                 wanted = kernel.buffers.pop(0)
@@ -553,6 +556,7 @@ def _primitives(jaxpr: Any) -> Iterator[str]:
 def _pointing(module: Any) -> Callable[..., Any]:
     """``_interpret_jaxpr`` that tells the grid point before each run of a kernel's body."""
     interpret = module._interpret_jaxpr
+    sources: Any = importlib.import_module("jax._src.source_info_util")
 
     def pointed(jaxpr: Any, *args: Any, ctx: Any, token: Any) -> Any:
         kernel = _staged.kernel
@@ -570,7 +574,12 @@ def _pointing(module: Any) -> Callable[..., Any]:
                 ctx.local_core_id,
                 ctx.grid_point,
             )
-        return interpret(jaxpr, *args, ctx=ctx, token=token)
+        outer = _staged.place
+        _staged.place = sources.summarize(sources.current()) or outer
+        try:
+            return interpret(jaxpr, *args, ctx=ctx, token=token)
+        finally:
+            _staged.place = outer
 
     return pointed
 

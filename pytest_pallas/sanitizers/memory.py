@@ -118,8 +118,9 @@ def _beyond(told: Sequence[compat.Beyond]) -> Iterator[str]:
         low, high = min(each.low for each in found), max(each.high for each in found)
         indices = f"index {low}" if low == high else f"indices {low} to {high}"
         of = " of ".join(filter(None, (ref or "a ref", kernel)))
+        of = of if what.startswith("copy") else f"of {of}"  # "copy from x_ref"
         yield (
-            f"out-of-bounds {what} of {of}: {indices} along axis {axis} of its shape "
+            f"out-of-bounds {what} {of}: {indices} along axis {axis} of its shape "
             f"{shape}, at {place or 'an unknown line'}. Only elements that a "
             "mask leaves out may be beyond the edge"
         )

@@ -1,4 +1,4 @@
-"""docs/sanitizers.md: its kernels are caught in the words that it shows; it names every sanitizer."""
+"""docs/sanitizers.md: kernels are caught in the words that it shows, and none is left out."""
 
 import re
 import subprocess

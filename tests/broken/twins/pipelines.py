@@ -33,8 +33,8 @@ def pipeline(x: jax.Array, *, block: int = 8, stages: int = 2, wrong: str = "") 
             return pltpu.make_async_copy(o_slots.at[slot], rows, stores.at[slot])
 
         ahead = stages if wrong == "too far ahead" else stages - 1
-        for i in range(ahead if wrong == "fewer steps than stages" else min(ahead, steps)):
-            load(i).start()
+        first = ahead if wrong == "fewer steps than stages" else min(ahead, steps)
+        pl.loop(0, first)(lambda i: load(i).start())
 
         @pl.loop(0, steps)
         def _step(i: Any) -> None:

@@ -103,7 +103,7 @@ def gather_rows(x: jax.Array, index: jax.Array, *, wrong: str = "") -> jax.Array
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(len(index),),
-            in_specs=[pl.BlockSpec(one, lambda i, index: (index[i], 0, 0))],
+            in_specs=[pl.BlockSpec(one, lambda i, index: (index[i].astype(jnp.int32), 0, 0))],
             out_specs=pl.BlockSpec(one, lambda i, index: (i, 0, 0)),
         ),
     )(index, x[:, None])

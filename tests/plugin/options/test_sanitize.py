@@ -39,3 +39,25 @@ def test_races(project, flag, mark, notes):
     # A sanitizer that is chosen by name runs besides the checks that are.
     assert [each["check"] for each in rest] == [name for name in ("races",) if name in str(flag)]
     assert record["notes"] == notes
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        ("all", ["races", "dma", "deadlock", "schedule", "memory", "donation"]),
+        ("none", []),
+        ("donation,races", ["races", "donation"]),
+    ],
+)
+@pytest.mark.parametrize("where", ["flag", "ini"])
+def test_choice(project, where, value, names):
+    project.specs('name="add", kernel=add')
+    chosen = f"--pallas-sanitize={value}" if where == "flag" else f"-opallas_sanitize={value}"
+    result = project.run(
+        "--pallas-suite=specs", "--pallas-backend=tpu-interpret", "--collect-only", "-q", chosen
+    )
+    found = [line for line in result.outlines if line.startswith("specs.py::add-")]
+    sanitizers = {"races", "dma", "deadlock", "schedule", "memory", "donation"}
+    asked = [line.removeprefix("specs.py::add-").partition("[")[0] for line in found]
+    assert [name for name in asked if name in sanitizers] == names
+    assert "forward" in asked

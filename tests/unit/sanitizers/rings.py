@@ -39,6 +39,34 @@ def by_dma(x, *, read_early=False, wait=True):
     )(x)
 
 
+def prefetching(x, *, read_early=False):
+    """A copy of ``x``, of which each block is fetched while the one before is copied."""
+
+    def body(x_ref, o_ref, buffers, arrived):
+        def fetch(i):
+            slot = jax.lax.rem(i, 2)
+            return pltpu.make_async_copy(x_ref.at[i], buffers.at[slot], arrived.at[slot])
+
+        fetch(0).start()
+
+        @pl.loop(0, len(x))
+        def _copy(i):
+            @pl.when(i + 1 < len(x))
+            def _ahead():
+                fetch(i + 1).start()
+
+            fetch(i).wait()
+            slot = jax.lax.rem(i + 1, 2) if read_early else jax.lax.rem(i, 2)
+            o_ref[i] = buffers[slot]
+
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+        scratch_shapes=[pltpu.VMEM((2, 8, 128), x.dtype), pltpu.SemaphoreType.DMA((2,))],
+    )(x)
+
+
 def waiting(x, *, signals=1, waits=1):
     """A copy of ``x``, whose second program signals and waits."""
 

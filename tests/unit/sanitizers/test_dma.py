@@ -33,14 +33,14 @@ def test_a_kernel_without_barrier_has_the_one_of_its_launch(trial):
 def test_a_dma_that_nobody_waits_for(when):
     call = Call(
         function=rings.other(rings.by_dma, wait=False),
-        args=(rings.BLOCKS,),
+        args=(rings.BLOCKS[:1],),  # with more, there are also races with the DMAs of others
         schedule=Schedule(dma=when),
     )
     outcome = tpu_interpret().run(call)
     assert isinstance(outcome.error, DmaError)
     said = "not every DMA of" if when == "eager" else "was never waited for"
     assert said in str(outcome.error)
-    assert re.search(r"rings\.py:\d+:\d+ \(by_dma.*\) in program \(2,\)", str(outcome.error))
+    assert re.search(r"rings\.py:\d+:\d+ \(by_dma.*\) in program \(0,\)", str(outcome.error))
     assert "arrived" in str(outcome.error)  # the semaphore's name in the kernel
 
 

@@ -242,6 +242,24 @@ def copies(x):
     )(x)
 
 
+def synchronous(x):
+    """The copy is composed by JAX, and no frame of it is the user's."""
+
+    def body(x_ref, o_ref, buffer):
+        @pl.loop(0, 3)
+        def _(i):
+            pltpu.sync_copy(x_ref.at[pl.ds(8 * i, 8)], buffer)
+
+        o_ref[...] = buffer[...]
+
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((8, 128), x.dtype),
+        in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+        scratch_shapes=[pltpu.VMEM((8, 128), x.dtype)],
+    )(x)
+
+
 def scopes(x):
     def body(x_ref, o_ref):
         start = pl.program_id(0)
@@ -258,7 +276,8 @@ def scopes(x):
 @pytest.mark.parametrize(
     ("kernel", "portable", "simulated"),
     [
-        (copies, r"copy from of x_ref of body: indices 9 to 16 .*\(16, 128\)", r"x_ref \(HBM\)"),
+        (copies, r"copy from x_ref of body: indices 9 to 16 .*\(16, 128\)", r"x_ref \(HBM\)"),
+        (synchronous, r"copy from x_ref of body: indices 16 to 23", r"x_ref \(HBM\)"),
         (loads, r"load of x_ref of body: indices 8 to 15 .*\(8, 128\)", r"read of x_ref at"),
         (scopes, r"store of ref of body: indices 1 to 2 .*\(2, 128\)", r"write of a buffer made"),
         (stores, r"store of scratch of body: index 8 along axis 0", r"write of scratch at"),

@@ -21,7 +21,17 @@ def test_both_accesses_are_named(trial):
     assert re.search(f"read {line}", text)
 
 
-@pytest.mark.parametrize("kernel", [rings.by_dma, rings.waiting], ids=["dma", "semaphore"])
+def test_a_second_dma_is_not_taken_for_the_one_that_was_waited_for(trial):
+    """Of JAX's own clocks, all DMAs of a device share one entry."""
+    with pytest.raises(RaceError, match=r"buffers\[1"):
+        races(trial(rings.other(rings.prefetching, read_early=True), rings.BLOCKS))
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [rings.by_dma, rings.waiting, rings.prefetching],
+    ids=["dma", "semaphore", "two buffers"],
+)
 def test_a_right_kernel_has_none(trial, kernel):
     assert races(trial(kernel, rings.BLOCKS)).seconds > 0
 
