@@ -97,9 +97,7 @@ def bounds_checked(told: Callable[[Beyond], None]) -> Generator[None]:
 _listening: list[Callable[[Beyond], None]] = []
 
 
-def _accesses(
-    jaxpr: Any, names: Mapping[Any, str], kernel: str, around: str
-) -> Iterator[_Access]:
+def _accesses(jaxpr: Any, names: Mapping[Any, str], kernel: str, around: str) -> Iterator[_Access]:
     """The equations of a body that access refs, also inside loops, branches and calls.
 
     Those of what JAX composes, such as ``sync_copy``, have the line of what is ``around`` them.

@@ -21,7 +21,7 @@ def donation(trial: Trial) -> Finding:
     """Ask of a kernel with ``input_output_aliases``, or that changes refs in place, three things.
 
     Whether its answer, and the operand, are the same if the caller uses the operand again, in the
-    same program; whether a second call with the same arrays gives the same bits; and, on an
+    same program; whether a second call with the same arrays gives the same; and, on an
     interpreter, whether the answer is the same if the output has memory of its own that starts as a
     copy of the input. If not, a block of the input is read after it was overwritten: which of both
     a chip reads depends on how far ahead it fetches blocks. (An input that the call deletes is the

@@ -21,7 +21,7 @@ _SHOWN = 4
 
 
 def memory(trial: Trial) -> Finding:
-    """Run the kernel with several contents of memory that nobody has written, and compare the bits.
+    """Run the kernel with several contents of memory that nobody has written, and compare.
 
     Scratch and outputs hold NaN in the first run (integers an end of their range) and 0 in the
     second; if the kernel could read them, the largest and the lowest numbers in two more. Where the
