@@ -232,6 +232,8 @@ def rows(found: Sequence[Collection[Caught]]) -> list[Row]:
     for other in others:
         always &= {(c.kernel, c.check, c.backend) for c in other}
     forward = {(c.kernel, c.backend): c.words for c in first if c.check == "forward"}
+    # Seen in every run, by whatever check; and what else goes wrong depends on how threads go on.
+    watched = {(c.kernel, c.backend) for c in first if c.check in ("races", "dma", "deadlock")}
     made: list[Row] = []
     for name, spec in specs().items():
         if is_right(name):
@@ -239,9 +241,10 @@ def rows(found: Sequence[Collection[Caught]]) -> list[Row]:
         by_backend: dict[str, dict[str, int]] = {}
         for each in first:
             key = each.kernel, each.check, each.backend
-            again = each.words == forward.get((name, each.backend))
             if each.kernel != name or key not in always:
                 continue
+            again = each.words == forward.get((name, each.backend))
+            again |= (name, each.backend) in watched
             if each.check == "forward" or each.check in OWN_WORDS or not again:
                 by_backend.setdefault(each.backend, {})[each.check] = each.examples
         made.append(Row(family_of(spec), name, _wrong(spec), by_backend))
