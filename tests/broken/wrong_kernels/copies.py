@@ -104,7 +104,7 @@ SPEC_SHARED_SEMAPHORE_LAST_FIRST = KernelSpec(
     reference=jnp.add,
     inputs=_PAIRS,
     exact=True,
-    checks=("forward",),
+    checks=("forward", "races"),
 )
 
 
