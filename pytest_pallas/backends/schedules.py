@@ -30,7 +30,7 @@ class Schedule:
         if self.dma == "eager":
             words.append("DMAs executed as they start")
         if self.order == "oldest":
-            words.append("of the DMAs that a wait could execute the oldest first")
+            words.append("the oldest DMA first where a wait could execute several")
         if self.seed:
             words.append(f"parallel programs in random order {self.seed}")
         if self.cores > 1:

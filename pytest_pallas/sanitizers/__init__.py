@@ -54,61 +54,35 @@ def _executing(backend: Backend) -> str | None:
     return f"{backend.name} executes nothing" if backend.kind == "compiling" else None
 
 
+def _sanitizer(name: str, asks: str, on: Callable[[Backend], str | None]) -> Check:
+    return Check(
+        name=name, asks=asks, run=_from(name), needs=_nothing, on=on, share=0.25, kind="sanitizer"
+    )
+
+
 #: The sanitizers of this package, in the order in which they run.
 SANITIZERS: tuple[Check, ...] = (
-    Check(
-        name="races",
-        asks="is every access ordered with every write to the same place?",
-        run=_from("races"),
-        needs=_nothing,
-        on=_simulated,
-        share=0.25,
-        kind="sanitizer",
+    _sanitizer("races", "is every access ordered with every write to the same place?", _simulated),
+    _sanitizer(
+        "dma",
+        "is every DMA waited for, every semaphore 0 at the end, every device ready?",
+        _ordered,
     ),
-    Check(
-        name="dma",
-        asks="is every DMA waited for, every semaphore 0 at the end, every device ready?",
-        run=_from("dma"),
-        needs=_nothing,
-        on=_ordered,
-        share=0.25,
-        kind="sanitizer",
+    _sanitizer("deadlock", "does every wait get its signal?", _simulated),
+    _sanitizer(
+        "schedule",
+        "does every legal order of DMAs and parallel programs give the same bits?",
+        _ordered,
     ),
-    Check(
-        name="deadlock",
-        asks="does every wait get its signal?",
-        run=_from("deadlock"),
-        needs=_nothing,
-        on=_simulated,
-        share=0.25,
-        kind="sanitizer",
+    _sanitizer(
+        "memory",
+        "is everything written before it is read, and every index within bounds?",
+        _fillable,
     ),
-    Check(
-        name="schedule",
-        asks="does every legal order of DMAs and parallel programs give the same bits?",
-        run=_from("schedule"),
-        needs=_nothing,
-        on=_ordered,
-        share=0.25,
-        kind="sanitizer",
-    ),
-    Check(
-        name="memory",
-        asks="is everything written before it is read, and every index within bounds?",
-        run=_from("memory"),
-        needs=_nothing,
-        on=_fillable,
-        share=0.25,
-        kind="sanitizer",
-    ),
-    Check(
-        name="donation",
-        asks="is an operand that shares an output's memory read before it is overwritten?",
-        run=_from("donation"),
-        needs=_nothing,
-        on=_executing,
-        share=0.25,
-        kind="sanitizer",
+    _sanitizer(
+        "donation",
+        "is an operand that shares an output's memory read before it is overwritten?",
+        _executing,
     ),
 )
 
