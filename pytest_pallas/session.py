@@ -168,14 +168,14 @@ class Session:
     def checks_for(self, options: Options) -> list[Check]:
         """The checks that options choose, without sanitizers that ``--pallas-sanitize`` leaves out.
 
-        Sanitizers that were chosen by name run besides checks that were.
+        Sanitizers that were chosen, by name or ``all``, run besides checks that were.
 
         Raises:
           OptionError: a check has an unknown name.
         """
         watching = choose(options.sanitize, NAMES, "sanitize")
         names = choose(options.checks, self.checks, "checks")
-        if "sanitize" in options.asked and "all" not in options.sanitize:
+        if "sanitize" in options.asked:
             names = tuple(dict.fromkeys((*names, *watching)))
         chosen = [self.checks[name] for name in names]
         return [each for each in chosen if each.kind == "check" or each.name in watching]

@@ -49,15 +49,16 @@ def test_races(project, flag, mark, notes):
         ("donation,races", ["races", "donation"]),
     ],
 )
-@pytest.mark.parametrize("where", ["flag", "ini"])
+@pytest.mark.parametrize("where", ["flag", "ini", "besides a check"])
 def test_choice(project, where, value, names):
     project.specs('name="add", kernel=add')
-    chosen = f"--pallas-sanitize={value}" if where == "flag" else f"-opallas_sanitize={value}"
+    chosen = [f"-opallas_sanitize={value}" if where == "ini" else f"--pallas-sanitize={value}"]
+    chosen += ["--pallas-checks=forward"] if where == "besides a check" else []
     result = project.run(
-        "--pallas-suite=specs", "--pallas-backend=tpu-interpret", "--collect-only", "-q", chosen
+        "--pallas-suite=specs", "--pallas-backend=tpu-interpret", "--collect-only", "-q", *chosen
     )
     found = [line for line in result.outlines if line.startswith("specs.py::add-")]
     sanitizers = {"races", "dma", "deadlock", "schedule", "memory", "donation"}
     asked = [line.removeprefix("specs.py::add-").partition("[")[0] for line in found]
-    assert [name for name in asked if name in sanitizers] == names
+    assert {name for name in asked if name in sanitizers} == {*names}
     assert "forward" in asked
