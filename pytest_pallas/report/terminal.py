@@ -15,6 +15,9 @@ from pytest_pallas.session import Session
 #: How the reason of a check begins that cannot be asked, after its name.
 _NEEDS = "needs more: "
 
+#: Of how many kernels the names are told that a check had nothing to ask about.
+_NAMED = 4
+
 
 def header(session: Session) -> list[str]:
     """What this session runs on. Imports jax only where hardware was chosen."""
@@ -88,7 +91,7 @@ def footnotes(records: Iterable[Record]) -> list[str]:
     for outcome, title in (("xfailed", "expected failure"), ("skipped", "skipped")):
         groups: dict[tuple[str, str, str], list[Record]] = {}
         for record in records:
-            if record.outcome == outcome:
+            if record.outcome == outcome and not _reason(record).startswith(_NEEDS):
                 key = (_reason(record), record.backend, record.check)
                 groups.setdefault(key, []).append(record)
         # What is said of the same kernels shares a line: there may be five chips.
@@ -99,11 +102,25 @@ def footnotes(records: Iterable[Record]) -> list[str]:
         for (reason, names), places in lines_of.items():
             count = sum(number for _, _, number in places)
             where = ", ".join(dict.fromkeys(backend for backend, _, _ in places))
-            checks = list(dict.fromkeys(check for _, check, _ in places))
-            if reason.startswith(_NEEDS):
-                verb = _NEEDS if len(checks) == 1 else "need more: "
-                reason = f"{', '.join(checks)} {verb}{reason.removeprefix(_NEEDS)}"
             lines.append(f"{title} ({count}) on {where}: {names}: {reason}")
+    return lines + _not_asked(records)
+
+
+def _not_asked(records: Iterable[Record]) -> list[str]:
+    """Checks that had nothing to ask, a line for each reason: of many kernels, their number."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        if record.outcome == "skipped" and _reason(record).startswith(_NEEDS):
+            groups.setdefault(_reason(record).removeprefix(_NEEDS), []).append(record)
+    lines: list[str] = []
+    for reason, found in groups.items():
+        kernels, checks, backends = (
+            list(dict.fromkeys(getattr(record, name) for record in found))
+            for name in ("kernel", "check", "backend")
+        )
+        who = ", ".join(kernels) if len(kernels) <= _NAMED else f"{len(kernels)} kernels"
+        need = f"{', '.join(checks)} {_NEEDS if len(checks) == 1 else 'need more: '}"
+        lines.append(f"skipped ({len(found)}) on {', '.join(backends)}: {who}: {need}{reason}")
     return lines
 
 

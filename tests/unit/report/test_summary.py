@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 from pytest_pallas.record import Record
-from pytest_pallas.report.terminal import summary
+from pytest_pallas.report.terminal import footnotes, summary
 
 
 def record(outcome, check="forward", **rest):
@@ -29,3 +30,17 @@ def test_failures_and_expected_failures():
     assert cell(record("failed"), record("passed", "vmap"), record("xfailed", "jit")) == (
         "1 ok 1 FAILED 1 xfail"
     )
+
+
+def skipped(kernel, check, backend, reason):
+    made = record("skipped", check, reason=f"{check} needs more: {reason}")
+    return dataclasses.replace(made, kernel=kernel, backend=backend)
+
+
+def test_checks_that_had_nothing_to_ask_share_a_line():
+    few = [skipped("a", check, "b", "no DMA") for check in ("races", "dma")]
+    many = [skipped(f"k{i}", "donation", place, "no alias") for i in range(5) for place in "bc"]
+    assert footnotes([*few, *many]) == [
+        "skipped (2) on b: a: races, dma need more: no DMA",
+        "skipped (10) on b, c: 5 kernels: donation needs more: no alias",
+    ]
