@@ -61,6 +61,7 @@ from pytest_pallas.compat.settings import (
     jax_settings,
     set_jax_setting,
 )
+from pytest_pallas.compat.simulated import Left, Memory, Operation
 from pytest_pallas.compat.testing import (
     collected,
     configured,
@@ -69,9 +70,6 @@ from pytest_pallas.compat.testing import (
     terminal_width,
 )
 from pytest_pallas.compat.watching import (
-    Left,
-    Memory,
-    Operation,
     cores_compiled_with,
     oldest_dma_first,
     watchable,
