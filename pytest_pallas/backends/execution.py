@@ -122,6 +122,7 @@ def to_numpy(values: Any) -> Any:
 _RAISED = re.compile(
     r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Timeout)): ", re.MULTILINE
 )
+_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 _BEYOND = re.compile(r"(Index|Value)Error: Out-of-bounds ")
 _UNBOUND = "Only interpret mode is supported on CPU backend"
 
@@ -143,6 +144,9 @@ def readable(error: Exception) -> Exception:
         return error
     matches = list(_RAISED.finditer(text))
     core = text[matches[-1].start() :].strip() if matches else text.strip()
+    if matches and not text[matches[-1].end() :].strip():  # as an assert without words
+        frames = _FRAME.findall(text[: matches[-1].start()])
+        core += " in {2} ({0}:{1})".format(*frames[-1]) if frames else ""
     if "RACE DETECTED" in core:
         race = race_error(core)
         race.__cause__ = error

@@ -1,6 +1,7 @@
 """The interpreting backends: they force themselves on a kernel, and survive what it does."""
 
 import functools
+import importlib
 import time
 
 import jax
@@ -265,3 +266,15 @@ def test_gpu_interpret_runs_mosaic_gpu():
     outcome = backend("gpu-interpret:h100").run(Call(function=copy, args=(x,)))
     assert outcome.error is None, outcome.error
     np.testing.assert_array_equal(outcome.values, x + 1)
+
+
+def test_an_assertion_without_words_is_located(monkeypatch):
+    """Inside of an interpreter, where its own traceback is text."""
+    module = importlib.import_module("jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks")
+
+    def _fails():
+        raise AssertionError
+
+    monkeypatch.setattr(module, "_get_shared_memory", _fails)
+    outcome = backend("gpu-interpret").run(Call(function=kernels.add_one, args=(X,)))
+    assert "AssertionError: in _fails (" in str(outcome.error)
