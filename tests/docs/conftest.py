@@ -3,12 +3,15 @@
 import re
 from pathlib import Path
 
-# pytester forgets what its runs import, and JAX does not survive a second import.
-import jax.experimental.pallas.mosaic_gpu
-import jax.experimental.pallas.tpu  # noqa: F401
 import pytest
+from imported import import_everything
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imported():
+    import_everything()
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import pkgutil
 import shutil
 import textwrap
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from imported import import_everything
 
 KERNELS = Path(__file__).parent / "kernels_source.py"
 
@@ -94,33 +93,7 @@ class Project:
 
 @pytest.fixture(scope="session", autouse=True)
 def _imported() -> None:
-    """Import what runs in this process would import.
-
-    Pytester forgets the modules that a run imported, and JAX does not survive a second import.
-    """
-    import hypothesis.strategies  # noqa: F401
-    import numpy as np
-    import rich.console
-    import rich.table  # noqa: F401
-
-    import pytest_pallas
-    from pytest_pallas.backends import FAMILIES, Call
-
-    for module in pkgutil.walk_packages(pytest_pallas.__path__, "pytest_pallas."):
-        importlib.import_module(module.name)
-    import jax.experimental.pallas.mosaic_gpu
-    import jax.experimental.pallas.triton
-    import jax.experimental.shard_map  # noqa: F401
-
-    spec = importlib.util.spec_from_file_location("_kernels", KERNELS)
-    assert spec is not None
-    assert spec.loader is not None
-    kernels = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(kernels)
-    x = np.ones((8, 128), np.float32)
-    for family in FAMILIES:
-        if family.kind == "interpreting":
-            family.make(None).run(Call(function=kernels.add, args=(x, x)))
+    import_everything()
 
 
 @pytest.fixture

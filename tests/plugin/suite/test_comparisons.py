@@ -36,9 +36,7 @@ def test_a_backend_of_the_other_platform_runs_its_own_kernel(project):
         'name="add", kernel={"tpu": add, "gpu": __import__("kernels_gpu").off}, '
         'backends=("interpret", "gpu-interpret")'
     )
-    # In a process of its own: after the tests of one half of the suite, the GPU interpreter of this
-    # one has lost its memory.
-    records = project.records(*CROSS, "--pallas-backend=interpret,gpu-interpret", spawn=True)
+    records = project.records(*CROSS, "--pallas-backend=interpret,gpu-interpret")
     assert [(r["backend"], r["outcome"]) for r in records] == [("gpu-interpret", "failed")]
     assert "one of two departs from the oracle: gpu-interpret by" in records[0]["message"], records[
         0

@@ -1,0 +1,34 @@
+"""What runs of pytest inside of this process import, imported before the first of them.
+
+Pytester forgets the modules that a run imported. JAX does not survive a second import, and where
+some of the modules of its GPU interpreter are new and others are not, it finds no shared memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+
+def import_everything() -> None:
+    """Import the plugin and what it imports late, and run each interpreter once."""
+    import hypothesis.strategies  # noqa: F401
+    import jax.experimental.pallas.mosaic_gpu
+    import jax.experimental.pallas.tpu
+    import jax.experimental.pallas.triton
+    import jax.experimental.shard_map  # noqa: F401
+    import numpy as np
+    import rich.console
+    import rich.table  # noqa: F401
+    import sample_kernels
+
+    import pytest_pallas
+    from pytest_pallas.backends import FAMILIES, Call
+
+    for module in pkgutil.walk_packages(pytest_pallas.__path__, "pytest_pallas."):
+        importlib.import_module(module.name)
+    x = np.ones((8, 128), np.float32)
+    for family in FAMILIES:
+        if family.kind == "interpreting":
+            outcome = family.make(None).run(Call(function=sample_kernels.add_one, args=(x,)))
+            assert outcome.error is None, outcome.error
