@@ -1,0 +1,221 @@
+"""Machine code of the reference kernels beside that of the kernels bundled with JAX.
+
+    uv run python benchmarks/tpu_cost.py [WORD ...]     the rows whose name holds one of the words
+    uv run python benchmarks/tpu_cost.py --markdown     as a table for docs/performance.md
+    uv run python benchmarks/tpu_cost.py --loops WORD   the loops of both kernels, to write a row
+
+Both are compiled by libtpu for the same chip, shapes, dtypes and block sizes in one run, so the
+columns are ratios, ours by theirs: below 1.00 ours is better. Needs libtpu, and no TPU.
+
+- ``step``: bundles of a round of the grid's loop, loops inside of it as often as they run, by unit
+  of work. What a chip does most of its time.
+- ``code``: bundles of the whole kernel, each once.
+- ``spills``: slots that store a spilled register, ours and theirs: a difference, not a ratio,
+  because the better number is often 0.
+- ``VMEM``: bytes allocated at once.
+- ``mxu``: of ours, the share of all bundles of a round in which the matrix unit is in use;
+  ``window`` the same from the first to the last bundle that uses it.
+
+A bundle is one VLIW instruction word: code, not time. DMAs are not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import tpu_comparisons
+from rich.console import Console
+from rich.table import Table
+from tpu_comparisons.rows import Row, Side
+
+from pytest_pallas.analysis.machine_code.loops import find_loops, split_bundles
+from pytest_pallas.analysis.machine_code.slots import Utilization, read_utilization
+from pytest_pallas.backends.compilation import Compiler
+from pytest_pallas.backends.lowering import Lowering
+from pytest_pallas.backends.protocol import Call
+from pytest_pallas.backends.targets import TARGETS
+from pytest_pallas.compilers.report import CompileReport
+from pytest_pallas.compilers.service import Service
+
+#: Seconds that one kernel may take the compiler.
+TIMEOUT = 300.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the compiler says of one side of a row.
+
+    Attributes:
+      report: the compiler's report of the whole program.
+      loops: all loops of the kernel, in the order of the code.
+      step: the loop of the grid, or the whole kernel without one.
+      bundles: bundles of a round of it, loops inside of it as often as they run.
+      mxu: share of them in which the matrix unit is in use.
+      window: the same from the first to the last bundle that uses it.
+    """
+
+    report: CompileReport
+    loops: tuple[range, ...]
+    step: range
+    bundles: float
+    mxu: float
+    window: float
+
+
+class Laboratory:
+    """Compiles the sides of rows; a context, because the compiler is a process of its own."""
+
+    def __init__(self) -> None:
+        self._service = Service(workers=1, memory_bytes=2**34, cache=None)
+        self._lowering = Lowering("tpu")
+
+    def measure(self, side: Side, chip: str) -> Measured:
+        """Compile one side for a chip, and read its machine code."""
+        backend = Compiler(
+            "tpu-compile", "tpu", lambda: self._service, lambda: self._lowering, TARGETS[chip]
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            call = Call(function=side.call, args=side.args, dump=folder, timeout=TIMEOUT)
+            outcome = backend.run(call)
+            if outcome.error is not None:
+                raise outcome.error
+            assert outcome.report is not None
+            (dump,) = Path(folder).iterdir()
+            bundles, code, use = list(_kernels(dump, outcome.report))[side.kernel]
+        loops = tuple(find_loops(bundles, code))
+        step = max((loop for loop in loops if use.computes(loop)), key=len, default=None)
+        step = range(len(bundles)) if step is None else step
+        return _measured(outcome.report, loops, step, use, side)
+
+
+def _kernels(dump: Path, report: CompileReport) -> Iterator[tuple[list[str], str, Utilization]]:
+    """Bundles, code and use of slots of each kernel of a program."""
+    names = [path.name for path in sorted(dump.glob("*-final_bundles.txt"))]
+    for name in names:
+        if "schedule-analysis" in name:
+            continue
+        stem = name.removesuffix("final_bundles.txt").rsplit("-", 2)[0]
+        bundles = split_bundles((dump / name).read_text())
+        found = {
+            label: next(iter(sorted(dump.glob(f"{stem}-*-{label}.txt"))), None)
+            for label in ("post-delay-converter", "final_hlo-static-per-bundle-utilization")
+        }
+        code, table = found.values()
+        use = None if table is None else read_utilization(table.read_text())
+        is_kernel = any(len(bundles) == cost.bundles for cost in report.kernels)
+        if is_kernel and code is not None and use is not None:
+            yield bundles, code.read_text(), use
+
+
+def _measured(
+    report: CompileReport, loops: tuple[range, ...], step: range, use: Utilization, side: Side
+) -> Measured:
+    counts = dict.fromkeys(step, 1.0)
+    inside = [loop for loop in loops if loop != step and loop.start in step]
+    for place, loop in enumerate(inside):
+        for bundle in loop:
+            counts[bundle] *= side.trips.get(place, 1.0)
+    busy = {place: min(1.0, use.shares(range(place, place + 1)).get("mxu", 0.0)) for place in step}
+    used = [place for place in step if busy[place]]
+    window = range(used[0], used[-1] + 1) if used else range(0)
+    total = sum(counts.values())
+    return Measured(
+        report=report,
+        loops=loops,
+        step=step,
+        bundles=total,
+        mxu=sum(bool(busy[place]) * counts[place] for place in step) / total,
+        window=sum(bool(busy[place]) for place in window) / len(window) if window else 0.0,
+    )
+
+
+def rows(words: list[str]) -> list[Row]:
+    """All rows, or those whose name holds one of the words."""
+    modules = [
+        importlib.import_module(f"tpu_comparisons.{module.name}")
+        for module in pkgutil.iter_modules(tpu_comparisons.__path__)
+    ]
+    found = [row for module in modules for row in getattr(module, "ROWS", ())]
+    return [row for row in found if not words or any(word in row.name for word in words)]
+
+
+HEADERS = ("kernel", "chip", "step", "code", "spills", "VMEM", "mxu", "window")
+
+
+def line(row: Row, chip: str, laboratory: Laboratory) -> tuple[str, ...]:
+    """The cells of one line of the table."""
+    ours = laboratory.measure(row.ours, chip)
+    shares = (f"{ours.mxu:.0%}", f"{ours.window:.0%}") if ours.mxu else ("", "")
+    spills, bundles, vmem = ours.report.spills, ours.report.bundles, ours.report.vmem_bytes
+    assert spills is not None and bundles and vmem is not None
+    if row.theirs is None:
+        return (row.name, chip, f"{ours.bundles:,.0f}", f"{bundles:,}", f"{spills:,}",
+                f"{vmem / 2**20:.1f} MiB", *shares)  # fmt: skip
+    theirs = laboratory.measure(row.theirs, chip)
+    step = (ours.bundles / row.ours.work) / (theirs.bundles / row.theirs.work)
+    return (
+        row.name,
+        chip,
+        f"{step:.2f}",
+        f"{bundles / (theirs.report.bundles or 1):.2f}",
+        f"{spills:,} / {theirs.report.spills:,}",
+        f"{vmem / (theirs.report.vmem_bytes or 1):.2f}",
+        *shares,
+    )
+
+
+def show_loops(row: Row, chip: str, laboratory: Laboratory) -> None:
+    """Print the loops of both kernels of a row."""
+    for words, side in (("ours", row.ours), ("theirs", row.theirs)):
+        if side is None:
+            continue
+        found = laboratory.measure(side, chip)
+        print(f"{row.name} on {chip}, {words}: {found.report.bundles} bundles, "
+              f"{found.report.spills} spills, {found.report.vmem_bytes or 0:,} bytes of VMEM")  # fmt: skip
+        for cost in found.report.kernels:
+            print(f"  kernel {cost.kernel}: {cost.bundles} bundles, {cost.spills} spills")
+        inside = [loop for loop in found.loops if loop != found.step and loop.start in found.step]
+        print(f"  step {found.step}, {found.bundles:.0f} bundles a round, mxu {found.mxu:.0%}, "
+              f"window {found.window:.0%}")  # fmt: skip
+        for place, loop in enumerate(inside):
+            print(f"  loop {place} inside: {loop} ({len(loop)} bundles)")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--chips", help="only these chips, with commas")
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--loops", action="store_true")
+    options = parser.parse_args()
+    laboratory = Laboratory()
+    chosen = rows(options.words)
+    if not chosen:
+        sys.exit(f"no row has one of {options.words} in its name")
+    table = Table(*HEADERS)
+    if options.markdown:
+        print("| " + " | ".join(HEADERS) + " |\n" + "| --- " * len(HEADERS) + "|")
+    for row in chosen:
+        for chip in options.chips.split(",") if options.chips else row.chips:
+            if options.loops:
+                show_loops(row, chip, laboratory)
+                continue
+            cells = line(row, chip, laboratory)
+            if options.markdown:
+                print("| " + " | ".join(cells) + " |", flush=True)
+            else:
+                table.add_row(*cells)
+    if table.rows:
+        Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
