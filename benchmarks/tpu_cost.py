@@ -26,7 +26,7 @@ import importlib
 import pkgutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,8 +118,7 @@ def _measured(
     report: CompileReport, loops: tuple[range, ...], step: range, use: Utilization, side: Side
 ) -> Measured:
     counts = dict.fromkeys(step, 1.0)
-    inside = [loop for loop in loops if loop != step and loop.start in step]
-    for place, loop in enumerate(inside):
+    for place, loop in enumerate(_inside(loops, step)):
         for bundle in loop:
             counts[bundle] *= side.trips.get(place, 1.0)
     busy = {place: min(1.0, use.shares(range(place, place + 1)).get("mxu", 0.0)) for place in step}
@@ -153,11 +152,11 @@ def line(row: Row, chip: str, laboratory: Laboratory) -> tuple[str, ...]:
     """The cells of one line of the table."""
     ours = laboratory.measure(row.ours, chip)
     shares = (f"{ours.mxu:.0%}", f"{ours.window:.0%}") if ours.mxu else ("", "")
-    spills, bundles, vmem = ours.report.spills, ours.report.bundles, ours.report.vmem_bytes
-    assert spills is not None and bundles and vmem is not None
+    bundles, vmem = ours.report.bundles or 0, ours.report.vmem_bytes or 0
+    spills = f"{ours.report.spills:,}"
     if row.theirs is None:
-        return (row.name, chip, f"{ours.bundles:,.0f}", f"{bundles:,}", f"{spills:,}",
-                f"{vmem / 2**20:.1f} MiB", *shares)  # fmt: skip
+        step = f"{ours.bundles:,.0f}"
+        return (row.name, chip, step, f"{bundles:,}", spills, f"{vmem / 2**20:.1f} MiB", *shares)
     theirs = laboratory.measure(row.theirs, chip)
     step = (ours.bundles / row.ours.work) / (theirs.bundles / row.theirs.work)
     return (
@@ -165,7 +164,7 @@ def line(row: Row, chip: str, laboratory: Laboratory) -> tuple[str, ...]:
         chip,
         f"{step:.2f}",
         f"{bundles / (theirs.report.bundles or 1):.2f}",
-        f"{spills:,} / {theirs.report.spills:,}",
+        f"{spills} / {theirs.report.spills:,}",
         f"{vmem / (theirs.report.vmem_bytes or 1):.2f}",
         *shares,
     )
@@ -177,15 +176,18 @@ def show_loops(row: Row, chip: str, laboratory: Laboratory) -> None:
         if side is None:
             continue
         found = laboratory.measure(side, chip)
-        print(f"{row.name} on {chip}, {words}: {found.report.bundles} bundles, "
-              f"{found.report.spills} spills, {found.report.vmem_bytes or 0:,} bytes of VMEM")  # fmt: skip
+        print(f"{row.name} on {chip}, {words}")
         for cost in found.report.kernels:
-            print(f"  kernel {cost.kernel}: {cost.bundles} bundles, {cost.spills} spills")
-        inside = [loop for loop in found.loops if loop != found.step and loop.start in found.step]
-        print(f"  step {found.step}, {found.bundles:.0f} bundles a round, mxu {found.mxu:.0%}, "
-              f"window {found.window:.0%}")  # fmt: skip
-        for place, loop in enumerate(inside):
-            print(f"  loop {place} inside: {loop} ({len(loop)} bundles)")
+            memory = f"{(cost.vmem_bytes or 0) / 2**20:.1f} MiB"
+            print(f"  {cost.kernel}: {cost.bundles} bundles, {cost.spills} spills, {memory}")
+        shares = f"mxu {found.mxu:.0%}, window {found.window:.0%}"
+        print(f"  {found.step}: {found.bundles:.0f} bundles a round, {shares}")
+        for place, loop in enumerate(_inside(found.loops, found.step)):
+            print(f"  loop {place} in it, {loop}: {len(loop)} bundles")
+
+
+def _inside(loops: Sequence[range], step: range) -> list[range]:
+    return [loop for loop in loops if loop != step and loop.start in step]
 
 
 def main() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 
 import jax
-from tpu_comparisons.rows import Row, Side
 
 from reference_kernels.matmul import matmul
+from tpu_comparisons.rows import Row, Side
 
 
 def _row(size: int, **blocks: int) -> Row:

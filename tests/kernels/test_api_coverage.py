@@ -1,0 +1,43 @@
+"""Every public name of Pallas is used by a reference kernel, or it is said why not."""
+
+from __future__ import annotations
+
+import importlib
+
+import api_coverage
+import jax
+import pytest
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    text = api_coverage.PAGE.read_text()
+    if f"JAX {jax.__version__} " not in text.replace("\n", " "):
+        pytest.skip(f"docs/kernels/api.md is not of JAX {jax.__version__}")
+    return text
+
+
+@pytest.mark.parametrize("short", ["pl", "pltpu"])
+class TestNames:
+    def test_every_name_is_used_or_explained(self, page: str, short: str) -> None:
+        names = api_coverage.public_names(importlib.import_module(api_coverage.MODULES[short]))
+        assert len(names) > 40
+        used, explained = set(api_coverage.users(short)), set(api_coverage.UNUSED[short])
+        assert set(names) - used - explained == set()
+        assert explained & used == set(), "used, and yet explained"
+        assert explained - set(names) == set(), "gone"
+
+    def test_the_page_shows_it(self, page: str, short: str) -> None:
+        module = importlib.import_module(api_coverage.MODULES[short])
+        assert api_coverage.table(short, module) in page
+
+
+def test_names_in_comments_and_texts_do_not_count() -> None:
+    source = (
+        "from jax.experimental.pallas import tpu as chip\n"
+        '"""chip.roll"""  # chip.touch\n'
+        "chip.VMEM\n"
+        "other.SMEM\n"
+    )
+    tree = api_coverage.ast.parse(source)
+    assert [*api_coverage._attributes(tree, "jax.experimental.pallas.tpu")] == ["VMEM"]

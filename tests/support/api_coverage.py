@@ -1,0 +1,81 @@
+"""Which public names of Pallas the reference kernels use, read off their source."""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import reference_kernels
+
+ROOT = Path(reference_kernels.__file__).parent
+PAGE = ROOT.parent / "docs/kernels/api.md"
+
+#: Modules by what everybody calls them.
+MODULES = {"pl": "jax.experimental.pallas", "pltpu": "jax.experimental.pallas.tpu"}
+
+#: Names that no single-device TPU kernel uses, and why.
+UNUSED: Mapping[str, Mapping[str, str]] = {
+    "pl": {},
+    "pltpu": {},
+}
+
+
+def public_names(module: Any) -> list[str]:
+    """Names that a module offers: not private, not a module, not deprecated."""
+    deprecated = getattr(module, "_deprecations", {})
+    return [
+        name
+        for name in dir(module)
+        if not name.startswith("_")
+        and name not in deprecated
+        and not isinstance(getattr(module, name), types.ModuleType)
+    ]
+
+
+def users(short: str) -> dict[str, list[str]]:
+    """Modules of reference kernels by the names of a Pallas module that their code uses."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        place = path.relative_to(ROOT).with_suffix("").as_posix()
+        for name in sorted(set(_attributes(ast.parse(path.read_text()), MODULES[short]))):
+            found.setdefault(name, []).append(place)
+    return found
+
+
+def _attributes(tree: ast.Module, module: str) -> Iterator[str]:
+    """What is read from an import of ``module``, under whatever name."""
+    package, _, last = module.rpartition(".")
+    aliases = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == package
+        for alias in node.names
+        if alias.name == last
+    }
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in aliases
+        ):
+            yield node.attr
+        elif isinstance(node, ast.ImportFrom) and node.module == module:
+            yield from (alias.name for alias in node.names)
+
+
+def table(short: str, module: Any) -> str:
+    """The names of a module with their users, as Markdown."""
+    used = users(short)
+    lines = ["| name | used by |", "| --- | --- |"]
+    for name in public_names(module):
+        if name in used:
+            shown = ", ".join(f"`{place}`" for place in used[name][:4])
+            more = len(used[name]) - 4
+            text = f"{shown} and {more} more" if more > 0 else shown
+        else:
+            text = UNUSED[short].get(name, "**nobody**")
+        lines.append(f"| `{short}.{name}` | {text} |")
+    return "\n".join(lines) + "\n"
