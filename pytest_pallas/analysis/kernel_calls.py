@@ -50,6 +50,12 @@ class KernelCall:
         return bool(self.primitives & ASYNCHRONOUS)
 
 
+def operations_of_our_own(call: KernelCall) -> list[str]:
+    """Primitives of a kernel that JAX's TPU interpreter runs by rules of ours."""
+    bodies = compat.sub_jaxprs(call.eqn)
+    return sorted({name for body in bodies for name in compat.subcore_operations(body)})
+
+
 def kernel_calls(jaxpr: Any) -> list[KernelCall]:
     """All Pallas kernels in a (closed) jaxpr, in order, also nested in jit, vmap or shard_map."""
     return list(_walk(getattr(jaxpr, "jaxpr", jaxpr), ()))

@@ -94,6 +94,7 @@ class Interpreter:
             error=watch.named(outcome.error),
             problems=tuple(watch.problems),
             told=tuple(told),
+            notes=(*outcome.notes, *self._notes(outcome)),
         )
         if call.dma and (watch.early or (outcome.error is None and outcome.problems)):
             # Who reaches a device too early may find nothing there yet, and raise for that.
@@ -104,6 +105,15 @@ class Interpreter:
             # Each waiting device raised the stop as an error of its own callback.
             return dataclasses.replace(outcome, error=stopped[0])
         return outcome
+
+    def _notes(self, outcome: Outcome) -> tuple[str, ...]:
+        """What a run depended on besides the interpreter."""
+        from pytest_pallas.analysis import operations_of_our_own
+
+        if self.name != "tpu-interpret":
+            return ()
+        names = sorted({name for each in outcome.kernels for name in operations_of_our_own(each)})
+        return (f"SparseCore, simulated by pytest-pallas: {', '.join(names)}",) if names else ()
 
     @property
     def fills(self) -> bool:
@@ -133,8 +143,10 @@ class Interpreter:
         )
         with ExitStack() as stack:
             stack.enter_context(jax.default_device(jax.devices("cpu")[0]))
+            stack.enter_context(compat.sparse_core_meshes())
             stack.enter_context(compat.mended_tpu_interpreter())
             stack.enter_context(compat.watchable())
+            stack.enter_context(compat.subcores_interpreted())
             stack.enter_context(compat.clocks_for_dmas())
             stack.enter_context(compat.gpu_bounds_named())
             if watch is not None:

@@ -62,6 +62,11 @@ from pytest_pallas.compat.settings import (
     set_jax_setting,
 )
 from pytest_pallas.compat.simulated import Left, Memory, Operation
+from pytest_pallas.compat.sparse_core import (
+    sparse_core_meshes,
+    subcore_operations,
+    subcores_interpreted,
+)
 from pytest_pallas.compat.testing import (
     collected,
     configured,
@@ -134,7 +139,10 @@ __all__ = [
     "set_hypothesis_settings",
     "set_jax_setting",
     "source_line",
+    "sparse_core_meshes",
     "sub_jaxprs",
+    "subcore_operations",
+    "subcores_interpreted",
     "terminal_width",
     "unwritten_memory",
     "variables_of_imports",
