@@ -158,6 +158,7 @@ class Interpreter:
             if schedule.order == "oldest":
                 stack.enter_context(compat.oldest_dma_first())
             stack.enter_context(compat.quiet_callbacks())
+            stack.enter_context(compat.quick_callbacks())
             stack.enter_context(fills.filled(fill))
             answers = stack.enter_context(probed(probe))
             # One switch serves the TPU and the GPU interpreter; True is the portable one.

@@ -51,6 +51,9 @@ class Watch:
             if self._memory is not memory:
                 self._memory = memory
                 self._started.clear()
+            if operation.name == "_clean_up_shared_memory":  # its cores have ended, all of them
+                for core in [each for each in self._waiting if each[0] == operation.device]:
+                    del self._waiting[core]
             if operation.name in _WAITS:
                 self._waiting[operation.device, operation.core] = operation
             if operation.name == "dma_start":
@@ -100,7 +103,7 @@ class Watch:
             return ""
         operations = [operation for _, operation in waiting]
         each = memory.cores_per_device
-        if sum(each if op.semaphore is None else 1 for op in operations) < memory.cores:
+        if sum(each if op.name in _FOR_ALL else 1 for op in operations) < memory.cores:
             return ""
         if not all(memory.is_stuck(operation) for operation in operations):
             return ""
@@ -128,8 +131,11 @@ class Watch:
                     self.early.append(text)
 
 
-#: What a core may wait in for ever.
-_WAITS = frozenset({"dma_wait", "semaphore_wait", "_barrier", "_clean_up_shared_memory"})
+#: Where all cores of a device wait as one.
+_FOR_ALL = frozenset({"_barrier", "_clean_up_shared_memory"})
+
+#: What a core may wait in for ever, and its end.
+_WAITS = _FOR_ALL | {"dma_wait", "semaphore_wait", "_core_ended"}
 
 
 #: An access in the words of the race detector.

@@ -37,6 +37,7 @@ from pytest_pallas.compat.interpreters import (
     memory_filled,
     mended_tpu_interpreter,
     printed_races,
+    quick_callbacks,
     quiet_callbacks,
     reset_interpreters,
 )
@@ -130,6 +131,7 @@ __all__ = [
     "parallel_programs",
     "pipelined_aliases",
     "printed_races",
+    "quick_callbacks",
     "quiet_callbacks",
     "reset_interpreters",
     "sampled_elements",

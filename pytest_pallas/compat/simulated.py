@@ -15,8 +15,9 @@ class Operation:
     """One operation of a simulated core.
 
     Attributes:
-      name: of the primitive, or ``_barrier`` or ``_clean_up_shared_memory``, at which every device
-        waits for all others: before and after the kernel.
+      name: of the primitive; ``_barrier`` or ``_clean_up_shared_memory``, at which every device
+        waits for all others: before and after the kernel; or ``_core_ended`` of one of several
+        cores of a device.
       device: number of the device.
       core: number of the core on that device.
       place: ``file:line (function)`` of the kernel, or "".

@@ -98,6 +98,7 @@ def watchable() -> Generator[None]:
             (module, "_interpret_jaxpr", _pointing(module)),
             (module, "_clear_shared_memory", _closing(module)),
             (module, "_validate", _quietly(module)),
+            (module, "thread_map", _ending(module)),
             (races, "source_info_util", _Sources(info)),
         ):
             stack.callback(setattr, owner, name, getattr(owner, name))
@@ -429,6 +430,33 @@ def _closing(module: Any) -> Callable[[], None]:
         clear()
 
     return closed
+
+
+def _ending(module: Any) -> Callable[..., Any]:
+    """``thread_map``, which runs a core in each thread, with a word from each core at its end."""
+    run = module.thread_map
+
+    def told(core: Any, token: Any, *args: Any, body: Any, device: Any) -> Any:
+        return module.callback.io_callback(
+            functools.partial(_core_ended, module),
+            module.TOKEN_SHAPE_DTYPE,
+            body(core, token, *args),
+            device,
+            core,
+        )
+
+    def each(body: Any, count: Any, token: Any, *args: Any, device_id: Any, **options: Any) -> Any:
+        told_of = functools.partial(told, body=body, device=device_id)
+        return run(told_of, count, token, *args, device_id=device_id, **options)
+
+    return each
+
+
+def _core_ended(module: Any, token: Any, device: Any, core: Any) -> Any:
+    memory = _memory(module)
+    for watch in list(_watching):
+        watch.begins(memory, Operation("_core_ended", int(device), int(core)))
+    return token
 
 
 def _quietly(module: Any) -> Callable[..., Any]:

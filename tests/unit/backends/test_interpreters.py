@@ -155,6 +155,76 @@ def test_a_deadlock_on_several_devices_leaves_no_trace():
         np.testing.assert_array_equal(after.values, x)
 
 
+def test_a_core_that_waits_for_one_that_has_ended_is_told_before_the_time_limit():
+    def half_a_barrier(x):
+        def body(x_ref, o_ref, semaphore):
+            @pl.when(jax.lax.axis_index("core") == 0)
+            def _first():
+                pltpu.core_barrier(semaphore, core_axis_name="core")
+                pltpu.sync_copy(x_ref, o_ref)
+
+        kernel = pl.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            mesh=pltpu.TensorCoreMesh(axis_name="core", num_cores=2),
+            scratch_types=[pltpu.SemaphoreType.REGULAR],
+        )
+        return kernel(x)
+
+    started = time.monotonic()
+    outcome = backend("tpu-interpret:v4").run(Call(function=half_a_barrier, args=(X,)))
+    assert isinstance(outcome.error, DeadlockError)
+    assert "device 0, core 1 is at the end of the kernel" in str(outcome.error)
+    assert "device 0 waits for semaphore to be" in str(outcome.error)
+    assert time.monotonic() - started < 50
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (4, 5)])
+def test_a_store_with_a_mask(shape):
+    def odd_rows(x):
+        def body(x_ref, o_ref):
+            o_ref[...] = x_ref[...]
+            row = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+            pltpu.store(o_ref, x_ref[...] + 1, mask=row % 2 == 1)
+
+        return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(shape, jnp.float32))(x)
+
+    x = np.arange(20, dtype=np.float32).reshape(shape)
+    outcome = backend("tpu-interpret").run(Call(function=odd_rows, args=(x,)))
+    assert outcome.error is None
+    np.testing.assert_array_equal(outcome.values, x + (np.arange(shape[0]) % 2)[:, None])
+
+
+def test_callbacks_are_quick():
+    """The interpreter's own get numpy arrays; those of a user get JAX's, as ever."""
+    given = []
+
+    def users(x):
+        given.append(type(x))
+        return np.float32(0)
+
+    def function(x):
+        y = kernels.add_one(x)
+        return y + jax.experimental.io_callback(users, jax.ShapeDtypeStruct((), jnp.float32), x)
+
+    module = importlib.import_module("jax._src.pallas.mosaic.interpret.interpret_pallas_call")
+    store = module.store
+
+    @functools.wraps(store)
+    def stored(*args, **options):
+        given.append(type(args[1]))
+        return store(*args, **options)
+
+    module.store = stored
+    try:
+        outcome = backend("tpu-interpret").run(Call(function=function, args=(X + 3,)))
+    finally:
+        module.store = store
+    assert outcome.error is None
+    assert np.ndarray in given
+    assert any(issubclass(kind, jax.Array) for kind in given)
+
+
 def test_a_function_without_a_kernel_is_an_error():
     outcome = backend("interpret").run(Call(function=kernels.no_kernel, args=(X,)))
     assert isinstance(outcome.error, NoPallasCallError)
