@@ -1,4 +1,4 @@
-"""Flash attention, forward, one head: ``o = softmax(scale q k^T) v`` by blocks of keys.
+"""Flash attention, one head: ``o = softmax(scale q k^T) v`` by blocks of keys.
 
 Shapes: ``q (q_len, d)``, ``k (kv_len, d)``, ``v (kv_len, d_v)``, ``o (q_len, d_v)``. Dtypes:
 float32 or bfloat16, the same for all; scores and sums are float32.
@@ -9,16 +9,27 @@ the other. The running maximum ``m``, sum ``l`` and weighted sum of values ``acc
 kept in VMEM, and rescaled by ``exp(m_old - m_new)`` whenever a larger score turns up. So memory is
 linear in the lengths.
 
+A TPU computes ``exp2``, so scores are taken to base 2 as they leave the matrix unit, when the
+vector unit has time. ``m`` and ``l`` fill all 128 lanes: ``m`` is the same in each, so it need not
+be spread over the lanes for every block, and ``l`` is 128 partial sums, which are added up once at
+the end. The weights lie in a buffer of their own between the exponential and the second product;
+left to itself, the compiler would keep them in spilled registers, at twice the size. A block in
+which everything is visible is computed without a mask.
+
 Causal masking is aligned at the bottom right: query ``i`` sees the keys up to
 ``i + kv_len - q_len``, so that the last query sees all of them, as it must when the keys are a
 longer past than the queries. With more queries than keys, the first ones see none: their output is
 zero. Blocks of keys that no query of the block may see are neither computed nor copied.
+
+Backward: see ``flash_attention_backward``, which needs ``log2`` of each query's sum of ``exp2``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -32,73 +43,199 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted, Relation
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels._blocks import ROWS, fit
-from reference_kernels._mxu import precision_for
+from reference_kernels._blocks import LANES, ROWS, fit
+from reference_kernels.attention._flash_blocks import (
+    Blocks,
+    across,
+    as_columns,
+    as_rows,
+    each_slab,
+    first_rows,
+    lane_sums,
+    product,
+    run_block,
+)
+from reference_kernels.attention._operands import (
+    SegmentIds,
+    check_qkv,
+    check_segment_ids,
+    reference,
+)
+from reference_kernels.attention.flash_attention_backward import gradients
 
 
 def _attention_kernel(
     q_ref: Any,
     k_ref: Any,
     v_ref: Any,
+    q_ids_ref: Any,
+    kv_ids_ref: Any,
     o_ref: Any,
+    log_sum_ref: Any,
     m_ref: Any,
     l_ref: Any,
     acc_ref: Any,
+    weights_ref: Any,
     *,
+    blocks: Blocks,
     scale: float,
-    kv_len: int,
-    diagonal: int | None,
 ) -> None:
-    block_q, block_kv = q_ref.shape[0], k_ref.shape[0]
-    first_q, first_kv = pl.program_id(0) * block_q, pl.program_id(1) * block_kv
+    i, j = pl.program_id(1), pl.program_id(2)
 
-    @pl.when(pl.program_id(1) == 0)
+    @pl.when(j == 0)
     def _clear() -> None:
-        m_ref[...] = jnp.full_like(m_ref, -jnp.inf)
-        l_ref[...] = jnp.zeros_like(l_ref)
-        acc_ref[...] = jnp.zeros_like(acc_ref)
+        @each_slab(blocks.block_q)
+        def _rows(rows: Any) -> None:
+            m_ref[rows] = jnp.full((rows.size, LANES), -jnp.inf, jnp.float32)
+            l_ref[rows] = jnp.zeros((rows.size, LANES), jnp.float32)
+            acc_ref[rows] = jnp.zeros((rows.size, acc_ref.shape[1]), jnp.float32)
 
-    def add_block() -> None:
-        scores = scale * jax.lax.dot_general(
-            q_ref[...],
-            k_ref[...],
-            (((1,), (1,)), ((), ())),
-            precision=precision_for(q_ref.dtype),
-            preferred_element_type=jnp.float32,
-        )
-        key = first_kv + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
-        visible = key < kv_len
-        if diagonal is not None:
-            query = first_q + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
-            visible = jnp.logical_and(visible, key <= query + diagonal)
-        scores = jnp.where(visible, scores, -jnp.inf)
-
-        m = jnp.maximum(m_ref[...], jnp.max(scores, axis=1, keepdims=True))
-        shift = jnp.where(m == -jnp.inf, 0.0, m)  # a row that has seen nothing yet
-        weights = jnp.exp(scores - shift)
-        rescale = jnp.exp(m_ref[...] - shift)
+    def add_block(edges: bool) -> None:
+        scores = scale * math.log2(math.e) * product(q_ref[...], k_ref[...], (1, 1))
         v = v_ref[...]
-        if kv_len % block_kv:  # zero weights do not stop a NaN beyond the end of v
-            row = first_kv + jax.lax.broadcasted_iota(jnp.int32, v.shape, 0)
-            v = jnp.where(row < kv_len, v, 0)
+        ids = None if q_ids_ref is None else (q_ids_ref[...], kv_ids_ref[...])
+        masked = edges or ids is not None
+        if masked:
+            scores = blocks.hide(scores, i, j, ids, keys=1, edges=edges)
+        if edges and blocks.kv_len % blocks.block_kv:
+            v = first_rows(blocks.kv_len - j * blocks.block_kv, v)
+        m = jnp.maximum(m_ref[...], jnp.max(scores, axis=1, keepdims=True))
+        # A row that has seen nothing yet has the maximum -inf, and -inf - -inf is NaN.
+        shift = jnp.where(m == -jnp.inf, 0.0, m) if masked else m
+        weights = jnp.exp2(scores - across(shift, blocks.block_kv))
+        weights_ref[...] = weights.astype(weights_ref.dtype)
+        rescale = jnp.exp2(m_ref[...] - shift)
         m_ref[...] = m
-        l_ref[...] = rescale * l_ref[...] + jnp.sum(weights, axis=1, keepdims=True)
-        acc_ref[...] = rescale * acc_ref[...] + jnp.dot(
-            weights.astype(v.dtype),
-            v,
-            precision=precision_for(v.dtype),
-            preferred_element_type=jnp.float32,
+        l_ref[...] = rescale * l_ref[...] + lane_sums(weights)
+        acc_ref[...] = across(rescale, v.shape[1]) * acc_ref[...] + product(
+            weights_ref[...], v, (1, 0)
         )
 
-    if diagonal is None:
-        add_block()
-    else:
-        pl.when(first_kv <= first_q + block_q - 1 + diagonal)(add_block)
+    run_block(blocks.whole(i, j), blocks.seen(i, j), add_block)
 
-    @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
+    @pl.when(j == pl.num_programs(2) - 1)
     def _divide() -> None:
-        total = l_ref[...]
-        o_ref[...] = (acc_ref[...] / jnp.where(total == 0.0, 1.0, total)).astype(o_ref.dtype)
+        @each_slab(blocks.block_q)
+        def _rows(rows: Any) -> None:
+            total = jnp.sum(l_ref[rows], axis=1, keepdims=True)
+            o_ref[rows] = (acc_ref[rows] / jnp.where(total == 0.0, 1.0, total)).astype(o_ref.dtype)
+            if log_sum_ref is not None:
+                log_sum = m_ref[rows] + jnp.log2(total)
+                log_sum_ref[rows] = jnp.where(total == 0.0, jnp.inf, log_sum)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What ``attend`` needs besides arrays.
+
+    Attributes:
+      blocks: the blocks of the scores.
+      scale: factor of the scores.
+      split_queries: whether cores may share the blocks of queries of a head.
+    """
+
+    blocks: Blocks
+    scale: float
+    split_queries: bool
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, ids: SegmentIds | None, settings: Settings
+) -> jax.Array:
+    """Attention of ``h`` heads of queries, in groups that share one of ``g`` heads of keys.
+
+    Args:
+      q: ``(h, q_len, d)``.
+      k: ``(g, kv_len, d)``, where ``g`` divides ``h``: head ``i`` reads head ``i // (h // g)``.
+      v: ``(g, kv_len, d_v)``.
+      ids: None, or segment ids ``(b, q_len)`` and ``(b, kv_len)``, where ``b`` divides ``h``.
+      settings: blocks and scale.
+
+    Returns:
+      ``(h, q_len, d_v)``, of the dtype of ``q``.
+    """
+    return _call(q, k, v, ids, settings, save=False)[0]
+
+
+def _call(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    ids: SegmentIds | None,
+    settings: Settings,
+    *,
+    save: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    """The output and, if ``save``, each query's log2 of its sum of exp2, ``(h, q_len)``."""
+    blocks, heads, d, d_v = settings.blocks, q.shape[0], q.shape[2], v.shape[2]
+    group = heads // k.shape[0]
+
+    def q_block(h: Any, i: Any, j: Any) -> tuple[Any, ...]:
+        return h, i, 0
+
+    def kv_block(h: Any, i: Any, j: Any) -> tuple[Any, ...]:
+        return h // group, blocks.last_kv(i, j), 0
+
+    q_ids = kv_ids = q_ids_spec = kv_ids_spec = None
+    if ids is not None:
+        share = heads // ids[0].shape[0]
+        q_ids, kv_ids = as_columns(ids[0]), as_rows(ids[1], blocks.block_kv)
+        q_ids_spec = pl.BlockSpec(
+            (pl.squeezed, blocks.block_q, LANES), lambda h, i, j: (h // share, i, 0)
+        )
+        kv_ids_spec = pl.BlockSpec(
+            (pl.squeezed, pl.squeezed, 1, blocks.block_kv),
+            lambda h, i, j: (h // share, blocks.last_kv(i, j), 0, 0),
+        )
+    log_sums = jax.ShapeDtypeStruct((heads, blocks.q_len, LANES), jnp.float32)
+    queries = pltpu.PARALLEL if settings.split_queries else pltpu.ARBITRARY
+    o, saved = pl.pallas_call(
+        functools.partial(_attention_kernel, blocks=blocks, scale=settings.scale),
+        out_shape=(
+            jax.ShapeDtypeStruct((heads, blocks.q_len, d_v), q.dtype),
+            log_sums if save else None,
+        ),
+        grid_spec=pl.GridSpec(
+            grid=(heads, *blocks.grid),
+            in_specs=[
+                pl.BlockSpec((pl.squeezed, blocks.block_q, d), q_block),
+                pl.BlockSpec((pl.squeezed, blocks.block_kv, d), kv_block),
+                pl.BlockSpec((pl.squeezed, blocks.block_kv, d_v), kv_block),
+                q_ids_spec,
+                kv_ids_spec,
+            ],
+            out_specs=(
+                pl.BlockSpec((pl.squeezed, blocks.block_q, d_v), q_block),
+                pl.BlockSpec((pl.squeezed, blocks.block_q, LANES), q_block) if save else None,
+            ),
+            scratch_shapes=[
+                pltpu.VMEM((blocks.block_q, LANES), jnp.float32),
+                pltpu.VMEM((blocks.block_q, LANES), jnp.float32),
+                pltpu.VMEM((blocks.block_q, d_v), jnp.float32),
+                pltpu.VMEM((blocks.block_q, blocks.block_kv), v.dtype),
+            ],
+        ),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=(pltpu.PARALLEL, queries, pltpu.ARBITRARY)
+        ),
+        name="flash_attention",
+    )(q, k, v, q_ids, kv_ids)
+    return o, None if saved is None else saved[..., 0]
+
+
+def _forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, ids: SegmentIds | None, settings: Settings
+) -> tuple[jax.Array, Any]:
+    o, log_sums = _call(q, k, v, ids, settings, save=True)
+    return o, (q, k, v, ids, o, log_sums)
+
+
+def _backward(settings: Settings, saved: Any, do: jax.Array) -> tuple[Any, ...]:
+    return (*gradients(*saved, do, settings.blocks, settings.scale), None)
+
+
+attend.defvjp(_forward, _backward)
 
 
 def flash_attention(
@@ -108,11 +245,15 @@ def flash_attention(
     *,
     causal: bool = False,
     scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
     block_q: int = 512,
     block_kv: int = 512,
     split_queries: bool = True,
 ) -> jax.Array:
-    """Attention of one head. More heads and batches come by ``jax.vmap`` (see ``multi_head``).
+    """Attention of one head. It can be differentiated by ``q``, ``k`` and ``v``.
+
+    More heads and batches come by ``jax.vmap`` (see ``multi_head``), or by the grid (see
+    ``grouped_query``).
 
     Args:
       q: queries, ``(q_len, d)``, float32 or bfloat16.
@@ -120,6 +261,8 @@ def flash_attention(
       v: values, ``(kv_len, d_v)``.
       causal: query ``i`` sees only the keys up to ``i + kv_len - q_len``.
       scale: factor of the scores; ``d ** -0.5`` by default.
+      segment_ids: int32 of shape ``(q_len,)`` and ``(kv_len,)``; a query sees the keys whose id
+        is its own.
       block_q: queries in a block.
       block_kv: keys in a block. Scores and weights of a block are ``(block_q, block_kv)`` in
         float32, 1 MB each with the defaults.
@@ -132,70 +275,24 @@ def flash_attention(
     Raises:
       ValueError: an operand has a wrong rank, size or dtype, or a block size is not positive.
     """
-    q_len, d = _require.axes("q", q, "q_len d")
-    kv_len, k_d = _require.axes("k", k, "kv_len d")
-    v_len, d_v = _require.axes("v", v, "kv_len d_v")
-    _require.same_size("d", ("q", d), ("k", k_d))
-    _require.same_size("kv_len", ("k", kv_len), ("v", v_len))
-    _require.floating("q", q)
-    _require.same_dtype(q=q, k=k, v=v)
-    _require.positive(block_q=block_q, block_kv=block_kv)
-
-    block_q, block_kv = fit(block_q, q_len, ROWS), fit(block_kv, kv_len, ROWS)
-    diagonal = kv_len - q_len if causal else None
-
-    def kv_block(i: Any, j: Any) -> tuple[Any, int]:
-        if diagonal is None:
-            return j, 0
-        # Blocks past the last visible one name that one again, so that nothing is copied for them.
-        last_key = jnp.maximum((i + 1) * block_q - 1 + diagonal, 0)
-        return jnp.minimum(j, last_key // block_kv), 0
-
-    return pl.pallas_call(
-        functools.partial(
-            _attention_kernel,
-            scale=d**-0.5 if scale is None else scale,
-            kv_len=kv_len,
-            diagonal=diagonal,
-        ),
-        out_shape=jax.ShapeDtypeStruct((q_len, d_v), q.dtype),
-        grid=(pl.cdiv(q_len, block_q), pl.cdiv(kv_len, block_kv)),
-        in_specs=[
-            pl.BlockSpec((block_q, d), lambda i, j: (i, 0)),
-            pl.BlockSpec((block_kv, d), kv_block),
-            pl.BlockSpec((block_kv, d_v), kv_block),
-        ],
-        out_specs=pl.BlockSpec((block_q, d_v), lambda i, j: (i, 0)),
-        scratch_shapes=[
-            pltpu.VMEM((block_q, 1), jnp.float32),
-            pltpu.VMEM((block_q, 1), jnp.float32),
-            pltpu.VMEM((block_q, d_v), jnp.float32),
-        ],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "arbitrary") if split_queries else None
-        ),
-    )(q, k, v)
-
-
-def reference(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool = False, scale: float | None = None
-) -> jax.Array:
-    """The same with the whole matrix of scores, for any leading axes."""
-    wide = jnp.promote_types(q.dtype, jnp.float32)
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = factor * jnp.einsum(
-        "...qd,...kd->...qk", q, k, precision=precision_for(q.dtype), preferred_element_type=wide
+    sizes = check_qkv(q, k, v)
+    ids = None
+    if segment_ids is not None:
+        check_segment_ids(segment_ids, sizes)
+        ids = (segment_ids[0][None], segment_ids[1][None])
+    settings = Settings(
+        blocks=blocks_for(sizes, causal=causal, block_q=block_q, block_kv=block_kv),
+        scale=sizes["d"] ** -0.5 if scale is None else scale,
+        split_queries=split_queries,
     )
-    if causal:
-        q_len, kv_len = scores.shape[-2:]
-        visible = jnp.tri(q_len, kv_len, kv_len - q_len, dtype=bool)
-        scores = jnp.where(visible, scores, -jnp.inf)
-    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
-    weights = jnp.exp(scores - jnp.where(top == -jnp.inf, 0.0, top))
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    weights = weights / jnp.where(total == 0.0, 1.0, total)
-    out = jnp.einsum("...qk,...kd->...qd", weights, v.astype(wide), precision=precision_for(wide))
-    return out.astype(q.dtype)
+    return attend(q[None], k[None], v[None], ids, settings)[0]
+
+
+def blocks_for(sizes: Mapping[str, int], *, causal: bool, block_q: int, block_kv: int) -> Blocks:
+    """Blocks that are not larger than the operands."""
+    _require.positive(block_q=block_q, block_kv=block_kv)
+    q_len, kv_len = sizes["q_len"], sizes["kv_len"]
+    return Blocks(q_len, kv_len, fit(block_q, q_len, ROWS), fit(block_kv, kv_len, ROWS), causal)
 
 
 def _is_not_causal(arguments: pst.Arguments) -> bool:
@@ -209,6 +306,13 @@ def _keys_twice(arguments: pst.Arguments, rng: np.random.Generator) -> pst.Argum
     return dataclasses.replace(arguments, args=(q, k[order], v[order]))
 
 
+_TYPICAL = pst.shaped(
+    "q d, k d, k e",
+    dtype="bfloat16",
+    dims={"q": 2048, "k": 2048, "d": 128, "e": 128},
+    options={"causal": True},
+)
+
 SPEC = KernelSpec(
     name="flash_attention",
     kernel=flash_attention,
@@ -217,24 +321,80 @@ SPEC = KernelSpec(
         pst.arrays(
             "q d, k d, k e",
             dtype=pst.floats("bfloat16", "float32"),
-            around={"q": 16, "k": 32},
-            dims={"d": [8, 40, 64], "e": [16, 24, 128]},
+            dims={"q": [1, 17, 32, 33], "k": [1, 16, 33, 129], "d": [40], "e": [24, 128]},
         ),
         options={"causal": st.booleans(), "scale": st.sampled_from([None, 0.5])},
-        tuning={"block_q": st.sampled_from([16, 32]), "block_kv": 16},
+        tuning={"block_q": 16, "block_kv": st.sampled_from([16, 128])},
     ),
+    differentiable=(0, 1, 2),
     relations=(
         Linear(2),
         Permuted({0: 0}, output=0, when=_is_not_causal),
         Permuted({1: 0, 2: 0}, when=_is_not_causal),
         Relation("keys twice", _keys_twice, when=_is_not_causal),
     ),
-    typical=(
-        pst.shaped(
+    typical=(_TYPICAL,),
+)
+
+
+def segmented_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    q_ids: jax.Array,
+    kv_ids: jax.Array,
+    **settings: Any,
+) -> jax.Array:
+    """``flash_attention`` with the segment ids as operands of their own."""
+    return flash_attention(q, k, v, segment_ids=(q_ids, kv_ids), **settings)
+
+
+def _segmented_reference(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    q_ids: jax.Array,
+    kv_ids: jax.Array,
+    *,
+    causal: bool = False,
+) -> jax.Array:
+    return reference(q, k, v, segment_ids=(q_ids, kv_ids), causal=causal)
+
+
+def _renamed(arguments: pst.Arguments, rng: np.random.Generator) -> pst.Arguments:
+    """Every segment under another id."""
+    *qkv, q_ids, kv_ids = arguments.args
+    names = rng.permutation(np.arange(-20, 20, dtype=np.int32))
+    return dataclasses.replace(arguments, args=(*qkv, names[q_ids], names[kv_ids]))
+
+
+SPEC_SEGMENTS = KernelSpec(
+    name="flash_attention_segments",
+    kernel=segmented_attention,
+    reference=_segmented_reference,
+    inputs=pst.arguments(
+        pst.arrays(
             "q d, k d, k e",
-            dtype="bfloat16",
-            dims={"q": 2048, "k": 2048, "d": 128, "e": 128},
-            options={"causal": True},
+            dtype=pst.floats("bfloat16", "float32"),
+            dims={"q": [17, 33], "k": [15, 129], "d": 40, "e": 24},
+        ),
+        then=lambda drawn: {
+            "q_ids": pst.segment_ids(len(drawn[0])),
+            "kv_ids": pst.segment_ids(len(drawn[1])),
+        },
+        options={"causal": st.booleans()},
+        tuning={"block_q": 16, "block_kv": st.sampled_from([16, 128])},
+    ),
+    differentiable=(0, 1, 2),
+    relations=(
+        Linear(2),
+        Permuted({0: 0, 3: 0}, output=0, when=_is_not_causal),
+        Permuted({1: 0, 2: 0, 4: 0}, when=_is_not_causal),
+        Relation("segments renamed", _renamed, exact=True),
+    ),
+    typical=(
+        dataclasses.replace(
+            _TYPICAL, args=(*_TYPICAL.args, *2 * (jax.ShapeDtypeStruct((2048,), jnp.int32),))
         ),
     ),
 )

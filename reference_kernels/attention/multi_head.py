@@ -20,18 +20,24 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
-from reference_kernels import _require
-from reference_kernels.attention.flash_attention import flash_attention, reference
+from reference_kernels.attention._operands import (
+    SegmentIds,
+    check_qkv,
+    check_segment_ids,
+    reference,
+)
+from reference_kernels.attention.flash_attention import flash_attention
 
 
 def mha(q: jax.Array, k: jax.Array, v: jax.Array, **settings: Any) -> jax.Array:
-    """Attention of ``h`` heads.
+    """Attention of ``h`` heads. It can be differentiated by ``q``, ``k`` and ``v``.
 
     Args:
       q: queries, ``(h, q_len, d)``.
       k: keys, ``(h, kv_len, d)``.
       v: values, ``(h, kv_len, d_v)``.
-      **settings: ``causal``, ``scale``, ``block_q`` and ``block_kv`` of ``flash_attention``.
+      **settings: ``causal``, ``scale``, ``segment_ids``, ``block_q`` and ``block_kv`` of
+        ``flash_attention``, the same for all heads.
 
     Returns:
       ``(h, q_len, d_v)``, of the dtype of ``q``.
@@ -39,18 +45,26 @@ def mha(q: jax.Array, k: jax.Array, v: jax.Array, **settings: Any) -> jax.Array:
     Raises:
       ValueError: an operand has a wrong rank, size or dtype, or a block size is not positive.
     """
-    _check_leading(("h",), q, k, v)
+    check_qkv(q, k, v, front="h")
     one_head = functools.partial(flash_attention, split_queries=False, **settings)
     return jax.vmap(one_head)(q, k, v)
 
 
-def batched_mha(q: jax.Array, k: jax.Array, v: jax.Array, **settings: Any) -> jax.Array:
-    """Attention of ``b`` batches of ``h`` heads.
+def batched_mha(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    segment_ids: SegmentIds | None = None,
+    **settings: Any,
+) -> jax.Array:
+    """Attention of ``b`` batches of ``h`` heads. It can be differentiated likewise.
 
     Args:
       q: queries, ``(b, h, q_len, d)``.
       k: keys, ``(b, h, kv_len, d)``.
       v: values, ``(b, h, kv_len, d_v)``.
+      segment_ids: those of ``flash_attention`` for each batch, ``(b, q_len)`` and ``(b, kv_len)``.
       **settings: ``causal``, ``scale``, ``block_q`` and ``block_kv`` of ``flash_attention``.
 
     Returns:
@@ -59,17 +73,14 @@ def batched_mha(q: jax.Array, k: jax.Array, v: jax.Array, **settings: Any) -> ja
     Raises:
       ValueError: an operand has a wrong rank, size or dtype, or a block size is not positive.
     """
-    _check_leading(("b", "h"), q, k, v)
-    return jax.vmap(functools.partial(mha, **settings))(q, k, v)
+    sizes = check_qkv(q, k, v, front="b h")
+    if segment_ids is not None:
+        check_segment_ids(segment_ids, sizes, front="b")
 
+    def one_batch(q: jax.Array, k: jax.Array, v: jax.Array, ids: SegmentIds | None) -> jax.Array:
+        return mha(q, k, v, segment_ids=ids, **settings)
 
-def _check_leading(names: tuple[str, ...], q: jax.Array, k: jax.Array, v: jax.Array) -> None:
-    front = " ".join(names)
-    q_shape = _require.axes("q", q, f"{front} q_len d")
-    for name, operand, rest in (("k", k, "kv_len d"), ("v", v, "kv_len d_v")):
-        shape = _require.axes(name, operand, f"{front} {rest}")
-        for axis, word in enumerate(names):
-            _require.same_size(word, ("q", q_shape[axis]), (name, shape[axis]))
+    return jax.vmap(one_batch)(q, k, v, segment_ids)
 
 
 def _is_not_causal(arguments: pst.Arguments) -> bool:
@@ -117,6 +128,7 @@ SPEC_BATCHED = KernelSpec(
         options={"causal": st.booleans()},
         tuning={"block_q": 16, "block_kv": 16},
     ),
+    differentiable=(0, 1, 2),
     relations=(
         Linear(2),
         Permuted({0: 0, 1: 0, 2: 0}, output=0),

@@ -1,10 +1,23 @@
 """Matrix product ``o = activation(x @ y)`` over a 3-D grid with a float32 accumulator.
 
-Shapes: ``x (m, k)``, ``y (k, n)``, ``o (m, n)``. Dtypes: float32 or bfloat16, the same for both.
+Shapes: ``x (m, k)``, ``y (k, n)`` or, transposed, ``(n, k)``, ``o (m, n)``. Dtypes: float32 or
+bfloat16, the same for both. ``batched_matmul`` has a batch ``b`` in front of all three.
 
 The grid is ``(m, n, k)`` in blocks, ``k`` innermost: the programs that add to one block of the
-output follow each other, so their sum stays in a VMEM scratch, and the output is rounded and
-written once. An activation is applied to that float32 sum, which saves it a trip to HBM and back.
+output follow each other, so their sum stays in VMEM, and the output is written to HBM once. An
+activation is applied to that float32 sum, which saves it a trip to HBM and back.
+
+What keeps the matrix unit (MXU) busy:
+
+- Large blocks. A program begins with a hundred bundles or two before the MXU has its first
+  operands, and ends with as many that take the last results from it. Their number does not grow
+  with the block.
+- Nothing but products in the way. The first program of a sum does not clear the accumulator, it
+  ignores what it holds. That is a select beside each addition, in slots that are free while the MXU
+  works; to clear 4 MB takes over 500 bundles in which it does not.
+- The rounding at the end is hidden in the same way where it costs nothing (``round_each_step``).
+- An output of float32 is its own accumulator, and a sum of a single program needs none.
+
 The last block of ``k`` may reach beyond the end of both operands. What lies there is unspecified,
 and zero times NaN is NaN, so both sides are masked.
 
@@ -28,9 +41,18 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
-from reference_kernels._blocks import LANES, ROWS, fit
+from reference_kernels import _require
+from reference_kernels._blocks import ROWS
 from reference_kernels._mxu import precision_for
 from reference_kernels.matmul._operands import Activation, check_operands, reference
+from reference_kernels.matmul._tiling import (
+    Blocks,
+    chip_at_hand,
+    default_blocks,
+    divisor,
+    fit_axis,
+    vmem_limit,
+)
 from reference_kernels.matmul.matmul_naive import matmul_naive
 
 
@@ -38,25 +60,20 @@ def _matmul_kernel(
     x_ref: Any,
     y_ref: Any,
     o_ref: Any,
-    acc_ref: Any,
-    *,
+    *scratch: Any,
     axes: tuple[int, int],
     length: int,
     activation: Activation | None,
+    round_each_step: bool,
 ) -> None:
     """Contract axis ``axes[0]`` of ``x`` with ``axes[1]`` of ``y``, both ``length`` long."""
     step, last = pl.program_id(2), pl.num_programs(2) - 1
-
-    @pl.when(step == 0)
-    def _clear() -> None:
-        acc_ref[...] = jnp.zeros_like(acc_ref)
-
     x, y = x_ref[...], y_ref[...]
     block = x.shape[axes[0]]
     if length % block:
         left = length - step * block
         x, y = _first(left, x, axes[0]), _first(left, y, axes[1])
-    acc_ref[...] += jax.lax.dot_general(
+    total = jax.lax.dot_general(
         x,
         y,
         (((axes[0],), (axes[1],)), ((), ())),
@@ -64,10 +81,19 @@ def _matmul_kernel(
         preferred_element_type=jnp.float32,
     )
 
-    @pl.when(step == last)
-    def _round() -> None:
-        total = acc_ref[...]
+    def finish(total: jax.Array) -> None:
         o_ref[...] = (activation(total) if activation else total).astype(o_ref.dtype)
+
+    if length <= block:
+        finish(total)
+        return
+    (acc_ref,) = scratch or (o_ref,)
+    total = jnp.where(step == 0, 0.0, acc_ref[...]) + total  # at first it holds anything, even NaN
+    if round_each_step:
+        finish(total)
+    acc_ref[...] = total
+    if not round_each_step and (scratch or activation):
+        pl.when(step == last)(lambda: finish(acc_ref[...]))
 
 
 def _first(count: Any, x: jax.Array, axis: int) -> jax.Array:
@@ -77,75 +103,104 @@ def _first(count: Any, x: jax.Array, axis: int) -> jax.Array:
     return jnp.where(inside, x.astype(jnp.float32), 0.0).astype(x.dtype)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """What a product is computed with, besides its operands.
+
+    Attributes:
+      activation: applied to the sums.
+      axis: the axis of ``y`` that is contracted: 1 if it is transposed.
+      blocks: sizes of the blocks, not yet fitted to the operands.
+      round_each_step: see ``matmul``.
+    """
+
+    activation: Activation | None
+    axis: int
+    blocks: Blocks
+    round_each_step: bool
+
+
 def _contract(
     x: jax.Array,
     y: jax.Array,
     axes: tuple[int, int],
-    x_block: tuple[int, int],
-    y_block: tuple[int, int],
+    settings: _Settings,
     *,
     activation: Activation | None = None,
     dtype: Any = None,
 ) -> jax.Array:
     """``activation`` of ``x`` and ``y`` contracted over ``axes``, rounded to ``dtype``."""
-    dtype = x.dtype if dtype is None else dtype
+    dtype = x.dtype if dtype is None else jnp.dtype(dtype)
     (x_sum, y_sum), (x_out, y_out) = axes, (1 - axes[0], 1 - axes[1])
     rows, columns, length = x.shape[x_out], y.shape[y_out], x.shape[x_sum]
-    block = (x_block[x_out], y_block[y_out])
+    block_rows = fit_axis(settings.blocks.rows, rows, last=x_out == 1)
+    block_columns = fit_axis(settings.blocks.columns, columns, last=True)
+    block = fit_axis(settings.blocks.length, length, last=1 in axes)
+    x_block = (block, block_rows) if x_sum == 0 else (block_rows, block)
+    y_block = (block, block_columns) if y_sum == 0 else (block_columns, block)
+    o_block = (block_rows, block_columns)
+    needs_scratch = length > block and dtype != jnp.float32
+    sums = [pltpu.VMEM(o_block, jnp.float32)] if needs_scratch else []
     return pl.pallas_call(
-        functools.partial(_matmul_kernel, axes=axes, length=length, activation=activation),
-        out_shape=jax.ShapeDtypeStruct((rows, columns), dtype),
-        grid=(
-            pl.cdiv(rows, block[0]),
-            pl.cdiv(columns, block[1]),
-            pl.cdiv(length, x_block[x_sum]),
+        functools.partial(
+            _matmul_kernel,
+            axes=axes,
+            length=length,
+            activation=activation,
+            round_each_step=settings.round_each_step and needs_scratch and activation is None,
         ),
-        in_specs=[
-            pl.BlockSpec(x_block, lambda i, j, step: (step, i) if x_sum == 0 else (i, step)),
-            pl.BlockSpec(y_block, lambda i, j, step: (step, j) if y_sum == 0 else (j, step)),
-        ],
-        out_specs=pl.BlockSpec(block, lambda i, j, step: (i, j)),
-        scratch_shapes=[pltpu.VMEM(block, jnp.float32)],
+        out_shape=jax.ShapeDtypeStruct((rows, columns), dtype),
+        grid_spec=pl.GridSpec(
+            grid=(
+                pl.cdiv(rows, block_rows),
+                pl.cdiv(columns, block_columns),
+                pl.cdiv(length, block),
+            ),
+            in_specs=[
+                pl.BlockSpec(x_block, lambda i, j, step: (step, i) if x_sum == 0 else (i, step)),
+                pl.BlockSpec(y_block, lambda i, j, step: (step, j) if y_sum == 0 else (j, step)),
+            ],
+            out_specs=pl.BlockSpec(o_block, lambda i, j, step: (i, j)),
+            scratch_shapes=sums,
+        ),
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary")
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            vmem_limit_bytes=vmem_limit(
+                (x_block, x.dtype),
+                (y_block, y.dtype),
+                (o_block, dtype),
+                scratch=4 * block_rows * block_columns * len(sums),
+            ),
         ),
         cost_estimate=pl.CostEstimate(
             flops=2 * rows * columns * length,
             transcendentals=rows * columns if activation else 0,
-            bytes_accessed=(x.size + y.size) * x.dtype.itemsize
-            + rows * columns * jnp.dtype(dtype).itemsize,
+            bytes_accessed=(x.size + y.size) * x.dtype.itemsize + rows * columns * dtype.itemsize,
         ),
     )(x, y)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _matmul(
-    x: jax.Array, y: jax.Array, activation: Activation | None, blocks: tuple[int, int, int]
-) -> jax.Array:
-    m, n, k = blocks
-    return _contract(x, y, (1, 0), (m, k), (k, n), activation=activation)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _matmul(x: jax.Array, y: jax.Array, settings: _Settings) -> jax.Array:
+    return _contract(x, y, (1, settings.axis), settings, activation=settings.activation)
 
 
 def _forward(
-    x: jax.Array, y: jax.Array, activation: Activation | None, blocks: tuple[int, int, int]
+    x: jax.Array, y: jax.Array, settings: _Settings
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _matmul(x, y, activation, blocks), (x, y)
+    return _matmul(x, y, settings), (x, y)
 
 
 def _backward(
-    activation: Activation | None,
-    blocks: tuple[int, int, int],
-    operands: tuple[jax.Array, jax.Array],
-    do: jax.Array,
+    settings: _Settings, operands: tuple[jax.Array, jax.Array], do: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, y = operands
-    m, n, k = blocks
-    if activation is not None:
-        total = _contract(x, y, (1, 0), (m, k), (k, n), dtype=jnp.float32)
-        _, pullback = jax.vjp(activation, total)
+    if settings.activation is not None:
+        total = _contract(x, y, (1, settings.axis), settings, dtype=jnp.float32)
+        _, pullback = jax.vjp(settings.activation, total)
         do = pullback(do.astype(jnp.float32))[0].astype(x.dtype)
-    dx = _contract(do, y, (1, 1), (m, n), (k, n))
-    dy = _contract(x, do, (0, 0), (m, k), (m, n))
+    dx = _contract(do, y, (1, 1 - settings.axis), settings)
+    dy = _contract(*((do, x) if settings.axis else (x, do)), (0, 0), settings)
     return dx, dy
 
 
@@ -157,9 +212,11 @@ def matmul(
     y: jax.Array,
     *,
     activation: Activation | None = None,
-    block_m: int = 512,
-    block_n: int = 512,
-    block_k: int = 512,
+    transpose_rhs: bool = False,
+    block_m: int | None = None,
+    block_n: int | None = None,
+    block_k: int | None = None,
+    round_each_step: bool | None = None,
 ) -> jax.Array:
     """``activation(x @ y)``. It can be differentiated by both operands, and vmapped.
 
@@ -168,10 +225,17 @@ def matmul(
       y: ``(k, n)``, of the dtype of ``x``.
       activation: an elementwise function such as ``jax.nn.silu``, applied to the float32 sums
         inside the kernel; it must not close over arrays.
+      transpose_rhs: ``y`` is ``(n, k)``, as weights often are, and the product is ``x @ y.T``. The
+        transposed array is never made.
       block_m: rows of a block of the output.
       block_n: columns of a block of the output.
-      block_k: how much of ``k`` a program contracts. The default blocks of bfloat16 take 4 MB of
-        VMEM, those of float32 7 MB.
+      block_k: how much of ``k`` a program contracts. By default, blocks are chosen for the chip
+        and the dtype so that they take at most 16 MB of VMEM, 23 MB on a v6e. Blocks are rounded
+        up to whole tiles, and what exceeds the default limit of VMEM is asked for.
+      round_each_step: round the sums so far into the output in every program rather than in a
+        block of its own in the last one. The core has time for it while the MXU works, if it can
+        store two registers at once, as it can from v6e on; before, it costs more than it saves. By
+        default whichever is better on the chip. It does nothing with an activation.
 
     Returns:
       ``(m, n)``, of the dtype of ``x``.
@@ -179,34 +243,64 @@ def matmul(
     Raises:
       ValueError: an operand has a wrong rank, size or dtype, or a block size is not positive.
     """
-    m, k, n = check_operands(x, y, block_m=block_m, block_n=block_n, block_k=block_k)
-    blocks = (fit(block_m, m, ROWS), fit(block_n, n, LANES), fit(block_k, k, LANES))
-    return _matmul(x, y, activation, blocks)
+    given = {"block_m": block_m, "block_n": block_n, "block_k": block_k}
+    sizes = {name: size for name, size in given.items() if size is not None}
+    _, k, _ = check_operands(x, y, transpose_rhs=transpose_rhs, **sizes)
+    chip = chip_at_hand()
+    rows, columns, length = default_blocks(x.dtype, chip)
+    blocks = Blocks(block_m or rows, block_n or columns, block_k or divisor(length, k))
+    if round_each_step is None:
+        round_each_step = chip.generation >= 6
+    return _matmul(x, y, _Settings(activation, int(transpose_rhs), blocks, round_each_step))
 
 
-_ARRAYS = pst.arrays(
-    "m k, k n",
-    dtype=pst.floats("bfloat16", "float32"),
-    around={"m": 16, "k": 128, "n": 128},
-)
-_BLOCKS = {"block_m": st.sampled_from([16, 128]), "block_n": 128, "block_k": 128}
+def batched_matmul(x: jax.Array, y: jax.Array, **settings: Any) -> jax.Array:
+    """``activation(x[i] @ y[i])`` for each ``i`` of a batch.
+
+    ``vmap`` puts the batch in front of the grid, so one call of the kernel does all of it. With one
+    ``y`` for the whole batch, call ``matmul`` with the batch and ``m`` as one axis instead: that
+    makes larger blocks.
+
+    Args:
+      x: ``(b, m, k)``.
+      y: ``(b, k, n)``, or ``(b, n, k)`` with ``transpose_rhs``.
+      **settings: the keywords of ``matmul``.
+
+    Returns:
+      ``(b, m, n)``, of the dtype of ``x``.
+
+    Raises:
+      ValueError: an operand has a wrong rank, size or dtype, or a block size is not positive.
+    """
+    b, *_ = _require.axes("x", x, "b m k")
+    y_b, *_ = _require.axes("y", y, "b n k" if settings.get("transpose_rhs") else "b k n")
+    _require.same_size("b", ("x", b), ("y", y_b))
+    return jax.vmap(functools.partial(matmul, **settings))(x, y)
+
+
+_DTYPE = pst.floats("bfloat16", "float32")
+_AROUND = {"m": 16, "k": 128, "n": 128}
+_ARRAYS = pst.arrays("m k, k n", dtype=_DTYPE, around=_AROUND)
+_BLOCKS = {"block_m": st.sampled_from([ROWS, 128]), "block_n": 128, "block_k": 128}
 
 #: Rows of ``x``, and the terms of every sum.
 _PERMUTED = (Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0}))
 
-_TYPICAL = pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 2048, "k": 2048, "n": 2048})
+_LARGE = {"m": 2048, "k": 2048, "n": 2048}
+_TYPICAL = pst.shaped("m k, k n", dtype="bfloat16", dims=_LARGE)
+_TYPICAL_FLOAT32 = pst.shaped("m k, k n", dtype="float32", dims=_LARGE)
 
 SPEC = KernelSpec(
     name="matmul",
     kernel=matmul,
     reference=reference,
-    inputs=pst.arguments(_ARRAYS, tuning=_BLOCKS),
+    inputs=pst.arguments(_ARRAYS, tuning=_BLOCKS | {"round_each_step": True}),
     exact=True,
     differentiable=(0, 1),
     batch_axes=(0, None),
     relations=(Linear(0), Linear(1), *_PERMUTED),
     implementations={"matmul_naive": matmul_naive},
-    typical=(_TYPICAL,),
+    typical=(_TYPICAL, _TYPICAL_FLOAT32),
 )
 
 SPEC_ACTIVATION = KernelSpec(
@@ -222,4 +316,45 @@ SPEC_ACTIVATION = KernelSpec(
     differentiable=(0, 1),
     relations=_PERMUTED,
     typical=(dataclasses.replace(_TYPICAL, options={"activation": jax.nn.gelu}),),
+)
+
+SPEC_TRANSPOSED = KernelSpec(
+    name="matmul_transposed",
+    kernel=matmul,
+    reference=reference,
+    inputs=pst.arguments(
+        pst.arrays("m k, n k", dtype=_DTYPE, around=_AROUND),
+        options={"transpose_rhs": True},
+        tuning=_BLOCKS | {"round_each_step": False},
+    ),
+    exact=True,
+    differentiable=(0, 1),
+    batch_axes=(0, None),
+    relations=(
+        Linear(0),
+        Linear(1),
+        Permuted({0: 0}, output=0),
+        Permuted({1: 0}, output=1),
+        Permuted({0: 1, 1: 1}),
+    ),
+    typical=(
+        dataclasses.replace(
+            pst.shaped("m k, n k", dtype="bfloat16", dims=_LARGE), options={"transpose_rhs": True}
+        ),
+    ),
+)
+
+SPEC_BATCHED = KernelSpec(
+    name="matmul_batched",
+    kernel=batched_matmul,
+    reference=jax.vmap(reference),
+    inputs=pst.arguments(
+        pst.arrays("b m k, b k n", dtype=_DTYPE, around=_AROUND, dims={"b": [1, 2, 3]}),
+        tuning=_BLOCKS,
+    ),
+    exact=True,
+    differentiable=(0, 1),
+    batch_axes=(0, 0),
+    relations=(Linear(0), Linear(1), Permuted({0: 0, 1: 0}, output=0, exact=True)),
+    typical=(pst.shaped("b m k, b k n", dtype="bfloat16", dims=_LARGE | {"b": 4}),),
 )

@@ -1,16 +1,22 @@
-"""A slice that starts at a block which is only known at run time.
+"""A slice that starts where is only known at run time, in two ways.
 
-``o = lax.dynamic_slice(x, starts * block, sizes)``
+``block_dynamic_slice``: ``o = lax.dynamic_slice(x, starts * block, sizes)``
+``tile_dynamic_slice``: ``o = lax.dynamic_slice(x, starts, sizes)``, ``starts`` a multiple of a tile
 
 Shapes: ``x (rows, columns)``, ``starts (2,)`` int32, ``o`` of shape ``sizes``. Dtypes: any for
-``x``.
+``x``; of 16 or 32 bits for ``tile_dynamic_slice``.
 
-``PrefetchScalarGridSpec`` puts ``starts`` into scalar memory before the first step, so the index
-map can name blocks by it, and the pipeline still copies the next block while one is at work. Index
-maps count in blocks, so the start is a number of blocks, not of elements.
+In the first, ``PrefetchScalarGridSpec`` puts ``starts`` into scalar memory before the first step,
+so the index map can name blocks by it, and the pipeline still copies the next block while one is at
+work. Index maps count in blocks, so the start is a number of blocks, not of elements.
+
+In the second there is no grid: the kernel itself reads ``starts`` from scalar memory and copies the
+slice from HBM to HBM by one DMA, past VMEM. A DMA moves whole tiles, of 8 rows and 128 columns, so
+where it starts and how much it moves are multiples of those. The compiler cannot see that of a
+number that it does not know; ``pl.multiple_of`` says so.
 
 As ``lax.dynamic_slice`` does, a start that would take the slice beyond the end is moved back, here
-to the last block from which the whole slice fits; a negative one becomes zero.
+to the last block or tile from which the whole slice fits; a negative one becomes zero.
 """
 
 from __future__ import annotations
@@ -29,6 +35,9 @@ from pytest_pallas.relations import Linear
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 
+#: Rows and columns that a DMA moves together, of 16 and 32 bits.
+_TILE = (8, 128)
+
 
 def _copy_kernel(starts_ref: Any, x_ref: Any, o_ref: Any) -> None:
     del starts_ref  # used by the index map only
@@ -41,6 +50,21 @@ def _clamped(
     """``starts`` moved into the range from which the whole slice fits."""
     last = [(total - size) // b for total, size, b in zip(shape, sizes, block, strict=True)]
     return jnp.clip(starts, 0, jnp.array(last, starts.dtype))
+
+
+def _checked(
+    x: jax.Array, starts: jax.Array, sizes: tuple[int, int]
+) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """The shape of ``x`` and the sizes of the slice, which lies within it."""
+    shape = _require.axes("x", x, "rows columns")
+    if np.shape(starts) != (2,) or starts.dtype != jnp.int32:
+        raise ValueError(
+            f"starts must be int32 of shape (2,), but it is {starts.dtype} of {np.shape(starts)}"
+        )
+    sizes = _require.pair("sizes", sizes)
+    if sizes[0] > shape[0] or sizes[1] > shape[1]:
+        raise ValueError(f"sizes must be at most the shape of x, {shape}, but they are {sizes}")
+    return shape, sizes
 
 
 def block_dynamic_slice(
@@ -64,14 +88,8 @@ def block_dynamic_slice(
     Raises:
       ValueError: an operand has a wrong rank or dtype, or a size is too large or not positive.
     """
-    shape = _require.axes("x", x, "rows columns")
-    if np.shape(starts) != (2,) or starts.dtype != jnp.int32:
-        raise ValueError(
-            f"starts must be int32 of shape (2,), but it is {starts.dtype} of {np.shape(starts)}"
-        )
-    sizes, block = _require.pair("sizes", sizes), _require.pair("block", block)
-    if sizes[0] > shape[0] or sizes[1] > shape[1]:
-        raise ValueError(f"sizes must be at most the shape of x, {shape}, but they are {sizes}")
+    shape, sizes = _checked(x, starts, sizes)
+    block = _require.pair("block", block)
     grid_spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=1,
         grid=(pl.cdiv(sizes[0], block[0]), pl.cdiv(sizes[1], block[1])),
@@ -86,6 +104,44 @@ def block_dynamic_slice(
     )(_clamped(starts, shape, sizes, block), x)
 
 
+def _tile_copy_kernel(starts_ref: Any, x_ref: Any, o_ref: Any) -> None:
+    window = tuple(
+        pl.ds(pl.multiple_of(starts_ref[axis], tile), size)
+        for axis, (tile, size) in enumerate(zip(_TILE, o_ref.shape, strict=True))
+    )
+    pltpu.sync_copy(x_ref.at[window], o_ref)
+
+
+def tile_dynamic_slice(x: jax.Array, starts: jax.Array, *, sizes: tuple[int, int]) -> jax.Array:
+    """The slice of ``sizes`` that starts at ``starts``, moved back to the nearest tile.
+
+    Args:
+      x: ``(rows, columns)``, of a dtype of 16 or 32 bits. Its own size need not be whole tiles.
+      starts: ``(2,)`` int32, the first element along each axis. What is no multiple of 8 rows and
+        128 columns is moved back to one.
+      sizes: rows and columns of the slice, multiples of 8 and 128, at most those of ``x``.
+
+    Returns:
+      An array of shape ``sizes`` and the dtype of ``x``.
+
+    Raises:
+      ValueError: an operand has a wrong rank or dtype, or a size is too large or no multiple.
+    """
+    shape, sizes = _checked(x, starts, sizes)
+    if jnp.dtype(x.dtype).itemsize not in (2, 4):
+        raise ValueError(f"x must have a dtype of 16 or 32 bits, but its dtype is {x.dtype}")
+    if any(size % tile for size, tile in zip(sizes, _TILE, strict=True)):
+        raise ValueError(f"sizes must be multiples of {_TILE}, but they are {sizes}")
+    tiles = jnp.array(_TILE, jnp.int32)
+    starts = _clamped(starts // tiles, shape, sizes, _TILE) * tiles
+    return pl.pallas_call(
+        _tile_copy_kernel,
+        out_shape=jax.ShapeDtypeStruct(sizes, x.dtype),
+        in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pl.ANY)],
+        out_specs=pl.BlockSpec(memory_space=pl.ANY),
+    )(starts, x)
+
+
 def reference(
     x: jax.Array, starts: jax.Array, *, sizes: tuple[int, int], block: tuple[int, int]
 ) -> jax.Array:
@@ -93,6 +149,11 @@ def reference(
     last = jnp.array([(x.shape[axis] - sizes[axis]) // block[axis] for axis in (0, 1)])
     first = jnp.minimum(jnp.maximum(starts, 0), last) * jnp.array(block)
     return jax.lax.dynamic_slice(x, (first[0], first[1]), sizes)
+
+
+def reference_tiles(x: jax.Array, starts: jax.Array, *, sizes: tuple[int, int]) -> jax.Array:
+    """``lax.dynamic_slice`` at ``starts``, moved back to a tile and into range."""
+    return reference(x, starts // jnp.array(_TILE), sizes=sizes, block=_TILE)
 
 
 @st.composite
@@ -125,6 +186,45 @@ SPEC = KernelSpec(
     inputs=_inputs(),
     exact=True,
     relations=(Linear(0),),
+    typical=(
+        pst.shaped(
+            "m n, 2",
+            dtype=["bfloat16", "int32"],
+            dims={"m": 4096, "n": 4096},
+            options={"sizes": (1024, 1024)},
+        ),
+    ),
+)
+
+
+@st.composite
+def _tile_inputs(draw: st.DrawFn) -> pst.Arguments:
+    """A matrix of a few tiles and a bit, and starts on and off the tiles, in and out of range."""
+    drawn = draw(
+        pst.arrays(
+            "m n",
+            dtype=pst.dtypes("bfloat16", "float32", "int32"),
+            dims={"m": [16, 33, 64], "n": [128, 300, 384]},
+        )
+    )
+    sizes = (draw(st.sampled_from([8, 16])), 128)
+    starts = [draw(st.sampled_from(each)) for each in ([0, 8, 13, -1, 70], [0, 128, 200, -1, 400])]
+    return pst.Arguments(
+        args=(drawn[0], np.array(starts, np.int32)),
+        options={"sizes": sizes},
+        recipe={**drawn.recipe, "starts": starts},
+        declared=drawn.declared,
+    )
+
+
+SPEC_TILES = KernelSpec(
+    name="tile_dynamic_slice",
+    kernel=tile_dynamic_slice,
+    reference=reference_tiles,
+    inputs=_tile_inputs(),
+    exact=True,
+    relations=(Linear(0),),
+    vmappable=False,  # vmap gives HBM operands blocks, which the TPU interpreter refuses
     typical=(
         pst.shaped(
             "m n, 2",

@@ -1,0 +1,155 @@
+"""What the kernels of splash attention do with one block: load it, score it, hide keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+
+from reference_kernels._blocks import LANES
+from reference_kernels._mxu import precision_for
+from reference_kernels.attention._splash_mask import EMPTY, PARTIAL, ArrayMask, Mask, Plan
+
+#: ``exp(x)`` is ``2 ** (LOG2_E x)``, and a power of two is what the hardware has.
+LOG2_E = math.log2(math.e)
+
+#: The score of a query that has seen nothing: below all others, and not infinite.
+LOWEST = float(np.finfo(np.float32).min)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What is fixed of a call of splash attention.
+
+    Attributes:
+      mask: a rule or an array.
+      q_len: number of queries.
+      kv_len: number of keys.
+      group: how many heads of queries share one of keys.
+      scale: factor of the scores.
+      soft_cap: scores are ``soft_cap * tanh(score / soft_cap)``; None leaves them as they are.
+      block_q: queries in a block.
+      block_kv: keys in a block.
+    """
+
+    mask: Mask | ArrayMask
+    q_len: int
+    kv_len: int
+    group: int
+    scale: float
+    soft_cap: float | None
+    block_q: int
+    block_kv: int
+
+
+def dot(x: Any, y: Any, axes: tuple[int, int]) -> jax.Array:
+    """Contract axis ``axes[0]`` of ``x`` with ``axes[1]`` of ``y``, in float32."""
+    return jax.lax.dot_general(
+        x,
+        y,
+        (((axes[0],), (axes[1],)), ((), ())),
+        precision=precision_for(x.dtype),
+        preferred_element_type=jnp.float32,
+    )
+
+
+def exponents(products: jax.Array, problem: Problem) -> jax.Array:
+    """Scaled and capped scores times ``LOG2_E``, of products of queries and keys."""
+    if problem.soft_cap is None:
+        return products * (problem.scale * LOG2_E)
+    return (problem.soft_cap * LOG2_E) * jnp.tanh(products * (problem.scale / problem.soft_cap))
+
+
+def hide(
+    scores: jax.Array,
+    problem: Problem,
+    *,
+    key_axis: int,
+    start: tuple[Any, Any],
+    partial: bool,
+    block_ref: Any,
+    q_ids: Any,
+    kv_ids: Any,
+) -> jax.Array:
+    """``scores`` with -inf where the query does not see the key.
+
+    Args:
+      scores: one block.
+      problem: whose mask is meant.
+      key_axis: the axis of ``scores`` along which the keys are.
+      start: numbers of the first query and the first key of the block.
+      partial: whether the mask hides anything in it.
+      block_ref: the block of a mask that is an array, laid out as ``scores``.
+      q_ids: segments of the queries, as a column or row that ``scores`` broadcasts with, or None.
+      kv_ids: segments of the keys.
+    """
+    seen: list[jax.Array] = []
+    if partial and block_ref is not None:
+        seen.append(block_ref[...].astype(jnp.int32) != 0)
+    elif partial:
+        assert isinstance(problem.mask, Mask)
+        row, column = (
+            jax.lax.broadcasted_iota(jnp.int32, _alone(scores.shape, axis), axis)
+            for axis in (1 - key_axis, key_axis)
+        )
+        lengths = (problem.q_len, problem.kv_len, problem.block_kv)
+        first, last = problem.mask.interval(start[0], row, *lengths)
+        width = problem.mask.width(problem.kv_len, problem.block_kv)
+        seen.append(_in_interval(start[1] + column, first, last, width))
+    if q_ids is not None:
+        seen.append(q_ids == kv_ids)
+    return jnp.where(functools.reduce(jnp.logical_and, seen), scores, -jnp.inf) if seen else scores
+
+
+def _alone(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """``shape`` with all sizes 1 but that of ``axis``."""
+    return tuple(size if place == axis else 1 for place, size in enumerate(shape))
+
+
+def _in_interval(key: jax.Array, first: Any, last: Any, width: int | None) -> jax.Array:
+    """Whether ``first <= key <= last``, where None is no limit; ``width`` keys if that is known."""
+    if first is None:
+        return key <= last
+    if last is None:
+        return key >= first
+    # One comparison for both ends: what lies before the first wraps around to a large number.
+    size = jnp.maximum(last - first + 1, 0).astype(jnp.uint32) if width is None else width
+    return (key - first).astype(jnp.uint32) < size
+
+
+def inside(ref: Any, start: Any, length: int) -> jax.Array:
+    """A block of rows, with zeros for what lies beyond ``length``."""
+    x = ref[...]
+    if length % x.shape[0] == 0:
+        return x
+    row = start + jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    return jnp.where(row < length, x, 0)
+
+
+def as_row(ids: jax.Array, block: int) -> jax.Array:
+    """``ids`` as a row that is whole blocks long, because a block must not be wider than a row."""
+    return jnp.pad(ids, (0, -len(ids) % block))[None]
+
+
+def widen(column: jax.Array, width: int) -> jax.Array:
+    """``width`` lanes of ``column``, whose lanes are all equal."""
+    return jnp.tile(column, (1, pl.cdiv(width, LANES)))[:, :width]
+
+
+def for_each_kind(visits: Plan, flags: Any, body: Callable[[bool], None]) -> None:
+    """Run ``body(partial)`` unless the visit is empty; only the versions that some visit needs."""
+    kinds = [
+        kind for kind, there in ((PARTIAL, visits.has(PARTIAL)), (0, visits.has_full)) if there
+    ]
+    if len(kinds) == 1 and not visits.has(EMPTY):
+        body(kinds[0] == PARTIAL)
+        return
+    for kind in kinds:
+        pl.when(flags & (PARTIAL | EMPTY) == kind)(functools.partial(body, kind == PARTIAL))

@@ -1,0 +1,512 @@
+"""Ragged paged attention: prefill and decoding in one batch, over keys and values in pages.
+
+Shapes: ``q (tokens, num_q_heads, d)``, the queries of all sequences one after the other;
+``kv_pages (num_pages, page_size, 2 * num_kv_heads, d)``, where key and value of head ``h`` of a
+token are the rows ``2 h`` and ``2 h + 1``; ``kv_lens (max_seqs,)``; ``page_indices (max_seqs,
+pages_per_sequence)``; ``cu_q_lens (max_seqs + 1,)``; ``num_seqs (1,)``. Output as ``q``. Dtypes:
+float32 or bfloat16, the same for all.
+
+Sequence ``s < num_seqs`` has the queries ``cu_q_lens[s]`` to ``cu_q_lens[s + 1]`` and
+``kv_lens[s]`` keys; its queries are its last tokens, so query ``r`` stands at the position ``p =
+kv_lens[s] - cu_q_lens[s + 1] + r`` and
+
+    o[r, i] = softmax(scale q[r, i] k[h]^T) v[h]    over the keys max(0, p + 1 - window) to p
+
+with ``h = i // (num_q_heads // num_kv_heads)``. A decoding sequence has one query, a prompt all of
+its tokens.
+
+Source: Yu et al., "Orca", 2022, for batches that mix both; Kwon et al., 2023 (arXiv:2309.06180) for
+pages; the online softmax is that of ``flash_attention``.
+
+Queries come in blocks of ``block_q`` tokens, which sequences may share. The pairs (block of
+queries, sequence) with something in common are listed before the kernel starts, in order, each with
+the blocks of keys that its queries may see. The kernel walks along this list: while it computes one
+block of keys, the pages of the next one are on their way, be it of the next sequence or of the next
+block of queries. The rows of other sequences see no key of this one, which leaves their maximum,
+sum and output as they are, so that one set of them serves a block of queries from end to end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Relation
+from pytest_pallas.spec import KernelSpec
+from reference_kernels import _require
+from reference_kernels._blocks import LANES, ROWS, fit
+from reference_kernels._mxu import precision_for
+from reference_kernels.attention._pages import lanes, start_pages, wait_pages
+
+_SLOTS = 2
+
+
+def _ragged_kernel(
+    kv_lens_ref: Any,
+    pages_ref: Any,
+    cu_q_lens_ref: Any,
+    schedule: dict[str, Any],
+    q_ref: Any,
+    kv_source: Any,
+    o_ref: Any,
+    kv_slots: Any,
+    semaphores: Any,
+    slot_ref: Any,
+    q_rows: Any,
+    bias_ref: Any,
+    m_ref: Any,
+    l_ref: Any,
+    acc_ref: Any,
+    *,
+    scale: float,
+    soft_cap: float | None,
+    window: int | None,
+    pages_per_sequence: int,
+) -> None:
+    kv_heads, rows, d = q_rows.shape
+    block_q, block_kv = bias_ref.shape
+    page_rows = kv_source.shape[1]
+    page_size = page_rows // (2 * kv_heads)
+    block_pages = block_kv // page_size
+    this, pairs_before = pl.program_id(0), schedule["pairs_before"]
+    pairs = pairs_before[pl.num_programs(0)]
+
+    def owned_pages(pair: Any, i: Any) -> Any:
+        """How many pages block ``i`` of the sequence of a pair has."""
+        pages = pl.cdiv(kv_lens_ref[schedule["sequence"][pair]], page_size)
+        return jnp.clip(pages - i * block_pages, 0, block_pages)
+
+    def rows_of(at: Any) -> Any:
+        """Where page ``at`` of a block lies in a slot."""
+        return pl.dslice(pl.multiple_of(at * page_rows, page_rows), page_rows)
+
+    def start(pair: Any, i: Any, slot: Any, *, unroll: bool = True) -> None:
+        first = schedule["sequence"][pair] * pages_per_sequence + i * block_pages
+
+        def fetch(at: Any) -> None:
+            source, target = kv_source.at[pages_ref[first + at]], kv_slots.at[slot, rows_of(at)]
+            pltpu.async_copy(source, target, semaphores.at[slot])
+
+        start_pages(owned_pages(pair, i), block_pages, fetch, unroll=unroll)
+
+    @pl.when(this == 0)
+    def _first() -> None:
+        slot_ref[0] = 0
+        pl.when(pairs > 0)(lambda: start(0, schedule["first_block"][0], 0, unroll=False))
+
+    m_ref[...] = jnp.full_like(m_ref, -jnp.inf)
+    l_ref[...] = jnp.zeros_like(l_ref)
+    acc_ref[...] = jnp.zeros_like(acc_ref)
+    # The queries that share a head of keys, one head of them below the other.
+    q_rows[...] = jnp.swapaxes(q_ref[...], 0, 1).reshape(q_rows.shape)
+
+    def add_head(head: int, k: Any, v: Any) -> None:
+        scores = scale * jax.lax.dot_general(
+            q_rows[head],
+            k,
+            (((1,), (1,)), ((), ())),
+            precision=precision_for(k.dtype),
+            preferred_element_type=jnp.float32,
+        )
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        scores = (scores.reshape(-1, *bias_ref.shape) + bias_ref[...]).reshape(rows, block_kv)
+        m = jnp.maximum(m_ref[head], jnp.max(scores, axis=1, keepdims=True))
+        shift = jnp.where(m == -jnp.inf, 0.0, m)  # a row that has seen nothing yet
+        weights = jnp.exp(scores - lanes(shift, block_kv))
+        rescale = jnp.exp(m_ref[head] - shift)
+        m_ref[head] = m
+        l_ref[head] = rescale * l_ref[head] + jnp.sum(weights, axis=1, keepdims=True)
+        acc_ref[head] = lanes(rescale, d) * acc_ref[head] + jnp.dot(
+            weights.astype(v.dtype),
+            v,
+            precision=precision_for(v.dtype),
+            preferred_element_type=jnp.float32,
+        )
+
+    def attend(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        pair, i, slot = state
+        is_last = i + 1 == schedule["end_block"][pair]
+        next_pair = jnp.where(is_last, pair + 1, pair)
+        next_i = jnp.where(is_last, schedule["first_block"][pair + 1], i + 1)
+        pl.when(next_pair < pairs)(lambda: start(next_pair, next_i, _SLOTS - 1 - slot))
+
+        sequence = schedule["sequence"][pair]
+        keys = kv_lens_ref[sequence] - i * block_kv  # of this block and those after it
+        visible = _visible(
+            bias_ref.shape,
+            first_row=this * block_q,
+            first_key=i * block_kv,
+            rows=(cu_q_lens_ref[sequence], cu_q_lens_ref[sequence + 1]),
+            kv_len=kv_lens_ref[sequence],
+            window=window,
+        )
+        bias_ref[...] = jnp.where(visible, 0.0, -jnp.inf)
+
+        slot_of, page_of = kv_slots.at[slot], kv_slots.at[slot, rows_of(0)]
+        wait_pages(owned_pages(pair, i), block_pages, slot_of, page_of, semaphores.at[slot])
+
+        @pl.loop(jnp.minimum(keys // page_size, block_pages), block_pages)
+        def _clear_tail(at: Any) -> None:  # zero weights do not stop a NaN
+            page = kv_slots[slot, rows_of(at)]
+            row = at * page_rows + jax.lax.broadcasted_iota(jnp.int32, page.shape, 0)
+            kv_slots[slot, rows_of(at)] = jnp.where(row < 2 * kv_heads * keys, page, 0).astype(
+                page.dtype
+            )
+
+        for head in range(kv_heads):
+            k, v = (slot_of[pl.dslice(2 * head + part, block_kv, 2 * kv_heads)] for part in (0, 1))
+            add_head(head, k, v)
+        return next_pair, next_i, _SLOTS - 1 - slot
+
+    begin, end = pairs_before[this], pairs_before[this + 1]
+    state = (begin, schedule["first_block"][begin], slot_ref[0])
+    slot_ref[0] = jax.lax.while_loop(lambda state: state[0] < end, attend, state)[2]
+
+    total = lanes(l_ref[...], d)
+    out = (acc_ref[...] / jnp.where(total == 0.0, 1.0, total)).reshape(-1, block_q, d)
+    row = this * block_q + jax.lax.broadcasted_iota(jnp.int32, (1, block_q, d), 1)
+    out = jnp.where(row < schedule["tokens"][0], out, 0.0)  # the others may be NaN
+    o_ref[...] = jnp.swapaxes(out.astype(o_ref.dtype), 0, 1)
+
+
+def _visible(
+    shape: tuple[int, int],
+    *,
+    first_row: Any,
+    first_key: Any,
+    rows: tuple[Any, Any],
+    kv_len: Any,
+    window: int | None,
+) -> Any:
+    """Which tokens of a block see which keys of a block; ``rows`` are those of the sequence."""
+    row = first_row + jax.lax.broadcasted_iota(jnp.int32, (shape[0], 1), 0)
+    mine = jnp.logical_and(row >= rows[0], row < rows[1])
+    position = kv_len - rows[1] + row - first_key
+    key = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+    visible = key <= jnp.where(mine, position, -1)
+    if window is not None:
+        visible = jnp.logical_and(visible, key > position - window)
+    return visible
+
+
+def ragged_paged_attention(
+    q: jax.Array,
+    kv_pages: jax.Array,
+    kv_lens: jax.Array,
+    page_indices: jax.Array,
+    cu_q_lens: jax.Array,
+    num_seqs: jax.Array,
+    *,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    sliding_window: int | None = None,
+    block_q: int = 32,
+    pages_per_block: int | None = None,
+) -> jax.Array:
+    """Causal attention of several sequences whose queries are packed and whose keys are paged.
+
+    Args:
+      q: queries of all sequences, ``(tokens, num_q_heads, d)``, float32 or bfloat16.
+      kv_pages: keys and values in turn, ``(num_pages, page_size, 2 * num_kv_heads, d)``. A TPU
+        wants the rows of a page, ``page_size * 2 * num_kv_heads``, to be a multiple of 8 for
+        float32 and 16 for bfloat16. If ``2 * num_kv_heads`` is neither 2, 4 nor a multiple of 8,
+        XLA stores it otherwise and copies the whole cache for this kernel.
+      kv_lens: keys of each sequence, those of its queries included, int32 ``(max_seqs,)``; at most
+        ``pages_per_sequence * page_size``. Only the first ``num_seqs`` count.
+      page_indices: pages of each sequence, int32 ``(max_seqs, pages_per_sequence)``. Entries that
+        hold keys must be from 0 to ``num_pages - 1``; the others are never read.
+      cu_q_lens: where the queries of each sequence start and end, int32 ``(max_seqs + 1,)``,
+        ascending from 0 to at most ``tokens``. Only the first ``num_seqs + 1`` count.
+      num_seqs: int32 ``(1,)``.
+      scale: factor of the scores; ``d ** -0.5`` by default.
+      soft_cap: scores become ``soft_cap * tanh(scores / soft_cap)``.
+      sliding_window: a query sees so many keys at most, itself the last of them.
+      block_q: tokens in a block of queries, rounded up to a multiple of 16. Small ones suit batches
+        that mostly decode.
+      pages_per_block: pages in a block of keys; by default as many as make 128 keys.
+
+    Returns:
+      ``(tokens, num_q_heads, d)``, of the dtype of ``q``; zero for a query that sees no key, which
+      are those of a sequence before its keys begin, and for tokens of no sequence.
+
+    Raises:
+      ValueError: an operand has a wrong rank, size or dtype, a size is not positive, or heads are
+        not divisible.
+    """
+    _check(q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs)
+    tokens, num_q_heads, d = q.shape
+    _, page_size, rows_of_token, _ = kv_pages.shape
+    kv_heads, pages_per_sequence = rows_of_token // 2, page_indices.shape[1]
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"soft_cap must be positive or None, but it is {soft_cap!r}")
+    if sliding_window is not None:
+        _require.positive(sliding_window=sliding_window)
+    if pages_per_block is None:
+        pages_per_block = pl.cdiv(128, page_size)
+    _require.positive(block_q=block_q, pages_per_block=pages_per_block)
+
+    block_q = fit(pl.cdiv(block_q, ROWS) * ROWS, tokens, ROWS)
+    block_pages = min(pages_per_block, pages_per_sequence)
+    kv_lens = jnp.clip(kv_lens, 0, pages_per_sequence * page_size)
+    schedule = _schedule(
+        kv_lens,
+        cu_q_lens,
+        num_seqs,
+        pl.cdiv(tokens, block_q),
+        block_q,
+        block_pages * page_size,
+        sliding_window,
+    )
+    queries = pl.BlockSpec((block_q, num_q_heads, d), lambda i, *_: (i, 0, 0))
+    rows = num_q_heads // kv_heads * block_q
+
+    return pl.pallas_call(
+        functools.partial(
+            _ragged_kernel,
+            scale=d**-0.5 if scale is None else scale,
+            soft_cap=soft_cap,
+            window=sliding_window,
+            pages_per_sequence=pages_per_sequence,
+        ),
+        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=4,
+            grid=(pl.cdiv(tokens, block_q),),
+            in_specs=[queries, pl.BlockSpec(memory_space=pl.ANY)],
+            out_specs=queries,
+            scratch_shapes=[
+                pltpu.VMEM((_SLOTS, block_pages * page_size * rows_of_token, d), kv_pages.dtype),
+                pltpu.SemaphoreType.DMA((_SLOTS,)),
+                pltpu.SMEM((1,), jnp.int32),
+                pltpu.VMEM((kv_heads, rows, d), q.dtype),
+                pltpu.VMEM((block_q, block_pages * page_size), jnp.float32),
+                pltpu.VMEM((kv_heads, rows, LANES), jnp.float32),
+                pltpu.VMEM((kv_heads, rows, LANES), jnp.float32),
+                pltpu.VMEM((kv_heads, rows, d), jnp.float32),
+            ],
+        ),
+    )(
+        kv_lens,
+        page_indices.reshape(-1),
+        cu_q_lens,
+        schedule,
+        q,
+        kv_pages.reshape(-1, page_size * rows_of_token, d),
+    )
+
+
+def _schedule(
+    kv_lens: jax.Array,
+    cu_q_lens: jax.Array,
+    num_seqs: jax.Array,
+    blocks: int,
+    block_q: int,
+    block_kv: int,
+    window: int | None,
+) -> dict[str, jax.Array]:
+    """The pairs of a block of queries and a sequence, in order; lists have room for one more.
+
+    ``sequence``, ``first_block`` and ``end_block`` say of each pair whose it is and which blocks of
+    keys it needs, one at least; ``pairs_before`` of each block of queries where its pairs begin;
+    ``tokens`` how many tokens belong to a sequence.
+    """
+    max_seqs = kv_lens.shape[0]
+    starts, ends = cu_q_lens[:-1], cu_q_lens[1:]
+    has_queries = jnp.logical_and(jnp.arange(max_seqs) < num_seqs[0], ends > starts)
+    first, last = starts // block_q, (ends - 1) // block_q
+    count = jnp.where(has_queries, last - first + 1, 0)
+    up_to = jnp.cumsum(count)
+
+    pair = jnp.arange(blocks + max_seqs)
+    exists = pair < up_to[-1]
+    sequence = jnp.minimum(jnp.searchsorted(up_to, pair, side="right"), max_seqs - 1)
+    block = first[sequence] + pair - (up_to - count)[sequence]
+    # Positions of the first and after the last query of the pair.
+    before = kv_lens[sequence] - ends[sequence]
+    low = before + jnp.maximum(starts[sequence], block * block_q)
+    high = before + jnp.minimum(ends[sequence], (block + 1) * block_q)
+    first_key = jnp.zeros_like(low) if window is None else jnp.maximum(low + 1 - window, 0)
+    first_block = first_key // block_kv
+    lists = {
+        "sequence": sequence,
+        "first_block": first_block,
+        "end_block": jnp.maximum(pl.cdiv(high, block_kv), first_block + 1),
+        "pairs_before": jnp.searchsorted(
+            jnp.where(exists, block, blocks), jnp.arange(blocks + 1), side="left"
+        ),
+        "tokens": cu_q_lens[num_seqs],
+    }
+    return {name: each.astype(jnp.int32) for name, each in lists.items()}
+
+
+def _check(
+    q: Any, kv_pages: Any, kv_lens: Any, page_indices: Any, cu_q_lens: Any, num_seqs: Any
+) -> None:
+    """Raise ValueError unless the operands fit together."""
+    _, num_q_heads, d = _require.axes("q", q, "tokens num_q_heads d")
+    _, _, rows, kv_d = _require.axes("kv_pages", kv_pages, "num_pages page_size 2*num_kv_heads d")
+    _require.same_size("d", ("q", d), ("kv_pages", kv_d))
+    if rows % 2:
+        raise ValueError(
+            f"kv_pages must have a key and a value for each head, but its 2*num_kv_heads is {rows}"
+        )
+    if num_q_heads % (rows // 2):
+        raise ValueError(
+            f"q must have a multiple of the num_kv_heads of kv_pages, {rows // 2}, of heads, but "
+            f"it has {num_q_heads}"
+        )
+    _require.floating("q", q)
+    _require.same_dtype(q=q, kv_pages=kv_pages)
+    check_lists(kv_lens, page_indices, cu_q_lens, num_seqs)
+
+
+def check_lists(kv_lens: Any, page_indices: Any, cu_q_lens: Any, num_seqs: Any) -> None:
+    """Raise ValueError unless these are int32 and for the same number of sequences."""
+    max_seqs, pages = _require.axes("page_indices", page_indices, "max_seqs pages_per_sequence")
+    for name, operand, shape in (
+        ("kv_lens", kv_lens, (max_seqs,)),
+        ("page_indices", page_indices, (max_seqs, pages)),
+        ("cu_q_lens", cu_q_lens, (max_seqs + 1,)),
+        ("num_seqs", num_seqs, (1,)),
+    ):
+        if operand.dtype != jnp.int32 or operand.shape != shape:
+            raise ValueError(
+                f"{name} must be int32 of shape {shape}, but it is {operand.dtype} of shape "
+                f"{operand.shape}"
+            )
+
+
+def reference(
+    q: jax.Array,
+    kv_pages: jax.Array,
+    kv_lens: jax.Array,
+    page_indices: jax.Array,
+    cu_q_lens: jax.Array,
+    num_seqs: jax.Array,
+    *,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    sliding_window: int | None = None,
+) -> jax.Array:
+    """The same by a loop over the sequences, each with all queries and the pages of its own."""
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    tokens, _, d = q.shape
+    kv_heads = kv_pages.shape[2] // 2
+    grouped = q.reshape(tokens, kv_heads, -1, d).astype(wide)
+    row, key = jnp.arange(tokens), jnp.arange(page_indices.shape[1] * kv_pages.shape[1])
+    high = precision_for(wide)
+    out = jnp.zeros_like(grouped)
+    for s in range(page_indices.shape[0]):
+        kv = kv_pages[page_indices[s]].reshape(-1, kv_heads, 2, d).astype(wide)
+        kv = jnp.where((key < kv_lens[s])[:, None, None, None], kv, 0)
+        position = (kv_lens[s] - cu_q_lens[s + 1] + row)[:, None]
+        mine = (row >= cu_q_lens[s]) & (row < cu_q_lens[s + 1]) & (s < num_seqs[0])
+        visible = mine[:, None] & (key <= position)
+        if sliding_window is not None:
+            visible &= key > position - sliding_window
+        scores = jnp.einsum("rhgd,thd->rhgt", grouped, kv[:, :, 0], precision=high)
+        scores = scores * (d**-0.5 if scale is None else scale)
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
+        top = jnp.max(scores, axis=-1, keepdims=True)
+        weights = jnp.exp(scores - jnp.where(top == -jnp.inf, 0.0, top))
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        weights = weights / jnp.where(total == 0.0, 1.0, total)
+        out += jnp.einsum("rhgt,thd->rhgd", weights, kv[:, :, 1], precision=high)
+    return out.reshape(q.shape).astype(q.dtype)
+
+
+def _ignored(
+    q: Any,
+    kv_pages: Any,
+    kv_lens: Any,
+    page_indices: Any,
+    cu_q_lens: Any,
+    num_seqs: Any,
+    **_: Any,
+) -> tuple[Any, ...]:
+    """Tokens and sequences beyond the last, keys that nobody has, unused entries of the table."""
+    count = int(num_seqs[0])
+    page_size = kv_pages.shape[1]
+    lengths = np.where(np.arange(len(kv_lens)) < count, kv_lens, 0)
+    position = np.arange(page_indices.shape[1] * page_size).reshape(1, -1, page_size)
+    has = position < lengths[:, None, None]
+    used = np.zeros(kv_pages.shape[:2], bool)
+    np.logical_or.at(used, np.asarray(page_indices), has)
+    beyond = np.arange(len(q)) >= cu_q_lens[count]
+    return (
+        np.broadcast_to(beyond[:, None, None], q.shape),
+        np.broadcast_to(~used[:, :, None, None], kv_pages.shape),
+        np.arange(len(kv_lens)) >= count,
+        ~has.any(axis=2),
+        np.arange(len(cu_q_lens)) > count,
+        None,
+    )
+
+
+def _moved_pages(arguments: pst.Arguments, rng: np.random.Generator) -> pst.Arguments:
+    """The same pages elsewhere."""
+    q, kv_pages, kv_lens, table, *rest = arguments.args
+    order = rng.permutation(len(kv_pages))
+    table = np.argsort(order).astype(table.dtype)[table]
+    return dataclasses.replace(arguments, args=(q, kv_pages[order], kv_lens, table, *rest))
+
+
+#: Sequences and pages of one in the drawn calls; with blocks of 2 the last is half full.
+_SEQS, _PAGES_EACH = 4, 3
+
+
+def ragged_lists(tokens: int, kv_pages: Any, *, shared: bool = True) -> dict[str, Any]:
+    """Strategies for the lists that go with so many tokens and a cache."""
+    num_pages, page_size = kv_pages.shape[:2]
+    longest = _PAGES_EACH * page_size
+    return {
+        "kv_lens": pst.lengths(_SEQS, max_length=longest, around=page_size),
+        "page_indices": pst.page_tables(
+            _SEQS, pages_each=_PAGES_EACH, pages=num_pages, shared=shared
+        ),
+        "cu_q_lens": pst.cu_seqlens(_SEQS, total=tokens, around=16),
+        "num_seqs": st.integers(0, _SEQS).map(lambda count: np.array([count], np.int32)),
+    }
+
+
+SPEC = KernelSpec(
+    name="ragged_paged_attention",
+    kernel=ragged_paged_attention,
+    reference=reference,
+    inputs=pst.arguments(
+        pst.arrays(
+            "t q d, n p r d; q = h*g, r = 2*h",
+            dtype=pst.floats("bfloat16", "float32"),
+            dims={"t": [1, 40], "h": 2, "g": [1, 3], "n": [4, 13], "p": 8, "d": 24},
+        ),
+        then=lambda drawn: ragged_lists(len(drawn[0]), drawn[1]),
+        options={
+            "soft_cap": st.sampled_from([None, 3.0]),
+            "sliding_window": st.sampled_from([None, 10]),
+        },
+        tuning={"block_q": 16, "pages_per_block": 2},
+    ),
+    relations=(Relation("pages elsewhere", _moved_pages),),
+    ignored=_ignored,
+    vmappable=False,  # vmap gives operands in HBM blocks, which the TPU interpreter refuses
+    typical=(
+        pst.shaped(
+            "t q d, n p r d, s, s e, c, one",
+            dtype=("bfloat16", "bfloat16", "int32", "int32", "int32", "int32"),
+            dims={"t": 2048, "q": 32, "d": 128, "n": 4096, "p": 16, "r": 16, "s": 64, "e": 256}
+            | {"c": 65, "one": 1},
+        ),
+    ),
+)

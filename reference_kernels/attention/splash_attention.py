@@ -1,0 +1,435 @@
+"""Splash attention: multi-head attention that visits only the blocks of scores a mask leaves.
+
+``o[h] = softmax(mask(cap(scale q[h] k[h // g]^T))) v[h // g]``, where ``cap(s) = c tanh(s / c)``
+and ``g`` heads of queries share one of keys.
+
+Shapes: ``q (h, q_len, d)``, ``k (h / g, kv_len, d)``, ``v (h / g, kv_len, d_v)``,
+``o (h, q_len, d_v)``. Dtypes: float32 or bfloat16, the same for all; scores and sums are float32.
+
+Sources: "splash" is sparse flash attention (Dao et al., 2022, arXiv:2205.14135); several heads of
+queries for one of keys: Shazeer, 2019 (arXiv:1911.02150) and Ainslie et al., 2023
+(arXiv:2305.13245); soft caps: Gemma Team, 2024 (arXiv:2408.00118).
+
+The mask is known before the kernel is traced, so the host lists the blocks that it leaves anything
+of, row by row, and the grid walks along that list: a hidden block costs neither a product nor a
+copy nor a grid step. Block numbers of each visit are scalars in SMEM that the index maps look up.
+Of the blocks visited, only those that hide something compare positions; most of a long causal mask
+are seen in full. A mask that is an array is kept as its different partial blocks.
+
+The softmax is computed in powers of two, with the factor ``log2(e)`` in that of the scores. The
+first visit of a row selects what it starts from, rather than storing it beforehand: on a TPU there
+is one store for every few arithmetic operations. The running maximum and sum of a query stand in
+all lanes of a row, so that nothing is broadcast along lanes, which is slow.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Linear, Permuted
+from pytest_pallas.spec import KernelSpec
+from reference_kernels import _require
+from reference_kernels._blocks import LANES, ROWS, fit
+from reference_kernels._mxu import precision_for
+from reference_kernels.attention._splash_backward import backward
+from reference_kernels.attention._splash_block import (
+    LOWEST,
+    Problem,
+    as_row,
+    dot,
+    exponents,
+    for_each_kind,
+    hide,
+    inside,
+    widen,
+)
+from reference_kernels.attention._splash_mask import (
+    EMPTY,
+    FIRST,
+    LAST,
+    MASK_SHIFT,
+    ArrayMask,
+    Mask,
+    Plan,
+    plan,
+)
+
+
+def _splash_kernel(
+    q_blocks: Any,
+    kv_blocks: Any,
+    flags: Any,
+    q_ref: Any,
+    k_ref: Any,
+    v_ref: Any,
+    q_ids_ref: Any,
+    kv_ids_ref: Any,
+    mask_ref: Any,
+    o_ref: Any,
+    lse_ref: Any,
+    m_ref: Any,
+    l_ref: Any,
+    acc_ref: Any,
+    *,
+    problem: Problem,
+    visits: Plan,
+) -> None:
+    step = pl.program_id(1)
+    (block_q, block_kv), d_v = (q_ref.shape[0], k_ref.shape[0]), v_ref.shape[1]
+    first_q, first_kv = q_blocks[step] * block_q, kv_blocks[step] * block_kv
+    is_first, is_last = flags[step] & FIRST != 0, flags[step] & LAST != 0
+
+    def add_block(partial: bool) -> None:
+        scores = hide(
+            exponents(dot(q_ref[...], k_ref[...], (1, 1)), problem),
+            problem,
+            key_axis=1,
+            start=(first_q, first_kv),
+            partial=partial,
+            block_ref=mask_ref,
+            q_ids=None if q_ids_ref is None else widen(q_ids_ref[...], block_kv),
+            kv_ids=None if kv_ids_ref is None else kv_ids_ref[...],
+        )
+        m_old = jnp.where(is_first, LOWEST, m_ref[...])
+        m = jnp.maximum(m_old, jnp.max(scores, axis=1, keepdims=True))
+        weights = jnp.exp2(scores - widen(m, block_kv))
+        rescale = jnp.exp2(m_old - m)
+        m_ref[...] = m
+        l_old = jnp.where(is_first, 0.0, l_ref[...])
+        l_ref[...] = rescale * l_old + jnp.sum(weights, axis=1, keepdims=True)
+        v = inside(v_ref, first_kv, problem.kv_len) if partial else v_ref[...]
+        acc_old = jnp.where(is_first, 0.0, acc_ref[...])
+        acc_ref[...] = widen(rescale, d_v) * acc_old + dot(weights.astype(v.dtype), v, (1, 0))
+
+    for_each_kind(visits, flags[step], add_block)
+
+    @pl.when(is_last)
+    def _divide() -> None:
+        total = l_ref[...]
+        total = jnp.where(total == 0.0, 1.0, total)  # zero for a query that has seen no key
+        o_ref[...] = (acc_ref[...] * widen(1.0 / total, d_v)).astype(o_ref.dtype)
+        if lse_ref is not None:
+            lse_ref[...] = m_ref[...] + jnp.log2(total)
+
+    if visits.has(EMPTY):
+
+        @pl.when(flags[step] & EMPTY != 0)
+        def _nothing() -> None:
+            o_ref[...] = jnp.zeros_like(o_ref)
+            if lse_ref is not None:
+                lse_ref[...] = jnp.zeros_like(lse_ref)
+
+
+def _forward(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    q_segments: jax.Array | None,
+    kv_segments: jax.Array | None,
+    problem: Problem,
+    *,
+    save: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    """The output, and if ``save`` the logarithms to base 2 of every query's sum of weights."""
+    (heads, q_len, d), (kv_len, d_v) = q.shape, v.shape[1:]
+    block_q, block_kv, group = problem.block_q, problem.block_kv, problem.group
+    visits = plan(problem.mask, (q_len, kv_len), (block_q, block_kv))
+
+    def by_query(h: Any, t: Any, q_blocks: Any, *_: Any) -> tuple[Any, Any, int]:
+        return h, q_blocks[t], 0
+
+    def by_key(h: Any, t: Any, _: Any, kv_blocks: Any, __: Any) -> tuple[Any, Any, int]:
+        return jax.lax.div(h, group) if group > 1 else h, kv_blocks[t], 0
+
+    head = pl.Squeezed()
+    q_ids = kv_ids = q_ids_spec = kv_ids_spec = mask_spec = lse_shape = lse_spec = None
+    if q_segments is not None and kv_segments is not None:
+        q_ids = jnp.broadcast_to(q_segments[:, None], (q_len, LANES))
+        kv_ids = as_row(kv_segments, block_kv)
+        q_ids_spec = pl.BlockSpec((block_q, LANES), lambda h, t, q, k, f: (q[t], 0))
+        kv_ids_spec = pl.BlockSpec((1, block_kv), lambda h, t, q, k, f: (0, k[t]))
+    if visits.blocks is not None:
+        mask_spec = pl.BlockSpec(
+            (head, block_q, block_kv), lambda h, t, q, k, f: (f[t] >> MASK_SHIFT, 0, 0)
+        )
+    if save:
+        lse_shape = jax.ShapeDtypeStruct((heads, q_len, LANES), jnp.float32)
+        lse_spec = pl.BlockSpec((head, block_q, LANES), by_query)
+    out, lse = pl.pallas_call(
+        functools.partial(_splash_kernel, problem=problem, visits=visits),
+        out_shape=(jax.ShapeDtypeStruct((heads, q_len, d_v), q.dtype), lse_shape),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=3,
+            grid=(heads, visits.steps),
+            in_specs=[
+                pl.BlockSpec((head, block_q, d), by_query),
+                pl.BlockSpec((head, block_kv, d), by_key),
+                pl.BlockSpec((head, block_kv, d_v), by_key),
+                q_ids_spec,
+                kv_ids_spec,
+                mask_spec,
+            ],
+            out_specs=(pl.BlockSpec((head, block_q, d_v), by_query), lse_spec),
+            scratch_shapes=[
+                pltpu.VMEM((block_q, LANES), jnp.float32),
+                pltpu.VMEM((block_q, LANES), jnp.float32),
+                pltpu.VMEM((block_q, d_v), jnp.float32),
+            ],
+        ),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+    )(visits.row, visits.column, visits.flags, q, k, v, q_ids, kv_ids, visits.blocks)
+    return out, lse
+
+
+def _attend(problem: Problem) -> Any:
+    """The function of arrays for a problem, with its gradient."""
+
+    @jax.custom_vjp
+    def attend(q: Any, k: Any, v: Any, q_segments: Any, kv_segments: Any) -> jax.Array:
+        return _forward(q, k, v, q_segments, kv_segments, problem, save=False)[0]
+
+    def forward(*operands: Any) -> tuple[jax.Array, Any]:
+        o, lse = _forward(*operands, problem, save=True)
+        assert lse is not None
+        return o, (*operands, o, lse[..., 0])
+
+    def backward_(saved: Any, do: jax.Array) -> tuple[Any, ...]:
+        return *backward(*saved, do, problem), None, None
+
+    attend.defvjp(forward, backward_)
+    return attend
+
+
+def splash_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    q_segments: jax.Array | None = None,
+    kv_segments: jax.Array | None = None,
+    *,
+    mask: Mask | ArrayMask = Mask(right=0),  # noqa: B008
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    block_q: int = 512,
+    block_kv: int = 512,
+) -> jax.Array:
+    """Attention of ``h`` heads under a mask. It can be differentiated, and batched by ``jax.vmap``.
+
+    Args:
+      q: queries, ``(h, q_len, d)``, float32 or bfloat16.
+      k: keys, ``(h / g, kv_len, d)``: heads ``g i`` to ``g i + g - 1`` of queries share head ``i``.
+      v: values, ``(h / g, kv_len, d_v)``.
+      q_segments: the segment of each query, int32 ``(q_len,)``; a query sees only keys of its own
+        segment. Both or neither.
+      kv_segments: the segment of each key, int32 ``(kv_len,)``.
+      mask: a ``Mask``, causal by default, or an ``ArrayMask``. It is known when the kernel is
+        traced: not an array of JAX.
+      scale: factor of the scores; ``d ** -0.5`` by default.
+      soft_cap: scores ``s`` become ``soft_cap * tanh(s / soft_cap)`` before they are masked; None
+        for no cap.
+      block_q: queries in a block. For gradients a TPU wants a multiple of 128, or no less than
+        ``q_len``.
+      block_kv: keys in a block; with segments the same holds for it and ``kv_len``. With the
+        defaults and ``d = 256`` the kernel takes 5 MB of VMEM.
+
+    Returns:
+      ``(h, q_len, d_v)``, of the dtype of ``q``; zero for a query that sees no key.
+
+    Raises:
+      ValueError: an operand or the mask has a wrong rank, size or dtype, only one of the operands
+        with segments is given, or ``soft_cap`` or a block size is not positive.
+    """
+    heads, q_len, d = _require.axes("q", q, "h q_len d")
+    kv_heads, kv_len, k_d = _require.axes("k", k, "h/g kv_len d")
+    v_heads, v_len, _ = _require.axes("v", v, "h/g kv_len d_v")
+    _require.same_size("d", ("q", d), ("k", k_d))
+    _require.same_size("number of heads", ("k", kv_heads), ("v", v_heads))
+    _require.same_size("kv_len", ("k", kv_len), ("v", v_len))
+    _require.floating("q", q)
+    _require.same_dtype(q=q, k=k, v=v)
+    _require.positive(block_q=block_q, block_kv=block_kv)
+    _check_options(heads, kv_heads, mask, (q_len, kv_len), soft_cap)
+    _check_segments(q_segments, kv_segments, (q_len, kv_len))
+    problem = Problem(
+        mask=mask,
+        q_len=q_len,
+        kv_len=kv_len,
+        group=heads // kv_heads,
+        scale=d**-0.5 if scale is None else scale,
+        soft_cap=soft_cap,
+        block_q=fit(block_q, q_len, ROWS),
+        block_kv=fit(block_kv, kv_len, ROWS),
+    )
+    return _attend(problem)(q, k, v, q_segments, kv_segments)
+
+
+def _check_options(
+    heads: int, kv_heads: int, mask: Any, lengths: tuple[int, int], soft_cap: float | None
+) -> None:
+    if heads % kv_heads:
+        raise ValueError(f"q must have a multiple of the {kv_heads} heads of k, but it has {heads}")
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"soft_cap must be None or above zero, but it is {soft_cap!r}")
+    if not isinstance(mask, Mask | ArrayMask):
+        raise ValueError(
+            f"mask must be a Mask or an ArrayMask, but it is {type(mask).__name__}; an array of "
+            "numpy goes into ArrayMask(...)"
+        )
+    if isinstance(mask, ArrayMask):
+        mask.array(*lengths)  # it raises
+
+
+def _check_segments(q_segments: Any, kv_segments: Any, lengths: tuple[int, int]) -> None:
+    if (q_segments is None) != (kv_segments is None):
+        missing = "q_segments" if q_segments is None else "kv_segments"
+        raise ValueError(f"{missing} must be given too: segments are of queries and of keys")
+    for name, ids, length in zip(
+        ("q_segments", "kv_segments"), (q_segments, kv_segments), lengths, strict=True
+    ):
+        if ids is not None and (ids.shape != (length,) or ids.dtype != jnp.int32):
+            raise ValueError(
+                f"{name} must be int32 of shape ({length},), but it is {ids.dtype} of shape "
+                f"{ids.shape}"
+            )
+
+
+def reference(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    q_segments: jax.Array | None = None,
+    kv_segments: jax.Array | None = None,
+    *,
+    mask: Mask | ArrayMask = Mask(right=0),  # noqa: B008
+    scale: float | None = None,
+    soft_cap: float | None = None,
+) -> jax.Array:
+    """The same with the whole matrix of scores."""
+    (heads, q_len, d), (kv_heads, kv_len, _) = q.shape, k.shape
+    k, v = (jnp.repeat(x, heads // kv_heads, axis=0) for x in (k, v))
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    highest = jax.lax.Precision.HIGHEST
+    scores = jnp.einsum(
+        "hqd,hkd->hqk", q, k, precision=precision_for(q.dtype), preferred_element_type=wide
+    )
+    scores = scores * (d**-0.5 if scale is None else scale)
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    seen = jnp.asarray(mask.array(q_len, kv_len))
+    if q_segments is not None and kv_segments is not None:
+        seen = seen & (q_segments[:, None] == kv_segments)
+    scores = jnp.where(seen, scores, -jnp.inf)
+    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    weights = jnp.exp(scores - jnp.where(top == -jnp.inf, 0.0, top))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    weights = weights / jnp.where(total == 0.0, 1.0, total)
+    return jnp.einsum("hqk,hkd->hqd", weights, v.astype(wide), precision=highest).astype(q.dtype)
+
+
+def _hides_nothing(arguments: pst.Arguments) -> bool:
+    mask = arguments.options["mask"]
+    return isinstance(mask, Mask) and mask == Mask() and len(arguments.args) == 3
+
+
+def _not_grouped(arguments: pst.Arguments) -> bool:
+    return len(arguments.args[0]) == len(arguments.args[1])
+
+
+def _arrays(**dims: Any) -> Any:
+    return pst.arrays(
+        "h q d, g k d, g k e; h = g*r",
+        dtype=pst.floats("bfloat16", "float32"),
+        dims={"g": [1, 2], "r": [1, 3], "d": [8, 24], "e": [16, 40], **dims},
+    )
+
+
+def _lengths(drawn: Any) -> tuple[int, int]:
+    return drawn.recipe["q"], drawn.recipe["k"]
+
+
+def _typical(**options: Any) -> Any:
+    """Grouped heads, 2 of keys; blocks on both sides of the diagonal."""
+    dims = {"h": 8, "g": 2, "q": 2048, "k": 2048, "d": 128, "e": 128}
+    return pst.shaped("h q d, g k d, g k e", dtype="bfloat16", dims=dims, options=options)
+
+
+def _with_sinks(length: int, *, window: int, sinks: int) -> ArrayMask:
+    """A causal window, and the first keys besides: no single interval, so no ``Mask``."""
+    seen = Mask(left=window - 1, right=0).array(length, length)
+    seen[:, :sinks] = np.tri(length, sinks, dtype=bool)
+    return ArrayMask(seen)
+
+
+_RELATIONS = (Linear(2), Permuted({0: 0, 1: 0, 2: 0}, output=0, when=_not_grouped))
+
+SPEC = KernelSpec(
+    name="splash_attention",
+    kernel=splash_attention,
+    reference=reference,
+    inputs=pst.arguments(
+        _arrays(q=[1, 16, 127, 129], k=[1, 31, 33, 70]),
+        options={
+            "mask": st.sampled_from(
+                [
+                    Mask(right=0),
+                    Mask(),
+                    Mask(left=20, right=3),
+                    Mask(right=0, chunk=24),
+                    Mask(left=9, right=0, offset=-5),  # the first queries see nothing
+                ]
+            ),
+            "soft_cap": st.sampled_from([None, 2.0]),
+            "scale": st.sampled_from([None, 0.5]),
+        },
+        tuning={"block_q": 128, "block_kv": 32},
+    ),
+    differentiable=(0, 1, 2),
+    relations=(*_RELATIONS, Permuted({1: 1, 2: 1}, when=_hides_nothing)),
+    typical=(
+        _typical(mask=Mask(right=0)),
+        _typical(mask=Mask(left=511, right=0), soft_cap=50.0),
+    ),
+)
+
+SPEC_ARRAY = KernelSpec(
+    name="splash_attention_array",
+    kernel=splash_attention,
+    reference=reference,
+    inputs=pst.arguments(
+        _arrays(q=[1, 33, 129], k=[16, 127, 129]),
+        options=lambda drawn: {
+            "mask": pst.masks(*_lengths(drawn), block=(16, 64)).map(ArrayMask),
+            "soft_cap": st.sampled_from([None, 2.0]),
+        },
+        tuning={"block_q": 128, "block_kv": 128},
+    ),
+    differentiable=(0, 1, 2),
+    relations=_RELATIONS,
+    typical=(_typical(mask=_with_sinks(2048, window=512, sinks=64)),),
+)
+
+SPEC_SEGMENTS = KernelSpec(
+    name="splash_attention_segments",
+    kernel=splash_attention,
+    reference=reference,
+    inputs=pst.arguments(
+        _arrays(q=[1, 33, 129], k=[16, 127, 129]),
+        then=lambda drawn: {
+            "q_segments": pst.segment_ids(drawn.recipe["q"]),
+            "kv_segments": pst.segment_ids(drawn.recipe["k"]),
+        },
+        options={"mask": st.sampled_from([Mask(), Mask(right=0)])},
+        tuning={"block_q": 128, "block_kv": 128},
+    ),
+    differentiable=(0, 1, 2),
+    relations=_RELATIONS,
+)

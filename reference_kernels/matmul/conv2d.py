@@ -1,0 +1,194 @@
+"""2-D convolution: ``o[b, i, j, d] = sum_{p, q, c} x[b, i s + p r, j s + q r, c] w[p, q, c, d]``,
+where ``x`` is zero outside, ``s`` is the stride and ``r`` the dilation.
+
+Shapes: ``x (b, h, w, c)``, ``w (kh, kw, c, d)``, ``o (b, oh, ow, d)``: channels last, which puts
+them on the lanes. Dtypes: float32 or bfloat16, the same for both; summed in float32.
+
+For each of the ``kh kw`` taps this is a product of matrices over the channels, of the image shifted
+by the tap. ``pltpu.conv`` gives all of them to the compiler at once, which shifts, pads and strides
+in registers, so that no patches (``im2col``) are ever in memory. The sum must be 32 bits wide
+("Expected 32-bit acc", JAX 0.12.0.1), and is rounded here.
+
+The grid is ``(b, d)`` in single images and blocks of output channels, the latter innermost: the
+image stays in VMEM while its blocks of channels are made. So an image has to fit, ``c`` rounded up
+to 128 lanes: ``h w c`` up to about a million elements of bfloat16.
+
+No interpreter has a rule for ``pltpu.conv`` yet. What is checked without a TPU is that the compiler
+takes it; the numbers need a chip.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from hypothesis import strategies as st
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Linear, Permuted
+from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from reference_kernels import _require
+from reference_kernels._blocks import LANES, fit
+from reference_kernels._mxu import precision_for
+
+Padding = Literal["SAME", "VALID"]
+
+_LAYOUT = ("NHWC", "HWIO", "NHWC")
+
+
+def _conv2d_kernel(
+    x_ref: Any, w_ref: Any, o_ref: Any, *, stride: int, dilation: int, padding: Padding
+) -> None:
+    total = pltpu.conv(
+        x_ref[...],
+        w_ref[...],
+        dimension_numbers=_LAYOUT,
+        window_strides=(stride, stride),
+        rhs_dilation=(dilation, dilation),
+        padding=padding,
+        precision=precision_for(x_ref.dtype),
+        preferred_element_type=jnp.float32,
+    )
+    o_ref[...] = total.astype(o_ref.dtype)
+
+
+def conv2d(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    stride: int = 1,
+    dilation: int = 1,
+    padding: Padding = "SAME",
+    block_d: int = 128,
+) -> jax.Array:
+    """2-D convolution (without turning ``w`` around, as in neural networks).
+
+    Args:
+      x: the images ``(b, h, w, c)``, float32 or bfloat16.
+      w: the filters ``(kh, kw, c, d)``, of the dtype of ``x``.
+      stride: steps between windows, in both directions.
+      dilation: steps between the taps of a window, in both directions.
+      padding: ``"SAME"`` gives ``ceil(h / stride)`` rows, ``"VALID"`` only windows that lie inside.
+      block_d: output channels in a block.
+
+    Returns:
+      ``(b, oh, ow, d)``, of the dtype of ``x``.
+
+    Raises:
+      ValueError: an operand has a wrong rank, size or dtype, a number is not positive,
+        ``padding`` is neither of the two, or no window lies inside the images.
+    """
+    b, _, _, c = _require.axes("x", x, "b h w c")
+    kh, kw, w_c, d = _require.axes("w", w, "kh kw c d")
+    _require.same_size("c", ("x", c), ("w", w_c))
+    _require.floating("x", x)
+    _require.same_dtype(x=x, w=w)
+    _require.positive(stride=stride, dilation=dilation, block_d=block_d)
+    if padding not in ("SAME", "VALID"):
+        raise ValueError(f"padding must be 'SAME' or 'VALID', but it is {padding!r}")
+    shape = _shape_of(x, w, stride, dilation, padding)
+    if 0 in shape:
+        raise ValueError(
+            f"x must be as large as the window, {(kh - 1) * dilation + 1} by "
+            f"{(kw - 1) * dilation + 1}, with padding 'VALID', but its shape is {x.shape}"
+        )
+    block_d = fit(block_d, d, LANES)
+    return pl.pallas_call(
+        functools.partial(_conv2d_kernel, stride=stride, dilation=dilation, padding=padding),
+        out_shape=jax.ShapeDtypeStruct(shape, x.dtype),
+        grid=(b, pl.cdiv(d, block_d)),
+        in_specs=[
+            pl.BlockSpec((1, *x.shape[1:]), lambda image, j: (image, 0, 0, 0)),
+            pl.BlockSpec((kh, kw, c, block_d), lambda image, j: (0, 0, 0, j)),
+        ],
+        out_specs=pl.BlockSpec((1, *shape[1:3], block_d), lambda image, j: (image, 0, 0, j)),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+    )(x, w)
+
+
+def _shape_of(
+    x: jax.Array, w: jax.Array, stride: int, dilation: int, padding: Padding
+) -> tuple[int, ...]:
+    """The shape of the result."""
+    call = functools.partial(reference, stride=stride, dilation=dilation, padding=padding)
+    return jax.eval_shape(call, x, w).shape
+
+
+def reference(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    stride: int = 1,
+    dilation: int = 1,
+    padding: Padding = "SAME",
+) -> jax.Array:
+    """The convolution by XLA, summed in float32 at least."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    total = jax.lax.conv_general_dilated(
+        x.astype(wide),
+        w.astype(wide),
+        (stride, stride),
+        padding,
+        rhs_dilation=(dilation, dilation),
+        dimension_numbers=_LAYOUT,
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    return total.astype(x.dtype)
+
+
+_NO_RULE = ExpectedFailure(
+    reason="the interpreters have no rule for pltpu.conv",
+    jax="0.12.0.1",
+    checks=(
+        *("forward", "vmap", "determinism", "immutability", "jit", "blocks", "sharding", "export"),
+        *("linearity", "permutation", "padding", "memory", "donation"),
+    ),
+)
+
+SPEC = KernelSpec(
+    name="conv2d",
+    kernel=conv2d,
+    reference=reference,
+    inputs=pst.arguments(
+        pst.arrays(
+            "b h w c, p q c d",
+            dtype=pst.floats("bfloat16", "float32"),
+            # A dilated window of 3 by 3 fits into the smallest image.
+            dims={
+                "b": [1, 2],
+                "h": [5, 8, 13],
+                "w": [6, 16, 17],
+                "c": [3, 128, 130],
+                "p": [1, 3],
+                "q": [1, 2, 3],
+                "d": [8, 129],
+            },
+        ),
+        options={
+            "stride": st.sampled_from([1, 2]),
+            "dilation": st.sampled_from([1, 2]),
+            "padding": st.sampled_from(["SAME", "VALID"]),
+        },
+    ),
+    exact=True,
+    batch_axes=(0, None),
+    relations=(
+        Linear(0),
+        Linear(1),
+        Permuted({0: 0}, output=0),
+        Permuted({1: 3}, output=3),
+        Permuted({0: 3, 1: 2}),
+    ),
+    typical=(
+        pst.shaped(
+            "b h w c, p q c d",
+            dtype="bfloat16",
+            dims={"b": 8, "h": 56, "w": 56, "c": 128, "p": 3, "q": 3, "d": 256},
+        ),
+    ),
+    xfail={"interpret": _NO_RULE, "tpu-interpret": _NO_RULE},
+)

@@ -1,0 +1,123 @@
+"""Matrices of random numbers from the generator of the chip: words, uniform or normal floats.
+
+- ``bits``: words of 32 bits, each equally likely.
+- ``uniform``: float32 in [0, 1), multiples of 2^-23.
+- ``normal``: float32 of mean 0 and variance 1, ``sqrt(2) erfinv(u)`` of a uniform u in (-1, 1);
+  never farther from 0 than about 5.4, for u has no more values near 1.
+
+Output: ``(rows, columns)``. The seed is a scalar of int32; with the number of the block it starts
+  the generator, so blocks are independent and can be made in any order.
+
+``stateful_bits``, ``stateful_uniform`` and ``stateful_normal`` are ``jax.random``'s samplers on the
+state that ``prng_seed`` set; each call goes on from there. The numbers are other ones on every
+generation of chips. Interpreters of JAX have no such generator, so all that is verified without a
+TPU is that the kernel compiles; distributions are tested on a TPU (``tests/kernels/random``).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.spec import KernelSpec
+from reference_kernels import _blocks, _require
+from reference_kernels._unsupported import cannot_execute
+
+_SAMPLERS = {
+    "bits": (pltpu.stateful_bits, "uint32"),
+    "uniform": (pltpu.stateful_uniform, "float32"),
+    "normal": (pltpu.stateful_normal, "float32"),
+}
+
+
+def _noise_kernel(seed_ref: Any, o_ref: Any, *, kind: str) -> None:
+    sample, dtype = _SAMPLERS[kind]
+    pltpu.prng_seed(seed_ref[0], pl.program_id(0))
+    o_ref[...] = sample(shape=o_ref.shape, dtype=jnp.dtype(dtype))
+
+
+def noise(
+    seed: jax.Array, *, rows: int, columns: int, kind: str = "uniform", block_rows: int = 256
+) -> jax.Array:
+    """A matrix of random numbers.
+
+    Args:
+      seed: a scalar of int32. The same seed and block size give the same numbers on the same chip.
+      rows: number of rows.
+      columns: number of columns.
+      kind: ``"bits"``, ``"uniform"`` or ``"normal"``.
+      block_rows: rows of a block; a multiple of 8 for a TPU, or all of them.
+
+    Returns:
+      ``(rows, columns)``, uint32 or float32.
+
+    Raises:
+      ValueError: ``seed`` is not a scalar of int32, ``kind`` is unknown, or a size is not a
+        positive integer.
+    """
+    if jnp.shape(seed) or jnp.result_type(seed) != jnp.int32:
+        raise ValueError(f"seed must be a scalar of int32, but it is {jax.typeof(seed)}")
+    if kind not in _SAMPLERS:
+        raise ValueError(f"kind must be one of {', '.join(_SAMPLERS)}, but it is {kind!r}")
+    _require.positive(rows=rows, columns=columns, block_rows=block_rows)
+    block = _blocks.fit(block_rows, rows, _blocks.ROWS)
+    return pl.pallas_call(
+        functools.partial(_noise_kernel, kind=kind),
+        out_shape=jax.ShapeDtypeStruct((rows, columns), jnp.dtype(_SAMPLERS[kind][1])),
+        grid=(pl.cdiv(rows, block),),
+        in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM)],
+        out_specs=pl.BlockSpec((block, columns), lambda i: (i, 0)),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+    )(seed.reshape(1))
+
+
+def outside(seed: jax.Array, *, kind: str, **keywords: Any) -> jax.Array:
+    """Where the noise is not among the numbers that ``kind`` may give: nowhere.
+
+    The spec asks for this, because the numbers themselves are not specified.
+    """
+    out = noise(seed, kind=kind, **keywords)
+    if kind == "bits":  # in units of 2^32: a compiler knows that no word is beyond all words
+        out = out.astype(jnp.float32) * 2.0**-32
+    low, high = (-6, 6) if kind == "normal" else (0, 1)
+    return ~((out >= low) & (out <= high))
+
+
+def reference(seed: jax.Array, *, rows: int, columns: int, kind: str) -> jax.Array:
+    """False everywhere."""
+    del seed, kind
+    return np.zeros((rows, columns), bool)
+
+
+SPEC = KernelSpec(
+    name="noise",
+    kernel=outside,
+    reference=reference,
+    inputs=pst.arguments(
+        st.sampled_from([0, 1, -5]).map(lambda seed: (jnp.int32(seed),)),
+        options={
+            "rows": st.sampled_from([1, 7, 16, 17]),
+            "columns": st.sampled_from([1, 127, 128, 129]),
+            "kind": st.sampled_from(list(_SAMPLERS)),
+        },
+        tuning={"block_rows": 16},
+    ),
+    # Not oracle-strength: a constant False cannot be scaled or rolled into a wrong answer.
+    checks=("forward", "determinism", "dtype", "grid", "jit"),
+    vmappable=False,
+    typical=tuple(
+        pst.shaped(
+            "", dtype="int32", dims={}, options={"rows": 4096, "columns": 1024, "kind": kind}
+        )
+        for kind in _SAMPLERS
+    ),
+    xfail=cannot_execute("no stateful samplers", "interpret", "tpu-interpret"),
+)

@@ -1,0 +1,188 @@
+"""Random numbers that do not depend on the blocks they are made in.
+
+The matrix is divided into tiles. Tile t, counted row by row, is ``sample(fold_in(key, t))``,
+whatever block it lies in: a kernel with other blocks, or the gradient's kernel, which goes through
+the matrix in another order, draws the same numbers. ``dropout`` seeds by block and has no such
+freedom.
+
+Output: float32 ``(rows, columns)``; the key is one of ``jax.random``.
+
+``pltpu.sample_block`` folds the number of each tile of a block into the key and concatenates the
+tiles. Two generators can stand behind it:
+
+- ``threefry``: that of ``jax.random``, computed by the vector unit, some hundred operations for a
+  word. The key's two words come in as scalars in SMEM. It gives the numbers of ``reference``
+  wherever it runs.
+- ``hardware``: that of the chip, by a key from ``pltpu.to_pallas_key``. Cheap, and other numbers on
+  each generation of chips, so it has no oracle but itself; interpreters do not know such keys.
+
+A tile must divide every block that is ever to be used: 8 x 128, one register of float32, divides
+all. Larger tiles fold in fewer keys.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.spec import KernelSpec
+from reference_kernels import _require
+from reference_kernels._unsupported import cannot_execute
+
+#: Rows and columns of a tile.
+TILE = (8, 128)
+
+_SAMPLERS = {"uniform": jax.random.uniform, "normal": jax.random.normal}
+
+
+def _sample_kernel(
+    key_ref: Any, o_ref: Any, *, distribution: str, total: tuple[int, int], threefry: bool
+) -> None:
+    if threefry:
+        words = jnp.stack([key_ref[0], key_ref[1]])
+        key = jax.random.wrap_key_data(words, impl="threefry2x32")
+    else:
+        key = key_ref[...]
+    o_ref[...] = pltpu.sample_block(
+        _SAMPLERS[distribution], key, block_size=o_ref.shape, tile_size=TILE, total_size=total
+    )
+
+
+def sample(
+    key: jax.Array,
+    *,
+    rows: int,
+    columns: int,
+    distribution: str = "uniform",
+    generator: str = "threefry",
+    block_rows: int = 32,
+    block_columns: int = 256,
+) -> jax.Array:
+    """A matrix of random numbers, the same for all block sizes.
+
+    Args:
+      key: a scalar key of ``jax.random.key``, of threefry.
+      rows: number of rows.
+      columns: number of columns.
+      distribution: ``"uniform"`` in [0, 1) or ``"normal"``.
+      generator: ``"threefry"`` or ``"hardware"``.
+      block_rows: rows of a block, rounded up to a multiple of 8.
+      block_columns: columns of a block, rounded up to a multiple of 128.
+
+    Returns:
+      ``(rows, columns)``, float32.
+
+    Raises:
+      ValueError: ``key`` is not a scalar key of threefry, ``distribution`` or ``generator`` is
+        unknown, or a size is not a positive integer.
+    """
+    _require.positive(
+        rows=rows, columns=columns, block_rows=block_rows, block_columns=block_columns
+    )
+    if str(jnp.result_type(key)) != "key<fry>" or key.shape:
+        raise ValueError(f"key must be a scalar key of threefry, but it is {jax.typeof(key)}")
+    if distribution not in _SAMPLERS:
+        known = ", ".join(_SAMPLERS)
+        raise ValueError(f"distribution must be one of {known}, but it is {distribution!r}")
+    if generator not in ("threefry", "hardware"):
+        raise ValueError(f"generator must be threefry or hardware, but it is {generator!r}")
+    threefry = generator == "threefry"
+    total = tuple(pl.align_to(size, tile) for size, tile in zip((rows, columns), TILE, strict=True))
+    block = tuple(
+        min(pl.align_to(size, tile), most)
+        for size, tile, most in zip((block_rows, block_columns), TILE, total, strict=True)
+    )
+    return pl.pallas_call(
+        functools.partial(
+            _sample_kernel, distribution=distribution, total=total, threefry=threefry
+        ),
+        out_shape=jax.ShapeDtypeStruct((rows, columns), jnp.float32),
+        grid=(pl.cdiv(rows, block[0]), pl.cdiv(columns, block[1])),
+        in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM)],
+        out_specs=pl.BlockSpec(block, lambda i, j: (i, j)),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+    )(jax.random.key_data(key) if threefry else pltpu.to_pallas_key(key))
+
+
+def reference(
+    key: jax.Array,
+    *,
+    rows: int,
+    columns: int,
+    distribution: str = "uniform",
+    generator: str = "threefry",
+) -> jax.Array:
+    """All tiles by ``jax.random``, beside and below each other."""
+    del generator
+    down, across = pl.cdiv(rows, TILE[0]), pl.cdiv(columns, TILE[1])
+    keys = jax.vmap(lambda tile: jax.random.fold_in(key, tile))(jnp.arange(down * across))
+    # The numbers are float32, whatever the oracle computes in: other bits make other numbers.
+    draw = functools.partial(_SAMPLERS[distribution], shape=TILE, dtype=jnp.float32)
+    tiles = jax.vmap(draw)(keys).reshape(down, across, *TILE)
+    whole = jnp.swapaxes(tiles, 1, 2).reshape(down * TILE[0], across * TILE[1])
+    return whole[:rows, :columns]
+
+
+def difference(key: jax.Array, *, block_rows: int, block_columns: int, **options: Any) -> jax.Array:
+    """The numbers of these blocks less those of blocks of one tile: zeros.
+
+    That is all that can be asked of the hardware's numbers, which nothing else computes.
+    """
+    blocks = {"block_rows": block_rows, "block_columns": block_columns}
+    tiles = {"block_rows": TILE[0], "block_columns": TILE[1]}
+    return sample(key, **options, **blocks) - sample(key, **options, **tiles)
+
+
+def no_difference(_: jax.Array, *, rows: int, columns: int, **options: Any) -> np.ndarray:
+    """Zeros."""
+    del options
+    return np.zeros((rows, columns), np.float32)
+
+
+def _typical(generator: str, **tuning: int) -> tuple[pst.Arguments, ...]:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    options = {"rows": 1024, "columns": 1024, "distribution": "normal", "generator": generator}
+    return (pst.Arguments((key,), options, tuning),)
+
+
+def _inputs(generator: str, blocks: tuple[int, int]) -> Any:
+    return pst.arguments(
+        st.sampled_from([0, 12345]).map(lambda seed: (jax.random.key(seed),)),
+        options={
+            "rows": st.sampled_from([1, 8, 17]),
+            "columns": st.sampled_from([127, 257]),
+            "distribution": st.sampled_from(list(_SAMPLERS)),
+            "generator": generator,
+        },
+        tuning={"block_rows": st.sampled_from([8, blocks[0]]), "block_columns": blocks[1]},
+    )
+
+
+SPEC = KernelSpec(
+    name="sample_block",
+    kernel=sample,
+    reference=reference,
+    inputs=_inputs("threefry", (16, 128)),
+    vmappable=False,  # a key for each row of a batch makes blocks of SMEM
+    typical=_typical("threefry"),
+)
+
+SPEC_HARDWARE = KernelSpec(
+    name="sample_block_hardware",
+    kernel=difference,
+    reference=no_difference,
+    inputs=_inputs("hardware", (16, 256)),
+    # Not oracle-strength: zeros cannot be scaled or rolled into a wrong answer.
+    checks=("forward", "determinism", "dtype", "grid", "jit"),
+    vmappable=False,
+    typical=_typical("hardware", block_rows=32, block_columns=256),
+    xfail=cannot_execute("no keys of Pallas", "interpret", "tpu-interpret"),
+)

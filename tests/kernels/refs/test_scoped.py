@@ -1,0 +1,55 @@
+"""What the kernels with scopes refuse, and what their scopes take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from reference_kernels.refs import octuple, octuple_counted
+
+
+@pytest.fixture(autouse=True)
+def interpreted() -> Iterator[None]:
+    """Run the kernels by the portable interpreter."""
+    interpret: Any = True
+    with pltpu.force_tpu_interpret_mode(interpret):
+        yield
+
+
+def f32(*shape: int) -> Any:
+    return np.zeros(shape, np.float32)
+
+
+def i32(*shape: int) -> Any:
+    return np.zeros(shape, np.int32)
+
+
+def refuses(call: Callable[[], Any], *words: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        call()
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("kernel", [octuple, octuple_counted])
+def test_operand(kernel: Any) -> None:
+    refuses(lambda: kernel(f32(128)), "x must have the shape (m, n)", "(128,)")
+    refuses(lambda: kernel(f32(0, 128)), "x must not be empty", "(0, 128)")
+
+
+def test_block() -> None:
+    refuses(
+        lambda: octuple_counted(f32(2, 3), block_rows=0),
+        "block_rows must be a positive integer, but it is 0",
+    )
+
+
+def test_the_semaphores_are_of_the_scopes_and_not_of_the_kernel() -> None:
+    call = str(jax.make_jaxpr(octuple)(f32(8, 128)))
+    assert call.count("run_scoped") == 3
+    assert "scratch" not in call
