@@ -10,7 +10,7 @@ Until the second kernel is done, the target is memory that somebody else writes.
 of both kernels and the output of both by an alias: it stays one buffer, and nobody can read it in
 between without being seen. It begins empty. ``x`` is an operand of the second kernel, too, so that
 its memory is not given away while the copy reads it. Neither kernel may be dropped or moved apart
-from the other for having no use: ``has_side_effects``.
+from the other for having no use: ``SIDE_EFFECTING``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from reference_kernels import _require
 
 _ANY = pl.BlockSpec(memory_space=pl.ANY)
 _SEMAPHORE = pl.BlockSpec(memory_space=pltpu.SEMAPHORE)
-_PARAMS = pltpu.CompilerParams(has_side_effects=True)
+_PARAMS = pltpu.CompilerParams(has_side_effects=pltpu.SideEffectType.SIDE_EFFECTING)
 
 
 def _start_kernel(x_ref: Any, _: Any, copy_ref: Any, semaphore: Any) -> None:

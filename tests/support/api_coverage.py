@@ -16,10 +16,37 @@ PAGE = ROOT.parent / "docs/kernels/api.md"
 #: Modules by what everybody calls them.
 MODULES = {"pl": "jax.experimental.pallas", "pltpu": "jax.experimental.pallas.tpu"}
 
-#: Names that no single-device TPU kernel uses, and why.
+_ELSEWHERE = "says where a kernel runs, which is not a kernel's business: the backend does"
+_SPARSE_CORE = "of SparseCores"
+
+#: Names that no reference kernel uses, and why.
 UNUSED: Mapping[str, Mapping[str, str]] = {
-    "pl": {},
-    "pltpu": {},
+    "pl": {
+        "CompilerParams": "the base class of `pltpu.CompilerParams`",
+        "Indirect": f"{_SPARSE_CORE}: on a TensorCore, lowering fails (Cannot transform type)",
+        "broadcast_to": "of Triton: Mosaic refuses it; `jnp.broadcast_to` is what it recommends",
+        "empty": "another name of `jax.lax.empty`; kernels use `pl.empty_like`",
+        "enable_debug_checks": "a setting of the caller; see the tests of `debug_probe`",
+        "enable_poison_buffers": "a setting of the caller",
+        "get_global": "no lowering for a TensorCore in any tier",
+        "lower_as_mlir": "looks at a lowered function; `--pallas-dump` does",
+        "pallas_call_p": "the primitive behind `pl.pallas_call`",
+        "pallas_export_experimental": "exports a lowered function; the check `export` does",
+    },
+    "pltpu": {
+        "CMEM": "refused as scratch and as an operand, on v4 too",
+        "GridDimensionSemantics": "the class of `pltpu.PARALLEL` and `pltpu.ARBITRARY`",
+        "InterpretParams": _ELSEWHERE,
+        "LoweringException": "raised by the lowering",
+        "PipelineStep": "given to a pipeline's body only on a private request",
+        "SUBCORE_PARALLEL": _SPARSE_CORE,
+        "Tiling": f"{_SPARSE_CORE}: the layout of a pipeline's buffers",
+        "VMEM_SHARED": _SPARSE_CORE,
+        "async_remote_copy": "of several devices; `right_permute` makes its copy first",
+        "force_tpu_interpret_mode": _ELSEWHERE,
+        "reset_tpu_interpret_mode_state": _ELSEWHERE,
+        "set_tpu_interpret_mode": _ELSEWHERE,
+    },
 }
 
 

@@ -1,6 +1,6 @@
 """Write docs/kernels/api.md: every public name of Pallas, and which reference kernel uses it.
 
-uv run python scripts/api_coverage.py
+uv run python scripts/kernel_api.py
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HEAD = """# Which kernel uses what
 
 Every public name of `jax.experimental.pallas` (`pl`) and `jax.experimental.pallas.tpu` (`pltpu`) of
 JAX {version} that is not deprecated, and the modules of `reference_kernels` whose code uses it; or
-why none does. Written by `scripts/api_coverage.py`; a test computes it anew.
+why none does. Written by `scripts/kernel_api.py`; a test computes it anew.
 """
 
 
