@@ -90,7 +90,8 @@ class Laboratory:
             (dump,) = Path(folder).iterdir()
             bundles, code, use = list(_kernels(dump, outcome.report))[side.kernel]
         loops = tuple(find_loops(bundles, code))
-        step = max((loop for loop in loops if use.computes(loop)), key=len, default=None)
+        computing = use.computing()
+        step = max((loop for loop in loops if computing & {*loop}), key=len, default=None)
         step = range(len(bundles)) if step is None else step
         return _measured(outcome.report, loops, step, use, side)
 

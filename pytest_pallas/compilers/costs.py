@@ -24,7 +24,7 @@ _LIMITED = ("vmem_bytes", "bundles", "loop_bundles", "registers", "shared_bytes"
 #: How the numbers are called in messages.
 _WORDS = {
     "vmem_bytes": "bytes of VMEM",
-    "loop_bundles": "bundles in the innermost loop",
+    "loop_bundles": "bundles in the main loop",
     "shared_bytes": "bytes of shared memory",
     "stack_bytes": "bytes of stack",
     "spill_store_bytes": "bytes of spill stores",

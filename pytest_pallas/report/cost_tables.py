@@ -83,7 +83,7 @@ def _legend(platform: str, kept: Sequence[_Column], dropped: Sequence[_Column]) 
     titles = [column.title for column in kept]
     if platform == "tpu":
         units = [title for title in titles if title in _UNITS.values()]
-        text = "loop: bundles of the innermost loop"
+        text = "loop: bundles of the main loop"
         if units:
             text += f"; {units[0]} to {units[-1]}: its slots in use, in %"
         yield f"{text}. Bundles are code, not time: DMAs are not in them"

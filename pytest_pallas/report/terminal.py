@@ -150,6 +150,13 @@ def _cell(rows: Sequence[Record]) -> tuple[str, str]:
     multiples = [r.multiple for r in rows if r.multiple is not None and r.outcome == "passed"]
     if multiples and not failed:
         worst = max(multiples)
-        words.append(f"{worst:.1f}x" if worst else "exact")
+        words.append(_times(worst))
     style = "red" if failed else "yellow" if not count["passed"] else "green"
     return " ".join(words), style
+
+
+def _times(multiple: float) -> str:
+    """An error as a multiple of the baseline's, which may be as good as none."""
+    if not multiple:
+        return "exact"
+    return f"{multiple:.1f}x" if multiple < 1000 else ">999x"

@@ -15,7 +15,7 @@ from typing import Any
 
 from pytest_pallas.analysis.machine_code.allocations import allocated_bytes, is_complete
 from pytest_pallas.analysis.machine_code.cost import Cost
-from pytest_pallas.analysis.machine_code.loops import find_loops, innermost, split_bundles
+from pytest_pallas.analysis.machine_code.loops import find_loops, main_loop, split_bundles
 from pytest_pallas.analysis.machine_code.slots import Utilization, read_utilization
 
 _CODE = "post-delay-converter"
@@ -51,10 +51,9 @@ def tpu_costs(folder: Path) -> list[Cost]:
     libtpu writes no such files.
 
     VMEM and SMEM are those of ``allocated_bytes``. Spills and fills are those of vector registers,
-    as spilled scalars go to SMEM in slots that the table does not tell apart. The loop is the
-    longest of the innermost ones that compute on vectors: loops that only copy or wait, which the
-    compiler adds around a pipeline, count as part of what surrounds them unless there are no
-    others. The capacities of the chip are left None.
+    as spilled scalars go to SMEM in slots that the table does not tell apart. The loop is
+    ``main_loop``: loops that only copy or wait, which the compiler adds around a pipeline, count as
+    part of what surrounds them unless there are no others. The chip's capacities are left None.
 
     Args:
       folder: where libtpu wrote its dumps; may hold those of several programs.
@@ -137,9 +136,7 @@ def _loop(bundles: list[str], code: str, use: Utilization) -> dict[str, Any]:
         loops = find_loops(bundles, code)
     except ValueError:
         return {}
-    longest = max(
-        innermost([loop for loop in loops if use.computes(loop)] or loops), key=len, default=None
-    )
+    longest = main_loop(loops, use.computing())
     return {
         "loop_bundles": None if longest is None else len(longest),
         "loop_slots": use.shares(range(len(bundles)) if longest is None else longest),

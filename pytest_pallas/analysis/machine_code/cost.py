@@ -23,9 +23,9 @@ class Cost:
       smem_capacity: TPU: SMEM that the chip has.
       bundles: TPU: scheduled bundles in the code, each counted once however often it is executed.
       empty_bundles: TPU: those that do nothing but wait.
-      loop_bundles: TPU: bundles in the innermost loop, the longest if there are several; None
+      loop_bundles: TPU: bundles in the main loop, the one with most bundles of its own; None
         without a loop.
-      loop_slots: TPU: share of the innermost loop's slots that are in use, from 0 to 1, by unit:
+      loop_slots: TPU: share of the main loop's slots that are in use, from 0 to 1, by unit:
         ``mxu``, ``xlu``, ``valu``, ``eup``, ``load``, ``store``, ``scalar``. Of the whole kernel
         where there is no loop.
       spills: TPU: bundles' slots that store a spilled register.
@@ -79,7 +79,7 @@ _LARGEST = frozenset(
 def total(costs: Iterable[Cost]) -> dict[str, Any]:
     """The fields of a ``Cost`` for kernels that run one after the other.
 
-    The innermost loop is that of the kernel whose loop is longest.
+    The main loop is that of the kernel whose loop is longest.
     """
     kernels = list(costs)
     fields: dict[str, Any] = {

@@ -6,7 +6,7 @@ Formats as libtpu 0.0.51 writes them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 _BUNDLE = re.compile(r" *(?P<address>0x[0-9a-f]+|0) +(?P<marks>[A-Z: ]*): *>* *\{")
 _STARTS = re.compile(r"Start(?:/End empty)? region (\d+)")
@@ -67,13 +67,26 @@ def find_loops(bundles: Sequence[str], code: str) -> list[range]:
     return [range(start, stop) for start, stop in sorted(stops.items())]
 
 
-def innermost(loops: Sequence[range]) -> list[range]:
-    """The loops that contain no other of them."""
-    return [
-        loop
-        for loop in loops
-        if not any(other != loop and _contains(loop, other) for other in loops)
-    ]
+def main_loop(loops: Sequence[range], computing: Collection[int]) -> range | None:
+    """The loop in which most is computed that is in no loop inside of it; the first of equals.
+
+    Of a pipeline whose body is a loop, that is the body; of one whose body is straight code, with
+    small loops that are taken once in a while, the pipeline's round.
+
+    Args:
+      loops: all loops of a kernel.
+      computing: places of the bundles that compute on vectors.
+
+    Returns:
+      One of the loops; None without any.
+    """
+
+    def own(loop: range) -> tuple[int, int]:
+        inside = [other for other in loops if other != loop and _contains(loop, other)]
+        left = set(loop).difference(*inside)
+        return len(left.intersection(computing)), len(left)
+
+    return max(loops, key=own, default=None)
 
 
 def _delay_slots(

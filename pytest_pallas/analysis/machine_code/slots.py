@@ -51,9 +51,13 @@ class Utilization:
             return None
         return sum(row[column] for row in self.rows)
 
-    def computes(self, bundles: range) -> bool:
-        """Whether some bundles do more than load, store, count and wait."""
-        return any(self.rows[place].get(column, 0) for place in bundles for column in _COMPUTING)
+    def computing(self) -> set[int]:
+        """Places of the bundles that do more than load, store, count and wait."""
+        return {
+            place
+            for place, row in enumerate(self.rows)
+            if any(row.get(column, 0) for column in _COMPUTING)
+        }
 
     def shares(self, bundles: range) -> dict[str, float]:
         """Share of the slots in use in some bundles, from 0 to 1, by unit.

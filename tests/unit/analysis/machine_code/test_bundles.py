@@ -59,12 +59,12 @@ def test_bundles_and_empty_bundles():
 
 
 @pytest.mark.parametrize(("sample", "bundles"), [("v4", 10), ("v6e", 11), ("tpu7x", 12)])
-def test_the_loop_is_the_innermost_with_its_delay_slots(sample, bundles):
+def test_the_loop_is_the_one_that_computes_with_its_delay_slots(sample, bundles):
     # From the mark LB with the deepest nesting to the branch back, and 1, 4 or 6 bundles more.
     assert only(f"nested_{sample}").loop_bundles == bundles
 
 
-def test_slots_of_the_innermost_loop():
+def test_slots_of_the_main_loop():
     slots = only("nested_v6e").loop_slots
     assert slots["mxu"] == slots["xlu"] == slots["store"] == 0
     assert slots["eup"] == pytest.approx(1 / 11)  # one exp2 a turn

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_pallas.analysis.machine_code.loops import find_loops, innermost, split_bundles
+from pytest_pallas.analysis.machine_code.loops import find_loops, main_loop, split_bundles
 
 BUNDLES = """\
 = control target key start
@@ -61,6 +61,19 @@ def test_without_any_end_it_cannot_be_told():
         find_loops(split_bundles(BUNDLES.replace("End region 3", "")), CODE)
 
 
-def test_innermost_loops_contain_no_others():
+@pytest.mark.parametrize(
+    ("computing", "main"),
+    [
+        (range(5, 7), range(4, 7)),  # the body of a pipeline is a loop
+        (range(20), range(20)),  # straight code, and small loops in it
+        (range(10, 12), range(10, 15)),
+        ((), range(20)),
+    ],
+)
+def test_the_main_loop_computes_most_by_itself(computing, main):
     loops = [range(20), range(3, 9), range(4, 7), range(10, 15)]
-    assert innermost(loops) == [range(4, 7), range(10, 15)]
+    assert main_loop(loops, computing) == main
+
+
+def test_there_is_no_main_loop_without_loops():
+    assert main_loop([], range(9)) is None
