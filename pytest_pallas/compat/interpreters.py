@@ -76,13 +76,15 @@ def mended_tpu_interpreter() -> Generator[None]:
     semantics_of = module._get_parallel_dim_semantics
     interpret, swap = module.interpret_pallas_call, memory.swap_buffer_content
 
-    def masked(self: Any, key: Any, where: Any, value: Any, mask: Any, *args: Any, **options: Any):
-        old = None if mask is None else self.mem[key][where]
+    def masked(
+        self: Any, key: Any, where: Any, value: Any, mask: Any, *args: Any, **options: Any
+    ) -> tuple[Any, ...]:
+        old: Any = None if mask is None else self.mem[key][where]
         if old is None or old.shape != value.shape:
             return swap(self, key, where, value, mask, *args, **options)
-        merged = np.where(mask, value, old)
-        before, *rest = swap(self, key, where, merged, None, *args, **options)
-        return None if before is None else np.where(mask, before, value), *rest
+        chosen: Any = np.where
+        before, *rest = swap(self, key, where, chosen(mask, value, old), None, *args, **options)
+        return None if before is None else chosen(mask, before, value), *rest
 
     def counted(params: Any, dimensions: int) -> tuple[bool, ...]:
         semantics = semantics_of(params, dimensions)

@@ -45,7 +45,7 @@ def specs() -> list[KernelSpec]:
 
 def test_names_of_specs_are_unique_and_families_are_packages() -> None:
     names = [spec.name for spec in specs()]
-    assert len(names) == len(set(names)) == 17
+    assert len(names) == len(set(names)) > 60
     assert {spec.family for spec in specs()} == {
         package.name.removeprefix("reference_kernels.")
         for package in pkgutil.iter_modules(reference_kernels.__path__, "reference_kernels.")
