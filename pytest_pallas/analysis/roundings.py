@@ -8,6 +8,7 @@ arithmetic", UCLA CSD-970002, 1997, of which this is the random rounding of outp
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -77,11 +78,14 @@ class _Value:
       array: its value.
       given: whether it is an input of the function, or a rearrangement of some: not rounded yet.
       terms: of a matrix product, the root of the sum of squares of its terms; else None.
+      again: of a matrix product that has been used already, how far another one may be that is
+        equal but for rounding; else None.
     """
 
     array: Any
     given: bool = False
     terms: Any = None
+    again: Any = None
 
 
 def rounded(closed: Any, arrays: Sequence[Any], rounding: Rounding) -> list[Any]:
@@ -97,7 +101,7 @@ def rounded(closed: Any, arrays: Sequence[Any], rounding: Rounding) -> list[Any]
       unless it is an input as it came. So is each use of a matrix product in arithmetic, relative
       to its terms: the kernel may have got it from operands that were rounded, or from another
       product (in the gradient of attention ``sum(p * dp)`` is ``sum(o * do)``, with a rounded
-      output ``o``).
+      output ``o``). For that reason uses after the first have the error of a sum of their own.
 
     Functions that are called are entered; loops and branches count as one operation.
 
@@ -114,11 +118,15 @@ def _evaluate(
     jaxpr: Any, consts: Sequence[Any], inputs: Sequence[_Value], rounding: Rounding
 ) -> list[_Value]:
     values: dict[Any, _Value] = {}
+    used: set[Any] = set()
 
     def read(var: Any) -> _Value:
         if hasattr(var, "val"):  # a literal
             return _Value(jnp.asarray(var.val, var.aval.dtype), given=True)
-        return values[var]
+        if var in used:
+            return values[var]
+        used.add(var)
+        return dataclasses.replace(values[var], again=None)
 
     for var, const in zip(jaxpr.constvars, consts, strict=True):
         values[var] = _Value(const, given=True)
@@ -138,8 +146,10 @@ def _apply(eqn: Any, operands: Sequence[_Value], rounding: Rounding) -> list[_Va
     """One operation."""
     name = eqn.primitive.name
     if name in _MOVES and operands[0].terms is not None:
-        (moved,), (terms,) = _bind(eqn, [operands[0].array]), _bind(eqn, [operands[0].terms])
-        return [_Value(moved, terms=jnp.abs(terms))]
+        product = operands[0]
+        (moved,), (terms,) = _bind(eqn, [product.array]), _bind(eqn, [product.terms])
+        again = None if product.again is None else jnp.abs(_bind(eqn, [product.again])[0])
+        return [_Value(moved, terms=jnp.abs(terms), again=again)]
     arrays = [_used(operand, name, rounding) for operand in operands]
     if name in _APPROXIMATED:
         return [
@@ -165,6 +175,8 @@ def _used(operand: _Value, name: str, rounding: Rounding) -> Any:
     if operand.given or name in _EXACT or not _is_inexact(array):
         return array
     if operand.terms is not None:
+        if operand.again is not None:
+            array += operand.again * rounding.error(array.shape)
         return array + rounding.narrow * operand.terms * rounding.error(array.shape)
     return _off(array, rounding.narrow, rounding) if name in _SUMS else array
 
@@ -183,11 +195,12 @@ def _summed(eqn: Any, arrays: Sequence[Any], result: Any, rounding: Rounding) ->
     (magnitude,) = _bind(eqn, [jnp.abs(array) for array in arrays])
     repeats = _bind(eqn, [_repeated(array, a) for array, a in zip(arrays, axes, strict=True)])[0]
     growth = jnp.maximum(math.sqrt(count), _REPEATED * repeats)
-    error = rounding.wide * growth * magnitude * rounding.error(result.shape)
+    size = rounding.wide * growth * magnitude
+    array = result + size * rounding.error(result.shape)
     if eqn.primitive.name != "dot_general":
-        return _Value(result + error)
+        return _Value(array)
     (squares,) = _bind(eqn, [jnp.square(jnp.abs(array)) for array in arrays])
-    return _Value(result + error, terms=jnp.sqrt(squares))
+    return _Value(array, terms=jnp.sqrt(squares), again=size)
 
 
 def _summed_axes(eqn: Any, position: int) -> tuple[int, ...]:

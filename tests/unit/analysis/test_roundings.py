@@ -85,6 +85,23 @@ def test_a_product_that_cancels_is_used_with_the_error_of_its_terms():
     np.testing.assert_allclose(found, 1e-3 * np.sqrt(2) * 100, rtol=0.3)
 
 
+def test_a_product_that_is_used_twice_may_be_two_products():
+    """As in the gradient of attention, where a kernel has ``sum(o * do)`` for ``sum(p * dp)``."""
+    row, column = np.ones((1, 8)), np.array([[1.0], [-1.0]] * 4)
+
+    def once(x, y):
+        return (x @ y) * 2.0
+
+    def twice(x, y):
+        z = x @ y
+        return z * 2.0 - z * 2.0
+
+    of_one_sum = deviation(once, row, column, wide=1e-6) / 2
+    assert of_one_sum > 8e-6
+    found = deviation(twice, row, column, wide=1e-6) / 2
+    np.testing.assert_allclose(found, of_one_sum, rtol=0.3)
+
+
 def test_a_sum_has_the_error_of_its_magnitude_and_order():
     x = np.random.default_rng(1).standard_normal((1, 400))
     found = deviation(lambda a: a.sum(1), x, wide=1e-6)
