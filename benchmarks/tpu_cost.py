@@ -10,8 +10,8 @@ columns are ratios, ours by theirs: below 1.00 ours is better. Needs libtpu, and
 - ``step``: bundles of a round of the grid's loop, loops inside of it as often as they run, by unit
   of work. What a chip does most of its time.
 - ``code``: bundles of the whole kernel, each once.
-- ``spills``: slots that store a spilled register, ours and theirs: a difference, not a ratio,
-  because the better number is often 0.
+- ``spilled``: registers stored by spills in a round, by unit of work, ours and theirs.
+- ``spills``: slots of the whole code that store a spilled register, each once, ours and theirs.
 - ``VMEM``: bytes allocated at once.
 - ``mxu``: of ours, the share of all bundles of a round in which the matrix unit is in use;
   ``window`` the same from the first to the last bundle that uses it.
@@ -57,6 +57,7 @@ class Measured:
       loops: all loops of the kernel, in the order of the code.
       step: the loop of the grid, or the whole kernel without one.
       bundles: bundles of a round of it, loops inside of it as often as they run.
+      spilled: spills in them.
       mxu: share of them in which the matrix unit is in use.
       window: the same from the first to the last bundle that uses it.
     """
@@ -65,6 +66,7 @@ class Measured:
     loops: tuple[range, ...]
     step: range
     bundles: float
+    spilled: float
     mxu: float
     window: float
 
@@ -131,6 +133,7 @@ def _measured(
         loops=loops,
         step=step,
         bundles=total,
+        spilled=sum(use.rows[place].get("VSTORE:SPILL", 0) * counts[place] for place in step),
         mxu=sum(bool(busy[place]) * counts[place] for place in step) / total,
         window=sum(bool(busy[place]) for place in window) / len(window) if window else 0.0,
     )
@@ -146,7 +149,7 @@ def rows(words: list[str]) -> list[Row]:
     return [row for row in found if not words or any(word in row.name for word in words)]
 
 
-HEADERS = ("kernel", "chip", "step", "code", "spills", "VMEM", "mxu", "window")
+HEADERS = ("kernel", "chip", "step", "code", "spilled", "spills", "VMEM", "mxu", "window")
 
 
 def line(row: Row, chip: str, laboratory: Laboratory) -> tuple[str, ...]:
@@ -154,10 +157,11 @@ def line(row: Row, chip: str, laboratory: Laboratory) -> tuple[str, ...]:
     ours = laboratory.measure(row.ours, chip)
     shares = (f"{ours.mxu:.0%}", f"{ours.window:.0%}") if ours.mxu else ("", "")
     bundles, vmem = ours.report.bundles or 0, ours.report.vmem_bytes or 0
-    spills = f"{ours.report.spills:,}"
+    spills, spilled = f"{ours.report.spills:,}", f"{ours.spilled / row.ours.work:,.0f}"
     if row.theirs is None:
         step = f"{ours.bundles:,.0f}"
-        return (row.name, chip, step, f"{bundles:,}", spills, f"{vmem / 2**20:.1f} MiB", *shares)
+        memory = f"{vmem / 2**20:.1f} MiB"
+        return (row.name, chip, step, f"{bundles:,}", spilled, spills, memory, *shares)
     theirs = laboratory.measure(row.theirs, chip)
     step = (ours.bundles / row.ours.work) / (theirs.bundles / row.theirs.work)
     return (
@@ -165,6 +169,7 @@ def line(row: Row, chip: str, laboratory: Laboratory) -> tuple[str, ...]:
         chip,
         f"{step:.2f}",
         f"{bundles / (theirs.report.bundles or 1):.2f}",
+        f"{spilled} / {theirs.spilled / row.theirs.work:,.0f}",
         f"{spills} / {theirs.report.spills:,}",
         f"{vmem / (theirs.report.vmem_bytes or 1):.2f}",
         *shares,

@@ -25,7 +25,10 @@ same chips, shapes, dtypes and block sizes in one run, and divides: below 1.00 o
   run. What a chip does most of its time. A block under `pl.when` counts in each round, taken or
   not: who has less code there looks better than it runs, by as much as that code is of the round.
 - `code`: bundles of the whole kernel, each once.
-- `spills`: stores of spilled registers, ours / theirs.
+- `spilled`: registers that spills store in a round, by unit of work, ours / theirs.
+- `spills`: those of the whole code, each once. Under a causal mask our attention has two versions
+  of a block in its code, with a mask and without; a round runs one of them, and is half of the
+  work that the row counts.
 - `VMEM`: bytes allocated at once.
 - `mxu`: of ours, the share of the bundles of a round in which the matrix unit is in use; `window`
   the same from the first to the last bundle that uses it.
