@@ -73,6 +73,7 @@ def _ragged_kernel(
     pages_per_sequence: int,
 ) -> None:
     kv_heads, rows, d = q_rows.shape
+    _, parts, _, width = kv_slots.shape
     block_q, block_kv = bias_ref.shape
     page_rows = kv_source.shape[1]
     page_size = page_rows // (2 * kv_heads)
@@ -89,12 +90,20 @@ def _ragged_kernel(
         """Where page ``at`` of a block lies in a slot."""
         return pl.dslice(pl.multiple_of(at * page_rows, page_rows), page_rows)
 
+    def rows_in(slot: Any, first: int) -> jax.Array:
+        """The rows of a slot from ``first``, one a token."""
+        rows = pl.dslice(first, block_kv, 2 * kv_heads)
+        return jnp.concatenate([kv_slots.at[slot, part][rows] for part in range(parts)], axis=1)
+
     def start(pair: Any, i: Any, slot: Any, *, unroll: bool = True) -> None:
         first = schedule["sequence"][pair] * pages_per_sequence + i * block_pages
 
         def fetch(at: Any) -> None:
-            source, target = kv_source.at[pages_ref[first + at]], kv_slots.at[slot, rows_of(at)]
-            pltpu.async_copy(source, target, semaphores.at[slot])
+            page = kv_source.at[pages_ref[first + at]]
+            for part in range(parts):
+                source = page.at[:, pl.ds(part * width, width)] if parts > 1 else page
+                target = kv_slots.at[slot, part, rows_of(at)]
+                pltpu.async_copy(source, target, semaphores.at[slot])
 
         start_pages(owned_pages(pair, i), block_pages, fetch, unroll=unroll)
 
@@ -152,20 +161,19 @@ def _ragged_kernel(
         )
         bias_ref[...] = jnp.where(visible, 0.0, -jnp.inf)
 
-        slot_of, page_of = kv_slots.at[slot], kv_slots.at[slot, rows_of(0)]
+        slot_of, page_of = kv_slots.at[slot], kv_slots.at[slot, :, rows_of(0)]
         wait_pages(owned_pages(pair, i), block_pages, slot_of, page_of, semaphores.at[slot])
 
         @pl.loop(jnp.minimum(keys // page_size, block_pages), block_pages)
         def _clear_tail(at: Any) -> None:  # zero weights do not stop a NaN
-            page = kv_slots[slot, rows_of(at)]
-            row = at * page_rows + jax.lax.broadcasted_iota(jnp.int32, page.shape, 0)
-            kv_slots[slot, rows_of(at)] = jnp.where(row < 2 * kv_heads * keys, page, 0).astype(
+            page = kv_slots[slot, :, rows_of(at)]
+            row = at * page_rows + jax.lax.broadcasted_iota(jnp.int32, page.shape, 1)
+            kv_slots[slot, :, rows_of(at)] = jnp.where(row < 2 * kv_heads * keys, page, 0).astype(
                 page.dtype
             )
 
         for head in range(kv_heads):
-            k, v = (slot_of[pl.dslice(2 * head + part, block_kv, 2 * kv_heads)] for part in (0, 1))
-            add_head(head, k, v)
+            add_head(head, rows_in(slot, 2 * head), rows_in(slot, 2 * head + 1))
         return next_pair, next_i, _SLOTS - 1 - slot
 
     begin, end = pairs_before[this], pairs_before[this + 1]
@@ -269,6 +277,9 @@ def ragged_paged_attention(
     )
     queries = pl.BlockSpec((block_q, num_q_heads, d), lambda i, *_: (i, 0, 0))
     rows = num_q_heads // kv_heads * block_q
+    block_rows = block_pages * page_size * rows_of_token
+    # Mosaic loads every n-th row only where rows are not longer than a tile (JAX 0.12.0.1).
+    parts = d // LANES if d % LANES == 0 else 1
 
     return pl.pallas_call(
         functools.partial(
@@ -285,7 +296,7 @@ def ragged_paged_attention(
             in_specs=[queries, pl.BlockSpec(memory_space=pl.ANY)],
             out_specs=queries,
             scratch_shapes=[
-                pltpu.VMEM((_SLOTS, block_pages * page_size * rows_of_token, d), kv_pages.dtype),
+                pltpu.VMEM((_SLOTS, parts, block_rows, d // parts), kv_pages.dtype),
                 pltpu.SemaphoreType.DMA((_SLOTS,)),
                 pltpu.SMEM((1,), jnp.int32),
                 pltpu.VMEM((kv_heads, rows, d), q.dtype),
@@ -463,6 +474,16 @@ def _moved_pages(arguments: pst.Arguments, rng: np.random.Generator) -> pst.Argu
     return dataclasses.replace(arguments, args=(q, kv_pages[order], kv_lens, table, *rest))
 
 
+def _typical(d: int) -> pst.Arguments:
+    """64 sequences of up to 4,096 keys."""
+    return pst.shaped(
+        "t q d, n p r d, s, s e, c, one",
+        dtype=("bfloat16", "bfloat16", "int32", "int32", "int32", "int32"),
+        dims={"t": 2048, "q": 32, "d": d, "n": 4096, "p": 16, "r": 16, "s": 64, "e": 256}
+        | {"c": 65, "one": 1},
+    )
+
+
 #: Sequences and pages of one in the drawn calls; with blocks of 2 the last is half full.
 _SEQS, _PAGES_EACH = 4, 3
 
@@ -489,7 +510,7 @@ SPEC = KernelSpec(
         pst.arrays(
             "t q d, n p r d; q = h*g, r = 2*h",
             dtype=pst.floats("bfloat16", "float32"),
-            dims={"t": [1, 40], "h": 2, "g": [1, 3], "n": [4, 13], "p": 8, "d": 24},
+            dims={"t": [1, 40], "h": 2, "g": [1, 3], "n": [4, 13], "p": 8, "d": [24, 256]},
         ),
         then=lambda drawn: ragged_lists(len(drawn[0]), drawn[1]),
         options={
@@ -501,12 +522,5 @@ SPEC = KernelSpec(
     relations=(Relation("pages elsewhere", _moved_pages),),
     ignored=_ignored,
     vmappable=False,  # vmap gives operands in HBM blocks, which the TPU interpreter refuses
-    typical=(
-        pst.shaped(
-            "t q d, n p r d, s, s e, c, one",
-            dtype=("bfloat16", "bfloat16", "int32", "int32", "int32", "int32"),
-            dims={"t": 2048, "q": 32, "d": 128, "n": 4096, "p": 16, "r": 16, "s": 64, "e": 256}
-            | {"c": 65, "one": 1},
-        ),
-    ),
+    typical=(_typical(128), _typical(256)),
 )
