@@ -9,6 +9,7 @@ when output changes; a test compares what does not depend on the machine.
 from __future__ import annotations
 
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -23,9 +24,10 @@ SANITIZERS = ROOT / "docs/sanitizers.md"
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
 
 
-def run(*options: str, folder: Path = ROOT) -> str:
+def run(*options: str, folder: Path = ROOT, columns: int = 80) -> str:
     """What pytest prints, without the environment's own lines."""
-    done = subprocess.run([*PYTEST, *options], cwd=folder, capture_output=True, text=True)
+    wide = {**os.environ, "COLUMNS": str(columns)}
+    done = subprocess.run([*PYTEST, *options], cwd=folder, capture_output=True, text=True, env=wide)
     return re.sub(
         r"(?m)^(platform|rootdir|plugins|configfile|testpaths|cachedir|SKIPPED|=+ short test).*\n",
         "",
@@ -141,9 +143,9 @@ def command(*options: str) -> str:
     return "$ uv run pytest " + " ".join(options) + "\n" + run(*options).strip()
 
 
-def suite(*options: str) -> str:
+def suite(*options: str, columns: int = 80) -> str:
     """The end of a run of specs."""
-    return from_line(run(*options), r"^=+ pallas =+$")
+    return from_line(run(*options, columns=columns), r"^=+ pallas =+$")
 
 
 #: What the README shows of the main job.
@@ -156,7 +158,8 @@ SHOWN = (
 
 def main_job() -> str:
     """The end of the main job, with some of its lines."""
-    text = suite("-n", "2", "--pallas-suite=reference_kernels", "--pallas-profile=quick")
+    options = ["-n", "2", "--pallas-suite=reference_kernels", "--pallas-profile=quick"]
+    text = suite(*options, columns=100)
     title, header, *lines = text.splitlines()
     notes = next(i for i, line in enumerate(lines) if line.startswith("1.2x: "))
     rows, (legend, *notes), end = lines[:notes], lines[notes:-1], lines[-1]

@@ -19,7 +19,8 @@ are seen in full. A mask that is an array is kept as its different partial block
 The softmax is computed in powers of two, with the factor ``log2(e)`` in that of the scores. The
 first visit of a row selects what it starts from, rather than storing it beforehand: on a TPU there
 is one store for every few arithmetic operations. The running maximum and sum of a query stand in
-all lanes of a row, so that nothing is broadcast along lanes, which is slow.
+all lanes of a row, so that nothing is broadcast along lanes, which is slow. The weights lie in a
+buffer of their own before the second product, or the compiler would spill them at twice the size.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def _splash_kernel(
     m_ref: Any,
     l_ref: Any,
     acc_ref: Any,
+    weights_ref: Any,
     *,
     problem: Problem,
     visits: Plan,
@@ -102,13 +104,14 @@ def _splash_kernel(
         m_old = jnp.where(is_first, LOWEST, m_ref[...])
         m = jnp.maximum(m_old, jnp.max(scores, axis=1, keepdims=True))
         weights = jnp.exp2(scores - widen(m, block_kv))
+        weights_ref[...] = weights.astype(weights_ref.dtype)
         rescale = jnp.exp2(m_old - m)
         m_ref[...] = m
         l_old = jnp.where(is_first, 0.0, l_ref[...])
         l_ref[...] = rescale * l_old + jnp.sum(weights, axis=1, keepdims=True)
         v = inside(v_ref, first_kv, problem.kv_len) if partial else v_ref[...]
         acc_old = jnp.where(is_first, 0.0, acc_ref[...])
-        acc_ref[...] = widen(rescale, d_v) * acc_old + dot(weights.astype(v.dtype), v, (1, 0))
+        acc_ref[...] = widen(rescale, d_v) * acc_old + dot(weights_ref[...], v, (1, 0))
 
     for_each_kind(visits, flags[step], add_block)
 
@@ -183,6 +186,7 @@ def _forward(
                 pltpu.VMEM((block_q, LANES), jnp.float32),
                 pltpu.VMEM((block_q, LANES), jnp.float32),
                 pltpu.VMEM((block_q, d_v), jnp.float32),
+                pltpu.VMEM((block_q, block_kv), v.dtype),
             ],
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
