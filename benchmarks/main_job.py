@@ -7,7 +7,7 @@ time of a check goes by JAX's own account (``jax.monitoring``): tracing to jaxpr
 compiling by XLA, with how many programs that were; what is left is the run of the kernel in its
 interpreter, the oracle, and drawing.
 
-Measured on 21 November 2026 on 2 cores, with JAX 0.12.0.1: 2,831 checks of 90 kernels in 458 s. The
+Measured on 21 November 2026 on 2 cores, with JAX 0.12.0.1: 2,831 checks of 92 kernels in 355 s. The
 slowest took 5 to 9 s, two thirds of that in XLA, a quarter in lowering: kernels that are long
 programs (attention over pages, a ragged copy), asked for their copies on several devices, or with
 memory filled otherwise, which is a program of its own. The default profile took 1,126 s.
