@@ -6,12 +6,12 @@ The checks come before any tracing, so nothing here runs a kernel.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from operands import f32, i32, refuses
 
 from reference_kernels.attention import batched_mha, flash_attention, mha
 from reference_kernels.basics import add_blocks, add_vectors, iota
@@ -22,23 +22,6 @@ from reference_kernels.mosaic_gpu import tma_copy_add
 from reference_kernels.reductions import softmax
 from reference_kernels.refs import add_one_aliased, add_one_by_ref
 from reference_kernels.sparse import block_dynamic_slice
-
-
-def f32(*shape: int) -> Any:
-    return np.zeros(shape, np.float32)
-
-
-def i32(*shape: int) -> Any:
-    return np.zeros(shape, np.int32)
-
-
-def refuses(call: Callable[[], Any], *words: str) -> None:
-    """``call`` raises ValueError, and the message has all of ``words``."""
-    with pytest.raises(ValueError) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value)
-
 
 VECTORS = [add_vectors, add_blocks]
 PRODUCTS = [matmul, matmul_naive]

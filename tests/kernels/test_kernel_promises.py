@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from operands import normal
 
 import reference_kernels
 from pytest_pallas.spec import KernelSpec
@@ -27,10 +28,6 @@ def interpreted() -> Iterator[None]:
     interpret: Any = True
     with pltpu.force_tpu_interpret_mode(interpret):
         yield
-
-
-def normal(*shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
 
 
 def specs() -> list[KernelSpec]:

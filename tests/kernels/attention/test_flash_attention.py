@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from operands import f32, i32
 
 from reference_kernels.attention import batched_mha, flash_attention
 from reference_kernels.attention._flash_blocks import Blocks
@@ -22,14 +23,6 @@ def interpreted() -> Iterator[None]:
     interpret: Any = True
     with pltpu.force_tpu_interpret_mode(interpret):
         yield
-
-
-def f32(*shape: int) -> Any:
-    return np.zeros(shape, np.float32)
-
-
-def i32(*shape: int) -> Any:
-    return np.zeros(shape, np.int32)
 
 
 def normal(*shape: int, seed: int = 0) -> jax.Array:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from operands import f32, refuses
 
 from reference_kernels.attention import (
     grouped_query_attention,
@@ -18,17 +19,6 @@ from reference_kernels.attention import (
 from reference_kernels.attention.grouped_query import reference
 
 WAYS = [grouped_query_attention, grouped_query_attention_by_vmap]
-
-
-def f32(*shape: int) -> Any:
-    return np.zeros(shape, np.float32)
-
-
-def refuses(call: Any, *words: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value)
 
 
 @pytest.mark.parametrize("attention", WAYS)

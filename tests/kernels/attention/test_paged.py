@@ -9,28 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from operands import f32, i32, refuses
 
 from reference_kernels.attention import paged_attention
 from reference_kernels.attention.paged_attention import reference
 
 
-def f32(*shape: int) -> Any:
-    return np.zeros(shape, np.float32)
-
-
-def i32(*shape: int) -> Any:
-    return np.zeros(shape, np.int32)
-
-
 def int8(*shape: int) -> Any:
     return np.zeros(shape, np.int8)
-
-
-def refuses(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value)
 
 
 def call(**changed: Any) -> Callable[[], Any]:

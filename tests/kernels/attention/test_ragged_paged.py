@@ -8,18 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from operands import f32, i32, refuses
 
 from reference_kernels.attention import ragged_paged_attention, update_kv_pages
 from reference_kernels.attention.ragged_paged_attention import reference
-
-
-def f32(*shape: int) -> Any:
-    return np.zeros(shape, np.float32)
-
-
-def i32(*shape: int) -> Any:
-    return np.zeros(shape, np.int32)
-
 
 LISTS = {
     "kv_lens": i32(3),
@@ -27,13 +19,6 @@ LISTS = {
     "cu_q_lens": i32(4),
     "num_seqs": i32(1),
 }
-
-
-def refuses(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value)
 
 
 def attend(**changed: Any) -> Callable[[], Any]:

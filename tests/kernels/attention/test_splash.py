@@ -10,24 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from operands import f32, i32, refuses
 
 from reference_kernels.attention._splash_mask import EMPTY, FIRST, LAST, PARTIAL, plan
 from reference_kernels.attention.splash_attention import ArrayMask, Mask, splash_attention
-
-
-def f32(*shape: int) -> Any:
-    return np.zeros(shape, np.float32)
-
-
-def i32(*shape: int) -> Any:
-    return np.zeros(shape, np.int32)
-
-
-def refuses(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value)
 
 
 def call(**changed: Any) -> Callable[[], Any]:

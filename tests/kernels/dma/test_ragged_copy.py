@@ -7,19 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from operands import f32, refuses
 
 from reference_kernels.dma import ragged_copy
-
-
-def f32(*shape: int) -> Any:
-    return np.zeros(shape, np.float32)
-
-
-def refuses(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value)
 
 
 def i32(*values: int) -> Any:

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from operands import f32, refuses
 
 from reference_kernels.matmul import conv2d
-
-
-def f32(*shape: int) -> Any:
-    return np.zeros(shape, np.float32)
-
-
-def refuses(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value)
-
 
 X, W = f32(1, 5, 6, 3), f32(3, 3, 3, 4)
 

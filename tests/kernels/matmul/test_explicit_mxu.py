@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
+from operands import refuses
 
 from reference_kernels.matmul import matmul_explicit_mxu
-
-
-def refuses(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value)
 
 
 def zeros(*shape: int) -> jax.Array:

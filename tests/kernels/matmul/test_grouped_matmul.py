@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
+from operands import f32, normal, refuses
 
 from reference_kernels.matmul import gmm, tgmm
 from reference_kernels.matmul._group_schedule import group_schedule
@@ -25,23 +26,8 @@ def interpreted() -> Iterator[None]:
         yield
 
 
-def f32(*shape: int) -> Any:
-    return np.zeros(shape, np.float32)
-
-
 def i32(*values: int) -> Any:
     return jnp.array(values, jnp.int32)
-
-
-def normal(*shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
-
-
-def refuses(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value)
 
 
 class TestMisuse:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from operands import f32, normal, refuses
 
 from reference_kernels.matmul import batched_matmul, matmul
 from reference_kernels.matmul._tiling import default_blocks, divisor, fit_axis, vmem_limit
@@ -33,21 +34,6 @@ def interpreted() -> Iterator[None]:
     interpret: Any = True
     with pltpu.force_tpu_interpret_mode(interpret):
         yield
-
-
-def f32(*shape: int) -> Any:
-    return np.zeros(shape, np.float32)
-
-
-def normal(*shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
-
-
-def refuses(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value)
 
 
 class TestMisuse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,18 +12,12 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractDevice, AbstractMesh
+from operands import refuses
 
 from reference_kernels.matmul import matmul_quantized
 
 #: One that widens everything, one that widens nothing, and one that widens integers.
 KINDS = ["TPU v4", "TPU v6 lite", "TPU7x"]
-
-
-def refuses(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value)
 
 
 def call(**changed: Any) -> Any:

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from operands import f32, refuses
 
 from reference_kernels.refs import kernel_matmul
-
-
-def f32(*shape: int) -> Any:
-    return np.zeros(shape, np.float32)
-
-
-def refuses(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value)
 
 
 def test_operands() -> None:

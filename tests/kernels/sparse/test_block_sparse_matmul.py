@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from operands import f32, i32, normal, refuses
 
 from reference_kernels.sparse import dsd, sdd
 
@@ -20,21 +21,6 @@ def interpreted() -> Iterator[None]:
     interpret: Any = True
     with pltpu.force_tpu_interpret_mode(interpret):
         yield
-
-
-def f32(*shape: int) -> Any:
-    return np.zeros(shape, np.float32)
-
-
-def i32(*shape: int) -> Any:
-    return np.zeros(shape, np.int32)
-
-
-def refuses(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value)
 
 
 VALUES, LIST, COUNT, Y = f32(3, 16, 16), i32(3), i32(1), f32(20, 5)
@@ -75,10 +61,6 @@ def test_lists(product: Any) -> None:
     refuses(lambda: product(LIST, i32(2), COUNT), "columns must have the same blocks as", "is 2")
     refuses(lambda: product(f32(3), LIST, COUNT), "rows must be int32", "float32")
     refuses(lambda: product(LIST, LIST, i32()), "count must have the shape (1,)", "()")
-
-
-def normal(*shape: int) -> Any:
-    return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
 
 
 def test_a_sampled_product_times_a_matrix_is_the_masked_product_times_it() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from operands import f32, i32, refuses
 
 from reference_kernels.sparse import tile_dynamic_slice
 
@@ -19,21 +20,6 @@ def interpreted() -> Iterator[None]:
     interpret: Any = True
     with pltpu.force_tpu_interpret_mode(interpret):
         yield
-
-
-def f32(*shape: int) -> Any:
-    return np.zeros(shape, np.float32)
-
-
-def i32(*shape: int) -> Any:
-    return np.zeros(shape, np.int32)
-
-
-def refuses(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value)
 
 
 def test_starts() -> None:
