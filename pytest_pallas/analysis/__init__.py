@@ -1,17 +1,6 @@
 """What can be said about a kernel without running it."""
 
-from pytest_pallas.analysis.kernel_calls import (
-    KernelCall,
-    kernel_calls,
-    mutated_operands,
-    operations_of_our_own,
-)
+from pytest_pallas.analysis.kernel_calls import KernelCall, kernel_calls, mutated_operands
 from pytest_pallas.analysis.writers import describe_writer
 
-__all__ = [
-    "KernelCall",
-    "describe_writer",
-    "kernel_calls",
-    "mutated_operands",
-    "operations_of_our_own",
-]
+__all__ = ["KernelCall", "describe_writer", "kernel_calls", "mutated_operands"]

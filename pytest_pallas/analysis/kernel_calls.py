@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,11 +50,11 @@ class KernelCall:
         """Whether the kernel uses DMAs, semaphores, barriers or asynchronous copies."""
         return bool(self.primitives & ASYNCHRONOUS)
 
-
-def operations_of_our_own(call: KernelCall) -> list[str]:
-    """Primitives of a kernel that JAX's TPU interpreter runs by rules of ours."""
-    bodies = compat.sub_jaxprs(call.eqn)
-    return sorted({name for body in bodies for name in compat.subcore_operations(body)})
+    @functools.cached_property
+    def simulated(self) -> tuple[str, ...]:
+        """Names of primitives in its body that JAX's TPU interpreter runs by rules of ours."""
+        bodies = compat.sub_jaxprs(self.eqn)
+        return tuple(sorted({n for body in bodies for n in compat.subcore_operations(body)}))
 
 
 def kernel_calls(jaxpr: Any) -> list[KernelCall]:

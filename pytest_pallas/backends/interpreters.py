@@ -108,11 +108,9 @@ class Interpreter:
 
     def _notes(self, outcome: Outcome) -> tuple[str, ...]:
         """What a run depended on besides the interpreter."""
-        from pytest_pallas.analysis import operations_of_our_own
-
         if self.name != "tpu-interpret":
             return ()
-        names = sorted({name for each in outcome.kernels for name in operations_of_our_own(each)})
+        names = sorted({name for each in outcome.kernels for name in each.simulated})
         return (f"SparseCore, simulated by pytest-pallas: {', '.join(names)}",) if names else ()
 
     @property

@@ -9,6 +9,7 @@ Seen in JAX 0.11.2 and 0.12.0.1.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -74,6 +75,28 @@ def interpreted_by(rules: Rules) -> Generator[None]:
         yield
     finally:
         module._interpret_jaxpr = interpret
+
+
+def read(staged: Staged, token: Any, shape: Any, place: Any, transforms: Any) -> Any:
+    """Stage a read of a reference; gives the token and the value.
+
+    Args:
+      staged: where.
+      token: what orders callbacks.
+      shape: shape and dtype of what is read.
+      place: memory space, by its number, and buffer.
+      transforms: of the reference.
+    """
+    module, ctx = staged.module, staged.ctx
+    return module.callback.io_callback(
+        functools.partial(module.get, source_info=staged.eqn.source_info),
+        (module.TOKEN_SHAPE_DTYPE, shape),
+        token,
+        ctx.device_id,
+        ctx.local_core_id,
+        *place,
+        transforms,
+    )
 
 
 def _piece(

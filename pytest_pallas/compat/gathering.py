@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pytest_pallas.compat.equations import Staged
+from pytest_pallas.compat.equations import Staged, read
 
 #: Between reading and writing back, nobody else may do so.
 _atomic = threading.Lock()
@@ -135,27 +135,21 @@ def _end(staged: Staged, told: Any, given: Any, token: Any) -> tuple[Any, _End]:
     first = transforms[place].indices[0]
     first = getattr(first, "values", first)
     if hasattr(first_told, "memory_space"):
-        token, first = _read(staged, first_told, first, token)
+        token, first = _indices(staged, first_told, first, token)
     return token, _End(space, buffer, transforms, (), place, jnp.asarray(first))
 
 
-def _read(staged: Staged, told: Any, given: Any, token: Any) -> Any:
+def _indices(staged: Staged, told: Any, given: Any, token: Any) -> Any:
     """What a reference to indices holds."""
     module = staged.module
     state: Any = importlib.import_module("jax._src.state.types")
     aval = getattr(told, "ref", told)
     transforms = getattr(told, "transforms", ())
     shape = (state.transform_type(transforms, aval) if transforms else aval).shape
-    return module.callback.io_callback(
-        functools.partial(module.get, source_info=staged.eqn.source_info),
-        (module.TOKEN_SHAPE_DTYPE, jax.ShapeDtypeStruct(shape, jnp.int32)),
-        token,
-        staged.ctx.device_id,
-        staged.ctx.local_core_id,
-        module.TPU_MEMORY_SPACE_IDXS[module._forward_any_to_hbm(aval.memory_space)],
-        getattr(given, "ref", given),
-        tuple(getattr(given, "transforms", ())),
-    )
+    space = module.TPU_MEMORY_SPACE_IDXS[module._forward_any_to_hbm(aval.memory_space)]
+    place = (space, getattr(given, "ref", given))
+    inner = tuple(getattr(given, "transforms", ()))
+    return read(staged, token, jax.ShapeDtypeStruct(shape, jnp.int32), place, inner)
 
 
 def _semaphore(staged: Staged, given: Any) -> Any:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytest_pallas.compat.equations import Rule, Staged
+from pytest_pallas.compat.equations import Rule, Staged, read
 from pytest_pallas.compat.gathering import is_gathering, start_copies
 from pytest_pallas.compat.sparse_core import first_subcore
 
@@ -151,20 +151,6 @@ def _reference(staged: Staged, values: Sequence[Any]) -> tuple[Any, ...]:
     return staged.module.TPU_MEMORY_SPACE_IDXS[space], buffer, inner
 
 
-def _read(staged: Staged, token: Any, shape: Any, place: Any, transforms: Any) -> Any:
-    """Stage a read; gives the token and the value."""
-    module, ctx = staged.module, staged.ctx
-    return module.callback.io_callback(
-        functools.partial(module.get, source_info=staged.eqn.source_info),
-        (module.TOKEN_SHAPE_DTYPE, shape),
-        token,
-        ctx.device_id,
-        ctx.local_core_id,
-        *place,
-        transforms,
-    )
-
-
 def _write(staged: Staged, token: Any, place: Any, transforms: Any, value: Any) -> Any:
     """Stage a write; gives the token."""
     module, ctx = staged.module, staged.ctx
@@ -191,7 +177,7 @@ def _load_expanded(staged: Staged, values: Sequence[Any], token: Any) -> Any:
     mask = flat.pop() if staged.eqn.params["has_mask"] else None
     transforms = (*inner, *jax.tree.unflatten(staged.eqn.params["tree"], flat))
     shape = jax.ShapeDtypeStruct(staged.eqn.outvars[0].aval.shape, staged.eqn.outvars[0].aval.dtype)
-    token, value = _read(staged, token, shape, (space, buffer), transforms)
+    token, value = read(staged, token, shape, (space, buffer), transforms)
     return token, [value if mask is None else _expanded(value, mask)]
 
 
@@ -202,7 +188,7 @@ def _store(staged: Staged, values: Sequence[Any], token: Any) -> Any:
     mask = flat.pop() if params["has_mask"] else jnp.ones(x.shape, bool)
     transforms = (*inner, *jax.tree.unflatten(params["tree"], flat))
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    token, old = _read(staged, token, shape, (space, buffer), transforms)
+    token, old = read(staged, token, shape, (space, buffer), transforms)
     if params.get("compress", params["has_mask"]):  # JAX 0.11.2 has no other stores with a mask
         order = jnp.argsort(~mask, stable=True)
         x, mask = x[order], mask[order]
@@ -220,7 +206,7 @@ def _indexed(staged: Staged, values: Sequence[Any], token: Any) -> Any:
     aval = staged.eqn.invars[0].aval
     whole = state.transform_type(transforms, aval) if transforms else aval
     shape = jax.ShapeDtypeStruct(whole.shape, whole.dtype)
-    token, value = _read(staged, token, shape, (space, buffer), transforms)
+    token, value = read(staged, token, shape, (space, buffer), transforms)
     return token, (space, buffer), transforms, value, tuple(indices), rest
 
 

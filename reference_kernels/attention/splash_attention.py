@@ -64,6 +64,9 @@ from reference_kernels.attention._splash_mask import (
     plan,
 )
 
+#: A query sees no key after its own, aligned at the last ones.
+CAUSAL = Mask(right=0)
+
 
 def _splash_kernel(
     q_blocks: Any,
@@ -220,7 +223,7 @@ def splash_attention(
     q_segments: jax.Array | None = None,
     kv_segments: jax.Array | None = None,
     *,
-    mask: Mask | ArrayMask = Mask(right=0),  # noqa: B008
+    mask: Mask | ArrayMask = CAUSAL,
     scale: float | None = None,
     soft_cap: float | None = None,
     block_q: int = 512,
@@ -313,7 +316,7 @@ def reference(
     q_segments: jax.Array | None = None,
     kv_segments: jax.Array | None = None,
     *,
-    mask: Mask | ArrayMask = Mask(right=0),  # noqa: B008
+    mask: Mask | ArrayMask = CAUSAL,
     scale: float | None = None,
     soft_cap: float | None = None,
 ) -> jax.Array:
