@@ -84,8 +84,8 @@ def _backward(kind: str, d: int, *, causal: bool = False) -> Row:
     def call(q: Any, k: Any, v: Any, log_sums: Any, delta: Any, do: Any) -> Any:
         return kernel(q, k, v, None, log_sums, delta, do, _blocks(causal), d**-0.5)
 
-    def their_call(q: Any, k: Any, v: Any, l: Any, m: Any, do: Any, di: Any) -> Any:  # noqa: E741
-        operands = (q, k, v, None, None, l, m, do, di)
+    def their_call(q: Any, k: Any, v: Any, *saved: Any) -> Any:
+        operands = (q, k, v, None, None, *saved)  # l, m, do, di
         settings = {
             "block_q_major": BLOCK,
             "block_k_major": BLOCK,

@@ -14,6 +14,7 @@ import functools
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -279,15 +280,11 @@ def _barrier(staged: Staged, values: Sequence[Any], token: Any) -> Any:
 
     def wait(token: Any, device: Any, core: Any) -> Any:
         memory = module._get_shared_memory()
-        place = (int(device), first_subcore(memory, int(core)))
+        first = first_subcore(memory, int(core))
+        team = [(int(device), first + k) for k in range(memory.subcores)]
         with memory.lock:
-            barriers = memory.__dict__.setdefault("barriers", {})
-            if place not in barriers:
-                team = [(place[0], place[1] + k) for k in range(memory.subcores)]
-                barriers[place] = threading.Barrier(
-                    memory.subcores, action=functools.partial(_meet, memory, team)
-                )
-        _patiently(memory, barriers[place])
+            gate = memory.__dict__.setdefault("gates", {}).setdefault(team[0], _Gate())
+        _pass(gate, memory, team)
         return token
 
     return module.callback.io_callback(
@@ -299,34 +296,28 @@ def _barrier(staged: Staged, values: Sequence[Any], token: Any) -> Any:
     ), []
 
 
-def _meet(memory: Any, team: list[tuple[int, int]]) -> None:
-    """What any of a team has done is before what any of them does next."""
-    if memory.detect_races:
-        memory.update_clocks(team)
+@dataclass
+class _Gate:
+    """A barrier that can be waited at again: how many have come, and how often it has opened."""
+
+    opening: threading.Condition = field(default_factory=threading.Condition)
+    arrived: int = 0
+    opened: int = 0
 
 
-def _patiently(memory: Any, barrier: threading.Barrier) -> None:
-    """Wait until all are there, or until somebody has failed."""
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.05):
-            try:
-                memory.check_failed()
-            except Exception:
-                barrier.abort()
-                return
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        barrier.wait()
-    except threading.BrokenBarrierError:
-        memory.check_failed()
-        raise
-    finally:
-        done.set()
-        watcher.join()
+def _pass(gate: _Gate, memory: Any, team: Sequence[tuple[int, int]]) -> None:
+    """Wait until the whole team is there, or until somebody has failed."""
+    with gate.opening:
+        before = gate.opened
+        gate.arrived += 1
+        if gate.arrived == len(team):
+            if memory.detect_races:  # what any of them has done is before what any does next
+                memory.update_clocks(team)
+            gate.arrived, gate.opened = 0, before + 1
+            gate.opening.notify_all()
+        while gate.opened == before:
+            gate.opening.wait(0.05)
+            memory.check_failed()
 
 
 def _fetch_and_add(staged: Staged, values: Sequence[Any], token: Any) -> Any:

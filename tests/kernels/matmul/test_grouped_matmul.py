@@ -128,7 +128,10 @@ def test_weights_of_an_empty_group_have_a_gradient_of_zero() -> None:
 
 def test_second_derivatives() -> None:
     x, w = normal(10, 8), normal(2, 8, 9)
-    # The sum of squares of a linear function has a constant second derivative.
-    loss = lambda w: (gmm(x, w, i32(4, 6)) ** 2).sum() / 2  # noqa: E731
+
+    def loss(w: jax.Array) -> jax.Array:
+        """The sum of squares of a linear function has a constant second derivative."""
+        return (gmm(x, w, i32(4, 6)) ** 2).sum() / 2
+
     _, tangent = jax.vjp(jax.grad(loss), w)
     np.testing.assert_allclose(tangent(w)[0], jax.grad(loss)(w), rtol=1e-4, atol=1e-4)

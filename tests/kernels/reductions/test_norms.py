@@ -98,7 +98,10 @@ def test_layer_norm_keeps_a_small_deviation_of_a_large_mean() -> None:
 def test_gradients_of_the_weights_count_each_row_once() -> None:
     # 33 rows in blocks of 16: the last block has 15 rows beyond the end.
     x, w, b = jnp.ones((33, 2)) * jnp.array([1.0, -1.0]), jnp.ones(2), jnp.zeros(2)
-    loss = lambda w, b: layer_norm(x, w, b, block_rows=16).sum()  # noqa: E731
+
+    def loss(w: jax.Array, b: jax.Array) -> jax.Array:
+        return layer_norm(x, w, b, block_rows=16).sum()
+
     dw, db = jax.grad(loss, argnums=(0, 1))(w, b)
     np.testing.assert_allclose(dw, [33.0, -33.0], rtol=1e-4)
     np.testing.assert_array_equal(db, [33.0, 33.0])
