@@ -52,9 +52,8 @@ class KernelCall:
 
     @functools.cached_property
     def simulated(self) -> tuple[str, ...]:
-        """Names of primitives in its body that JAX's TPU interpreter runs by rules of ours."""
-        bodies = compat.sub_jaxprs(self.eqn)
-        return tuple(sorted({n for body in bodies for n in compat.subcore_operations(body)}))
+        """What of it JAX's TPU interpreter lacks and rules of ours run: meshes and primitives."""
+        return tuple(sorted(set(compat.simulated_parts(self.eqn))))
 
 
 def kernel_calls(jaxpr: Any) -> list[KernelCall]:

@@ -111,7 +111,7 @@ class Interpreter:
         if self.name != "tpu-interpret":
             return ()
         names = sorted({name for each in outcome.kernels for name in each.simulated})
-        return (f"SparseCore, simulated by pytest-pallas: {', '.join(names)}",) if names else ()
+        return (f"simulated by pytest-pallas: {', '.join(names)}",) if names else ()
 
     @property
     def fills(self) -> bool:
@@ -144,7 +144,7 @@ class Interpreter:
             stack.enter_context(compat.sparse_core_meshes())
             stack.enter_context(compat.mended_tpu_interpreter())
             stack.enter_context(compat.watchable())
-            stack.enter_context(compat.subcores_interpreted())
+            stack.enter_context(compat.missing_operations())
             stack.enter_context(compat.clocks_for_dmas())
             stack.enter_context(compat.gpu_bounds_named())
             if watch is not None:

@@ -55,6 +55,7 @@ from pytest_pallas.compat.jaxprs import (
     written_inputs,
 )
 from pytest_pallas.compat.memory import Place, memory_place, memory_placed, outputs_told
+from pytest_pallas.compat.missing import missing_operations, simulated_parts
 from pytest_pallas.compat.settings import (
     Setting,
     interpreters_in_use,
@@ -63,11 +64,7 @@ from pytest_pallas.compat.settings import (
     set_jax_setting,
 )
 from pytest_pallas.compat.simulated import Left, Memory, Operation
-from pytest_pallas.compat.sparse_core import (
-    sparse_core_meshes,
-    subcore_operations,
-    subcores_interpreted,
-)
+from pytest_pallas.compat.sparse_core import sparse_core_meshes
 from pytest_pallas.compat.testing import (
     collected,
     configured,
@@ -125,6 +122,7 @@ __all__ = [
     "memory_place",
     "memory_placed",
     "mended_tpu_interpreter",
+    "missing_operations",
     "oldest_dma_first",
     "outputs_told",
     "overhanging_blocks",
@@ -140,11 +138,10 @@ __all__ = [
     "set_database_key",
     "set_hypothesis_settings",
     "set_jax_setting",
+    "simulated_parts",
     "source_line",
     "sparse_core_meshes",
     "sub_jaxprs",
-    "subcore_operations",
-    "subcores_interpreted",
     "terminal_width",
     "unwritten_memory",
     "variables_of_imports",

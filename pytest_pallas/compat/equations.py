@@ -38,8 +38,8 @@ class Staged:
 #: that orders callbacks; gives the token and the outputs.
 Rule = Callable[[Staged, Sequence[Any], Any], tuple[Any, Sequence[Any]]]
 
-#: Tells which rule an equation needs, if any.
-Rules = Callable[[Any], Rule | None]
+#: Tells which rule an equation needs in a context, if any.
+Rules = Callable[[Any, Any], Rule | None]
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def interpreted_by(rules: Rules) -> Generator[None]:
     interpret = module._interpret_jaxpr
 
     def in_pieces(jaxpr: Any, *args: Any, ctx: Any, token: Any) -> tuple[Any, Any]:
-        ours = {place: rule for place, eqn in enumerate(jaxpr.eqns) if (rule := rules(eqn))}
+        ours = {place: rule for place, eqn in enumerate(jaxpr.eqns) if (rule := rules(eqn, ctx))}
         if not ours:
             return interpret(jaxpr, *args, ctx=ctx, token=token)
         values = dict(zip([*jaxpr.constvars, *jaxpr.invars], args, strict=True))

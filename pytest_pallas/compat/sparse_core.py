@@ -1,7 +1,8 @@
 """Private names of JAX: SparseCores in the TPU interpreter, which knows TensorCores only.
 
 It runs a kernel on a mesh of subcores as if there were one, so that ``axis_index`` is 0 for all;
-memory that subcores share is one for each. Seen in JAX 0.11.2 and 0.12.0.1.
+memory that subcores share is one for each; a kernel of several bodies on several meshes is
+refused. Seen in JAX 0.11.2 and 0.12.0.1.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from pytest_pallas.compat.jaxprs import sub_jaxprs
+from pytest_pallas.compat.teams import Teams, with_fields
 
 _MODULE = "jax._src.pallas.mosaic.interpret.interpret_pallas_call"
 _MEMORY = "jax._src.pallas.mosaic.interpret.shared_memory"
+_MPMD = "jax._src.pallas.mpmd"
 _SHARED = "vmem_shared"
 
 
@@ -24,22 +26,28 @@ _SHARED = "vmem_shared"
 def sparse_core_meshes() -> Generator[None]:
     """Run kernels on meshes of SparseCores with a simulated core for each subcore.
 
-    The grid is the mesh, one program for each core of it in order, and axis names are those of the
-    grid: ``axis_index`` is what the interpreter then knows by itself. ``VMEM_SHARED`` belongs to
-    the first subcore of a SparseCore.
+    The grid has one program for each core, in order; each interprets the body of its team.
+    ``VMEM_SHARED`` belongs to the first subcore of a SparseCore.
     """
     module: Any = importlib.import_module(_MODULE)
     memory: Any = importlib.import_module(_MEMORY).SharedMemory
+    mpmd: Any = importlib.import_module(_MPMD)
     interpret, initialize = module.interpret_pallas_call, module._initialize_shared_memory
     owner, allocate = module._local_core_id_or_zero_if_hbm, memory.allocate_buffer
+    space, lower = module._forward_any_to_hbm, mpmd._mpmd_map_fallback_lowering
 
-    def on_mesh(*args: Any, mesh: Any, interpret_params: Any, **params: Any) -> Any:
-        if not is_sparse_core_mesh(mesh):
+    def lowered(ctx: Any, *nodes: Any, meshes: Any, jaxprs: Any, **params: Any) -> Any:
+        if params["interpret"] and any(is_sparse_core_mesh(mesh) for mesh in meshes):
+            teams = Teams(tuple(meshes))
+            meshes, jaxprs = [teams], [_by_teams(teams, jaxprs)]
+        return lower(ctx, *nodes, meshes=meshes, jaxprs=jaxprs, **params)
+
+    def on_teams(*args: Any, mesh: Any, interpret_params: Any, **params: Any) -> Any:
+        if not isinstance(mesh, Teams):
             return interpret(*args, mesh=mesh, interpret_params=interpret_params, **params)
-        params["compiler_params"] = _all_parallel(params["compiler_params"], len(mesh.shape))
+        params["compiler_params"] = _parallel(params["compiler_params"])
         interpret_params = dataclasses.replace(
-            _with_subcores(interpret_params, subcores=getattr(mesh, "num_subcores", 1)),
-            num_cores_or_threads=mesh.size,
+            with_fields(interpret_params, teams=mesh), num_cores_or_threads=mesh.size
         )
         with _grid_in_order(module):
             return interpret(*args, mesh=None, interpret_params=interpret_params, **params)
@@ -47,25 +55,31 @@ def sparse_core_meshes() -> Generator[None]:
     @functools.wraps(initialize)
     def initialized(*args: Any, interpret_params: Any) -> Any:
         token = initialize(*args, interpret_params=interpret_params)
-        module._shared_memory.subcores = getattr(interpret_params, "subcores", 1)
+        module._shared_memory.teams = getattr(interpret_params, "teams", None)
         return token
 
     def owned(core: int, space: str) -> int:
         if space == _SHARED:
-            return first_subcore(module._shared_memory, core)
+            return sparse_core(module._shared_memory, core)[0]
         return owner(core, space)
 
     def allocated(self: Any, key: Any, ref_count: int, *args: Any, **options: Any) -> None:
         if key[0] == _SHARED:
-            key = (*key[:3], first_subcore(self, key[3]))
-            ref_count = self.subcores  # each leaves the scope of the allocation
+            sharing = sparse_core(self, key[3])
+            key = (*key[:3], sharing[0])
+            ref_count = len(sharing)  # each leaves the scope of the allocation
         allocate(self, key, ref_count, *args, **options)
+
+    def of_any_core(memory_space: Any) -> Any:
+        return space(_without_core(memory_space))
 
     with ExitStack() as stack:
         for place, name, value in (
-            (module, "interpret_pallas_call", on_mesh),
+            (mpmd, "_mpmd_map_fallback_lowering", lowered),
+            (module, "interpret_pallas_call", on_teams),
             (module, "_initialize_shared_memory", initialized),
             (module, "_local_core_id_or_zero_if_hbm", owned),
+            (module, "_forward_any_to_hbm", of_any_core),
             (memory, "allocate_buffer", allocated),
         ):
             stack.callback(setattr, place, name, getattr(place, name))
@@ -73,30 +87,53 @@ def sparse_core_meshes() -> Generator[None]:
         yield
 
 
+def sparse_core(memory: Any, core: int) -> tuple[int, ...]:
+    """The simulated cores that share memory with one of them, itself included."""
+    return memory.teams.sparse_core(core) if memory.teams else (core,)
+
+
 def is_sparse_core_mesh(mesh: Any) -> bool:
     """Whether a mesh is one of scalar or vector subcores."""
     return type(mesh).__name__ in ("ScalarSubcoreMesh", "VectorSubcoreMesh")
 
 
-def first_subcore(memory: Any, core: int) -> int:
-    """The first subcore of the SparseCore that a simulated core belongs to."""
-    return core - core % memory.subcores
+@functools.cache
+def bodies_primitive() -> Any:
+    """The equation that is a whole kernel: the bodies of its teams, in ``jaxprs``."""
+    from jax.extend.core import Primitive
+
+    primitive = Primitive("pytest_pallas_bodies")
+    primitive.multiple_results = True
+    return primitive
 
 
-def _all_parallel(params: Any, dimensions: int) -> Any:
+def _by_teams(teams: Teams, jaxprs: Sequence[Any]) -> Any:
+    """One body for all cores."""
+    core: Any = importlib.import_module("jax._src.core")
+    first = jaxprs[0]
+    effects = frozenset().union(*(jaxpr.effects for jaxpr in jaxprs))
+    eqn = core.new_jaxpr_eqn(
+        [*first.invars],
+        [],
+        bodies_primitive(),
+        {"jaxprs": tuple(jaxprs), "teams": teams},
+        core.no_effects,
+        first.eqns[0].source_info if first.eqns else None,
+    )
+    return first.replace(eqns=[eqn], outvars=[], effects=effects)
+
+
+def _without_core(memory_space: Any) -> Any:
+    """A memory space, without the mesh whose cores have it."""
+    if type(memory_space).__name__ == "CoreMemorySpace":
+        return memory_space.memory_space
+    return memory_space
+
+
+def _parallel(params: Any) -> Any:
     if params is None:
         params = importlib.import_module("jax._src.pallas.mosaic.core").CompilerParams()
-    return dataclasses.replace(params, dimension_semantics=("parallel",) * dimensions)
-
-
-def _with_subcores(params: Any, *, subcores: int) -> Any:
-    """The interpreter's parameters, and the number of subcores of a SparseCore."""
-    fields = [("subcores", int, dataclasses.field(default=1))]
-    extended: Any = dataclasses.make_dataclass(
-        "SparseCoreParams", fields, bases=(type(params),), frozen=True, kw_only=True
-    )
-    known = {each.name: getattr(params, each.name) for each in dataclasses.fields(params)}
-    return extended(**known, subcores=subcores)
+    return dataclasses.replace(params, dimension_semantics=("parallel",))
 
 
 @contextmanager
@@ -110,24 +147,3 @@ def _grid_in_order(module: Any) -> Generator[None]:
         yield
     finally:
         module._get_randomized_grid_coordinates = coordinates
-
-
-@contextmanager
-def subcores_interpreted() -> Generator[None]:
-    """Let the TPU interpreter run the operations that only SparseCores have."""
-    from pytest_pallas.compat.equations import interpreted_by
-    from pytest_pallas.compat.subcores import subcore_rule
-
-    with interpreted_by(subcore_rule):
-        yield
-
-
-def subcore_operations(jaxpr: Any) -> Iterator[str]:
-    """Names of the operations of a kernel's body that are run by rules of our own."""
-    from pytest_pallas.compat.subcores import subcore_rule
-
-    for eqn in jaxpr.eqns:
-        if subcore_rule(eqn):
-            yield eqn.primitive.name
-        for inner in sub_jaxprs(eqn):
-            yield from subcore_operations(inner)

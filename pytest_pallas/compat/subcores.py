@@ -23,7 +23,7 @@ import numpy as np
 
 from pytest_pallas.compat.equations import Rule, Staged, read
 from pytest_pallas.compat.gathering import is_gathering, start_copies
-from pytest_pallas.compat.sparse_core import first_subcore
+from pytest_pallas.compat.sparse_core import sparse_core
 
 _PRIMITIVES = "jax._src.pallas.mosaic.sc_primitives"
 
@@ -280,8 +280,7 @@ def _barrier(staged: Staged, values: Sequence[Any], token: Any) -> Any:
 
     def wait(token: Any, device: Any, core: Any) -> Any:
         memory = module._get_shared_memory()
-        first = first_subcore(memory, int(core))
-        team = [(int(device), first + k) for k in range(memory.subcores)]
+        team = [(int(device), each) for each in sparse_core(memory, int(core))]
         with memory.lock:
             gate = memory.__dict__.setdefault("gates", {}).setdefault(team[0], _Gate())
         _pass(gate, memory, team)
@@ -329,7 +328,7 @@ def _fetch_and_add(staged: Staged, values: Sequence[Any], token: Any) -> Any:
     def add(token: Any, device: Any, core: Any, buffer: Any, *rest: Any) -> Any:
         *indices, value, subcore = (int(each) for each in rest)
         memory = module._get_shared_memory()
-        there = first_subcore(memory, int(core)) + subcore
+        there = sparse_core(memory, int(core))[subcore]
         name = module.TPU_MEMORY_SPACE_NAMES[int(space)]
         content = memory.mem[name, int(buffer), int(device), there].content
         with _atomic:

@@ -433,4 +433,4 @@ def test_records_say_what_was_simulated() -> None:
         return pl.kernel(body, out_type=I32, mesh=mesh(), scratch_types=scratch)(x)
 
     outcome = tpu_interpret().run(Call(function=call, args=(VALUES,)))
-    assert "SparseCore, simulated by pytest-pallas: masked_cumsum" in outcome.notes
+    assert "simulated by pytest-pallas: VectorSubcoreMesh, masked_cumsum" in outcome.notes
