@@ -124,6 +124,10 @@ class CostError(PallasTestError, AssertionError):
     """The machine code of a kernel costs more than was recorded."""
 
 
+class GoldenError(PallasTestError):
+    """A golden is damaged, foreign, or in the way of another one."""
+
+
 class MismatchError(PallasTestError, AssertionError):
     """The kernel's answer was judged wrong."""
 

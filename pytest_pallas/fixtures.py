@@ -171,6 +171,7 @@ def pallas_check(
                 dump=session.dump_folder(_test_name(session)),
                 costs=session.costs,
                 observer=session.observer,
+                golden=_golden(session),
             )
             try:
                 with _guarded(session, f"{kernel}: {each} on {label(backend)}", backend):
@@ -360,6 +361,17 @@ def _guarded(
 
     jax.devices("cpu")  # starting JAX changes settings
     return guarded(session.config, headline)
+
+
+def _golden(session: Session) -> Any:
+    """Whose goldens the answers of the running test are, if there are any."""
+    if session.goldens is None:
+        return None
+    from pytest_pallas.checks.golden import Asked
+
+    item: Any = session.item
+    test = "" if item is None else item.nodeid.partition("[")[0]
+    return Asked(goldens=session.goldens, test=test, seed=session.options_for(item).seed)
 
 
 def _test_name(session: Session) -> str:

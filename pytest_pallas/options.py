@@ -97,6 +97,8 @@ class Options:
     cost: str = "off"
     cost_file: Path = Path("pallas_costs.json")
     cost_limit: float = 5.0
+    golden: str = "off"
+    golden_dir: Path = Path("pallas_goldens")
     worker_memory: float = 8.0
     example: str = ""
     database: tuple[Place, ...] = ()
@@ -275,6 +277,21 @@ TABLE: tuple[Option, ...] = (
         parse=_amount("percent", zero=True),
         metavar="PERCENT",
         help="by how much a kernel's cost may grow (default: 5)",
+    ),
+    Option(
+        name="golden",
+        parse=_one_of("off", "record", "update", "replay"),
+        metavar="WHAT",
+        help="record what kernels answer, to be compared with on another machine; update also "
+        "replaces what differs where CI=true is set; replay runs the recorded calls here, and "
+        "compares (default: off)",
+    ),
+    Option(
+        name="golden_dir",
+        parse=_path,
+        metavar="DIR",
+        help="the folder of --pallas-golden, seen from pytest's root folder (default: "
+        "pallas_goldens)",
     ),
     Option(
         name="worker_memory",

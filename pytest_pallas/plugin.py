@@ -85,6 +85,8 @@ def pytest_configure(config: pytest.Config) -> None:
             path = config.invocation_params.dir / state.options.results
             state.options = dataclasses.replace(state.options, results=path)
             check_writable(path)
+        if state.goldens is not None:
+            state.goldens.ready()
         state.costs  # noqa: B018 - read now: a missing file must stop pytest before it collects
         if state.options.dump is not None:
             folder = config.invocation_params.dir / state.options.dump

@@ -43,6 +43,8 @@ class Record:
       notes: what else a reader should know, such as that races were looked for.
       inputs: what was tried of the inputs that were declared, as ``checks.inputs.to_json`` gives
         it; empty if nothing was drawn.
+      goldens: how many goldens were ``recorded``, ``replaced``, left ``unchanged``, ``compared``,
+        ``different``, ``missing`` or ``lost``; and ``used NAME`` for each that was compared.
     """
 
     test: str
@@ -66,6 +68,7 @@ class Record:
     compiled: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    goldens: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
 
 
 def to_json(record: Record) -> dict[str, Any]:
@@ -74,6 +77,7 @@ def to_json(record: Record) -> dict[str, Any]:
     plain["mesh"] = dict(record.mesh)
     plain["notes"] = list(record.notes)
     plain["inputs"] = dict(record.inputs)
+    plain["goldens"] = dict(record.goldens)
     plain["compiled"] = [dict(report) for report in record.compiled]
     return {name: _finite(value) for name, value in plain.items()}
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from pytest_pallas.backends import Backend, Family, Selection
     from pytest_pallas.checks import Check
+    from pytest_pallas.checks.golden import Goldens
     from pytest_pallas.compilers.costs import Costs
     from pytest_pallas.compilers.service import Service
     from pytest_pallas.oracle import ExpectedCache
@@ -118,6 +119,21 @@ class Session:
         from pytest_pallas.compilers.costs import load
 
         return load(self.cost_file, self.options.cost_limit)
+
+    @cached_property
+    def goldens(self) -> Goldens | None:
+        """What is done with answers; None unless they are to be kept or compared."""
+        if self.options.golden == "off":
+            return None
+        from pytest_pallas.checks.golden import Goldens
+        from pytest_pallas.goldens.store import Store
+
+        return Goldens(
+            store=Store(self.config.rootpath / self.options.golden_dir),
+            mode=cast("Any", self.options.golden),
+            most=self.options.max_bytes,
+            ci=os.environ.get("CI", "").lower() in ("true", "1"),
+        )
 
     @cached_property
     def database(self) -> ExampleDatabase | None:

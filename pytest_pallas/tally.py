@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ class Tally:
     inputs: list[Inputs] = field(default_factory=list["Inputs"])
     evidence: list[Any] = field(default_factory=list[Any])
     withdrawn: str = ""
+    goldens: Counter[str] = field(default_factory=Counter[str])
 
     def begin(self, arguments: Arguments) -> None:
         """Count an example, before it is known how it goes."""
@@ -51,6 +53,7 @@ class Tally:
         """Add what an example showed. Of one that failed, only the failure counts."""
         self.kernel_seconds += finding.seconds
         self.notes += [note for note in finding.notes if note not in self.notes]
+        self.goldens.update(finding.goldens)
         if finding.evidence is not None:
             self.evidence.append(finding.evidence)
         report = None if finding.outcome is None else finding.outcome.report
@@ -96,6 +99,7 @@ class Tally:
             notes=tuple(self.notes),
             compiled=tuple(self.compiled),
             inputs=self._inputs(),
+            goldens=dict(self.goldens),
             **rest,  # pyright: ignore[reportArgumentType]
         )
 

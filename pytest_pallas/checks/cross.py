@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytest_pallas.backends import Outcome, label
+from pytest_pallas.checks.apart import apart, named, named_noise
 from pytest_pallas.checks.trial import Finding, Other, Trial, exactly, expect, run
 from pytest_pallas.errors import NotApplicableError, PallasTestError
 from pytest_pallas.numerics import (
     Comparison,
-    Noise,
     compare_trees,
     epsilon,
     is_complex,
@@ -69,10 +69,10 @@ def cross(trial: Trial) -> Finding:
             return Finding(
                 comparisons=found, seconds=seconds, subject=_state(departs, list(sides), exact)
             )
-        apart = _apart(trial, here, other.name, sides, expected)
-        if _worst(apart):
+        between = apart(trial, here, other.name, sides[here], sides[other.name], expected)
+        if _worst(between):
             subject = f"{here} and {other.name}: each is near the oracle, but not near the other"
-            return Finding(comparisons=apart, seconds=seconds, subject=subject)
+            return Finding(comparisons=between, seconds=seconds, subject=subject)
         comparisons += found
         notes += _differs(other.name, sides[here], sides[other.name])
     return Finding(comparisons=comparisons, seconds=seconds, notes=tuple(dict.fromkeys(notes)))
@@ -109,52 +109,16 @@ def _judged(
 ) -> list[Comparison]:
     """One side against the oracle; every output is called by the name of the side."""
     return compare_trees(
-        _named(leaves, name),
-        _named(expected.oracle, name),
-        _named(expected.baseline, name),
+        named(leaves, name),
+        named(expected.oracle, name),
+        named(expected.baseline, name),
         tolerance=trial.tolerance,
         exact=exact,
         depth=expected.depth,
-        sensitivity=Later(lambda: dict(_named(list(expected.sensitivity.items()), name))),
-        noise=_noise(expected, name),
+        sensitivity=Later(lambda: dict(named(list(expected.sensitivity.items()), name))),
+        noise=named_noise(expected, name),
         check_dtype=trial.check_dtype,
     )
-
-
-def _apart(
-    trial: Trial, here: str, there: str, sides: dict[str, Leaves], expected: Expected
-) -> list[Comparison]:
-    """One side against the other, which has the error of the baseline about it."""
-    oracle, baseline = dict(expected.oracle), dict(expected.baseline)
-    center: Leaves = []
-    around: Leaves = []
-    for path, values in sides[there]:
-        values = wide(values)
-        center.append((path, values))
-        with np.errstate(all="ignore"):
-            spread = 0 if is_exact(values.dtype) else wide(baseline[path]) - wide(oracle[path])
-            around.append((path, values + np.where(np.isfinite(spread), spread, 0)))
-    name = f"{here} against {there}"
-    return compare_trees(
-        _named(sides[here], name),
-        _named(center, name),
-        _named(around, name),
-        tolerance=trial.tolerance,
-        depth=expected.depth,
-        sensitivity=Later(lambda: dict(_named(list(expected.sensitivity.items()), name))),
-        noise=_noise(expected, name),
-        check_dtype=False,  # what is wide has another, and both were judged
-    )
-
-
-def _noise(expected: Expected, name: str) -> Callable[[str], Noise | None]:
-    """The noise of each output by the name that it has beside ``name``."""
-    paths = dict(_named([(path, path) for path, _ in expected.oracle], name))
-    return lambda words: expected.noise(paths[words])
-
-
-def _named[T](leaves: Sequence[tuple[str, T]], name: str) -> list[tuple[str, T]]:
-    return [(f"{path or 'output'} of {name}", leaf) for path, leaf in leaves]
 
 
 def _worst(comparisons: Sequence[Comparison]) -> Comparison | None:

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from pytest_pallas.checks.check import Program
-from pytest_pallas.checks.trial import Finding, Trial, anticipate, exactly, expect, judge, run
+from pytest_pallas.checks.trial import (
+    Answer,
+    Finding,
+    Trial,
+    anticipate,
+    exactly,
+    expect,
+    judge,
+    run,
+)
+from pytest_pallas.oracle import flatten
 
 
 def forward(trial: Trial) -> Finding:
@@ -13,7 +23,11 @@ def forward(trial: Trial) -> Finding:
     expected = expect(trial)
     comparisons = judge(trial, outcome.values, expected, exact=exactly(trial))
     return Finding(
-        comparisons=comparisons, outcome=outcome, seconds=outcome.seconds, notes=outcome.notes
+        comparisons=comparisons,
+        outcome=outcome,
+        seconds=outcome.seconds,
+        notes=outcome.notes,
+        answer=Answer(flatten(outcome.values), expected),
     )
 
 

@@ -13,9 +13,18 @@ import numpy as np
 
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.checks.check import Program
-from pytest_pallas.checks.trial import Finding, Trial, anticipate, expect, judge, run
+from pytest_pallas.checks.trial import (
+    Answer,
+    Finding,
+    Trial,
+    anticipate,
+    expect,
+    judge,
+    run,
+)
 from pytest_pallas.errors import SpecError
 from pytest_pallas.numerics import is_float
+from pytest_pallas.oracle import flatten
 from pytest_pallas.strategies.arguments import Arguments
 
 
@@ -69,6 +78,7 @@ def gradient(trial: Trial) -> Finding:
         seconds=outputs.seconds + outcome.seconds,
         cotangents=cotangents,
         subject=f"gradient by arguments {by}",
+        answer=Answer(flatten(outcome.values), wanted),
     )
 
 

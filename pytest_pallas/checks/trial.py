@@ -14,7 +14,7 @@ from pytest_pallas.backends.execution import brief
 from pytest_pallas.compilers.costs import Costs
 from pytest_pallas.errors import KernelError, PallasTestError
 from pytest_pallas.numerics import Comparison, Tolerance, compare_trees, is_float, wide
-from pytest_pallas.oracle import Expected, ExpectedCache, flatten
+from pytest_pallas.oracle import Expected, ExpectedCache, Leaves, flatten
 from pytest_pallas.relations import AnyRelation
 from pytest_pallas.strategies.arguments import Arguments
 
@@ -72,6 +72,7 @@ class Trial:
       ignored: as in ``KernelSpec``.
       claimed: the backends that the spec claims, as in ``KernelSpec.claimed``.
       observer: see ``Call``.
+      golden: whose goldens its answer is kept among or compared with (``golden.Asked``), or None.
     """
 
     kernel: Callable[..., Any]
@@ -100,6 +101,7 @@ class Trial:
     ignored: Callable[..., Any] | None = None
     claimed: Sequence[str] = ()
     observer: Observer | None = None
+    golden: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +121,19 @@ class Related:
     claim: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a kernel answered, and what was expected: goldens are made of these.
+
+    Attributes:
+      outputs: of the kernel, by path.
+      expected: of those.
+    """
+
+    outputs: Leaves
+    expected: Expected
+
+
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """What came of one trial.
@@ -132,6 +147,8 @@ class Finding:
       cotangents: what the gradient check pulled back.
       related: the calls that a metamorphic check compared.
       evidence: what ``Check.conclude`` is given of this trial after the last; None for nothing.
+      answer: what may be kept as a golden; None if nothing should be.
+      goldens: what was done with goldens: counts by what, and names of those that were compared.
     """
 
     comparisons: Sequence[Comparison]
@@ -142,6 +159,8 @@ class Finding:
     cotangents: Any = None
     related: Related | None = None
     evidence: Any = None
+    answer: Answer | None = None
+    goldens: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def failed(self) -> Comparison | None:

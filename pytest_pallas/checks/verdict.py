@@ -15,6 +15,7 @@ from pytest_pallas.analysis import describe_writer
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.compiled import compiled
+from pytest_pallas.checks.golden import with_golden
 from pytest_pallas.checks.trial import Finding, Trial, as_kernel_error
 from pytest_pallas.errors import CompileError, CostError, MismatchError, PallasTestError
 from pytest_pallas.numerics import Comparison
@@ -66,7 +67,7 @@ def ask(
     """
     __tracebackhide__ = True
     headline = f"{name}: {check.name} on {label(trial.backend)}"
-    finding = _run(check, trial, headline)
+    finding = _run(check, trial, name, headline)
     if isinstance(finding, PallasTestError):
         finding.failure = Failure(check.name, name, trial)
         # Not in the handler: pytest would print the whole chain, which is JAX's internals.
@@ -103,10 +104,16 @@ def conclude(check: Check, evidence: Sequence[Any], name: str, backend: Backend)
         raise MismatchError(f"{name}: {check.name} on {label(backend)}: {problem}")
 
 
-def _run(check: Check, trial: Trial, headline: str) -> Finding | PallasTestError:
+def _run(check: Check, trial: Trial, name: str, headline: str) -> Finding | PallasTestError:
     """The finding of a check, or the error that stopped it, with what was drawn."""
     try:
-        return compiled(check, trial) if trial.backend.kind == "compiling" else check.run(trial)
+        if trial.backend.kind == "compiling":
+            return compiled(check, trial)
+        finding = check.run(trial)
+        if trial.golden is None:
+            return finding
+        drawn = "; ".join(" ".join(line.split()) for line in drawn_lines(trial.arguments))
+        return with_golden(check.name, name, trial, finding, drawn)
     except PallasTestError as error:
         return _told(error, headline, trial)
 

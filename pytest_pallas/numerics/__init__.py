@@ -12,6 +12,7 @@ from pytest_pallas.numerics.dtypes import (
     is_float,
     wide,
 )
+from pytest_pallas.numerics.explanation import state
 from pytest_pallas.numerics.judgement import compare
 from pytest_pallas.numerics.noise import Noise
 from pytest_pallas.numerics.patterns import location_patterns
@@ -35,6 +36,7 @@ __all__ = [
     "is_exact",
     "is_float",
     "location_patterns",
+    "state",
     "summation_error",
     "value_patterns",
     "wide",

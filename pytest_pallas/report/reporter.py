@@ -89,7 +89,7 @@ class Reporter:
                 terminalreporter.write_line(self.costs)
             return
         from pytest_pallas import compat
-        from pytest_pallas.report import compilers, inputs, terminal
+        from pytest_pallas.report import compilers, goldens, inputs, terminal
 
         width = compat.terminal_width(terminalreporter)
         color = bool(terminalreporter.hasmarkup)
@@ -112,6 +112,8 @@ class Reporter:
             terminalreporter.write_line(text)
         if self.costs:
             terminalreporter.write_line(self.costs)
+        for line in goldens.summary(self.session, self.records):
+            terminalreporter.write_line(line)
         path = self.session.options.results
         if self.unwritten:
             terminalreporter.write_line(self.unwritten, red=True)

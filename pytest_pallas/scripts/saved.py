@@ -82,6 +82,8 @@ def _save(session: Session, item: pytest.Item, error: PallasTestError, replay: s
     from pytest_pallas.backends import label
 
     folder, failure = folder_for(session), error.failure
+    if failure.finding is not None and failure.finding.goldens.get("different"):
+        raise NoScriptError("it would not have the golden to compare with")
     script = compose(
         error, failure, test=item.nodeid, replay=replay, devices=session.options.devices
     )

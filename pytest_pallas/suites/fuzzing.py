@@ -152,10 +152,13 @@ def fuzz(
     asker = Asker(what.ask, what.passed, until=until)
     if remember:
         _remembered(what, asker)
-    count, each = effort(max_examples)
-    choice = what.source.choose(seed, count)
-    each = min(MOST, max(each, math.ceil(max_examples / max(1, len(choice.chosen)))))
-    _explore(what, asker, islice(_calls(choice, each), max_examples), seed=seed, draws=count)
+    draws, calls = _planned(what.source, seed, max_examples)
+    _explore(what, asker, calls, seed=seed, draws=draws)
+
+
+def drawn_calls(source: Source, seed: int, max_examples: int) -> Iterator[Any]:
+    """The calls that ``fuzz`` asks about."""
+    return (planned.call for planned in _planned(source, seed, max_examples)[1])
 
 
 def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
@@ -191,6 +194,14 @@ class _Planned:
     call: Any
     words: str
     number: int
+
+
+def _planned(source: Source, seed: int, examples: int) -> tuple[int, Iterator[_Planned]]:
+    """How many draws so many examples take, and the calls to ask about."""
+    draws, each = effort(examples)
+    choice = source.choose(seed, draws)
+    each = min(MOST, max(each, math.ceil(examples / max(1, len(choice.chosen)))))
+    return draws, islice(_calls(choice, each), examples)
 
 
 def _calls(choice: Choice, each: int) -> Iterator[_Planned]:

@@ -151,6 +151,7 @@ class SpecItem(pytest.Item):
     def _fuzz(self, asked: Question) -> None:
         from pytest_pallas.suites.fuzzing import Fuzz, fuzz, replay
         from pytest_pallas.suites.questions import ask_about, prepare
+        from pytest_pallas.suites.replaying import replay_goldens
         from pytest_pallas.suites.variety import shared
 
         __tracebackhide__ = True
@@ -166,8 +167,11 @@ class SpecItem(pytest.Item):
             database=session.database_for(self.name),  # the same on every machine
         )
         examples = self.check.examples(options.max_examples)
+        goldens = session.goldens
         if options.example:
             replay(what, options.example)
+        elif goldens is not None and goldens.mode == "replay":
+            replay_goldens(asked, goldens, what.source)
         elif (seconds := self.slot()) is not None:
             self._fuzz_for(what, seconds, options, examples)
         else:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pytest_pallas.checks.golden import Asked
 from pytest_pallas.checks.trial import Other, Trial
 from pytest_pallas.checks.verdict import ask, drawn_lines
 from pytest_pallas.errors import NotApplicableError
@@ -97,6 +98,22 @@ def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
         ignored=spec.ignored,
         claimed=spec.claimed,
         observer=session.observer,
+        golden=_golden(asked),
+    )
+
+
+def _golden(asked: Question) -> Asked | None:
+    """Whose goldens the answers are, if there are any."""
+    item, options = asked.item, asked.options
+    goldens = current(item.config).goldens
+    if goldens is None:
+        return None
+    return Asked(
+        goldens=goldens,
+        test=f"{item.spec.name}-{item.check.name}",
+        mesh=item.mesh,
+        seed=options.seed,
+        examples=item.check.examples(options.max_examples),
     )
 
 

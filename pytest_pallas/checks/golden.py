@@ -1,0 +1,292 @@
+"""Goldens: keep what a check's kernel answered, or compare it with what was kept.
+
+Not a check of its own: every check whose finding has an ``answer`` takes part. The judgement is
+that of ``cross``: the golden takes the oracle's place, while the baseline's error stays what it is.
+The bits must be those of the golden where nothing that decides them has changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from pytest_pallas.checks.apart import apart
+from pytest_pallas.checks.trial import Answer, Finding, Trial
+from pytest_pallas.errors import GoldenError, OptionError
+from pytest_pallas.goldens.entry import Call, Golden, Output, question_of
+from pytest_pallas.goldens.places import origin_of
+from pytest_pallas.goldens.store import Store
+from pytest_pallas.goldens.tensors import Array, digest, dump
+from pytest_pallas.goldens.values import Written, write
+from pytest_pallas.numerics import Comparison, Noise, bitwise, state
+from pytest_pallas.oracle import Expected, Leaves
+from pytest_pallas.strategies.arguments import Arguments
+
+type Mode = Literal["record", "update", "replay"]
+
+#: Elements that are kept of an array that is too large.
+SAMPLE = 4096
+
+
+@dataclass(kw_only=True)
+class Goldens:
+    """What a session does with answers.
+
+    Attributes:
+      store: where they are.
+      mode: ``record`` keeps them, ``update`` also those that differ from what is there, and
+        ``replay`` compares.
+      most: bytes of arrays that are kept of one call, and of one answer; of what is larger, a
+        sample of each output.
+      ci: whether ``record`` must not replace anything.
+    """
+
+    store: Store
+    mode: Mode
+    most: int
+    ci: bool = False
+    _index: dict[str, list[Golden]] | None = field(default=None, repr=False)
+
+    def ready(self) -> None:
+        """Find out before anything runs whether goldens can be written, or read.
+
+        Raises:
+          OptionError: safetensors is not installed, or there is no folder to replay from.
+        """
+        dump({})
+        if self.mode == "replay" and not self.store.folder.is_dir():
+            raise OptionError(
+                f"--pallas-golden=replay: there is no folder {self.store.folder}; record goldens "
+                "first (--pallas-golden=record), or say where they are by --pallas-golden-dir"
+            )
+
+    @property
+    def index(self) -> Mapping[str, Sequence[Golden]]:
+        """All goldens by their question."""
+        if self._index is None:
+            self._index = {}
+            for golden in self.store.goldens():
+                self._index.setdefault(golden.question, []).append(golden)
+        return self._index
+
+    def of(self, kernel: str, check: str, mesh: Mapping[str, int]) -> list[Golden]:
+        """All goldens of a check of a kernel, one for each call."""
+        return [
+            goldens[0]
+            for goldens in self.index.values()
+            if (goldens[0].kernel, goldens[0].check) == (kernel, check)
+            and dict(goldens[0].mesh) == dict(mesh)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Whose goldens they are.
+
+    Attributes:
+      goldens: of the session.
+      test: node id.
+      mesh: axis name to size.
+      seed: of the draws.
+      examples: how many a check draws.
+    """
+
+    goldens: Goldens
+    test: str
+    mesh: Mapping[str, int] = field(default_factory=dict[str, int])
+    seed: int = 0
+    examples: int = 0
+
+
+def with_golden(check: str, name: str, trial: Trial, finding: Finding, drawn: str) -> Finding:
+    """The finding of a check, after its answer was kept or compared.
+
+    Args:
+      check: name of the check.
+      name: of the kernel.
+      trial: with ``golden``, or nothing is done.
+      finding: of a trial that passed, or nothing is done.
+      drawn: the call, in words.
+
+    Raises:
+      GoldenError: there is another golden in the place of this one, or a damaged one.
+    """
+    asked: Asked | None = trial.golden
+    if asked is None or finding.answer is None or finding.failed is not None:
+        return finding
+    if asked.goldens.mode == "replay":
+        return _compared(asked, check, name, trial, finding, finding.answer)
+    return _recorded(asked, check, name, trial, finding, finding.answer, drawn)
+
+
+def written_call(arguments: Arguments) -> Written:
+    """A call, as it is told from others."""
+    return write((arguments.args, dict(arguments.options), dict(arguments.tuning)))
+
+
+def _recorded(
+    asked: Asked,
+    check: str,
+    name: str,
+    trial: Trial,
+    finding: Finding,
+    answer: Answer,
+    drawn: str,
+) -> Finding:
+    goldens, written = asked.goldens, written_call(trial.arguments)
+    kept = _size(written.arrays) <= goldens.most
+    outputs, arrays = _outputs(answer.outputs, goldens.most)
+    if kept:
+        arrays |= {f"in{number}": array for number, array in enumerate(written.arrays)}
+    golden = Golden(
+        test=asked.test,
+        kernel=name,
+        check=check,
+        mesh=dict(asked.mesh),
+        origin=origin_of(trial.backend, trial.kernel),
+        call=Call(
+            digest=written.digest,
+            plain=written.plain,
+            kinds=tuple((a.dtype.name, a.shape) for a in written.arrays) if kept else (),
+            complete=kept and not written.opaque,
+            seed=asked.seed,
+            examples=asked.examples,
+            drawn=drawn,
+        ),
+        outputs=outputs,
+        tensors="",
+    )
+    before = goldens.store.get(golden.name)
+    if before is not None and (before.outputs, before.origin) == (golden.outputs, golden.origin):
+        return _counted(finding, unchanged=1)
+    if before is not None and goldens.mode == "record" and goldens.ci:
+        raise GoldenError(
+            f"there is another golden of {golden}, from {before.origin}; CI=true is set, where "
+            "--pallas-golden=record replaces nothing: give --pallas-golden=update if the new "
+            "answer is right"
+        )
+    goldens.store.put(golden, arrays)
+    found = _counted(finding, **{"recorded" if before is None else "replaced": 1})
+    if any(output.sample for output in outputs):
+        found = dataclasses.replace(found, notes=(*found.notes, _SAMPLED))
+    return found
+
+
+_SAMPLED = f"golden: large outputs are kept as {SAMPLE} elements and a checksum"
+
+
+def _compared(
+    asked: Asked, check: str, name: str, trial: Trial, finding: Finding, answer: Answer
+) -> Finding:
+    question = question_of(name, check, asked.mesh, written_call(trial.arguments).digest)
+    found = asked.goldens.index.get(question, ())
+    if not found:
+        return _counted(finding, missing=1)
+    here = origin_of(trial.backend, trial.kernel)
+    for golden in found:
+        comparisons = _against(golden, asked.goldens.store, here, trial, answer)
+        if any(not comparison.passed for comparison in comparisons):
+            subject = f"against the golden of {golden.origin}"
+            found = dataclasses.replace(finding, comparisons=comparisons, subject=subject)
+            return _counted(found, different=1)
+        finding = _counted(finding, compared=1, **{f"used {golden.name}": 1})
+        finding = dataclasses.replace(finding, comparisons=(*finding.comparisons, *comparisons))
+    return finding
+
+
+def _against(
+    golden: Golden, store: Store, here: Any, trial: Trial, answer: Answer
+) -> Sequence[Comparison]:
+    """Today's answer against a golden."""
+    kept = store.outputs(golden)
+    same = golden.origin == here
+    if same and all(
+        digest(np.asarray(array)) == wanted.digest
+        for (_, array), wanted in zip(answer.outputs, golden.outputs, strict=False)
+    ):
+        return ()
+    places = {output.path: output.sample for output in golden.outputs}
+    mine = [(path, _sampled(array, places.get(path, 0))) for path, array in answer.outputs]
+    if same and list(places) == [path for path, _ in mine]:
+        return _bits(mine, kept, f"against the golden of {golden.origin}")
+    expected = _sampled_expected(answer.expected, places)
+    theirs: Leaves = list(kept.items())
+    return apart(trial, "today", str(golden.origin), mine, theirs, expected)
+
+
+def _bits(mine: Leaves, kept: Mapping[str, Array], where: str) -> Sequence[Comparison]:
+    """What differs, of an answer whose checksum does."""
+    found = [
+        bitwise(array, kept[path], where=f"{path or 'output'} {where}") for path, array in mine
+    ]
+    if all(comparison.passed for comparison in found):
+        text = "other bits, at elements that were not kept: their checksum tells"
+        return [state("bitwise", f"output {where}", text)]
+    return found
+
+
+def _outputs(
+    leaves: Iterable[tuple[str, Any]], most: int
+) -> tuple[tuple[Output, ...], dict[str, Array]]:
+    leaves = [(path, np.asarray(leaf)) for path, leaf in leaves]
+    large = _size([leaf for _, leaf in leaves]) > most
+    outputs: list[Output] = []
+    arrays: dict[str, Array] = {}
+    for number, (path, leaf) in enumerate(leaves):
+        sample = SAMPLE if large and leaf.size > SAMPLE else 0
+        arrays[f"out{number}"] = _sampled(leaf, sample)
+        outputs.append(
+            Output(
+                path=path,
+                dtype=leaf.dtype.name,
+                shape=leaf.shape,
+                digest=digest(leaf),
+                sample=sample,
+            )
+        )
+    return tuple(outputs), arrays
+
+
+def _sampled(array: Any, sample: int) -> Any:
+    """So many elements, evenly spaced, with the first and the last; 0 for the array itself."""
+    if not sample:
+        return array
+    flat = np.asarray(array).reshape(-1)
+    return flat[np.linspace(0, flat.size - 1, sample).astype(np.int64)]
+
+
+def _sampled_expected(expected: Expected, places: Mapping[str, int]) -> Expected:
+    """What is expected of the elements that were kept."""
+    if not any(places.values()):
+        return expected
+
+    def noise(path: str) -> Noise | None:
+        whole, sample = expected.noise(path), places.get(path, 0)
+        if whole is None or not sample:
+            return whole
+        return Noise(
+            wide=np.stack([_sampled(each, sample) for each in whole.wide]),
+            narrow=np.stack([_sampled(each, sample) for each in whole.narrow]),
+        )
+
+    def sampled(leaves: Leaves) -> Leaves:
+        return [(path, _sampled(leaf, places.get(path, 0))) for path, leaf in leaves]
+
+    return dataclasses.replace(
+        expected, oracle=sampled(expected.oracle), baseline=sampled(expected.baseline), noise=noise
+    )
+
+
+def _counted(finding: Finding, **counts: int) -> Finding:
+    goldens = {**finding.goldens}
+    for name, count in counts.items():
+        goldens[name] = goldens.get(name, 0) + count
+    return dataclasses.replace(finding, goldens=goldens)
+
+
+def _size(arrays: Iterable[Array]) -> int:
+    return sum(array.nbytes for array in arrays)

@@ -1,0 +1,174 @@
+"""``Golden``: one answer of a kernel, where it came from, and its JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_pallas.errors import GoldenError
+
+#: Version of the JSON form; see docs/goldens.md.
+SCHEMA = 1
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where an answer came from. Equal origins give equal bits.
+
+    Attributes:
+      backend: label of the backend, such as ``"tpu-interpret:v6e"``.
+      device: kind of the device, such as ``"TPU v6 lite"``; of the simulated one for interpreters.
+      versions: of what decides the answer: jax, jaxlib, and the compiler of hardware.
+      source: SHA-256 of the file that the kernel is in; "" if there is none.
+    """
+
+    backend: str
+    device: str
+    versions: Mapping[str, str]
+    source: str
+
+    def __str__(self) -> str:
+        """For messages."""
+        versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
+        return f"{self.backend} ({self.device}; {versions})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """One array of an answer.
+
+    Attributes:
+      path: in the pytree of outputs; "" if it is the only one.
+      dtype: name of its dtype.
+      shape: its shape.
+      digest: SHA-256 of all of it.
+      sample: the places that were kept of an array that is too large, evenly spaced over its
+        elements; 0 if all were.
+    """
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+    sample: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """The inputs of an answer.
+
+    Attributes:
+      digest: SHA-256 of arguments, options and tuning, arrays included.
+      plain: those as ``values.write`` gives them.
+      kinds: dtype and shape of each array in ``plain``; empty if arrays were too large to keep.
+      complete: whether the call can be made from this; else it has to be drawn again.
+      seed: of the draws.
+      examples: how many examples a check drew.
+      drawn: what was drawn, in words.
+    """
+
+    digest: str
+    plain: Any
+    kinds: tuple[tuple[str, tuple[int, ...]], ...]
+    complete: bool
+    seed: int
+    examples: int
+    drawn: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Golden:
+    """One answer.
+
+    Attributes:
+      test: node id of the test, without the backend of a parametrised one.
+      kernel: name of the kernel.
+      check: name of the check.
+      mesh: axis name to size, or empty.
+      origin: where the answer came from.
+      call: the inputs.
+      outputs: the arrays of the answer.
+      tensors: SHA-256 of the file of the arrays: ``in0``, ``in1``... and ``out0``, ``out1``...
+    """
+
+    test: str
+    kernel: str
+    check: str
+    mesh: Mapping[str, int]
+    origin: Origin
+    call: Call
+    outputs: tuple[Output, ...]
+    tensors: str
+
+    @property
+    def question(self) -> str:
+        """What it answers: equal for the answers of all backends to one call."""
+        return question_of(self.kernel, self.check, self.mesh, self.call.digest)
+
+    @property
+    def name(self) -> str:
+        """Its place in a store: one for each question, backend and kind of device."""
+        text = json.dumps([self.question, self.origin.backend, self.origin.device])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def __str__(self) -> str:
+        """For messages."""
+        mesh = "".join(f"-{axis}{size}" for axis, size in self.mesh.items())
+        return f"{self.kernel} {self.check}{mesh} on {self.origin.backend}: {self.call.drawn}"
+
+
+def question_of(kernel: str, check: str, mesh: Mapping[str, int], digest: str) -> str:
+    """Names a check of a kernel on a mesh for one call."""
+    text = json.dumps([kernel, check, sorted(mesh.items()), digest])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def to_json(golden: Golden) -> dict[str, Any]:
+    """A golden as plain JSON values."""
+    return {"schema": SCHEMA, **dataclasses.asdict(golden)}
+
+
+def from_json(plain: Any) -> Golden:
+    """The golden that ``to_json`` wrote.
+
+    Raises:
+      GoldenError: it is none, or of a newer version of pytest-pallas.
+    """
+    if not isinstance(plain, dict) or "schema" not in plain:
+        raise GoldenError("this is no golden of pytest-pallas")
+    if plain["schema"] != SCHEMA:
+        raise GoldenError(
+            f"it has the schema {plain['schema']!r}, and this pytest-pallas reads {SCHEMA}; "
+            "install the version that wrote it, or record again"
+        )
+    try:
+        golden = _golden({name: value for name, value in plain.items() if name != "schema"})
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise GoldenError(f"this is no golden of pytest-pallas: {error}") from None
+    if not _DIGEST.fullmatch(golden.tensors):
+        raise GoldenError(f"it names the file {golden.tensors!r}, which is no SHA-256")
+    return golden
+
+
+def _golden(plain: dict[str, Any]) -> Golden:
+    call = dict(plain.pop("call"))
+    call["kinds"] = tuple((str(dtype), _shape(shape)) for dtype, shape in call["kinds"])
+    given: list[dict[str, Any]] = plain.pop("outputs")
+    outputs = tuple(Output(**dict(each, shape=_shape(each["shape"]))) for each in given)
+    mesh = {str(axis): int(size) for axis, size in plain.pop("mesh").items()}
+    origin = Origin(**plain.pop("origin"))
+    return Golden(**plain, mesh=mesh, origin=origin, call=Call(**call), outputs=outputs)
+
+
+def _shape(plain: Any) -> tuple[int, ...]:
+    shape = tuple(int(size) for size in plain)
+    if any(size < 0 for size in shape):
+        raise ValueError(f"the shape {shape}")
+    return shape

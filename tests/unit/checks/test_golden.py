@@ -1,0 +1,94 @@
+"""Answers that are too large to be kept whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytest_pallas.backends.interpreters import interpret
+from pytest_pallas.checks.golden import SAMPLE, Asked, Goldens, with_golden
+from pytest_pallas.checks.trial import Answer, Finding, Trial
+from pytest_pallas.goldens.store import Store
+from pytest_pallas.oracle import Expected
+from pytest_pallas.strategies.arguments import Arguments
+
+pytest.importorskip("safetensors")
+
+LARGE = np.linspace(1, 2, 3 * SAMPLE, dtype=np.float32).reshape(3, SAMPLE)
+
+
+def double(x: Any) -> Any:
+    return 2 * x
+
+
+def asked(folder: Path, mode: Any) -> Asked:
+    return Asked(goldens=Goldens(store=Store(folder), mode=mode, most=1000), test="t")
+
+
+def finding(folder: Path, mode: Any, answer: Any, kernel: Any = double) -> Finding:
+    trial = Trial(
+        kernel=kernel,
+        reference=double,
+        arguments=Arguments((LARGE,)),
+        backend=interpret(),
+        golden=asked(folder, mode),
+    )
+    wide = 2 * LARGE.astype(np.float64)
+    expected = Expected([("", wide)], [("", wide.astype(np.float32))], 1, {"": 0.0})
+    found = Finding(comparisons=(), answer=Answer([("", answer)], expected))
+    return with_golden("forward", "double", trial, found, "")
+
+
+def changed(place: int, by: float) -> Any:
+    answer = 2 * LARGE
+    answer.reshape(-1)[place] += by
+    return answer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = finding(tmp_path, "record", 2 * LARGE)
+    assert found.goldens == {"recorded": 1}
+    assert "4096 elements and a checksum" in found.notes[0]
+    return tmp_path
+
+
+def test_a_sample_and_a_checksum_are_kept(folder: Path) -> None:
+    (golden,) = Store(folder).goldens()
+    (output,) = golden.outputs
+    assert (output.sample, output.shape) == (SAMPLE, LARGE.shape)
+    kept = Store(folder).outputs(golden)[""]
+    assert kept.shape == (SAMPLE,)
+    assert (kept[0], kept[-1]) == (2, 4)
+    assert golden.call.kinds == ()
+    assert not golden.call.complete
+
+
+def test_the_same_bits(folder: Path) -> None:
+    assert finding(folder, "replay", 2 * LARGE).goldens["compared"] == 1
+
+
+@pytest.mark.parametrize("place", [0, LARGE.size - 1])
+def test_other_bits_at_a_place_of_the_sample(folder: Path, place: int) -> None:
+    failed = finding(folder, "replay", changed(place, 1e-6)).failed
+    assert failed is not None
+    assert failed.kind == "bitwise"
+
+
+def test_other_bits_at_a_place_that_was_not_kept_are_told_by_the_checksum(folder: Path) -> None:
+    found = finding(folder, "replay", changed(1, 1.0))
+    assert found.failed is not None
+    assert "checksum" in found.failed.message
+
+
+def test_elsewhere_only_the_sample_is_judged(folder: Path) -> None:
+    def elsewhere(place: int, by: float) -> Finding:
+        # Nothing with a source of its own: another origin.
+        return finding(folder, "replay", changed(place, by), kernel=np.multiply)
+
+    assert elsewhere(0, 1e-7).failed is None
+    assert elsewhere(0, 1.0).failed is not None
+    assert elsewhere(1, 1.0).failed is None
