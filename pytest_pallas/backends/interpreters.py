@@ -134,6 +134,8 @@ class Interpreter:
         from jax.experimental.pallas import tpu as pltpu
         from jax.sharding import AbstractDevice, AbstractMesh
 
+        from pytest_pallas.backends.tracing import QUICK
+
         schedule = schedule or Schedule()
         target = self.target or TARGETS[DEFAULT_TARGETS[self.simulated]]
         device = AbstractDevice(
@@ -149,10 +151,8 @@ class Interpreter:
             stack.enter_context(compat.gpu_bounds_named())
             if watch is not None:
                 stack.enter_context(compat.watched(watch))
-            if schedule.cores > 1:
-                from pytest_pallas.backends.tracing import QUICK
-
-                stack.enter_context(compat.cores_compiled_with(QUICK))
+            stack.enter_context(compat.cores_in_threads(QUICK))
+            stack.enter_context(compat.meshes_of(device))
             if schedule.order == "oldest":
                 stack.enter_context(compat.oldest_dma_first())
             stack.enter_context(compat.quiet_callbacks())

@@ -10,7 +10,13 @@ from pytest_pallas.compat.aliases import pipelined_aliases, separate_aliases
 from pytest_pallas.compat.bounds import Beyond, bounds_checked
 from pytest_pallas.compat.bounds_named import gpu_bounds_named
 from pytest_pallas.compat.clocks import clocks_for_dmas
-from pytest_pallas.compat.compilers import devices_answer, exact_exports, interpret_ignored
+from pytest_pallas.compat.compilers import (
+    devices_answer,
+    exact_exports,
+    interpret_ignored,
+    meshes_of,
+)
+from pytest_pallas.compat.cores import cores_in_threads
 from pytest_pallas.compat.environment import variables_of_imports
 from pytest_pallas.compat.fuzzing import (
     hypothesis_profile,
@@ -73,7 +79,6 @@ from pytest_pallas.compat.testing import (
     terminal_width,
 )
 from pytest_pallas.compat.watching import (
-    cores_compiled_with,
     oldest_dma_first,
     watchable,
     watched,
@@ -99,7 +104,7 @@ __all__ = [
     "clocks_for_dmas",
     "collected",
     "configured",
-    "cores_compiled_with",
+    "cores_in_threads",
     "devices_answer",
     "eval_jaxpr",
     "evaluate_index_map",
@@ -122,6 +127,7 @@ __all__ = [
     "memory_place",
     "memory_placed",
     "mended_tpu_interpreter",
+    "meshes_of",
     "missing_operations",
     "oldest_dma_first",
     "outputs_told",

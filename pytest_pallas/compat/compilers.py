@@ -68,8 +68,7 @@ def devices_answer(chip: Any, names: Sequence[str]) -> Generator[None]:
 
     Kernels ask ``jax.default_backend()`` and ``jax.devices()[0]`` which platform, chip and number
     of cores they have, also for choosing ``interpret=`` or no kernel at all. JAX itself asks other
-    functions for what it does on the devices that are there. ``Mesh.abstract_mesh`` is cached and
-    says "cpu". Seen in JAX 0.11.2 and 0.12.0.1.
+    functions for what it does on the devices that are there. Seen in JAX 0.11.2 and 0.12.0.1.
 
     Args:
       chip: a ``jax.sharding.AbstractDevice`` with ``answer(name)``.
@@ -77,10 +76,28 @@ def devices_answer(chip: Any, names: Sequence[str]) -> Generator[None]:
     """
     import jax
 
-    mesh: Any = importlib.import_module("jax._src.mesh")
-
     def answering(name: str) -> Any:
         return property(lambda _: chip.answer(name))
+
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(_replaced(jax.Device, name, answering(name)))
+        stack.enter_context(meshes_of(chip))
+        stack.enter_context(_replaced(jax, "default_backend", lambda: chip.platform))
+        yield
+
+
+@contextmanager
+def meshes_of(chip: Any) -> Generator[None]:
+    """Let meshes of this process' devices be meshes of a chip, in ``jax.shard_map`` too.
+
+    ``Mesh.abstract_mesh`` is cached and says "cpu", and in ``shard_map`` it is what a kernel asks
+    that wants to know the chip, as ``pltpu.emit_pipeline`` does. Seen in JAX 0.11.2 and 0.12.0.1.
+
+    Args:
+      chip: a ``jax.sharding.AbstractDevice``.
+    """
+    mesh: Any = importlib.import_module("jax._src.mesh")
 
     def abstract_mesh(of: Any) -> Any:
         if not of.axis_names:
@@ -89,11 +106,7 @@ def devices_answer(chip: Any, names: Sequence[str]) -> Generator[None]:
             of.axis_sizes, of.axis_names, axis_types=of.axis_types, abstract_device=chip
         )
 
-    with ExitStack() as stack:
-        for name in names:
-            stack.enter_context(_replaced(jax.Device, name, answering(name)))
-        stack.enter_context(_replaced(mesh.Mesh, "abstract_mesh", property(abstract_mesh)))
-        stack.enter_context(_replaced(jax, "default_backend", lambda: chip.platform))
+    with _replaced(mesh.Mesh, "abstract_mesh", property(abstract_mesh)):
         yield
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +25,10 @@ _atomic = threading.Lock()
 
 @dataclasses.dataclass(frozen=True)
 class _End:
-    """One end of a copy: memory space, buffer, transforms, and where the indices are in them."""
+    """One end of a copy: memory space, buffer, transforms, and where the indices are in them.
+
+    Rows whose index is ``ignored`` are not copied.
+    """
 
     space: Any
     buffer: Any
@@ -32,6 +36,7 @@ class _End:
     shape: tuple[int, ...]
     place: int | None = None
     indices: Any = None
+    ignored: int | None = None
 
     def row(self, i: Any) -> tuple[Any, ...]:
         """The transforms for row ``i`` of the copy."""
@@ -109,8 +114,25 @@ def start_copies(staged: Staged, values: Sequence[Any], token: Any) -> Any:
     if not rows:
         return copy(token, source.transforms, target.transforms), []
 
+    row_bytes = _row_bytes(told)
+
     def row(i: Any, token: Any) -> Any:
-        return copy(token, source.row(i), target.row(i))
+        skipped = jnp.asarray(False)
+        for end in (source, target):
+            if end.ignored is not None:
+                skipped |= end.indices[i] == end.ignored
+        return jax.lax.cond(
+            skipped,
+            lambda token: stage_skip(token, row_bytes),
+            lambda token: copy(token, source.row(i), target.row(i)),
+            token,
+        )
+
+    def stage_skip(token: Any, size: int) -> Any:
+        core = (ctx.device_id, ctx.local_core_id)
+        return module.callback.io_callback(
+            _skip, module.TOKEN_SHAPE_DTYPE, token, *core, size, *semaphores
+        )
 
     return jax.lax.fori_loop(0, rows[0], row, token), []
 
@@ -129,14 +151,13 @@ def _end(staged: Staged, told: Any, given: Any, token: Any) -> tuple[Any, _End]:
         shape = (state.transform_type(told_transforms, aval) if told_transforms else aval).shape
         return token, _End(space, buffer, transforms, shape)
     first_told = told_transforms[place].indices[0]
-    if getattr(first_told, "ignored_value", None) is not None:
-        raise NotImplementedError("a copy that ignores some of its indices")
+    ignored = getattr(first_told, "ignored_value", None)
     first_told = getattr(first_told, "values", first_told)
     first = transforms[place].indices[0]
     first = getattr(first, "values", first)
-    if hasattr(first_told, "memory_space"):
+    if hasattr(first_told, "inner_aval") or hasattr(first_told, "transforms"):
         token, first = _indices(staged, first_told, first, token)
-    return token, _End(space, buffer, transforms, (), place, jnp.asarray(first))
+    return token, _End(space, buffer, transforms, (), place, jnp.asarray(first), ignored)
 
 
 def _indices(staged: Staged, told: Any, given: Any, token: Any) -> Any:
@@ -150,6 +171,29 @@ def _indices(staged: Staged, told: Any, given: Any, token: Any) -> Any:
     place = (space, getattr(given, "ref", given))
     inner = tuple(getattr(given, "transforms", ()))
     return read(staged, token, jax.ShapeDtypeStruct(shape, jnp.int32), place, inner)
+
+
+def _row_bytes(told: Any) -> int:
+    """Bytes of a row of a copy, by its end without indices, or by both."""
+    state: Any = importlib.import_module("jax._src.state.types")
+    for ref in told[:2]:
+        if _listed(ref) is None:
+            aval, transforms = getattr(ref, "ref", ref), getattr(ref, "transforms", ())
+            kind = state.transform_type(transforms, aval) if transforms else aval
+            return math.prod(kind.shape[1:]) * kind.dtype.itemsize
+    raise NotImplementedError("a copy with indices at both ends")
+
+
+def _skip(token: Any, device: Any, core: Any, size: Any, *semaphores: Any) -> Any:
+    """Signal the semaphores of a row that is not copied: who waits, waits for all rows."""
+    module: Any = importlib.import_module("jax._src.pallas.mosaic.interpret.interpret_pallas_call")
+    memory = module._get_shared_memory()
+    place = memory.get_global_core_id(int(device), int(core))
+    numbers = tuple(int(each) for each in semaphores if each is not None)
+    found, clock = memory.get_semaphores_and_increment_clock(numbers, place)
+    for semaphore in found:
+        semaphore.signal(int(size), place, clock)
+    return token
 
 
 def _semaphore(staged: Staged, given: Any) -> Any:

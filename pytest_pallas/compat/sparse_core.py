@@ -14,6 +14,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from pytest_pallas.compat.cores import require_threads
 from pytest_pallas.compat.teams import Teams, with_fields
 
 _MODULE = "jax._src.pallas.mosaic.interpret.interpret_pallas_call"
@@ -45,6 +46,7 @@ def sparse_core_meshes() -> Generator[None]:
     def on_teams(*args: Any, mesh: Any, interpret_params: Any, **params: Any) -> Any:
         if not isinstance(mesh, Teams):
             return interpret(*args, mesh=mesh, interpret_params=interpret_params, **params)
+        require_threads(mesh.size)
         params["compiler_params"] = _parallel(params["compiler_params"])
         interpret_params = dataclasses.replace(
             with_fields(interpret_params, teams=mesh), num_cores_or_threads=mesh.size

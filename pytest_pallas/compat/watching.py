@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -121,29 +121,6 @@ def oldest_dma_first() -> Generator[None]:
         yield
     finally:
         module.Semaphore.__init__ = made
-
-
-@contextmanager
-def cores_compiled_with(options: Mapping[str, Any]) -> Generator[None]:
-    """Let the TPU interpreter compile what it runs on several cores with these options of XLA.
-
-    It compiles that by itself, in the callback that starts the threads. Other options than those of
-    the call around it make functions such as ``tanh`` differ in their last bit.
-    """
-    import jax
-
-    module: Any = importlib.import_module("jax._src.pallas.mosaic.interpret.thread_map")
-    run = module._run_jaxpr
-
-    def compiled(jaxpr: Any, consts: Any, *args: Any) -> None:
-        traced = jax.jit(module._run, static_argnums=0).trace(jaxpr, consts, *args)
-        traced.lower().compile(dict(options))(consts, *args)
-
-    module._run_jaxpr = compiled
-    try:
-        yield
-    finally:
-        module._run_jaxpr = run
 
 
 class _Queue(list[Any]):

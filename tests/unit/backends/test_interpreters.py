@@ -155,6 +155,27 @@ def test_a_deadlock_on_several_devices_leaves_no_trace():
         np.testing.assert_array_equal(after.values, x)
 
 
+@pytest.mark.parametrize("word", ["interpret:v4", "tpu-interpret:v4", "tpu-interpret:v6e"])
+def test_a_chip_is_known_inside_of_shard_map(word):
+    """As ``pltpu.emit_pipeline`` asks for it; outside, nothing has changed."""
+    from jax.sharding import PartitionSpec as P
+
+    mesh = jax.make_mesh((2,), ("x",))
+    mesh.abstract_mesh  # noqa: B018  a property that is kept and says "cpu"
+    generations = []
+
+    def tuned(x):
+        generations.append(pltpu.get_tpu_info().generation)
+        return kernels.add_one(x)
+
+    sharded = jax.shard_map(tuned, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+    outcome = backend(word).run(Call(function=sharded, args=(X,), devices=2))
+    assert outcome.error is None
+    np.testing.assert_array_equal(outcome.values, X + 1)
+    assert set(generations) == {int(word[-1]) if word.endswith("4") else 6}
+    assert mesh.abstract_mesh.abstract_device.device_kind == "cpu"
+
+
 def test_a_core_that_waits_for_one_that_has_ended_is_told_before_the_time_limit():
     def half_a_barrier(x):
         def body(x_ref, o_ref, semaphore):

@@ -14,7 +14,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas.backends.interpreters import tpu_interpret
 from pytest_pallas.backends.protocol import Call
+from pytest_pallas.backends.targets import TARGETS
 from pytest_pallas.compat import subcores
+from pytest_pallas.compat.cores import require_threads
 
 plsc = pytest.importorskip("jax.experimental.pallas.tpu_sc")
 LANES = 8
@@ -43,6 +45,7 @@ def run(
     *args: Any,
     scratch: Any = (),
     timeout: float = 60.0,
+    chip: str = "v6e",
     **sizes: int,
 ) -> Any:
     """Run a kernel on simulated subcores; its references are in HBM."""
@@ -57,7 +60,7 @@ def run(
         )
         return kernel(*args)
 
-    outcome = tpu_interpret().run(Call(function=call, args=args, timeout=timeout))
+    outcome = tpu_interpret(TARGETS[chip]).run(Call(function=call, args=args, timeout=timeout))
     if outcome.error is not None:
         raise outcome.error
     return jax.tree.map(np.asarray, outcome.values)
@@ -338,6 +341,24 @@ class TestMeshes:
         out = run(body, shape, scratch=scratch, subcores=SUBCORES)
         np.testing.assert_array_equal(out[:, 0], [1, 2, 3, 0])
 
+    def test_more_cores_than_xla_runs_at_once_on_a_device(self) -> None:
+        """A v5p has 64 subcores, and all may wait for each other."""
+
+        def body(out: Any, vmem: Any) -> None:
+            plsc.subcore_barrier()
+            number = jax.lax.axis_index("core") * 16 + jax.lax.axis_index("subcore")
+            vmem[...] = jnp.full((LANES,), number, jnp.int32)
+            pltpu.sync_copy(vmem, out.at[number])
+
+        out = jax.ShapeDtypeStruct((64, LANES), jnp.int32)
+        scratch = [pltpu.VMEM((LANES,), jnp.int32)]
+        found = run(body, out, scratch=scratch, cores=4, subcores=16, chip="v5p")
+        np.testing.assert_array_equal(found[:, 0], np.arange(64))
+
+    def test_too_many_cores_for_the_devices_that_there_are(self) -> None:
+        with pytest.raises(NotImplementedError, match="--pallas-devices=42"):
+            require_threads(1000)
+
     def test_a_barrier_that_one_does_not_reach_is_a_deadlock(self) -> None:
         def body(out: Any, buffer: Any) -> None:
             @pl.when(jax.lax.axis_index("subcore") > 0)
@@ -386,6 +407,49 @@ class TestCopies:
         ]
         out = run(body, jax.ShapeDtypeStruct((4, LANES), jnp.float32), x, indices, scratch=scratch)
         np.testing.assert_array_equal(out, x[indices] + adds * x[:4])
+
+    def test_gather_by_a_register(self) -> None:
+        x = np.arange(20 * LANES, dtype=np.float32).reshape(20, LANES)
+        indices = np.array([3, 19, 0, 3, 7, 7, 1, 2], np.int32)
+
+        def body(x: Any, i: Any, out: Any, i_vmem: Any, rows: Any, semaphore: Any) -> None:
+            pltpu.sync_copy(i, i_vmem)
+            pltpu.async_copy(x.at[i_vmem[...]], rows, semaphore).wait()
+            pltpu.sync_copy(rows, out)
+
+        scratch = [
+            pltpu.VMEM((LANES,), jnp.int32),
+            pltpu.VMEM((LANES, LANES), jnp.float32),
+            pltpu.SemaphoreType.DMA,
+        ]
+        out = run(body, jax.ShapeDtypeStruct((8, LANES), jnp.float32), x, indices, scratch=scratch)
+        np.testing.assert_array_equal(out, x[indices])
+
+    @pytest.mark.parametrize("adds", [False, True])
+    def test_scatter_that_ignores_an_index(self, adds: bool) -> None:
+        x = RNG.integers(-9, 9, (4, LANES)).astype(np.float32)
+        indices = np.array([2, -1, 0, -1], np.int32)
+
+        def body(x: Any, i: Any, zeros: Any, out: Any, i_vmem: Any, rows: Any, sem: Any) -> None:
+            pltpu.sync_copy(i, i_vmem)
+            pltpu.sync_copy(zeros, out)
+            pltpu.sync_copy(x, rows)
+            pltpu.async_copy(
+                rows, out.at[plsc.Indices(i_vmem, ignored_value=-1)], sem, add=adds
+            ).wait()
+
+        scratch = [
+            pltpu.VMEM((4,), jnp.int32),
+            pltpu.VMEM((4, LANES), jnp.float32),
+            pltpu.SemaphoreType.DMA,
+        ]
+        ones = np.ones((5, LANES), np.float32)
+        out = run(
+            body, jax.ShapeDtypeStruct((5, LANES), jnp.float32), x, indices, ones, scratch=scratch
+        )
+        wanted = ones.copy()
+        wanted[[2, 0]] = x[[0, 2]] + adds
+        np.testing.assert_array_equal(out, wanted)
 
     def test_rows_of_all_subcores_are_added_to_shared_memory(self) -> None:
         x = RNG.integers(-9, 9, (SUBCORES, 3, LANES)).astype(np.float32)
