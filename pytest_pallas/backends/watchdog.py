@@ -41,33 +41,38 @@ def watchdog(timeout: float, *watches: Watching) -> Generator[list[DeadlockError
     list that then holds the error.
 
     Args:
-      timeout: in seconds.
+      timeout: in seconds. A kernel that takes as long to be compiled gets them once more.
       watches: who may know that nobody is left.
     """
     stopped: list[DeadlockError] = []
     done = threading.Event()
 
-    def stop(text: str) -> None:
+    def stop(text: str) -> bool:
+        """Whether anything ran that could be stopped: it may be compiled still."""
         error = DeadlockError(text)
-        stopped.append(error)
-        compat.fail_interpreters(error)
+        if compat.fail_interpreters(error):
+            stopped.append(error)
+        return bool(stopped)
 
     def guard() -> None:
         end, before = time.monotonic() + timeout, [-1]
         while not done.wait(min(PATIENCE, max(end - time.monotonic(), 0.0))):
             now = [watch.progress for watch in watches]
             for waits in filter(None, (watch.deadlock() for watch in watches)):
-                if now == before:
-                    return stop(
-                        f"deadlock: everybody waits, and nobody is left to signal\n  {waits}"
-                    )
+                if now == before and stop(
+                    f"deadlock: everybody waits, and nobody is left to signal\n  {waits}"
+                ):
+                    return
             before = now
-            if time.monotonic() >= end:
-                return stop(
-                    f"the kernel did not finish within {timeout:g} s and was stopped. Does every "
-                    "wait on a semaphore, barrier or DMA have its signal, on every device? If the "
-                    "kernel is only slow, raise the limit with --pallas-timeout."
-                )
+            if time.monotonic() < end:
+                continue
+            if stop(
+                f"the kernel did not finish within {timeout:g} s and was stopped. Does every "
+                "wait on a semaphore, barrier or DMA have its signal, on every device? If the "
+                "kernel is only slow, raise the limit with --pallas-timeout."
+            ):
+                return
+            end = time.monotonic() + timeout
 
     thread = threading.Thread(target=guard, name="pallas-watchdog", daemon=True)
     thread.start()

@@ -106,7 +106,14 @@ def meshes_of(chip: Any) -> Generator[None]:
             of.axis_sizes, of.axis_names, axis_types=of.axis_types, abstract_device=chip
         )
 
-    with _replaced(mesh.Mesh, "abstract_mesh", property(abstract_mesh)):
+    def manual_mesh(of: Any, axes: Any) -> Any:
+        # What this replaces is kept by mesh, and would say afterwards what it says here.
+        return of.abstract_mesh.update_axis_types(dict.fromkeys(axes, mesh.AxisType.Manual))
+
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(mesh.Mesh, "abstract_mesh", property(abstract_mesh)))
+        shard_map: Any = importlib.import_module("jax._src.shard_map")
+        stack.enter_context(_replaced(shard_map, "_as_manual_mesh", manual_mesh))
         yield
 
 

@@ -77,7 +77,7 @@ def start_copies(staged: Staged, values: Sequence[Any], token: Any) -> Any:
     """A copy a row, each by the interpreter's own; one that adds is done at once.
 
     A SparseCore adds atomically. Here, too, and whoever adds to the same memory is not in a race
-    with that.
+    with that; who writes there, is.
     """
     module, ctx, params = staged.module, staged.ctx, staged.eqn.params
     avals = [getattr(atom, "aval", None) for atom in staged.eqn.invars]
@@ -231,9 +231,11 @@ def _add(
     key = (space, int(target), int(device), owner)
     where, who = ranges(jax.tree.map(int, at_target)), (int(device), core)
     with _atomic:
-        old, (shape, _), _ = memory.get_buffer_content(key, where, who)
+        old, (shape, _), clock = memory.get_buffer_content(key, where, who)
         if old is None or old.shape != more.shape:
             raise IndexError(f"Out-of-bounds add at [{where}]: the buffer has shape {shape}")
+        if memory.detect_races:  # as a read: those who add are in no race with each other
+            module.races.check_read(who, clock, key, where, source_info=source_info)
         memory.store_buffer_content(key, where, old + more, who)
     place = memory.get_global_core_id(*who)
     (found,), clock = memory.get_semaphores_and_increment_clock((int(semaphore),), place)

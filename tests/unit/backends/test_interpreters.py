@@ -131,6 +131,24 @@ def test_what_never_ends_is_ended_at_the_time_limit():
     assert "did not finish within 1 s" in str(outcome.error)
 
 
+def test_time_that_is_over_before_the_kernel_runs_is_given_again(monkeypatch):
+    """A machine that compiles for longer than the limit must not wait for ever afterwards."""
+    from pytest_pallas.backends import watchdog
+
+    fail, asked = watchdog.compat.fail_interpreters, []
+
+    def nothing_runs_at_first(error):
+        asked.append(error)
+        return len(asked) > 1 and fail(error)
+
+    monkeypatch.setattr(watchdog.compat, "fail_interpreters", nothing_runs_at_first)
+    outcome = backend("tpu-interpret").run(
+        Call(function=kernels.ask_again_and_again, args=(X,), timeout=1.0)
+    )
+    assert isinstance(outcome.error, DeadlockError)
+    assert len(asked) == 2
+
+
 def test_a_deadlock_on_several_devices_leaves_no_trace():
     from jax.sharding import PartitionSpec as P
 
@@ -155,12 +173,14 @@ def test_a_deadlock_on_several_devices_leaves_no_trace():
         np.testing.assert_array_equal(after.values, x)
 
 
-@pytest.mark.parametrize("word", ["interpret:v4", "tpu-interpret:v4", "tpu-interpret:v6e"])
+@pytest.mark.parametrize("word", ["interpret", "tpu-interpret:v4", "tpu-interpret:v6e"])
 def test_a_chip_is_known_inside_of_shard_map(word):
     """As ``pltpu.emit_pipeline`` asks for it; outside, nothing has changed."""
     from jax.sharding import PartitionSpec as P
 
-    mesh = jax.make_mesh((2,), ("x",))
+    from pytest_pallas.devices.mesh import make_mesh
+
+    mesh = make_mesh({"x": 2}, "cpu")
     mesh.abstract_mesh  # noqa: B018  a property that is kept and says "cpu"
     generations = []
 
@@ -168,12 +188,17 @@ def test_a_chip_is_known_inside_of_shard_map(word):
         generations.append(pltpu.get_tpu_info().generation)
         return kernels.add_one(x)
 
+    def on_mesh(function):
+        return jax.shard_map(function, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+
     sharded = jax.shard_map(tuned, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
     outcome = backend(word).run(Call(function=sharded, args=(X,), devices=2))
     assert outcome.error is None
     np.testing.assert_array_equal(outcome.values, X + 1)
     assert set(generations) == {int(word[-1]) if word.endswith("4") else 6}
     assert mesh.abstract_mesh.abstract_device.device_kind == "cpu"
+    plain = on_mesh(lambda x: x @ jnp.ones((128, 2)))(X)  # which JAX looks at the mesh for
+    np.testing.assert_allclose(plain, X @ np.ones((128, 2)), rtol=1e-5)
 
 
 def test_a_core_that_waits_for_one_that_has_ended_is_told_before_the_time_limit():

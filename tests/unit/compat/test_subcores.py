@@ -451,6 +451,38 @@ class TestCopies:
         wanted[[2, 0]] = x[[0, 2]] + adds
         np.testing.assert_array_equal(out, wanted)
 
+    @pytest.mark.parametrize("waits", [True, False])
+    def test_adding_to_what_another_writes_is_a_race(self, waits: bool) -> None:
+        ones = np.ones((4, LANES), np.float32)
+
+        def body(x: Any, i: Any, out: Any, i_vmem: Any, rows: Any, shared: Any) -> None:
+            pltpu.sync_copy(i, i_vmem)
+            pltpu.sync_copy(x, rows)
+
+            @pl.when(jax.lax.axis_index("subcore") == 0)
+            def _clear() -> None:
+                pltpu.sync_copy(x, shared)
+
+            if waits:
+                plsc.subcore_barrier()
+            pltpu.sync_copy(rows, shared.at[i_vmem], add=True)
+            plsc.subcore_barrier()
+            pltpu.sync_copy(shared, out.at[jax.lax.axis_index("subcore")])
+
+        scratch = [
+            pltpu.VMEM((4,), jnp.int32),
+            pltpu.VMEM((4, LANES), jnp.float32),
+            pltpu.VMEM_SHARED((4, LANES), jnp.float32),
+        ]
+        out = jax.ShapeDtypeStruct((SUBCORES, 4, LANES), jnp.float32)
+        indices = np.arange(4, dtype=np.int32)
+        if waits:
+            found = run(body, out, ones, indices, scratch=scratch, subcores=SUBCORES)
+            np.testing.assert_array_equal(found, np.full(found.shape, 1.0 + SUBCORES))
+        else:
+            with pytest.raises(Exception, match=r"race: (read|write) of shared"):
+                run(body, out, ones, indices, scratch=scratch, subcores=SUBCORES)
+
     def test_rows_of_all_subcores_are_added_to_shared_memory(self) -> None:
         x = RNG.integers(-9, 9, (SUBCORES, 3, LANES)).astype(np.float32)
         indices = RNG.integers(0, 5, (SUBCORES, 3)).astype(np.int32)
