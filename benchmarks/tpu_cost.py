@@ -17,12 +17,22 @@ columns are ratios, ours by theirs: below 1.00 ours is better. Needs libtpu, and
   ``window`` the same from the first to the last bundle that uses it.
 
 A bundle is one VLIW instruction word: code, not time. DMAs are not in it.
+
+A second table has the kernels over several devices, the same for all chips:
+
+- ``wire``: bytes that a device sends to others, counted in the traced program.
+- ``least``: the fewest with which it can be done, and ``ratio`` the one by the other.
+- ``steps``: messages that are sent one after another, because each waits for one that comes in.
+
+Where there is something to compare with, it is ours / theirs.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
+import os
 import pkgutil
 import sys
 import tempfile
@@ -34,6 +44,7 @@ import tpu_comparisons
 from rich.console import Console
 from rich.table import Table
 from tpu_comparisons.rows import Row, Side
+from tpu_comparisons.wire import wire_bytes
 
 from pytest_pallas.analysis.machine_code.loops import find_loops, split_bundles
 from pytest_pallas.analysis.machine_code.slots import Utilization, read_utilization
@@ -43,9 +54,13 @@ from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.targets import TARGETS
 from pytest_pallas.compilers.report import CompileReport
 from pytest_pallas.compilers.service import Service
+from pytest_pallas.devices.simulate import simulate
 
 #: Seconds that one kernel may take the compiler.
 TIMEOUT = 300.0
+
+#: Simulated devices, for kernels over several.
+DEVICES = 8
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,7 @@ class Measured:
       spilled: spills in them.
       mxu: share of them in which the matrix unit is in use.
       window: the same from the first to the last bundle that uses it.
+      wire: bytes that a device sends to others; 0 where the side does not say its steps.
     """
 
     report: CompileReport
@@ -69,6 +85,7 @@ class Measured:
     spilled: float
     mxu: float
     window: float
+    wire: int = 0
 
 
 class Laboratory:
@@ -95,7 +112,11 @@ class Laboratory:
         computing = use.computing()
         step = max((loop for loop in loops if computing & {*loop}), key=len, default=None)
         step = range(len(bundles)) if step is None else step
-        return _measured(outcome.report, loops, step, use, side)
+        measured = _measured(outcome.report, loops, step, use, side)
+        if side.steps is None:
+            return measured
+        counted = side.wire_bytes if side.wire_bytes is not None else wire_bytes(outcome.kernels)
+        return dataclasses.replace(measured, wire=counted)
 
 
 def _kernels(dump: Path, report: CompileReport) -> Iterator[tuple[list[str], str, Utilization]]:
@@ -152,17 +173,15 @@ def rows(words: list[str]) -> list[Row]:
 HEADERS = ("kernel", "chip", "step", "code", "spilled", "spills", "VMEM", "mxu", "window")
 
 
-def line(row: Row, chip: str, laboratory: Laboratory) -> tuple[str, ...]:
+def line(row: Row, chip: str, ours: Measured, theirs: Measured | None) -> tuple[str, ...]:
     """The cells of one line of the table."""
-    ours = laboratory.measure(row.ours, chip)
     shares = (f"{ours.mxu:.0%}", f"{ours.window:.0%}") if ours.mxu else ("", "")
     bundles, vmem = ours.report.bundles or 0, ours.report.vmem_bytes or 0
     spills, spilled = f"{ours.report.spills:,}", f"{ours.spilled / row.ours.work:,.0f}"
-    if row.theirs is None:
+    if row.theirs is None or theirs is None:
         step = f"{ours.bundles:,.0f}"
         memory = f"{vmem / 2**20:.1f} MiB"
         return (row.name, chip, step, f"{bundles:,}", spilled, spills, memory, *shares)
-    theirs = laboratory.measure(row.theirs, chip)
     step = (ours.bundles / row.ours.work) / (theirs.bundles / row.theirs.work)
     return (
         row.name,
@@ -173,6 +192,26 @@ def line(row: Row, chip: str, laboratory: Laboratory) -> tuple[str, ...]:
         f"{spills} / {theirs.report.spills:,}",
         f"{vmem / (theirs.report.vmem_bytes or 1):.2f}",
         *shares,
+    )
+
+
+WIRE_HEADERS = ("kernel", "wire", "least", "ratio", "steps")
+
+
+def wire_line(row: Row, ours: Measured, theirs: Measured | None) -> tuple[str, ...] | None:
+    """The cells of one line of the table of kernels over several devices, if it is one."""
+    if row.wire_bound is None:
+        return None
+    sides = [(row.ours, ours)]
+    if row.theirs is not None and theirs is not None:
+        sides.append((row.theirs, theirs))
+    least = row.wire_bound
+    return (
+        row.name,
+        " / ".join(f"{measured.wire:,}" for _, measured in sides),
+        f"{least:,}",
+        " / ".join(f"{measured.wire / least:.2f}" for _, measured in sides) if least else "",
+        " / ".join(f"{side.steps}" for side, _ in sides),
     )
 
 
@@ -196,33 +235,63 @@ def _inside(loops: Sequence[range], step: range) -> list[range]:
     return [loop for loop in loops if loop != step and loop.start in step]
 
 
+class Printed:
+    """A table that is printed at its end, or as Markdown line by line."""
+
+    def __init__(self, headers: Sequence[str], *, markdown: bool) -> None:
+        self._table = Table(*headers)
+        self._markdown = markdown
+        if markdown:
+            self.add(headers)
+            print("| --- " * len(headers) + "|", flush=True)
+
+    def add(self, cells: Sequence[str]) -> None:
+        """Add a line."""
+        if self._markdown:
+            print("| " + " | ".join(cells) + " |", flush=True)
+        else:
+            self._table.add_row(*cells)
+
+    def end(self) -> None:
+        """Print what is not printed yet."""
+        if self._table.rows:
+            Console(width=120).print(self._table)
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("words", nargs="*")
     parser.add_argument("--chips", help="only these chips, with commas")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--loops", action="store_true")
     options = parser.parse_args()
+    simulate(DEVICES, os.environ, asked=True)
     laboratory = Laboratory()
     chosen = rows(options.words)
     if not chosen:
         sys.exit(f"no row has one of {options.words} in its name")
-    table = Table(*HEADERS)
-    if options.markdown:
-        print("| " + " | ".join(HEADERS) + " |\n" + "| --- " * len(HEADERS) + "|")
+    if options.loops:
+        for row in chosen:
+            for chip in options.chips.split(",") if options.chips else row.chips:
+                show_loops(row, chip, laboratory)
+        return
+    table = Printed(HEADERS, markdown=options.markdown)
+    wires: dict[str, tuple[str, ...]] = {}
     for row in chosen:
         for chip in options.chips.split(",") if options.chips else row.chips:
-            if options.loops:
-                show_loops(row, chip, laboratory)
-                continue
-            cells = line(row, chip, laboratory)
-            if options.markdown:
-                print("| " + " | ".join(cells) + " |", flush=True)
-            else:
-                table.add_row(*cells)
-    if table.rows:
-        Console(width=120).print(table)
+            ours = laboratory.measure(row.ours, chip)
+            theirs = None if row.theirs is None else laboratory.measure(row.theirs, chip)
+            table.add(line(row, chip, ours, theirs))
+            if cells := wire_line(row, ours, theirs):
+                wires[row.name] = cells
+    table.end()
+    if wires:
+        print()
+        wire_table = Printed(WIRE_HEADERS, markdown=options.markdown)
+        for cells in wires.values():
+            wire_table.add(cells)
+        wire_table.end()
 
 
 if __name__ == "__main__":

@@ -37,6 +37,13 @@ A row without ratios has nobody to compare with: it shows bundles and bytes. A b
 instruction word: code, not time. DMAs are not in it, and nothing here was run on a TPU. What a row
 compares in detail is said in its module in `benchmarks/tpu_comparisons`.
 
+The last table has the kernels over several devices; it is the same for all chips, ours / theirs:
+
+- `wire`: bytes that a device sends to others, counted in the traced program: copies with a device
+  id, times the rounds of the loops around them.
+- `least`: the fewest with which it can be done, and `ratio` the one by the other.
+- `steps`: messages that are sent one after another, because each waits for one that comes in.
+
 JAX {jax}, libtpu {libtpu}:
 
 """

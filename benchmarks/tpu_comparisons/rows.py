@@ -19,6 +19,10 @@ class Side:
       trips: how often each loop inside of that round runs, in the order of the code; loops that
         are not named run once.
       kernel: which kernel of the program is meant, by its position.
+      steps: of a kernel over several devices, how many messages are sent one after another,
+        because each waits for one that comes in; None for other kernels.
+      wire_bytes: bytes that a device sends, where they cannot be counted in the program
+        (``wire.wire_bytes``), because they are known at run time only or under a condition.
     """
 
     call: Callable[..., Any]
@@ -26,6 +30,8 @@ class Side:
     work: float
     trips: Mapping[int, float] = field(default_factory=dict[int, float])
     kernel: int = 0
+    steps: int | None = None
+    wire_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +44,8 @@ class Row:
       ours: the reference kernel.
       theirs: the kernel that it is measured by; None to print the numbers of ours alone.
       chips: the chips to compile for.
+      wire_bound: of kernels over several devices, the fewest bytes that a device can send; its
+        bytes and steps are then shown in a table of their own.
     """
 
     name: str
@@ -45,3 +53,4 @@ class Row:
     ours: Side
     theirs: Side | None = None
     chips: tuple[str, ...] = ("v5e", "v5p", "v6e")
+    wire_bound: int | None = None

@@ -8,14 +8,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from operands import f32, i32, refuses
 
 from reference_kernels.attention import batched_mha, flash_attention, mha
 from reference_kernels.basics import add_blocks, add_vectors, iota
-from reference_kernels.collectives import right_permute
 from reference_kernels.dma import dma_copy, double_buffer
 from reference_kernels.matmul import matmul, matmul_naive
 from reference_kernels.mosaic_gpu import tma_copy_add
@@ -188,25 +186,6 @@ class TestBlockDynamicSlice:
         refuses(
             lambda: block_dynamic_slice(f32(8, 8), i32(2), sizes=(1, 1), block=(0, 8)),
             "block[0] must be a positive integer",
-        )
-
-
-class TestRightPermute:
-    def mesh(self, axis: str) -> Any:
-        return jax.sharding.Mesh(np.array(jax.devices()[:1]), (axis,))
-
-    def test_mesh(self) -> None:
-        refuses(lambda: right_permute(f32(1, 2, 3), mesh=self.mesh("y")), "axis 'x'", "('y',)")
-
-    def test_operand(self) -> None:
-        mesh = self.mesh("x")
-        refuses(
-            lambda: right_permute(f32(2, 3), mesh=mesh), "x must have the shape (devices, m, n)"
-        )
-        refuses(
-            lambda: right_permute(f32(2, 3, 4), mesh=mesh),
-            "x must have the same devices as mesh, 1",
-            "is 2",
         )
 
 
