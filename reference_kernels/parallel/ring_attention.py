@@ -1,0 +1,441 @@
+"""Ring attention: ``o = softmax(scale q k^T) v`` over a sequence that is split over devices.
+
+Shapes, on each of ``p`` devices: ``q (h, q_len, d)``, ``k (g, kv_len, d)``, ``v (g, kv_len, d_v)``
+and ``o (h, q_len, d_v)``, where ``g`` divides ``h``: head ``i`` of the queries reads head
+``i // (h / g)`` of the keys. The sequence is the shards of the devices, one after the other.
+Dtypes: float32 or bfloat16, the same for all; scores, sums and accumulators are float32.
+
+Source: Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite
+Context", 2023 (arXiv:2310.01889), with the online softmax of flash attention (arXiv:2205.14135).
+
+Schedule. Queries stay where they are, keys and values travel. In round ``s``, ``0 <= s < p``,
+device ``i`` attends to the shard of device ``i - s``, and sends it to device ``i + 1`` at the same
+time: the copy starts before the first product of the round, and is waited for after the last one.
+What arrives fills one of two slots in HBM while the other one is worked with; see ``_ring`` for the
+credits that keep a device that runs ahead from overwriting a slot in use. The softmax does not mind
+the order of its keys: maximum, sum and weighted values of each query are carried from round to
+round like from block to block, and divided once, at the end.
+
+Bytes. A device receives and sends ``(p - 1)`` shards of keys and values, which is the least if it
+is to see all keys. With bfloat16 and ``h = g``, a round sends ``2 kv_len (d + d_v)`` bytes a head
+and does ``2 q_len kv_len (d + d_v)`` operations, so the copy is hidden if ``q_len`` is at least the
+operations a second of the chip over the bytes a second of a link. Sharing heads of keys divides
+that by ``h / g``.
+
+Causal. In its own shard, round 0, a device sees a triangle, and that is a flash attention like any
+other. All later rounds have earlier keys, so nothing in them is masked, or later ones, which are
+not computed. They are not even sent: device ``i`` takes part in ``i + 1`` rounds, and the link from
+the last device to the first is idle. The last device has the most work and sets the pace; only
+another order of the sequence would change that (Brandon et al., "Striped Attention", 2023,
+arXiv:2311.09431).
+
+Blocks. In every round an ``emit_pipeline`` takes blocks of queries and keys through VMEM, for one
+head after the other, so that VMEM holds blocks only and shards may be as long as HBM allows. The
+accumulators are in HBM between rounds, and in VMEM while a block of queries meets all keys of a
+round: ``8 (d_v + 256)`` bytes a query and round. That is hidden behind the products from some 1500
+keys a device on (v5e, heads of 128), fewer than the copy from device to device needs.
+
+Backward: see ``_ring_backward``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Linear, Permuted, Relation
+from pytest_pallas.spec import KernelSpec
+from reference_kernels import _mesh, _require
+from reference_kernels._blocks import LANES, ROWS, fit
+from reference_kernels.attention import _operands
+from reference_kernels.attention._flash_blocks import (
+    Blocks,
+    across,
+    each_slab,
+    lane_sums,
+    product,
+    run_block,
+)
+from reference_kernels.parallel._ring import SLOTS, Ring, Traffic
+from reference_kernels.parallel._ring_backward import ring_gradients
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the kernel needs besides arrays.
+
+    Attributes:
+      axis_name: the axis of the mesh over which the sequence is split.
+      blocks: the blocks of the scores of a device's queries with its own keys.
+      scale: factor of the scores.
+      collective_id: which barrier semaphore to use.
+    """
+
+    axis_name: str
+    blocks: Blocks
+    scale: float
+    collective_id: int
+
+
+def _attend_block(
+    q_ref: Any,
+    k_ref: Any,
+    v_ref: Any,
+    *refs: Any,
+    weights_ref: Any,
+    blocks: Blocks,
+    scale: float,
+) -> None:
+    """Add a block of keys to maximum, sum and weighted values, after ``before`` if it is given."""
+    *before, m_ref, l_ref, acc_ref = refs
+    i, j = pl.program_id(1), pl.program_id(2)
+
+    @pl.when(j == 0)
+    def _begin() -> None:
+        @each_slab(blocks.block_q)
+        def _rows(rows: Any) -> None:
+            if before:
+                for ref, before_ref in zip((m_ref, l_ref, acc_ref), before, strict=True):
+                    ref[rows] = before_ref[rows]
+            else:
+                m_ref[rows] = jnp.full((rows.size, LANES), -jnp.inf, jnp.float32)
+                l_ref[rows] = jnp.zeros((rows.size, LANES), jnp.float32)
+                acc_ref[rows] = jnp.zeros((rows.size, acc_ref.shape[1]), jnp.float32)
+
+    def add_block(edges: bool) -> None:
+        scores = scale * math.log2(math.e) * product(q_ref[...], k_ref[...], (1, 1))
+        if edges:
+            scores = blocks.hide(scores, i, j, None, keys=1, edges=True)
+        # Every query sees the first key of its own shard, so no maximum is -inf.
+        m = jnp.maximum(m_ref[...], jnp.max(scores, axis=1, keepdims=True))
+        weights = jnp.exp2(scores - across(m, blocks.block_kv))
+        weights_ref[...] = weights.astype(weights_ref.dtype)
+        rescale = jnp.exp2(m_ref[...] - m)
+        m_ref[...] = m
+        l_ref[...] = rescale * l_ref[...] + lane_sums(weights)
+        acc_ref[...] = across(rescale, acc_ref.shape[1]) * acc_ref[...] + product(
+            weights_ref[...], v_ref[...], (1, 0)
+        )
+
+    run_block(blocks.whole(i, j), blocks.seen(i, j), add_block)
+
+
+def _ring_kernel(
+    q_ref: Any,
+    k_ref: Any,
+    v_ref: Any,
+    m_ref: Any,
+    l_ref: Any,
+    acc_ref: Any,
+    k_slots: Any,
+    v_slots: Any,
+    weights_ref: Any,
+    sends: Any,
+    arrivals: Any,
+    credits: Any,
+    *,
+    settings: Settings,
+) -> None:
+    own = settings.blocks
+    later = dataclasses.replace(own, causal=False)  # of these rounds, all keys are seen
+    state = (m_ref, l_ref, acc_ref)
+    ring = Ring(settings.axis_name, own.causal)
+    traffic = Traffic(ring, (k_ref, v_ref), (k_slots, v_slots), sends, arrivals, credits)
+
+    def attend(k: Any, v: Any, before: tuple[Any, ...], blocks: Blocks) -> None:
+        heads, group = q_ref.shape[0], q_ref.shape[0] // k_ref.shape[0]
+
+        def of_queries(ref: Any) -> pl.BlockSpec:
+            return pl.BlockSpec((None, blocks.block_q, ref.shape[-1]), lambda h, i, j: (h, i, 0))
+
+        def of_keys(ref: Any) -> pl.BlockSpec:
+            return pl.BlockSpec(
+                (None, blocks.block_kv, ref.shape[-1]),
+                lambda h, i, j: (h // group, blocks.last_kv(i, j), 0),
+            )
+
+        pltpu.emit_pipeline(
+            functools.partial(
+                _attend_block, weights_ref=weights_ref, blocks=blocks, scale=settings.scale
+            ),
+            grid=(heads, *blocks.grid),
+            in_specs=[
+                of_queries(q_ref),
+                of_keys(k_ref),
+                of_keys(v_ref),
+                *map(of_queries, before),
+            ],
+            out_specs=[*map(of_queries, state)],
+        )(q_ref, k, v, *before, *state)
+
+    def first() -> None:
+        traffic.start(0)
+        attend(k_ref, v_ref, (), own)
+        traffic.finish(0)
+
+    def other(s: Any) -> None:
+        traffic.receive(s)
+        traffic.start(s)
+        attend(*traffic.at_hand(s), state, later)
+        traffic.finish(s)
+
+    ring.enter()
+    ring.rounds(first, other)
+
+
+def _padded(x: jax.Array, block: int) -> jax.Array:
+    """``x`` with zeros up to whole blocks: a pipeline would read beyond its end."""
+    return jnp.pad(x, ((0, 0), (0, -x.shape[1] % block), (0, 0)))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _attend(q: jax.Array, k: jax.Array, v: jax.Array, settings: Settings) -> jax.Array:
+    return _call(q, k, v, settings)[0]
+
+
+def _call(
+    q: jax.Array, k: jax.Array, v: jax.Array, settings: Settings
+) -> tuple[jax.Array, jax.Array]:
+    """The output, and each query's log2 of its sum of exp2, ``(h, q_len)``."""
+    blocks, size = settings.blocks, jax.lax.axis_size(settings.axis_name)
+    q = _padded(q, blocks.block_q)
+    k, v = _padded(k, blocks.block_kv), _padded(v, blocks.block_kv)
+    rows = q.shape[:2]
+    # What a kernel keeps in HBM is an output that nobody reads. The shapes say HBM as well, or XLA
+    # may put small ones into VMEM, from where the vector unit would have to copy them.
+    m, partial_sums, acc, _, _ = pl.pallas_call(
+        functools.partial(_ring_kernel, settings=settings),
+        out_shape=(
+            pltpu.HBM((*rows, LANES), jnp.float32),
+            pltpu.HBM((*rows, LANES), jnp.float32),
+            pltpu.HBM((*rows, v.shape[2]), jnp.float32),
+            pltpu.HBM((SLOTS, *k.shape), k.dtype),
+            pltpu.HBM((SLOTS, *v.shape), v.dtype),
+        ),
+        in_specs=[pl.BlockSpec(memory_space=pltpu.HBM)] * 3,
+        out_specs=(pl.BlockSpec(memory_space=pltpu.HBM),) * 5,
+        scratch_shapes=[
+            pltpu.VMEM((blocks.block_q, blocks.block_kv), v.dtype),
+            pltpu.SemaphoreType.DMA((2,)),
+            pltpu.SemaphoreType.DMA((SLOTS, 2)),
+            pltpu.SemaphoreType.REGULAR,
+        ],
+        # A single device asks for no barrier.
+        compiler_params=pltpu.CompilerParams(
+            collective_id=settings.collective_id if size > 1 else None
+        ),
+        name="ring_attention",
+    )(q, k, v)
+    total = jnp.sum(partial_sums, axis=-1)
+    o = (acc / total[..., None])[:, : blocks.q_len].astype(q.dtype)
+    return o, (m[..., 0] + jnp.log2(total))[:, : blocks.q_len]
+
+
+def _forward(q: jax.Array, k: jax.Array, v: jax.Array, settings: Settings) -> tuple[jax.Array, Any]:
+    o, log_sums = _call(q, k, v, settings)
+    return o, (q, k, v, o, log_sums)
+
+
+def _backward(settings: Settings, saved: Any, do: jax.Array) -> tuple[jax.Array, ...]:
+    return ring_gradients(
+        *saved, do, axis_name=settings.axis_name, blocks=settings.blocks, scale=settings.scale
+    )
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def ring_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    axis_name: str,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    block_q: int = 512,
+    block_kv: int = 512,
+    collective_id: int = 9,
+) -> jax.Array:
+    """Attention of a sequence of which each device has a shard, inside ``jax.shard_map``.
+
+    It can be differentiated by ``q``, ``k`` and ``v``.
+
+    Args:
+      q: queries of this device, ``(h, q_len, d)``, float32 or bfloat16.
+      k: keys of this device, ``(g, kv_len, d)``; ``g`` divides ``h``.
+      v: values of this device, ``(g, kv_len, d_v)``.
+      axis_name: the axis of the mesh over which the sequence is split, in its order.
+      causal: a query sees only the keys up to its own position in the whole sequence. Then
+        ``kv_len`` must be ``q_len``.
+      scale: factor of the scores; ``d ** -0.5`` by default.
+      block_q: queries in a block.
+      block_kv: keys in a block. With the defaults and heads of 128, some 5 MB of VMEM are used.
+      collective_id: which barrier semaphore to use. Calls of one program along different axes need
+        different ones.
+
+    Returns:
+      ``(h, q_len, d_v)``, of the dtype of ``q``: the outputs of this device's queries.
+
+    Raises:
+      ValueError: an operand has a wrong rank, size or dtype, ``g`` does not divide ``h``, lengths
+        differ with ``causal``, or a block size is not positive.
+    """
+    sizes = _operands.check_qkv(q, k, v, front="h", kv_front="g")
+    _check_sizes(sizes, causal)
+    _require.positive(block_q=block_q, block_kv=block_kv)
+    q_len, kv_len = sizes["q_len"], sizes["kv_len"]
+    settings = Settings(
+        axis_name,
+        Blocks(q_len, kv_len, fit(block_q, q_len, ROWS), fit(block_kv, kv_len, ROWS), causal),
+        sizes["d"] ** -0.5 if scale is None else scale,
+        collective_id,
+    )
+    return _attend(q, k, v, settings)
+
+
+def _check_sizes(sizes: dict[str, int], causal: bool) -> None:
+    if sizes["h"] % sizes["g"]:
+        raise ValueError(
+            f"k must have a number of heads g that divides the h of q, {sizes['h']}, "
+            f"but its g is {sizes['g']}"
+        )
+    if causal and sizes["q_len"] != sizes["kv_len"]:
+        raise ValueError(
+            f"k must have the same length as q, {sizes['q_len']}, if causal is True, because its "
+            f"positions are those of the queries, but its length is {sizes['kv_len']}"
+        )
+
+
+def ring_attention_on_mesh(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    mesh: jax.sharding.Mesh,
+    axis_name: str,
+    **settings: Any,
+) -> jax.Array:
+    """``ring_attention`` of the shards of all devices of a mesh.
+
+    Args:
+      q: queries, ``(devices, h, q_len, d)``, in the order of ``mesh.devices``.
+      k: keys, ``(devices, g, kv_len, d)``.
+      v: values, ``(devices, g, kv_len, d_v)``.
+      mesh: any mesh.
+      axis_name: the axis of it over which a sequence is split. Devices that differ along another
+        axis have another sequence.
+      **settings: ``causal``, ``scale``, ``block_q`` and ``block_kv`` of ``ring_attention``.
+
+    Returns:
+      ``(devices, h, q_len, d_v)``, of the dtype of ``q``.
+
+    Raises:
+      ValueError: the mesh has no such axis, the first dimension of an operand is not the number of
+        its devices, or see ``ring_attention``.
+    """
+    _mesh.axis_size(mesh, axis_name)
+    attend = functools.partial(ring_attention, axis_name=axis_name, **settings)
+    return _mesh.on_each_device(attend, mesh, q=q, k=k, v=v)
+
+
+def reference(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    mesh: jax.sharding.Mesh,
+    axis_name: str,
+    causal: bool = False,
+    scale: float | None = None,
+) -> jax.Array:
+    """Attention of whole sequences, with the shards put together and the heads repeated."""
+    axis, group = mesh.axis_names.index(axis_name), q.shape[1] // k.shape[1]
+
+    def whole(x: jax.Array, repeats: int) -> jax.Array:
+        x = jnp.repeat(x, repeats, axis=1)
+        x = jnp.moveaxis(x.reshape(*mesh.devices.shape, *x.shape[1:]), axis, -3)
+        return x.reshape(*x.shape[:-3], -1, x.shape[-1])
+
+    o = _operands.reference(
+        whole(q, 1), whole(k, group), whole(v, group), causal=causal, scale=scale
+    )
+    o = o.reshape(*o.shape[:-2], mesh.devices.shape[axis], q.shape[2], v.shape[3])
+    return jnp.moveaxis(o, -3, axis).reshape(*q.shape[:3], v.shape[3])
+
+
+def _inputs(mesh: jax.sharding.Mesh) -> Any:
+    def drawn(causal: bool) -> Any:
+        return pst.arguments(
+            pst.arrays(
+                "devices h q d, devices g k d, devices g k e",
+                dtype=pst.floats("bfloat16", "float32"),
+                # Few shapes, since each takes seconds to compile; two blocks of each, and a rest.
+                dims={
+                    "devices": mesh.size,
+                    "h": 2,
+                    "g": [1, 2],
+                    "q": 17,
+                    "k": 17 if causal else 18,
+                    "d": 40,
+                    "e": 24,
+                },
+            ),
+            options={"causal": causal, "axis_name": "x"},
+            tuning={"block_q": 16, "block_kv": 16},
+        )
+
+    return st.booleans().flatmap(drawn)
+
+
+def _is_not_causal(arguments: pst.Arguments) -> bool:
+    return not arguments.options["causal"]
+
+
+def _turned(arguments: pst.Arguments, rng: np.random.Generator) -> pst.Arguments:
+    """Keys and values of every device on the next one."""
+    del rng
+    q, k, v = arguments.args
+    return dataclasses.replace(arguments, args=(q, np.roll(k, 1, axis=0), np.roll(v, 1, axis=0)))
+
+
+def _typical(mesh: jax.sharding.Mesh) -> Any:
+    dims = {"devices": mesh.size, "h": 8, "g": 8, "n": 1024, "d": 128, "e": 128}
+    return tuple(
+        pst.shaped(
+            "devices h n d, devices g n d, devices g n e",
+            dtype="bfloat16",
+            dims=dims,
+            options={"causal": causal, "axis_name": "x"},
+        )
+        for causal in (False, True)
+    )
+
+
+SPEC = KernelSpec(
+    name="ring_attention",
+    kernel=ring_attention_on_mesh,
+    reference=reference,
+    inputs=_inputs,
+    meshes=({"x": 4},),  # tests have others
+    backends=("tpu-interpret", "tpu-compile", "tpu"),  # the portable one has no remote DMA
+    differentiable=(0, 1, 2),
+    vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas
+    relations=(
+        Linear(2),
+        Permuted({0: 2}, output=2, when=_is_not_causal),
+        Permuted({1: 2, 2: 2}, when=_is_not_causal),
+        Relation("shards turned", _turned, when=_is_not_causal),
+    ),
+    typical=_typical,
+)
