@@ -13,6 +13,8 @@ from operands import f32, i32, refuses
 
 from pytest_pallas.analysis import kernel_calls
 from reference_kernels.parallel import sharded_attention, softmax_by_columns, softmax_by_rows
+from reference_kernels.parallel.sharded_attention import reference
+from reference_kernels.parallel.sharded_softmax import reference as softmax_reference
 
 MESH = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 
@@ -88,3 +90,28 @@ def test_rows_without_a_weight_are_zero(pallas_run: Any, pallas_mesh: Any, softm
     out = pallas_run(softmax, x, mesh=pallas_mesh(x=2), axis_name="x")
     np.testing.assert_array_equal(out[0], np.zeros(6))
     np.testing.assert_allclose(out[1], [0, 0, 0, 1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
+
+
+@pytest.mark.pallas(backends=["interpret"])
+@pytest.mark.parametrize("devices", [1, 4, 8])
+@pytest.mark.parametrize("axis", ["batch_axis", "head_axis", "sequence_axis"])
+def test_attention_over_any_number_of_devices(
+    pallas_check: Any, pallas_mesh: Any, devices: int, axis: str
+) -> None:
+    sizes = {"batch_axis": (devices, 2, 5), "head_axis": (1, 2 * devices, 5)}
+    b, h, n = sizes.get(axis, (1, 2, 3 * devices))
+    rng = np.random.default_rng(devices)
+    q, k, v = rng.standard_normal((3, b, h, n, 8), dtype=np.float32)
+    options = {"mesh": pallas_mesh(x=devices), axis: "x", "causal": True}
+    pallas_check(sharded_attention, q, k, v, reference=reference, options=options)
+
+
+@pytest.mark.pallas(backends=["interpret"])
+@pytest.mark.parametrize("devices", [1, 4, 8])
+@pytest.mark.parametrize("softmax", [softmax_by_rows, softmax_by_columns])
+def test_softmax_over_any_number_of_devices(
+    pallas_check: Any, pallas_mesh: Any, devices: int, softmax: Any
+) -> None:
+    x = np.random.default_rng(devices).standard_normal((8, 24), dtype=np.float32)
+    options = {"mesh": pallas_mesh(x=devices), "axis_name": "x"}
+    pallas_check(softmax, x, reference=softmax_reference, options=options)
