@@ -15,9 +15,10 @@ sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 
 HEAD = """# Which kernel uses what
 
-Every public name of `jax.experimental.pallas` (`pl`) and `jax.experimental.pallas.tpu` (`pltpu`) of
-JAX {version} that is not deprecated, and the modules of `reference_kernels` whose code uses it; or
-why none does. Written by `scripts/kernel_api.py`; a test computes it anew.
+Every public name of `jax.experimental.pallas` (`pl`), `jax.experimental.pallas.tpu` (`pltpu`) and
+`jax.experimental.pallas.tpu_sc` (`plsc`) of JAX {version} that is not deprecated, and the modules
+of `reference_kernels` whose code uses it; or why none does. Written by `scripts/kernel_api.py`; a
+test computes it anew.
 """
 
 

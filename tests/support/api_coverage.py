@@ -14,16 +14,18 @@ ROOT = Path(reference_kernels.__file__).parent
 PAGE = ROOT.parent / "docs/kernels/api.md"
 
 #: Modules by what everybody calls them.
-MODULES = {"pl": "jax.experimental.pallas", "pltpu": "jax.experimental.pallas.tpu"}
+MODULES = {
+    "pl": "jax.experimental.pallas",
+    "pltpu": "jax.experimental.pallas.tpu",
+    "plsc": "jax.experimental.pallas.tpu_sc",
+}
 
 _ELSEWHERE = "says where a kernel runs, which is not a kernel's business: the backend does"
-_SPARSE_CORE = "of SparseCores"
 
 #: Names that no reference kernel uses, and why.
 UNUSED: Mapping[str, Mapping[str, str]] = {
     "pl": {
         "CompilerParams": "the base class of `pltpu.CompilerParams`",
-        "Indirect": f"{_SPARSE_CORE}: on a TensorCore, lowering fails (Cannot transform type)",
         "broadcast_to": "of Triton: Mosaic refuses it; `jnp.broadcast_to` is what it recommends",
         "empty": "another name of `jax.lax.empty`; kernels use `pl.empty_like`",
         "enable_debug_checks": "a setting of the caller; see the tests of `debug_probe`",
@@ -39,13 +41,16 @@ UNUSED: Mapping[str, Mapping[str, str]] = {
         "InterpretParams": _ELSEWHERE,
         "LoweringException": "raised by the lowering",
         "PipelineStep": "given to a pipeline's body only on a private request",
-        "SUBCORE_PARALLEL": _SPARSE_CORE,
-        "Tiling": f"{_SPARSE_CORE}: the layout of a pipeline's buffers",
-        "VMEM_SHARED": _SPARSE_CORE,
-        "async_remote_copy": "of several devices; `right_permute` makes its copy first",
+        "SUBCORE_PARALLEL": "what a `plsc.VectorSubcoreMesh` says of its subcores; pipelines take "
+        "`pltpu.PARALLEL`",
         "force_tpu_interpret_mode": _ELSEWHERE,
         "reset_tpu_interpret_mode_state": _ELSEWHERE,
         "set_tpu_interpret_mode": _ELSEWHERE,
+    },
+    "plsc": {
+        "SparseCorePushStreamWarning": "a warning of the lowering",
+        "slice_subcore_vmem_from_shared": "compiled only for buffers with rows of 128 elements, 8 "
+        "for each subcore, which are no register of tpu7x; and no interpreter has it",
     },
 }
 
