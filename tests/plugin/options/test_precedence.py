@@ -36,6 +36,8 @@ CASES = {
     "cost": ("off", ("record", "record"), ("off", "off"), None),
     "cost_file": ("pallas_costs.json", ("a.json", "a.json"), ("b.json", "b.json"), None),
     "cost_limit": (5.0, ("3", 3.0), ("4.5", 4.5), None),
+    "golden": ("off", ("record", "record"), ("update", "update"), None),
+    "golden_dir": ("pallas_goldens", ("of_ini", "of_ini"), ("of_line", "of_line"), None),
     "worker_memory": (8.0, ("3", 3.0), ("4.5", 4.5), None),
     "example": ("", ("AAA=", "AAA="), ("AAE=", "AAE="), None),
     "database": (
