@@ -19,5 +19,8 @@ Conventions that hold in every module:
   multiple of 128 or the whole dimension, and the one before it a multiple of 8 for 32-bit, 16 for
   16-bit and 32 for 8-bit types, or whole.
 - Products and sums accumulate in float32 and are rounded once, at the end.
+- A kernel over several devices is two functions: one takes the shard of its device and an
+  ``axis_name``, inside ``jax.shard_map``, like the collectives of ``jax.lax``; the other,
+  ``..._on_mesh``, takes the shards of all devices, stacked. ``_mesh`` says more.
 - A misuse raises ``ValueError`` that names the operand, what was given and what is wanted.
 """

@@ -40,7 +40,8 @@ compares in detail is said in its module in `benchmarks/tpu_comparisons`.
 The last table has the kernels over several devices; it is the same for all chips, ours / theirs:
 
 - `wire`: bytes that a device sends to others, counted in the traced program: copies with a device
-  id, times the rounds of the loops around them.
+  id, times the rounds of the loops around them; where copies are under conditions, or as long as
+  is known at run time only, by the formula in the row's module.
 - `least`: the fewest with which it can be done, and `ratio` the one by the other.
 - `steps`: messages that are sent one after another, because each waits for one that comes in.
 
