@@ -152,7 +152,8 @@ def suite(*options: str, columns: int = 80) -> str:
 SHOWN = (
     *("flash_attention", "splash_attention", "ragged_paged_attention", "matmul", "matmul_int8"),
     *("matmul_explicit_mxu", "gmm", "rms_norm", "dropout", "double_buffer", "fused_gather"),
-    *("swap_cores", "right_permute", "tma_copy_add"),
+    *("swap_cores", "all_reduce", "all_gather_matmul", "ring_attention", "gather_sum"),
+    *("staged_map", "tma_copy_add"),
 )
 
 
