@@ -114,27 +114,32 @@ def start_copies(staged: Staged, values: Sequence[Any], token: Any) -> Any:
     if not rows:
         return copy(token, source.transforms, target.transforms), []
 
-    row_bytes = _row_bytes(told)
-
     def row(i: Any, token: Any) -> Any:
-        skipped = jnp.asarray(False)
-        for end in (source, target):
-            if end.ignored is not None:
-                skipped |= end.indices[i] == end.ignored
-        return jax.lax.cond(
-            skipped,
-            lambda token: stage_skip(token, row_bytes),
-            lambda token: copy(token, source.row(i), target.row(i)),
-            token,
-        )
+        return copy(token, source.row(i), target.row(i))
 
-    def stage_skip(token: Any, size: int) -> Any:
-        core = (ctx.device_id, ctx.local_core_id)
+    ignoring = [end for end in (source, target) if end.ignored is not None]
+    if not ignoring:
+        return jax.lax.fori_loop(0, rows[0], row, token), []
+    size = _row_bytes(told)
+
+    def skip(token: Any) -> Any:
         return module.callback.io_callback(
-            _skip, module.TOKEN_SHAPE_DTYPE, token, *core, size, *semaphores
+            _skip,
+            module.TOKEN_SHAPE_DTYPE,
+            token,
+            ctx.device_id,
+            ctx.local_core_id,
+            size,
+            *semaphores,
         )
 
-    return jax.lax.fori_loop(0, rows[0], row, token), []
+    def row_or_none(i: Any, token: Any) -> Any:
+        skipped = functools.reduce(
+            jnp.logical_or, [end.indices[i] == end.ignored for end in ignoring]
+        )
+        return jax.lax.cond(skipped, skip, functools.partial(row, i), token)
+
+    return jax.lax.fori_loop(0, rows[0], row_or_none, token), []
 
 
 def _end(staged: Staged, told: Any, given: Any, token: Any) -> tuple[Any, _End]:
@@ -174,14 +179,14 @@ def _indices(staged: Staged, told: Any, given: Any, token: Any) -> Any:
 
 
 def _row_bytes(told: Any) -> int:
-    """Bytes of a row of a copy, by its end without indices, or by both."""
+    """Bytes of a row of a copy, by its end without indices."""
     state: Any = importlib.import_module("jax._src.state.types")
     for ref in told[:2]:
         if _listed(ref) is None:
             aval, transforms = getattr(ref, "ref", ref), getattr(ref, "transforms", ())
             kind = state.transform_type(transforms, aval) if transforms else aval
             return math.prod(kind.shape[1:]) * kind.dtype.itemsize
-    raise NotImplementedError("a copy with indices at both ends")
+    raise NotImplementedError("a copy that ignores indices, with indices at both ends")
 
 
 def _skip(token: Any, device: Any, core: Any, size: Any, *semaphores: Any) -> Any:
