@@ -88,7 +88,7 @@ def start_copies(staged: Staged, values: Sequence[Any], token: Any) -> Any:
     token, source = _end(staged, told[0], given[0], token)
     token, target = _end(staged, told[1], given[1], token)
     semaphores = [_semaphore(staged, each) for each in given[2:4]]
-    act = _add if params.get("add") else module.dma_start
+    act = module.fail_on_exception(dma_add) if params.get("add") else module.dma_start
     stage = functools.partial(
         module.callback.io_callback,
         functools.partial(act, source_info=staged.eqn.source_info),
@@ -124,7 +124,7 @@ def start_copies(staged: Staged, values: Sequence[Any], token: Any) -> Any:
 
     def skip(token: Any) -> Any:
         return module.callback.io_callback(
-            _skip,
+            module.fail_on_exception(_skip),
             module.TOKEN_SHAPE_DTYPE,
             token,
             ctx.device_id,
@@ -209,7 +209,7 @@ def _semaphore(staged: Staged, given: Any) -> Any:
     return discharge.transform_array(*primitives._get_ref_and_transforms(given))
 
 
-def _add(
+def dma_add(
     token: Any,
     device: Any,
     core: Any,

@@ -28,7 +28,14 @@ _PRIMITIVES = frozenset({"dma_start", "dma_wait", "semaphore_signal", "semaphore
 _TOLD = frozenset({*_PRIMITIVES, "_barrier", "_clean_up_shared_memory"})
 
 #: Those that are needed to tell names, besides.
-_HOOKED = _TOLD | {"get", "store", "swap", "_allocate_buffer", "_allocate_semaphores"}
+_HOOKED = _TOLD | {
+    "get",
+    "store",
+    "swap",
+    "dma_add",
+    "_allocate_buffer",
+    "_allocate_semaphores",
+}
 
 
 @dataclass(frozen=True)

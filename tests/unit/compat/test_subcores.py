@@ -17,6 +17,7 @@ from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.targets import TARGETS
 from pytest_pallas.compat import subcores
 from pytest_pallas.compat.cores import require_threads
+from pytest_pallas.devices.mesh import make_mesh
 
 plsc = pytest.importorskip("jax.experimental.pallas.tpu_sc")
 LANES = 8
@@ -358,6 +359,38 @@ class TestMeshes:
     def test_too_many_cores_for_the_devices_that_there_are(self) -> None:
         with pytest.raises(NotImplementedError, match="--pallas-devices=42"):
             require_threads(1000)
+
+    def test_cores_of_several_devices_at_once(self) -> None:
+        """Each device has more of them than fit beside those of another on one CPU device."""
+        sizes = {"num_cores": 1, "num_subcores": 16}
+
+        def body(x: Any, out: Any, vmem: Any) -> None:
+            plsc.subcore_barrier()
+            pltpu.sync_copy(x, vmem)
+            pltpu.sync_copy(vmem, out.at[jax.lax.axis_index("subcore")])
+            plsc.subcore_barrier()
+
+        def call(x: Any) -> Any:
+            return pl.kernel(
+                body,
+                out_type=jax.ShapeDtypeStruct((16, LANES), jnp.float32),
+                mesh=plsc.VectorSubcoreMesh(
+                    core_axis_name="core", subcore_axis_name="subcore", **sizes
+                ),
+                scratch_types=[pltpu.VMEM((LANES,), jnp.float32)],
+            )(x[0])
+
+        mesh = make_mesh({"x": 4}, "cpu")
+        everywhere = jax.sharding.PartitionSpec("x")
+        sharded = jax.shard_map(
+            call, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
+        )
+        x = np.arange(4 * LANES, dtype=np.float32).reshape(4, LANES)
+        outcome = tpu_interpret(TARGETS["v6e"]).run(
+            Call(function=sharded, args=(x,), devices=4, timeout=60.0)
+        )
+        assert outcome.error is None, outcome.error
+        np.testing.assert_array_equal(np.asarray(outcome.values), np.repeat(x, 16, axis=0))
 
     def test_a_barrier_that_one_does_not_reach_is_a_deadlock(self) -> None:
         def body(out: Any, buffer: Any) -> None:
