@@ -17,6 +17,7 @@ from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.backends.watchdog import watchdog
 from pytest_pallas.backends.watching import Watch
 from pytest_pallas.backends.watching_gpu import ThreadWatch
+from pytest_pallas.compilers import gpu_chips
 from pytest_pallas.errors import DmaError
 
 
@@ -153,6 +154,8 @@ class Interpreter:
                 stack.enter_context(compat.watched(watch))
             stack.enter_context(compat.cores_in_threads(QUICK))
             stack.enter_context(compat.meshes_of(device))
+            if target.platform == "gpu":
+                stack.enter_context(compat.device_attributes(gpu_chips.attributes(target.name)))
             if schedule.order == "oldest":
                 stack.enter_context(compat.oldest_dma_first())
             stack.enter_context(compat.quiet_callbacks())

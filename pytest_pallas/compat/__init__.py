@@ -11,6 +11,7 @@ from pytest_pallas.compat.bounds import Beyond, bounds_checked
 from pytest_pallas.compat.bounds_named import gpu_bounds_named
 from pytest_pallas.compat.clocks import clocks_for_dmas
 from pytest_pallas.compat.compilers import (
+    device_attributes,
     devices_answer,
     exact_exports,
     interpret_ignored,
@@ -105,6 +106,7 @@ __all__ = [
     "collected",
     "configured",
     "cores_in_threads",
+    "device_attributes",
     "devices_answer",
     "eval_jaxpr",
     "evaluate_index_map",

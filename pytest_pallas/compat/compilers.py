@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -80,10 +80,24 @@ def devices_answer(chip: Any, names: Sequence[str]) -> Generator[None]:
         return property(lambda _: chip.answer(name))
 
     with ExitStack() as stack:
-        for name in names:
-            stack.enter_context(_replaced(jax.Device, name, answering(name)))
+        stack.enter_context(device_attributes({name: answering(name) for name in names}))
         stack.enter_context(meshes_of(chip))
         stack.enter_context(_replaced(jax, "default_backend", lambda: chip.platform))
+        yield
+
+
+@contextmanager
+def device_attributes(values: Mapping[str, Any]) -> Generator[None]:
+    """Let this process' devices have attributes that they lack, such as ``core_count``.
+
+    Args:
+      values: by name; a property is asked for its value.
+    """
+    import jax
+
+    with ExitStack() as stack:
+        for name, value in values.items():
+            stack.enter_context(_replaced(jax.Device, name, value))
         yield
 
 

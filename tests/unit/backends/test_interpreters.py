@@ -394,3 +394,38 @@ def test_an_assertion_without_words_is_located(monkeypatch):
     monkeypatch.setattr(module, "_get_shared_memory", _fails)
     outcome = backend("gpu-interpret").run(Call(function=kernels.add_one, args=(X,)))
     assert "AssertionError: in _fails (" in str(outcome.error)
+
+
+@pytest.mark.parametrize(("word", "sms"), [("gpu-interpret", 132), ("gpu-interpret:a100", 108)])
+def test_a_gpu_kernel_is_told_the_number_of_multiprocessors(word, sms):
+    """As a persistent kernel asks for it, which starts that many blocks."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    def body(out, buffer):
+        block = jax.lax.axis_index("block")
+
+        @pl.when(block < 1)
+        def _():
+            buffer[...] = jnp.full((128,), jnp.int32(jax.lax.axis_size("block")))
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(buffer, out)
+            plgpu.wait_smem_to_gmem(0)
+
+    def call(x):
+        device = jax.devices()[0]
+        assert device.compute_capability in ("9.0", "8.0")
+        return (
+            plgpu.kernel(
+                body,
+                out_type=jax.ShapeDtypeStruct((128,), jnp.int32),
+                scratch_types=[plgpu.SMEM((128,), jnp.int32)],
+                grid=(device.core_count,),
+                grid_names=("block",),
+            )()
+            + x
+        )
+
+    outcome = backend(word).run(Call(function=call, args=(np.int32(0),)))
+    assert outcome.error is None, outcome.error
+    assert int(outcome.values[0]) == sms
+    assert not hasattr(jax.devices()[0], "core_count")
