@@ -1,4 +1,4 @@
-"""The Pallas kernels inside a traced function, and what can be read off them without running."""
+"""The kernels inside a traced function, and what can be read off them without running."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ASYNCHRONOUS = frozenset(
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One Pallas kernel inside a jaxpr.
+    """One Pallas kernel inside a jaxpr, or one of another language that JAX calls.
 
     Attributes:
       name: the kernel's name, as given by ``name=`` or the body function.
@@ -57,13 +57,13 @@ class KernelCall:
 
 
 def kernel_calls(jaxpr: Any) -> list[KernelCall]:
-    """All Pallas kernels in a (closed) jaxpr, in order, also nested in jit, vmap or shard_map."""
+    """All kernels in a (closed) jaxpr, in order, also nested in jit, vmap or shard_map."""
     return list(_walk(getattr(jaxpr, "jaxpr", jaxpr), ()))
 
 
 def _walk(jaxpr: Any, path: tuple[str, ...]) -> Iterator[KernelCall]:
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in compat.KERNEL_PRIMITIVES:
+        if eqn.primitive.name in compat.KERNEL_PRIMITIVES | compat.FOREIGN_PRIMITIVES:
             yield kernel_call(eqn, path)
         else:
             for inner in compat.sub_jaxprs(eqn):

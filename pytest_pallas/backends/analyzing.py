@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
@@ -12,6 +11,7 @@ import jax
 from pytest_pallas import compat
 from pytest_pallas.analysis.grid import Analysis, analyze_jaxpr
 from pytest_pallas.backends.execution import brief, readable
+from pytest_pallas.backends.expected import expected_warnings
 from pytest_pallas.backends.lowering import attributes
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS, Target
@@ -99,6 +99,5 @@ def on_chip(target: Target) -> AbstractContextManager[Any]:
     stack = ExitStack()
     stack.enter_context(compat.interpret_ignored())
     stack.enter_context(present(Chip(target.device_kind, target.platform, attributes(target))))
-    stack.enter_context(warnings.catch_warnings())
-    warnings.filterwarnings("ignore", message=".*Triton.*", category=DeprecationWarning)
+    stack.enter_context(expected_warnings())
     return stack

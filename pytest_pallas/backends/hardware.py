@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from contextlib import AbstractContextManager
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_pallas.analysis import KernelCall
+from pytest_pallas.backends.expected import expected_warnings
 from pytest_pallas.backends.protocol import Call, Kind, Outcome
 from pytest_pallas.backends.targets import Target
 from pytest_pallas.errors import NoPallasCallError
@@ -57,10 +59,12 @@ class Hardware:
 
         return execution.execute(call, self._context, runner=self._run if call.jit else None)
 
-    def _context(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def _context(self) -> Generator[None]:
         import jax
 
-        return jax.default_device(jax.devices(self.platform)[0])
+        with jax.default_device(jax.devices(self.platform)[0]), expected_warnings():
+            yield
 
     def _run(self, static: Any, arrays: list[Any]) -> Any:
         key = (static, tuple((array.shape, str(array.dtype)) for array in arrays))

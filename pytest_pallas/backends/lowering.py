@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from jax import export
 
 from pytest_pallas import compat
 from pytest_pallas.analysis import kernel_calls
+from pytest_pallas.backends.expected import expected_warnings
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.targets import Target
 from pytest_pallas.backends.tracing import jitted, signature
@@ -133,12 +133,8 @@ def _context(chip: Chip) -> Generator[None]:
         compat.exact_exports(),
         compat.interpret_ignored(),
         present(chip),
-        warnings.catch_warnings(),
+        expected_warnings(),
     ):
-        # JAX deprecates the Triton route; whoever tests such a kernel knows.
-        warnings.filterwarnings("ignore", message=".*Triton.*", category=DeprecationWarning)
-        # Of SparseCores: pltpu.sync_copy and emit_pipeline pass a semaphore, which nobody can help.
-        warnings.filterwarnings("ignore", message="Destination semaphore is ignored")
         yield
 
 

@@ -49,6 +49,7 @@ from pytest_pallas.compat.interpreters import (
     reset_interpreters,
 )
 from pytest_pallas.compat.jaxprs import (
+    FOREIGN_PRIMITIVES,
     KERNEL_PRIMITIVES,
     block_programs,
     called_jaxpr,
@@ -87,6 +88,7 @@ from pytest_pallas.compat.watching import (
 from pytest_pallas.compat.watching_gpu import BarrierWait, watched_threads
 
 __all__ = [
+    "FOREIGN_PRIMITIVES",
     "KERNEL_PRIMITIVES",
     "BarrierWait",
     "Beyond",

@@ -11,6 +11,9 @@ from typing import Any, cast
 #: ``plgpu.kernel`` become. Seen in JAX 0.11.2 (``core_map``) and 0.12.0.1 (``mpmd_map``).
 KERNEL_PRIMITIVES = frozenset({"pallas_call", "core_map", "mpmd_map"})
 
+#: Primitives that run a kernel of another language, which JAX passes on as it is: jax-triton 0.4.1.
+FOREIGN_PRIMITIVES = frozenset({"triton_kernel_call"})
+
 
 def sub_jaxprs(eqn: Any) -> Iterator[Any]:
     """The open jaxprs inside the parameters of an equation.

@@ -110,3 +110,13 @@ def test_a_guarded_write_to_an_input_ref_is_seen():
         return pl.pallas_call(writes, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x, y)
 
     assert mutated_operands(*calls(function, X, X)) == (1,)
+
+
+def test_a_kernel_of_another_language_counts():
+    """jax-triton's calls are equations without a body."""
+    from jax.extend.core import Primitive
+
+    primitive = Primitive("triton_kernel_call")
+    primitive.def_abstract_eval(lambda x, **_: x)
+    (found,) = calls(jax.jit(lambda x: primitive.bind(x, name="add_kernel")), X)
+    assert (found.name, found.interpreted, found.asynchronous) == ("add_kernel", False, False)

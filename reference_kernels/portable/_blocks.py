@@ -1,0 +1,53 @@
+"""Blocks that a TPU and Triton both take: powers of two, of operands padded to whole blocks."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from reference_kernels._mxu import precision_for
+
+#: The least rows of a block: a tile of 16-bit elements on a TPU, and the least that Triton's dot
+#: takes.
+LEAST_ROWS = 16
+
+#: The least columns of a block: the lanes of a TPU.
+LEAST_COLUMNS = 128
+
+
+def power_of_two(size: int, least: int = 1) -> int:
+    """The first power of two that is at least ``size`` and ``least``."""
+    return 1 << (max(size, least) - 1).bit_length()
+
+
+def require_power_of_two(**sizes: int) -> None:
+    """Refuse blocks that Triton does not take.
+
+    Raises:
+      ValueError: one of ``sizes`` is not a power of two, or less than 16.
+    """
+    for name, size in sizes.items():
+        if size < LEAST_ROWS or size & (size - 1):
+            raise ValueError(
+                f"{name} must be a power of two of at least {LEAST_ROWS}, as Triton's blocks are, "
+                f"but it is {size!r}"
+            )
+
+
+def product(x: jax.Array, y: jax.Array) -> jax.Array:
+    """``x @ y`` in float32.
+
+    Of float32 operands, a TPU keeps 8 bits of the mantissa and a GPU's tensor cores 10, unless
+    they are asked for more.
+    """
+    return jnp.dot(x, y, preferred_element_type=jnp.float32, precision=precision_for(x.dtype))
+
+
+def padded(x: jax.Array, *blocks: int, value: float = 0.0) -> jax.Array:
+    """``x``, every axis padded at its end with ``value`` to a multiple of its block.
+
+    A block of a GPU that reaches beyond the end of an array reads and writes what lies behind it:
+    Triton checks no bounds, where a TPU drops what is beyond.
+    """
+    widths = [(0, -size % block) for size, block in zip(x.shape, blocks, strict=True)]
+    return jnp.pad(x, widths, constant_values=value) if any(w for _, w in widths) else x

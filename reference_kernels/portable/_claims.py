@@ -1,0 +1,5 @@
+"""Where the portable kernels run."""
+
+#: ``gpu-interpret`` is not among them: it interprets kernels of Mosaic GPU, and Pallas takes these
+#: through Triton.
+BACKENDS = ("interpret", "tpu-interpret", "tpu-compile", "tpu", "gpu-compile", "gpu")
