@@ -16,8 +16,7 @@ from pytest_pallas.errors import (
     TooFewDevicesError,
 )
 from pytest_pallas.options import choose
-from pytest_pallas.sanitizers import NAMES
-from pytest_pallas.session import Session, current
+from pytest_pallas.session import Session, current, sanitizers_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,7 +56,7 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
         from pytest_pallas.checks.trial import as_kernel_error
 
         settings = session.options_for(session.item)
-        watching = choose(settings.sanitize, NAMES, "sanitize")
+        watching = sanitizers_of(settings)
         outcome = backend.run(
             Call(
                 function=function,
@@ -133,7 +132,7 @@ def pallas_check(
         settings = session.options_for(session.item)
         marks = [] if session.item is None else list(session.item.iter_markers("pallas_tolerance"))
         kernel = name or _name(function)
-        watching = choose(settings.sanitize, NAMES, "sanitize")
+        watching = sanitizers_of(settings)
         values: Any = None
         names = [checks] if isinstance(checks, str) else checks or _marked_checks(session)
         for each in choose(names, session.checks, "checks="):

@@ -354,9 +354,14 @@ def place_of(config: pytest.Config, name: str) -> str:
 
 
 def choose(
-    chosen: Sequence[str], valid: Mapping[str, Any] | Sequence[str], option: str
+    chosen: Sequence[str],
+    valid: Mapping[str, Any] | Sequence[str],
+    option: str,
+    every: Sequence[str] | None = None,
 ) -> tuple[str, ...]:
     """The names that a list option means: ``all``, ``none``, or some of ``valid``.
+
+    ``every`` are those that ``all`` means, if it leaves some out.
 
     Raises:
       OptionError: an unknown name; the message lists the valid ones.
@@ -364,7 +369,7 @@ def choose(
     names: list[str] = []
     for word in chosen:
         if word == "all":
-            names.extend(valid)
+            names.extend(valid if every is None else every)
         elif word in valid:
             names.append(word)
         elif word != "none":

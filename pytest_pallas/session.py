@@ -14,7 +14,7 @@ import pytest
 
 from pytest_pallas.errors import OptionError
 from pytest_pallas.options import Options, choose, place_of, read_options
-from pytest_pallas.sanitizers import NAMES, SANITIZERS
+from pytest_pallas.sanitizers import ALL, NAMES, SANITIZERS
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
@@ -189,12 +189,14 @@ class Session:
         Raises:
           OptionError: a check has an unknown name.
         """
-        watching = choose(options.sanitize, NAMES, "sanitize")
-        names = choose(options.checks, self.checks, "checks")
+        watching = sanitizers_of(options)
+        usual = [name for name, check in self.checks.items() if not check.named]
+        names = choose(options.checks, self.checks, "checks", usual)
         if "sanitize" in options.asked:
             names = tuple(dict.fromkeys((*names, *watching)))
         chosen = [self.checks[name] for name in names]
-        return [each for each in chosen if each.kind == "check" or each.name in watching]
+        named = {name for name in options.checks if name in NAMES and name not in ALL}
+        return [each for each in chosen if each.kind == "check" or each.name in {*watching, *named}]
 
     def backends_for(
         self, marks: Sequence[pytest.Mark], *, every: bool = False
@@ -230,6 +232,15 @@ class Session:
     def _implied(self, backend: Backend) -> bool:
         """Whether ``auto`` takes a backend for a kernel of which nothing is known."""
         return backend.kind == "hardware" or self.families[backend.name].implied
+
+
+def sanitizers_of(options: Options) -> tuple[str, ...]:
+    """Names of the sanitizers that ``--pallas-sanitize`` or a mark chooses.
+
+    Raises:
+      OptionError: an unknown name.
+    """
+    return choose(options.sanitize, NAMES, "sanitize", ALL)
 
 
 def _cores_for(config: pytest.Config) -> int:

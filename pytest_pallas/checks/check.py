@@ -45,6 +45,7 @@ class Check:
         with, or None if it can.
       conclude: asked after the last example with the ``evidence`` of every finding that has some:
         what is wrong over all of them, or None. For what no single example can tell.
+      named: whether it is asked only where its name is given, and not by ``all``.
       least: how many examples it draws at least, where they are cheap and a conclusion needs them.
     """
 
@@ -60,6 +61,7 @@ class Check:
     conclude: Callable[[Sequence[Any]], str | None] | None = None
     least: int = 1
     kind: Literal["check", "sanitizer"] = "check"
+    named: bool = False
 
     def unmet(
         self, spec: KernelSpec, backend: Backend, others: Sequence[Backend] = ()

@@ -7,8 +7,9 @@ Importing this package does not import jax.
 from __future__ import annotations
 
 import pkgutil
+import shutil
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_pallas.checks.check import Check
 
@@ -54,9 +55,34 @@ def _executing(backend: Backend) -> str | None:
     return f"{backend.name} executes nothing" if backend.kind == "compiling" else None
 
 
-def _sanitizer(name: str, asks: str, on: Callable[[Backend], str | None]) -> Check:
+def _watched_gpu(backend: Backend) -> str | None:
+    if backend.kind != "hardware" or backend.platform != "gpu":
+        return f"{backend.name} is no GPU: compute-sanitizer watches code that runs on one"
+    if shutil.which("compute-sanitizer") is None:
+        return "compute-sanitizer is not on the PATH; it comes with NVIDIA's CUDA toolkit"
+    return None
+
+
+def _one_device(spec: KernelSpec) -> str | None:
+    return "compute-sanitizer is given calls on one device" if spec.meshes else None
+
+
+def _sanitizer(
+    name: str,
+    asks: str,
+    on: Callable[[Backend], str | None],
+    needs: Callable[[KernelSpec], str | None] = _nothing,
+    **more: Any,
+) -> Check:
     return Check(
-        name=name, asks=asks, run=_from(name), needs=_nothing, on=on, share=0.25, kind="sanitizer"
+        name=name,
+        asks=asks,
+        run=_from(name),
+        needs=needs,
+        on=on,
+        share=0.25,
+        kind="sanitizer",
+        **more,
     )
 
 
@@ -84,9 +110,19 @@ SANITIZERS: tuple[Check, ...] = (
         "is an operand that shares an output's memory read before it is overwritten?",
         _executing,
     ),
+    _sanitizer(
+        "device",
+        "does compute-sanitizer see an access out of bounds on the GPU, or a race in its memory?",
+        _watched_gpu,
+        _one_device,
+        named=True,  # every example takes half a minute
+    ),
 )
 
 #: Their names.
 NAMES: tuple[str, ...] = tuple(sanitizer.name for sanitizer in SANITIZERS)
 
-__all__ = ["NAMES", "SANITIZERS"]
+#: The names of those that ``all`` means.
+ALL: tuple[str, ...] = tuple(sanitizer.name for sanitizer in SANITIZERS if not sanitizer.named)
+
+__all__ = ["ALL", "NAMES", "SANITIZERS"]

@@ -11,9 +11,8 @@ from pytest_pallas.checks.golden import Asked
 from pytest_pallas.checks.trial import Other, Trial
 from pytest_pallas.checks.verdict import ask, drawn_lines
 from pytest_pallas.errors import NotApplicableError
-from pytest_pallas.options import Options, choose
-from pytest_pallas.sanitizers import NAMES
-from pytest_pallas.session import current
+from pytest_pallas.options import Options
+from pytest_pallas.session import current, sanitizers_of
 from pytest_pallas.strategies.arguments import as_arguments
 from pytest_pallas.suites.others import others_of
 from pytest_pallas.tolerances import dtypes_of, tolerance_for
@@ -63,7 +62,7 @@ def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
     item, options, spec = asked.item, asked.options, asked.item.spec
     session = current(item.config)
     arguments = as_arguments(drawn)
-    watching = choose(options.sanitize, NAMES, "sanitize")
+    watching = sanitizers_of(options)
     return Trial(
         kernel=asked.kernel,
         reference=asked.reference,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pallas.sanitizers import NAMES
+from pytest_pallas.sanitizers import ALL, NAMES
 
 TEXT = (Path(__file__).parents[2] / "docs/sanitizers.md").read_text()
 
@@ -23,7 +23,7 @@ def printed(blocks, tmp_path_factory):
     return done.stdout.replace(f"{folder.resolve()}/", "")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)  # the others need a GPU
 def test_what_is_said_is_shown(printed, name):
     shown = re.search(rf"<!-- output: {name} -->\n```text\n(.*?)```", TEXT, re.DOTALL)[1]
     assert len(shown.splitlines()) > 2

@@ -12,7 +12,7 @@ def test_every_item_fuzzes_for_its_share(project):
         "--pallas-suite=specs",
         "--pallas-backend=interpret",
         "--pallas-checks=forward,determinism",
-        "--pallas-fuzz-time=4",
+        "--pallas-fuzz-time=8",
         "--pallas-max-examples=1",
     )
     assert {record["outcome"] for record in records} == {"passed"}

@@ -1,0 +1,109 @@
+"""``device``: NVIDIA's compute-sanitizer watches the kernel on the GPU."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pytest_pallas.checks.trial import Finding, Trial
+from pytest_pallas.errors import BoundsError, HangError, KernelError, NotApplicableError, RaceError
+from pytest_pallas.sanitizers.compute_sanitizer import COMMAND, TOOLS, Report, command, parse
+
+#: A kernel under compute-sanitizer is slower by one or two orders of magnitude, and XLA's own
+#: kernels are watched, too.
+SLOWER = 10.0
+
+#: Seconds to import JAX, start CUDA and compile under the tool.
+START = 120.0
+
+
+def device(trial: Trial) -> Finding:
+    """Run the call in a process of its own, under memcheck and under racecheck.
+
+    The first finds accesses out of bounds and misaligned ones in global, shared and local memory,
+    the second hazards in shared memory.
+
+    Raises:
+      NotApplicableError: no other process can be given the function, or the tool does not work on
+        this machine; with what it said.
+      BoundsError: what memcheck says.
+      RaceError: what racecheck says.
+      HangError: it did not end in time.
+      KernelError: the call failed for another reason.
+    """
+    try:
+        payload = pickle.dumps(_call(trial))
+    except Exception as error:  # whatever a function's module makes of being pickled
+        raise NotApplicableError(
+            f"another process cannot be given the call ({error}); compute-sanitizer needs a kernel "
+            "that can be imported by its name"
+        ) from None
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="pytest-pallas-") as folder:
+        path = Path(folder, "call")
+        path.write_bytes(payload)
+        for tool in TOOLS:
+            _judge(tool, _watched(tool, path, START + SLOWER * trial.timeout))
+    return Finding(comparisons=(), seconds=time.perf_counter() - started)
+
+
+def _call(trial: Trial) -> tuple[Any, ...]:
+    """What ``device_child`` reads: the module of the function, and then what to call."""
+    arguments, function = trial.arguments, inspect.unwrap(trial.kernel)
+    while isinstance(function, functools.partial):
+        function = function.func
+    home = sys.modules.get(getattr(function, "__module__", None) or "")
+    args = jax.tree.map(
+        lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, arguments.args
+    )
+    called = (trial.kernel, args, {**arguments.options, **arguments.tuning}, trial.jit)
+    return (
+        getattr(home, "__name__", ""),
+        getattr(home, "__file__", None) or "",
+        pickle.dumps(called),
+    )
+
+
+def _watched(tool: str, call: Path, timeout: float) -> Report:
+    """What the tool says of the call in a file."""
+    child = [sys.executable, "-m", "pytest_pallas.sanitizers.device_child", str(call)]
+    # This process may hold most of the GPU's memory already.
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    environment["JAX_TRACEBACK_FILTERING"] = "off"  # the last line is then the error
+    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+    try:
+        done = subprocess.run(
+            command(tool, child),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired:
+        raise HangError(
+            f"the kernel did not end within {timeout:.0f} s under {COMMAND} --tool {tool}; "
+            "raise --pallas-timeout if it is only slow"
+        ) from None
+    return parse(done.stdout + done.stderr, done.returncode)
+
+
+def _judge(tool: str, report: Report) -> None:
+    if report.hazards:
+        kind = RaceError if tool == "racecheck" else BoundsError
+        raise kind(f"{COMMAND} --tool {tool}: " + "\n  ".join(report.hazards))
+    if report.unusable:
+        raise NotApplicableError(f"{COMMAND} does not work here: {report.unusable}")
+    if report.failed:
+        raise KernelError(f"the kernel failed under {COMMAND} --tool {tool}: {report.failed}")
