@@ -141,7 +141,9 @@ def pallas_check(
                     continue  # one call is not the examples that it concludes from
                 if session.checks[each].kind == "sanitizer" and each not in watching:
                     continue
-            arguments = Arguments(args, dict(options or {}), dict(tuning or {}))
+            arguments = _replayed(session, kernel, each) or Arguments(
+                args, dict(options or {}), dict(tuning or {})
+            )
             tally = _tally(session, kernel, each, backend, arguments)
             trial = Trial(
                 kernel=function,
@@ -157,7 +159,7 @@ def pallas_check(
                     kernel=kernel,
                     check=each,
                     backend=backend,
-                    dtypes=dtypes_of(args),
+                    dtypes=dtypes_of(arguments.args),
                 ),
                 nan_ok=nan_ok,
                 check_dtype=check_dtype,
@@ -371,6 +373,16 @@ def _golden(session: Session) -> Any:
     item: Any = session.item
     test = "" if item is None else item.nodeid.partition("[")[0]
     return Asked(goldens=session.goldens, test=test, seed=session.options_for(item).seed)
+
+
+def _replayed(session: Session, kernel: str, check: str) -> Arguments | None:
+    """The call of ``--pallas-replay``, if it is one of this."""
+    loaded = session.replayed
+    if loaded is None or (loaded.example.kernel, loaded.example.check) != (kernel, check):
+        return None
+    from pytest_pallas.strategies.arguments import Arguments
+
+    return Arguments(*loaded.call)
 
 
 def _test_name(session: Session) -> str:

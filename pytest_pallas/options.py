@@ -100,6 +100,7 @@ class Options:
     golden: str = "off"
     golden_dir: Path = Path("pallas_goldens")
     worker_memory: float = 8.0
+    replay: Path | None = None
     example: str = ""
     database: tuple[Place, ...] = ()
     asked: frozenset[str] = frozenset()
@@ -301,6 +302,12 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="example",
+    Option(
+        name="replay",
+        parse=_path,
+        metavar="FILE",
+        help="run the call in this file again, and nothing else; a failure says where its file is",
+    ),
         parse=str,
         metavar="BLOB",
         help="run the selected check of a spec on this one example; failures print the command",

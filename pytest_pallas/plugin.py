@@ -84,6 +84,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
             path = config.invocation_params.dir / state.options.results
             state.options = dataclasses.replace(state.options, results=path)
+        if state.replayed is not None and not state.options.suite:
+            suite = state.replayed.example.suite
+            state.options = dataclasses.replace(state.options, suite=suite)
             check_writable(path)
         if state.goldens is not None:
             state.goldens.ready()
@@ -167,6 +170,10 @@ def pytest_collection_modifyitems(
         require_specs(config)
     extra = config.hook.pytest_pallas_specs(config=config)
     if any(extra):
+    if (replayed := current(config).replayed) is not None and not session.testsfailed:
+        from pytest_pallas.suites.selecting import keep_replayed
+
+        keep_replayed(config, items, replayed.example)
         from pytest_pallas.suites.wiring import collect_hooked
 
         collect_hooked(session, items, [spec for specs in extra for spec in specs])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pytest_pallas.errors import OptionError
+from pytest_pallas.errors import GoldenError, OptionError
 from pytest_pallas.options import Options, choose, place_of, read_options
 from pytest_pallas.sanitizers import ALL, NAMES, SANITIZERS
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pytest_pallas.checks.golden import Goldens
     from pytest_pallas.compilers.costs import Costs
     from pytest_pallas.compilers.service import Service
+    from pytest_pallas.goldens.example import Loaded
     from pytest_pallas.oracle import ExpectedCache
     from pytest_pallas.sanitizers.runs import Runs
 
@@ -136,6 +137,22 @@ class Session:
         )
 
     @cached_property
+    def replayed(self) -> Loaded | None:
+        """The example of ``--pallas-replay``, if one is given.
+
+        Raises:
+          OptionError: its file is none, or damaged, or safetensors is not installed.
+        """
+        if self.options.replay is None:
+            return None
+        from pytest_pallas.goldens.example import load_example
+
+        try:
+            return load_example(self.config.invocation_params.dir / self.options.replay)
+        except GoldenError as error:
+            raise OptionError(f"{place_of(self.config, 'replay')}: {error}") from None
+
+    @cached_property
     def database(self) -> ExampleDatabase | None:
         """Where failing examples are kept: at the places asked for, or as hypothesis' profile says.
 
@@ -232,6 +249,20 @@ class Session:
     def _implied(self, backend: Backend) -> bool:
         """Whether ``auto`` takes a backend for a kernel of which nothing is known."""
         return backend.kind == "hardware" or self.families[backend.name].implied
+
+
+def variant_of(item: pytest.Item) -> str:
+    """The parameters of a test of one's own, as in its node id, without the backend."""
+    callspec: Any = getattr(item, "callspec", None)
+    if callspec is None:
+        return ""
+    from pytest_pallas.backends import label
+
+    backend = callspec.params.get("pallas_backend")
+    if backend is None or isinstance(backend, str):
+        return callspec.id
+    words = callspec.id.replace(label(backend), "", 1)
+    return "-".join(word for word in words.split("-") if word)
 
 
 def sanitizers_of(options: Options) -> tuple[str, ...]:

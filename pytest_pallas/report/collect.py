@@ -37,6 +37,8 @@ def attach(
         if outcome == "failed" and not hasattr(item, "replay"):
             script = "" if saved is None else f"\nscript: {saved}"
             report.sections.append(("pallas", f"replay: {replay}{script}"))
+            if saved is not None and saved.example is not None:
+                script += f"\nexample: {saved.example}"
     records: list[dict[str, Any]] = []
     tallies = list(session.tallies.values())
     for tally in tallies:

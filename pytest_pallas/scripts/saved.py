@@ -16,6 +16,7 @@ import pytest
 from pytest_pallas.errors import PallasTestError
 from pytest_pallas.scripts.asked import NoScriptError
 from pytest_pallas.scripts.compose import Script, compose
+from pytest_pallas.scripts.exported import beside, example_of
 from pytest_pallas.session import Session
 
 #: The folder of the scripts, beside the results or in pytest's cache.
@@ -31,10 +32,12 @@ class Saved:
     Attributes:
       path: where it is; None if there is none.
       note: why there is none, or why it does not run as it is; else "".
+      example: the file for ``--pallas-replay``; None if there is none.
     """
 
     path: Path | None = None
     note: str = ""
+    example: Path | None = None
 
     def __str__(self) -> str:
         """The words of a failure message."""
@@ -82,18 +85,32 @@ def _save(session: Session, item: pytest.Item, error: PallasTestError, replay: s
     from pytest_pallas.backends import label
 
     folder, failure = folder_for(session), error.failure
-    if failure.finding is not None and failure.finding.goldens.get("different"):
-        raise NoScriptError("it would not have the golden to compare with")
-    script = compose(
-        error, failure, test=item.nodeid, replay=replay, devices=session.options.devices
-    )
     name = f"{failure.name}-{failure.check}-{label(failure.trial.backend)}"
     mesh = getattr(item, "mesh", None) or {}
     name += "".join(f"-{axis}{size}" for axis, size in mesh.items())
     path = _free(folder, re.sub(r"[^\w.-]+", "-", name).strip("-"), item.nodeid)
+    example = _export(session, item, error, path)
+    if failure.finding is not None and failure.finding.goldens.get("different"):
+        return Saved(None, "it would not have the golden to compare with", example)
+    try:
+        script = compose(
+            error, failure, test=item.nodeid, replay=replay, devices=session.options.devices
+        )
+    except NoScriptError as reason:
+        return Saved(None, str(reason), example)
     _write(path, script)
     note = f"not complete, fill in {'; '.join(script.missing)}" if script.missing else ""
-    return Saved(path, note)
+    return Saved(path, note, example)
+
+
+def _export(session: Session, item: pytest.Item, error: PallasTestError, path: Path) -> Path | None:
+    """Write the file for ``--pallas-replay`` beside the script."""
+    content = example_of(session, item, error)
+    if content is None:
+        beside(path).unlink(missing_ok=True)
+        return None
+    _replace(beside(path), lambda file: file.write(content))
+    return beside(path)
 
 
 def _free(folder: Path, name: str, test: str) -> Path:

@@ -113,7 +113,8 @@ class SpecItem(pytest.Item):
     def _run(self) -> None:
         __tracebackhide__ = True
         asked = self.question()
-        if self.backend.kind == "compiling" and not asked.options.example:
+        replayed = asked.options.example or current(self.config).replayed is not None
+        if self.backend.kind == "compiling" and not replayed:
             self._compile(asked)
         else:
             self._fuzz(asked)
@@ -145,10 +146,11 @@ class SpecItem(pytest.Item):
         tally = self.tally
         if not tally.examples and tally.withdrawn:
             pytest.skip(f"{self.check.name} needs more: {tally.withdrawn}")
-        if not asked.options.example:
+        if not asked.options.example and current(self.config).replayed is None:
             conclude(self.check, tally.evidence, self.spec.name, self.backend)
 
     def _fuzz(self, asked: Question) -> None:
+        from pytest_pallas.strategies.arguments import Arguments
         from pytest_pallas.suites.fuzzing import Fuzz, fuzz, replay
         from pytest_pallas.suites.questions import ask_about, prepare
         from pytest_pallas.suites.replaying import replay_goldens
@@ -168,7 +170,9 @@ class SpecItem(pytest.Item):
         )
         examples = self.check.examples(options.max_examples)
         goldens = session.goldens
-        if options.example:
+        if session.replayed is not None:
+            ask_about(asked, Arguments(*session.replayed.call))
+        elif options.example:
             replay(what, options.example)
         elif goldens is not None and goldens.mode == "replay":
             replay_goldens(asked, goldens, what.source)
@@ -241,7 +245,12 @@ class SpecItem(pytest.Item):
         if options.max_bytes != DEFAULT_MAX_BYTES:  # it decides which shapes are drawn
             words.append(f"--pallas-max-bytes={option_text(options.max_bytes)}")
         blob = blob_of(error) or options.example
-        words += [f"--pallas-example={blob}"] if blob else [f"--pallas-seed={options.seed}"]
+        if options.replay is not None:
+            words.append(f"--pallas-replay={options.replay}")
+        elif blob:
+            words.append(f"--pallas-example={blob}")
+        else:
+            words.append(f"--pallas-seed={options.seed}")
         if isinstance(error, DIED):
             words.append("--pallas-isolate=always")
         words.append(self.nodeid)
@@ -264,7 +273,10 @@ class SpecItem(pytest.Item):
             return ""
         from pytest_pallas.scripts.saved import save
 
-        return f"\n  script    {save(current(self.config), self, error, command)}"
+        saved = save(current(self.config), self, error, command)
+        example = getattr(saved, "example", None)
+        words = "" if example is None else f"\n  example   {example}"
+        return f"\n  script    {saved}{words}"
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """The file of the spec and the name of the item."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_pallas.database import Place
+from pytest_pallas.goldens.example import Example, content_of
 from pytest_pallas.options import TABLE
 
 #: Option: default, and values for ini, command line and mark with what they are read as.
@@ -39,6 +40,7 @@ CASES = {
     "golden": ("off", ("record", "record"), ("update", "update"), None),
     "golden_dir": ("pallas_goldens", ("of_ini", "of_ini"), ("of_line", "of_line"), None),
     "worker_memory": (8.0, ("3", 3.0), ("4.5", 4.5), None),
+    "replay": (None, ("a.st", "a.st"), ("b.st", "b.st"), None),
     "example": ("", ("AAA=", "AAA="), ("AAE=", "AAE="), None),
     "database": (
         [],
@@ -64,6 +66,16 @@ TEST = """
 
 
 def said(project, name, *args, mark=""):
+#: What ``--pallas-replay`` must be given.
+EXAMPLE = Example(
+    test="test_say.py::test_say",
+    kernel="add",
+    check="forward",
+    plain={"tuple": [{"tuple": []}, {"dict": {}}, {"dict": {}}]},
+    kinds=(),
+)
+
+
     project.write(test_say=TEST.format(name=name, mark=mark and f"@pytest.mark.pallas({mark})"))
     # JAX has started in this process, with its devices.
     run = project.spawn if name == "devices" else project.run
@@ -89,6 +101,10 @@ def test_precedence(project, option):
         project.specs('name="add", kernel=add', name=name)
     flag = f"{option.flag}={line}"
     assert said(project, option.name) == default
+    if option.name == "replay":
+        pytest.importorskip("safetensors")
+        for name in (ini, line):
+            (project.path / name).write_bytes(content_of(EXAMPLE, ()))
     project.ini(**{option.ini: ini})
     assert said(project, option.name) == from_ini
     assert said(project, option.name, flag) == from_line
