@@ -192,6 +192,74 @@ def pallas_check(
     return check
 
 
+@pytest.fixture
+def pallas_benchmark(
+    pallas_backend: Backend | str, request: pytest.FixtureRequest
+) -> Callable[..., Any]:
+    """Time a kernel by pytest-benchmark: ``pallas_benchmark(fn, *args, baseline=jnp_fn)``.
+
+    Each round is one call of what was compiled before, with its arrays on the device, until its
+    answer is there. Keyword arguments:
+
+    baseline=    the same function in jnp, timed beside it, jitted, without its own entry.
+    options=     keyword arguments of both, such as {"causal": True}.
+    tuning=      keyword arguments of the kernel only.
+    rounds=      how many calls are timed (10).
+    warmup=      how many calls are made before (3).
+
+    ``extra_info`` of the benchmark gets the backend, ``device_seconds`` (by JAX's profiler, on an
+    accelerator), ``baseline_seconds``, ``baseline_device_seconds`` and ``times_baseline``. Returns
+    what the kernel returned, as numpy arrays. Needs the extra ``benchmark``; on a compiling backend
+    the test is skipped.
+    """
+    session = current(request.config)
+    backend = _backend(pallas_backend, session)
+    if not request.config.pluginmanager.has_plugin("benchmark"):
+        raise OptionError(
+            "pallas_benchmark needs pytest-benchmark: pip install 'pytest-pallas[benchmark]'"
+        )
+
+    def measure(
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        baseline: Callable[..., Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        tuning: Mapping[str, Any] | None = None,
+        rounds: int = 10,
+        warmup: int = 3,
+    ) -> Any:
+        __tracebackhide__ = True
+        from pytest_pallas.backends import Call, label
+        from pytest_pallas.backends.execution import to_numpy
+        from pytest_pallas.backends.timing import prepared, times
+
+        if backend.kind == "compiling":
+            pytest.skip(f"{label(backend)} executes nothing that could be timed")
+        plain = dict(options or {})
+        told: dict[str, Any] = {"backend": label(backend)}
+        call = Call(function=function, args=args, options={**plain, **(tuning or {})})
+        with prepared(backend, call) as run:
+            # Not before: it warns of tests that end without it.
+            benchmark: Any = request.getfixturevalue("benchmark")
+            values = benchmark.pedantic(run, rounds=rounds, warmup_rounds=warmup)
+            mine = times(run, rounds)
+        told["device_seconds"] = mine.device
+        if baseline is not None:
+            call = Call(function=baseline, args=args, options=plain, needs_kernel=False)
+            with prepared(backend, call) as run:
+                for _ in range(warmup):
+                    run()
+                theirs = times(run, rounds)
+            told["baseline_seconds"] = theirs.wall
+            told["baseline_device_seconds"] = theirs.device
+            told["times_baseline"] = mine.over(theirs)
+        benchmark.extra_info.update(told)
+        return to_numpy(values)
+
+    return measure
+
+
 @pytest.fixture(scope="module")
 def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileReport]:
     """Compile a kernel for a chip: ``pallas_compile(fn, *args, target="v6e")``.

@@ -16,6 +16,7 @@ from pytest_pallas.budget import limited
 from pytest_pallas.errors import DeviceError, OptionError
 from pytest_pallas.fixtures import (
     pallas_backend,
+    pallas_benchmark,
     pallas_check,
     pallas_compile,
     pallas_devices,
@@ -29,6 +30,7 @@ from pytest_pallas.session import PROBLEM, current, start
 
 __all__ = [
     "pallas_backend",
+    "pallas_benchmark",
     "pallas_check",
     "pallas_compile",
     "pallas_devices",

@@ -57,10 +57,11 @@ class Hardware:
         """Compile a call, prove that its kernels are in the executable, and run it."""
         from pytest_pallas.backends import execution
 
-        return execution.execute(call, self._context, runner=self._run if call.jit else None)
+        return execution.execute(call, self.context, runner=self._run if call.jit else None)
 
     @contextmanager
-    def _context(self) -> Generator[None]:
+    def context(self) -> Generator[None]:
+        """Run on the first device of the platform."""
         import jax
 
         with jax.default_device(jax.devices(self.platform)[0]), expected_warnings():
