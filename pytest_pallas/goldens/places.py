@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from pytest_pallas._version import __version__
 from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Backend, label
 from pytest_pallas.goldens.entry import Origin
 
@@ -21,7 +22,7 @@ def origin_of(backend: Backend, kernel: Callable[..., Any]) -> Origin:
     if compiler:
         versions["compiler"] = compiler
     else:
-        versions["pytest-pallas"] = metadata.version("pytest-pallas")  # it mends interpreters
+        versions["pytest-pallas"] = __version__  # it mends interpreters
     return Origin(
         backend=label(backend), device=device, versions=versions, source=source_of(kernel)
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_pallas._version import __version__
 from pytest_pallas.checks.golden import written_call
 from pytest_pallas.errors import PallasTestError
 from pytest_pallas.goldens.example import Example, content_of
@@ -41,7 +42,7 @@ def example_of(session: Session, item: pytest.Item, error: PallasTestError) -> b
         kinds=tuple((array.dtype.name, array.shape) for array in written.arrays),
         backend=label(failure.trial.backend),
         message=str(error).partition("\n")[0],
-        versions={name: metadata.version(name) for name in ("jax", "pytest-pallas")},
+        versions={"jax": metadata.version("jax"), "pytest-pallas": __version__},
     )
     return content_of(example, written.arrays)
 

@@ -1,0 +1,303 @@
+"""The GPU kernels beside XLA's and the ones bundled with JAX, on the GPU of this machine.
+
+    uv run python benchmarks/gpu_kernels.py [NAME ...] [--rounds N] [--json FILE] [--trace-only]
+
+Each row is one call of three implementations of the same: ours; XLA's of jnp, which is cuBLAS or
+cuDNN where XLA takes them; and JAX's bundled kernel. Times are medians on the device by JAX's
+profiler, of calls that were compiled and made before, with operands that rotate through more bytes
+than the level 2 cache has. All of a row are timed in turns within one run. Shares are of what this
+GPU was measured to do in the same run: products of a large matrix, and bytes of a large copy.
+
+``--trace-only`` traces all sides for an H200 that is not there, and measures nothing.
+
+Targets on an H200, as times of ours over theirs: bf16 products of 4096 and 8192 at most 1 / 0.9 of
+cuBLAS; attention, d = 128, 8192 queries and keys, causal and not, at most 1 / 0.9 of cuDNN; softmax
+and RMS norm at least 0.9 of the bandwidth of the copy; ragged_dot at most XLA's. Not measured yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import itertools
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytest_pallas.compilers.gpu_chips import attributes
+from pytest_pallas.devices.absent import Chip, present
+from pytest_pallas.devices.device_time import device_seconds
+
+#: Bytes that the operands of a row rotate through at least: twice the H200's level 2 cache.
+ROTATED = 2 * 60 * 2**20
+
+#: The sides of a row.
+SIDES = ("ours", "XLA", "JAX's")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One call.
+
+    Attributes:
+      name: of the kernel and its size.
+      operands: shapes and dtypes; an int32 vector is a list of group sizes.
+      sides: the functions, by name; None for JAX's where it has no such kernel.
+      flops: floating-point operations that the result needs.
+      moved: bytes that are read or written at least.
+      bound: what the share is of: ``"flops"`` or ``"bytes"``.
+    """
+
+    name: str
+    operands: tuple[jax.ShapeDtypeStruct, ...]
+    sides: tuple[Callable[..., Any] | None, ...]
+    flops: float
+    moved: float
+    bound: str
+
+
+def _bundled(module: str) -> Any:
+    return importlib.import_module(f"jax.experimental.pallas.ops.gpu.{module}")
+
+
+def _kernels(name: str) -> Any:
+    return getattr(importlib.import_module("reference_kernels.mosaic_gpu"), name)
+
+
+def _bf16(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def _bytes(*arrays: jax.ShapeDtypeStruct) -> float:
+    return float(sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays))
+
+
+def _matmul(size: int, kernel: str) -> Row:
+    def bundled(x: Any, y: Any) -> Any:
+        module = _bundled("hopper_matmul_mgpu")
+        config = module.TuningConfig(
+            tile_m=128,
+            tile_n=128,
+            tile_k=64,
+            max_concurrent_steps=4,
+            grid_tile_width=8,
+            cluster_dimension=module.MatmulDimension.N,
+        )
+        return module.matmul(x, y, None, config)
+
+    x = _bf16(size, size)
+    sides = (_kernels(kernel), jnp.matmul, bundled)
+    return Row(f"{kernel} {size}", (x, x), sides, 2.0 * size**3, _bytes(x, x, x), "flops")
+
+
+def _attention(length: int, heads: int, d: int, *, causal: bool, batch: int = 1) -> Row:
+    def ours(q: Any, k: Any, v: Any) -> Any:
+        return _kernels("hopper_flash_attention")(q, k, v, causal=causal)
+
+    def cudnn(q: Any, k: Any, v: Any) -> Any:
+        q, k, v = (jnp.swapaxes(each, 1, 2) for each in (q, k, v))
+        out = jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation="cudnn")
+        return jnp.swapaxes(out, 1, 2)
+
+    def bundled(q: Any, k: Any, v: Any) -> Any:
+        module = _bundled("attention_mgpu")
+        config = module.TuningConfig(
+            block_q=64, block_kv=128, max_concurrent_steps=2, causal=causal
+        )
+        # It does not scale, and has the heads behind the sequence.
+        q, k, v = (jnp.swapaxes(each, 1, 2) for each in (q * d**-0.5, k, v))
+        return jnp.swapaxes(module.attention(q, k, v, config), 1, 2)
+
+    q = jax.ShapeDtypeStruct((batch, heads, length, d), jnp.float16)  # JAX's takes nothing else
+    flops = 4.0 * batch * heads * length**2 * d * (0.5 if causal else 1.0)
+    name = f"attention {length} d={d}{' causal' if causal else ''}"
+    return Row(name, (q, q, q), (ours, cudnn, bundled), flops, _bytes(q, q, q, q), "flops")
+
+
+def _softmax(rows: int, n: int) -> Row:
+    x = _bf16(rows, n)
+    bundled = functools.partial(_lazily, "softmax", "softmax")
+    sides = (_kernels("row_softmax"), functools.partial(jax.nn.softmax, axis=-1), bundled)
+    return Row(f"softmax {rows}x{n}", (x,), sides, 0.0, _bytes(x, x), "bytes")
+
+
+def _rms_norm(rows: int, n: int) -> Row:
+    def plain(x: Any, w: Any) -> Any:
+        wide = x.astype(jnp.float32)
+        scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-6)
+        return (wide * scale * w.astype(jnp.float32)).astype(x.dtype)
+
+    def bundled(x: Any, w: Any) -> Any:
+        # It has two leading axes.
+        return _bundled("rms_norm").rms_norm(x[None], w, jnp.zeros_like(w))[0]
+
+    x, w = _bf16(rows, n), _bf16(n)
+    sides = (_kernels("row_rms_norm"), plain, bundled)
+    return Row(f"rms_norm {rows}x{n}", (x, w), sides, 0.0, _bytes(x, x, w), "bytes")
+
+
+def _ragged(m: int, k: int, n: int, groups: int) -> Row:
+    def bundled(x: Any, w: Any, sizes: Any) -> Any:
+        return _bundled("ragged_dot_mgpu").ragged_dot(
+            x,
+            w,
+            group_sizes=sizes,
+            block_m=128,
+            block_n=128,
+            block_k=64,
+            max_concurrent_steps=4,
+            grid_block_n=2,
+        )
+
+    x, w = _bf16(m, k), _bf16(groups, k, n)
+    sizes = jax.ShapeDtypeStruct((groups,), jnp.int32)
+    sides = (_kernels("ragged_dot"), jax.lax.ragged_dot, bundled)
+    flops, moved = 2.0 * m * k * n, _bytes(x, w, _bf16(m, n))
+    return Row(f"ragged_dot {m}x{k}x{n} in {groups}", (x, w, sizes), sides, flops, moved, "flops")
+
+
+def _lazily(module: str, name: str, *args: Any) -> Any:
+    return getattr(_bundled(module), name)(*args)
+
+
+def rows() -> Iterator[Row]:
+    """All rows."""
+    for size in (4096, 8192):
+        for kernel in ("hopper_matmul", "hopper_matmul_persistent"):
+            yield _matmul(size, kernel)
+    for causal in (False, True):
+        yield _attention(8192, 16, 128, causal=causal)
+    yield _attention(4096, 32, 64, causal=True)
+    yield _softmax(8192, 4096)
+    yield _rms_norm(8192, 4096)
+    yield _ragged(8192, 4096, 4096, 8)
+
+
+def _drawn(operand: jax.ShapeDtypeStruct, rng: np.random.Generator) -> jax.Array:
+    if operand.dtype == jnp.int32:  # group sizes of the m of the row
+        cuts = np.sort(rng.integers(0, 8192, operand.shape[0] - 1))
+        return jnp.asarray(np.diff([0, *cuts, 8192]), jnp.int32)
+    values = rng.standard_normal(operand.shape, np.float32)
+    return jnp.asarray(values, operand.dtype)
+
+
+def _median(function: Callable[..., Any], sets: Sequence[tuple[Any, ...]], rounds: int) -> float:
+    """Seconds of a call on the device."""
+    jitted = jax.jit(function)
+    for _ in range(3):
+        jax.block_until_ready(jitted(*sets[0]))
+    turn = itertools.cycle(sets)
+    seconds = device_seconds(lambda: jitted(*next(turn)), calls=rounds)
+    if seconds is None:
+        raise SystemExit("JAX's profiler says nothing of this device: is there a GPU?")
+    return seconds
+
+
+def measure(row: Row, rounds: int) -> dict[str, float | str]:
+    """Seconds by side; a side that fails has what it said."""
+    rng = np.random.default_rng(0)
+    copies = max(2, math.ceil(ROTATED / _bytes(*row.operands)))
+    sets = [tuple(_drawn(operand, rng) for operand in row.operands) for _ in range(copies)]
+    found: dict[str, float | str] = {}
+    for side, function in zip(SIDES, row.sides, strict=True):
+        if function is None:
+            continue
+        try:
+            found[side] = _median(function, sets, rounds)
+        except Exception as error:  # one that this GPU or JAX does not take costs no other row
+            found[side] = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
+    return found
+
+
+def ceilings(rounds: int) -> dict[str, float]:
+    """What this GPU does: operations of a large product, and bytes of a large copy, a second."""
+    rng = np.random.default_rng(1)
+    x = tuple(_drawn(_bf16(8192, 8192), rng) for _ in range(2))
+    large = jnp.ones((2**28,), jnp.float32)
+    return {
+        "flops": 2 * 8192**3 / _median(jnp.matmul, [x], rounds),
+        # A copy that XLA cannot leave out.
+        "bytes": 2 * large.nbytes / _median(lambda y: y + 1, [(large,)], rounds),
+    }
+
+
+def trace(row: Row) -> dict[str, str]:
+    """What each side is for an H200 that is not there: the shape of its answer, or its error."""
+    found: dict[str, str] = {}
+    for side, function in zip(SIDES, row.sides, strict=True):
+        if function is None:
+            continue
+        try:
+            with present(Chip("NVIDIA H200", "gpu", attributes("h200"))):
+                out = jax.eval_shape(function, *row.operands)
+            found[side] = f"{out.dtype}{list(out.shape)}"
+        except Exception as error:
+            found[side] = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
+    return found
+
+
+def _line(row: Row, found: dict[str, float | str], most: dict[str, float]) -> str:
+    ours = found["ours"]
+    cells = [f"{row.name:34}"]
+    for side in SIDES:
+        seconds = found.get(side, "-")
+        cells.append(f"{seconds * 1e6:9.1f}" if isinstance(seconds, float) else f"{'-':>9}")
+    for side in SIDES[1:]:
+        theirs = found.get(side)
+        both = isinstance(ours, float) and isinstance(theirs, float)
+        cells.append(f"{ours / theirs:7.2f}" if both else f"{'-':>7}")
+    if isinstance(ours, float):
+        amount = row.flops if row.bound == "flops" else row.moved
+        cells.append(f"{100 * amount / ours / most[row.bound]:5.0f} % of {row.bound}")
+    return " ".join(cells)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="rows whose name begins so; by default all")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--json", help="also write the numbers to this file")
+    parser.add_argument("--trace-only", action="store_true")
+    asked = parser.parse_args()
+    chosen = [row for row in rows() if not asked.names or row.name.startswith(tuple(asked.names))]
+    if asked.trace_only:
+        for row in chosen:
+            print(row.name, *(f"\n  {side}: {text}" for side, text in trace(row).items()))
+        return
+    if jax.default_backend() != "gpu":
+        sys.exit("there is no GPU here; --trace-only looks at the calls without one")
+    device = jax.devices()[0]
+    most = ceilings(asked.rounds)
+    print(
+        f"{device.device_kind}, JAX {jax.__version__}, {device.client.platform_version.split()[0]}"
+    )
+    print(f"measured: {most['flops'] / 1e12:.0f} TFLOP/s, {most['bytes'] / 1e12:.2f} TB/s")
+    print(
+        f"{'us on the device':34} {'ours':>9} {'XLA':>9} {'JAX':>9} {'/XLA':>7} {'/JAX':>7}  share"
+    )
+    results: dict[str, Any] = {"ceilings": most, "device": device.device_kind, "rows": {}}
+    for row in chosen:
+        found = measure(row, asked.rounds)
+        results["rows"][row.name] = found
+        print(_line(row, found, most), flush=True)
+        for side, text in found.items():
+            if isinstance(text, str):
+                print(f"  {side}: {text}")
+    if asked.json:
+        with open(asked.json, "w", encoding="utf-8") as file:
+            json.dump(results, file, indent=1)
+    if any(isinstance(found["ours"], str) for found in results["rows"].values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

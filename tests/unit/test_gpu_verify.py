@@ -1,0 +1,68 @@
+"""``scripts/gpu_verify.sh`` and its benchmark, as far as they go without a GPU."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from pytest_pallas.options import TABLE
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts/gpu_verify.sh"
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    spec = importlib.util.spec_from_file_location("gpu_kernels", ROOT / "benchmarks/gpu_kernels.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gpu_kernels"] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_its_options_exist():
+    flags = set(re.findall(r"--pallas-[a-z-]+", SCRIPT.read_text()))
+    assert flags
+    assert flags <= {option.flag for option in TABLE}
+
+
+def test_its_steps_take_less_than_nine_minutes():
+    seconds = [int(number) for number in re.findall(r"^step (\d+) ", SCRIPT.read_text(), re.M)]
+    assert len(seconds) == 3
+    assert sum(seconds) < 9 * 60
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
+def test_without_a_gpu_it_says_so_and_fails(tmp_path):
+    environment = {**os.environ, "PYTHON": sys.executable, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        ["bash", SCRIPT, tmp_path / "out"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "gpu" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+def test_all_of_a_row_give_the_same_shape(benchmark):
+    """Traced for a GPU that is not there; cuDNN is asked for by name, and is not here."""
+    rows = list(benchmark.rows())
+    assert len(rows) >= 10
+    for row in rows:
+        found = benchmark.trace(row)
+        known = {text for text in found.values() if "cuDNN" not in text}
+        assert len(known) == 1, (row.name, found)
+        assert re.match(r"\w*float16\[", known.pop()), (row.name, found)
+
+
+def test_a_line_of_the_table(benchmark):
+    row = next(benchmark.rows())
+    line = benchmark._line(
+        row, {"ours": 2e-4, "XLA": 1e-4, "JAX's": "ValueError: no"}, {"flops": 1e15}
+    )
+    assert line.split()[:6] == ["hopper_matmul", "4096", "200.0", "100.0", "-", "2.00"]
+    assert line.endswith("69 % of flops")
