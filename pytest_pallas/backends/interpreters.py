@@ -156,6 +156,7 @@ class Interpreter:
             stack.enter_context(compat.meshes_of(device))
             if target.platform == "gpu":
                 stack.enter_context(compat.device_attributes(gpu_chips.attributes(target.name)))
+                stack.enter_context(compat.mended_gpu_interpreter())
             if schedule.order == "oldest":
                 stack.enter_context(compat.oldest_dma_first())
             stack.enter_context(compat.quiet_callbacks())

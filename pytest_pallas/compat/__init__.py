@@ -63,6 +63,7 @@ from pytest_pallas.compat.jaxprs import (
     written_inputs,
 )
 from pytest_pallas.compat.memory import Place, memory_place, memory_placed, outputs_told
+from pytest_pallas.compat.mended_gpu import mended_gpu_interpreter
 from pytest_pallas.compat.missing import missing_operations, simulated_parts
 from pytest_pallas.compat.settings import (
     Setting,
@@ -130,6 +131,7 @@ __all__ = [
     "memory_filled",
     "memory_place",
     "memory_placed",
+    "mended_gpu_interpreter",
     "mended_tpu_interpreter",
     "meshes_of",
     "missing_operations",
