@@ -17,6 +17,9 @@ class PallasTestError(Exception):
     #: The check and the call that failed (``checks.verdict.Failure``), where one did.
     failure: Any = None
 
+    #: What was seen of the kernel's grids (``analysis.grid.Analysis``), where those are wrong.
+    analysis: Any = None
+
     #: What became of the script that reproduces it (``scripts.saved.Saved``), once it is written.
     script: Any = None
 

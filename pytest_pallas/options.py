@@ -93,14 +93,15 @@ class Options:
     isolate: str = "auto"
     missing: str = "skip"
     results: Path | None = None
+    html: Path | None = None
     dump: Path | None = None
     cost: str = "off"
     cost_file: Path = Path("pallas_costs.json")
     cost_limit: float = 5.0
     golden: str = "off"
     golden_dir: Path = Path("pallas_goldens")
-    worker_memory: float = 8.0
     replay: Path | None = None
+    worker_memory: float = 8.0
     example: str = ""
     database: tuple[Place, ...] = ()
     asked: frozenset[str] = frozenset()
@@ -252,6 +253,13 @@ TABLE: tuple[Option, ...] = (
         help="write one record a check to this file",
     ),
     Option(
+        name="html",
+        parse=_path,
+        metavar="FILE.html",
+        help="write a report to read in a browser: one file that needs nothing else (pip install "
+        "'pytest-pallas[report]')",
+    ),
+    Option(
         name="dump",
         parse=_path,
         metavar="DIR",
@@ -295,6 +303,12 @@ TABLE: tuple[Option, ...] = (
         "pallas_goldens)",
     ),
     Option(
+        name="replay",
+        parse=_path,
+        metavar="FILE",
+        help="run the call in this file again, and nothing else; a failure says where its file is",
+    ),
+    Option(
         name="worker_memory",
         parse=_amount("GiB"),
         metavar="GIB",
@@ -302,12 +316,6 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="example",
-    Option(
-        name="replay",
-        parse=_path,
-        metavar="FILE",
-        help="run the call in this file again, and nothing else; a failure says where its file is",
-    ),
         parse=str,
         metavar="BLOB",
         help="run the selected check of a spec on this one example; failures print the command",

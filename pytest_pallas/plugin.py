@@ -80,18 +80,15 @@ def pytest_configure(config: pytest.Config) -> None:
         asked = "devices" in state.options.asked
         devices = simulate(state.options.devices, os.environ, asked=asked)
         state.options = dataclasses.replace(state.options, devices=devices)
-        if state.options.results is not None:
-            # A test may leave another working directory behind.
-            from pytest_pallas.report.results import check_writable
+        if state.options.results is not None or state.options.html is not None:
+            from pytest_pallas.report.files import settle_files
 
-            path = config.invocation_params.dir / state.options.results
-            state.options = dataclasses.replace(state.options, results=path)
+            settle_files(state)
+        if state.goldens is not None:
+            state.goldens.ready()
         if state.replayed is not None and not state.options.suite:
             suite = state.replayed.example.suite
             state.options = dataclasses.replace(state.options, suite=suite)
-            check_writable(path)
-        if state.goldens is not None:
-            state.goldens.ready()
         state.costs  # noqa: B018 - read now: a missing file must stop pytest before it collects
         if state.options.dump is not None:
             folder = config.invocation_params.dir / state.options.dump
@@ -115,11 +112,10 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_pallas.report.reporter import Reporter
 
         config.pluginmanager.register(Reporter(state), "pallas-reporter")
-        if state.options.fuzz_time:
-            from pytest_pallas.report.progress import Progress
+        from pytest_pallas.report.progress import Progress
 
-            progress = Progress(config, state.options.fuzz_time)
-            config.pluginmanager.register(progress, "pallas-progress")
+        progress = Progress(config, state.options.fuzz_time)
+        config.pluginmanager.register(progress, "pallas-progress")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -172,13 +168,13 @@ def pytest_collection_modifyitems(
         require_specs(config)
     extra = config.hook.pytest_pallas_specs(config=config)
     if any(extra):
+        from pytest_pallas.suites.wiring import collect_hooked
+
+        collect_hooked(session, items, [spec for specs in extra for spec in specs])
     if (replayed := current(config).replayed) is not None and not session.testsfailed:
         from pytest_pallas.suites.selecting import keep_replayed
 
         keep_replayed(config, items, replayed.example)
-        from pytest_pallas.suites.wiring import collect_hooked
-
-        collect_hooked(session, items, [spec for specs in extra for spec in specs])
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

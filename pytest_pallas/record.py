@@ -45,6 +45,9 @@ class Record:
         it; empty if nothing was drawn.
       goldens: how many goldens were ``recorded``, ``replaced``, left ``unchanged``, ``compared``,
         ``different``, ``missing`` or ``lost``; and ``used NAME`` for each that was compared.
+      pictures: of a failure, what can be drawn of it, as ``report.pictures`` makes it: a map and
+        a histogram of errors, the programs that are wrong, the errors of the examples, the
+        accesses of a race, who waits for what, the blocks of a grid. Empty otherwise.
     """
 
     test: str
@@ -69,6 +72,7 @@ class Record:
     notes: tuple[str, ...] = ()
     inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     goldens: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    pictures: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
 
 def to_json(record: Record) -> dict[str, Any]:
@@ -78,6 +82,7 @@ def to_json(record: Record) -> dict[str, Any]:
     plain["notes"] = list(record.notes)
     plain["inputs"] = dict(record.inputs)
     plain["goldens"] = dict(record.goldens)
+    plain["pictures"] = dict(record.pictures)
     plain["compiled"] = [dict(report) for report in record.compiled]
     return {name: _finite(value) for name, value in plain.items()}
 

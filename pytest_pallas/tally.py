@@ -15,6 +15,27 @@ if TYPE_CHECKING:
     from pytest_pallas.strategies.arguments import Arguments
 
 
+#: Of so many examples the errors are kept; of later ones only where they failed.
+MOST_POINTS = 128
+
+
+@dataclass(kw_only=True)
+class Point:
+    """How one example went.
+
+    Attributes:
+      dims: the sizes that were drawn, by name.
+      error: the worst error against the oracle in ulps; None if nothing was measured.
+      baseline: that of the jnp baseline.
+      failed: whether an answer was judged wrong.
+    """
+
+    dims: Mapping[str, int]
+    error: float | None = None
+    baseline: float | None = None
+    failed: bool = False
+
+
 @dataclass(kw_only=True)
 class Tally:
     """The examples of one check of one kernel in one test, added up."""
@@ -35,6 +56,7 @@ class Tally:
     evidence: list[Any] = field(default_factory=list[Any])
     withdrawn: str = ""
     goldens: Counter[str] = field(default_factory=Counter[str])
+    points: list[Point] = field(default_factory=list["Point"])
 
     def begin(self, arguments: Arguments) -> None:
         """Count an example, before it is known how it goes."""
@@ -42,12 +64,16 @@ class Tally:
 
         self.examples += 1
         self.inputs.append(inputs_of(arguments))
+        if len(self.points) > MOST_POINTS and not self.points[-1].failed:
+            self.points.pop()
+        self.points.append(Point(dims=_dims(arguments)))
 
     def withdraw(self, reason: str = "") -> None:
         """Take back the last ``begin``: the example turned out to be none for this check."""
         self.examples -= 1
         self.withdrawn = reason
         self.inputs.pop()
+        self.points.pop()
 
     def add(self, finding: Finding) -> None:
         """Add what an example showed. Of one that failed, only the failure counts."""
@@ -63,6 +89,7 @@ class Tally:
             plain = to_json(report)
             if plain not in self.compiled:
                 self.compiled.append(plain)
+        self._mark(finding)
         if finding.failed is not None:
             self.error = finding.failed.error
             self.baseline = finding.failed.baseline_error
@@ -76,6 +103,15 @@ class Tally:
                 self.error = comparison.error
                 self.baseline = comparison.baseline_error
                 self.multiple = comparison.multiple
+
+    def _mark(self, finding: Finding) -> None:
+        """Keep the error of the example that was begun last."""
+        measured = [each for each in finding.comparisons if each.kind in ("close", "exact")]
+        worst = finding.failed or max(measured, key=lambda each: each.error, default=None)
+        if worst is not None and self.points:
+            point = self.points[-1]
+            point.error, point.baseline = worst.error, worst.baseline_error
+            point.failed = not worst.passed
 
     def record(
         self, *, test: str, outcome: str, seconds: float, reason: str = "", **rest: object
@@ -110,3 +146,19 @@ class Tally:
         from pytest_pallas.checks.inputs import to_json
 
         return to_json(self.inputs)
+
+
+def _dims(arguments: Arguments) -> dict[str, int]:
+    """The sizes that were drawn of a call, by their names; without names those of its arrays."""
+    recipes = [arguments.recipe, *(getattr(arg, "recipe", {}) for arg in arguments.args)]
+    named = {
+        name: value
+        for recipe in recipes
+        for name, value in recipe.items()
+        if type(value) is int and name != "seed"
+    }
+    return named or {
+        f"axis {axis} of argument {position}": size
+        for position, arg in enumerate(arguments.args)
+        for axis, size in enumerate(getattr(arg, "shape", ()))
+    }

@@ -57,7 +57,9 @@ def grid(trial: Trial) -> Finding:
         raise NotApplicableError("in no example is there a pallas_call with blocks")
     wrong = _wrong(analysis, refused=chip is not None)
     if wrong:
-        raise GridError(_text(wrong))
+        error = GridError(_text(wrong))
+        error.analysis = analysis
+        raise error
     notes = ("grid: sampled",) if any(not each.complete for each in analysis.calls) else ()
     return Finding(comparisons=(), seconds=time.perf_counter() - started, notes=notes)
 

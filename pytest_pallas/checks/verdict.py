@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_pallas.analysis import describe_writer
+from pytest_pallas.analysis import KernelCall, describe_writer
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.compiled import compiled
@@ -137,7 +137,7 @@ def _told(error: PallasTestError, headline: str, trial: Trial) -> PallasTestErro
         lines += _raised_at(error.__cause__)
     problem = type(error)("\n".join([*lines, *drawn_lines(trial.arguments)]))
     problem.kernel_error, problem.plain = error.__cause__, str(error)
-    problem.schedule = error.schedule
+    problem.schedule, problem.analysis = error.schedule, error.analysis
     return problem
 
 
@@ -173,23 +173,31 @@ def _explained(headline: str, finding: Finding, failed: Comparison, trial: Trial
 
 def _writer(outcome: Outcome, failed: Comparison) -> str:
     """Which program wrote the worst element, if one kernel wrote the whole output."""
-    if len(outcome.kernels) != 1 or failed.worst_index is None:
+    writer = writer_of(outcome, failed)
+    if writer is None or failed.worst_index is None:
         return ""
+    return describe_writer(*writer, failed.worst_index, failed.shape)
+
+
+def writer_of(outcome: Outcome, failed: Comparison) -> tuple[KernelCall, int] | None:
+    """The one kernel that wrote the whole of an output, and which of its outputs that is."""
+    if len(outcome.kernels) != 1:
+        return None
     kernel = outcome.kernels[0]
     if any(name not in _TRANSPARENT for name in kernel.path):
-        return ""
+        return None
     paths = [path or "" for path, _ in flatten(outcome.values)]
     where = "" if failed.where == "output" else failed.where
     position = paths.index(where) if where in paths else 0
     avals = kernel.eqn.params.get("out_avals", ())
     if position >= len(avals) or len(avals) != len(paths):
-        return ""
+        return None
     written = tuple(avals[position].shape)
     if len(written) != len(failed.shape) or any(
         w < f for w, f in zip(written, failed.shape, strict=True)
     ):
-        return ""
-    return describe_writer(kernel, position, failed.worst_index, failed.shape)
+        return None
+    return kernel, position
 
 
 def drawn_lines(arguments: Arguments) -> Iterator[str]:

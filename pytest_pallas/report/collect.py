@@ -11,6 +11,8 @@ import pytest
 from pytest_pallas.backends import label
 from pytest_pallas.errors import DIED, PallasTestError
 from pytest_pallas.record import Record, from_json, to_json
+from pytest_pallas.report.located import add_properties, locate
+from pytest_pallas.report.pictures import pictures_of
 from pytest_pallas.report.reporter import ATTRIBUTE
 from pytest_pallas.session import Session
 
@@ -36,10 +38,12 @@ def attach(
             saved = _script(session, item, error, replay)
         if outcome == "failed" and not hasattr(item, "replay"):
             script = "" if saved is None else f"\nscript: {saved}"
-            report.sections.append(("pallas", f"replay: {replay}{script}"))
             if saved is not None and saved.example is not None:
                 script += f"\nexample: {saved.example}"
-    records: list[dict[str, Any]] = []
+            report.sections.append(("pallas", f"replay: {replay}{script}"))
+    if error is not None and outcome == "failed":
+        locate(item, report, error)
+    records: list[Record] = []
     tallies = list(session.tallies.values())
     for tally in tallies:
         # Of several checks in one test, the last one begun is the one that ended it.
@@ -55,9 +59,11 @@ def attach(
             script=str(saved.path)
             if saved is not None and saved.path and ended == "failed"
             else "",
+            pictures=pictures_of(error, tally) if error is not None and ended == "failed" else {},
         )
-        records.append(to_json(record))
-    setattr(report, ATTRIBUTE, records)
+        records.append(record)
+    add_properties(item, report, records)
+    setattr(report, ATTRIBUTE, [to_json(record) for record in records])
 
 
 def records_of(report: pytest.TestReport) -> Iterator[Record]:

@@ -38,9 +38,9 @@ def costs(records: Sequence[Record], *, width: int, color: bool) -> Iterator[str
     Of a spec's typical calls, or else of all, the one with the longest code.
     """
     found = [
-        (_with_mesh(record), report)
+        (with_mesh(record), report)
         for record in sorted(records, key=lambda record: record.family)
-        if record.check == "forward" and (report := _shown(record)) is not None
+        if record.check == "forward" and (report := shown_report(record)) is not None
     ]
     for platform, columns in (("tpu", _TPU), ("gpu", _GPU)):
         reports = [(n, r) for n, r in found if TARGETS[r["target"]].platform == platform]
@@ -132,12 +132,12 @@ def _cut(text: str) -> str:
     return text if len(text) <= _SIGNATURE else text[: _SIGNATURE - 3] + "..."
 
 
-def _with_mesh(record: Record) -> str:
+def with_mesh(record: Record) -> str:
     """The name of the kernel, and the mesh it was compiled for."""
     return " ".join([record.kernel, *(f"{axis}{size}" for axis, size in record.mesh.items())])
 
 
-def _shown(record: Record) -> Report | None:
+def shown_report(record: Record) -> Report | None:
     """The report of a record to show the costs of: of typical calls, or else of all, the worst."""
     done = [report for report in record.compiled if report["status"] == "compiled"]
     chosen = [report for report in done if report.get("typical")] or done
@@ -153,13 +153,13 @@ def _number(name: str) -> Callable[[Report], str]:
 
 
 def _bytes(name: str) -> Callable[[Report], str]:
-    return lambda report: _size(report.get(name))
+    return lambda report: size_words(report.get(name))
 
 
 def _share(name: str, capacity: str) -> Callable[[Report], str]:
     def text(report: Report) -> str:
         value, most = report.get(name), report.get(capacity)
-        size = _size(value)
+        size = size_words(value)
         return size if value is None or not most else f"{size} {100 * value / most:.0f}%"
 
     return text
@@ -173,7 +173,8 @@ def _slots(unit: str) -> Callable[[Report], str]:
     return text
 
 
-def _size(value: int | None) -> str:
+def size_words(value: int | None) -> str:
+    """A number of bytes in a few characters."""
     if value is None:
         return "-"
     if value < 1024:

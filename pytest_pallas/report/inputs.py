@@ -72,8 +72,15 @@ def summary(kernels: Sequence[Covered]) -> str:
     return f"inputs: {', '.join(counts)}"
 
 
-def warnings(kernels: Sequence[Covered]) -> list[str]:
-    """A line for each of the first kernels of which something declared was never drawn."""
+def warnings(kernels: Sequence[Covered], *, every: bool = False) -> list[str]:
+    """A line for each of the first kernels of which something declared was never drawn.
+
+    With ``every``, for each kernel, with all that was not.
+    """
+    if every:
+        missed = [one for one in kernels if one.finished and any(one.never.values())]
+        most = sum(len(words) for one in missed for words in one.never.values())
+        return [f"never drawn: {one.kernel}: {_missed(one.never, most)}" for one in missed]
     missed = [one for one in kernels if one.finished and any(one.never.values())]
     lines = [f"never drawn: {one.kernel}: {_missed(one.never)}" for one in missed[:LINES]]
     if missed[LINES:]:
@@ -95,16 +102,16 @@ def _choices(kernels: Sequence[Covered], roles: Sequence[str]) -> tuple[int, int
     return tried, every
 
 
-def _missed(never: Words) -> str:
+def _missed(never: Words, most: int = WORDS) -> str:
     """Some of what was never drawn: few words of each aspect, of many aspects."""
-    left = WORDS
+    left = most
     parts: list[str] = []
     for aspect, words in never.items():
         shown = list(words)[: max(left, 0)]
         left -= len(shown)
         if shown:
             parts.append(f"{aspect} {', '.join(shown)}")
-    more = sum(map(len, never.values())) - (WORDS - left)
+    more = sum(map(len, never.values())) - (most - left)
     return "; ".join(parts) + (f"; {more} more" if more else "")
 
 

@@ -1,4 +1,4 @@
-"""Lines that say how far ``--pallas-fuzz-time`` is: nothing else is seen for minutes."""
+"""Lines that say how far a long run is, and what runs now: nothing else is seen for minutes."""
 
 from __future__ import annotations
 
@@ -9,28 +9,51 @@ import pytest
 
 from pytest_pallas.report.reporter import ATTRIBUTE
 
-#: A line at every such share of the time.
+#: A line at every such share of ``--pallas-fuzz-time``.
 SHARE = 0.1
 
 #: Seconds between lines, at least.
 LEAST = 5.0
+
+#: Seconds between lines of a run that has no such time, on a terminal.
+SELDOM = 30.0
 
 
 class Progress:
     """Counts examples and failures as they are reported, in the process that has a terminal."""
 
     def __init__(self, config: pytest.Config, seconds: float) -> None:
-        """For a session that may take ``seconds``."""
+        """For a session that may fuzz for ``seconds``; 0 if it draws a number of examples."""
         self.config = config
         self.seconds = seconds
         self.started = self.last = time.monotonic()
         self.examples = 0
+        self.tests = 0
+        self.every = 0
         self.kernels: set[str] = set()
         self.failures = 0
+        self.now: dict[str, None] = {}
 
-    def pytest_runtestloop(self) -> None:
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
         """Start the clock: collection is not fuzzing."""
         self.started = self.last = time.monotonic()
+        self.every = len(session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        """Learn how many tests there are where workers collect them."""
+        self.every = len(ids)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Know what runs: under xdist several tests do."""
+        self.now[nodeid] = None
+        if not self.seconds:
+            self._seldom()
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Know what does not run any more."""
+        self.now.pop(nodeid, None)
+        self.tests += 1
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count what a report holds."""
@@ -39,7 +62,7 @@ class Progress:
             self.examples += record["examples"]
             self.kernels.add(record["kernel"])
             self.failures += record["outcome"] == "failed"
-        if records:
+        if records and self.seconds:
             self.pulse(0)
 
     def pulse(self, examples: int) -> None:
@@ -47,14 +70,26 @@ class Progress:
         now = time.monotonic()
         if now - self.last < max(LEAST, SHARE * self.seconds):
             return
-        self.last = now
+        spent = now - self.started
+        self._print(
+            f"{spent:.0f} of {self.seconds:.0f} s, {max(self.seconds - spent, 0):.0f} s left, "
+            f"{self.examples + examples:,} examples, {len(self.kernels)} kernels done or begun"
+        )
+
+    def _seldom(self) -> None:
+        """Print a line in a long run without a time, if somebody sees it and no names of tests."""
+        reporter: Any = self.config.pluginmanager.get_plugin("terminalreporter")
+        seen = reporter is not None and reporter.isatty and self.config.get_verbosity() == 0
+        if seen and self.kernels and time.monotonic() - self.last >= SELDOM:
+            spent = time.monotonic() - self.started
+            self._print(f"{spent:.0f} s, {self.tests} of {self.every} tests")
+
+    def _print(self, text: str) -> None:
+        self.last = time.monotonic()
         reporter: Any = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is None:
             return
         failures = f"{self.failures or 'no'} failure{'' if self.failures == 1 else 's'}"
+        running = ", ".join(name.rpartition("::")[2] for name in self.now)
         reporter.ensure_newline()
-        reporter.write_line(
-            f"pallas: {now - self.started:.0f} of {self.seconds:.0f} s, "
-            f"{self.examples + examples:,} examples, {len(self.kernels)} kernels done or begun, "
-            f"{failures}"
-        )
+        reporter.write_line(f"pallas: {text}, {failures}" + (f"; now {running}" * bool(running)))

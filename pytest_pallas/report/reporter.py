@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,7 +29,7 @@ class Reporter:
         self.session = session
         self.records: list[Record] = []
         self.order: dict[str, int] = {}
-        self.unwritten = ""
+        self.written: list[tuple[bool, str]] = []
         self.costs = ""
 
     def pytest_report_header(self) -> list[str]:
@@ -58,16 +57,12 @@ class Reporter:
         """Write the results, however the session ended."""
         self.records.sort(key=lambda record: self.order.get(record.test, len(self.order)))
         self._record_costs(session)
-        path = self.session.options.results
-        if path is None:
+        if self.session.options.results is None and self.session.options.html is None:
             return
-        from pytest_pallas.report import results
+        from pytest_pallas.report.files import write_files
 
-        try:
-            results.write(path, self.session, self.records)
-        except OSError as error:  # the folder was there when the session began
-            shown = self._shown(path)
-            self.unwritten = f"--pallas-results={shown}: cannot write there any more: {error}"
+        self.written = list(write_files(self.session, self.records))
+        if not all(done for done, _ in self.written):
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
     def _record_costs(self, session: pytest.Session) -> None:
@@ -87,25 +82,32 @@ class Reporter:
         if not self.records:
             if self.costs:
                 terminalreporter.write_line(self.costs)
+            self._tell_files(terminalreporter)
             return
         from pytest_pallas import compat
-        from pytest_pallas.report import compilers, goldens, inputs, terminal
+        from pytest_pallas.report import compilers, goldens, inputs, summary, terminal
 
         width = compat.terminal_width(terminalreporter)
         color = bool(terminalreporter.hasmarkup)
         terminalreporter.write_sep("=", "pallas")
         families = self.session.families
+        verbosity = self.session.config.get_verbosity()
         executed, compiled = compilers.split(self.records, families.values())
         if executed:
-            text = terminal.summary(executed, families=list(families), width=width, color=color)
-            terminalreporter.write_line(text)
-        for line in terminal.footnotes(executed):
-            terminalreporter.write_line(line)
-        kernels = inputs.covered(executed)  # what a compiler gets has no values
-        if kernels:
-            terminalreporter.write_line(inputs.summary(kernels))
-        for line in inputs.warnings(kernels):
-            terminalreporter.write_line(line, yellow=True)
+            names = list(families)
+            terminalreporter.write_line(
+                summary.summary(
+                    executed, families=names, width=width, color=color, only_failed=verbosity < 0
+                )
+            )
+        if verbosity >= 0:
+            for line in terminal.footnotes(executed, every=verbosity > 0):
+                terminalreporter.write_line(line)
+            kernels = inputs.covered(executed)  # what a compiler gets has no values
+            if kernels:
+                terminalreporter.write_line(inputs.summary(kernels))
+            for line in inputs.warnings(kernels, every=verbosity > 0):
+                terminalreporter.write_line(line, yellow=True)
         if not terminalreporter.isatty:
             width = max(width, WIDTH_OF_FILES)
         for text in compilers.sections(compiled, width=width, color=color):
@@ -114,15 +116,9 @@ class Reporter:
             terminalreporter.write_line(self.costs)
         for line in goldens.summary(self.session, self.records):
             terminalreporter.write_line(line)
-        path = self.session.options.results
-        if self.unwritten:
-            terminalreporter.write_line(self.unwritten, red=True)
-        elif path is not None:
-            terminalreporter.write_line(
-                f"{len(self.records)} records written to {self._shown(path)}"
-            )
+        self._tell_files(terminalreporter)
 
-    def _shown(self, path: Path) -> Path:
-        """A path as its user gave it."""
-        folder = self.session.config.invocation_params.dir
-        return path.relative_to(folder) if path.is_relative_to(folder) else path
+    def _tell_files(self, terminalreporter: Any) -> None:
+        """Say which files were written."""
+        for done, line in self.written:
+            terminalreporter.write_line(line, red=not done)

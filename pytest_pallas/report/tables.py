@@ -6,11 +6,11 @@ import io
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 
-def rendered(table: Table, *, width: int, color: bool) -> str:
-    """A table as text of at most ``width`` columns, without trailing blanks."""
+def rendered(table: RenderableType, *, width: int, color: bool) -> str:
+    """A table, or lines, as text of at most ``width`` columns, without trailing blanks."""
     from rich.console import Console
 
     stream = io.StringIO()

@@ -33,7 +33,9 @@ def test_a_line_says_how_far_it_is(project, monkeypatch):
         "--pallas-fuzz-time=4",
         "--pallas-max-examples=1",
     )
-    lines = re.findall(r"pallas: \d of 4 s, [\d,]+ examples, .*, no failures", result.stdout.str())
+    line = r"pallas: \d of 4 s, \d s left, [\d,]+ examples, .*, no failures"
+    lines = re.findall(line, result.stdout.str())
+    assert "; now add-forward[interpret]" in result.stdout.str()
     assert 1 <= len(lines) <= 11
 
 

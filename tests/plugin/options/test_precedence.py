@@ -33,14 +33,15 @@ CASES = {
     "isolate": ("auto", ("never", "never"), ("always", "always"), ("isolate='never'", "never")),
     "missing": ("skip", ("error", "error"), ("skip", "skip"), ("missing='error'", "error")),
     "results": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
+    "html": (None, ("a.html", "a.html"), ("b.html", "b.html"), None),
     "dump": (None, ("a", "a"), ("b", "b"), None),
     "cost": ("off", ("record", "record"), ("off", "off"), None),
     "cost_file": ("pallas_costs.json", ("a.json", "a.json"), ("b.json", "b.json"), None),
     "cost_limit": (5.0, ("3", 3.0), ("4.5", 4.5), None),
     "golden": ("off", ("record", "record"), ("update", "update"), None),
     "golden_dir": ("pallas_goldens", ("of_ini", "of_ini"), ("of_line", "of_line"), None),
-    "worker_memory": (8.0, ("3", 3.0), ("4.5", 4.5), None),
     "replay": (None, ("a.st", "a.st"), ("b.st", "b.st"), None),
+    "worker_memory": (8.0, ("3", 3.0), ("4.5", 4.5), None),
     "example": ("", ("AAA=", "AAA="), ("AAE=", "AAE="), None),
     "database": (
         [],
@@ -65,7 +66,6 @@ TEST = """
 """
 
 
-def said(project, name, *args, mark=""):
 #: What ``--pallas-replay`` must be given.
 EXAMPLE = Example(
     test="test_say.py::test_say",
@@ -76,13 +76,15 @@ EXAMPLE = Example(
 )
 
 
+def said(project, name, *args, mark=""):
     project.write(test_say=TEST.format(name=name, mark=mark and f"@pytest.mark.pallas({mark})"))
     # JAX has started in this process, with its devices.
     run = project.spawn if name == "devices" else project.run
     result = run("test_say.py", "-k", "test_say", *args)
     assert result.parseoutcomes()["passed"] == 1
     value = json.loads((project.path / "said.json").read_text())
-    if name in ("results", "dump", "cost_file") and value is not None and Path(value).is_absolute():
+    files = ("results", "html", "dump", "cost_file")
+    if name in files and value is not None and Path(value).is_absolute():
         return str(Path(value).relative_to(project.path))  # made absolute, by where pytest started
     return value
 
@@ -99,12 +101,12 @@ def test_precedence(project, option):
         project = dataclasses.replace(project, isolate=None)
     for name in ("specs", "more"):
         project.specs('name="add", kernel=add', name=name)
-    flag = f"{option.flag}={line}"
-    assert said(project, option.name) == default
     if option.name == "replay":
         pytest.importorskip("safetensors")
         for name in (ini, line):
             (project.path / name).write_bytes(content_of(EXAMPLE, ()))
+    flag = f"{option.flag}={line}"
+    assert said(project, option.name) == default
     project.ini(**{option.ini: ini})
     assert said(project, option.name) == from_ini
     assert said(project, option.name, flag) == from_line

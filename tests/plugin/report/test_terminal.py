@@ -100,3 +100,37 @@ def test_an_expected_failure_shows_no_multiple(project):
     )
     result = project.run("--pallas-suite=specs", "--pallas-backend=interpret")
     result.stdout.re_match_lines([r"refused +1 xfail +\d+ +[\d.]+$"])
+
+
+def test_quiet(mixed):
+    """Only what failed, and how many kernels did not."""
+    text = "\n".join(table(mixed.run(*RUN, "-q")))
+    assert list(rows(text.splitlines())) == [
+        "kernel",
+        "wrong",
+        "mended",
+        "2 kernels without failures",
+    ]
+    assert "1.2x:" not in text
+    assert "skipped (" not in text
+
+
+def test_verbose(project):
+    """No kernel is only counted, and nothing that was never drawn is left out."""
+    project.specs(*(f'name="k{number}", kernel=add' for number in range(6)))
+    run = ("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-checks=forward,padding",
+           "--pallas-max-examples=1")  # fmt: skip
+    short, whole = (project.run(*run, *extra).stdout.str() for extra in ((), ("-v",)))
+    assert "6 kernels: padding needs more" in short
+    assert "k0, k1, k2, k3, k4, k5: padding needs more" in whole
+    assert "never drawn: something of 1 more kernels" in short
+    assert "never drawn: something" not in whole
+    assert len(re.findall("never drawn: k", whole)) == 6
+
+
+def test_narrow(mixed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    found = table(mixed.run(*RUN))
+    at = next(i for i, line in enumerate(found) if re.match(r"wrong  \d+ in", line))
+    assert found[at + 1].split() == ["interpret", "1", "ok", "1", "FAILED"]
+    assert found[at + 2].split()[0] == "tpu-interpret:v5e"

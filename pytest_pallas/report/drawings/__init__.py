@@ -1,0 +1,1 @@
+"""Pictures as inline SVG, from ``Record.pictures`` only: a function each, and no library."""

@@ -1,0 +1,162 @@
+"""Charts of errors: how many elements have which, and how they go with the size of the inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pytest_pallas.report.drawings.scale import LEVELS, lower, number, short
+from pytest_pallas.report.drawings.svg import Svg, element, line, picture, rect, text
+
+_LEFT, _TOP, _WIDE, _HIGH = 52.0, 26.0, 380.0, 150.0
+
+#: Charts of one failure, one for each dim that was drawn.
+_DIMS = 3
+
+
+def histogram(counts: Mapping[str, Sequence[int]], unit: str = "ulps") -> Svg:
+    """How many elements have which error, of the kernel and of the baseline."""
+    kernel, baseline = list(counts["kernel"]), list(counts["baseline"])
+    strange = kernel.pop()
+    baseline.pop()
+    used = [i for i in range(1, LEVELS + 1) if kernel[i] or baseline[i]]
+    first, last = (used[0], used[-1]) if used else (1, 1)
+    levels = [0, *range(first, last + 1)]
+    bars = [(_label(i), kernel[i], baseline[i]) for i in levels]
+    if strange:
+        bars.append(("NaN, inf", strange, 0))
+    top = math.log10(1 + max(max(k, b) for _, k, b in bars) or 1) or 1.0
+    step = _WIDE / len(bars)
+    parts = [*_count_axis(top)]
+    for place, (label, of_kernel, of_baseline) in enumerate(bars):
+        x = _LEFT + step * place
+        for shift, count, kind, name in (
+            (0.08, of_baseline, "bar-baseline", "baseline"),
+            (0.5, of_kernel, "bar-kernel", "kernel"),
+        ):
+            high = _HIGH * math.log10(1 + count) / top
+            if count:
+                said = f"{name}: {count:,} elements at {label}"
+                y = _TOP + _HIGH - high
+                parts.append(rect(x + shift * step, y, 0.42 * step, high, kind, said))
+        if len(bars) <= 12 or place % math.ceil(len(bars) / 10) == 0 or place == len(bars) - 1:
+            middle, y = x + step / 2, _TOP + _HIGH + 14
+            parts.append(text(middle, y, label, anchor="middle", kind="t small"))
+    parts += _key(*([("bar-baseline", "jnp baseline")] * any(baseline)), ("bar-kernel", "kernel"))
+    axis = "error in ulps, from" if unit == "ulps" else "difference, from"
+    parts.append(text(_LEFT + _WIDE, _TOP + _HIGH + 30, axis, anchor="end"))
+    worst = next((label for label, k, _ in reversed(bars) if k), "0")
+    title = f"Histogram of errors, the kernel's and the baseline's; the kernel's reach {worst}"
+    return picture(_LEFT + _WIDE + 16, _TOP + _HIGH + 38, title, *parts)
+
+
+def _label(level: int) -> str:
+    return "none" if level == 0 else short(lower(level)) if level > 1 else "> 0"
+
+
+def _count_axis(top: float) -> Iterator[Svg]:
+    """Powers of ten, so that one wrong element of a million is seen."""
+    yield line(_LEFT, _TOP + _HIGH, _LEFT + _WIDE, _TOP + _HIGH, "axis")
+    ticks = [10**power for power in range(12) if math.log10(1 + 10**power) <= top]
+    for tick in ticks[:: max(1, len(ticks) // 5)]:
+        y = _TOP + _HIGH * (1 - math.log10(1 + tick) / top)
+        yield line(_LEFT, y, _LEFT + _WIDE, y, "rule")
+        yield text(_LEFT - 6, y + 4, short(tick), anchor="end", kind="t small")
+    yield text(0, 12, "elements")
+
+
+def _key(*pairs: tuple[str, str]) -> Iterator[Svg]:
+    x = _LEFT + 30
+    for kind, words in pairs:
+        yield rect(x, 3, 10, 10, kind)
+        yield text(x + 15, 12, words)
+        x += 24 + 7.0 * len(words)
+
+
+def against_dims(examples: Sequence[Mapping[str, Any]]) -> list[tuple[str, Svg]]:
+    """The error of each example against each dim that had several sizes: name and chart."""
+    names = dict.fromkeys(name for example in examples for name in example["dims"])
+    charts: list[tuple[str, Svg]] = []
+    for name in names:
+        chosen = [example for example in examples if name in example["dims"]]
+        if len({example["dims"][name] for example in chosen}) > 1:
+            charts.append((name, _scatter(name, chosen)))
+    return charts[:_DIMS]
+
+
+def _scatter(name: str, examples: Sequence[Mapping[str, Any]]) -> Svg:
+    sizes = [int(example["dims"][name]) for example in examples]
+    errors = [number(example["error"]) or 0.0 for example in examples]
+    finite = [error for error in errors if math.isfinite(error)]
+    top = max([1.0, *(_log(error) for error in finite)])
+    low, high = min(sizes), max(sizes)
+    has_class = len(finite) < len(errors)
+    parts = [
+        line(_LEFT, _TOP + _HIGH, _LEFT + _WIDE, _TOP + _HIGH, "axis"),
+        text(0, 12, "error in ulps"),
+    ]
+    step = max(1, round(top / 4))
+    ticks = [0.0, *(2.0**k for k in range(step if step > 1 else 0, 60, step))]
+    for tick in ticks:
+        if _log(tick) <= top:
+            y = _TOP + _HIGH * (1 - 0.9 * _log(tick) / top)
+            parts.append(line(_LEFT, y, _LEFT + _WIDE, y, "rule"))
+            parts.append(text(_LEFT - 6, y + 4, short(tick), anchor="end", kind="t small"))
+    if has_class:
+        parts.append(text(_LEFT - 6, _TOP + 4, "NaN", anchor="end", kind="t small"))
+    for size in _some(sorted(set(sizes))):
+        x = _across(size, low, high)
+        parts.append(text(x, _TOP + _HIGH + 14, f"{size:,}", anchor="middle", kind="t small"))
+    dots: dict[str, None] = {}
+    crosses: dict[str, Svg] = {}
+    for size, error, example in zip(sizes, errors, examples, strict=True):
+        x = _across(size, low, high)
+        share = 0.9 * _log(error) / top if math.isfinite(error) else 1.0
+        y = _TOP + _HIGH * (1 - share)
+        if example["failed"]:
+            crosses[f"{x:.0f} {y:.0f}"] = _cross(x, y, error, example)
+        else:
+            dots[f"M{x:.0f} {y:.0f}h0"] = None
+    # All dots are one path: there may be a hundred, and each failure may have three charts.
+    parts += [element("path", d="".join(dots), class_="points")] if dots else []
+    parts += crosses.values()
+    parts += _key_of_points()
+    parts.append(text(_LEFT + _WIDE, _TOP + _HIGH + 30, f"size of {name}", anchor="end"))
+    failed = sum(bool(example["failed"]) for example in examples)
+    title = f"Error against the size of {name}: {failed} of {len(examples)} examples failed"
+    return picture(_LEFT + _WIDE + 16, _TOP + _HIGH + 38, title, *parts)
+
+
+def _cross(x: float, y: float, error: float, example: Mapping[str, Any]) -> Svg:
+    """A failure: told apart from dots without colours."""
+    dims = ", ".join(f"{k}={v}" for k, v in example["dims"].items())
+    said = element("title", f"{dims}: {short(error)} ulps, failed")
+    shape = f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"
+    return element("path", said, d=shape, class_="point-failed")
+
+
+def _key_of_points() -> Iterator[Svg]:
+    x = _LEFT + 70
+    yield element("path", d=f"M{x:.0f} 8h0", class_="points")
+    yield text(x + 10, 12, "passed")
+    yield element("path", d=f"M{x + 66:.1f} 4l8 8m0 -8l-8 8", class_="point-failed")
+    yield text(x + 80, 12, "failed")
+
+
+def _log(error: float) -> float:
+    return math.log2(1 + error)
+
+
+def _across(size: int, low: int, high: int) -> float:
+    return _LEFT + 14 + (_WIDE - 28) * (size - low) / max(1, high - low)
+
+
+def _some(sizes: Sequence[int]) -> list[int]:
+    """Sizes to write below the axis: so few that they do not touch."""
+    low, high = sizes[0], sizes[-1]
+    shown: list[int] = []
+    for size in sizes:
+        if not shown or _across(size, low, high) - _across(shown[-1], low, high) > 40:
+            shown.append(size)
+    return shown

@@ -1,0 +1,116 @@
+"""The files that a session writes at its end: found out at its start, written in one step."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pytest_pallas.errors import OptionError
+from pytest_pallas.record import Record
+from pytest_pallas.session import Session
+
+#: Who logs in to what, in an address such as that of ``--pallas-database``.
+_PASSWORD = re.compile(r"(?<=://)[^/@\s]*@")
+
+
+def settle_files(session: Session) -> None:
+    """Make paths absolute, since a test may leave another working directory behind.
+
+    Raises:
+      OptionError: a file cannot be written, or what makes it is not installed.
+    """
+    folder = session.config.invocation_params.dir
+    for name in ("results", "html"):
+        path: Path | None = getattr(session.options, name)
+        if path is None:
+            continue
+        flag = f"--pallas-{name}={path}"
+        if name == "html":
+            from pytest_pallas.report.html.page import check_installed
+
+            check_installed(flag)
+        path = folder / path
+        session.options = dataclasses.replace(session.options, **{name: path})
+        check_writable(path, flag)
+
+
+def write_files(session: Session, records: Sequence[Record]) -> Iterator[tuple[bool, str]]:
+    """Write what was asked for; of each file whether it was written, and a line that says so."""
+    for name in ("results", "html"):
+        path: Path | None = getattr(session.options, name)
+        if path is None:
+            continue
+        if name == "html":
+            text, what = _page(session, records), "report of"
+        else:
+            from pytest_pallas.report.results import document
+
+            text, what = document(session, records), ""
+        shown = _shown(session, path)
+        count = "1 record" if len(records) == 1 else f"{len(records)} records"
+        try:
+            write(path, text)
+        except OSError as error:  # the folder was there when the session began
+            yield False, f"--pallas-{name}={shown}: cannot write there any more: {error}"
+        else:
+            yield True, f"{what} {count} written to {shown}".strip()
+
+
+def _page(session: Session, records: Sequence[Record]) -> str:
+    from datetime import UTC, datetime
+
+    from pytest_pallas.report.html.page import page
+    from pytest_pallas.report.results import asked, environment
+
+    written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    words = ["pytest", *session.config.invocation_params.args]
+    command = _PASSWORD.sub("***@", shlex.join(words))
+    return page(
+        records,
+        environment={**environment(), "written": written},
+        options={**asked(session), "command": command},
+        recorded=None if session.costs is None else session.costs.entries,
+        families=list(session.families),
+    )
+
+
+def check_writable(path: Path, flag: str) -> None:
+    """Find out before anything runs whether a file can be written.
+
+    Raises:
+      OptionError: it cannot.
+    """
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+            pass
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder")
+    except OSError as error:
+        raise OptionError(
+            f"{flag}: cannot write there: {error}. Give a file in a folder that exists and can be "
+            "written."
+        ) from None
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file in one step, so that no reader ever sees half of it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _shown(session: Session, path: Path) -> Path:
+    """A path as its user gave it."""
+    folder = session.config.invocation_params.dir
+    return path.relative_to(folder) if path.is_relative_to(folder) else path

@@ -1,0 +1,1 @@
+"""``--pallas-html``: the records of a session as one self-contained page. See docs/report.md."""

@@ -1,0 +1,146 @@
+"""What the machine code of kernels costs, as bars against the chip's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_pallas.compilers.costs import Entry
+from pytest_pallas.record import Record
+from pytest_pallas.report.cost_tables import shown_report, size_words, with_mesh
+from pytest_pallas.report.drawings.bars import share, slots
+from pytest_pallas.report.drawings.svg import Svg
+
+#: Recorded costs by ``Entry.key``.
+Recorded = Mapping[tuple[str, str, str, str], Entry]
+
+#: Numbers of a program, by their names in ``Cost``: title, whether more of it is bad at all.
+_NUMBERS = {
+    "bundles": "bundles",
+    "loop_bundles": "loop",
+    "registers": "registers",
+    "spills": "spills",
+    "fills": "fills",
+    "spill_store_bytes": "spill stores",
+    "spill_load_bytes": "spill loads",
+}
+
+_NEVER = ("spills", "fills", "spill_store_bytes", "spill_load_bytes")
+
+#: The units whose slots are drawn, as in the terminal's table.
+_UNITS = ("mxu", "xlu", "valu", "eup", "load", "store", "scalar")
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number, what it was, and whether it is worth a look."""
+
+    words: str
+    change: str = ""
+    state: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What one program costs on one chip.
+
+    Attributes:
+      kernel: its name, with the mesh.
+      signature: what it was compiled for.
+      chip: the chip.
+      memory: VMEM or shared memory in words, with a change.
+      bar: the same against the chip's limit, or None.
+      slots: the use of slots in the main loop, or None.
+      numbers: one for each title of the table.
+    """
+
+    kernel: str
+    signature: str
+    chip: str
+    memory: Number
+    bar: Svg | None
+    slots: Svg | None
+    numbers: Sequence[Number]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows, and the titles of the numbers that some of them have."""
+
+    titles: Sequence[str]
+    rows: Sequence[Row]
+    has_slots: bool
+    compared: bool
+
+
+def table(records: Sequence[Record], recorded: Recorded) -> Table | None:
+    """The costs of everything that compiled, as in the terminal; None if nothing did."""
+    found = [
+        (record, report)
+        for record in records
+        if record.check == "forward" and (report := shown_report(record)) is not None
+    ]
+    if not found:
+        return None
+    names = [name for name in _NUMBERS if any(r.get(name) is not None for _, r in found)]
+    rows = [_row(record, report, names, recorded) for record, report in found]
+    rows.sort(key=lambda row: (row.kernel, row.chip))
+    return Table(
+        titles=[_NUMBERS[name] for name in names],
+        rows=rows,
+        has_slots=any(row.slots for row in rows),
+        compared=bool(recorded),
+    )
+
+
+def _row(
+    record: Record, report: Mapping[str, Any], names: Sequence[str], recorded: Recorded
+) -> Row:
+    key = (record.kernel, record.check, report["target"], report.get("signature", ""))
+    old = recorded.get(key)
+    before: Mapping[str, int] = {} if old is None else old.cost
+    name, limit = ("vmem_bytes", "vmem_capacity")
+    if report.get(name) is None:
+        name, limit = ("shared_bytes", "shared_capacity")
+    used, most = report.get(name), report.get(limit)
+    bar = None
+    if used is not None and most:
+        title = f"{size_words(used)} of {size_words(most)}, {100 * used / most:.0f} %"
+        if name in before:
+            title += f"; recorded: {size_words(before[name])}"
+        bar = share(used, most, title, before=before.get(name))
+    shares = {u: s for u in _UNITS if (s := report.get("loop_slots", {}).get(u)) is not None}
+    said = ", ".join(f"{unit} {100 * value:.0f} %" for unit, value in shares.items())
+    return Row(
+        kernel=with_mesh(record),
+        signature=report.get("signature", ""),
+        chip=report["target"],
+        memory=Number(
+            "-"
+            if used is None
+            else size_words(used) + (f", {100 * used / most:.0f} %" if most else ""),
+            *_change(used, before.get(name)),
+        ),
+        bar=bar,
+        slots=slots(shares, f"Slots in use in the main loop: {said}") if shares else None,
+        numbers=list(_numbers(report, names, before)),
+    )
+
+
+def _numbers(
+    report: Mapping[str, Any], names: Sequence[str], before: Mapping[str, int]
+) -> Iterator[Number]:
+    for name in names:
+        value = report.get(name)
+        words = "-" if value is None else f"{value:,}"
+        change, state = _change(value, before.get(name))
+        yield Number(words, change, state or ("warn" if name in _NEVER and value else ""))
+
+
+def _change(value: int | None, before: int | None) -> tuple[str, str]:
+    """How a number differs from the recorded one, in words and as a state."""
+    if value is None or before is None or value == before:
+        return "", ""
+    share_ = f"{100 * (value - before) / before:+.0f} %" if before else f"was {before}"
+    return share_, "bad" if value > before else "good"

@@ -1,0 +1,161 @@
+"""Kernels by backends: the rows of the page's first table, and what opens below it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_pallas.record import OUTCOMES, Record
+from pytest_pallas.report.html.failures import Failure, failure
+from pytest_pallas.report.summary import worst
+
+#: Outcomes that turn a run red.
+BAD = ("failed", "xpassed")
+
+#: What a row or a cell is as a whole, worst first.
+STATES = ("failed", "xfailed", "passed", "skipped", "none")
+
+_WORDS = {"failed": "failed", "passed": "ok", "xfailed": "xfail", "skipped": "skipped"}
+
+#: Of so many failures pictures are drawn: a page of thousands would be too large to open.
+MOST_DRAWN = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What came of a kernel on one backend.
+
+    Attributes:
+      state: one of ``STATES``.
+      words: what the cell says, such as ``2 failed``.
+      multiple: the worst error of checks that passed as a multiple of the baseline's, in words.
+      title: counts of all outcomes.
+      rank: by which a column is sorted, the worst first.
+    """
+
+    state: str
+    words: str
+    multiple: str
+    title: str
+    rank: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A kernel with everything that was asked of it.
+
+    Attributes:
+      anchor: the page's name for it.
+      name: of the kernel.
+      family: of its spec.
+      file: of its tests.
+      state: of all its cells, the worst.
+      cells: one for each backend of the page.
+      failures: what failed.
+      records: everything, failures first.
+      examples: how many ran.
+      seconds: how long they took.
+      multiple: the worst error as a multiple of the baseline's, or None.
+    """
+
+    anchor: str
+    name: str
+    family: str
+    file: str
+    state: str
+    cells: Sequence[Cell]
+    failures: Sequence[Failure]
+    records: Sequence[Record]
+    examples: int
+    seconds: float
+    multiple: float | None
+
+    @property
+    def rank(self) -> float:
+        """By which kernels are sorted, the worst first."""
+        return _rank(self.state, len(self.failures), self.multiple)
+
+
+def kernels(records: Sequence[Record], backends: Sequence[str]) -> list[Kernel]:
+    """The kernels, worst first. Two files may have kernels of the same name."""
+    groups: dict[tuple[str, str, str], list[Record]] = {}
+    for record in records:
+        file = record.test.partition("::")[0]
+        groups.setdefault((record.family, file, record.kernel), []).append(record)
+    left = MOST_DRAWN
+    found: list[Kernel] = []
+    for number, ((family, file, name), rows) in enumerate(groups.items()):
+        bad = [row for row in rows if row.outcome in BAD]
+        failures = [failure(row, drawn=i < left) for i, row in enumerate(bad)]
+        left = max(0, left - len(bad))
+        cells = [_cell([row for row in rows if row.backend == b]) for b in backends]
+        found.append(
+            Kernel(
+                anchor=f"kernel-{number}",
+                name=name,
+                family=family,
+                file=file,
+                state=min((cell.state for cell in cells), key=STATES.index),
+                cells=cells,
+                failures=failures,
+                records=sorted(rows, key=_order),
+                examples=sum(row.examples for row in rows),
+                seconds=sum(row.seconds for row in rows),
+                multiple=_worst(rows),
+            )
+        )
+    return sorted(found, key=lambda kernel: (-kernel.rank, kernel.family, kernel.name))
+
+
+def times(multiple: float | None) -> str:
+    """An error as a multiple of the baseline's, in a few characters."""
+    if multiple is None:
+        return ""
+    if not multiple:
+        return "exact"
+    return f"{multiple:.1f}x" if multiple < 1000 else ">999x"
+
+
+def _order(record: Record) -> tuple[int, str]:
+    ranked = ("failed", "xpassed", "xfailed", "passed", "skipped")
+    return ranked.index(record.outcome), record.backend
+
+
+def _worst(rows: Sequence[Record]) -> float | None:
+    """The worst multiple, as the terminal sorts by it; None if nothing was measured."""
+    found = worst(rows)
+    return None if found < 0 else found
+
+
+def _cell(rows: Sequence[Record]) -> Cell:
+    count = Counter(row.outcome for row in rows)
+    failed = sum(count[outcome] for outcome in BAD)
+    passed = [row for row in rows if row.outcome == "passed"]
+    multiple = _worst(passed)
+    # As in the terminal: what passed says more than what was expected to fail.
+    numbers = {
+        "failed": failed,
+        "passed": count["passed"],
+        "xfailed": count["xfailed"],
+        "skipped": count["skipped"],
+    }
+    state = next((name for name, number in numbers.items() if number), "none")
+    if state == "none":
+        return Cell(state="none", words="-", multiple="", title="not asked", rank=-1.0)
+    words = f"{numbers[state]} {_WORDS[state]}"
+    if state == "passed" and count["xfailed"]:
+        words += f", {count['xfailed']} xfail"
+    return Cell(
+        state=state,
+        words=words,
+        multiple="" if failed else times(multiple),
+        title=", ".join(f"{count[name]} {name}" for name in OUTCOMES if count[name]),
+        rank=_rank(state, failed, None if failed else multiple),
+    )
+
+
+def _rank(state: str, failed: int, multiple: float | None) -> float:
+    """The state first, then the number of failures, then the error."""
+    error = 0.0 if multiple is None else min(multiple, 1e5) / 1e6
+    return 1e4 * (len(STATES) - STATES.index(state)) + min(failed, 9999) + error

@@ -1,0 +1,179 @@
+"""A map and a histogram of the errors of an output, and the programs that wrote the wrong ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas import compat
+from pytest_pallas.checks.trial import Answer, Finding
+from pytest_pallas.checks.verdict import writer_of
+from pytest_pallas.numerics import Comparison, is_exact, wide
+from pytest_pallas.numerics.dtypes import Array, is_complex
+from pytest_pallas.numerics.measure import measure
+
+#: Cells of a map along each side, at most.
+CELLS = 96
+
+#: Levels of errors: ``a`` is below 2**-3 ulps, each next one twice as much, ``z`` all beyond.
+LEVELS = 26
+
+#: Of so many wrong blocks the programs are looked up.
+_BLOCKS = 24
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Errors of the kernel, where its class is wrong, errors of the baseline, and their unit."""
+
+    errors: Array
+    classes: Array | None
+    baseline: Array
+    unit: str = "ulps"
+
+
+def errors_of(finding: Finding) -> dict[str, Any]:
+    """The pictures of a wrong answer; of one without arrays to compare there are none."""
+    failed = finding.failed
+    if failed is None or failed.mask is None or not failed.mask.size:
+        return {}
+    found: dict[str, Any] = {}
+    measured = _measured(finding.answer, failed)
+    found["errors"] = _map(failed, measured)
+    if measured is not None:
+        found["histogram"] = {
+            "kernel": _histogram(measured.errors, measured.classes),
+            "baseline": _histogram(measured.baseline, None),
+        }
+    if finding.outcome is not None and not finding.subject:
+        writer = writer_of(finding.outcome, failed)
+        if writer is not None and writer[0].eqn.primitive.name == "pallas_call":
+            programs = _programs(writer[0], writer[1], failed)
+            if programs:
+                found["programs"] = programs
+    return found
+
+
+def _measured(answer: Answer | None, failed: Comparison) -> _Measured | None:
+    """How far a kernel is from the oracle; None where its arrays were not kept."""
+    if answer is None:
+        return None
+    where = "" if failed.where == "output" else failed.where
+    sides = [dict(leaves) for leaves in (answer.outputs, *_expected(answer))]
+    if any(where not in side for side in sides):
+        return None
+    actual, oracle, baseline = (np.asarray(side[where]) for side in sides)
+    if not actual.shape == oracle.shape == baseline.shape == failed.shape:
+        return None
+    dtype = actual.dtype
+    if is_exact(dtype):
+        with np.errstate(all="ignore"):
+            errors = np.abs(wide(actual).astype(np.float64) - wide(baseline).astype(np.float64))
+        nothing = np.zeros(0)  # the baseline is what is right
+        return _Measured(errors, None, nothing, "difference")
+    kind = np.complex128 if is_complex(dtype) else np.float64
+    right, near = wide(oracle).astype(kind), wide(baseline).astype(kind)
+    found = measure(wide(actual), right, near, dtype)
+    return _Measured(found.errors, found.misclassed, found.baseline_errors)
+
+
+def _expected(answer: Answer) -> Sequence[Any]:
+    return answer.expected.oracle, answer.expected.baseline
+
+
+def level(errors: Array) -> Array:
+    """The level of each error, 0 for none at all, else 1 to ``LEVELS``."""
+    with np.errstate(all="ignore"):
+        levels = np.floor(np.log2(errors)) + 5
+    levels = np.clip(np.nan_to_num(levels, nan=0.0, posinf=LEVELS, neginf=0.0), 1, LEVELS)
+    return np.where(errors > 0, levels, 0).astype(np.int64)
+
+
+def _map(failed: Comparison, measured: _Measured | None) -> dict[str, Any]:
+    """The errors of an output, the worst of each cell, seen as rows of its last axis."""
+    assert failed.mask is not None
+    errors, classes = (None, None) if measured is None else (measured.errors, measured.classes)
+    wrong, sizes = _cells(failed.mask)
+    # Without measured errors it still shows which elements are wrong.
+    levels = wrong.astype(np.int64) if errors is None else _cells(level(errors))[0]
+    other = np.zeros(wrong.shape, bool) if classes is None else _cells(classes)[0]
+    rows: list[str] = []
+    for line, bad, strange in zip(levels, wrong, other, strict=True):
+        letters = [
+            "!" if s else "." if not n and not b else chr(ord("A" if b else "a") + max(n, 1) - 1)
+            for n, b, s in zip(line.tolist(), bad.tolist(), strange.tolist(), strict=True)
+        ]
+        rows.append("".join(letters))
+    return {
+        "output": failed.where or "output",
+        "dtype": failed.dtype,
+        "shape": list(failed.shape),
+        "cell": sizes,
+        "rows": rows,
+        "unit": "ulps" if measured is None else measured.unit,
+        "measured": errors is not None,
+        "wrong": failed.wrong,
+        "worst": list(failed.worst_index or ()),
+    }
+
+
+def _cells(values: Array) -> tuple[Array, list[int]]:
+    """The largest value of each cell of ``values``, seen as a matrix, and the size of a cell.
+
+    Sizes are powers of two: so are most blocks, and a cell should not be of two of them.
+    """
+    matrix = values.reshape(-1, values.shape[-1] if values.ndim else 1)
+    sizes: list[int] = []
+    for axis in (0, 1):
+        least = -(-matrix.shape[axis] // CELLS)
+        size = 1 << (least - 1).bit_length()
+        sizes.append(size)
+        if size > 1:
+            starts = np.arange(0, matrix.shape[axis], size)
+            matrix = np.maximum.reduceat(matrix, starts, axis=axis)
+    return matrix, sizes
+
+
+def _histogram(errors: Array, classes: Array | None) -> list[int]:
+    """How many elements have no error, each level, and the wrong class."""
+    flat = errors.ravel() if classes is None else errors[~classes]
+    counts = np.bincount(level(flat), minlength=LEVELS + 1).tolist()
+    return [*counts, 0 if classes is None else int(np.count_nonzero(classes))]
+
+
+def _programs(kernel: Any, output: int, failed: Comparison) -> dict[str, Any]:
+    """The blocks of the output, and which of them hold wrong elements."""
+    assert failed.mask is not None
+    if not kernel.eqn.params["grid_mapping"].grid:
+        return {}  # one program
+    first = np.unravel_index(int(np.argmax(failed.mask)), failed.mask.shape)
+    found = compat.block_programs(kernel.eqn, output, [int(i) for i in first])
+    if found is None:
+        return {}
+    sizes = np.array(found[0], np.int64).reshape(-1, 1)
+    where = np.array(np.nonzero(failed.mask), np.int64).reshape(len(found[0]), -1)
+    blocks, counts = np.unique(where // sizes, axis=1, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:_BLOCKS]
+    wrong: list[dict[str, Any]] = []
+    for number in sorted(order.tolist()):
+        block = blocks[:, number]
+        told = compat.block_programs(kernel.eqn, output, (block * sizes[:, 0]).tolist())
+        programs = [] if told is None else told[2]
+        wrong.append(
+            {
+                "block": block.tolist(),
+                "programs": [list(program) for program in programs[:4]],
+                "wrong": int(counts[number]),
+            }
+        )
+    return {
+        "kernel": kernel.name,
+        "source": kernel.source,
+        "grid": [int(n) for n in kernel.eqn.params["grid_mapping"].grid],
+        "block": [int(n) for n in found[0]],
+        "wrong": wrong,
+        "count": int(blocks.shape[1]),
+    }

@@ -1,0 +1,67 @@
+"""Everything that can be drawn of one failure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pytest_pallas.errors import DeadlockError, PallasTestError, RaceError
+from pytest_pallas.report.pictures.said import accesses, waits
+
+if TYPE_CHECKING:
+    from pytest_pallas.tally import Tally
+
+
+def pictures_of(error: BaseException, tally: Tally) -> dict[str, Any]:
+    """What can be drawn of a failure; at most some 15 KiB as JSON.
+
+    A picture must not cost the report that it belongs to: one that cannot be made is an entry
+    ``unavailable`` with the reason.
+    """
+    found: dict[str, Any] = {}
+    try:
+        if isinstance(error, RaceError):
+            found["race"] = accesses(str(error))
+        elif isinstance(error, DeadlockError):
+            found["waits"] = waits(str(error))
+        if isinstance(error, PallasTestError):
+            found |= _seen(error)
+        found["examples"] = _examples(tally)
+    except Exception as problem:
+        found["unavailable"] = f"{type(problem).__name__}: {problem}"[:300]
+    return {name: value for name, value in found.items() if value}
+
+
+def _seen(error: PallasTestError) -> Mapping[str, Any]:
+    """What the arrays and the grids show."""
+    found: dict[str, Any] = {}
+    failure = error.failure
+    if failure is not None and failure.finding is not None:
+        from pytest_pallas.report.pictures.errors import errors_of
+
+        found |= errors_of(failure.finding)
+    if error.analysis is not None:
+        from pytest_pallas.report.pictures.blocks import grids_of
+
+        found["grids"] = grids_of(error.analysis)
+    return found
+
+
+def _examples(tally: Tally) -> list[dict[str, Any]]:
+    """The errors of the examples that were measured, if dims were drawn."""
+    return [
+        {
+            "dims": dict(point.dims),
+            "error": plain(point.error),
+            "baseline": plain(point.baseline or 0.0),
+            "failed": point.failed,
+        }
+        for point in tally.points
+        if point.error is not None and point.dims
+    ]
+
+
+def plain(number: float) -> float | str:
+    """A number as JSON has it, with the digits that a picture needs."""
+    return float(f"{number:.4g}") if math.isfinite(number) else str(number)

@@ -1,0 +1,213 @@
+"""The summary table: kernels by backends, by family and worst first; from records only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pytest_pallas.record import Record
+from pytest_pallas.report.tables import rendered
+
+#: Terminals with fewer columns get a list where the table would not fit.
+NARROW = 72
+
+#: Columns of the table besides kernels and backends.
+_LAST = ("examples", "seconds")
+
+#: What tests that are of no spec are called as a family.
+_OWN = "tests without specs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One kernel.
+
+    Attributes:
+      kernel: its name.
+      family: of its spec.
+      failed: how many checks failed.
+      multiple: the worst error as a multiple of the baseline's; -1 if none was measured.
+      cells: text and style, one for each backend.
+      examples: how many ran.
+      seconds: how long they took.
+    """
+
+    kernel: str
+    family: str
+    failed: int
+    multiple: float
+    cells: Sequence[tuple[str, str]]
+    examples: int
+    seconds: float
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """Failures first, then the largest error."""
+        return not self.failed, -self.multiple
+
+
+def summary(
+    records: Sequence[Record],
+    *,
+    families: Sequence[str],
+    width: int,
+    color: bool,
+    only_failed: bool = False,
+) -> str:
+    """The summary table as text.
+
+    A cell says how many checks passed, failed, were skipped or failed as expected, and the worst
+    error as a multiple of the baseline's; the last columns are examples and seconds. Kernels of one
+    family are together, the families and kernels that failed first, then those with the largest
+    errors. On a narrow terminal, a list says the same.
+
+    Args:
+      records: of backends that execute kernels.
+      families: the names of the known backends, in the order of the columns.
+      width: columns of the terminal.
+      color: whether the terminal has colours.
+      only_failed: whether kernels without failures are only counted.
+    """
+    places = list(dict.fromkeys(record.backend for record in records))
+    known = [*families, *(place.partition(":")[0] for place in places)]
+    backends = sorted(places, key=lambda place: known.index(place.partition(":")[0]))
+    rows = list(_rows(records, backends))
+    shown = [row for row in rows if row.failed] if only_failed else rows
+    groups = _by_family(shown)
+    lines: list[str] = []
+    if shown:
+        several = len({row.family for row in rows}) > 1
+        indent = "  " if several else ""
+        narrow = width < NARROW and _natural(shown, backends, indent) > width
+        make = _list if narrow else _table
+        lines.append(make(groups, backends, indent, several, width=width, color=color))
+    if only_failed:
+        rest = len(rows) - len(shown)
+        noun = "kernel" if rest == 1 else "kernels"
+        lines += [f"{rest} {noun} without failures"] if rest else []
+    return "\n".join(lines)
+
+
+def _rows(records: Sequence[Record], backends: Sequence[str]) -> Iterator[Row]:
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        groups.setdefault((record.family, record.kernel), []).append(record)
+    for (family, kernel), rows in groups.items():
+        yield Row(
+            kernel=kernel,
+            family=family,
+            failed=sum(row.outcome in ("failed", "xpassed") for row in rows),
+            multiple=worst(rows),
+            cells=[_cell([row for row in rows if row.backend == b]) for b in backends],
+            examples=sum(row.examples for row in rows),
+            seconds=sum(row.seconds for row in rows),
+        )
+
+
+def worst(rows: Iterable[Record]) -> float:
+    """The largest multiple, or -1. The error of an expected failure says nothing of the others."""
+    measured = (r.multiple for r in rows if r.outcome != "xfailed" and r.multiple is not None)
+    return max(measured, default=-1.0)
+
+
+def _by_family(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
+    """Families with their kernels, both worst first; what is equally bad is in its own order."""
+    groups: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.order):
+        groups.setdefault(row.family, []).append(row)
+    return list(groups.items())
+
+
+def _table(
+    groups: Sequence[tuple[str, Sequence[Row]]],
+    backends: Sequence[str],
+    indent: str,
+    several: bool,
+    *,
+    width: int,
+    color: bool,
+) -> str:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    table.add_column("kernel", no_wrap=True)
+    for backend in backends:
+        table.add_column(backend)
+    for title in _LAST:
+        table.add_column(title, justify="right")
+    for family, rows in groups:
+        if several:
+            table.add_row(Text(family or _OWN, style="bold"))
+        for row in rows:
+            table.add_row(
+                Text(indent + row.kernel),
+                *(Text(text, style=style) for text, style in row.cells),
+                str(row.examples),
+                f"{row.seconds:.1f}",
+            )
+    return rendered(table, width=width, color=color)
+
+
+def _list(
+    groups: Sequence[tuple[str, Sequence[Row]]],
+    backends: Sequence[str],
+    indent: str,
+    several: bool,
+    *,
+    width: int,
+    color: bool,
+) -> str:
+    """A line for each kernel, and one below it for each backend that ran it."""
+    from rich.console import Group
+    from rich.text import Text
+
+    longest = max(map(len, backends))
+    lines: list[Text] = []
+    for family, rows in groups:
+        if several:
+            lines.append(Text(family or _OWN, style="bold"))
+        for row in rows:
+            lines.append(Text(f"{indent}{row.kernel}  {row.examples} in {row.seconds:.1f} s"))
+            for backend, (text, style) in zip(backends, row.cells, strict=True):
+                if text != "-":
+                    place = f"{indent}  {backend:<{longest}}  "
+                    lines.append(Text.assemble(place, (text, style)))
+    return rendered(Group(*lines), width=width, color=color)
+
+
+def _natural(rows: Sequence[Row], backends: Sequence[str], indent: str) -> int:
+    """Columns that the table takes if nothing is broken or cut."""
+    columns = [max(len("kernel"), *(len(indent + row.kernel) for row in rows))]
+    columns += [
+        max(len(backend), *(len(row.cells[place][0]) for row in rows))
+        for place, backend in enumerate(backends)
+    ]
+    columns += [len(title) for title in _LAST]
+    return sum(columns) + 2 * (len(columns) - 1)
+
+
+def _cell(rows: Sequence[Record]) -> tuple[str, str]:
+    """The text of one cell and its style."""
+    if not rows:
+        return "-", "dim"
+    count = Counter(row.outcome for row in rows)
+    words = [f"{count['passed']} ok"] if count["passed"] else []
+    failed = count["failed"] + count["xpassed"]
+    words += [f"{failed} FAILED"] if failed else []
+    words += [f"{count['xfailed']} xfail"] if count["xfailed"] else []
+    # Beside checks that ran, a line below the table says which one was skipped and why.
+    words += [f"{count['skipped']} skipped"] if count["skipped"] and not words else []
+    multiples = [r.multiple for r in rows if r.multiple is not None and r.outcome == "passed"]
+    if multiples and not failed:
+        words.append(times(max(multiples)))
+    style = "red" if failed else "yellow" if not count["passed"] else "green"
+    return " ".join(words), style
+
+
+def times(multiple: float) -> str:
+    """An error as a multiple of the baseline's, which may be as good as none."""
+    if not multiple:
+        return "exact"
+    return f"{multiple:.1f}x" if multiple < 1000 else ">999x"

@@ -1,0 +1,135 @@
+"""The page itself, from records that were made by hand."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+
+pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pytest-pallas[report]'")
+
+from report_samples import ENVIRONMENT, HOSTILE, OPTIONS, samples
+
+from pytest_pallas.compilers.costs import Entry
+from pytest_pallas.report.html import kernels
+from pytest_pallas.report.html.costs import table
+from pytest_pallas.report.html.failures import failure
+from pytest_pallas.report.html.page import page
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Outline(HTMLParser):
+    """Elements with attributes, text, and whether every one is closed."""
+
+    def __init__(self):
+        super().__init__(convert_charrefs=True)
+        self.open, self.elements, self.text = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    def all(self, tag):
+        return [attrs for name, attrs in self.elements if name == tag]
+
+
+def outline(records, **rest):
+    found = Outline()
+    found.feed(page(records, environment=ENVIRONMENT, options=OPTIONS, **rest))
+    assert found.open == []
+    return found
+
+
+def test_is_well_formed_and_names_are_unique():
+    found = outline(samples())
+    names = [attrs["id"] for _, attrs in found.elements if "id" in attrs]
+    assert len(names) == len(set(names))
+    targets = {attrs["href"] for attrs in found.all("a")}
+    assert {target[1:] for target in targets} <= set(names)
+
+
+def test_hostile_names_are_text():
+    found = outline(samples())
+    assert "img" not in {tag for tag, _ in found.elements}
+    assert len(found.all("script")) == 1
+    assert not [k for _, attrs in found.elements for k in attrs if k.startswith("on")]
+    assert HOSTILE in "".join(found.text)
+    assert "\x00" not in "".join(found.text)
+    assert "\x1b" not in "".join(found.text)
+
+
+def test_for_screen_readers():
+    found = outline(samples())
+    assert {"header", "main", "nav", "footer"} <= {tag for tag, _ in found.elements}
+    assert all(attrs.get("scope") in ("row", "col") for attrs in found.all("th"))
+    pictures = found.all("svg")
+    assert all(attrs.get("aria-label") for attrs in pictures if attrs.get("role") == "img")
+    named = {attrs.get("id") for attrs in found.all("input") + found.all("select")}
+    assert named == {"theme", "search", "family", "backend", "only-failed"}
+    assert found.all("html")[0]["lang"] == "en"
+
+
+def test_kernels_are_sorted_worst_first():
+    text = page(samples(), environment=ENVIRONMENT, options=OPTIONS)
+    places = [text.index(f">{name}</a>") for name in ("ring", "softmax", "known", "exact")]
+    assert places == sorted(places)
+
+
+def test_a_message_is_taken_apart():
+    record = samples()[0]
+    found = failure(record)
+    assert found.headline == "output, float32[256, 384]: wrong in 8192 of 98304 elements (8.33 %)"
+    drawn, compared = dict(found.drawn), dict(found.compared)
+    assert drawn["tuning"] == ["block=64"]
+    assert compared["error"][1] == "(a narrow accumulator, or one rounding too many?)"
+    assert compared["written by"][0].startswith("program (3, 1) of body")
+    assert [figure.kind for figure in found.figures] == ["heat", "histogram", "scatter", "scatter"]
+
+
+def test_costs_against_recorded_ones():
+    key = ("softmax", "forward", "v6e", "float32[256, 384]")
+    cost = {"vmem_bytes": 2 * 2**20, "bundles": 2157, "spills": 0}
+    names = ("kernel", "check", "target", "signature")
+    old = Entry(**dict(zip(names, key, strict=True)), compiler="c", cost=cost)
+    found = table(samples(), {key: old})
+    assert found is not None
+    [row] = found.rows
+    assert (row.memory.words, row.memory.change) == ("3.0 MiB, 19 %", "+50 %")
+    numbers = dict(zip(found.titles, row.numbers, strict=True))
+    assert numbers["bundles"].change == ""
+    assert (numbers["spills"].words, numbers["spills"].change) == ("7", "was 0")
+    assert row.slots is not None
+    assert "mxu 40 %" in row.slots
+    assert "recorded: 2.0 MiB" in row.bar
+    plain = table(samples(), {})
+    assert plain is not None
+    assert plain.rows[0].memory.change == ""
+    assert table(samples()[:3], {}) is None
+
+
+def test_of_very_many_failures_the_first_have_pictures(monkeypatch):
+    monkeypatch.setattr(kernels, "MOST_DRAWN", 1)
+    monkeypatch.setattr("pytest_pallas.report.html.page.MOST_DRAWN", 1)
+    text = page(samples(), environment=ENVIRONMENT, options=OPTIONS)
+    assert "5 of 6 failures have no pictures here" in text
+    assert text.count('class="picture-') == 4
+
+
+def test_two_files_may_have_kernels_of_one_name():
+    import dataclasses
+
+    first = samples()[0]
+    second = dataclasses.replace(first, test="other.py::softmax-forward[x]")
+    found = outline([first, second])
+    assert len([a for a in found.all("details") if a.get("class", "").startswith("kernel")]) == 2
