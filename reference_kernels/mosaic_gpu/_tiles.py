@@ -1,0 +1,141 @@
+"""What the products for Hopper share: operands that TMA and ``wgmma`` take, and tiles of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from reference_kernels import _require
+
+Activation = Callable[[Any], Any]
+
+#: Bytes of a row of a tile in shared memory. The swizzle permutes 16-byte parts among eight such
+#: rows, so that ``wgmma`` reads a column of a tile without bank conflicts.
+SWIZZLE = 128
+
+#: Rows of a tile: those that the swizzle permutes among.
+ROWS = 8
+
+_FLOAT8 = jnp.dtype(jnp.float8_e4m3fn)
+_DTYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
+
+
+def transforms(dtype: Any, swizzle: int = SWIZZLE) -> tuple[Any, Any]:
+    """How a matrix lies in shared memory: in tiles of ``ROWS`` rows of ``swizzle`` bytes."""
+    pallas: Any = plgpu  # whose transforms a type checker takes for abstract classes
+    tile = pallas.TilingTransform((ROWS, swizzle // jnp.dtype(dtype).itemsize))
+    return tile, pallas.SwizzleTransform(swizzle)
+
+
+def width(dtype: Any) -> int:
+    """Columns of a tile."""
+    return SWIZZLE // jnp.dtype(dtype).itemsize
+
+
+def smem(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Shared memory for matrices in tiles, as TMA writes and ``wgmma`` reads them."""
+    return plgpu.SMEM(shape, dtype, transforms=transforms(dtype))
+
+
+def aligned(x: jax.Array) -> jax.Array:
+    """``x`` with zeros up to whole tiles along its last two axes.
+
+    TMA fills with zeros what a block has beyond the end of an array, but only in whole tiles, and
+    the rows of the array must be multiples of 16 bytes. Where sizes are whole tiles, as they are in
+    most models, nothing is copied.
+    """
+    *_, rows, columns = x.shape
+    missing = (-rows % ROWS, -columns % width(x.dtype))
+    if not any(missing):
+        return x
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, each) for each in missing])
+
+
+def whole(shape: tuple[int, int], dtype: Any) -> tuple[int, int]:
+    """``shape`` up to whole tiles, for an output; the caller cuts off what is too much."""
+    rows, columns = shape
+    return pl.cdiv(rows, ROWS) * ROWS, pl.cdiv(columns, width(dtype)) * width(dtype)
+
+
+def check_dtype(name: str, operand: jax.Array, *, float8: bool = False) -> None:
+    """Raise ValueError unless ``wgmma`` multiplies what ``operand`` holds.
+
+    Float32 is refused: the tensor cores would round it to tf32, which has 10 bits of mantissa.
+    """
+    wanted = _DTYPES + (_FLOAT8,) * float8
+    if operand.dtype not in wanted:
+        names = " or ".join(str(each) for each in wanted)
+        because = "; tensor cores would round float32 to tf32" * (operand.dtype == jnp.float32)
+        raise ValueError(f"{name} must be {names}, but its dtype is {operand.dtype}{because}")
+
+
+def check_out_dtype(dtype: Any) -> None:
+    """Raise ValueError unless an output can have ``dtype``."""
+    wanted = (*_DTYPES, jnp.dtype(jnp.float32))
+    if jnp.dtype(dtype) not in wanted:
+        names = " or ".join(str(each) for each in wanted)
+        raise ValueError(f"out_dtype must be {names}, but it is {jnp.dtype(dtype)}")
+
+
+def check_blocks(dtype: Any, *, block_m: int, block_n: int, block_k: int, stages: int) -> None:
+    """Raise ValueError unless the sizes are what ``wgmma`` and the swizzled tiles allow."""
+    _require.positive(block_m=block_m, block_n=block_n, block_k=block_k, stages=stages)
+    for name, size, multiple in (
+        ("block_m", block_m, 64),
+        ("block_n", block_n, 64),
+        ("block_k", block_k, width(dtype)),
+    ):
+        if size % multiple:
+            raise ValueError(f"{name} must be a multiple of {multiple}, but it is {size}")
+    if block_n > 256:
+        raise ValueError(f"block_n must be at most 256, the widest wgmma, but it is {block_n}")
+    if stages < 2:
+        raise ValueError(f"stages must be at least 2, but it is {stages}: nothing would overlap")
+
+
+#: Rows and columns of what ``store`` writes at a time.
+PART = (64, 64)
+
+
+def staging(dtype: Any, *warpgroups: int) -> Any:
+    """Shared memory for ``store``: two parts of a block, for each of some ``warpgroups``."""
+    return smem((*warpgroups, 2, *PART), dtype)
+
+
+def store(
+    value: jax.Array,
+    parts: Any,
+    o_gmem: Any,
+    row: Any,
+    column: Any,
+    activation: Activation | None = None,
+    *,
+    reduction: Any = None,
+) -> None:
+    """Write ``activation(value)`` to ``o_gmem`` from ``row`` and ``column`` on, through ``parts``.
+
+    With ``reduction="add"``, TMA adds it to what is there.
+
+    The activation is applied part by part, so that it needs few registers besides ``value``. While
+    TMA copies one part out, the next is written to the other half of ``parts``. TMA leaves out
+    what lies beyond the end of ``o_gmem``. The last copies may be under way when this returns.
+    """
+    rows, columns = PART
+    corners = [
+        (i, j) for i in range(0, value.shape[0], rows) for j in range(0, value.shape[1], columns)
+    ]
+    for count, (i, j) in enumerate(corners):
+        part = parts.at[count % 2]
+        # The last copy may still read its half. After an odd number of parts, that is this one.
+        may_read = 0 if count == 0 and len(corners) % 2 else 1
+        plgpu.wait_smem_to_gmem(may_read, wait_read_only=True)
+        piece = value[i : i + rows, j : j + columns]
+        part[...] = (activation(piece) if activation else piece).astype(o_gmem.dtype)
+        plgpu.commit_smem()
+        here = (pl.ds(row + i, rows), pl.ds(column + j, columns))
+        plgpu.copy_smem_to_gmem(part, o_gmem.at[here], reduction_op=reduction)

@@ -1,0 +1,335 @@
+"""Matrix product ``o = activation(x @ y)`` on a Hopper GPU: ``wgmma`` in a software pipeline.
+
+Shapes: ``x (m, k)``, ``y (k, n)`` or, transposed, ``(n, k)``, ``o (m, n)``. Dtypes: bfloat16 or
+float16; float8_e4m3fn with a transposed ``y``, because ``wgmma`` reads 8-bit operands along ``k``
+only. Sums are float32. Float32 operands are refused: the tensor cores round them to tf32.
+
+Source: PTX ISA 8.0 and later, "Asynchronous Warpgroup Level Matrix Instructions" and "Asynchronous
+copy: tensor". A block of the grid is one warpgroup, the four warps that issue a ``wgmma``
+together, one for each of the four tensor cores of a multiprocessor (SM). Its operands lie in shared
+memory, where TMA puts them, its sum in registers.
+
+- ``128 x 128`` sums in float32 are 128 registers of each thread, half of what there are.
+- Three stages of ``128 x 64`` and ``64 x 128`` are 96 kB, and 16 kB more for the output: two blocks
+  fit in the 227 kB of an SM, and one multiplies while the other begins or ends.
+- A ``wgmma`` is asynchronous too. The next one is issued before the last one is waited for, so that
+  the tensor cores never run dry, and the slot that TMA fills is that of the step before.
+
+Nothing is masked. TMA fills what lies beyond the end of an operand with zeros, and skips what lies
+beyond the end of the output. It does so in whole tiles of 8 rows of 128 bytes; operands that end
+within one are padded before, in a copy.
+
+Backward, with ``g = activation'(x @ y) do``: ``dx = g @ y^T`` and ``dy = x^T @ g``, by the same
+kernel, which contracts whichever axes it is told to. ``wgmma`` takes 16-bit operands either way, so
+nothing is transposed in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from hypothesis import strategies as st
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Linear, Permuted
+from pytest_pallas.spec import KernelSpec
+from reference_kernels.matmul._operands import check_operands
+from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu._tiles import Activation
+
+
+def _matmul_kernel(
+    x_gmem: Any,
+    y_gmem: Any,
+    o_gmem: Any,
+    x_smem: Any,
+    y_smem: Any,
+    o_smem: Any,
+    arrived: Any,
+    *,
+    axes: tuple[int, int],
+    steps: int,
+    activation: Activation | None,
+) -> None:
+    """A block of the output: contract axis ``axes[0]`` of ``x`` with ``axes[1]`` of ``y``."""
+    stages = x_smem.shape[0]
+    block_m, block_n = x_smem.shape[2 - axes[0]], y_smem.shape[2 - axes[1]]
+    row, column = jax.lax.axis_index("row") * block_m, jax.lax.axis_index("column") * block_n
+
+    def fetch(step: Any) -> None:
+        slot = jax.lax.rem(step, stages)
+        for gmem, smem, first, axis in (
+            (x_gmem, x_smem, row, axes[0]),
+            (y_gmem, y_smem, column, axes[1]),
+        ):
+            starts = [first, first]
+            starts[axis] = step * smem.shape[1 + axis]
+            here = tuple(pl.ds(at, size) for at, size in zip(starts, smem.shape[1:], strict=True))
+            plgpu.copy_gmem_to_smem(gmem.at[here], smem.at[slot], arrived.at[slot])
+
+    def accumulate(acc: Any) -> jax.Array:
+        @pl.loop(0, steps)
+        def _step(step: Any) -> None:
+            slot = jax.lax.rem(step, stages)
+            plgpu.barrier_wait(arrived.at[slot])
+            x, y = x_smem.at[slot], y_smem.at[slot]
+            plgpu.wgmma(acc, x if axes[0] == 1 else x.T, y if axes[1] == 0 else y.T)
+            plgpu.wgmma_wait(1)  # the product of the step before is done: its slot is free
+            ahead = step + stages - 1
+            pl.when(jnp.logical_and(step > 0, ahead < steps))(lambda: fetch(ahead))
+
+        return acc[...]
+
+    for step in range(min(stages, steps)):
+        fetch(jnp.int32(step))  # an int would be checked: a block may be larger than an operand
+    total = pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((block_m, block_n), jnp.float32))
+    _tiles.store(total, o_smem, o_gmem, row, column, activation)
+    plgpu.wait_smem_to_gmem(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """What a product is computed with, besides its operands.
+
+    Attributes:
+      activation: applied to the sums.
+      axis: the axis of ``y`` that is contracted: 1 if it is transposed.
+      dtype: of the output.
+      block_m: rows of a block of the output.
+      block_n: columns of it.
+      block_k: terms of a sum in one step.
+      stages: steps whose operands fit in shared memory.
+    """
+
+    activation: Activation | None
+    axis: int
+    dtype: Any
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+
+
+def _contract(x: jax.Array, y: jax.Array, axes: tuple[int, int], settings: _Settings) -> jax.Array:
+    """``activation`` of ``x`` and ``y`` contracted over ``axes``."""
+    m, n, k = x.shape[1 - axes[0]], y.shape[1 - axes[1]], x.shape[axes[0]]
+    x, y = _tiles.aligned(x), _tiles.aligned(y)
+    out = _tiles.whole((m, n), settings.dtype)
+    block_m, block_n, block_k = settings.block_m, settings.block_n, settings.block_k
+    x_block = (block_m, block_k) if axes[0] == 1 else (block_k, block_m)
+    y_block = (block_k, block_n) if axes[1] == 0 else (block_n, block_k)
+    return plgpu.kernel(
+        functools.partial(
+            _matmul_kernel,
+            axes=axes,
+            steps=pl.cdiv(k, block_k),
+            activation=settings.activation,
+        ),
+        out_type=jax.ShapeDtypeStruct(out, settings.dtype),
+        scratch_types=[
+            _tiles.smem((settings.stages, *x_block), x.dtype),
+            _tiles.smem((settings.stages, *y_block), y.dtype),
+            _tiles.staging(settings.dtype),
+            plgpu.Barrier(num_arrivals=2, num_barriers=settings.stages),
+        ],
+        grid=(pl.cdiv(m, block_m), pl.cdiv(n, block_n)),
+        grid_names=("row", "column"),
+        # For the activation: what is rounded to 16 bits has no use for the last bits of an exp,
+        # and the exact one needs more registers than there are.
+        compiler_params=plgpu.CompilerParams(approx_math=settings.dtype.itemsize == 2),
+    )(x, y)[:m, :n]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _matmul(x: jax.Array, y: jax.Array, settings: _Settings) -> jax.Array:
+    return _contract(x, y, (1, settings.axis), settings)
+
+
+def _forward(
+    x: jax.Array, y: jax.Array, settings: _Settings
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _matmul(x, y, settings), (x, y)
+
+
+def _backward(
+    settings: _Settings, operands: tuple[jax.Array, jax.Array], do: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, y = operands
+    plain = dataclasses.replace(settings, activation=None)
+    if settings.activation is not None:
+        total = _contract(
+            x, y, (1, settings.axis), dataclasses.replace(plain, dtype=jnp.dtype(jnp.float32))
+        )
+        _, pullback = jax.vjp(settings.activation, total)
+        (do,) = pullback(do.astype(jnp.float32))
+    do = do.astype(x.dtype)
+    plain = dataclasses.replace(plain, dtype=x.dtype)
+    dx = _contract(do, y, (1, 1 - settings.axis), plain)
+    dy = _contract(*((do, x) if settings.axis else (x, do)), (0, 0), plain)
+    return dx, dy
+
+
+_matmul.defvjp(_forward, _backward)
+
+
+def hopper_matmul(
+    x: jax.Array,
+    y: jax.Array,
+    *,
+    activation: Activation | None = None,
+    transpose_rhs: bool = False,
+    out_dtype: Any = None,
+    block_m: int = 128,
+    block_n: int = 128,
+    block_k: int | None = None,
+    stages: int = 3,
+) -> jax.Array:
+    """``activation(x @ y)``. It can be differentiated by both operands, and vmapped.
+
+    The defaults are for products of thousands of rows and columns on an H100 or H200.
+
+    Args:
+      x: ``(m, k)``, bfloat16, float16 or float8_e4m3fn. Operands whose last size is not a multiple
+        of 128 bytes, or whose other one is not a multiple of 8, are copied first.
+      y: ``(k, n)``, of the dtype of ``x``.
+      activation: an elementwise function such as ``jax.nn.silu``, applied to the float32 sums
+        inside the kernel; it must not close over arrays.
+      transpose_rhs: ``y`` is ``(n, k)``, and the product is ``x @ y.T``.
+      out_dtype: bfloat16, float16 or float32; by default the dtype of ``x``, or bfloat16 if that
+        is float8_e4m3fn.
+      block_m: rows of a block of the output, a multiple of 64. A thread holds
+        ``block_m * block_n / 128`` sums in registers.
+      block_n: columns of it, a multiple of 64, at most 256.
+      block_k: terms of the sums in one step, a multiple of 128 bytes. By default 128 bytes.
+      stages: how many steps fit in shared memory, at least 2; all but one or two are on their way.
+
+    Returns:
+      ``(m, n)``, of ``out_dtype``.
+
+    Raises:
+      ValueError: an operand has a wrong rank, size or dtype, or a block size is not allowed.
+    """
+    check_operands(x, y, transpose_rhs=transpose_rhs)
+    _tiles.check_dtype("x", x, float8=True)
+    eight_bits = x.dtype.itemsize == 1
+    if eight_bits and not transpose_rhs:
+        raise ValueError(
+            f"y must be transposed, (n, k), for {x.dtype}: wgmma reads 8-bit operands along k; "
+            "pass y.T and transpose_rhs=True"
+        )
+    if out_dtype is None:
+        out_dtype = jnp.bfloat16 if eight_bits else x.dtype
+    _tiles.check_out_dtype(out_dtype)
+    block_k = _tiles.width(x.dtype) if block_k is None else block_k
+    _tiles.check_blocks(x.dtype, block_m=block_m, block_n=block_n, block_k=block_k, stages=stages)
+    settings = _Settings(
+        activation, int(transpose_rhs), jnp.dtype(out_dtype), block_m, block_n, block_k, stages
+    )
+    return _matmul(x, y, settings)
+
+
+def reference(
+    x: jax.Array,
+    y: jax.Array,
+    *,
+    activation: Activation | None = None,
+    transpose_rhs: bool = False,
+    out_dtype: Any = None,
+) -> jax.Array:
+    """``activation(x @ y)``, accumulated in float32 at least and rounded once."""
+    wide = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
+    y = y.T if transpose_rhs else y
+    product = jnp.dot(x.astype(wide), y.astype(wide), precision="highest")
+    product = activation(product) if activation else product
+    if x.dtype == jnp.float64:
+        return product
+    if out_dtype is None:
+        out_dtype = jnp.bfloat16 if x.dtype.itemsize == 1 else x.dtype
+    return product.astype(out_dtype)
+
+
+_DTYPE = pst.floats("bfloat16", "float16")
+_AROUND = {"m": 64, "n": 64, "k": 64}
+_MAX_BYTES = 2**17
+_BLOCKS = {"block_m": 64, "block_n": st.sampled_from([64, 128]), "stages": st.sampled_from([2, 3])}
+_BACKENDS = ("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu")
+
+#: Rows of ``x``, and the terms of every sum.
+_PERMUTED = (Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0}))
+
+_LARGE = {"m": 4096, "k": 4096, "n": 4096}
+
+SPEC = KernelSpec(
+    name="hopper_matmul",
+    kernel={"gpu": hopper_matmul},
+    backends=_BACKENDS,
+    reference=reference,
+    inputs=pst.arguments(
+        pst.arrays("m k, k n", dtype=_DTYPE, around=_AROUND, max_bytes=_MAX_BYTES),
+        options={"out_dtype": st.sampled_from([None, "float32"])},
+        tuning=_BLOCKS,
+    ),
+    exact=True,
+    # Its gradient is that of SPEC_ACTIVATION. No batch_axes: under shard_map the interpreter takes
+    # the barriers of one device for leftovers of another (JAX 0.12.0.1).
+    relations=(Linear(0), Linear(1), *_PERMUTED),
+    typical=(
+        pst.shaped("m k, k n", dtype="bfloat16", dims=_LARGE),
+        pst.shaped("m k, k n", dtype="float16", dims={"m": 8192, "k": 8192, "n": 8192}),
+    ),
+)
+
+SPEC_ACTIVATION = KernelSpec(
+    name="hopper_matmul_activation",
+    kernel={"gpu": hopper_matmul},
+    backends=_BACKENDS,
+    reference=reference,
+    inputs=pst.arguments(
+        pst.arrays("m k, n k", dtype=_DTYPE, around=_AROUND, max_bytes=_MAX_BYTES),
+        # Smooth ones only: at the kink of relu, rounding decides the gradient.
+        options={
+            "activation": st.sampled_from([jax.nn.silu, jax.nn.gelu]),
+            "transpose_rhs": True,
+        },
+        tuning=_BLOCKS,
+    ),
+    differentiable=(0, 1),
+    relations=(Permuted({0: 0}, output=0), Permuted({0: 1, 1: 1})),
+    typical=(
+        dataclasses.replace(
+            pst.shaped("m k, n k", dtype="bfloat16", dims=_LARGE),
+            options={"activation": jax.nn.gelu, "transpose_rhs": True},
+        ),
+    ),
+)
+
+SPEC_FLOAT8 = KernelSpec(
+    name="hopper_matmul_float8",
+    kernel={"gpu": hopper_matmul},
+    backends=_BACKENDS,
+    reference=reference,
+    inputs=pst.arguments(
+        pst.arrays(
+            "m k, n k",
+            dtype=pst.floats("float8_e4m3fn"),
+            around=_AROUND | {"k": 128},
+            max_bytes=_MAX_BYTES,
+        ),
+        options={"transpose_rhs": True, "out_dtype": st.sampled_from([None, "float32"])},
+        tuning=_BLOCKS,
+    ),
+    exact=True,
+    relations=(Permuted({0: 0}, output=0), Permuted({0: 1, 1: 1})),
+    typical=(
+        dataclasses.replace(
+            pst.shaped("m k, n k", dtype="float8_e4m3fn", dims=_LARGE),
+            options={"transpose_rhs": True},
+        ),
+    ),
+)

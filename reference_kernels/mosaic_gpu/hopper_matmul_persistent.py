@@ -1,0 +1,246 @@
+"""Matrix product ``o = x @ y`` on a Hopper GPU by persistent, warp-specialized blocks in clusters.
+
+Shapes: ``x (m, k)``, ``y (k, n)``, ``o (m, n)``. Dtypes: bfloat16 or float16; sums are float32.
+
+Source: the design is that of CUTLASS 3's "cooperative" kernels (Thakkar et al., 2023); the
+instructions are those of ``hopper_matmul``, which is simpler: read it first. What is added here:
+
+- Three warpgroups with a job each. One fetches: it waits for free slots and starts TMA copies. Two
+  multiply, each half of the rows of a tile. None of them stops for another: ``arrived`` counts the
+  bytes that have come, ``free`` the warpgroups that have read them.
+- Registers follow the jobs. The fetching warpgroup gives back most of its own, so that a tile of
+  ``128 x 256`` fits, 128 sums for each thread that multiplies. A tile that large asks for half the
+  bytes of shared memory per operation that four of ``64 x 128`` would.
+- Blocks are persistent: as many as there are multiprocessors, each takes one tile after the other.
+  The next tile is fetched while the last one is rounded and written, which costs a tenth of the
+  time if nothing hides it.
+- Two blocks of a cluster work on tiles below each other, which need the same columns of ``y``. Each
+  fetches half of them, and TMA writes that half into the shared memory of both (multicast): the
+  traffic to the L2 cache is two thirds of what it was. A slot is free when both blocks say so.
+- Tiles are taken along a snake, ``width`` tiles of clusters wide, instead of row by row: those that
+  are in work at the same time share rows of ``x`` and columns of ``y``, which stay in L2.
+
+At its end a block waits until all its slots are free. Without that it might be gone when the other
+one's last words on ``free`` reach its shared memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from hypothesis import strategies as st
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Linear, Permuted
+from pytest_pallas.spec import KernelSpec
+from reference_kernels import _gpu, _require
+from reference_kernels.matmul._operands import check_operands
+from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu.hopper_matmul import reference
+
+_MULTIPLYING = 2  # warpgroups, besides the one that fetches
+_FEW_REGISTERS, _MANY_REGISTERS = 40, 232  # of a thread; 128 * (40 + 2 * 232) <= 65536
+
+
+def _matmul_kernel(
+    x_gmem: Any,
+    y_gmem: Any,
+    o_gmem: Any,
+    x_smem: Any,
+    y_smem: Any,
+    o_smem: Any,
+    arrived: Any,
+    free: Any,
+    *,
+    tiles: tuple[int, int],
+    steps: int,
+    width: int,
+) -> None:
+    """Tiles ``index``, ``index + clusters``, ... of this cluster, one after the other."""
+    stages, block_m, block_k = x_smem.shape
+    block_n, rows = y_smem.shape[2], block_m // _MULTIPLYING
+    cluster, clusters = jax.lax.axis_index("cluster"), jax.lax.axis_size("cluster")
+    in_cluster, blocks = jax.lax.axis_index("block"), jax.lax.axis_size("block")
+    warpgroup = jax.lax.axis_index("warpgroup")
+    count = tiles[0] * tiles[1]
+    mine = (count - cluster + clusters - 1) // clusters
+
+    def corner(turn: Any) -> tuple[Any, Any]:
+        """The first row and column of the tile that this block works on in its ``turn``."""
+        i, j = plgpu.planar_snake(cluster + turn * clusters, tiles, 0, width)
+        return (i * blocks + in_cluster) * block_m, j * block_n
+
+    @pl.when(warpgroup == _MULTIPLYING)
+    def _fetch() -> None:
+        plgpu.set_max_registers(_FEW_REGISTERS, action="decrease")
+
+        @pl.loop(0, mine)
+        def _tile(turn: Any) -> None:
+            row, column = corner(turn)
+
+            @pl.loop(0, steps)
+            def _step(step: Any) -> None:
+                fetched = turn * steps + step
+                slot = jax.lax.rem(fetched, stages)
+                pl.when(fetched >= stages)(lambda: plgpu.barrier_wait(free.at[slot]))
+                terms = pl.ds(step * block_k, block_k)
+                plgpu.copy_gmem_to_smem(
+                    x_gmem.at[pl.ds(row, block_m), terms], x_smem.at[slot], arrived.at[slot]
+                )
+                plgpu.copy_gmem_to_smem(
+                    y_gmem.at[terms, pl.ds(column, block_n)],
+                    y_smem.at[slot],
+                    arrived.at[slot],
+                    collective_axes="block" if blocks > 1 else None,
+                )
+
+        total = mine * steps
+
+        @pl.loop(jnp.maximum(total - stages, 0), total)
+        def _drain(step: Any) -> None:
+            plgpu.barrier_wait(free.at[jax.lax.rem(step, stages)])
+
+    @pl.when(warpgroup < _MULTIPLYING)
+    def _multiply() -> None:
+        plgpu.set_max_registers(_MANY_REGISTERS, action="increase")
+        half = pl.ds(warpgroup * rows, rows)
+
+        @pl.loop(0, mine)
+        def _tile(turn: Any) -> None:
+            row, column = corner(turn)
+            begin = turn * steps
+
+            def accumulate(acc: Any) -> jax.Array:
+                @pl.loop(0, steps)
+                def _step(step: Any) -> None:
+                    slot = jax.lax.rem(begin + step, stages)
+                    plgpu.barrier_wait(arrived.at[slot])
+                    plgpu.wgmma(acc, x_smem.at[slot, half], y_smem.at[slot])
+                    plgpu.wgmma_wait(1)  # the product of the step before has read its slot
+                    before = jax.lax.rem(begin + step + stages - 1, stages)
+                    pl.when(step > 0)(lambda: plgpu.barrier_arrive(free.at[before]))
+
+                total = acc[...]
+                plgpu.barrier_arrive(free.at[jax.lax.rem(begin + steps - 1, stages)])
+                return total
+
+            total = pl.run_scoped(
+                accumulate, plgpu.WGMMAAccumulatorRef((rows, block_n), jnp.float32)
+            )
+            parts = o_smem.at[warpgroup]
+            _tiles.store(total, parts, o_gmem, row + warpgroup * rows, column)
+
+        plgpu.wait_smem_to_gmem(0)
+
+
+def hopper_matmul_persistent(
+    x: jax.Array,
+    y: jax.Array,
+    *,
+    block_m: int = 128,
+    block_n: int = 256,
+    block_k: int = 64,
+    stages: int = 4,
+    cluster: int = 2,
+    width: int = 8,
+    clusters: int | None = None,
+) -> jax.Array:
+    """``x @ y``. It can be vmapped.
+
+    The defaults are for products of thousands of rows and columns on an H100 or H200: they take
+    224 of the 227 kB of shared memory.
+
+    Args:
+      x: ``(m, k)``, bfloat16 or float16. Operands whose last size is not a multiple of 64, or whose
+        other one is not a multiple of 8, are copied first.
+      y: ``(k, n)``, of the dtype of ``x``.
+      block_m: rows of a tile, a multiple of 128: two warpgroups have half of them each.
+      block_n: columns of a tile, a multiple of 64, at most 256.
+      block_k: terms of the sums in one step, a multiple of 64.
+      stages: how many steps fit in shared memory, at least 2.
+      cluster: blocks that share what they fetch of ``y``, 1, 2 or 4.
+      width: how many clusters' tiles below each other are taken before the next column.
+      clusters: how many clusters run. By default as many as the GPU has room for.
+
+    Returns:
+      ``(m, n)``, of the dtype of ``x``.
+
+    Raises:
+      ValueError: an operand has a wrong rank, size or dtype, or a block size is not allowed.
+    """
+    m, k, n = check_operands(x, y)
+    _tiles.check_dtype("x", x)
+    _tiles.check_blocks(x.dtype, block_m=block_m, block_n=block_n, block_k=block_k, stages=stages)
+    if block_m % (64 * _MULTIPLYING):
+        raise ValueError(
+            f"block_m must be a multiple of {64 * _MULTIPLYING}, 64 rows for each warpgroup, "
+            f"but it is {block_m}"
+        )
+    _require.positive(cluster=cluster, width=width)
+    if cluster not in (1, 2, 4):
+        raise ValueError(f"cluster must be 1, 2 or 4, but it is {cluster}")
+    if clusters is None:
+        clusters = max(_gpu.multiprocessors() // cluster, 1)
+    _require.positive(clusters=clusters)
+    tiles = pl.cdiv(m, block_m * cluster), pl.cdiv(n, block_n)
+    x, y = _tiles.aligned(x), _tiles.aligned(y)
+    out = jax.ShapeDtypeStruct(_tiles.whole((m, n), x.dtype), x.dtype)
+    free: Any = plgpu.Barrier(num_arrivals=_MULTIPLYING, num_barriers=stages)
+    if cluster > 1:
+        free = plgpu.ClusterBarrier(
+            collective_axes=("block",), num_arrivals=_MULTIPLYING, num_barriers=stages
+        )
+    return plgpu.kernel(
+        functools.partial(_matmul_kernel, tiles=tiles, steps=pl.cdiv(k, block_k), width=width),
+        out_type=out,
+        scratch_types=[
+            _tiles.smem((stages, block_m, block_k), x.dtype),
+            _tiles.smem((stages, block_k, block_n), x.dtype),
+            _tiles.staging(x.dtype, _MULTIPLYING),
+            plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+            free,
+        ],
+        grid=(min(clusters, tiles[0] * tiles[1]),),
+        grid_names=("cluster",),
+        cluster=(cluster,),
+        cluster_names=("block",),
+        num_threads=_MULTIPLYING + 1,
+        thread_name="warpgroup",
+    )(x, y)[:m, :n]
+
+
+_TUNING = {
+    "block_n": 64,
+    "stages": st.sampled_from([2, 3]),
+    "cluster": st.sampled_from([1, 2]),
+    "width": st.sampled_from([1, 2]),
+    # Few, so that a cluster gets several tiles.
+    "clusters": st.sampled_from([1, 2]),
+}
+
+SPEC = KernelSpec(
+    name="hopper_matmul_persistent",
+    kernel={"gpu": hopper_matmul_persistent},
+    backends=("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu"),
+    reference=reference,
+    inputs=pst.arguments(
+        pst.arrays(
+            "m k, k n",
+            dtype=pst.floats("bfloat16", "float16"),
+            around={"m": 128, "n": 64, "k": 64},
+            max_bytes=2**16,
+        ),
+        tuning=_TUNING,
+    ),
+    exact=True,
+    relations=(Linear(0), Linear(1), Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0})),
+    typical=(
+        pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 4096, "k": 4096, "n": 4096}),
+        pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 8192, "k": 8192, "n": 8192}),
+    ),
+)

@@ -1,0 +1,255 @@
+"""Grouped product on a Hopper GPU: each group of rows has weights of its own (``lax.ragged_dot``).
+
+``o[r] = x[r] @ w[g]`` for every row ``r`` of group ``g``, zero in rows beyond the last group.
+Shapes: ``x (m, k)``, ``w (groups, k, n)`` or, transposed, ``(groups, n, k)``, ``group_sizes
+(groups,)``, ``o (m, n)``. Dtypes: bfloat16 or float16, int32 for ``group_sizes``; sums are float32.
+
+Source: Gale et al., "MegaBlocks", 2022 (arXiv:2211.15841), on the pipeline of ``hopper_matmul``.
+Rows are sorted by group, and the sizes of groups are known only while the program runs. So lists
+are made of visits, one for each tile of rows and group that have rows in common (see
+``matmul/_group_schedule.py``), and a block looks up in global memory which visit is its own. The
+grid cannot depend on values: there are as many blocks as there could be visits, and those that are
+too many end at once.
+
+Rows that belong to no group are one more group, whose sums have no terms: its visits write zeros,
+and the whole output is written by one kernel.
+
+A tile that two groups share is multiplied by two blocks, at the same time perhaps. Each may write
+its own rows only. TMA copies boxes whose size is a constant, so a range of rows is cut into pieces
+of 64, 32, ... rows, one for each bit that is set in its length. The pieces begin at any row, and a
+tile of swizzled shared memory only at every eighth: what is written lies in plain rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from hypothesis import strategies as st
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Linear, Permuted
+from pytest_pallas.spec import KernelSpec
+from reference_kernels import _require
+from reference_kernels.matmul._group_schedule import group_schedule
+from reference_kernels.matmul.grouped_matmul import reference
+from reference_kernels.mosaic_gpu import _tiles
+
+_COLUMNS = 64  # that are written at a time
+
+
+def _ragged_dot_kernel(
+    groups_gmem: Any,
+    tiles_gmem: Any,
+    starts_gmem: Any,
+    ends_gmem: Any,
+    count_gmem: Any,
+    x_gmem: Any,
+    w_gmem: Any,
+    o_gmem: Any,
+    x_smem: Any,
+    w_smem: Any,
+    o_smem: Any,
+    arrived: Any,
+    *,
+    axis: int,
+    steps: int,
+) -> None:
+    """A visit and some columns: contract a tile of ``x`` with ``axis`` of its group's weights."""
+    stages, block_m, block_k = x_smem.shape
+    block_n = w_smem.shape[2 - axis]
+    visit, column = jax.lax.axis_index("visit"), jax.lax.axis_index("column") * block_n
+
+    def work() -> None:
+        group, row = groups_gmem[visit], tiles_gmem[visit] * block_m
+        terms = jnp.where(group < w_gmem.shape[0], steps, 0)  # none for rows without a group
+
+        def fetch(step: Any) -> None:
+            slot = jax.lax.rem(step, stages)
+            here = pl.ds(step * block_k, block_k)
+            columns = pl.ds(column, block_n)
+            plgpu.copy_gmem_to_smem(
+                x_gmem.at[pl.ds(row, block_m), here], x_smem.at[slot], arrived.at[slot]
+            )
+            block = (columns, here) if axis else (here, columns)
+            plgpu.copy_gmem_to_smem(w_gmem.at[group, *block], w_smem.at[slot], arrived.at[slot])
+
+        def accumulate(acc: Any) -> jax.Array:
+            @pl.loop(0, terms)
+            def _step(step: Any) -> None:
+                slot = jax.lax.rem(step, stages)
+                plgpu.barrier_wait(arrived.at[slot])
+                w = w_smem.at[slot]
+                plgpu.wgmma(acc, x_smem.at[slot], w.T if axis else w)
+                plgpu.wgmma_wait(1)  # the product of the step before is done: its slot is free
+                ahead = step + stages - 1
+                pl.when(jnp.logical_and(step > 0, ahead < terms))(lambda: fetch(ahead))
+
+            return acc[...]
+
+        pl.loop(0, jnp.minimum(stages, terms))(fetch)
+        total = pl.run_scoped(
+            accumulate, plgpu.WGMMAAccumulatorRef((block_m, block_n), jnp.float32)
+        )
+        start = jnp.maximum(starts_gmem[visit], 0)
+        length = jnp.minimum(ends_gmem[visit], block_m) - start
+        for part in range(0, block_n, _COLUMNS):
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            o_smem[...] = total[:, part : part + _COLUMNS].astype(o_gmem.dtype)
+            plgpu.commit_smem()
+            columns = pl.ds(column + part, _COLUMNS)
+            _copy_rows(o_smem, o_gmem, start, length, row, columns)
+        plgpu.wait_smem_to_gmem(0)
+
+    pl.when(visit < count_gmem[0])(work)
+
+
+def _copy_rows(smem: Any, gmem: Any, start: Any, length: Any, row: Any, columns: Any) -> None:
+    """Copy ``length`` rows of ``smem`` from ``start`` on; its first is ``row`` of ``gmem``."""
+    size = smem.shape[0]
+    while size:
+        done = length // (2 * size) * (2 * size)  # by larger pieces
+
+        def piece(first: Any = start + done, size: int = size) -> None:
+            there = (pl.ds(row + first, size), columns)
+            plgpu.copy_smem_to_gmem(smem.at[pl.ds(first, size)], gmem.at[there])
+
+        pl.when((length & size) != 0)(piece)
+        size //= 2
+
+
+def ragged_dot(
+    x: jax.Array,
+    w: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    transpose_rhs: bool = False,
+    block_m: int = 128,
+    block_n: int = 128,
+    block_k: int = 64,
+    stages: int = 3,
+) -> jax.Array:
+    """``x[r] @ w[g]`` for the rows ``r`` of each group ``g``. It can be vmapped.
+
+    Args:
+      x: ``(m, k)``, bfloat16 or float16, the rows of group 0 first, then those of group 1, and so
+        on. It and ``w`` are copied first unless sizes are whole tiles (see ``hopper_matmul``).
+      w: ``(groups, k, n)``, of the dtype of ``x``.
+      group_sizes: ``(groups,)``, int32, not negative: how many rows each group has. Their sum may
+        be less than ``m``: the rows beyond are not read, and zero in the output. If it is more,
+        the groups end with row ``m``.
+      transpose_rhs: ``w`` is ``(groups, n, k)``, and each group is multiplied by ``w[g].T``.
+      block_m: rows of a tile, 64 or 128. A tile is multiplied once for each group that has rows in
+        it, so small groups want small tiles.
+      block_n: columns of a block of the output, a multiple of 64, at most 256.
+      block_k: terms of the sums in one step, a multiple of 64.
+      stages: how many steps fit in shared memory, at least 2.
+
+    Returns:
+      ``(m, n)``, of the dtype of ``x``.
+
+    Raises:
+      ValueError: an operand has a wrong rank, size or dtype, or a block size is not allowed.
+    """
+    m, k = _require.axes("x", x, "m k")
+    groups, *sizes = _require.axes("w", w, "groups n k" if transpose_rhs else "groups k n")
+    axis = int(transpose_rhs)
+    n = sizes[1 - axis]
+    _require.same_size("k", ("x", k), ("w", sizes[axis]))
+    _tiles.check_dtype("x", x)
+    _require.same_dtype(x=x, w=w)
+    (given,) = _require.axes("group_sizes", group_sizes, "groups")
+    _require.same_size("groups", ("w", groups), ("group_sizes", given))
+    if group_sizes.dtype != jnp.int32:
+        raise ValueError(f"group_sizes must be int32, but its dtype is {group_sizes.dtype}")
+    _tiles.check_blocks(x.dtype, block_m=block_m, block_n=block_n, block_k=block_k, stages=stages)
+    if block_m not in (64, 128):
+        raise ValueError(f"block_m must be 64 or 128, but it is {block_m}")
+    rest = jnp.maximum(m - jnp.sum(group_sizes), 0)
+    schedule = group_schedule(jnp.append(group_sizes, rest), m, block_m, visit_empty=False)
+    x, w = _tiles.aligned(x), _tiles.aligned(w)
+    w_block = (block_n, block_k) if axis else (block_k, block_n)
+    return plgpu.kernel(
+        functools.partial(_ragged_dot_kernel, axis=axis, steps=pl.cdiv(k, block_k)),
+        out_type=jax.ShapeDtypeStruct(_tiles.whole((m, n), x.dtype), x.dtype),
+        scratch_types=[
+            _tiles.smem((stages, block_m, block_k), x.dtype),
+            _tiles.smem((stages, *w_block), w.dtype),
+            plgpu.SMEM((block_m, _COLUMNS), x.dtype),
+            plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+        ],
+        grid=(schedule.groups.size, pl.cdiv(n, block_n)),
+        grid_names=("visit", "column"),
+    )(*schedule[:4], schedule.count[None], x, w)[:m, :n]
+
+
+def _ignored(
+    x: Any, w: Any, group_sizes: Any, *, transpose_rhs: bool = False
+) -> tuple[Any, Any, None]:
+    """Rows beyond the last group, and the weights of empty groups."""
+    del transpose_rhs
+    beyond = jnp.arange(x.shape[0])[:, None] >= jnp.sum(group_sizes)
+    empty = jnp.asarray(group_sizes)[:, None, None] == 0
+    return jnp.broadcast_to(beyond, x.shape), jnp.broadcast_to(empty, w.shape), None
+
+
+def _inputs(shapes: str, **options: Any) -> Any:
+    return pst.arguments(
+        pst.arrays(
+            shapes,
+            dtype=pst.floats("bfloat16", "float16"),
+            dims={
+                "g": [1, 2, 3, 5],
+                "m": [1, 15, 64, 65, 130],
+                "k": [5, 64, 131],
+                "n": [7, 64, 72],
+            },
+        ),
+        then=lambda drawn: {
+            "group_sizes": pst.group_sizes(
+                drawn.recipe["g"], total=drawn.recipe["m"], full=False, around=64
+            )
+        },
+        options=options,
+        tuning={"block_m": 64, "block_n": 64, "stages": st.sampled_from([2, 3])},
+    )
+
+
+def _typical(shapes: str, **options: Any) -> Any:
+    dims = {"m": 8192, "k": 4096, "n": 4096, "g": 16}
+    dtypes = ["bfloat16", "bfloat16", "int32"]
+    return pst.shaped(f"{shapes}, g", dtype=dtypes, dims=dims, options=options)
+
+
+SPEC = KernelSpec(
+    name="hopper_ragged_dot",
+    kernel={"gpu": ragged_dot},
+    backends=("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu"),
+    reference=reference,
+    inputs=_inputs("m k, g k n"),
+    exact=True,
+    relations=(
+        Linear(0),
+        Linear(1),
+        Permuted({1: 2}, output=1),
+        Permuted({0: 1, 1: 1}),
+    ),
+    ignored=_ignored,
+    typical=(_typical("m k, g k n"),),
+)
+
+SPEC_TRANSPOSED = KernelSpec(
+    name="hopper_ragged_dot_transposed",
+    kernel={"gpu": ragged_dot},
+    backends=("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu"),
+    reference=reference,
+    inputs=_inputs("m k, g n k", transpose_rhs=True),
+    exact=True,
+    checks=("forward", "permutation", "vmap"),
+    relations=(Permuted({0: 1, 1: 2}),),
+    typical=(_typical("m k, g n k", transpose_rhs=True),),
+)
