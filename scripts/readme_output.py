@@ -196,7 +196,8 @@ BLOCKS: Mapping[Path, Mapping[str, Callable[[], str]]] = {
         "refusal": refusal,
         "tables": tables,
         "gpu": lambda: suite(
-            "--pallas-backend=gpu-compile:all", "--pallas-suite=reference_kernels.mosaic_gpu"
+            "--pallas-backend=gpu-compile:all",
+            "--pallas-suite=reference_kernels.mosaic_gpu.tma_copy_add",
         ),
         "cost": cost,
         "hang": hang,
