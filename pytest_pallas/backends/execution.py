@@ -162,7 +162,8 @@ def race_error(report: str) -> RaceError:
     """The error for an interpreter's report of a race: the two accesses, without their clocks."""
     lines = report.partition("RACE DETECTED")[2].strip().splitlines()
     accesses = [line.strip() for line in lines if "clock:" not in line]
-    return RaceError("race: " + brief("\n  and ".join(accesses), lines=4))
+    told = compat.gpu_race_named("\n  and ".join(accesses))
+    return RaceError("race: " + brief(told, lines=4))
 
 
 def brief(text: str, *, lines: int = 12, width: int = 300) -> str:

@@ -65,6 +65,7 @@ from pytest_pallas.compat.jaxprs import (
 from pytest_pallas.compat.memory import Place, memory_place, memory_placed, outputs_told
 from pytest_pallas.compat.mended_gpu import mended_gpu_interpreter
 from pytest_pallas.compat.missing import missing_operations, simulated_parts
+from pytest_pallas.compat.races_named import gpu_race_named
 from pytest_pallas.compat.settings import (
     Setting,
     interpreters_in_use,
@@ -117,6 +118,7 @@ __all__ = [
     "fail_interpreters",
     "fixture_is_overridden",
     "gpu_bounds_named",
+    "gpu_race_named",
     "grid_facts",
     "hypothesis_profile",
     "hypothesis_seed",

@@ -21,7 +21,7 @@ def timeline(accesses: Sequence[Mapping[str, Any]]) -> Svg:
         range_ = f"[{access['range']}]" if access["range"] else ""
         parts += [
             text(0, y + 22, who(access)),
-            text(0, y + 37, str(access["program"]) and f"program {access['program']}", kind="t"),
+            text(0, y + 37, _where(access), kind="t"),
             line(112, y + 25, _WIDE - 8, y + 25, "rule"),
             rect(x, y, 250, 50, f"access-{kind}"),
             text(x + 10, y + 20, cut(f"{kind}s {access['buffer']}{range_}", 32), kind="t strong"),
@@ -36,8 +36,18 @@ def timeline(accesses: Sequence[Mapping[str, Any]]) -> Svg:
     return picture(_WIDE, 170, title, *parts)
 
 
+def _where(access: Mapping[str, Any]) -> str:
+    """The program, or the block of a GPU, that makes an access."""
+    if access.get("thread"):
+        block = str(access["thread"]).partition(", ")[0]
+        return f"{block}, device {access['device']}"
+    return str(access["program"]) and f"program {access['program']}"
+
+
 def who(access: Mapping[str, Any]) -> str:
     """Who makes an access."""
+    if access.get("thread"):
+        return str(access["thread"]).partition(", ")[2]
     core = "" if access["core"] is None else f" core {access['core']}"
     return f"device {access['device']}{core}" + (", DMA" if access["dma"] else "")
 

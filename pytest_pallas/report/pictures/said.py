@@ -10,7 +10,8 @@ _WAITS = 16
 
 _ACCESS = re.compile(
     r"(?:race: |\n  and )(?P<what>read|write) of (?P<buffer>.+?)(?:\[(?P<range>[^\]]*)\])?"
-    r" of device (?P<device>\d+)(?:, core (?P<core>\d+))?, (?P<place>.+?)"
+    r" of device (?P<device>\d+)(?:, core (?P<core>\d+))?"
+    r"(?:, (?P<thread>block \d+, warpgroup \d+(?:, warp \d+)?))?, (?P<place>.+?)"
     r"(?:, program (?P<program>\([^)]*\)))?(?P<dma>, by a DMA)?(?=\n|$)"
 )
 
@@ -37,6 +38,7 @@ def accesses(message: str) -> list[dict[str, Any]]:
             "range": access["range"] or "",
             "device": int(access["device"]),
             "core": int(access["core"]) if access["core"] else None,
+            "thread": access["thread"] or "",
             "place": access["place"],
             "program": access["program"] or "",
             "dma": access["dma"] is not None,

@@ -12,6 +12,7 @@ from pytest_pallas.checks.trial import Answer, Finding
 from pytest_pallas.errors import DeadlockError, KernelError, MismatchError
 from pytest_pallas.numerics import compare
 from pytest_pallas.record import from_json, to_json
+from pytest_pallas.report.drawings.waits import timeline
 from pytest_pallas.report.pictures import pictures_of
 from pytest_pallas.report.pictures.errors import CELLS, errors_of, level
 from pytest_pallas.report.pictures.said import accesses, waits
@@ -110,11 +111,26 @@ def test_race():
     first, second = accesses(RACE)
     assert first == {
         "what": "write", "buffer": "x_buffer", "range": "0:8, 128:256", "device": 1, "core": 2,
-        "place": "/a, b/copies.py:26:8 (body)", "program": "(0, 3)", "dma": True,
+        "thread": "", "place": "/a, b/copies.py:26:8 (body)", "program": "(0, 3)", "dma": True,
     }  # fmt: skip
     assert (second["what"], second["range"], second["core"]) == ("read", "", None)
     assert second["place"] == "an unknown line, where pallas_call copies a block"
     assert not second["dma"]
+
+
+def test_a_race_of_a_gpu():
+    first, second = accesses(
+        "race: write of a ref in SMEM[0:128] of device 0, block 2, warpgroup 1, k.py:14:4 (body)\n"
+        "  and read of a ref in GMEM of device 0, block 0, warpgroup 0, warp 3, k.py:6:4 (body)"
+    )
+    assert (first["buffer"], first["range"], first["thread"]) == (
+        "a ref in SMEM", "0:128", "block 2, warpgroup 1",
+    )  # fmt: skip
+    assert (second["thread"], second["place"]) == (
+        "block 0, warpgroup 0, warp 3",
+        "k.py:6:4 (body)",
+    )
+    assert "warpgroup 0, warp 3" in str(timeline([first, second]))
 
 
 def test_a_race_in_other_words_has_no_picture():
