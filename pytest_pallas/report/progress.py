@@ -68,7 +68,7 @@ class Progress:
     def pulse(self, examples: int) -> None:
         """Print a line if it is time for one; ``examples`` are not reported yet."""
         now = time.monotonic()
-        if now - self.last < max(LEAST, SHARE * self.seconds):
+        if now - self.last < max(LEAST, SHARE * self.seconds) or not self._seen(0):
             return
         spent = now - self.started
         self._print(
@@ -77,18 +77,21 @@ class Progress:
         )
 
     def _seldom(self) -> None:
-        """Print a line in a long run without a time, if somebody sees it and no names of tests."""
-        reporter: Any = self.config.pluginmanager.get_plugin("terminalreporter")
-        seen = reporter is not None and reporter.isatty and self.config.get_verbosity() == 0
-        if seen and self.kernels and time.monotonic() - self.last >= SELDOM:
+        """Print a line in a long run without a time, where no names of tests are seen."""
+        late = time.monotonic() - self.last >= SELDOM
+        if late and self.kernels and self._seen(0) and not self._seen(1):
             spent = time.monotonic() - self.started
             self._print(f"{spent:.0f} s, {self.tests} of {self.every} tests")
+
+    def _seen(self, verbosity: int) -> bool:
+        """Whether somebody sees a line as it is printed, and asked for at least so much."""
+        reporter: Any = self.config.pluginmanager.get_plugin("terminalreporter")
+        on_terminal = reporter is not None and bool(reporter.isatty)
+        return on_terminal and self.config.get_verbosity() >= verbosity
 
     def _print(self, text: str) -> None:
         self.last = time.monotonic()
         reporter: Any = self.config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is None:
-            return
         failures = f"{self.failures or 'no'} failure{'' if self.failures == 1 else 's'}"
         running = ", ".join(name.rpartition("::")[2] for name in self.now)
         reporter.ensure_newline()

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 SPEC = 'name="add", kernel=add, inputs=pst.arrays("m n, m n", around=[8, 16, 32])'
 WRONG = 'name="add_off", kernel=add_off'
 
@@ -21,22 +23,39 @@ def test_every_item_fuzzes_for_its_share(project):
         assert record["seconds"] > 1.0
 
 
-def test_a_line_says_how_far_it_is(project, monkeypatch):
+#: Makes pytest take its output for a terminal.
+TERMINAL = """
+    import pytest
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(config):
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        reporter.isatty = type(reporter.isatty)(True)  # pytest 9 calls it, 8.4 does not
+"""
+
+
+@pytest.mark.parametrize(("conftest", "option"), [(TERMINAL, "-v"), (TERMINAL, "-q"), ("", "-v")])
+def test_a_line_says_how_far_it_is_on_a_terminal(project, monkeypatch, conftest, option):
     from pytest_pallas.report import progress
 
     monkeypatch.setattr(progress, "LEAST", 0.1)
+    project.write(conftest=conftest)
     project.specs(SPEC)
     result = project.run(
         "--pallas-suite=specs",
         "--pallas-backend=interpret",
         "--pallas-checks=forward",
-        "--pallas-fuzz-time=4",
+        "--pallas-fuzz-time=2",
         "--pallas-max-examples=1",
+        option,
     )
-    line = r"pallas: \d of 4 s, \d s left, [\d,]+ examples, .*, no failures"
+    line = r"pallas: \d of 2 s, \d s left, [\d,]+ examples, .*, no failures"
     lines = re.findall(line, result.stdout.str())
-    assert "; now add-forward[interpret]" in result.stdout.str()
-    assert 1 <= len(lines) <= 11
+    if conftest and option == "-v":
+        assert "; now add-forward[interpret]" in result.stdout.str()
+        assert 1 <= len(lines) <= 11
+    else:
+        assert lines == []
 
 
 def test_a_failure_ends_an_item(project):
