@@ -38,6 +38,7 @@ class Record:
       seed: seed of the draws.
       replay: the command that runs the failing example again.
       script: path of the stand-alone script that reproduces the failure; "" if there is none.
+      example: path of the file for ``--pallas-replay``; "" if there is none.
       compiled: what compiling backends said of each program, as ``compilers.report.to_json``
         gives it; empty on other backends.
       notes: what else a reader should know, such as that races were looked for.
@@ -68,6 +69,7 @@ class Record:
     seed: int = 0
     replay: str = ""
     script: str = ""
+    example: str = ""
     compiled: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])

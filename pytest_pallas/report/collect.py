@@ -56,14 +56,19 @@ def attach(
             seed=session.options_for(item).seed,
             message=_message(error) if ended in ("failed", "xfailed") else "",
             replay=replay if ended != "passed" else "",
-            script=str(saved.path)
-            if saved is not None and saved.path and ended == "failed"
-            else "",
+            **(_files(saved) if ended == "failed" else {}),
             pictures=pictures_of(error, tally) if error is not None and ended == "failed" else {},
         )
         records.append(record)
     add_properties(item, report, records)
     setattr(report, ATTRIBUTE, [to_json(record) for record in records])
+
+
+def _files(saved: Saved | None) -> dict[str, str]:
+    """The files of a failure, by the field of its record."""
+    if saved is None:
+        return {}
+    return {"script": str(saved.path or ""), "example": str(saved.example or "")}
 
 
 def records_of(report: pytest.TestReport) -> Iterator[Record]:

@@ -132,7 +132,7 @@ def samples() -> list[Record]:
         _record("exact", "forward", v6e, "passed", multiple=0.0, family="copies"),
         _record(HOSTILE, "forward", "interpret", "failed", family=HOSTILE, file=f"{HOSTILE}.py",
                 message=f"{HOSTILE}: forward on interpret: {HOSTILE}\n{HOSTILE}\x1b[31m\x00",
-                reason=HOSTILE, notes=(HOSTILE,), replay=HOSTILE, script=HOSTILE,
+                reason=HOSTILE, notes=(HOSTILE,), replay=HOSTILE, script=HOSTILE, example=HOSTILE,
                 pictures={**error_pictures(), "race": [{**RACE[0], "buffer": HOSTILE}, RACE[1]],
                           "unavailable": HOSTILE}),
     ]  # fmt: skip

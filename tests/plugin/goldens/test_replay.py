@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +83,12 @@ class TestSpec:
     def example(self, project: Any) -> Path:
         project.specs('name="add", kernel=add')
         path = project.path / "kernels.py"
-        text = path.read_text()
-        path.write_text(
-            text
-            + "\n\n_add = add\n\n\ndef add(x, y):\n    return _add(x, y) * (1 + (x.size > 9))\n"
-        )
-        result = project.run(
-            "--pallas-suite=specs", "--pallas-checks=forward", "--pallas-backend=interpret"
-        )
+        path.write_text(path.read_text() + WRONG)
+        words = ("--pallas-suite=specs", "--pallas-checks=forward", "--pallas-backend=interpret")
+        result = project.run(*words, "--pallas-results=out.json")
         result.assert_outcomes(failed=1)
+        (record,) = json.loads((project.path / "out.json").read_text())["records"]
+        assert record["example"] == str(example_of(result))
         return example_of(result)
 
     @pytest.mark.parametrize("words", [(), ("--pallas-isolate=always",)])
