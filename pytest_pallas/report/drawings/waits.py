@@ -10,6 +10,9 @@ from pytest_pallas.report.drawings.svg import Svg, cut, element, line, picture, 
 
 _WIDE = 520.0
 
+#: A core of a TPU, or a thread of a GPU.
+_WHO = re.compile(r"device \d+(?:, core \d+|, block \d+, warpgroup \d+(?:, warp \d+)?)?")
+
 
 def timeline(accesses: Sequence[Mapping[str, Any]]) -> Svg:
     """The two accesses of a race, a lane each, at a time that nothing decides."""
@@ -59,11 +62,7 @@ def short_place(place: str) -> str:
 
 def graph(waits: Sequence[Mapping[str, Any]]) -> Svg:
     """Who waits (left) for what (right), and what it is now."""
-    edges = [
-        (name, wait)
-        for wait in waits
-        for name in re.findall(r"device \d+(?:, core \d+)?", str(wait["who"]))
-    ]
+    edges = [(name, wait) for wait in waits for name in _WHO.findall(str(wait["who"]))]
     resources = list(dict.fromkeys(_resource(wait) for _, wait in edges))
     count = max(len(edges), len(resources), 1)
     parts: list[Svg] = []
@@ -74,7 +73,7 @@ def graph(waits: Sequence[Mapping[str, Any]]) -> Svg:
         need = f"needs {wait['amount']}{unit}, has {wait['value']}" if wait["amount"] else ""
         parts += [
             rect(2, y - 29, 190, 58, "node"),
-            text(12, y - 11, name, kind="t strong"),
+            text(12, y - 11, cut(name.removeprefix("device 0, "), 25), kind="t strong"),
             text(12, y + 5, cut(short_place(str(wait["place"])), 29), kind="t small"),
             text(12, y + 21, need, kind="t small"),
             _arrow(194, y, 326, at, bad=True),

@@ -23,6 +23,12 @@ _WAIT = re.compile(
     r"(?: in program (?P<program>\([^)]*\)))?(?=\n|$)"
 )
 
+#: A thread of a GPU at a barrier.
+_ARRIVALS = re.compile(
+    r"(?P<who>device \d+, block \d+, warpgroup \d+(?:, warp \d+)?) waits at a barrier at which "
+    r"(?P<value>\d+) of (?P<amount>\d+) have arrived, at (?P<place>.+?)(?=\n|$)"
+)
+
 _RESTS = re.compile(
     rf"(?P<who>{_WHO}) (?P<what>waits for the others to begin the kernel|"
     r"is at the end of the kernel)(?=\n|$)"
@@ -63,8 +69,20 @@ def waits(message: str) -> list[dict[str, Any]]:
         for wait in _WAIT.finditer(message)
     ]
     found += [
+        {"who": wait["who"], "for": f"the barrier at {_line(wait['place'])}",
+         "amount": int(wait["amount"]), "value": int(wait["value"]), "unit": "arrivals",
+         "place": wait["place"], "program": ""}
+        for wait in _ARRIVALS.finditer(message)
+    ]  # fmt: skip
+    found += [
         {"who": rest["who"], "for": "the others" if "others" in rest["what"] else "",
          "amount": 0, "value": 0, "unit": "", "place": rest["what"], "program": ""}
         for rest in _RESTS.finditer(message)
     ]  # fmt: skip
     return found[:_WAITS]
+
+
+def _line(place: str) -> str:
+    """``kernel.py:24`` of a place."""
+    found = re.search(r"([^/\s]+:\d+)", place)
+    return found[1] if found else place

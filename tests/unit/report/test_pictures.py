@@ -12,7 +12,7 @@ from pytest_pallas.checks.trial import Answer, Finding
 from pytest_pallas.errors import DeadlockError, KernelError, MismatchError
 from pytest_pallas.numerics import compare
 from pytest_pallas.record import from_json, to_json
-from pytest_pallas.report.drawings.waits import timeline
+from pytest_pallas.report.drawings.waits import graph, timeline
 from pytest_pallas.report.pictures import pictures_of
 from pytest_pallas.report.pictures.errors import CELLS, errors_of, level
 from pytest_pallas.report.pictures.said import accesses, waits
@@ -105,6 +105,56 @@ RACE = """k: races on tpu-interpret: race: write of x_buffer[0:8, 128:256] of de
   and read of x_buffer of device 0, an unknown line, where pallas_call copies a block
   with the oldest DMA first where a wait could execute several
   inputs    float32[8, 4]"""
+
+
+def test_deadlock_of_a_gpu():
+    message = (
+        "k: deadlock on gpu-interpret: deadlock: everybody waits, and nobody is left to arrive\n"
+        "  device 0, block 1, warpgroup 0 waits at a barrier at which 1 of 2 have arrived, at "
+        "/home/k.py:24:8 (body)\n"
+        "  device 0, block 1, warpgroup 1, warp 3 waits at a barrier at which 0 of 1 have arrived, "
+        "at an unknown line"
+    )
+    found = waits(message)
+    assert [(w["who"], w["for"], w["value"], w["amount"]) for w in found] == [
+        ("device 0, block 1, warpgroup 0", "the barrier at k.py:24:8", 1, 2),
+        ("device 0, block 1, warpgroup 1, warp 3", "the barrier at an unknown line", 0, 1),
+    ]
+    drawn = str(graph(found))
+    assert "block 1, warpgroup 0" in drawn
+    assert "needs 2 arrivals, has 1" in drawn
+
+
+def test_what_the_gpu_interpreter_says_can_be_drawn():
+    """Its words are those above."""
+    import jax
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    from pytest_pallas.backends.interpreters import gpu_interpret
+    from pytest_pallas.backends.protocol import Call
+
+    def stuck(x, o, smem, barrier):
+        plgpu.barrier_wait(barrier)
+
+    def early(x, o, smem, barrier):
+        plgpu.copy_gmem_to_smem(x, smem, barrier)
+        smem[...] = smem[...] + 1
+        plgpu.barrier_wait(barrier)
+
+    def error_of(body):
+        def call(x):
+            return plgpu.kernel(
+                body,
+                out_type=jax.ShapeDtypeStruct((128,), x.dtype),
+                scratch_types=[plgpu.SMEM((128,), x.dtype), plgpu.Barrier()],
+            )(x)
+
+        x = np.ones(128, np.float32)
+        return str(gpu_interpret().run(Call(function=call, args=(x,), timeout=60.0)).error)
+
+    (wait,) = waits(error_of(stuck))
+    assert (wait["who"], wait["amount"]) == ("device 0, block 0, warpgroup 0", 1)
+    assert [access["what"] for access in accesses(error_of(early))] == ["read", "write"]
 
 
 def test_race():
