@@ -171,6 +171,10 @@ def pytest_collection_modifyitems(
         from pytest_pallas.suites.wiring import collect_hooked
 
         collect_hooked(session, items, [spec for specs in extra for spec in specs])
+    if current(config).options.suite and not session.testsfailed:
+        from pytest_pallas.suites.wiring import require_checks
+
+        require_checks(config, items)
     if (replayed := current(config).replayed) is not None and not session.testsfailed:
         from pytest_pallas.suites.selecting import keep_replayed
 

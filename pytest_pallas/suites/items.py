@@ -21,6 +21,9 @@ from pytest_pallas.tally import Tally
 #: Which modules of a suite were collected, and whether they define specs.
 DEFINED = pytest.StashKey[dict[str, bool]]()
 
+#: Why checks were left out, by name.
+UNMET = pytest.StashKey[dict[str, str]]()
+
 
 class SpecFile(pytest.File):
     """A Python file of a suite; collects the specs that it defines."""
@@ -148,6 +151,8 @@ def _checks(
         unmet = check.unmet(spec, backend, before)
         if check.name in spec.checks if spec.checks is not None else not unmet:
             yield check
+        elif unmet:
+            parent.config.stash.setdefault(UNMET, {})[check.name] = unmet
 
 
 class UnclaimedItem(pytest.Item):

@@ -11,7 +11,7 @@ from pytest_pallas.session import current
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.suites import Suite
 from pytest_pallas.suites.discovery import Location, locate
-from pytest_pallas.suites.items import DEFINED, SpecFile, SpecSuite
+from pytest_pallas.suites.items import DEFINED, UNMET, SpecFile, SpecSuite
 
 #: The locations that were added to the session's arguments whole, so that all files are seen.
 _WHOLE = pytest.StashKey[list[Location]]()
@@ -60,6 +60,20 @@ def require_specs(config: pytest.Config) -> None:
                 f"--pallas-suite={location.module}: no KernelSpec is defined in {location.path}. "
                 "A spec is a module-level variable of the module that makes it."
             )
+
+
+def require_checks(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Refuse checks that were named, of which none can be asked: nobody would learn why.
+
+    Raises:
+      pytest.UsageError: nothing is left to run, and here is why.
+    """
+    unmet = config.stash.get(UNMET, {})
+    named = {"checks", "sanitize"} & current(config).options.asked
+    if items or not unmet or not named:
+        return
+    told = "".join(f"\n  {name} needs more: {why}" for name, why in unmet.items())
+    raise pytest.UsageError(f"no check that was chosen can be asked of any kernel here:{told}")
 
 
 def collect_file(path: Path, parent: pytest.Collector) -> pytest.Collector | None:

@@ -94,3 +94,18 @@ def test_checks_that_a_spec_asks_for_and_that_cannot_be_asked_are_skipped(projec
     result = project.run("--pallas-suite=specs", "--pallas-backend=interpret", "-rs")
     result.assert_outcomes(skipped=1)
     assert "gradient needs more: the spec names no differentiable arguments" in result.stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--pallas-checks=races",), "races needs more: interpret does not simulate"),
+        (("--pallas-checks=device",), "device needs more: interpret is no GPU"),
+        (("--pallas-checks=sharding,races",), "sharding needs more: "),
+    ],
+)
+def test_checks_that_cannot_be_asked_say_why(project, words, why):
+    project.specs('name="add", kernel=add')
+    result = project.run("--pallas-suite=specs", "--pallas-backend=interpret", *words)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert why in result.stderr.str()
