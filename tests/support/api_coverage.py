@@ -30,7 +30,6 @@ UNUSED: Mapping[str, Mapping[str, str]] = {
         "empty": "another name of `jax.lax.empty`; kernels use `pl.empty_like`",
         "enable_debug_checks": "a setting of the caller; see the tests of `debug_probe`",
         "enable_poison_buffers": "a setting of the caller",
-        "get_global": "no lowering for a TensorCore in any tier",
         "lower_as_mlir": "looks at a lowered function; `--pallas-dump` does",
         "pallas_call_p": "the primitive behind `pl.pallas_call`",
         "pallas_export_experimental": "exports a lowered function; the check `export` does",
