@@ -201,6 +201,11 @@ def _median(function: Callable[..., Any], sets: Sequence[tuple[Any, ...]], round
     return seconds
 
 
+def _told(error: Exception) -> str:
+    """An error in a line; an assertion may have no words."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:80]}"
+
+
 def measure(row: Row, rounds: int) -> dict[str, float | str]:
     """Seconds by side; a side that fails has what it said."""
     rng = np.random.default_rng(0)
@@ -213,7 +218,7 @@ def measure(row: Row, rounds: int) -> dict[str, float | str]:
         try:
             found[side] = _median(function, sets, rounds)
         except Exception as error:  # one that this GPU or JAX does not take costs no other row
-            found[side] = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
+            found[side] = _told(error)
     return found
 
 
@@ -240,7 +245,7 @@ def trace(row: Row) -> dict[str, str]:
                 out = jax.eval_shape(function, *row.operands)
             found[side] = f"{out.dtype}{list(out.shape)}"
         except Exception as error:
-            found[side] = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
+            found[side] = _told(error)
     return found
 
 

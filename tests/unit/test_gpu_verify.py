@@ -49,12 +49,20 @@ def test_without_a_gpu_it_says_so_and_fails(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 def test_all_of_a_row_give_the_same_shape(benchmark):
-    """Traced for a GPU that is not there; cuDNN is asked for by name, and is not here."""
+    """Traced for a GPU that is not there; cuDNN is asked for by name, and is not here.
+
+    JAX's attention asks for CUDA's version while it is traced, which its plugin has.
+    """
     rows = list(benchmark.rows())
     assert len(rows) >= 10
+    without = importlib.util.find_spec("jax_cuda13_plugin") is None
     for row in rows:
         found = benchmark.trace(row)
-        known = {text for text in found.values() if "cuDNN" not in text}
+        known = {
+            text
+            for side, text in found.items()
+            if "cuDNN" not in text and not (without and side == "JAX's" and "Error" in text)
+        }
         assert len(known) == 1, (row.name, found)
         assert re.match(r"\w*float16\[", known.pop()), (row.name, found)
 
