@@ -20,7 +20,8 @@ _OUT_OF_BOUNDS = re.compile(
 _TPU_BUFFER = re.compile(r"\d+ \d+ (?P<space>\w+) (?P<number>\d+)")
 _GPU_BUFFER = re.compile(r"memory_space_id=(?P<space>\d+)")
 _ACCESS = re.compile(r"Access\(range=\((.*?)\), permutation=[^)]*\)")
-_SLICE = re.compile(r"slice\((?:np\.\w+\()?(-?\d+)\)?, (?:np\.\w+\()?(-?\d+)\)?, [^)]*\)")
+#: A slice in a message, of which the ends are told.
+SLICE = re.compile(r"slice\((?:np\.\w+\()?(-?\d+)\)?, (?:np\.\w+\()?(-?\d+)\)?, [^)]*\)")
 
 
 @contextmanager
@@ -46,7 +47,7 @@ def bounds_named(
         name, rest = _name(found["buffer"], buffers), found["rest"]
         at = f" at {place}" if place else ""
         at += f" in program {point}" if point else ""
-        rest = _SLICE.sub(r"\1:\2", _ACCESS.sub(r"(\1)", rest))
+        rest = SLICE.sub(r"\1:\2", _ACCESS.sub(r"(\1)", rest))
         rest = (
             rest.replace("[(", "[")
             .replace(",)]", "]")
@@ -66,10 +67,14 @@ def _name(buffer: str, buffers: Mapping[tuple[str, int], str]) -> str:
     found = _GPU_BUFFER.search(buffer)
     if found is None:
         return ""
+    return gpu_ref(int(found["space"]))
+
+
+def gpu_ref(space: int) -> str:
+    """What is known of a buffer of the GPU interpreter: ``a ref in SMEM``, or "" of another."""
     memory: Any = importlib.import_module("jax._src.pallas.mosaic_gpu.interpret.shared_memory")
-    spaces = {number: space for space, number in memory.IDX_BY_GPU_MEMORY_SPACE.items()}
-    space = spaces.get(int(found["space"]))
-    return f"a ref in {space.name}" if space is not None else ""
+    names = {number: known.name for known, number in memory.IDX_BY_GPU_MEMORY_SPACE.items()}
+    return f"a ref in {names[space]}" if space in names else ""
 
 
 @contextmanager

@@ -5,9 +5,9 @@ Seen in JAX 0.11.2 and 0.12.0.1.
 
 from __future__ import annotations
 
-import importlib
 import re
-from typing import Any
+
+from pytest_pallas.compat.bounds_named import SLICE, gpu_ref
 
 _KEY = r"HostAllocationKey\(memory_space_id=(?P<space>\d+), device_id=(?P<device>\d+)[^)]*\)"
 _THREAD = (
@@ -17,7 +17,6 @@ _THREAD = (
 _ACCESS = re.compile(
     rf"(?P<what>read|write) of {_KEY}\[(?P<range>.*?)\] from {_THREAD}, (?P<place>.*)"
 )
-_SLICE = re.compile(r"slice\((?:np\.\w+\()?(\d+)\)?, (?:np\.\w+\()?(\d+)\)?, [^)]*\)")
 
 
 def gpu_race_named(report: str) -> str:
@@ -26,10 +25,8 @@ def gpu_race_named(report: str) -> str:
 
 
 def _words(found: re.Match[str]) -> str:
-    memory: Any = importlib.import_module("jax._src.pallas.mosaic_gpu.interpret.shared_memory")
-    spaces = {number: space.name for space, number in memory.IDX_BY_GPU_MEMORY_SPACE.items()}
-    buffer = f"a ref in {spaces.get(int(found['space']), 'memory')}"
-    part = _SLICE.sub(r"\1:\2", found["range"]).strip("(),")
+    buffer = gpu_ref(int(found["space"])) or "a ref"
+    part = SLICE.sub(r"\1:\2", found["range"]).strip("(),")
     where = f"[{part}]" if part else ""
     warp = f", warp {found['warp']}" if found["warp"] else ""
     thread = f"block {found['block']}, warpgroup {found['group']}{warp}"

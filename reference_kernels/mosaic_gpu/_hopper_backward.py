@@ -90,7 +90,10 @@ def _operand(value: jax.Array, buffer: Any | None) -> Any:
 
 def _scores(s: jax.Array, settings: Settings, edge: Any, *where: Any, keys: int = 1) -> jax.Array:
     """``s``, hidden where nothing may be seen if this block is at the ``edge``."""
-    hidden = lambda s: settings.hide(s, *where, keys=keys)  # noqa: E731
+
+    def hidden(s: jax.Array) -> jax.Array:
+        return settings.hide(s, *where, keys=keys)
+
     return s if edge is None else jax.lax.cond(edge, hidden, lambda s: s, s)
 
 

@@ -43,7 +43,5 @@ def test_a_warp_and_other_words():
     key = "HostAllocationKey(memory_space_id=99, device_id=1, block_id=0, buffer_id=102)"
     thread = "Warp(device_id=1, cluster_id=0, block_id=2, warpgroup_id=0, warp_id=3)"
     told = gpu_race_named(f"write of {key}[()] from {thread}, k.py:1 (body)")
-    assert told == (
-        "write of a ref in memory of device 1, block 2, warpgroup 0, warp 3, k.py:1 (body)"
-    )
+    assert told == ("write of a ref of device 1, block 2, warpgroup 0, warp 3, k.py:1 (body)")
     assert gpu_race_named("write of x_ref of device 0") == "write of x_ref of device 0"
