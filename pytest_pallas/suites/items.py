@@ -188,7 +188,7 @@ class UnclaimedItem(pytest.Item):
         """Skip."""
         known = current(self.config).families
         names = [name for name in self.spec.claimed if name.partition(":")[0] in known]
-        pytest.skip(f"claims {', '.join(names)} only")
+        pytest.skip(f"claims {', '.join(names) or 'no backend'} only")
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """The file of the spec and the name of the item."""

@@ -4,6 +4,7 @@ from reference_kernels.mosaic_gpu.ampere_matmul import ampere_matmul
 from reference_kernels.mosaic_gpu.blackwell_matmul import blackwell_matmul
 from reference_kernels.mosaic_gpu.blackwell_scaled_matmul import blackwell_scaled_matmul
 from reference_kernels.mosaic_gpu.blackwell_sparse_matmul import blackwell_sparse_matmul
+from reference_kernels.mosaic_gpu.hopper_conv2d import hopper_conv2d
 from reference_kernels.mosaic_gpu.hopper_flash_attention import hopper_flash_attention
 from reference_kernels.mosaic_gpu.hopper_matmul import hopper_matmul
 from reference_kernels.mosaic_gpu.hopper_matmul_persistent import hopper_matmul_persistent
@@ -21,6 +22,7 @@ __all__ = [
     "blackwell_matmul",
     "blackwell_scaled_matmul",
     "blackwell_sparse_matmul",
+    "hopper_conv2d",
     "hopper_flash_attention",
     "hopper_matmul",
     "hopper_matmul_persistent",
