@@ -115,6 +115,10 @@ class IsolationError(PallasTestError):
     """A test could not be run in a process of its own."""
 
 
+class MutantError(PallasTestError):
+    """A mutant could not be made of a kernel; that says nothing of the kernel or its checks."""
+
+
 class CompileError(KernelError):
     """The compiler of a chip refused the kernel."""
 

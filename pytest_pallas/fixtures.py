@@ -66,6 +66,7 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
                 races="races" in watching,
                 dma="dma" in watching,
                 observer=session.observer,
+                mutant=session.mutant,
             )
         )
         if outcome.error is not None:
@@ -172,6 +173,7 @@ def pallas_check(
                 dump=session.dump_folder(_test_name(session)),
                 costs=session.costs,
                 observer=session.observer,
+                mutant=session.mutant,
                 golden=_golden(session),
             )
             try:

@@ -58,6 +58,19 @@ def _bytes(text: str) -> int:
     return number
 
 
+def _mutants(text: str) -> int | None:
+    """How many mutants of a kernel: 0 is all, None that there are none at all."""
+    if text in ("off", "all"):
+        return None if text == "off" else 0
+    try:
+        return _whole(1)(text)
+    except OptionError:
+        raise OptionError(
+            f"must be all, off or the most mutants of a kernel, not {text!r}; before a path, "
+            "write --pallas-mutate=all"
+        ) from None
+
+
 def _one_of(*valid: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in valid:
@@ -102,6 +115,10 @@ class Options:
     golden_dir: Path = Path("pallas_goldens")
     replay: Path | None = None
     worker_memory: float = 8.0
+    mutate: int | None = None
+    mutate_time: float = 0.0
+    mutate_min: float = 0.0
+    mutate_operators: tuple[str, ...] = ("all",)
     example: str = ""
     database: tuple[Place, ...] = ()
     asked: frozenset[str] = frozenset()
@@ -125,13 +142,17 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One row of the table: an option, its ini twin, and how its text is read."""
+    """One row of the table: an option, its ini twin, and how its text is read.
+
+    ``bare`` is what the option means on a command line without a value, if it may have none.
+    """
 
     name: str
     parse: Callable[[str], Any]
     metavar: str
     help: str
     marked: bool = False
+    bare: str | None = None
 
     @property
     def flag(self) -> str:
@@ -315,6 +336,34 @@ TABLE: tuple[Option, ...] = (
         help="stop a compiler or an isolated test that takes more memory than this (default: 8)",
     ),
     Option(
+        name="mutate",
+        parse=_mutants,
+        metavar="N",
+        help="mutation testing: make mistakes in every kernel that the selected specs and tests "
+        "run, one at a time, and report which ones their checks do not notice; N limits the "
+        "mutants of a kernel (default: off; without N: all)",
+        bare="all",
+    ),
+    Option(
+        name="mutate_time",
+        parse=_amount("seconds", zero=True),
+        metavar="SECONDS",
+        help="stop mutation testing after about this long, shared fairly over kernels",
+    ),
+    Option(
+        name="mutate_min",
+        parse=_amount("percent", zero=True),
+        metavar="SCORE",
+        help="fail the run if less than this percentage of the mutants was caught",
+    ),
+    Option(
+        name="mutate_operators",
+        parse=words,
+        metavar="LIST",
+        help="mutation operators to use, such as mask,guard (default: all); docs/mutation.md "
+        "lists them",
+    ),
+    Option(
         name="example",
         parse=str,
         metavar="BLOB",
@@ -335,8 +384,14 @@ def add_options(parser: pytest.Parser) -> None:
     """Register every option of the table with its ini twin."""
     group = parser.getgroup("pallas", "verification of JAX Pallas kernels")
     for option in TABLE:
+        optional = {} if option.bare is None else {"nargs": "?", "const": option.bare}
         group.addoption(
-            option.flag, dest=option.ini, default=None, metavar=option.metavar, help=option.help
+            option.flag,
+            dest=option.ini,
+            default=None,
+            metavar=option.metavar,
+            help=option.help,
+            **optional,
         )
         parser.addini(option.ini, f"default of {option.flag}", default=None)
 

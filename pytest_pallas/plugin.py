@@ -103,6 +103,15 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_pallas.report.databases import DatabaseReporter
 
         config.pluginmanager.register(DatabaseReporter(state), "pallas-database-reporter")
+    if state.options.mutate is not None:
+        from pytest_pallas.hunting.own_tests import PLUGIN as HUNTER
+        from pytest_pallas.hunting.own_tests import TestHunter
+
+        try:
+            state.operators  # noqa: B018 - a wrong name must stop pytest before it collects
+        except OptionError as error:
+            raise pytest.UsageError(str(error)) from None
+        config.pluginmanager.register(TestHunter(state, reseed), HUNTER)
     isolated = config.pluginmanager.has_plugin("pallas-worker")  # this process is for those
     if not isolated:
         from pytest_pallas.isolation.isolator import PLUGIN, Isolator

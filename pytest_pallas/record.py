@@ -46,6 +46,8 @@ class Record:
         it; empty if nothing was drawn.
       goldens: how many goldens were ``recorded``, ``replaced``, left ``unchanged``, ``compared``,
         ``different``, ``missing`` or ``lost``; and ``used NAME`` for each that was compared.
+      mutants: what became of each mutant of the kernel, as ``hunting.verdict.to_json`` gives it;
+        empty without ``--pallas-mutate``.
       pictures: of a failure, what can be drawn of it, as ``report.pictures`` makes it: a map and
         a histogram of errors, the programs that are wrong, the errors of the examples, the
         accesses of a race, who waits for what, the blocks of a grid. Empty otherwise.
@@ -75,6 +77,7 @@ class Record:
     inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     goldens: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     pictures: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    mutants: tuple[Mapping[str, Any], ...] = ()
 
 
 def to_json(record: Record) -> dict[str, Any]:
@@ -86,6 +89,7 @@ def to_json(record: Record) -> dict[str, Any]:
     plain["goldens"] = dict(record.goldens)
     plain["pictures"] = dict(record.pictures)
     plain["compiled"] = [dict(report) for report in record.compiled]
+    plain["mutants"] = [dict(verdict) for verdict in record.mutants]
     return {name: _finite(value) for name, value in plain.items()}
 
 
@@ -94,6 +98,7 @@ def from_json(plain: Mapping[str, Any]) -> Record:
     fields = dict(plain)
     fields["notes"] = tuple(fields.get("notes", ()))
     fields["compiled"] = tuple(fields.get("compiled", ()))
+    fields["mutants"] = tuple(fields.get("mutants", ()))
     for name in ("error", "baseline", "multiple"):
         if isinstance(fields.get(name), str):
             fields[name] = float(fields[name])

@@ -55,6 +55,10 @@ class Session:
     lost_places: dict[str, str] = field(default_factory=dict[str, str])
     #: Who is told of each example and call, where tests are isolated; see ``isolation``.
     observer: Any = None
+    #: The mistake that kernels are run with at the moment (``mutation.Mutant``), or None.
+    mutant: Any = None
+    #: Mutants that some test of this process has caught, by key, with the test.
+    caught: dict[str, str] = field(default_factory=dict[str, str])
 
     @cached_property
     def families(self) -> Mapping[str, Family]:
@@ -74,6 +78,25 @@ class Session:
         extra = self.config.hook.pytest_pallas_checks(config=self.config)
         more = [check for each in cast("list[Sequence[Check]]", extra) for check in each]
         return {check.name: check for check in (*CHECKS, *SANITIZERS, *more)}
+
+    @cached_property
+    def operators(self) -> tuple[str, ...]:
+        """Names of the mutation operators to use.
+
+        Raises:
+          OptionError: an unknown name.
+        """
+        from pytest_pallas.mutation import NAMES as OPERATORS
+
+        place = place_of(self.config, "mutate_operators")
+        return choose(self.options.mutate_operators, OPERATORS, place)
+
+    @property
+    def chosen_operators(self) -> bool:
+        """Whether only some of the mutation operators are used."""
+        from pytest_pallas.mutation import NAMES as OPERATORS
+
+        return set(self.operators) != set(OPERATORS)
 
     @cached_property
     def selection(self) -> Selection:

@@ -44,6 +44,28 @@ class ExpectedFailure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EquivalentMutant:
+    """Mutants of the kernel that no test can catch, because they compute the same.
+
+    ``--pallas-mutate`` counts them as equivalent where no check catches them, and reports a mark
+    that is about no mutant, or about one that was caught.
+
+    Attributes:
+      operator: name of the mutation operator.
+      source: a part of the line of code, such as ``"pl.when(k == last)"``.
+      reason: why it computes the same, for a reviewer to check.
+      change: what is changed, such as ``"always"``; by default whatever the operator does there.
+      part: a part of what tells it from other mutants in the line, such as ``"grid axis 1"``.
+    """
+
+    operator: str
+    source: str
+    reason: str
+    change: str = ""
+    part: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class KernelSpec:
     """What a kernel computes, how its inputs are drawn, and what must hold.
 
@@ -87,6 +109,7 @@ class KernelSpec:
         ``meshes``, a function from the ``jax.sharding.Mesh`` to such calls. Compiling backends
         compile them besides what is drawn, and report what their code costs.
       xfail: expected failures by backend label (``"interpret"``, ``"tpu-interpret:v5e"``).
+      equivalent: mutants that compute the same, each with a reason.
       file: where the spec is defined; found by itself.
 
     Raises:
@@ -114,6 +137,7 @@ class KernelSpec:
     ignored: Callable[..., Any] | None = None
     typical: Sequence[Any] | Callable[[Any], Sequence[Any]] = ()
     xfail: Mapping[str, ExpectedFailure] = field(default_factory=dict[str, ExpectedFailure])
+    equivalent: Sequence[EquivalentMutant] = ()
     file: str = ""
 
     def __post_init__(self) -> None:

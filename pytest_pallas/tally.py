@@ -57,6 +57,7 @@ class Tally:
     withdrawn: str = ""
     goldens: Counter[str] = field(default_factory=Counter[str])
     points: list[Point] = field(default_factory=list["Point"])
+    mutants: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def begin(self, arguments: Arguments) -> None:
         """Count an example, before it is known how it goes."""
@@ -136,6 +137,7 @@ class Tally:
             compiled=tuple(self.compiled),
             inputs=self._inputs(),
             goldens=dict(self.goldens),
+            mutants=tuple(self.mutants),
             **rest,  # pyright: ignore[reportArgumentType]
         )
 

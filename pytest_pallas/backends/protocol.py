@@ -56,6 +56,7 @@ class Call:
       probe: what an interpreter is asked of the run besides. Others do not look at it.
       schedule: the order in which the TPU interpreter does what has none. Others do not look at it.
       observer: who is told before and after the call is executed, or None.
+      mutant: a mistake to make in its kernels (``mutation.Mutant``), or None.
     """
 
     function: Callable[..., Any]
@@ -73,6 +74,7 @@ class Call:
     probe: Probe = ""
     schedule: Schedule = field(default_factory=Schedule)
     observer: Observer | None = None
+    mutant: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from pytest_pallas import compat
 from pytest_pallas.backends.protocol import Call
-from pytest_pallas.errors import OptionError
+from pytest_pallas.errors import MutantError, OptionError
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +24,7 @@ class Static:
     tree: Any
     leaves: tuple[tuple[int, Any], ...]
     key: Hashable
+    mutant: Any = None
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -71,8 +74,8 @@ def _taken_apart(call: Call, convert: Callable[[Any], Any]) -> tuple[Static, lis
         else:
             rest.append((position, leaf))
     statics = tuple((position, identity(leaf)) for position, leaf in rest)
-    key = (identity(call.function), tree, statics)
-    return Static(call.function, tree, tuple(rest), key), arrays
+    key = (identity(call.function), tree, statics, call.mutant)
+    return Static(call.function, tree, tuple(rest), key, call.mutant), arrays
 
 
 def _copied(leaf: Any) -> Any:
@@ -112,7 +115,9 @@ def signature(call: Call) -> str:
 
 
 def apply(static: Static, arrays: list[Any]) -> Any:
-    """Make the call that ``split`` took apart."""
+    """Make the call that ``split`` took apart; with its mutant, if it has one."""
+    if static.mutant is not None:
+        return _with_mutant(static, arrays)
     leaves: list[Any] = []
     rest = dict(static.leaves)
     remaining = iter(arrays)
@@ -120,6 +125,25 @@ def apply(static: Static, arrays: list[Any]) -> Any:
         leaves.append(rest[position] if position in rest else next(remaining))
     args, options = jax.tree.unflatten(static.tree, leaves)
     return static.function(*args, **options)
+
+
+def _with_mutant(static: Static, arrays: list[Any]) -> Any:
+    """Make the call with a mistake in its kernels: traced as it is, which JAX remembers."""
+    from pytest_pallas.mutation import mutated
+
+    plain = dataclasses.replace(static, key=(static.key, "without"), mutant=None)
+    try:
+        traced = jitted().trace(plain, arrays)
+    except jax.errors.ConcretizationTypeError:
+        return apply(plain, arrays)  # it needs values, and is not what is mutated
+    try:
+        changed = mutated(traced.jaxpr, static.mutant)
+    except Exception as error:
+        raise MutantError(
+            f"{static.mutant} could not be made: {type(error).__name__}: {error}"
+        ) from error
+    outs = compat.jitted_jaxpr(changed)(*arrays)
+    return jax.tree.unflatten(jax.tree.structure(traced.out_info), outs)
 
 
 #: Options of XLA that make compiling as quick as possible.

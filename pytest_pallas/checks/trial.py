@@ -72,6 +72,7 @@ class Trial:
       ignored: as in ``KernelSpec``.
       claimed: the backends that the spec claims, as in ``KernelSpec.claimed``.
       observer: see ``Call``.
+      mutant: see ``Call``.
       golden: whose goldens its answer is kept among or compared with (``golden.Asked``), or None.
     """
 
@@ -101,6 +102,7 @@ class Trial:
     ignored: Callable[..., Any] | None = None
     claimed: Sequence[str] = ()
     observer: Observer | None = None
+    mutant: Any = None
     golden: Any = None
 
 
@@ -219,6 +221,7 @@ def call(
         dma=trial.dma,
         dump=trial.dump,
         observer=trial.observer,
+        mutant=trial.mutant,
     )
 
 

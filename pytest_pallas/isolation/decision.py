@@ -52,6 +52,8 @@ def reason(item: Any, remembered: Remembered) -> str:
         return ""
     if asked == "always":
         return "--pallas-isolate=always"
+    if current(item.config).options.mutate is not None:
+        return "mutants may crash or hang"
     if _devices(item):
         return "it runs on several devices"
     if remembered.failed(item.nodeid):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from pytest_pallas.analysis.hazards import hazards
 from pytest_pallas.backends import Call, label
 from pytest_pallas.errors import IsolationError
+from pytest_pallas.hunting.deaths import died_of_a_mutant
 from pytest_pallas.isolation import decision
 from pytest_pallas.isolation.alarm import longest
 from pytest_pallas.isolation.deaths import error_of
@@ -93,6 +96,7 @@ class Isolator:
         self.remembered = Remembered(session.config)
         self._close = contextlib.ExitStack()
         self._retired = 0
+        self._numbers = itertools.count()
         session.config.add_cleanup(self.close)
 
     def close(self) -> None:
@@ -136,17 +140,23 @@ class Isolator:
         options = self.session.options_for(item)
         slot: Callable[[], float | None] = getattr(item, "slot", lambda: None)
         path = Path(item.path)
+        journal = None if options.mutate is None else self._scratch / str(next(self._numbers))
         request = Request(
             opening=self._opening,
             nodeid=item.nodeid,
             path=str(path) if path.is_file() else None,
             timeout=options.timeout,
             seconds=slot(),
+            journal=None if journal is None else str(journal),
         )
         limit = longest(options.timeout) + _GRACE
-        result = self._pool.submit(self._setup, encoded(request), timeout=limit).result()
-        if result.status != "done":
-            raise self._died(item, result)
+        while True:
+            result = self._pool.submit(self._setup, encoded(request), timeout=limit).result()
+            if result.status == "done":
+                break
+            error = self._died(item, result)
+            if journal is None or not died_of_a_mutant(journal, error):
+                raise error
         reply: Reply = decoded(result.value)
         if reply.exit is not None:
             pytest.exit(*reply.exit)
@@ -225,6 +235,11 @@ class Isolator:
         if call.when == "teardown" and report.passed:
             return reports.get("teardown", report)
         return report
+
+    @cached_property
+    def _scratch(self) -> Path:
+        """A folder for journals, until the session ends."""
+        return Path(self._close.enter_context(tempfile.TemporaryDirectory(prefix="pallas-")))
 
     @cached_property
     def _pool(self) -> Pool:

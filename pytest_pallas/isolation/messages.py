@@ -37,6 +37,7 @@ class Request:
       path: the file to collect it from; None if it comes from a hook.
       timeout: seconds that one step of a kernel may take.
       seconds: how long it may fuzz, if there is a ``--pallas-fuzz-time``.
+      journal: the file in which it keeps what became of its mutants, or None.
     """
 
     opening: bytes
@@ -44,6 +45,7 @@ class Request:
     path: str | None
     timeout: float
     seconds: float | None = None
+    journal: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas import compat
+from pytest_pallas.hunting.journal import JOURNAL
 from pytest_pallas.isolation.alarm import LEAST, Alarm
 from pytest_pallas.isolation.leaks import STAINED
 from pytest_pallas.isolation.messages import Opening, Reply, Request, decoded, encoded
@@ -74,6 +75,8 @@ class Host:
                 return Reply()
             if request.seconds is not None:
                 item.stash[SECONDS] = request.seconds
+            if request.journal is not None:
+                item.stash[JOURNAL] = request.journal
             self.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         except pytest.exit.Exception as ended:
             return Reply(exit=(str(ended.msg), ended.returncode))

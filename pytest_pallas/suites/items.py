@@ -15,6 +15,7 @@ from pytest_pallas.session import Session, current
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.suites.discovery import specs_in
 from pytest_pallas.suites.item import SpecItem, node_id
+from pytest_pallas.suites.mutants import mutants_item
 from pytest_pallas.suites.others import backends_before
 from pytest_pallas.tally import Tally
 
@@ -105,6 +106,18 @@ def spec_nodes(
         text = f"spec {spec.name!r} in {spec.file}: {problem}"
         yield WrongSpec.from_parent(parent, name=spec.name, problem=text)
         return
+    if session.options.mutate is not None:
+        item = mutants_item(parent, spec, list(_spec_items(session, parent, spec)))
+        if item is not None:
+            yield item
+        return
+    yield from _spec_items(session, parent, spec)
+
+
+def _spec_items(
+    session: Session, parent: pytest.Collector, spec: KernelSpec
+) -> Iterator[pytest.Item]:
+    """The items of one spec."""
     backends, named = _backends(session, parent)
     for backend in backends:
         if not spec.claims(label(backend)):

@@ -1,0 +1,180 @@
+"""Try mutants one after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from pytest_pallas.hunting.journal import Journal
+from pytest_pallas.hunting.verdict import Verdict
+from pytest_pallas.mutation import Mutant
+from pytest_pallas.spec import EquivalentMutant
+
+#: Seconds that a kernel with a mistake may wait for what never comes.
+MOST_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Caught:
+    """How a mutant was caught.
+
+    Attributes:
+      by: the check and backend, or the test.
+      how: the kind of failure.
+    """
+
+    by: str
+    how: str
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of trying a mutant.
+
+    Attributes:
+      caught: how it was caught; None if it was not.
+      examples: how many examples were asked about.
+      impossible: why it could not be made; "" if it could.
+    """
+
+    caught: Caught | None
+    examples: int
+    impossible: str = ""
+
+
+def sampled(mutants: Sequence[Mutant], most: int, seed: int) -> list[Mutant]:
+    """At most ``most`` mutants, in their order; 0 is all.
+
+    Operators take turns, so that those with few mutants are not lost among the others.
+    """
+    if not most or len(mutants) <= most:
+        return list(mutants)
+    rng = random.Random(seed)
+    groups: dict[str, list[Mutant]] = {}
+    for mutant in mutants:
+        groups.setdefault(mutant.operator, []).append(mutant)
+    for group in groups.values():
+        rng.shuffle(group)
+    chosen: set[Mutant] = set()
+    while len(chosen) < most:
+        for group in groups.values():
+            if group and len(chosen) < most:
+                chosen.add(group.pop())
+    return [mutant for mutant in mutants if mutant in chosen]
+
+
+def unknown(mutant: Mutant) -> Verdict:
+    """A verdict that says nothing yet."""
+    places = "/".join(
+        f"{place.file}:{place.line}:{place.column}:{place.end_line}:{place.end_column}"
+        for place in mutant.places
+    )
+    words = (mutant.home, mutant.kernel, mutant.operator, mutant.change, mutant.part, places)
+    return Verdict(
+        key="|".join(words),
+        operator=mutant.operator,
+        change=mutant.change,
+        kernel=mutant.kernel,
+        part=mutant.part,
+        where=mutant.where,
+        path=mutant.path,
+        source=mutant.source,
+        status="untried",
+    )
+
+
+def hunt(
+    mutants: Iterable[Mutant],
+    attempt: Callable[[Mutant], Tried],
+    *,
+    journal: Journal,
+    until: float | None = None,
+    same: Callable[[Mutant], str] = lambda _: "",
+    equivalents: Sequence[EquivalentMutant] = (),
+    begun: Callable[[Verdict], None] = lambda _: None,
+) -> list[Verdict]:
+    """What became of each mutant.
+
+    Args:
+      mutants: to be tried.
+      attempt: tries one.
+      journal: what is known already, and where it is written.
+      until: when to stop, by ``time.monotonic``; None for never.
+      same: why a mutant is the same program, or "".
+      equivalents: what the spec says of its mutants.
+      begun: is told of each before it is tried.
+    """
+    keys: list[str] = []
+    for mutant in mutants:
+        verdict = unknown(mutant)
+        keys.append(verdict.key)
+        if verdict.key in journal.verdicts:
+            continue
+        reason = same(mutant)
+        if reason:
+            journal.end(dataclasses.replace(verdict, status="equivalent", reason=reason))
+        elif until is not None and time.monotonic() >= until:
+            journal.end(dataclasses.replace(verdict, reason="time was over"))
+        else:
+            begun(verdict)
+            journal.begin(verdict)
+            journal.end(_tried(mutant, verdict, attempt))
+    return [settled(journal.verdicts[key], equivalents) for key in dict.fromkeys(keys)]
+
+
+def _tried(mutant: Mutant, verdict: Verdict, attempt: Callable[[Mutant], Tried]) -> Verdict:
+    started = time.monotonic()
+    tried = attempt(mutant)
+    verdict = dataclasses.replace(
+        verdict, examples=tried.examples, seconds=round(time.monotonic() - started, 3)
+    )
+    if tried.impossible:
+        return dataclasses.replace(verdict, reason=tried.impossible)
+    if tried.caught is None:
+        return dataclasses.replace(verdict, status="survived")
+    return dataclasses.replace(verdict, status="caught", by=tried.caught.by, how=tried.caught.how)
+
+
+def settled(verdict: Verdict, equivalents: Sequence[EquivalentMutant]) -> Verdict:
+    """The verdict with what the spec says of the mutant."""
+    for each in equivalents:
+        if marks(each, verdict):
+            verdict = dataclasses.replace(verdict, marked=True)
+            if verdict.status == "survived":
+                return dataclasses.replace(verdict, status="equivalent", reason=each.reason)
+    return verdict
+
+
+def marks(mark: EquivalentMutant, verdict: Verdict) -> bool:
+    """Whether a mark is about a mutant."""
+    return (
+        mark.operator == verdict.operator
+        and (not mark.change or mark.change == verdict.change)
+        and (not mark.part or mark.part in verdict.part)
+        and mark.source in verdict.source
+    )
+
+
+def stale(
+    marked: Sequence[EquivalentMutant], verdicts: Sequence[Verdict], *, whole: bool
+) -> list[str]:
+    """What is wrong with the marks of a spec, in words.
+
+    Args:
+      marked: the marks.
+      verdicts: of the mutants.
+      whole: whether these are all mutants, so that a mark must be about one of them.
+    """
+    problems: list[str] = []
+    for each in marked:
+        about = [verdict for verdict in verdicts if marks(each, verdict)]
+        caught = [verdict for verdict in about if verdict.status == "caught"]
+        words = f"equivalent mutant {each.operator} at {each.source!r}"
+        if caught and len(caught) == len(about):
+            problems.append(f"{words} is none: {caught[0].by} caught it ({caught[0].change})")
+        elif not about and whole:
+            problems.append(f"{words} does not exist: no mutant is of that operator and line")
+    return problems

@@ -1,0 +1,170 @@
+"""The mutants of what a test of one's own runs: which of them does the test catch?"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_pallas import compat
+from pytest_pallas.hunting.hunt import Caught, Tried, hunt, sampled, unknown
+from pytest_pallas.hunting.journal import JOURNAL, Journal
+from pytest_pallas.mutation import Mutant, mutants_of, mutated
+from pytest_pallas.mutation.canonical import canonical
+from pytest_pallas.session import Session
+from pytest_pallas.tally import Tally
+
+#: The name that the plugin is registered by.
+PLUGIN = "pallas-hunter"
+
+
+class _Seen:
+    """An ``Observer`` that remembers what was traced, beside another one."""
+
+    def __init__(self, other: Any) -> None:
+        """Tell ``other``, too, if there is one."""
+        self.other = other
+        self.programs: list[Any] = []
+
+    def example(self, tally: Any, lines: Sequence[str]) -> None:
+        """An example begins."""
+        if self.other is not None:
+            self.other.example(tally, lines)
+
+    def traced(self, call: Any, jaxpr: Any, kernels: Sequence[Any]) -> None:
+        """A call was traced."""
+        if jaxpr is not None and all(jaxpr is not each for each in self.programs):
+            self.programs.append(jaxpr)
+        if self.other is not None:
+            self.other.traced(call, jaxpr, kernels)
+
+    def ended(self, call: Any) -> None:
+        """A call was executed."""
+        if self.other is not None:
+            self.other.ended(call)
+
+
+class TestHunter:
+    """The plugin of a process that runs tests, with ``--pallas-mutate``."""
+
+    __test__ = False
+
+    def __init__(self, session: Session, reseed: Callable[[Session], None]) -> None:
+        """For a session, whose random generators ``reseed`` starts anew."""
+        self.session, self.reseed = session, reseed
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+        """Run a test, and then again with each mutant of what it ran."""
+        __tracebackhide__ = True
+        backend = getattr(getattr(pyfuncitem, "callspec", None), "params", {}).get("pallas_backend")
+        if getattr(backend, "kind", None) != "interpreting":
+            return (yield)
+        before = self.session.observer
+        self.session.observer = seen = _Seen(before)
+        try:
+            result = yield
+        finally:
+            self.session.observer = before
+        if seen.programs:
+            self._hunt(pyfuncitem, seen.programs)
+        return result
+
+    def _hunt(self, item: pytest.Function, programs: Sequence[Any]) -> None:
+        session = self.session
+        options = session.options_for(item)
+        inside = [mutants_of(program, session.operators) for program in programs]
+        found = list(dict.fromkeys(mutant for each in inside for mutant in each))
+        path = item.stash.get(JOURNAL, None)
+        journal = Journal(None if path is None else Path(path))
+        tallies = dict(session.tallies)
+        place = _place(item)
+
+        def same(mutant: Mutant) -> str:
+            several = [p for p, each in zip(programs, inside, strict=True) if mutant in each]
+            if any(canonical(mutated(p, mutant)) != canonical(p) for p in several):
+                return ""
+            return f"the same program after simplification, in {len(several)} calls"
+
+        def attempt(mutant: Mutant) -> Tried:
+            by = session.caught.get(unknown(mutant).key)
+            if by:
+                return Tried(Caught(by, "by another test"), 0)
+            error = self._failure(item, mutant)
+            if error is None:
+                return Tried(None, 1)
+            by = item.name
+            session.caught[unknown(mutant).key] = by
+            return Tried(Caught(by, type(error).__name__), 1)
+
+        started = time.monotonic()
+        until = started + options.mutate_time if options.mutate_time else None
+        verdicts = hunt(
+            sampled(found, options.mutate or 0, options.seed),
+            attempt,
+            journal=journal,
+            until=until,
+            same=same,
+        )
+        session.tallies.clear()
+        session.tallies.update(tallies)
+        for kernel in dict.fromkeys(verdict.kernel for verdict in verdicts):
+            of_kernel = [verdict for verdict in verdicts if verdict.kernel == kernel]
+            tally = Tally(kernel=kernel, check="mutants", backend=place)
+            tally.mutants = [dataclasses.asdict(verdict) for verdict in of_kernel]
+            session.tallies[kernel, "mutants", place] = tally
+
+    def _failure(self, item: pytest.Function, mutant: Mutant) -> BaseException | None:
+        """What the test raises with a mutant; None if it passes."""
+        session = self.session
+        session.tallies.clear()
+        self.reseed(session)
+        session.mutant = mutant
+        try:
+            with _quick(item.obj):
+                item.obj(**_arguments(item))
+        except pytest.skip.Exception:
+            return None
+        except (Exception, pytest.fail.Exception) as error:
+            return error
+        finally:
+            session.mutant = None
+        return None
+
+
+def compat_label(item: pytest.Function) -> str:
+    """The backend of a test, as in records."""
+    from pytest_pallas.backends import label
+
+    return label(item.callspec.params["pallas_backend"])  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _arguments(item: pytest.Function) -> dict[str, Any]:
+    """The fixtures that the function of a test takes."""
+    taken = inspect.signature(item.obj).parameters
+    return {name: value for name, value in item.funcargs.items() if name in taken}
+
+
+@contextlib.contextmanager
+def _quick(function: Callable[..., Any]) -> Generator[None]:
+    """Have hypothesis stop at the first failure, and remember none."""
+    from hypothesis import Phase, settings
+
+    own = compat.hypothesis_settings(function)
+    if own is None:
+        yield
+        return
+    phases = tuple(p for p in own.phases if p in (Phase.explicit, Phase.generate))
+    compat.set_hypothesis_settings(
+        function, settings(own, phases=phases, database=None, report_multiple_bugs=False)
+    )
+    try:
+        yield
+    finally:
+        compat.set_hypothesis_settings(function, own)

@@ -1,0 +1,65 @@
+"""``Verdict``: what became of one mutant, as plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+#: ``caught``: a check failed. ``survived``: none did. ``equivalent``: it is the same program, or
+#: the spec says so and none failed. ``untried``: time was over, or it could not be made.
+Status = Literal["caught", "survived", "equivalent", "untried"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What became of a mutant.
+
+    Attributes:
+      key: tells the mutant from all others.
+      operator, change, kernel, part: as in ``mutation.Mutant``.
+      where: ``file:line`` of the mutated code.
+      path: that and the lines it was called from, in short.
+      source: the line of code.
+      status: what became of it.
+      by: the check and backend that caught it, or the test.
+      how: the kind of failure, such as ``"MismatchError"``.
+      examples: how many examples were asked about.
+      seconds: how long that took.
+      reason: why it is equivalent or was not tried.
+      marked: whether the spec says that it is equivalent.
+    """
+
+    key: str
+    operator: str
+    change: str
+    kernel: str
+    part: str
+    where: str
+    path: str
+    source: str
+    status: Status
+    by: str = ""
+    how: str = ""
+    examples: int = 0
+    seconds: float = 0.0
+    reason: str = ""
+    marked: bool = False
+
+
+def to_json(verdict: Verdict) -> dict[str, Any]:
+    """As plain JSON values."""
+    return dataclasses.asdict(verdict)
+
+
+def from_json(plain: Mapping[str, Any]) -> Verdict:
+    """What ``to_json`` wrote."""
+    return Verdict(**plain)
+
+
+def score(verdicts: list[Verdict]) -> float | None:
+    """The percentage of mutants that were caught, of those that were caught or survived."""
+    caught = sum(verdict.status == "caught" for verdict in verdicts)
+    survived = sum(verdict.status == "survived" for verdict in verdicts)
+    return 100.0 * caught / (caught + survived) if caught + survived else None

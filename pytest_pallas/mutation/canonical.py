@@ -1,0 +1,173 @@
+"""Programs in a form in which those that plainly compute the same are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas import compat
+
+#: Operations whose operands may change places.
+_COMMUTATIVE = frozenset({"add", "mul", "max", "min", "and", "or", "xor", "eq", "ne"})
+
+#: What numbers that are known may be put into; numpy computes them in their dtype.
+_FOLDED: Mapping[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "not": np.invert,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+}
+
+#: Functions of JAX that only call what is inside.
+_CALLS = frozenset({"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call"})
+
+
+def canonical(jaxpr: Any) -> Hashable:
+    """What a jaxpr computes: its effects in their order, and its results.
+
+    Simplified are numbers that are known, operands of operations that commute, neutral elements,
+    choices between equal things, and calls of functions; what nobody uses is left out.
+    """
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    consts = [("const", id(const)) for const in getattr(jaxpr, "consts", ())]
+    counter = [0]
+    names: dict[Any, Hashable] = dict(zip(inner.constvars, consts, strict=False))
+    for position, var in enumerate(inner.invars):
+        names.setdefault(var, ("in", position))
+    effects: list[Hashable] = []
+    outs = _evaluate(inner, names, effects, counter)
+    return tuple(effects), tuple(outs)
+
+
+def _evaluate(
+    jaxpr: Any, names: dict[Any, Hashable], effects: list[Hashable], counter: list[int]
+) -> list[Hashable]:
+    for eqn in jaxpr.eqns:
+        operands = [_name(atom, names) for atom in eqn.invars]
+        results = _equation(eqn, operands, effects, counter)
+        names.update(zip(eqn.outvars, results, strict=True))
+    return [_name(atom, names) for atom in jaxpr.outvars]
+
+
+def _name(atom: Any, names: Mapping[Any, Hashable]) -> Hashable:
+    if not compat.is_literal(atom):
+        return names.get(atom, ("free", id(atom)))
+    return _number(np.asarray(atom.val))
+
+
+def _number(value: Any) -> Hashable:
+    value = np.asarray(value)
+    return "number", str(value.dtype), value.shape, value.tobytes()
+
+
+def _known(name: Any) -> Any:
+    """The number that a name stands for, or None."""
+    if isinstance(name, tuple) and name and name[0] == "number":
+        _, dtype, shape, data = name  # pyright: ignore[reportUnknownVariableType]
+        try:
+            return np.frombuffer(data, np.dtype(dtype)).reshape(shape)  # pyright: ignore[reportUnknownArgumentType]
+        except TypeError:
+            return None  # a dtype that numpy does not know by name
+    return None
+
+
+def _equation(
+    eqn: Any, operands: list[Hashable], effects: list[Hashable], counter: list[int]
+) -> list[Hashable]:
+    name = eqn.primitive.name
+    inside = list(compat.sub_jaxprs(eqn))
+    if name in _CALLS and len(inside) == 1 and len(inside[0].invars) == len(operands):
+        constants = [("free", id(var)) for var in inside[0].constvars]
+        names: dict[Any, Hashable] = dict(zip(inside[0].constvars, constants, strict=True))
+        names.update(zip(inside[0].invars, operands, strict=True))
+        return _evaluate(inside[0], names, effects, counter)
+    if name == "cond":
+        branches = [canonical(branch) for branch in eqn.params["branches"]]
+        if len(set(branches)) == 1:
+            operands = [("any",), *operands[1:]]
+    words = (name, _params(eqn), tuple(operands))
+    if eqn.effects:
+        counter[0] += 1
+        effects.append(words)
+        return [("effect", counter[0], position) for position in range(len(eqn.outvars))]
+    if len(eqn.outvars) == 1:
+        simple = _simplified(eqn, operands)
+        if simple is not None:
+            return [simple]
+        if name in _COMMUTATIVE:
+            words = (name, _params(eqn), tuple(sorted(operands, key=repr)))
+    return [(*words, position) for position in range(len(eqn.outvars))]
+
+
+def _simplified(eqn: Any, operands: Sequence[Hashable]) -> Hashable | None:
+    """What a pure equation is without it, or None."""
+    name, aval = eqn.primitive.name, eqn.outvars[0].aval
+    values = [_known(operand) for operand in operands]
+    if name in _FOLDED and all(value is not None for value in values):
+        with np.errstate(all="ignore"):
+            return _number(np.asarray(_FOLDED[name](*values)).astype(aval.dtype))
+    if name == "select_n" and len(operands) == 3:
+        if operands[1] == operands[2]:
+            return operands[1]
+        if values[0] is not None and values[0].ndim == 0:
+            return operands[1 + int(values[0])]
+    if name in ("max", "min", "and", "or") and operands[0] == operands[1]:
+        return operands[0]
+    if name in ("add", "sub", "mul") and _integer(aval):
+        neutral = 1 if name == "mul" else 0
+        for side in (1,) if name == "sub" else (0, 1):
+            if values[side] is not None and (values[side] == neutral).all():
+                return operands[1 - side] if _shape_of(eqn, 1 - side) == aval.shape else None
+    if name == "convert_element_type":
+        source = eqn.invars[0].aval
+        if source.dtype == aval.dtype:
+            return operands[0]
+    return None
+
+
+def _integer(aval: Any) -> bool:
+    return np.issubdtype(np.dtype(aval.dtype), np.integer)
+
+
+def _shape_of(eqn: Any, position: int) -> Any:
+    return eqn.invars[position].aval.shape
+
+
+def _params(eqn: Any) -> Hashable:
+    return tuple(
+        (name, _param(value))
+        for name, value in sorted(eqn.params.items())
+        if name not in ("debug_info", "name_and_src_info")
+    )
+
+
+def _param(value: Any) -> Hashable:
+    if hasattr(value, "eqns") or hasattr(getattr(value, "jaxpr", None), "eqns"):
+        return canonical(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(_param(each) for each in value)  # pyright: ignore[reportUnknownVariableType]
+    if type(value).__name__ == "GridMapping":
+        return (
+            repr(value.grid),
+            tuple(
+                (repr(block.block_shape), canonical(block.index_map_jaxpr))
+                for block in value.block_mappings
+            ),
+        )
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return value

@@ -1,0 +1,94 @@
+"""Comparisons, and what is done only where they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from pytest_pallas import compat
+from pytest_pallas.mutation.model import At, Change, New
+
+_BOUNDARY = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
+_FLIPPED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
+_FUNCTIONS = {
+    "lt": lax.lt,
+    "le": lax.le,
+    "gt": lax.gt,
+    "ge": lax.ge,
+    "eq": lax.eq,
+    "ne": lax.ne,
+}
+
+
+def comparison(at: At) -> Iterator[Change]:
+    """``<`` for ``<=``, or the opposite."""
+    if at.name not in _FUNCTIONS or not at.used() or _guards(at):
+        return
+    integers = all(jnp.issubdtype(atom.aval.dtype, jnp.integer) for atom in at.eqn.invars)
+    # Two floats are hardly ever equal, so that only the opposite tells anything.
+    names = [_FLIPPED[at.name]]
+    if integers and at.name in _BOUNDARY:
+        names.insert(0, _BOUNDARY[at.name])
+    for name in names:
+        yield Change(f"{at.name} -> {name}", lambda name=name: _compared(at, name))
+
+
+def guard(at: At) -> Iterator[Change]:
+    """``pl.when``: always, never, or where the neighbouring index is meant."""
+    if at.name == "cond" and _is_guard(at.eqn):
+        never, always = at.eqn.params["branches"]
+        yield Change("always", lambda: at.replaced(params=_both(at.eqn, always)))
+        yield Change("never", lambda: at.replaced(params=_both(at.eqn, never)))
+    elif at.name in _FUNCTIONS and _guards(at):
+        if not all(jnp.issubdtype(atom.aval.dtype, jnp.integer) for atom in at.eqn.invars):
+            return
+        if at.name in _BOUNDARY:
+            name = _BOUNDARY[at.name]
+            yield Change(f"{at.name} -> {name}", lambda: _compared(at, name))
+        else:
+            yield Change("of the next index", lambda: _moved(at, 1))
+            yield Change("of the index before", lambda: _moved(at, -1))
+
+
+def _compared(at: At, name: str) -> New:
+    return at.traced(lambda x, y: _FUNCTIONS[name](x, y), *at.eqn.invars)
+
+
+def _moved(at: At, by: int) -> New:
+    return at.traced(
+        lambda x, y: _FUNCTIONS[at.name](x, y + jnp.asarray(by, y.dtype)), *at.eqn.invars
+    )
+
+
+def _both(eqn: Any, branch: Any) -> dict[str, Any]:
+    return {**eqn.params, "branches": (branch, branch)}
+
+
+def _is_guard(eqn: Any) -> bool:
+    """Whether it is a ``pl.when``: two branches, no results, and one of them does nothing."""
+    branches = eqn.params["branches"]
+    if len(branches) != 2 or eqn.outvars:
+        return False
+    return not _equations(branches[0]) and bool(_equations(branches[1]))
+
+
+def _equations(branch: Any) -> Any:
+    return getattr(branch, "jaxpr", branch).eqns
+
+
+def _guards(at: At) -> bool:
+    """Whether a comparison decides about a ``pl.when`` only, directly."""
+    users = list(at.scope.users(at.eqn.outvars[0]))
+    if not users or at.scope.is_result(at.eqn.outvars[0]) or at.eqn.outvars[0].aval.shape:
+        return False
+    return all(_decides(at, user) for user in users)
+
+
+def _decides(at: At, user: Any) -> bool:
+    if user.primitive.name == "convert_element_type":
+        after = at.scope.users(user.outvars[0])
+        return bool(after) and all(each.primitive.name == "cond" for each in after)
+    return user.primitive.name == "cond" and not compat.is_literal(user.invars[0])

@@ -1,0 +1,162 @@
+"""The call of a kernel: its grid, its index maps, its aliases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pytest_pallas import compat
+from pytest_pallas.compat import BlockFacts, GridFacts
+from pytest_pallas.mutation.model import Change, Kernel
+
+
+def step(kernel: Kernel) -> Iterator[Change]:
+    """The first or the last program along an axis of the grid does nothing."""
+    for axis, size in _axes(kernel):
+        for which, words in ((0, "first"), (-1, "last")):
+            if size is None or size > 1:
+                yield Change(
+                    f"the {words} dropped",
+                    lambda axis=axis, which=which: _without(kernel, axis, which),
+                    part=f"grid axis {axis}",
+                )
+
+
+def overhang(kernel: Kernel) -> Iterator[Change]:
+    """A grid that leaves out the block that hangs over an edge, as ``n // block`` does."""
+    if kernel.eqn.primitive.name != "pallas_call":
+        return
+    facts = compat.grid_facts(kernel.eqn)
+    for axis, _ in _axes(kernel):
+        if any(_overhangs(block, facts, axis) for block in (*facts.inputs, *facts.outputs)):
+            yield Change(
+                "the partial block dropped",
+                lambda axis=axis: _without(kernel, axis, -1),
+                part=f"grid axis {axis}",
+            )
+
+
+def index_map(kernel: Kernel) -> Iterator[Change]:
+    """Components of an index map swapped, one further, or constant."""
+    if kernel.eqn.primitive.name != "pallas_call":
+        return
+    facts = compat.grid_facts(kernel.eqn)
+    for position, block in enumerate((*facts.inputs, *facts.outputs)):
+        counts = _counts(block)
+        outs = list(getattr(block.index_map, "jaxpr", block.index_map).outvars)
+        if len(outs) != len(counts):
+            continue
+        yield from _map_changes(kernel, position, counts, outs, block.name)
+
+
+def alias(kernel: Kernel) -> Iterator[Change]:
+    """Memory of an input that an output shares no more, or shares although nobody asked."""
+    if kernel.eqn.primitive.name != "pallas_call":
+        return
+    pairs = tuple(kernel.eqn.params["input_output_aliases"])
+    for pair in pairs:
+        rest = tuple(each for each in pairs if each is not pair)
+        yield Change(
+            "removed",
+            lambda rest=rest: _with_aliases(kernel, rest),
+            part=f"input {int(pair[0])} output {int(pair[1])}",
+        )
+    facts = compat.grid_facts(kernel.eqn)
+    scalars = len(facts.scalars)
+    taken = {int(each[0]) for each in pairs}, {int(each[1]) for each in pairs}
+    for source, block in enumerate(facts.inputs):
+        for target, out in enumerate(facts.outputs):
+            if source + scalars in taken[0] or target in taken[1]:
+                continue
+            if (block.shape, block.dtype, block.dims) != (out.shape, out.dtype, out.dims):
+                continue
+            yield Change(
+                "added",
+                lambda s=source + scalars, t=target: _with_aliases(kernel, (*pairs, (s, t))),
+                part=f"input {source + scalars} output {target}",
+            )
+
+
+def _axes(kernel: Kernel) -> Iterator[tuple[int, int | None]]:
+    """The axes that the body counts, and their sizes."""
+    if kernel.eqn.primitive.name != "pallas_call":
+        return
+    facts = compat.grid_facts(kernel.eqn)
+    own = [size for axis, size in enumerate(facts.grid) if axis not in facts.vmapped]
+    yield from enumerate(own)
+
+
+def _without(kernel: Kernel, axis: int, which: int) -> Any:
+    def runs() -> Any:
+        return pl.program_id(axis) != (0 if which == 0 else pl.num_programs(axis) - 1)
+
+    return compat.guarded(kernel.eqn, runs)
+
+
+def _overhangs(block: BlockFacts, facts: GridFacts, axis: int) -> bool:
+    """Whether the last block along a grid axis is a partial one, where that is easy to say."""
+    grid = [a for a in range(len(facts.grid)) if a not in facts.vmapped]
+    inner = getattr(block.index_map, "jaxpr", block.index_map)
+    variable = inner.invars[grid[axis]]
+    return any(
+        out is variable and kind == "Blocked" and size and length % size
+        for out, (kind, size, _), length in zip(
+            inner.outvars, block.dims, block.shape, strict=False
+        )
+    )
+
+
+def _counts(block: BlockFacts) -> list[int]:
+    """How many blocks there are along each axis; 0 where it does not count in blocks."""
+    return [
+        -(-length // max(size, 1)) if kind in ("Blocked", "Squeezed") else 0
+        for (kind, size, _), length in zip(block.dims, block.shape, strict=True)
+    ]
+
+
+def _map_changes(
+    kernel: Kernel, position: int, counts: list[int], outs: list[Any], name: str
+) -> Iterator[Change]:
+    part = f"index map of {name}"
+    for axis, count in enumerate(counts):
+        if count < 2:
+            continue
+
+        def further(*old: Any, axis: int = axis, count: int = count) -> list[Any]:
+            new = list(old)
+            new[axis] = ((old[axis] + 1) % count).astype(old[axis].dtype)
+            return new
+
+        def constant(*old: Any, axis: int = axis) -> list[Any]:
+            new = list(old)
+            new[axis] = jnp.zeros_like(old[axis])
+            return new
+
+        yield _mapped(kernel, position, "one further", f"{part}, axis {axis}", further)
+        if not compat.is_literal(outs[axis]):
+            yield _mapped(kernel, position, "constant", f"{part}, axis {axis}", constant)
+    for axis in range(len(counts) - 1):
+        if counts[axis] == counts[axis + 1] < 2 or 0 in counts[axis : axis + 2]:
+            continue
+        if outs[axis].aval.dtype != outs[axis + 1].aval.dtype:
+            continue
+
+        def swapped(*old: Any, axis: int = axis) -> list[Any]:
+            new = list(old)
+            # Kept within the array: beyond it, every interpreter would say so at once.
+            new[axis] = jnp.minimum(old[axis + 1], counts[axis] - 1).astype(old[axis].dtype)
+            new[axis + 1] = jnp.minimum(old[axis], counts[axis + 1] - 1).astype(old[axis].dtype)
+            return new
+
+        yield _mapped(kernel, position, "swapped", f"{part}, axes {axis}, {axis + 1}", swapped)
+
+
+def _mapped(kernel: Kernel, position: int, words: str, part: str, function: Any) -> Change:
+    return Change(words, lambda: compat.with_index_map(kernel.eqn, position, function), part=part)
+
+
+def _with_aliases(kernel: Kernel, pairs: tuple[Any, ...]) -> Any:
+    return kernel.eqn.replace(params={**kernel.eqn.params, "input_output_aliases": pairs})

@@ -1,0 +1,33 @@
+"""Random bits that are used twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+
+from pytest_pallas import compat
+from pytest_pallas.mutation.model import At, Change, New
+
+
+def randomness(at: At) -> Iterator[Change]:
+    """The same bits for every block, or for two purposes."""
+    if at.name == "prng_seed":
+        for position, seed in enumerate(at.eqn.invars):
+            if not compat.is_literal(seed) and seed.aval.shape == ():
+                yield Change(
+                    "without one of its numbers",
+                    lambda position=position: _zeroed(at, position),
+                    part=f"seed {position}",
+                )
+    elif at.name == "random_fold_in" and at.used():
+        key, _ = at.eqn.invars
+        yield Change("the key without the number", lambda: New([], [key]))
+
+
+def _zeroed(at: At, position: int) -> New:
+    operands = list(at.eqn.invars)
+    eqns, [operands[position]] = compat.equations_of(
+        lambda x: (jnp.zeros_like(x),), [operands[position]], at.eqn
+    )
+    return New([*eqns, at.eqn.replace(invars=operands)], list(at.eqn.outvars))

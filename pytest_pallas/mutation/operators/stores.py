@@ -1,0 +1,102 @@
+"""Loads and stores: left out, or in the slot beside the right one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pytest_pallas import compat
+from pytest_pallas.mutation.model import At, Change, New
+
+
+def init(at: At) -> Iterator[Change]:
+    """An accumulator that starts as whatever memory holds."""
+    if at.name == "swap" and _is_store(at) and _is_init(at):
+        yield Change("dropped", lambda: New([], [None] * len(at.eqn.outvars)))
+
+
+def store(at: At) -> Iterator[Change]:
+    """A store left out, or to the neighbouring place."""
+    if at.name not in ("swap", "addupdate") or not _is_store(at):
+        return
+    if not _is_init(at):
+        yield Change("dropped", lambda: New([], [None] * len(at.eqn.outvars)))
+    yield from _neighbours(at)
+
+
+def load(at: At) -> Iterator[Change]:
+    """A load from the neighbouring place, such as the other buffer of a pair."""
+    if at.name == "get" and at.used():
+        yield from _neighbours(at)
+
+
+def _is_store(at: At) -> bool:
+    """Whether nobody looks at what was there before."""
+    return not at.eqn.outvars or not at.used()
+
+
+def _is_init(at: At) -> bool:
+    """Whether it stores a constant in what the kernel also reads."""
+    return at.kernel.root(at.eqn.invars[0]) in at.kernel.read and at.scope.is_constant(
+        at.eqn.invars[1]
+    )
+
+
+def _neighbours(at: At) -> Iterator[Change]:
+    found = compat.indexed(at.eqn)
+    if found is None:
+        return
+    _, _, pairs = found
+    for axis, (index, size) in enumerate(pairs):
+        if hasattr(index, "start"):
+            room = _room(index, size)
+            if room:
+                yield Change(
+                    "a slice from one further",
+                    lambda axis=axis, index=index, room=room: _moved(
+                        at,
+                        axis,
+                        index.start,
+                        lambda i, room=room: jnp.where(i < room, i + 1, i - 1),
+                    ),
+                    part=f"axis {axis}",
+                )
+        elif _is_scalar(index) and isinstance(size, int) and size > 1:
+            yield Change(
+                "the next slot",
+                lambda axis=axis, index=index, size=size: _moved(
+                    at, axis, index, lambda i: (i + 1) % size
+                ),
+                part=f"axis {axis}",
+            )
+
+
+def _room(index: Any, size: Any) -> int:
+    """How far a slice could be moved."""
+    if not isinstance(size, int) or not isinstance(index.size, int):
+        return 0
+    return max(0, size - ((index.size - 1) * index.stride + 1))
+
+
+def _is_scalar(index: Any) -> bool:
+    if isinstance(index, int):
+        return True
+    aval = getattr(index, "aval", None)
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    return shape == () and dtype is not None and jnp.issubdtype(dtype, jnp.integer)
+
+
+def _moved(at: At, axis: int, index: Any, function: Any) -> New:
+    """The equation with a function of an index in place of it."""
+    if isinstance(index, int):
+        new, eqns = int(jax.device_get(function(jnp.int32(index)))), []
+    elif compat.is_literal(index):
+        value = jax.device_get(function(jnp.asarray(index.val)))
+        new, eqns = compat.literal(value, index.aval), []
+    else:
+        eqns, [new] = compat.equations_of(lambda i: (function(i).astype(i.dtype),), [index], at.eqn)
+    eqn = compat.reindexed(at.eqn, axis, new)
+    return New([*eqns, eqn], list(eqn.outvars))

@@ -1,0 +1,103 @@
+"""Asynchronous copies, semaphores, barriers: left out, shared, doubled, to the wrong device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from pytest_pallas import compat
+from pytest_pallas.mutation.model import At, Change, New
+
+#: What waits, by primitive. ``wgmma_wait`` is not among them: no interpreter can see it missing.
+_WAITS: Mapping[str, str] = {
+    "dma_wait": "dropped",
+    "semaphore_wait": "dropped",
+    "barrier_wait": "dropped",
+    "wait_smem_to_gmem": "dropped",
+    "wait_gmem_to_smem": "dropped",
+}
+_STARTS = frozenset({"dma_start", "copy_gmem_to_smem", "copy_smem_to_gmem", "async_store_smem"})
+_SIGNALS = frozenset({"semaphore_signal", "barrier_arrive"})
+_BARRIERS = frozenset({"barrier", "barrier_arrive_and_wait", "commit_smem", "cluster_barrier"})
+
+
+def wait(at: At) -> Iterator[Change]:
+    """Nobody waits."""
+    if at.name in _WAITS:
+        yield Change(_WAITS[at.name], lambda: New(), part=at.name)
+
+
+def start(at: At) -> Iterator[Change]:
+    """A copy that is waited for and never started."""
+    if at.name in _STARTS:
+        yield Change("dropped", lambda: New(), part=at.name)
+
+
+def semaphore(at: At) -> Iterator[Change]:
+    """Two copies that share a semaphore."""
+    if at.name not in ("dma_start", "dma_wait"):
+        return
+    groups = compat.operand_groups(at.eqn)
+    for name in ("target_semaphore", "source_semaphore"):
+        positions = groups.get(name, [])
+        if len(positions) != 2:  # the array of semaphores, and an index
+            continue
+        ref, index = (at.eqn.invars[position] for position in positions)
+        shape = getattr(ref.aval, "shape", ())
+        if len(shape) != 1 or shape[0] < 2 or getattr(index.aval, "shape", None) != ():
+            continue
+        yield Change(
+            "the first for all",
+            lambda position=positions[1]: _with_operand(at, position, lambda i: jnp.zeros_like(i)),
+            part=f"{at.name} {name}",
+        )
+
+
+def signal(at: At) -> Iterator[Change]:
+    """A signal left out, or given twice."""
+    if at.name in _SIGNALS:
+        yield Change("dropped", lambda: New(), part=at.name)
+        yield Change("doubled", lambda: New([at.eqn, at.eqn], []), part=at.name)
+
+
+def device(at: At) -> Iterator[Change]:
+    """A message to the device after the right one."""
+    positions = compat.operand_groups(at.eqn).get("device", [])
+    if at.name not in ("dma_start", "semaphore_signal") or not positions:
+        return
+    total = 1
+    for size in at.kernel.axes.values():
+        total *= size
+    if total < 2:
+        return
+    sizes = list(at.kernel.axes.values())
+    for number, position in enumerate(positions):
+        # One number counts all devices, or those of the only axis; several are one for each axis.
+        size = total if len(positions) == 1 else sizes[number] if number < len(sizes) else 0
+        if size < 2 or getattr(at.eqn.invars[position].aval, "shape", None) != ():
+            continue
+        yield Change(
+            "the next one",
+            lambda position=position, size=size: _with_operand(
+                at, position, lambda i: (i + 1) % size
+            ),
+            part=f"{at.name} {number}",
+        )
+
+
+def barrier(at: At) -> Iterator[Change]:
+    """Nobody waits for the others."""
+    if at.name in _BARRIERS:
+        yield Change("dropped", lambda: New(), part=at.name)
+
+
+def _with_operand(at: At, position: int, function: Any) -> New:
+    operands = list(at.eqn.invars)
+    old = operands[position]
+    eqns, [operands[position]] = compat.equations_of(
+        lambda i: (function(i).astype(i.dtype),), [old], at.eqn
+    )
+    new = at.eqn.replace(invars=operands)
+    return New([*eqns, new], list(new.outvars))

@@ -1,0 +1,170 @@
+"""Every equation of every kernel of a program, and the program with some of them replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pytest_pallas import compat
+from pytest_pallas.compat import Spot
+from pytest_pallas.mutation.model import At, Kernel, New, Scope
+
+#: What is not done with a value in a function of JAX that does one thing, such as ``jnp.where``.
+_SHAPING = frozenset(
+    {"convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "pvary", "copy"}
+)
+
+Visit = Callable[[At], New | None]
+VisitKernel = Callable[[Kernel], Any]
+
+
+def rewritten(jaxpr: Any, visit: Visit, visit_kernel: VisitKernel) -> Any:
+    """A program with what ``visit`` and ``visit_kernel`` give in place of equations.
+
+    Args:
+      jaxpr: open; of a function that calls kernels, also inside of ``jit``, ``vmap``,
+        ``shard_map``, loops and branches.
+      visit: is told of every equation of a kernel's body; None keeps it.
+      visit_kernel: is told of every kernel, and gives the equation that calls it, or None.
+
+    Returns:
+      ``jaxpr`` itself where nothing is replaced.
+    """
+    return _program(jaxpr, visit, visit_kernel, {})
+
+
+def _program(jaxpr: Any, visit: Visit, visit_kernel: VisitKernel, axes: Mapping[str, int]) -> Any:
+    eqns: list[Any] = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in compat.KERNEL_PRIMITIVES:
+            eqns.append(_kernel(eqn, visit, visit_kernel, axes))
+        elif compat.holds_kernels(eqn):
+            mesh = getattr(eqn.params.get("mesh"), "shape", None)
+            inside = {**axes, **dict(mesh)} if mesh is not None else axes
+            eqns.append(
+                compat.with_jaxprs(
+                    eqn, lambda inner, inside=inside: _program(inner, visit, visit_kernel, inside)
+                )
+            )
+        else:
+            eqns.append(eqn)
+    if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)):
+        return jaxpr
+    return compat.with_equations(jaxpr, eqns, jaxpr.outvars)
+
+
+def _kernel(eqn: Any, visit: Visit, visit_kernel: VisitKernel, axes: Mapping[str, int]) -> Any:
+    body = next(compat.sub_jaxprs(eqn), None)
+    kernel = Kernel(
+        eqn=eqn,
+        name=compat.kernel_name(eqn),
+        home=compat.home_of(body)[1] if body is not None else "",
+        axes=axes,
+    )
+    if body is not None:
+        kernel = _with_refs(kernel)
+    changed = visit_kernel(kernel)
+    if changed is not None:
+        return changed
+    return compat.with_jaxprs(eqn, lambda inner: _body(Scope(inner), kernel, visit))
+
+
+def _with_refs(kernel: Kernel) -> Kernel:
+    """The kernel with what is known of its refs."""
+    roots: dict[int, int] = {}
+    read: set[int] = set()
+    written: set[int] = set()
+    for eqn in _equations(kernel.eqn, roots):
+        if eqn.primitive.name in ("get", "swap", "addupdate", "masked_load", "masked_swap"):
+            root = roots.get(id(eqn.invars[0]), id(eqn.invars[0]))
+            reads = eqn.primitive.name in ("get", "masked_load", "addupdate")
+            (read if reads else written).add(root)
+            if eqn.primitive.name == "addupdate":
+                written.add(root)
+        elif eqn.primitive.name not in ("swap",):
+            read |= {
+                roots.get(id(atom), id(atom))
+                for atom in eqn.invars
+                if type(getattr(atom, "aval", None)).__name__.endswith("Ref")
+                and not list(compat.sub_jaxprs(eqn))
+            }
+    return replace(kernel, roots=roots, read=frozenset(read), written=frozenset(written))
+
+
+def _equations(eqn: Any, roots: dict[int, int]) -> Iterator[Any]:
+    """All equations inside an equation; ``roots`` learns which variables are the same ref."""
+    for jaxpr in compat.sub_jaxprs(eqn):
+        operands = compat.inner_operands(eqn, jaxpr)
+        if operands is not None and eqn.primitive.name not in compat.KERNEL_PRIMITIVES:
+            for inner, outer in zip(compat.inner_variables(eqn, jaxpr), operands, strict=True):
+                roots[id(inner)] = roots.get(id(outer), id(outer))
+        for inner in jaxpr.eqns:
+            yield inner
+            yield from _equations(inner, roots)
+
+
+def _body(scope: Scope, kernel: Kernel, visit: Visit, unit: tuple[Spot, ...] | None = None) -> Any:
+    """A jaxpr of a kernel's body; ``unit`` is where the function of JAX was called that it is."""
+    jaxpr = scope.jaxpr
+    names: dict[Any, Any] = {}
+    eqns: list[Any] = []
+    for old in jaxpr.eqns:
+        eqn = compat.renamed(old, names)
+        new = None
+        if unit is not None or not compat.is_machinery(old):
+            places = unit if unit is not None else compat.places_in_kernel(old)
+            if places:
+                new = visit(At(eqn, scope, kernel, places))
+        if new is None:
+            eqns.append(_inside(eqn, old, scope, kernel, visit, unit))
+            continue
+        eqns += new.eqns
+        for var, out in zip(old.outvars, new.outs, strict=False):
+            if out is not None and out is not var:
+                names[var] = out
+    outs = [out if compat.is_literal(out) else names.get(out, out) for out in jaxpr.outvars]
+    unchanged = len(eqns) == len(jaxpr.eqns) and all(
+        new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)
+    )
+    if unchanged and not names:
+        return jaxpr
+    return compat.with_equations(jaxpr, eqns, outs)
+
+
+def _inside(
+    eqn: Any,
+    old: Any,
+    scope: Scope,
+    kernel: Kernel,
+    visit: Visit,
+    unit: tuple[Spot, ...] | None,
+) -> Any:
+    """An equation, which was ``old``, with the jaxprs inside of it visited."""
+
+    def changed(inner: Any) -> Any:
+        operands = compat.inner_operands(old, inner) or ()
+        variables = compat.inner_variables(old, inner)
+        once = old.primitive.name in ("jit", "pjit", "cond")  # else it is another in each round
+        bound = {id(v): a for v, a in zip(variables, operands, strict=False)} if once else {}
+        within = Scope(inner, scope, bound)
+        if eqn.primitive.name in ("jit", "pjit") and compat.is_of_jax(inner):
+            # Traced once for all callers, so that its own lines are those of the first.
+            places = unit if unit is not None else compat.places_in_kernel(eqn)
+            if not _does_one_thing(inner) or not places or compat.is_machinery(eqn):
+                return inner
+            return _body(within, kernel, visit, places)
+        return _body(within, kernel, visit, unit)
+
+    return compat.with_jaxprs(eqn, changed)
+
+
+def _does_one_thing(jaxpr: Any) -> bool:
+    """Whether a function of JAX is one operation: what it does inside is not the user's doing."""
+    doing = [eqn for eqn in jaxpr.eqns if eqn.primitive.name not in _SHAPING]
+    if len(doing) != 1:
+        return False
+    inner = list(compat.sub_jaxprs(doing[0]))
+    if doing[0].primitive.name in ("jit", "pjit"):
+        return all(_does_one_thing(each) for each in inner)
+    return not inner

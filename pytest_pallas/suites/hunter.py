@@ -1,0 +1,225 @@
+"""Ask the checks of a spec about one mutant, those first that catch most for their time."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_pallas.backends import label
+from pytest_pallas.backends.tracing import jitted, split
+from pytest_pallas.checks import gradient
+from pytest_pallas.checks.trial import Trial, call
+from pytest_pallas.checks.verdict import ask
+from pytest_pallas.errors import MutantError, NotApplicableError
+from pytest_pallas.hunting.hunt import MOST_SECONDS, Caught, Tried
+from pytest_pallas.mutation import Mutant, mutants_of, mutated
+from pytest_pallas.mutation.canonical import canonical
+from pytest_pallas.sanitizers.runs import Runs
+from pytest_pallas.session import current
+from pytest_pallas.suites.fuzzing import drawn_calls
+from pytest_pallas.suites.item import SpecItem
+from pytest_pallas.suites.questions import Question, trial_of
+from pytest_pallas.suites.variety import shared, words_of
+
+#: Checks that also make other calls than the drawn one, so that a mutant may be in those only.
+_OTHER_CALLS = frozenset({"blocks", "vmap", "sharding", "cross"})
+
+
+@dataclass(eq=False)
+class Ask:
+    """One check of one drawn call on one backend and mesh.
+
+    Attributes:
+      part: the check.
+      asked: its question.
+      drawn: the call.
+      number: of the call, from 0.
+      caught: how many mutants it caught.
+      spent: seconds that it took.
+      asks: how often it was asked.
+      sound: whether it passes without a mutant; None if nobody knows yet.
+    """
+
+    part: SpecItem
+    asked: Question
+    drawn: Any
+    number: int
+    caught: int = 0
+    spent: float = 0.0
+    asks: int = 0
+    sound: bool | None = None
+
+    @property
+    def name(self) -> str:
+        """As in reports."""
+        mesh = "".join(f"-{axis}{size}" for axis, size in self.part.mesh.items())
+        return f"{self.part.check.name} on {label(self.part.backend)}{mesh}"
+
+    @property
+    def worth(self) -> float:
+        """Mutants caught a second, as far as known; of what was never asked that is a guess."""
+        return (self.caught + 0.5) / (self.spent + 1.0)
+
+
+@dataclass
+class Hunter:
+    """The checks of a spec.
+
+    Attributes:
+      parts: the checks, as items.
+      operators: names of the mutation operators; empty for all.
+      asks: what can be asked.
+      where: programs by place (backend, mesh, number of the call, whether it is the gradient).
+      inside: mutants by place.
+      notes: what a reader should know.
+      asking: is told the name of what is about to be asked.
+    """
+
+    parts: Sequence[SpecItem]
+    operators: Collection[str] = ()
+    asks: list[Ask] = field(default_factory=list[Ask])
+    where: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    inside: dict[Any, set[Mutant]] = field(default_factory=dict[Any, "set[Mutant]"])
+    notes: list[str] = field(default_factory=list[str])
+    asking: Callable[[str], None] = lambda _: None
+
+    def discover(self) -> list[Mutant]:
+        """Trace every call that the checks ask about, and find the mutants of their kernels.
+
+        Raises:
+          PallasTestError: the kernel cannot be traced.
+        """
+        found: dict[Mutant, None] = {}
+        for part in self.parts:
+            asked = part.question()
+            for number, drawn in enumerate(_drawn(part, asked)):
+                self.asks.append(Ask(part, asked, drawn, number))
+                for place, program in self._programs(self.asks[-1]):
+                    if place not in self.inside:
+                        self.where[place] = program
+                        self.inside[place] = set(mutants_of(program, self.operators))
+                        found.update(dict.fromkeys(mutants_of(program, self.operators)))
+        return list(found)
+
+    def _programs(self, ask_: Ask) -> Iterator[tuple[Any, Any]]:
+        """What a drawn call is traced to, and its gradient, by place."""
+        trial = trial_of(ask_.asked, ask_.drawn)
+        for differentiated in (False, True):
+            if differentiated and ask_.part.check.name != "gradient":
+                continue
+            place = self._place(ask_, differentiated)
+            if place in self.inside:
+                continue
+            made = call(trial, trial.kernel, trial.arguments.args)
+            if differentiated:
+                made = call(trial, *gradient.program(trial))
+            yield place, _traced(trial, made)
+
+    def _place(self, ask_: Ask, differentiated: bool) -> Any:
+        mesh = tuple(ask_.part.mesh.items())
+        return label(ask_.part.backend), mesh, words_of(ask_.drawn), differentiated
+
+    def _concerns(self, ask_: Ask, mutant: Mutant) -> bool:
+        """Whether the mutant can be in what a check runs."""
+        name = ask_.part.check.name
+        if name in _OTHER_CALLS:
+            return True
+        if mutant in self.inside.get(self._place(ask_, name == "gradient"), ()):
+            return True
+        return name == "grid" and mutant in self.inside.get(self._place(ask_, True), ())
+
+    def same(self, mutant: Mutant) -> str:
+        """Why a mutant is the same program in every call that was drawn; "" if it is not."""
+        count = 0
+        for place, mutants in self.inside.items():
+            if mutant not in mutants:
+                continue
+            program = self.where[place]
+            try:
+                changed = mutated(program, mutant)
+            except MutantError:
+                return ""
+            if canonical(changed) != canonical(program):
+                return ""
+            count += 1
+        return f"the same program after simplification, in {count} drawn calls" if count else ""
+
+    def attempt(self, mutant: Mutant) -> Tried:
+        """Ask about a mutant until somebody notices."""
+        asks = [each for each in self.asks if self._concerns(each, mutant)]
+        runs: dict[Any, Runs] = {}
+        examples = 0
+        for each in sorted(asks, key=lambda each: -each.worth):
+            if each.sound is False:
+                continue
+            examples += 1
+            self.asking(each.name)
+            started = time.monotonic()
+            error = self._error(each, mutant, runs)
+            each.spent += time.monotonic() - started
+            each.asks += 1
+            if isinstance(error, MutantError):
+                return Tried(None, examples, str(error))
+            if error is not None and self._sound(each):
+                each.caught += 1
+                return Tried(Caught(each.name, type(error).__name__), examples)
+        return Tried(None, examples)
+
+    def _sound(self, each: Ask) -> bool:
+        """Whether a check passes without a mutant: else its failure says nothing."""
+        if each.sound is None:
+            error = self._error(each, None, {})
+            each.sound = error is None
+            if error is not None:
+                self.notes.append(
+                    f"{each.name}, call {each.number}, fails without a mutant, and is not asked: "
+                    f"{str(error).splitlines()[0]}"
+                )
+        return each.sound
+
+    def _error(self, each: Ask, mutant: Mutant | None, runs: dict[Any, Runs]) -> Exception | None:
+        """How a check fails; None if it passes."""
+        trial = trial_of(each.asked, each.drawn)
+        trial = dataclasses.replace(
+            trial,
+            mutant=mutant,
+            runs=runs.setdefault((label(trial.backend), trial.devices), Runs()),
+            timeout=trial.timeout if mutant is None else min(trial.timeout, MOST_SECONDS),
+            golden=None,
+            dump=None,
+        )
+        try:
+            ask(each.part.check, trial, each.part.spec.name)
+        except NotApplicableError:
+            return None
+        except Exception as error:
+            return _mutant_error(error) or error
+        return None
+
+
+def _mutant_error(error: BaseException | None) -> MutantError | None:
+    """The error that says that a mutant could not be made, if that is why another was raised."""
+    while error is not None:
+        if isinstance(error, MutantError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _drawn(part: SpecItem, asked: Question) -> list[Any]:
+    """The calls that a check asks about."""
+    session = current(part.config)
+    key = (part.spec.file, part.spec.name, *part.mesh.items())
+    source = shared(session.sources, key, asked.strategy)
+    examples = part.check.examples(asked.options.max_examples)
+    return list(drawn_calls(source, asked.options.seed, examples))
+
+
+def _traced(trial: Trial, made: Any) -> Any:
+    """The closed jaxpr of a call on its backend."""
+    backend: Any = trial.backend
+    with backend.context(races=False):
+        return jitted().trace(*split(made)).jaxpr
