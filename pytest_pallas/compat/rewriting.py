@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES, sub_jaxprs
@@ -109,6 +110,41 @@ def place_of_call(eqn: Any) -> Spot | None:
         frame.end_column,
         frame.function_name,
     )
+
+
+@contextmanager
+def own_lines() -> Generator[None]:
+    """Have what is traced inside know its own lines.
+
+    Of what JAX traces for a gradient, or of a function that it evaluates again, it says the line of
+    the call that was differentiated: a kernel's body would be one line. Seen in JAX 0.11.2 and
+    0.12.0.1.
+    """
+    info = importlib.import_module("jax._src.source_info_util")
+    partial_eval = importlib.import_module("jax._src.interpreters.partial_eval")
+    state = info._source_info_context
+    original = partial_eval.trace_to_jaxpr
+
+    @functools.wraps(original)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        before = state.context
+        state.context = info.SourceInfo(None, before.name_stack)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            state.context = before
+
+    def without_lines(source: Any) -> Any:
+        stack = info.current_name_stack() + source.name_stack
+        return info.user_context(None, name_stack=stack)
+
+    derivatives = importlib.import_module("jax._src.interpreters.ad")
+    context = derivatives._name_stack_ctx
+    partial_eval.trace_to_jaxpr, derivatives._name_stack_ctx = traced, without_lines
+    try:
+        yield
+    finally:
+        partial_eval.trace_to_jaxpr, derivatives._name_stack_ctx = original, context
 
 
 def home_of(jaxpr: Any) -> tuple[str, str, int]:

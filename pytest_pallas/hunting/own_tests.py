@@ -68,12 +68,13 @@ class TestHunter:
             return (yield)
         before = self.session.observer
         self.session.observer = seen = _Seen(before)
-        try:
-            result = yield
-        finally:
-            self.session.observer = before
-        if seen.programs:
-            self._hunt(pyfuncitem, seen.programs)
+        with compat.own_lines():
+            try:
+                result = yield
+            finally:
+                self.session.observer = before
+            if seen.programs:
+                self._hunt(pyfuncitem, seen.programs)
         return result
 
     def _hunt(self, item: pytest.Function, programs: Sequence[Any]) -> None:
@@ -139,6 +140,13 @@ class TestHunter:
 
 
 def compat_label(item: pytest.Function) -> str:
+    """The backend of a test, as in records."""
+    from pytest_pallas.backends import label
+
+    return label(item.callspec.params["pallas_backend"])  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _place(item: pytest.Function) -> str:
     """The backend of a test, as in records."""
     from pytest_pallas.backends import label
 

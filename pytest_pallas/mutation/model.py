@@ -83,11 +83,13 @@ class Change:
       words: what is changed, in a few words that are the same in every shape.
       build: makes what takes its place; None where it makes no sense there.
       part: as in ``Mutant``.
+      place: where, if not where the equation was made.
     """
 
     words: str
     build: Callable[[], Any]
     part: str = ""
+    place: Spot | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -87,8 +87,9 @@ def _changes(operator: Operator, at: At) -> Iterator[tuple[Change, Mutant]]:
 def _calls(operator: Operator, kernel: Kernel) -> Iterator[tuple[Change, Mutant]]:
     if operator.call is None:
         return
-    place = compat.place_of_call(kernel.eqn)
+    called = compat.place_of_call(kernel.eqn)
     for change in operator.call(kernel):
+        place = change.place or called
         yield (
             change,
             Mutant(

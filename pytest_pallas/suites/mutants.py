@@ -96,6 +96,13 @@ class MutantsItem(SpecItem):
         return self.stash[SECONDS]
 
     def _run(self) -> None:
+        from pytest_pallas import compat
+
+        __tracebackhide__ = True
+        with compat.own_lines():
+            self._try_all()
+
+    def _try_all(self) -> None:
         from pytest_pallas.hunting.hunt import hunt, sampled, stale
         from pytest_pallas.hunting.journal import Journal
         from pytest_pallas.suites.hunter import Hunter

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pytest_pallas import compat
-from pytest_pallas.compat import BlockFacts, GridFacts
+from pytest_pallas.compat import BlockFacts, GridFacts, Spot
+from pytest_pallas.mutation.canonical import canonical
 from pytest_pallas.mutation.model import Change, Kernel
 
 
@@ -73,11 +74,22 @@ def alias(kernel: Kernel) -> Iterator[Change]:
                 continue
             if (block.shape, block.dtype, block.dims) != (out.shape, out.dtype, out.dims):
                 continue
+            if _read_first(block, out):
+                continue
             yield Change(
                 "added",
                 lambda s=source + scalars, t=target: _with_aliases(kernel, (*pairs, (s, t))),
                 part=f"input {source + scalars} output {target}",
             )
+
+
+def _read_first(block: BlockFacts, out: BlockFacts) -> bool:
+    """Whether each program reads a block of an input just before it writes that of the output.
+
+    Then both may share memory, and nothing changes.
+    """
+    whole = block.space in ("any", "hbm") or out.space in ("any", "hbm")
+    return not whole and canonical(block.index_map) == canonical(out.index_map)
 
 
 def _axes(kernel: Kernel) -> Iterator[tuple[int, int | None]]:
@@ -121,6 +133,7 @@ def _map_changes(
     kernel: Kernel, position: int, counts: list[int], outs: list[Any], name: str
 ) -> Iterator[Change]:
     part = f"index map of {name}"
+    home = _line_of(kernel, position)
     for axis, count in enumerate(counts):
         if count < 2:
             continue
@@ -135,9 +148,9 @@ def _map_changes(
             new[axis] = jnp.zeros_like(old[axis])
             return new
 
-        yield _mapped(kernel, position, "one further", f"{part}, axis {axis}", further)
+        yield _mapped(kernel, position, "one further", f"{part}, axis {axis}", further, home)
         if not compat.is_literal(outs[axis]):
-            yield _mapped(kernel, position, "constant", f"{part}, axis {axis}", constant)
+            yield _mapped(kernel, position, "constant", f"{part}, axis {axis}", constant, home)
     for axis in range(len(counts) - 1):
         if counts[axis] == counts[axis + 1] < 2 or 0 in counts[axis : axis + 2]:
             continue
@@ -151,11 +164,28 @@ def _map_changes(
             new[axis + 1] = jnp.minimum(old[axis], counts[axis + 1] - 1).astype(old[axis].dtype)
             return new
 
-        yield _mapped(kernel, position, "swapped", f"{part}, axes {axis}, {axis + 1}", swapped)
+        axes = f"{part}, axes {axis}, {axis + 1}"
+        yield _mapped(kernel, position, "swapped", axes, swapped, home)
 
 
-def _mapped(kernel: Kernel, position: int, words: str, part: str, function: Any) -> Change:
-    return Change(words, lambda: compat.with_index_map(kernel.eqn, position, function), part=part)
+def _line_of(kernel: Kernel, position: int) -> Spot | None:
+    """Where an index map is written, if somebody wrote one."""
+    block = kernel.eqn.params["grid_mapping"].block_mappings[position]
+    name, file, line = compat.home_of(block.index_map_jaxpr)
+    if not line or "/jax/_src/" in file:
+        return None
+    return Spot(file, line, 0, line, 0, name)
+
+
+def _mapped(
+    kernel: Kernel, position: int, words: str, part: str, function: Any, home: Spot | None
+) -> Change:
+    return Change(
+        words,
+        lambda: compat.with_index_map(kernel.eqn, position, function),
+        part=part,
+        place=home,
+    )
 
 
 def _with_aliases(kernel: Kernel, pairs: tuple[Any, ...]) -> Any:
