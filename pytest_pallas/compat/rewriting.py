@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -21,6 +21,9 @@ _MACHINERY = (
     "/lax/control_flow/loops.py",
     "/lax/control_flow/for_loop.py",
 )
+
+#: Files of JAX that trace a kernel's body: what is outside of them is not the kernel.
+_CALLERS = ("/pallas/pallas_call.py", "/pallas/mpmd.py", "/pallas/core.py")
 
 
 class Spot(NamedTuple):
@@ -69,12 +72,8 @@ def _frames(traceback: Any) -> tuple[tuple[Spot, ...], bool]:
     codes, instructions = traceback.raw_frames()
     user: list[Spot] = []
     machinery = False
-    last = max(
-        (i for i, code in enumerate(codes) if "/jax/_src/pallas/" in code.co_filename),
-        default=len(codes),
-    )
-    for position, (code, instruction) in enumerate(zip(codes, instructions, strict=True)):
-        if position >= last:
+    for code, instruction in zip(codes, instructions, strict=True):
+        if user and code.co_filename.endswith(_CALLERS):
             break
         if info.is_user_filename(code.co_filename):
             frame = info.raw_frame_to_frame(code, instruction)
@@ -343,10 +342,21 @@ def operand_groups(eqn: Any) -> Mapping[str, list[int]]:
         parts = tree.tree_unflatten(structure, positions)
     if len(parts) == 9:  # JAX 0.11.2: each ref is followed by its transforms
         parts = (parts[0:2], parts[2:4], parts[4:6], parts[6:8], parts[8])
-    return {
-        name: [leaf for leaf in tree.tree_leaves(part) if isinstance(leaf, int)]
-        for name, part in zip(names, parts, strict=False)
-    }
+    return {name: list(_positions(part)) for name, part in zip(names, parts, strict=False)}
+
+
+def _positions(part: Any) -> Iterator[int]:
+    """The numbers in what was unflattened; a ref with its transforms is no pytree of JAX's."""
+    tree = importlib.import_module("jax.tree_util")
+    if hasattr(part, "ref") and hasattr(part, "transforms"):
+        yield from _positions(part.ref)
+        yield from _positions(part.transforms)
+        return
+    for leaf in tree.tree_leaves(part):
+        if isinstance(leaf, int) and not isinstance(leaf, bool):
+            yield leaf
+        elif hasattr(leaf, "ref") and hasattr(leaf, "transforms"):
+            yield from _positions(leaf)
 
 
 def guarded(eqn: Any, condition: Callable[[], Any]) -> Any:

@@ -31,6 +31,7 @@ class Reporter:
         self.order: dict[str, int] = {}
         self.written: list[tuple[bool, str]] = []
         self.costs = ""
+        self.least = ""
 
     def pytest_report_header(self) -> list[str]:
         """Say what this session runs on."""
@@ -57,6 +58,7 @@ class Reporter:
         """Write the results, however the session ended."""
         self.records.sort(key=lambda record: self.order.get(record.test, len(self.order)))
         self._record_costs(session)
+        self._require_score(session)
         if self.session.options.results is None and self.session.options.html is None:
             return
         from pytest_pallas.report.files import write_files
@@ -77,6 +79,24 @@ class Reporter:
             self.costs = f"--pallas-cost: {error}"
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
+    def _require_score(self, session: pytest.Session) -> None:
+        """Fail the run if fewer mutants were caught than somebody wants."""
+        least = self.session.options.mutate_min
+        if self.session.options.mutate is None or not least:
+            return
+        from pytest_pallas.report import mutants
+
+        score = mutants.total(mutants.groups(self.records))
+        if score is None:
+            self.least = f"--pallas-mutate-min={least:g}: no mutant was tried"
+        elif score < least:
+            self.least = f"--pallas-mutate-min={least:g}: the score is {score:.1f} %"
+        if self.least and session.exitstatus in (
+            pytest.ExitCode.OK,
+            pytest.ExitCode.NO_TESTS_COLLECTED,
+        ):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the tables."""
         if not self.records:
@@ -85,14 +105,16 @@ class Reporter:
             self._tell_files(terminalreporter)
             return
         from pytest_pallas import compat
-        from pytest_pallas.report import compilers, goldens, inputs, summary, terminal
+        from pytest_pallas.report import compilers, goldens, inputs, mutants, summary, terminal
 
         width = compat.terminal_width(terminalreporter)
         color = bool(terminalreporter.hasmarkup)
         terminalreporter.write_sep("=", "pallas")
         families = self.session.families
         verbosity = self.session.config.get_verbosity()
-        executed, compiled = compilers.split(self.records, families.values())
+        tried = mutants.groups(self.records)
+        rest = [record for record in self.records if not record.mutants]
+        executed, compiled = compilers.split(rest, families.values())
         if executed:
             names = list(families)
             terminalreporter.write_line(
@@ -112,6 +134,10 @@ class Reporter:
             width = max(width, WIDTH_OF_FILES)
         for text in compilers.sections(compiled, width=width, color=color):
             terminalreporter.write_line(text)
+        for text in mutants.sections(tried, width=width, color=color, every=verbosity > 0):
+            terminalreporter.write_line(text)
+        if self.least:
+            terminalreporter.write_line(self.least, red=True)
         if self.costs:
             terminalreporter.write_line(self.costs)
         for line in goldens.summary(self.session, self.records):

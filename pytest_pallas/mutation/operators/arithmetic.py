@@ -89,9 +89,9 @@ def product(at: At) -> Iterator[Change]:
     ((contracted, others), (batch, other_batch)) = at.eqn.params["dimension_numbers"]
     shape = at.eqn.outvars[0].aval.shape
     if left.aval.dtype == right.aval.dtype and left is not right:
-        swapped = ((others, contracted), (other_batch, batch))
-        if _product_shape(right.aval.shape, left.aval.shape, swapped) == shape:
-            yield Change("operands swapped", lambda: _product(at, (right, left), swapped))
+        numbers = at.eqn.params["dimension_numbers"]
+        if _product_shape(right.aval.shape, left.aval.shape, numbers) == shape:
+            yield Change("operands swapped", lambda: _product(at, (right, left), numbers))
     for side, name in ((0, "left"), (1, "right")):
         dims = [list(contracted), list(others)]
         used = {*dims[side], *(batch, other_batch)[side]}

@@ -91,11 +91,11 @@ def _is_scalar(index: Any) -> bool:
 
 def _moved(at: At, axis: int, index: Any, function: Any) -> New:
     """The equation with a function of an index in place of it."""
-    if isinstance(index, int):
-        new, eqns = int(jax.device_get(function(jnp.int32(index)))), []
-    elif compat.is_literal(index):
-        value = jax.device_get(function(jnp.asarray(index.val)))
-        new, eqns = compat.literal(value, index.aval), []
+    if isinstance(index, int) or compat.is_literal(index):
+        with jax.ensure_compile_time_eval():
+            value = int(function(jnp.int32(getattr(index, "val", index))))
+        eqns = []
+        new = value if isinstance(index, int) else compat.literal(value, index.aval)
     else:
         eqns, [new] = compat.equations_of(lambda i: (function(i).astype(i.dtype),), [index], at.eqn)
     eqn = compat.reindexed(at.eqn, axis, new)

@@ -1,0 +1,158 @@
+"""What became of the mutants of each kernel, from records only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pytest_pallas.hunting.verdict import Verdict, from_json, score
+from pytest_pallas.record import Record
+from pytest_pallas.report.tables import rendered
+
+#: Which of several verdicts about a mutant counts, the strongest first: one test that catches it
+#: is enough.
+_STRENGTH = ("caught", "equivalent", "survived", "untried")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The mutants of a kernel.
+
+    Attributes:
+      kernel: its name.
+      family: of its spec; "" for kernels of tests of one's own.
+      verdicts: one for each mutant, in the order of the source.
+      notes: marks of equivalent mutants that are none, and checks that fail without a mutant.
+      seconds: how long it took.
+    """
+
+    kernel: str
+    family: str
+    verdicts: list[Verdict]
+    notes: list[str] = field(default_factory=list[str])
+    seconds: float = 0.0
+
+    @property
+    def score(self) -> float | None:
+        """The percentage of mutants that were caught; None if none was tried."""
+        return score(self.verdicts)
+
+    def count(self, status: str) -> int:
+        """How many mutants have a status."""
+        return sum(verdict.status == status for verdict in self.verdicts)
+
+
+def groups(records: Sequence[Record]) -> list[Group]:
+    """The mutants by kernel, the worst score first.
+
+    Several tests may have tried a mutant: it is caught if one of them caught it.
+    """
+    found: dict[tuple[str, str], dict[str, Verdict]] = {}
+    notes: dict[tuple[str, str], list[str]] = {}
+    seconds: Counter[tuple[str, str]] = Counter()
+    for record in records:
+        for plain in record.mutants:
+            verdict = from_json(plain)
+            name = (record.family, record.kernel if record.family else verdict.kernel)
+            known = found.setdefault(name, {})
+            before = known.get(verdict.key)
+            if before is None or _rank(verdict) < _rank(before):
+                known[verdict.key] = verdict
+            notes.setdefault(name, [])
+            seconds[name] += verdict.seconds  # pyright: ignore[reportArgumentType]
+        if record.mutants and record.family:
+            notes[record.family, record.kernel] += record.notes
+    made = [
+        Group(
+            kernel=kernel,
+            family=family,
+            verdicts=list(verdicts.values()),
+            notes=list(dict.fromkeys(notes[family, kernel])),
+            seconds=seconds[family, kernel],
+        )
+        for (family, kernel), verdicts in found.items()
+    ]
+    return sorted(made, key=lambda group: 101.0 if group.score is None else group.score)
+
+
+def total(made: Sequence[Group]) -> float | None:
+    """The score over all kernels."""
+    return score([verdict for group in made for verdict in group.verdicts])
+
+
+def sections(made: Sequence[Group], *, width: int, color: bool, every: bool) -> Iterator[str]:
+    """The table of kernels, what survived, and the score, as text.
+
+    Args:
+      made: the mutants by kernel.
+      width: columns of the terminal.
+      color: whether it has colours.
+      every: whether equivalent mutants are listed, too.
+    """
+    if not made:
+        return
+    yield "mutants"
+    yield _table(made, width=width, color=color)
+    for group in made:
+        listed = [v for v in group.verdicts if v.status == "survived" or (every and _told(v))]
+        for verdict in listed:
+            yield from _lines(group, verdict)
+        for note in group.notes:
+            yield f"  {group.kernel}: {note}"
+    overall = total(made)
+    counts = Counter(verdict.status for group in made for verdict in group.verdicts)
+    told = [
+        f"{sum(counts.values())} mutants",
+        *(f"{counts[s]} {s}" for s in _STRENGTH if counts[s]),
+    ]
+    yield f"score {'-' if overall is None else f'{overall:.1f} %'}: {', '.join(told)}"
+
+
+def _rank(verdict: Verdict) -> int:
+    return _STRENGTH.index(verdict.status)
+
+
+def _told(verdict: Verdict) -> bool:
+    return verdict.status in ("equivalent", "untried")
+
+
+def _lines(group: Group, verdict: Verdict) -> Iterator[str]:
+    part = f" ({verdict.part})" if verdict.part else ""
+    yield f"  {verdict.status}  {group.kernel}  {verdict.operator}: {verdict.change}{part}"
+    yield f"            {verdict.where}{_callers(verdict)}"
+    if verdict.source:
+        yield f"            > {verdict.source}"
+    if verdict.reason:
+        yield f"            {verdict.reason}"
+
+
+def _callers(verdict: Verdict) -> str:
+    _, called, rest = verdict.path.partition(", called in ")
+    return f"{called}{rest}"
+
+
+def _table(made: Sequence[Group], *, width: int, color: bool) -> str:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    table.add_column("kernel")
+    for name in ("mutants", "caught", "survived", "equivalent", "untried", "score", "by"):
+        table.add_column(name, justify="left" if name == "by" else "right")
+    for group in made:
+        value = group.score
+        style = "" if value is None else "green" if value == 100 else "red"
+        table.add_row(
+            group.kernel,
+            str(len(group.verdicts)),
+            *(str(group.count(s)) for s in ("caught", "survived", "equivalent", "untried")),
+            f"[{style}]{value:.0f} %[/{style}]" if value is not None else "-",
+            _by(group),
+        )
+    return rendered(table, width=width, color=color)
+
+
+def _by(group: Group) -> str:
+    """Which checks caught how many, the most first."""
+    counts = Counter(v.by.partition(" on ")[0] for v in group.verdicts if v.status == "caught")
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common(3))

@@ -1,0 +1,333 @@
+"""Each operator makes the mistake that it is named after, and what it makes runs."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from mutated import VMEM, X, found, kernel, one, ran, traced
+
+from pytest_pallas.errors import DmaError, KernelError
+from pytest_pallas.mutation import NAMES, OPERATORS, mutants_of
+from pytest_pallas.numerics import epsilon
+
+COLUMNS = 100
+
+
+def _columns(shape):
+    return jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+
+
+def _answer(body, *args, operator, change, part="", **more):
+    """What a kernel answers with its only mutant of a kind."""
+    call = kernel(body, (8, 128), **more)
+    mutant = one(call, *args, operator=operator, change=change, part=part)
+    return ran(call, *args, mutant=mutant).unwrap()
+
+
+def test_every_operator_says_what_it_is():
+    assert len(set(NAMES)) == len(OPERATORS)
+    for operator in OPERATORS:
+        assert operator.mistake
+        assert operator.before != operator.after
+        assert (operator.operate is None) != (operator.call is None)
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"), [("lt -> le", COLUMNS + 1), ("lt -> ge", slice(COLUMNS, None))]
+)
+def test_comparison(change, kept):
+    def body(x_ref, o_ref):
+        o_ref[...] = jnp.where(_columns((8, 128)) < COLUMNS, x_ref[...], 0.0)
+
+    kept = slice(None, kept) if isinstance(kept, int) else kept
+    wanted = np.zeros_like(X)
+    wanted[:, kept] = X[:, kept]
+    answer = _answer(body, X, operator="comparison", change=change)
+    np.testing.assert_array_equal(answer, wanted)
+
+
+def test_floats_are_compared_the_other_way_only():
+    def body(x_ref, o_ref):
+        o_ref[...] = jnp.where(x_ref[...] > 3.0, x_ref[...], 0.0)
+
+    assert found(kernel(body, (8, 128)), X, operators=("comparison",)) == ["comparison: gt -> le"]
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ("dropped", X),
+        ("inverted", np.where(np.arange(128) < COLUMNS, np.float32(0), X)),
+    ],
+)
+def test_mask(change, wanted):
+    def body(x_ref, o_ref):
+        o_ref[...] = jnp.where(_columns((8, 128)) < COLUMNS, x_ref[...], 0.0)
+
+    np.testing.assert_array_equal(_answer(body, X, operator="mask", change=change), wanted)
+
+
+def test_and_for_or():
+    def body(x_ref, o_ref):
+        columns = _columns((8, 128))
+        o_ref[...] = jnp.where((columns > 2) & (columns < 5), x_ref[...], 0.0)
+
+    answer = _answer(body, X, operator="mask", change="and -> or")
+    np.testing.assert_array_equal(answer, X)
+
+
+def _summing(x_ref, o_ref):
+    step = pl.program_id(0)
+
+    @pl.when(step == 0)
+    def _():
+        o_ref[...] = jnp.zeros_like(o_ref)
+
+    o_ref[...] += x_ref[...]
+
+
+SUMMED = {
+    "grid": (4,),
+    "blocks": [pl.BlockSpec((8, 128), lambda k: (0, k))],
+    "out_block": pl.BlockSpec((8, 128), lambda k: (0, 0)),
+}
+WIDE = np.arange(8 * 512, dtype=np.float32).reshape(8, 512)
+PARTS = [WIDE[:, 128 * k : 128 * (k + 1)] for k in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("operator", "change", "part", "wanted"),
+    [
+        ("guard", "always", "", PARTS[3]),
+        ("guard", "never", "", np.full_like(X, np.nan)),
+        ("guard", "of the next index", "", sum(PARTS[1:])),
+        ("init", "dropped", "", np.full_like(X, np.nan)),
+        ("step", "the last dropped", "", sum(PARTS[:3])),
+        ("step", "the first dropped", "", np.full_like(X, np.nan)),
+        ("index_map", "constant", "x_ref", 4 * PARTS[0]),
+        ("index_map", "one further", "x_ref", sum(PARTS)),
+        ("arithmetic", "add -> sub", "", -sum(PARTS)),
+    ],
+)
+def test_a_sum_over_a_grid(operator, change, part, wanted):
+    answer = _answer(_summing, WIDE, operator=operator, change=change, part=part, **SUMMED)
+    np.testing.assert_array_equal(answer, wanted)
+
+
+def test_the_partial_block_is_dropped_only_where_there_is_one():
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] + 1.0
+
+    def call(x):
+        return pl.pallas_call(
+            body,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            grid=(pl.cdiv(x.shape[0], 8),),
+            in_specs=[pl.BlockSpec((8, 128), lambda i: (i, 0))],
+            out_specs=pl.BlockSpec((8, 128), lambda i: (i, 0)),
+        )(x)
+
+    odd, even = WIDE.reshape(-1, 128)[:20], WIDE.reshape(-1, 128)[:16]
+    assert not found(call, even, operators=("overhang",))
+    mutant = one(call, odd, operator="overhang", change="the partial block dropped")
+    answer = ran(call, odd, mutant=mutant).unwrap()
+    np.testing.assert_array_equal(answer[:16], odd[:16] + 1)
+    assert not np.equal(answer[16:], odd[16:] + 1).any()
+
+
+@pytest.mark.parametrize(("change", "factor"), [("dropped", 1.0), ("squared", 0.25)])
+def test_scale(change, factor):
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 0.5
+
+    answer = _answer(body, X, operator="scale", change=change)
+    np.testing.assert_array_equal(answer, X * np.float32(factor))
+
+
+def test_a_product_of_two_arrays_has_no_scale():
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * x_ref[...]
+
+    assert not found(kernel(body, (8, 128)), X, operators=("scale",))
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ("operands swapped", lambda x, y: y @ x),
+        ("the left operand transposed", lambda x, y: x.T @ y),
+        ("the right operand transposed", lambda x, y: x @ y.T),
+    ],
+)
+def test_product(change, wanted):
+    def body(x_ref, y_ref, o_ref):
+        o_ref[...] = jnp.dot(x_ref[...], y_ref[...], precision="highest")
+
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(-4, 5, (2, 128, 128)).astype(np.float32)
+    call = kernel(body, (128, 128))
+    answer = ran(call, x, y, mutant=one(call, x, y, operator="product", change=change)).unwrap()
+    np.testing.assert_array_equal(answer, wanted(x, y))
+
+
+def test_the_axis_summed_over_is_changed_only_where_the_shapes_allow_it():
+    def body(x_ref, y_ref, o_ref):
+        o_ref[...] = jnp.dot(x_ref[...], y_ref[...])
+
+    y = np.ones((128, 256), np.float32)
+    assert not found(kernel(body, (8, 256)), X, y, operators=("product",))
+
+
+def test_accumulation():
+    def body(x_ref, y_ref, o_ref):
+        o_ref[...] = jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+
+    x, y = np.full((8, 128), 1.01, np.float32), np.full((128, 128), 1.0, np.float32)
+    call = kernel(body, (8, 128))
+    mutant = one(call, x, y, operator="accumulation", change="float32 -> bfloat16")
+    right, wrong = ran(call, x, y).unwrap(), ran(call, x, y, mutant=mutant).unwrap()
+    error = np.abs(right - wrong).max() / np.abs(right).max()
+    assert 0 < error <= epsilon(jnp.bfloat16.dtype)
+
+
+def test_cast():
+    def body(x_ref, o_ref):
+        o_ref[...] = (x_ref[...] * x_ref[...]).astype(jnp.bfloat16).astype(jnp.float32)
+
+    x = np.full((8, 128), 1 + 2**-7 + 2**-9, np.float32)
+    early = x.astype(jnp.bfloat16).astype(np.float32)
+    answer = _answer(body, x, operator="cast", change="to bfloat16 before mul")
+    np.testing.assert_array_equal(answer, (early * early).astype(jnp.bfloat16).astype(np.float32))
+
+
+def _slots(x_ref, o_ref, scratch):
+    for row in range(8):
+        scratch[row] = x_ref[row] * (row + 1.0)
+    for row in range(8):
+        o_ref[row] = scratch[row]
+
+
+@pytest.mark.parametrize(
+    ("operator", "wanted"),
+    [
+        ("load", np.roll(X * np.arange(1, 9, dtype=np.float32)[:, None], -1, 0)),
+        ("store", np.roll(X * np.arange(1, 9, dtype=np.float32)[:, None], 1, 0)),
+    ],
+)
+def test_neighbouring_slots(operator, wanted):
+    call = kernel(_slots, (8, 128), scratch=[VMEM])
+    # Both loops are a line each; the first is the one that loads from x, or stores to scratch.
+    mutants = [m for m in mutants_of(traced(call, X), (operator,)) if m.change == "the next slot"]
+    chosen = mutants[-1 if operator == "load" else 0]
+    answer = ran(call, X, mutant=chosen).unwrap()
+    np.testing.assert_array_equal(answer, wanted)
+
+
+def test_a_store_is_dropped():
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    assert np.isnan(_answer(body, X, operator="store", change="dropped")).all()
+
+
+def _copying(x_ref, o_ref, sems):
+    first = pltpu.make_async_copy(x_ref.at[0:4], o_ref.at[0:4], sems.at[0])
+    second = pltpu.make_async_copy(x_ref.at[4:8], o_ref.at[4:8], sems.at[1])
+    first.start()
+    second.start()
+    first.wait()
+    second.wait()
+
+
+@pytest.mark.parametrize(
+    ("operator", "change", "error"),
+    [("wait", "dropped", DmaError), ("start", "dropped", KernelError)],
+)
+def test_copies(operator, change, error):
+    call = kernel(
+        _copying,
+        (8, 128),
+        scratch=[pltpu.SemaphoreType.DMA((2,))],
+        blocks=[pl.BlockSpec(memory_space=pl.ANY)],
+        out_block=pl.BlockSpec(memory_space=pl.ANY),
+    )
+    mutants = mutants_of(traced(call, X), (operator,))
+    assert len(mutants) == 2
+    for mutant in mutants:
+        assert mutant.change == change
+        assert isinstance(ran(call, X, mutant=mutant).error, error)
+
+
+def test_shared_semaphores_are_of_the_slot_that_is_not_the_first():
+    call = kernel(
+        _copying,
+        (8, 128),
+        scratch=[pltpu.SemaphoreType.DMA((2,))],
+        blocks=[pl.BlockSpec(memory_space=pl.ANY)],
+        out_block=pl.BlockSpec(memory_space=pl.ANY),
+    )
+    mutants = found(call, X, operators=("semaphore",))
+    assert set(mutants) == {"semaphore: the first for all"}
+
+
+def test_an_alias_is_removed():
+    def body(x_ref, o_ref, sem):
+        copy = pltpu.make_async_copy(x_ref.at[0:4], o_ref.at[4:8], sem)
+        copy.start()
+        copy.wait()
+
+    call = kernel(
+        body,
+        (8, 128),
+        input_output_aliases={0: 0},
+        scratch=[pltpu.SemaphoreType.DMA],
+        blocks=[pl.BlockSpec(memory_space=pl.ANY)],
+        out_block=pl.BlockSpec(memory_space=pl.ANY),
+    )
+    mutant = one(call, X, operator="alias", change="removed")
+    right, wrong = ran(call, X).unwrap(), ran(call, X, mutant=mutant).unwrap()
+    np.testing.assert_array_equal(right, np.concatenate([X[:4], X[:4]]))
+    np.testing.assert_array_equal(wrong[4:], X[:4])
+    assert np.isnan(wrong[:4]).all()
+
+
+def test_an_alias_is_added_only_where_blocks_are_not_the_same():
+    def body(x_ref, y_ref, o_ref):
+        o_ref[...] = x_ref[...] + y_ref[...]
+
+    def call(x, y):
+        block = pl.BlockSpec((8, 128), lambda i: (i, 0))
+        return pl.pallas_call(
+            body,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            grid=(2,),
+            in_specs=[block, pl.BlockSpec((8, 128), lambda i: (1 - i, 0))],
+            out_specs=block,
+        )(x, y)
+
+    x = np.ones((16, 128), np.float32)
+    [mutant] = found(call, x, x, operators=("alias",))
+    assert mutant == "alias: added"
+    assert one(call, x, x, operator="alias", change="added").part == "input 1 output 0"
+
+
+def test_random_bits_are_reused():
+    def body(key_ref, o_ref):
+        pltpu.prng_seed(key_ref[0], pl.program_id(0))
+        o_ref[...] = jnp.zeros_like(o_ref)
+
+    call = kernel(
+        body,
+        (16, 128),
+        grid=(2,),
+        blocks=[pl.BlockSpec(memory_space=pltpu.SMEM)],
+        out_block=pl.BlockSpec((8, 128), lambda i: (i, 0)),
+    )
+    assert found(call, np.zeros(1, np.int32), operators=("random",)) == [
+        "random: without one of its numbers",
+        "random: without one of its numbers",
+    ]
