@@ -285,8 +285,8 @@ def indexed(eqn: Any) -> tuple[Any, list[Any], list[Any]] | None:
     JAX 0.11.2 and 0.12.0.1.
     """
     count = {"get": 1, "swap": 2, "addupdate": 2}.get(eqn.primitive.name)
-    if count is None or "tree" not in eqn.params:
-        return None
+    if count is None or "tree" not in eqn.params or "has_mask" in eqn.params:
+        return None  # those of SparseCores are others
     tree = importlib.import_module("jax.tree_util")
     transforms = tree.tree_unflatten(eqn.params["tree"], eqn.invars[count:])
     if not isinstance(transforms, tuple) or not transforms:
@@ -359,11 +359,12 @@ def _positions(part: Any) -> Iterator[int]:
             yield from _positions(leaf)
 
 
-def guarded(eqn: Any, condition: Callable[[], Any]) -> Any:
+def guarded(eqn: Any, condition: Callable[[], Any], axes: Mapping[str, int]) -> Any:
     """A ``pallas_call`` whose programs do nothing where a condition does not hold.
 
     Args:
       eqn: the equation.
+      axes: sizes of the mesh axes around it.
       condition: traces a scalar bool; it may ask for ``pl.program_id`` and ``pl.num_programs``.
 
     Seen in JAX 0.11.2 and 0.12.0.1.
@@ -383,7 +384,8 @@ def guarded(eqn: Any, condition: Callable[[], Any]) -> Any:
         return []
 
     wrapped = wrapping.wrap_init(run, debug_info=body.debug_info)
-    with eqn.params["grid_mapping"].trace_env():
+    named = core.extend_axis_env_nd(list(axes.items()))
+    with named, eqn.params["grid_mapping"].trace_env():
         traced = partial_eval.trace_to_jaxpr_dynamic(wrapped, [var.aval for var in body.invars])
     new = traced[0].replace(debug_info=body.debug_info)
     return eqn.replace(params={**eqn.params, "jaxpr": new})

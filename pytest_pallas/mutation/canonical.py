@@ -22,6 +22,7 @@ _FOLDED: Mapping[str, Callable[..., Any]] = {
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "not": np.invert,
+    "rem": np.fmod,
     "lt": np.less,
     "le": np.less_equal,
     "gt": np.greater,
@@ -97,6 +98,10 @@ def _equation(
         branches = [canonical(branch) for branch in eqn.params["branches"]]
         if len(set(branches)) == 1:
             operands = [("any",), *operands[1:]]
+    if name == "dma_wait":  # it counts bytes: where they went makes no difference
+        groups = compat.operand_groups(eqn)
+        for position in (*groups.get("source", ()), *groups.get("target", ())):
+            operands[position] = ("any",)
     words = (name, _params(eqn), tuple(operands))
     if eqn.effects:
         counter[0] += 1

@@ -105,7 +105,7 @@ def _without(kernel: Kernel, axis: int, which: int) -> Any:
     def runs() -> Any:
         return pl.program_id(axis) != (0 if which == 0 else pl.num_programs(axis) - 1)
 
-    return compat.guarded(kernel.eqn, runs)
+    return compat.guarded(kernel.eqn, runs, kernel.axes)
 
 
 def _overhangs(block: BlockFacts, facts: GridFacts, axis: int) -> bool:

@@ -40,10 +40,10 @@
     setTimeout(() => { button.textContent = "Copy"; }, 2000);
   });
 
-  // A link to a kernel opens it.
+  // A link to a kernel, or to its mutants, opens it.
   const opened = (hash) => {
-    const kernel = hash.startsWith("#kernel-") && find(hash.slice(1));
-    if (!kernel) return;
+    const kernel = /^#(kernel|mutants)-/.test(hash) && find(hash.slice(1));
+    if (!kernel || kernel.tagName !== "DETAILS") return;
     kernel.hidden = false;
     kernel.open = true;
     const summary = kernel.querySelector("summary");
@@ -52,15 +52,16 @@
   };
   addEventListener("hashchange", () => opened(location.hash));
   document.addEventListener("click", (event) => {
-    const link = event.target.closest('a[href^="#kernel-"]');
+    const link = event.target.closest('a[href^="#kernel-"], a[href^="#mutants-"]');
     if (link && link.getAttribute("href") === location.hash) opened(location.hash);
   });
   opened(location.hash);
 
-  // Printed are the failures, all of them.
+  // Printed are the failures and the mutants that survived, all of them.
   let closed = [];
   addEventListener("beforeprint", () => {
-    closed = [...document.querySelectorAll('details.kernel[data-state="failed"]:not([open])')];
+    closed = [...document.querySelectorAll(
+      'details.kernel:is([data-state="failed"], [data-state="survived"]):not([open])')];
     for (const each of closed) each.open = true;
   });
   addEventListener("afterprint", () => { for (const each of closed) each.open = false; });
@@ -75,7 +76,7 @@
     for (const each of document.querySelectorAll('details.kernel[data-state="failed"]')) each.open = true;
   });
   find("close-all").addEventListener("click", () => {
-    for (const each of document.querySelectorAll("details.kernel[open]")) each.open = false;
+    for (const each of document.querySelectorAll("#details details.kernel[open]")) each.open = false;
   });
 
   const search = find("search"), family = find("family"), backend = find("backend");

@@ -16,7 +16,8 @@ from pytest_pallas.report.drawings.bars import stacked
 from pytest_pallas.report.drawings.svg import clean
 from pytest_pallas.report.html import costs
 from pytest_pallas.report.html.coverage import coverage
-from pytest_pallas.report.html.kernels import BAD, MOST_DRAWN, kernels, times
+from pytest_pallas.report.html.kernels import BAD, MOST_DRAWN, Kernel, kernels, times
+from pytest_pallas.report.html.mutants import Mutants, mutants, others
 
 _HERE = Path(__file__).parent
 
@@ -51,10 +52,11 @@ def page(
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    count = Counter(record.outcome for record in records)
+    tried, rest = mutants(records), others(records)
+    count = Counter(record.outcome for record in rest)
     bad = sum(count[outcome] for outcome in BAD)
-    backends = _backends(records, families)
-    rows = kernels(records, backends)
+    backends = _backends(rest, families)
+    rows = kernels(rest, backends)
     style, script = (_HERE.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     environment_ = Environment(
         loader=FileSystemLoader(_HERE),
@@ -70,7 +72,8 @@ def page(
         script=Markup(script),
         style_hash=_hash(style),
         script_hash=_hash(script),
-        verdict=_verdict(rows, bad),
+        verdict=_verdict(rows, bad, tried),
+        mood=_mood(rows, bad, tried),
         count={name: count[name] for name in ("failed", "xpassed", "xfailed", "skipped", "passed")},
         bad=bad,
         stacked=stacked(
@@ -79,14 +82,16 @@ def page(
         ),
         seconds=sum(record.seconds for record in records),
         examples=sum(record.examples for record in records),
-        records=records,
         backends=backends,
+        # Records of mutants are of all backends that were asked for.
+        ran=backends or (options["backends"] if tried else ()),
         families=sorted({row.family for row in rows if row.family}),
         kernels=rows,
         undrawn=max(0, bad - MOST_DRAWN),
         most_drawn=MOST_DRAWN,
-        costs=costs.table(records, recorded or {}),
-        coverage=coverage(records),
+        mutants=tried,
+        costs=costs.table(rest, recorded or {}),
+        coverage=coverage(rest),
         environment=environment,
         options=options,
     )
@@ -98,15 +103,38 @@ def _backends(records: Sequence[Record], families: Sequence[str]) -> list[str]:
     return sorted(places, key=lambda place: known.index(place.partition(":")[0]))
 
 
-def _verdict(rows: Sequence[Any], bad: int) -> str:
-    if not rows:
-        return "No kernel was verified"
+def _verdict(rows: Sequence[Kernel], bad: int, tried: Mutants | None) -> str:
+    """What came of it all, in one line."""
+    told = [] if tried is None else [_of_mutants(tried)]
+    if rows:
+        told.insert(0, _of_checks(rows, bad))
+    text = "; ".join(told) or "No kernel was verified"
+    return text[:1].upper() + text[1:]
+
+
+def _of_checks(rows: Sequence[Kernel], bad: int) -> str:
     total = "1 kernel" if len(rows) == 1 else f"{len(rows):,} kernels"
     if not bad:
         return f"Nothing failed in {total}"
     failing = sum(row.state == "failed" for row in rows)
     checks = "1 check failed" if bad == 1 else f"{bad:,} checks failed"
     return f"{checks}, in {failing:,} of {total}"
+
+
+def _of_mutants(tried: Mutants) -> str:
+    every = tried.every
+    judged = every.caught + every.survived
+    survived = f"{every.survived:,}" if every.survived else "none"
+    told = f"{survived} of {judged:,} mutants survived" if judged else "no mutant was judged"
+    return f"{told}, {every.untried:,} not tried" if every.untried else told
+
+
+def _mood(rows: Sequence[Kernel], bad: int, tried: Mutants | None) -> str:
+    """The colour of that line: a survivor turns no run red, and yet is nothing good."""
+    if bad:
+        return "is-bad"
+    state = "caught" if tried is None else tried.every.state
+    return "is-good" if (rows or tried) and state == "caught" else ""
 
 
 def _hash(text: str) -> str:
