@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pytest_pallas.numerics import Comparison, Tolerance
     from pytest_pallas.record import Record
     from pytest_pallas.relations import Linear, Permuted, Relation
-    from pytest_pallas.spec import ExpectedFailure, KernelSpec
+    from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
     from pytest_pallas.strategies import Arguments
     from pytest_pallas.suites import suite
 
@@ -75,6 +75,7 @@ _HOMES = {
     "DeviceError": "pytest_pallas.errors",
     "DmaError": "pytest_pallas.errors",
     "DrawTooLargeError": "pytest_pallas.errors",
+    "EquivalentMutant": "pytest_pallas.spec",
     "ExpectedFailure": "pytest_pallas.spec",
     "Family": "pytest_pallas.backends",
     "GridError": "pytest_pallas.errors",
@@ -125,6 +126,7 @@ __all__ = [
     "DeviceError",
     "DmaError",
     "DrawTooLargeError",
+    "EquivalentMutant",
     "ExpectedFailure",
     "Family",
     "GoldenError",

@@ -101,7 +101,7 @@ def _equation(
     if name == "dma_wait":  # it counts bytes: where they went makes no difference
         groups = compat.operand_groups(eqn)
         for position in (*groups.get("source", ()), *groups.get("target", ())):
-            operands[position] = ("any",)
+            operands[position] = ("any", str(eqn.invars[position].aval))
     words = (name, _params(eqn), tuple(operands))
     if eqn.effects:
         counter[0] += 1

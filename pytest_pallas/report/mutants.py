@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,9 +11,11 @@ from pytest_pallas.hunting.verdict import Verdict, from_json, score
 from pytest_pallas.record import Record
 from pytest_pallas.report.tables import rendered
 
-#: Which of several verdicts about a mutant counts, the strongest first: one test that catches it
-#: is enough.
-_STRENGTH = ("caught", "equivalent", "survived", "untried")
+#: Outcomes that turn a run red.
+_BAD = ("failed", "xpassed")
+
+#: How verdicts are counted, in the order of the last line.
+_STATUSES = ("caught", "survived", "equivalent", "untried")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +107,37 @@ def sections(made: Sequence[Group], *, width: int, color: bool, every: bool) -> 
     counts = Counter(verdict.status for group in made for verdict in group.verdicts)
     told = [
         f"{sum(counts.values())} mutants",
-        *(f"{counts[s]} {s}" for s in _STRENGTH if counts[s]),
+        *(f"{counts[s]} {s}" for s in _STATUSES if counts[s]),
     ]
     yield f"score {'-' if overall is None else f'{overall:.1f} %'}: {', '.join(told)}"
 
 
+def others(records: Sequence[Record]) -> list[Record]:
+    """The records that other tables are about.
+
+    One that turned the run red is among them even if it has mutants: failures are told there.
+    """
+    return [
+        record
+        for record in records
+        if record.outcome in _BAD or not (record.mutants or has_none(record))
+    ]
+
+
+def has_none(record: Record) -> bool:
+    """Whether it was asked for the mutants of a spec that has none, of the chosen operators."""
+    asked = record.check == "mutants" and record.backend == "all"
+    return asked and record.outcome == "passed" and not record.mutants
+
+
 def _rank(verdict: Verdict) -> int:
-    return _STRENGTH.index(verdict.status)
+    """Which of several verdicts about a mutant counts: one test that catches it is enough.
+
+    Being the same program in what one test calls says nothing of what another one calls.
+    """
+    if verdict.status == "equivalent" and verdict.marked:
+        return 1
+    return {"caught": 0, "survived": 2, "equivalent": 3, "untried": 4}[verdict.status]
 
 
 def _told(verdict: Verdict) -> bool:
@@ -146,7 +173,7 @@ def _table(made: Sequence[Group], *, width: int, color: bool) -> str:
             group.kernel,
             str(len(group.verdicts)),
             *(str(group.count(s)) for s in ("caught", "survived", "equivalent", "untried")),
-            f"[{style}]{value:.0f} %[/{style}]" if value is not None else "-",
+            f"[{style}]{math.floor(value)} %[/{style}]" if value is not None else "-",
             _by(group),
         )
     return rendered(table, width=width, color=color)

@@ -113,7 +113,7 @@ class Reporter:
         families = self.session.families
         verbosity = self.session.config.get_verbosity()
         tried = mutants.groups(self.records)
-        rest = [record for record in self.records if not record.mutants]
+        rest = mutants.others(self.records)
         executed, compiled = compilers.split(rest, families.values())
         if executed:
             names = list(families)

@@ -49,11 +49,12 @@ class SpecItem(pytest.Item):
         backend: Backend,
         mesh: Mapping[str, int],
         before: Sequence[Backend] = (),
+        name: str = "",
         **rest: Any,
     ) -> SpecItem:
-        """The item ``spec-check[backend-mesh]``."""
+        """The item ``spec-check[backend-mesh]``, or of another name."""
         place = label(backend) + "".join(f"-{axis}{size}" for axis, size in mesh.items())
-        name = f"{spec.name}-{check.name}[{place}]"
+        name = name or f"{spec.name}-{check.name}[{place}]"
         self = super().from_parent(parent, name=name, nodeid=node_id(parent, name), **rest)
         self.spec, self.check, self.backend, self.mesh = spec, check, backend, mesh
         self.before = before

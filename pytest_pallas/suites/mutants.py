@@ -58,12 +58,15 @@ class MutantsItem(SpecItem):
             (part.mesh for part in parts), key=lambda mesh: len(mesh), default={}
         )
         self = super().from_parent(
-            parent, spec=spec, check=MUTANTS, backend=first, mesh=mesh, before=()
+            parent,
+            spec=spec,
+            check=MUTANTS,
+            backend=first,
+            mesh=mesh,
+            name=f"{spec.name}-{MUTANTS.name}",
         )
         assert isinstance(self, cls)
         self.parts = parts
-        self.name = f"{spec.name}-mutants"
-        self._nodeid = f"{parent.nodeid}::{self.name}"
         self.own_markers = [mark for mark in self.own_markers if mark.name != "xfail"]
         return self
 

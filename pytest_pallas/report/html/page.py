@@ -17,7 +17,8 @@ from pytest_pallas.report.drawings.svg import clean
 from pytest_pallas.report.html import costs
 from pytest_pallas.report.html.coverage import coverage
 from pytest_pallas.report.html.kernels import BAD, MOST_DRAWN, Kernel, kernels, times
-from pytest_pallas.report.html.mutants import Mutants, mutants, others
+from pytest_pallas.report.html.mutants import Mutants, mutants
+from pytest_pallas.report.mutants import others
 
 _HERE = Path(__file__).parent
 

@@ -1,0 +1,170 @@
+"""The mutants of each kernel: a row of a table, and below it those that nothing caught."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_pallas.hunting.verdict import Verdict
+from pytest_pallas.record import Record
+from pytest_pallas.report.mutants import Group, groups, has_none
+
+#: What a row can be as a whole: a survivor is worth a look whatever else there is.
+STATES = ("survived", "caught", "unscored")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A mutant that is written out.
+
+    Attributes:
+      operator: which kind of mistake.
+      change: what was changed, and of which part.
+      body: name of the body that it is in, where that is not the kernel's own.
+      where: ``file:line``.
+      callers: the lines it was called from, in short; or "".
+      source: the line of code; "" if it cannot be read.
+      effort: how many examples were asked about, and for how long; "" if none was.
+      reason: why it is equivalent or was not tried.
+    """
+
+    operator: str
+    change: str
+    body: str
+    where: str
+    callers: str
+    source: str
+    effort: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The mutants of a kernel, or of all.
+
+    Attributes:
+      anchor: the page's name for it.
+      kernel: its name.
+      family: of its spec; "" for kernels of tests of one's own.
+      state: one of ``STATES``.
+      score: the percentage of mutants that were caught, in words.
+      mutants: how many there are.
+      caught, survived, equivalent, untried: how many became that.
+      by: which checks or tests caught how many, the most first.
+      survivors: those that no check caught.
+      folded: mutants that are listed only to whoever asks, with what they have in common.
+      notes: marks of equivalent mutants that are none, and checks that fail without a mutant.
+    """
+
+    anchor: str
+    kernel: str
+    family: str
+    state: str
+    score: str
+    mutants: int
+    caught: int
+    survived: int
+    equivalent: int
+    untried: int
+    by: Sequence[tuple[str, int]]
+    survivors: Sequence[Entry]
+    folded: Sequence[tuple[str, Sequence[Entry]]]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Mutants:
+    """The section of the page.
+
+    Attributes:
+      rows: one for each kernel, the worst score first.
+      every: all of them in one row.
+      without: kernels of which no mutant was found.
+    """
+
+    rows: Sequence[Row]
+    every: Row
+    without: Sequence[str]
+
+
+def mutants(records: Sequence[Record]) -> Mutants | None:
+    """What became of the mutants of all kernels; None if nobody asked."""
+    made = groups(records)
+    without = list(dict.fromkeys(record.kernel for record in records if has_none(record)))
+    if not made and not without:
+        return None
+    whole = Group(kernel="", family="", verdicts=[v for group in made for v in group.verdicts])
+    return Mutants(
+        rows=[_row(f"mutants-{number}", group) for number, group in enumerate(made)],
+        every=_row("", whole),
+        without=without,
+    )
+
+
+def _row(anchor: str, group: Group) -> Row:
+    score = group.score
+    survived = _entries(group, [v for v in group.verdicts if v.status == "survived"])
+    return Row(
+        anchor=anchor,
+        kernel=group.kernel,
+        family=group.family,
+        state="survived" if survived else "unscored" if score is None else "caught",
+        score=_percent(score),
+        mutants=len(group.verdicts),
+        caught=group.count("caught"),
+        survived=len(survived),
+        equivalent=group.count("equivalent"),
+        untried=group.count("untried"),
+        by=_by(group.verdicts),
+        survivors=survived,
+        folded=[
+            (title, _entries(group, verdicts))
+            for title, verdicts in _folded(group.verdicts).items()
+            if verdicts
+        ],
+        notes=group.notes,
+    )
+
+
+def _percent(score: float | None) -> str:
+    """A score in words. It is rounded down: with a survivor it is never 100 %."""
+    return "-" if score is None else f"{math.floor(10 * score) / 10:g} %"
+
+
+def _by(verdicts: Sequence[Verdict]) -> list[tuple[str, int]]:
+    """What caught how many. A process may die before anybody knows who was asked."""
+    counts = Counter(v.by or v.how or "unknown" for v in verdicts if v.status == "caught")
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _folded(verdicts: Sequence[Verdict]) -> Mapping[str, list[Verdict]]:
+    equivalent = [v for v in verdicts if v.status == "equivalent"]
+    return {
+        "equivalent: the spec says why": [v for v in equivalent if v.marked],
+        "equivalent: the same program": [v for v in equivalent if not v.marked],
+        "not tried": [v for v in verdicts if v.status == "untried"],
+    }
+
+
+def _entries(group: Group, verdicts: Sequence[Verdict]) -> list[Entry]:
+    return [_entry(group, verdict) for verdict in verdicts]
+
+
+def _entry(group: Group, verdict: Verdict) -> Entry:
+    change, part = verdict.change, verdict.part
+    if part and part not in change.split():  # "sub -> add" needs no "(sub)"
+        change = f"{change} ({part})"
+    _, called, rest = verdict.path.partition(", called in ")
+    count = "1 example" if verdict.examples == 1 else f"{verdict.examples:,} examples"
+    return Entry(
+        operator=verdict.operator,
+        change=change,
+        body="" if verdict.kernel == group.kernel else verdict.kernel,
+        where=verdict.where,
+        callers=f"{called}{rest}",
+        source=verdict.source,
+        effort=f"{count}, {verdict.seconds:.1f} s" if verdict.examples else "",
+        reason=verdict.reason,
+    )

@@ -1,0 +1,120 @@
+"""What the page of ``--pallas-html`` says of mutants, as plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from mutant_samples import SOURCE, mutant_samples, mutated, verdict
+from report_samples import samples
+
+from pytest_pallas.report.html.mutants import mutants
+from pytest_pallas.report.mutants import others
+
+
+def rows(*records):
+    found = mutants(records)
+    assert found is not None
+    return {row.kernel: row for row in found.rows}
+
+
+def test_nothing_without_mutants():
+    assert mutants([]) is None
+    assert mutants(samples()) is None
+    assert others(samples()) == samples()
+
+
+def test_counts_and_score():
+    row = rows(*mutant_samples())["rms_norm"]
+    assert (row.mutants, row.caught, row.survived, row.equivalent, row.untried) == (12, 7, 2, 2, 1)
+    assert (row.score, row.state) == ("77.7 %", "survived"), "7 of 9"
+
+
+def test_all_kernels_together():
+    found = mutants(mutant_samples())
+    assert found is not None
+    every = found.every
+    assert (every.mutants, every.caught, every.survived, every.untried) == (18, 9, 3, 2)
+    assert every.score == "75 %"
+    assert found.without == ["plain"]
+
+
+def test_worst_score_first_and_those_without_one_last():
+    names = list(rows(*mutant_samples()))
+    assert names[1:] == ["rms_norm", "perfect", "hopeless"]
+    states = [row.state for row in rows(*mutant_samples()).values()]
+    assert states == ["survived", "survived", "caught", "unscored"]
+    assert rows(*mutant_samples())["hopeless"].score == "-"
+
+
+def test_with_a_survivor_the_score_is_never_100():
+    caught = [verdict(number, "caught") for number in range(9999)]
+    row = rows(mutated("k", *caught, verdict(10_000, "survived")))["k"]
+    assert row.score == "99.9 %"
+    assert rows(mutated("k", *caught))["k"].score == "100 %"
+
+
+def test_survivors_are_written_out():
+    first, second = rows(*mutant_samples())["rms_norm"].survivors
+    assert (first.operator, first.change, first.body) == ("comparison", "lt -> le", "_body")
+    assert (first.where, first.callers) == ("/home/me/norms.py:17", ", called in norms.py:90")
+    assert (first.source, first.effort, first.reason) == (SOURCE, "8 examples, 1.5 s", "")
+    assert second.change == "the last dropped (grid axis 1)"
+    assert second.callers == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "part", "words"),
+    [
+        ("sub -> add", "sub", "sub -> add"),
+        ("dropped", "", "dropped"),
+        ("to bfloat16 before mul", "mul", "to bfloat16 before mul"),
+        ("exp -> log", "x", "exp -> log (x)"),
+    ],
+)
+def test_a_part_that_the_change_names_is_not_said_twice(change, part, words):
+    row = rows(mutated("k", verdict(1, "survived", change=change, part=part)))["k"]
+    assert row.survivors[0].change == words
+
+
+def test_the_body_is_named_where_it_is_not_the_kernel():
+    own = mutated("", verdict(1, "survived"), family="")
+    assert rows(own)["_body"].survivors[0].body == ""
+
+
+def test_what_caught_how_many():
+    found = rows(*mutant_samples())["rms_norm"].by
+    assert found == [("forward on interpret", 6), ("races on tpu-interpret:v6e", 1)]
+
+
+def test_of_a_process_that_died_the_death_is_named():
+    row = rows(mutated("k", verdict(1, "caught", by="", how="WorkerDiedError")))["k"]
+    assert row.by == [("WorkerDiedError", 1)]
+
+
+def test_what_is_folded():
+    row = rows(*mutant_samples())["rms_norm"]
+    folded = {title: [entry.reason for entry in entries] for title, entries in row.folded}
+    assert folded == {
+        "equivalent: the spec says why": [
+            "rows past the end are never written back, whatever a < b & c is"
+        ],
+        "equivalent: the same program": ["the same program after simplification, in 3 drawn calls"],
+        "not tried": ["time was over"],
+    }
+    assert rows(mutated("k", verdict(1, "caught")))["k"].folded == []
+
+
+def test_the_rest_of_the_page_is_about_other_records():
+    assert others([*mutant_samples(), *samples()]) == samples()
+
+
+@pytest.mark.parametrize("outcome", ["failed", "xpassed"])
+def test_what_turned_the_run_red_is_on_the_rest_of_the_page(outcome):
+    """With mutants or without: a failure is never left out."""
+    for record in (mutated("k", verdict(1, "caught")), mutated("k")):
+        bad = dataclasses.replace(record, outcome=outcome)
+        assert others([bad]) == [bad]
+    skipped = mutated("k", outcome="skipped", reason="no interpreter")
+    assert others([skipped]) == [skipped]
+    assert mutants([skipped]) is None
