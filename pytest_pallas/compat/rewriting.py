@@ -120,7 +120,7 @@ def own_lines() -> Generator[None]:
     0.12.0.1.
     """
     info = importlib.import_module("jax._src.source_info_util")
-    partial_eval = importlib.import_module("jax._src.interpreters.partial_eval")
+    partial_eval: Any = importlib.import_module("jax._src.interpreters.partial_eval")
     state = info._source_info_context
     original = partial_eval.trace_to_jaxpr
 
@@ -137,7 +137,7 @@ def own_lines() -> Generator[None]:
         stack = info.current_name_stack() + source.name_stack
         return info.user_context(None, name_stack=stack)
 
-    derivatives = importlib.import_module("jax._src.interpreters.ad")
+    derivatives: Any = importlib.import_module("jax._src.interpreters.ad")
     context = derivatives._name_stack_ctx
     partial_eval.trace_to_jaxpr, derivatives._name_stack_ctx = traced, without_lines
     try:

@@ -8,7 +8,7 @@ import inspect
 import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -143,14 +143,14 @@ def compat_label(item: pytest.Function) -> str:
     """The backend of a test, as in records."""
     from pytest_pallas.backends import label
 
-    return label(item.callspec.params["pallas_backend"])  # pyright: ignore[reportAttributeAccessIssue]
+    return label(cast("Any", item).callspec.params["pallas_backend"])
 
 
 def _place(item: pytest.Function) -> str:
     """The backend of a test, as in records."""
     from pytest_pallas.backends import label
 
-    return label(item.callspec.params["pallas_backend"])  # pyright: ignore[reportAttributeAccessIssue]
+    return label(cast("Any", item).callspec.params["pallas_backend"])
 
 
 def _arguments(item: pytest.Function) -> dict[str, Any]:

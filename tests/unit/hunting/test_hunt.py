@@ -1,0 +1,117 @@
+"""Mutants are sampled fairly, tried once, and marked."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from pytest_pallas import EquivalentMutant
+from pytest_pallas.compat import Spot
+from pytest_pallas.errors import CrashError, KernelError
+from pytest_pallas.hunting.deaths import died_of_a_mutant
+from pytest_pallas.hunting.hunt import Caught, Tried, hunt, sampled, stale, unknown
+from pytest_pallas.hunting.journal import Journal
+from pytest_pallas.hunting.verdict import from_json, score, to_json
+from pytest_pallas.mutation import Mutant
+
+
+def mutant(operator, line, change="changed"):
+    place = Spot(__file__, line, 0, line, 10, "kernel")
+    return Mutant(operator=operator, change=change, kernel="kernel", home=__file__, places=(place,))
+
+
+MANY = [mutant("store", line) for line in range(1, 21)] + [mutant("mask", 3), mutant("wait", 4)]
+
+
+def _never(_):
+    raise AssertionError("tried")
+
+
+def test_a_sample_has_every_operator_and_keeps_the_order():
+    chosen = sampled(MANY, 4, seed=0)
+    assert [each.operator for each in chosen] == ["store", "store", "mask", "wait"]
+    assert chosen == sampled(MANY, 4, seed=0)
+    assert {tuple(sampled(MANY, 4, seed=s)) for s in range(8)} != {tuple(chosen)}
+
+
+def test_no_limit_is_all():
+    assert sampled(MANY, 0, seed=0) == MANY
+
+
+@pytest.mark.parametrize(
+    ("tried", "status"),
+    [
+        (Tried(Caught("forward", "MismatchError"), 2), "caught"),
+        (Tried(None, 8), "survived"),
+        (Tried(None, 0, "no such operand"), "untried"),
+    ],
+)
+def test_what_becomes_of_a_mutant(tried, status):
+    [verdict] = hunt(MANY[:1], lambda _: tried, journal=Journal())
+    assert verdict.status == status
+    assert verdict.examples == tried.examples
+
+
+def test_the_same_program_is_not_tried():
+    [verdict] = hunt(MANY[:1], _never, journal=Journal(), same=lambda _: "the same")
+    assert (verdict.status, verdict.reason) == ("equivalent", "the same")
+
+
+def test_nothing_is_tried_when_time_is_over():
+    [verdict] = hunt(MANY[:1], _never, journal=Journal(), until=time.monotonic())
+    assert (verdict.status, verdict.reason) == ("untried", "time was over")
+
+
+def test_what_a_journal_knows_is_not_tried_again(tmp_path):
+    path = tmp_path / "journal"
+    tried = Tried(Caught("forward", "MismatchError"), 1)
+    first = hunt(MANY[:1], lambda _: tried, journal=Journal(path))
+    assert hunt(MANY[:1], _never, journal=Journal(path)) == first
+
+
+def test_a_process_that_died_of_a_mutant_has_caught_it(tmp_path):
+    path = tmp_path / "journal"
+    Journal(path).begin(unknown(MANY[0]))
+    assert died_of_a_mutant(path, CrashError("died"))
+    [verdict] = hunt(MANY[:1], _never, journal=Journal(path))
+    assert (verdict.status, verdict.how) == ("caught", "CrashError")
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_other_errors_are_no_mutants(tmp_path, begun):
+    path = tmp_path / "journal"
+    if begun:
+        Journal(path).begin(unknown(MANY[0]))
+    error = KernelError("it cannot be collected") if begun else CrashError("died at the start")
+    assert not died_of_a_mutant(path, error)
+
+
+def test_a_mark_is_about_operator_line_and_change():
+    survived = Tried(None, 8)
+    here = mutant("mask", 1)
+    mark = EquivalentMutant(operator="mask", source=here.source[:8], reason="why")
+    other = EquivalentMutant(operator="mask", source=here.source[:8], change="else", reason="?")
+    [verdict] = hunt([here], lambda _: survived, journal=Journal(), equivalents=(other, mark))
+    assert (verdict.status, verdict.reason, verdict.marked) == ("equivalent", "why", True)
+    assert stale((mark,), [verdict], whole=True) == []
+    assert "does not exist" in stale((other,), [verdict], whole=True)[0]
+    assert stale((other,), [verdict], whole=False) == []
+
+
+def test_a_mark_of_a_mutant_that_was_caught_is_stale():
+    here = mutant("mask", 1)
+    mark = EquivalentMutant(operator="mask", source=here.source[:8], reason="why")
+    caught = Tried(Caught("forward on interpret", "MismatchError"), 1)
+    [verdict] = hunt([here], lambda _: caught, journal=Journal(), equivalents=(mark,))
+    assert verdict.status == "caught"
+    [problem] = stale((mark,), [verdict], whole=True)
+    assert "is none: forward on interpret caught it" in problem
+
+
+def test_the_score_is_of_mutants_that_were_caught_or_survived():
+    results = iter([Tried(Caught("a", "b"), 1), Tried(None, 1), Tried(None, 0, "impossible")])
+    verdicts = hunt(MANY[:3], lambda _: next(results), journal=Journal())
+    assert score(verdicts) == 50.0
+    assert score(verdicts[2:]) is None
+    assert [from_json(to_json(verdict)) for verdict in verdicts] == verdicts

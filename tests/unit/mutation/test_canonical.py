@@ -1,0 +1,65 @@
+"""What plainly computes the same is equal, and nothing else."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from mutated import X, kernel, traced
+
+from pytest_pallas.mutation.canonical import canonical
+
+
+def _of(function):
+    return canonical(jax.make_jaxpr(function)(jnp.int32(3), jnp.int32(5)))
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (lambda x, y: x + y, lambda x, y: y + x),
+        (lambda x, y: x + 0, lambda x, y: x),
+        (lambda x, y: x * 1 - 0, lambda x, y: x),
+        (lambda x, y: jnp.maximum(x, x), lambda x, y: x),
+        (lambda x, y: x + jnp.int32(2) * 3, lambda x, y: x + 6),
+        (lambda x, y: jax.jit(lambda z: z + y)(x), lambda x, y: x + y),
+        (lambda x, y: (x + y, x - y)[0], lambda x, y: x + y),
+        (lambda x, y: jax.lax.select(jnp.bool_(True), x, y), lambda x, y: x),
+        # Which branch is taken does not matter where both do the same.
+        (
+            lambda x, y: jax.lax.cond(x < y, jnp.abs, jnp.abs, x),
+            lambda x, y: jax.lax.cond(x > y, jnp.abs, jnp.abs, x),
+        ),
+    ],
+    ids=["commute", "zero", "one", "max", "fold", "jit", "unused", "select", "cond"],
+)
+def test_the_same(left, right):
+    assert _of(left) == _of(right)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (lambda x, y: x - y, lambda x, y: y - x),
+        (lambda x, y: x + 1, lambda x, y: x + 2),
+        (lambda x, y: x < y, lambda x, y: x <= y),
+        (lambda x, y: (x, y), lambda x, y: (y, x)),
+        (lambda x, y: x.astype(jnp.float32) + 0.0, lambda x, y: x.astype(jnp.float32)),
+    ],
+)
+def test_not_the_same(left, right):
+    assert _of(left) != _of(right)
+
+
+def test_the_order_of_effects_counts():
+    def forwards(x_ref, o_ref):
+        o_ref[0] = x_ref[0]
+        o_ref[1] = x_ref[1]
+
+    def backwards(x_ref, o_ref):
+        o_ref[1] = x_ref[1]
+        o_ref[0] = x_ref[0]
+
+    programs = [traced(kernel(body, (8, 128)), X) for body in (forwards, backwards)]
+    assert canonical(programs[0]) == canonical(traced(kernel(forwards, (8, 128)), X))
+    assert canonical(programs[0]) != canonical(programs[1])
