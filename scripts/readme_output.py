@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 COMPILING = ROOT / "docs/compiling.md"
 SANITIZERS = ROOT / "docs/sanitizers.md"
+MUTATION = ROOT / "docs/mutation.md"
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
 
 
@@ -138,6 +139,19 @@ def sanitized(name: str) -> str:
     return found[0].strip()
 
 
+def survivors() -> str:
+    """What the test of the page lets through."""
+    text = run_files(
+        {"test_scale.py": block(MUTATION, "test_scale.py")},
+        "--pallas-mutate=all",
+        "--pallas-backend=tpu-interpret",
+        "test_scale.py",
+    )
+    found = re.search(r"(?ms)^mutants$.*?^score .*?$", text)
+    assert found is not None, text
+    return found[0]
+
+
 def command(*options: str) -> str:
     """A command as one types it, and what it prints."""
     return "$ uv run pytest " + " ".join(options) + "\n" + run(*options).strip()
@@ -214,6 +228,7 @@ BLOCKS: Mapping[Path, Mapping[str, Callable[[], str]]] = {
         name: functools.partial(sanitized, name)
         for name in ("races", "dma", "deadlock", "schedule", "memory", "donation")
     },
+    MUTATION: {"survivors": survivors},
 }
 
 

@@ -59,7 +59,7 @@ OPERATORS: tuple[Operator, ...] = (
     ),
     Operator(
         name="mask",
-        mistake="a mask left out or inverted, or & for |",
+        mistake="a mask left out or inverted, or one condition enough where both must hold",
         before="jnp.where(columns < n, x, 0)",
         after="x",
         operate=masks.mask,

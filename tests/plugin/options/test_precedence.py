@@ -42,6 +42,10 @@ CASES = {
     "golden_dir": ("pallas_goldens", ("of_ini", "of_ini"), ("of_line", "of_line"), None),
     "replay": (None, ("a.st", "a.st"), ("b.st", "b.st"), None),
     "worker_memory": (8.0, ("3", 3.0), ("4.5", 4.5), None),
+    "mutate": (None, ("all", 0), ("3", 3), None),
+    "mutate_time": (0.0, ("3", 3.0), ("4.5", 4.5), None),
+    "mutate_min": (0.0, ("3", 3.0), ("99.5", 99.5), None),
+    "mutate_operators": (["all"], ("mask", ["mask"]), ("mask,guard", ["mask", "guard"]), None),
     "example": ("", ("AAA=", "AAA="), ("AAE=", "AAE="), None),
     "database": (
         [],

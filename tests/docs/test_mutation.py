@@ -1,0 +1,31 @@
+"""docs/mutation.md: the operators are those that there are, and its example says what it shows."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from pytest_pallas.mutation import OPERATORS
+
+TEXT = (Path(__file__).parents[2] / "docs/mutation.md").read_text()
+
+
+def test_each_operator_has_its_row():
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \|$", TEXT, re.MULTILINE)
+    told = {name: rest for name, *rest in rows}
+    for operator in OPERATORS:
+        codes = [f"`{text}`" if text else "nothing" for text in (operator.before, operator.after)]
+        assert told[operator.name] == [operator.mistake, *codes]
+
+
+def test_the_survivors_of_the_example_are_shown(blocks, tmp_path):
+    [text] = [block for name, block in blocks("docs/mutation.md") if name == "test_scale.py"]
+    (tmp_path / "test_scale.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pallas-mutate=all"]
+    command += ["--pallas-backend=tpu-interpret", "test_scale.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    printed = done.stdout.replace(f"{tmp_path.resolve()}/", "")
+    shown = re.search(r"<!-- output: survivors -->\n```text\n(.*?)```", TEXT, re.DOTALL)[1]
+    assert len(shown.splitlines()) > 6
+    for line in shown.splitlines():
+        assert line in printed, line
