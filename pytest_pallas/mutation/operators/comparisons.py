@@ -40,7 +40,8 @@ def guard(at: At) -> Iterator[Change]:
     """``pl.when``: always, never, or where the neighbouring index is meant."""
     if at.name == "cond" and _is_guard(at.eqn):
         never, always = at.eqn.params["branches"]
-        yield Change("always", lambda: at.replaced(params=_both(at.eqn, always)))
+        if not _overwritten_at_the_end(at):
+            yield Change("always", lambda: at.replaced(params=_both(at.eqn, always)))
         yield Change("never", lambda: at.replaced(params=_both(at.eqn, never)))
     elif at.name in _FUNCTIONS and _guards(at):
         if not all(jnp.issubdtype(atom.aval.dtype, jnp.integer) for atom in at.eqn.invars):
@@ -51,6 +52,70 @@ def guard(at: At) -> Iterator[Change]:
         else:
             yield Change("of the next index", lambda: _moved(at, 1))
             yield Change("of the index before", lambda: _moved(at, -1))
+
+
+def _overwritten_at_the_end(at: At) -> bool:
+    """Whether what is guarded is done in the last step over a block, which writes all of it.
+
+    Done in earlier steps, too, it would be written there and written again: the same answer. That
+    is so if the guard is ``program_id(a) == n - 1`` of the innermost axis ``a``, and if it only
+    writes whole outputs that nobody reads, whose blocks do not depend on ``a``.
+    """
+    if at.kernel.eqn.primitive.name != "pallas_call":
+        return False
+    facts = compat.grid_facts(at.kernel.eqn)
+    axes = [axis for axis in range(len(facts.grid)) if axis not in facts.vmapped]
+    if not axes or not _is_last(at, len(axes) - 1, facts.grid[axes[-1]]):
+        return False
+    body = at.kernel.eqn.params["jaxpr"]
+    first = len(facts.scalars) + len(facts.inputs)
+    outputs = {
+        id(var): block for var, block in zip(body.invars[first:], facts.outputs, strict=False)
+    }
+    branch = at.eqn.params["branches"][1]
+    inner = getattr(branch, "jaxpr", branch)
+    for eqn in inner.eqns:
+        if eqn.primitive.name == "get" or not eqn.effects:
+            continue
+        block = outputs.get(at.kernel.root(eqn.invars[0])) if eqn.primitive.name == "swap" else None
+        if block is None or at.kernel.root(eqn.invars[0]) in at.kernel.read:
+            return False
+        index_map = getattr(block.index_map, "jaxpr", block.index_map)
+        variable = index_map.invars[axes[-1]]
+        if any(atom is variable for each in index_map.eqns for atom in each.invars):
+            return False
+        if any(out is variable for out in index_map.outvars) or not _is_whole(eqn):
+            return False
+    return True
+
+
+def _is_last(at: At, axis: int, size: int | None) -> bool:
+    """Whether a guard says that it is the last step along an axis."""
+    decided = at.scope.maker(at.eqn.invars[0])
+    if decided is not None and decided.primitive.name == "convert_element_type":
+        decided = at.scope.maker(decided.invars[0])
+    if decided is None or decided.primitive.name != "eq" or size is None:
+        return False
+    left, right = decided.invars
+    step = at.scope.maker(left)
+    return (
+        step is not None
+        and step.primitive.name == "program_id"
+        and step.params["axis"] == axis
+        and compat.is_literal(right)
+        and int(right.val) == size - 1
+    )
+
+
+def _is_whole(eqn: Any) -> bool:
+    """Whether a store is of everything that the ref holds."""
+    found = compat.indexed(eqn)
+    if found is None:
+        return len(eqn.invars) == 2  # without an index
+    return all(
+        hasattr(index, "start") and index.start == 0 and index.size == size
+        for index, size in found[2]
+    )
 
 
 def _compared(at: At, name: str) -> New:

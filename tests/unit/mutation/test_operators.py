@@ -139,6 +139,37 @@ def test_the_partial_block_is_dropped_only_where_there_is_one():
     assert not np.equal(answer[16:], odd[16:] + 1).any()
 
 
+@pytest.mark.parametrize("kept", [True, False], ids=["of a column", "of the last column"])
+def test_a_last_step_that_writes_everything_may_be_done_always(kept):
+    """Unless each step has a block of its own, which keeps what was written too early."""
+
+    def body(x_ref, o_ref, total):
+        step = pl.program_id(0)
+
+        @pl.when(step == 0)
+        def _():
+            total[...] = jnp.zeros_like(total)
+
+        total[...] += x_ref[...]
+
+        @pl.when(step == 3)
+        def _():
+            o_ref[...] = total[...]
+
+    block = (lambda k: (0, 0)) if kept else (lambda k: (0, k))
+    call = kernel(
+        body,
+        (8, 128 if kept else 512),
+        grid=(4,),
+        blocks=[pl.BlockSpec((8, 128), lambda k: (0, k))],
+        out_block=pl.BlockSpec((8, 128), block),
+        scratch=[VMEM],
+    )
+    changes = found(call, WIDE, operators=("guard",))
+    assert changes.count("guard: never") == 2
+    assert changes.count("guard: always") == (1 if kept else 2)
+
+
 @pytest.mark.parametrize(("change", "factor"), [("dropped", 1.0), ("squared", 0.25)])
 def test_scale(change, factor):
     def body(x_ref, o_ref):
