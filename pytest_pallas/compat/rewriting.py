@@ -76,17 +76,7 @@ def _frames(traceback: Any) -> tuple[tuple[Spot, ...], bool]:
         if user and code.co_filename.endswith(_CALLERS):
             break
         if info.is_user_filename(code.co_filename):
-            frame = info.raw_frame_to_frame(code, instruction)
-            user.append(
-                Spot(
-                    frame.file_name,
-                    frame.start_line,
-                    frame.start_column,
-                    frame.end_line,
-                    frame.end_column,
-                    frame.function_name,
-                )
-            )
+            user.append(_spot(info.raw_frame_to_frame(code, instruction)))
         elif not user:
             machinery = machinery or any(part in code.co_filename for part in _MACHINERY)
     return tuple(reversed(user)), machinery
@@ -99,8 +89,10 @@ def place_of_call(eqn: Any) -> Spot | None:
     """
     info = importlib.import_module("jax._src.source_info_util")
     frame = info.user_frame(getattr(eqn.source_info, "traceback", None))
-    if frame is None:
-        return None
+    return None if frame is None else _spot(frame)
+
+
+def _spot(frame: Any) -> Spot:
     return Spot(
         frame.file_name,
         frame.start_line,
