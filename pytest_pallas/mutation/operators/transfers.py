@@ -40,7 +40,8 @@ def semaphore(at: At) -> Iterator[Change]:
     if at.name not in ("dma_start", "dma_wait"):
         return
     groups = compat.operand_groups(at.eqn)
-    for name in ("target_semaphore", "source_semaphore"):
+    names = ("target_semaphore", "source_semaphore")
+    for name in names[:1] if at.name == "dma_wait" else names:  # a wait looks at one of them
         positions = groups.get(name, [])
         if len(positions) != 2:  # the array of semaphores, and an index
             continue
