@@ -74,6 +74,7 @@ class Hunter:
       asks: what can be asked.
       where: programs by place (backend, mesh, number of the call, whether it is the gradient).
       inside: mutants by place.
+      forms: the programs in canonical form, by place.
       notes: what a reader should know.
       asking: is told the name of what is about to be asked.
     """
@@ -83,6 +84,7 @@ class Hunter:
     asks: list[Ask] = field(default_factory=list[Ask])
     where: dict[Any, Any] = field(default_factory=dict[Any, Any])
     inside: dict[Any, set[Mutant]] = field(default_factory=dict[Any, "set[Mutant]"])
+    forms: dict[Any, Any] = field(default_factory=dict[Any, Any])
     notes: list[str] = field(default_factory=list[str])
     asking: Callable[[str], None] = lambda _: None
 
@@ -98,10 +100,10 @@ class Hunter:
             for number, drawn in enumerate(_drawn(part, asked)):
                 self.asks.append(Ask(part, asked, drawn, number))
                 for place, program in self._programs(self.asks[-1]):
-                    if place not in self.inside:
-                        self.where[place] = program
-                        self.inside[place] = set(mutants_of(program, self.operators))
-                        found.update(dict.fromkeys(mutants_of(program, self.operators)))
+                    mutants = mutants_of(program, self.operators)
+                    self.where[place] = program
+                    self.inside[place] = set(mutants)
+                    found.update(dict.fromkeys(mutants))
         return list(found)
 
     def _programs(self, ask_: Ask) -> Iterator[tuple[Any, Any]]:
@@ -142,7 +144,9 @@ class Hunter:
                 changed = mutated(program, mutant)
             except MutantError:
                 return ""
-            if canonical(changed) != canonical(program):
+            if place not in self.forms:
+                self.forms[place] = canonical(program)
+            if canonical(changed) != self.forms[place]:
                 return ""
             count += 1
         return f"the same program after simplification, in {count} drawn calls" if count else ""
