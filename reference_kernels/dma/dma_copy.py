@@ -23,7 +23,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
 
 
@@ -98,4 +98,12 @@ SPEC = KernelSpec(
     relations=(Linear(0), Permuted({0: 0}, output=0, exact=True)),
     vmappable=False,  # vmap gives HBM operands blocks, which the TPU interpreter refuses
     typical=(pst.shaped("m n", dtype="bfloat16", dims={"m": 4096, "n": 1024}),),
+    equivalent=(
+        EquivalentMutant(
+            operator="alias",
+            change="added",
+            source="return pl.pallas_call(",
+            reason="rows are stored where they came from, after they were loaded",
+        ),
+    ),
 )

@@ -31,7 +31,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
 
 _DOUBLE = pl.Buffered(2)
@@ -129,6 +129,21 @@ _PERMUTED = tuple(Permuted({0: axis}, output=axis, exact=True) for axis in (0, 1
 
 _TYPICAL = (pst.shaped("m n", dtype="bfloat16", dims={"m": 4096, "n": 1024}),)
 
+_EQUIVALENT = (
+    EquivalentMutant(
+        operator="alias",
+        change="added",
+        source="return pl.pallas_call(",
+        reason="each block is stored where it came from, after it was loaded",
+    ),
+    EquivalentMutant(
+        operator="guard",
+        change="always",
+        source="@pl.when(pl.program_id(0) == cores - 1)",
+        reason="every core would compute the last rows, from the same x to the same o",
+    ),
+)
+
 SPEC = KernelSpec(
     name="add_one_pipelined",
     kernel=add_one_pipelined,
@@ -145,6 +160,7 @@ SPEC = KernelSpec(
     relations=_PERMUTED,
     vmappable=False,  # vmap gives HBM operands blocks, which the TPU interpreter refuses
     typical=_TYPICAL,
+    equivalent=_EQUIVALENT,
 )
 
 SPEC_CORES = KernelSpec(
@@ -158,4 +174,5 @@ SPEC_CORES = KernelSpec(
     relations=_PERMUTED,
     vmappable=False,
     typical=_TYPICAL,
+    equivalent=_EQUIVALENT,
 )

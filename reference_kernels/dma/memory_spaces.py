@@ -28,7 +28,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
 from reference_kernels import _require
 
 
@@ -154,6 +154,12 @@ _ARRAYS = pst.arrays(
 )
 _TYPICAL = (pst.shaped("m n", dtype="float32", dims={"m": 1024, "n": 512}),)
 _PERMUTED = (Permuted({0: 0}, output=0, exact=True),)
+_ALIASED = EquivalentMutant(
+    operator="alias",
+    change="added",
+    source="return pl.pallas_call(",
+    reason="rows are stored where they came from, after they were loaded",
+)
 
 SPEC = KernelSpec(
     name="add_one_from",
@@ -164,6 +170,15 @@ SPEC = KernelSpec(
     relations=_PERMUTED,
     vmappable=False,
     typical=_TYPICAL,
+    equivalent=(
+        _ALIASED,
+        EquivalentMutant(
+            operator="guard",
+            change="always",
+            source="pl.when(jnp.logical_not(near))",
+            reason="blocks give the same x + 1 once more, from an x that nothing changed",
+        ),
+    ),
 )
 
 if hasattr(pltpu, "has_memory_space"):  # JAX 0.12
@@ -193,4 +208,5 @@ SPEC_HOST = KernelSpec(
     exact=True,
     relations=_PERMUTED,
     vmappable=False,
+    equivalent=(_ALIASED,),
 )
