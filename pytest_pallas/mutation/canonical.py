@@ -31,22 +31,34 @@ _FOLDED: Mapping[str, Callable[..., Any]] = {
     "ne": np.not_equal,
 }
 
+#: What is for people to read, and no answer.
+_PRINTED = frozenset({"debug_print", "debug_callback", "trace_value"})
+
+_NOTHING: Mapping[int, int] = {}
+
 #: Functions of JAX that only call what is inside.
 _CALLS = frozenset({"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call"})
 
 
-def canonical(jaxpr: Any) -> Hashable:
+def canonical(jaxpr: Any, known: Mapping[int, int] = _NOTHING) -> Hashable:
     """What a jaxpr computes: its effects in their order, and its results.
 
     Simplified are numbers that are known, operands of operations that commute, neutral elements,
-    choices between equal things, and calls of functions; what nobody uses is left out.
+    choices between equal things, and calls of functions; what nobody uses is left out, and so is
+    what is printed.
+
+    Args:
+      jaxpr: open or closed.
+      known: the values of variables, by position.
     """
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     consts = [("const", id(const)) for const in getattr(jaxpr, "consts", ())]
     counter = [0]
     names: dict[Any, Hashable] = dict(zip(inner.constvars, consts, strict=False))
     for position, var in enumerate(inner.invars):
-        names.setdefault(var, ("in", position))
+        value = known.get(position)
+        given = ("in", position) if value is None else _number(np.asarray(value, var.aval.dtype))
+        names.setdefault(var, given)
     effects: list[Hashable] = []
     outs = _evaluate(inner, names, effects, counter)
     return tuple(effects), tuple(outs)
@@ -102,6 +114,8 @@ def _equation(
         groups = compat.operand_groups(eqn)
         for position in (*groups.get("source", ()), *groups.get("target", ())):
             operands[position] = ("any", str(eqn.invars[position].aval))
+    if name in _PRINTED:
+        return [(name, position) for position in range(len(eqn.outvars))]
     words = (name, _params(eqn), tuple(operands))
     if eqn.effects:
         counter[0] += 1

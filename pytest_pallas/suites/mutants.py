@@ -165,4 +165,9 @@ def mutants_item(
         and not any(item.iter_markers("xfail"))
         and not any(item.iter_markers("skip"))
     ]
-    return MutantsItem.of(parent, spec, parts) if parts else None
+    if not parts:
+        return None
+    made = MutantsItem.of(parent, spec, parts)
+    if all(part.check.name == "grid" for part in parts):
+        made.add_marker(pytest.mark.skip(reason="mutants are executed, and no interpreter can"))
+    return made

@@ -95,8 +95,8 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         name="cast",
         mistake="a cast to a narrower float before an operation, and not after it",
-        before="(x * y).astype(jnp.bfloat16)",
-        after="x.astype(jnp.bfloat16) * y.astype(jnp.bfloat16)",
+        before="(x - y).astype(jnp.bfloat16)",
+        after="x.astype(jnp.bfloat16) - y.astype(jnp.bfloat16)",
         operate=arithmetic.cast,
     ),
     Operator(

@@ -107,8 +107,9 @@ def product(at: At) -> Iterator[Change]:
             )
 
 
-#: Operations that a cast may come before.
-_ROUNDED = frozenset({"add", "sub", "mul", "div", "exp", "exp2", "tanh", "logistic", "rsqrt"})
+#: Operations that a cast may come before, and that can make much of its error. Not products and
+#: quotients: rounding their operands is no more than rounding their results a few times.
+_ROUNDED = frozenset({"add", "sub", "exp", "exp2"})
 
 
 def _product_shape(left: Any, right: Any, numbers: Any) -> tuple[int, ...] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -74,7 +74,7 @@ def alias(kernel: Kernel) -> Iterator[Change]:
                 continue
             if (block.shape, block.dtype, block.dims) != (out.shape, out.dtype, out.dims):
                 continue
-            if _read_first(block, out):
+            if _read_first(block, out, facts.grid):
                 continue
             yield Change(
                 "added",
@@ -83,13 +83,14 @@ def alias(kernel: Kernel) -> Iterator[Change]:
             )
 
 
-def _read_first(block: BlockFacts, out: BlockFacts) -> bool:
+def _read_first(block: BlockFacts, out: BlockFacts, grid: Sequence[int | None]) -> bool:
     """Whether each program reads a block of an input just before it writes that of the output.
 
     Then both may share memory, and nothing changes.
     """
     whole = block.space in ("any", "hbm") or out.space in ("any", "hbm")
-    return not whole and canonical(block.index_map) == canonical(out.index_map)
+    single = {axis: 0 for axis, size in enumerate(grid) if size == 1}
+    return not whole and canonical(block.index_map, single) == canonical(out.index_map, single)
 
 
 def _axes(kernel: Kernel) -> Iterator[tuple[int, int | None]]:
