@@ -53,7 +53,7 @@ def canonical(jaxpr: Any, known: Mapping[int, int] = _NOTHING) -> Hashable:
     """
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     consts = [("const", id(const)) for const in getattr(jaxpr, "consts", ())]
-    counter = [0]
+    counter = [0, 0]  # effects so far, and how many branches they are inside of
     names: dict[Any, Hashable] = dict(zip(inner.constvars, consts, strict=False))
     for position, var in enumerate(inner.invars):
         value = known.get(position)
@@ -72,6 +72,14 @@ def _evaluate(
         results = _equation(eqn, operands, effects, counter)
         names.update(zip(eqn.outvars, results, strict=True))
     return [_name(atom, names) for atom in jaxpr.outvars]
+
+
+def _branch(jaxpr: Any, operands: Sequence[Hashable], depth: int) -> Hashable:
+    """What a branch does with the operands that it is given; effects are counted by depth."""
+    names: dict[Any, Hashable] = {var: ("free", id(var)) for var in jaxpr.constvars}
+    names.update(zip(jaxpr.invars, operands, strict=True))
+    effects: list[Hashable] = []
+    return tuple(_evaluate(jaxpr, names, effects, [0, depth])), tuple(effects)
 
 
 def _name(atom: Any, names: Mapping[Any, Hashable]) -> Hashable:
@@ -107,9 +115,15 @@ def _equation(
         names.update(zip(inside[0].invars, operands, strict=True))
         return _evaluate(inside[0], names, effects, counter)
     if name == "cond":
-        branches = [canonical(branch) for branch in eqn.params["branches"]]
-        if len(set(branches)) == 1:
-            operands = [("any",), *operands[1:]]
+        # With the operands in their places: one that no branch looks at makes no difference.
+        branches = tuple(_branch(each, operands[1:], counter[1] + 1) for each in inside)
+        index = ("any",) if len(set(branches)) == 1 else operands[0]
+        words = ("cond", index, branches)
+        if eqn.effects:
+            counter[0] += 1
+            effects.append(words)
+            return [("effect", *counter, position) for position in range(len(eqn.outvars))]
+        return [(*words, position) for position in range(len(eqn.outvars))]
     if name == "dma_wait":  # it counts bytes: where they went makes no difference
         groups = compat.operand_groups(eqn)
         for position in (*groups.get("source", ()), *groups.get("target", ())):
@@ -120,7 +134,7 @@ def _equation(
     if eqn.effects:
         counter[0] += 1
         effects.append(words)
-        return [("effect", counter[0], position) for position in range(len(eqn.outvars))]
+        return [("effect", *counter, position) for position in range(len(eqn.outvars))]
     if len(eqn.outvars) == 1:
         simple = _simplified(eqn, operands)
         if simple is not None:
