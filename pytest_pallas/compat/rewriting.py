@@ -327,7 +327,7 @@ def operand_groups(eqn: Any) -> Mapping[str, list[int]]:
     if names is None or structure is None:
         return {}
     tree = importlib.import_module("jax.tree_util")
-    positions = list(range(len(eqn.invars)))
+    positions = [_Position(number) for number in range(len(eqn.invars))]
     if hasattr(structure, "unflatten"):
         parts = structure.unflatten(positions)
     else:
@@ -335,6 +335,14 @@ def operand_groups(eqn: Any) -> Mapping[str, list[int]]:
     if len(parts) == 9:  # JAX 0.11.2: each ref is followed by its transforms
         parts = (parts[0:2], parts[2:4], parts[4:6], parts[6:8], parts[8])
     return {name: list(_positions(part)) for name, part in zip(names, parts, strict=False)}
+
+
+class _Position:
+    """Of an operand. No ``int``, which a slice would take for a part of its structure."""
+
+    def __init__(self, number: int) -> None:
+        """The operand of this number."""
+        self.number = number
 
 
 def _positions(part: Any) -> Iterator[int]:
@@ -345,8 +353,8 @@ def _positions(part: Any) -> Iterator[int]:
         yield from _positions(part.transforms)
         return
     for leaf in tree.tree_leaves(part):
-        if isinstance(leaf, int) and not isinstance(leaf, bool):
-            yield leaf
+        if isinstance(leaf, _Position):
+            yield leaf.number
         elif hasattr(leaf, "ref") and hasattr(leaf, "transforms"):
             yield from _positions(leaf)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from mutated import X, kernel, traced
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from mutated import VMEM, X, kernel, traced
 
 from pytest_pallas.mutation.canonical import canonical
 
@@ -63,3 +65,34 @@ def test_the_order_of_effects_counts():
     programs = [traced(kernel(body, (8, 128)), X) for body in (forwards, backwards)]
     assert canonical(programs[0]) == canonical(traced(kernel(forwards, (8, 128)), X))
     assert canonical(programs[0]) != canonical(programs[1])
+
+
+def test_where_a_wait_says_that_a_copy_went_makes_no_difference():
+    """A wait counts bytes; what is started there is another matter."""
+
+    def copying(wait_row, start_row):
+        def body(x_ref, o_ref, buffer, sem):
+            def copy(row):
+                return pltpu.make_async_copy(x_ref.at[pl.ds(row, 4)], buffer.at[0:4], sem)
+
+            first = pl.program_id(0) * 4
+            copy(first + start_row).start()
+
+            @pl.when(first < 8)
+            def _():
+                copy(first + wait_row).wait()
+
+            o_ref[...] = buffer[...]
+
+        call = kernel(
+            body,
+            (8, 128),
+            grid=(2,),
+            blocks=[pl.BlockSpec(memory_space=pl.ANY)],
+            out_block=pl.BlockSpec((8, 128), lambda i: (0, 0)),
+            scratch=[VMEM, pltpu.SemaphoreType.DMA],
+        )
+        return canonical(traced(call, X))
+
+    assert copying(0, 0) == copying(4, 0)
+    assert copying(0, 0) != copying(0, 4)
