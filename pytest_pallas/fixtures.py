@@ -62,7 +62,7 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
                 function=function,
                 args=args,
                 options=options,
-                timeout=settings.timeout,
+                timeout=session.timeout(settings),
                 races="races" in watching,
                 dma="dma" in watching,
                 observer=session.observer,
@@ -127,6 +127,7 @@ def pallas_check(
         from pytest_pallas.backends import label
         from pytest_pallas.checks.trial import Trial
         from pytest_pallas.checks.verdict import ask, conclude
+        from pytest_pallas.sanitizers.runs import Runs
         from pytest_pallas.strategies.arguments import Arguments
         from pytest_pallas.tolerances import dtypes_of, tolerance_for
 
@@ -165,10 +166,10 @@ def pallas_check(
                 nan_ok=nan_ok,
                 check_dtype=check_dtype,
                 jit=jit,
-                timeout=settings.timeout,
+                timeout=session.timeout(settings),
                 races="races" in watching,
                 dma="dma" in watching,
-                runs=session.runs,
+                runs=session.runs if session.mutant is None else Runs(),
                 cache=session.cache,
                 dump=session.dump_folder(_test_name(session)),
                 costs=session.costs,

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from pytest_pallas.oracle import ExpectedCache
     from pytest_pallas.sanitizers.runs import Runs
 
+#: Seconds that a kernel with a mutant may wait for what never comes.
+_MUTANT_SECONDS = 15.0
+
 #: What the ``pallas`` mark takes besides the options that it can set.
 _MARK_ONLY = ("backends", "targets", "reason")
 
@@ -198,6 +201,10 @@ class Session:
     def cost_file(self) -> Path:
         """The file of recorded costs."""
         return self.config.rootpath / self.options.cost_file
+
+    def timeout(self, options: Options) -> float:
+        """Seconds that a kernel may wait at the moment: fewer with a mutant, which may hang."""
+        return options.timeout if self.mutant is None else min(options.timeout, _MUTANT_SECONDS)
 
     def dump_folder(self, name: str) -> str | None:
         """The folder that a test of this name dumps to; None unless dumps are wanted."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from pytest_pallas import compat
 from pytest_pallas.backends.protocol import Call
-from pytest_pallas.errors import MutantError, OptionError
+from pytest_pallas.errors import OptionError
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,13 +136,7 @@ def _with_mutant(static: Static, arrays: list[Any]) -> Any:
         traced = jitted().trace(plain, arrays)
     except jax.errors.ConcretizationTypeError:
         return apply(plain, arrays)  # it needs values, and is not what is mutated
-    try:
-        changed = mutated(traced.jaxpr, static.mutant)
-    except Exception as error:
-        raise MutantError(
-            f"{static.mutant} could not be made: {type(error).__name__}: {error}"
-        ) from error
-    outs = compat.jitted_jaxpr(changed)(*arrays)
+    outs = compat.jitted_jaxpr(mutated(traced.jaxpr, static.mutant))(*arrays)
     return jax.tree.unflatten(jax.tree.structure(traced.out_info), outs)
 
 

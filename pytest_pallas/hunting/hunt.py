@@ -13,9 +13,6 @@ from pytest_pallas.hunting.verdict import Verdict
 from pytest_pallas.mutation import Mutant
 from pytest_pallas.spec import EquivalentMutant
 
-#: Seconds that a kernel with a mistake may wait for what never comes.
-MOST_SECONDS = 15.0
-
 
 @dataclass(frozen=True)
 class Caught:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_pallas import compat
+from pytest_pallas.errors import MutantError
 from pytest_pallas.hunting.hunt import Caught, Tried, hunt, sampled, unknown
 from pytest_pallas.hunting.journal import JOURNAL, Journal
 from pytest_pallas.mutation import Mutant, mutants_of, mutated
@@ -89,7 +90,10 @@ class TestHunter:
 
         def same(mutant: Mutant) -> str:
             several = [p for p, each in zip(programs, inside, strict=True) if mutant in each]
-            if any(canonical(mutated(p, mutant)) != canonical(p) for p in several):
+            try:
+                if any(canonical(mutated(p, mutant)) != canonical(p) for p in several):
+                    return ""
+            except MutantError:
                 return ""
             return f"the same program after simplification, in {len(several)} calls"
 
@@ -98,6 +102,8 @@ class TestHunter:
             if by:
                 return Tried(Caught(by, "by another test"), 0)
             error = self._failure(item, mutant)
+            if isinstance(error, MutantError):
+                return Tried(None, 1, str(error))
             if error is None:
                 return Tried(None, 1)
             by = item.name

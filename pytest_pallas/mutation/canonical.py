@@ -32,7 +32,7 @@ _FOLDED: Mapping[str, Callable[..., Any]] = {
 }
 
 #: What is for people to read, and no answer.
-_PRINTED = frozenset({"debug_print", "debug_callback", "trace_value"})
+_PRINTED = frozenset({"debug_print", "trace_value"})
 
 _NOTHING: Mapping[int, int] = {}
 

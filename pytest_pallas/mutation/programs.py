@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from pytest_pallas import compat
+from pytest_pallas.errors import MutantError
 from pytest_pallas.mutation.model import At, Change, Kernel, Mutant, New, Operator
 from pytest_pallas.mutation.operators import OPERATORS
 from pytest_pallas.mutation.walking import rewritten
@@ -43,6 +44,10 @@ def mutated(jaxpr: Any, mutant: Mutant) -> Any:
       jaxpr: closed, of a function that calls kernels, also inside of ``jit``, ``vmap``,
         ``shard_map``, ``custom_vjp``, loops and branches. What JAX makes of gradients is part of
         it: nothing is differentiated after.
+      mutant: the mutant.
+
+    Raises:
+      MutantError: it could not be made.
     """
     [operator] = [each for each in OPERATORS if each.name == mutant.operator]
 
@@ -63,7 +68,11 @@ def mutated(jaxpr: Any, mutant: Mutant) -> Any:
         return None
 
     inner = getattr(jaxpr, "jaxpr", jaxpr)
-    new = rewritten(inner, visit, visit_kernel)
+    try:
+        new = rewritten(inner, visit, visit_kernel)
+    except Exception as error:
+        text = f"{mutant} could not be made: {type(error).__name__}: {error}"
+        raise MutantError(text) from error
     return jaxpr if new is inner else compat.closed_with(jaxpr, new)
 
 

@@ -14,7 +14,7 @@ from pytest_pallas.checks import gradient
 from pytest_pallas.checks.trial import Trial, call
 from pytest_pallas.checks.verdict import ask
 from pytest_pallas.errors import MutantError, NotApplicableError
-from pytest_pallas.hunting.hunt import MOST_SECONDS, Caught, Tried
+from pytest_pallas.hunting.hunt import Caught, Tried
 from pytest_pallas.mutation import Mutant, mutants_of, mutated
 from pytest_pallas.mutation.canonical import canonical
 from pytest_pallas.sanitizers.runs import Runs
@@ -186,12 +186,13 @@ class Hunter:
 
     def _error(self, each: Ask, mutant: Mutant | None, runs: dict[Any, Runs]) -> Exception | None:
         """How a check fails; None if it passes."""
-        trial = trial_of(each.asked, each.drawn)
+        session = current(each.part.config)
+        session.mutant = mutant
         trial = dataclasses.replace(
-            trial,
+            trial_of(each.asked, each.drawn),
             mutant=mutant,
-            runs=runs.setdefault((label(trial.backend), trial.devices), Runs()),
-            timeout=trial.timeout if mutant is None else min(trial.timeout, MOST_SECONDS),
+            runs=runs.setdefault((each.part.backend, *each.part.mesh.items()), Runs()),
+            timeout=session.timeout(each.asked.options),
             golden=None,
             dump=None,
         )
@@ -201,6 +202,8 @@ class Hunter:
             return None
         except Exception as error:
             return _mutant_error(error) or error
+        finally:
+            session.mutant = None
         return None
 
 

@@ -88,3 +88,45 @@ def test_in_processes_of_their_own_and_with_xdist(project):
     result = project.spawn("--pallas-mutate", "-n", "2", "--pallas-isolate=auto")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["score 100.0 %: * mutants, * caught"])
+
+
+def test_a_mutant_that_waits_for_ever_is_ended_and_caught(project):
+    project.write(
+        kernels="""
+            import jax
+            import jax.numpy as jnp
+            from jax.experimental import pallas as pl
+            from jax.experimental.pallas import tpu as pltpu
+
+
+            def _body(x_ref, o_ref, sem):
+                copy = pltpu.make_async_copy(x_ref, o_ref, sem)
+                copy.start()
+                copy.wait()
+
+
+            def copy(x):
+                anywhere = pl.BlockSpec(memory_space=pl.ANY)
+                return pl.pallas_call(
+                    _body,
+                    in_specs=[anywhere],
+                    out_specs=anywhere,
+                    out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+                    scratch_shapes=[pltpu.SemaphoreType.DMA],
+                )(x)
+        """,
+        test_copy="""
+            import numpy as np
+            import pytest
+            from kernels import *
+
+            @pytest.mark.pallas(backends=["tpu-interpret"])
+            def test_copy(pallas_check):
+                x = np.ones((8, 128), np.float32)
+                pallas_check(copy, x, reference=lambda x: x, checks=["forward", "races"])
+        """,
+    )
+    [*_, record] = project.records("--pallas-mutate", "--pallas-timeout=300")
+    by = {f"{m['operator']}: {m['change']}": m for m in record["mutants"]}
+    assert by["start: dropped"]["how"] == "DeadlockError"
+    assert by["wait: dropped"]["status"] == "caught"

@@ -176,7 +176,7 @@ def test_a_mutant_that_cannot_be_made_says_so(monkeypatch):
     def fails(*_):
         raise TypeError("no such operand")
 
-    monkeypatch.setattr("pytest_pallas.mutation.mutated", fails)
+    monkeypatch.setattr("pytest_pallas.mutation.programs.rewritten", fails)
     error = ran(functools.partial(plus), X, mutant=mutant).error
     assert isinstance(error, MutantError)
     assert "could not be made: TypeError: no such operand" in str(error)
