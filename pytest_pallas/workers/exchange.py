@@ -81,7 +81,8 @@ def exchange(
     while True:
         now = time.monotonic()
         if now >= deadline:
-            return ended(Exchange(end="late"))
+            # Who is starved of time looks late: a worker that is too large as well should be told so.
+            return ended(_look(worker, stopping) or Exchange(end="late"))
         if now >= next_look:
             next_look = now + _LOOK_SECONDS
             if intervention := _look(worker, stopping):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import mmap
 import os
 import types
 
@@ -69,7 +70,10 @@ def _segfault():
 def _grow():
     kept = []
     while True:
-        kept.append(np.ones(2**22))  # 32 MiB, each page written
+        # Every page at once: writing them one by one may take longer than --pallas-timeout.
+        kept.append(
+            mmap.mmap(-1, 2**26, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON | mmap.MAP_POPULATE)
+        )
 
 
 def leaves_precision(x, y):

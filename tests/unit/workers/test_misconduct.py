@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pytest_pallas.workers import Setup, work
+from pytest_pallas.workers import Setup, exchange, work
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc or pidfd")
 
@@ -112,6 +112,15 @@ def test_a_job_above_its_memory_limit_is_killed(do, entry):
     assert result.status == "out of memory"
     assert "MiB of memory and may use 200 MiB" in result.message
     assert result.seconds < 3
+
+
+@linux
+def test_a_job_late_and_above_its_memory_limit_is_told_to_be_too_large(do, monkeypatch):
+    monkeypatch.setattr(
+        exchange, "_LOOK_SECONDS", 60.0
+    )  # As if the supervisor got no time to look.
+    result = do("fill", b"300", memory_bytes=200 * 2**20, timeout=2)
+    assert result.status == "out of memory"
 
 
 @linux
