@@ -81,7 +81,7 @@ def exchange(
     while True:
         now = time.monotonic()
         if now >= deadline:
-            # Who is starved of time looks late: a worker that is too large as well should be told so.
+            # Where time to look was short, too large a worker is told as that all the same.
             return ended(_look(worker, stopping) or Exchange(end="late"))
         if now >= next_look:
             next_look = now + _LOOK_SECONDS
