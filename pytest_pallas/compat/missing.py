@@ -12,7 +12,7 @@ from pytest_pallas.compat.sparse_core import is_sparse_core_mesh
 
 @contextmanager
 def missing_operations() -> Generator[None]:
-    """Let the TPU interpreter run operations of SparseCores, and references made in a body."""
+    """Let the TPU interpreter run SparseCores, references made in a body, and random numbers."""
     from pytest_pallas.compat.equations import interpreted_by
     from pytest_pallas.compat.reaching import reaching_rule
 
@@ -39,6 +39,7 @@ def _operations(jaxpr: Any) -> Iterator[str]:
 
 def _rule(eqn: Any) -> Any:
     from pytest_pallas.compat.allocating import allocating_rule
+    from pytest_pallas.compat.generators import generator_rule
     from pytest_pallas.compat.subcores import subcore_rule
 
-    return subcore_rule(eqn) or allocating_rule(eqn)
+    return subcore_rule(eqn) or allocating_rule(eqn) or generator_rule(eqn)

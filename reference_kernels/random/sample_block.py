@@ -14,7 +14,8 @@ tiles. Two generators can stand behind it:
   word. The key's two words come in as scalars in SMEM. It gives the numbers of ``reference``
   wherever it runs.
 - ``hardware``: that of the chip, by a key from ``pltpu.to_pallas_key``. Cheap, and other numbers on
-  each generation of chips, so it has no oracle but itself; interpreters do not know such keys.
+  each generation of chips, so it has no oracle but itself; interpreters have no references to
+  such keys.
 
 A tile must divide every block that is ever to be used: 8 x 128, one register of float32, divides
 all. Larger tiles fold in fewer keys.
@@ -184,5 +185,5 @@ SPEC_HARDWARE = KernelSpec(
     checks=("forward", "determinism", "dtype", "grid", "jit"),
     vmappable=False,
     typical=_typical("hardware", block_rows=32, block_columns=256),
-    xfail=cannot_execute("no keys of Pallas", "interpret", "tpu-interpret"),
+    xfail=cannot_execute("no references to keys of Pallas", "interpret", "tpu-interpret"),
 )

@@ -1,4 +1,4 @@
-"""What holds of random kernels: structure anywhere, distributions on a TPU."""
+"""What holds of random kernels: structure, and distributions on a TPU or a simulation of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
+from pytest_pallas import compat
 from reference_kernels.random import dropout, gaussian_dropout, noise, sample
 
 N = 1024 * 1024
@@ -25,10 +26,14 @@ def interpreted() -> Iterator[None]:
 
 
 @pytest.fixture
-def on_tpu() -> None:
-    """Values are asked of real random numbers only: interpreters of JAX have none."""
-    if jax.default_backend() != "tpu":
-        pytest.skip("needs a TPU: nothing else has its random number generator")
+def generator() -> Iterator[None]:
+    """The generator of a TPU if there is one, else the one that is simulated."""
+    if jax.default_backend() == "tpu":
+        yield
+        return
+    with compat.missing_operations(), pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):
+        yield
+    pltpu.reset_tpu_interpret_mode_state()
 
 
 def seed(value: int = 7) -> jax.Array:
@@ -78,7 +83,7 @@ class TestMisuse:
 @pytest.mark.usefixtures("interpreted")
 class TestInterpreted:
     def test_words_of_zeros_drop_nothing(self) -> None:
-        """If this fails, the interpreter has a generator, and the tests of values can run on it."""
+        """If this fails, JAX's own interpreter has a generator, and need not be lent one."""
         x = np.arange(17 * 129, dtype=np.float32).reshape(17, 129)
         np.testing.assert_array_equal(dropout(x, seed(), rate=0.5, block_rows=16), 2 * x)
 
@@ -99,8 +104,8 @@ def test_gaussian_dropout_compiles(pallas_compile: Any, target: str) -> None:
     assert report.kernel_calls == 1
 
 
-@pytest.mark.usefixtures("on_tpu")
-class TestOnTpu:
+@pytest.mark.usefixtures("generator")
+class TestRandomNumbers:
     """Six standard deviations of what is measured: a right generator fails once in 10^9 runs."""
 
     @pytest.mark.parametrize("sampler", ["bits", "bernoulli"])
