@@ -102,7 +102,6 @@ class Kernel:
       home: file of its body.
       axes: sizes of the mesh axes around it, and of its own grid's names, as far as known.
       read: roots of the refs that it reads.
-      written: those that it writes.
       roots: from a ref inside to the ref of the body, or of the allocation, that it is.
     """
 
@@ -111,7 +110,6 @@ class Kernel:
     home: str
     axes: Mapping[str, int]
     read: frozenset[int] = frozenset()
-    written: frozenset[int] = frozenset()
     roots: Mapping[int, int] = field(default_factory=dict[int, int])
 
     def root(self, ref: Any) -> int:

@@ -74,22 +74,15 @@ def _with_refs(kernel: Kernel) -> Kernel:
     """The kernel with what is known of its refs."""
     roots: dict[int, int] = {}
     read: set[int] = set()
-    written: set[int] = set()
     for eqn in _equations(kernel.eqn, roots):
-        if eqn.primitive.name in ("get", "swap", "addupdate", "masked_load", "masked_swap"):
-            root = roots.get(id(eqn.invars[0]), id(eqn.invars[0]))
-            reads = eqn.primitive.name in ("get", "masked_load", "addupdate")
-            (read if reads else written).add(root)
-            if eqn.primitive.name == "addupdate":
-                written.add(root)
-        elif eqn.primitive.name not in ("swap",):
-            read |= {
-                roots.get(id(atom), id(atom))
-                for atom in eqn.invars
-                if type(getattr(atom, "aval", None)).__name__.endswith("Ref")
-                and not list(compat.sub_jaxprs(eqn))
-            }
-    return replace(kernel, roots=roots, read=frozenset(read), written=frozenset(written))
+        if eqn.primitive.name in ("swap", "masked_swap") or any(compat.sub_jaxprs(eqn)):
+            continue  # stores, and what has its reads inside
+        read |= {
+            roots.get(id(atom), id(atom))
+            for atom in eqn.invars
+            if type(getattr(atom, "aval", None)).__name__.endswith("Ref")
+        }
+    return replace(kernel, roots=roots, read=frozenset(read))
 
 
 def _equations(eqn: Any, roots: dict[int, int]) -> Iterator[Any]:

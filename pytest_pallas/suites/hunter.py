@@ -39,7 +39,6 @@ class Ask:
       number: of the call, from 0.
       caught: how many mutants it caught.
       spent: seconds that it took.
-      asks: how often it was asked.
       sound: whether it passes without a mutant; None if nobody knows yet.
     """
 
@@ -49,7 +48,6 @@ class Ask:
     number: int
     caught: int = 0
     spent: float = 0.0
-    asks: int = 0
     sound: bool | None = None
 
     @property
@@ -164,7 +162,6 @@ class Hunter:
             started = time.monotonic()
             error = self._error(each, mutant, runs)
             each.spent += time.monotonic() - started
-            each.asks += 1
             if isinstance(error, MutantError):
                 return Tried(None, examples, str(error))
             if error is not None and self._sound(each):

@@ -46,13 +46,7 @@ class MutantsItem(SpecItem):
 
     @classmethod
     def of(cls, parent: Any, spec: KernelSpec, parts: Sequence[SpecItem]) -> MutantsItem:
-        """The item of the mutants that ``parts`` are asked about.
-
-        Raises:
-          ValueError: there are none.
-        """
-        if not parts:
-            raise ValueError("no parts")
+        """The item of the mutants that ``parts``, one at least, are asked about."""
         first: Backend = parts[0].backend
         mesh: Mapping[str, int] = max(
             (part.mesh for part in parts), key=lambda mesh: len(mesh), default={}
