@@ -93,7 +93,8 @@ def pallas_check(
     checks=      names of the checks to make; by default the mark's, or forward. "all" leaves out
                  oracle-strength, which asks about many calls, and what cannot be asked, such as
                  blocks or sharding; sanitizers are among them, as --pallas-sanitize says.
-    exact=       True: small integers held in floats must give a bitwise equal answer.
+    exact=       True: small integers held in floats must give a bitwise equal answer. A number:
+                 integers up to that size.
     differentiable=  positions of arguments, for the gradient check.
     tolerance=   a Tolerance, or a mapping from dtype and backend to one.
     nan_ok=      True: NaN is a right answer for finite inputs.
@@ -115,7 +116,7 @@ def pallas_check(
         options: Mapping[str, Any] | None = None,
         tuning: Mapping[str, Any] | None = None,
         checks: str | Sequence[str] = (),
-        exact: bool = False,
+        exact: bool | int = False,
         differentiable: Sequence[int] = (),
         tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
         nan_ok: bool = False,

@@ -83,7 +83,9 @@ class KernelSpec:
         (``"gpu-compile:h100"``); by default all those of the platforms of ``kernel`` (see
         ``CLAIMED``).
       exact: True if the kernel is linear, so that small integers held in floats give a bitwise
-        equal answer in any order of summation.
+        equal answer in any order of summation. A number if integers up to that size do: those that
+        the value class ``"full"`` draws are up to 2**20, which sums of a few may be of, and
+        products not.
       differentiable: positions of the arguments to differentiate by; the gradient check needs it.
       vmappable: whether ``jax.vmap`` of the kernel is promised to work.
       batch_axes: for each positional argument the axis along which the kernel computes independent
@@ -122,7 +124,7 @@ class KernelSpec:
     inputs: SearchStrategy[Any] | Callable[[Any], SearchStrategy[Any]]
     family: str = ""
     backends: Sequence[str] | None = None
-    exact: bool = False
+    exact: bool | int = False
     differentiable: Sequence[int] = ()
     vmappable: bool = True
     batch_axes: Sequence[int | None] = ()

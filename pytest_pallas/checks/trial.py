@@ -51,7 +51,8 @@ class Trial:
       arguments: the drawn call.
       backend: where the kernel runs.
       devices: on how many devices.
-      exact: whether small integers held in floats must give a bitwise equal answer.
+      exact: whether small integers held in floats must give a bitwise equal answer; or up to which
+        size they must.
       differentiable: positions of the arguments to differentiate by.
       batch_axes: as in ``KernelSpec``.
       relations: as in ``KernelSpec``.
@@ -81,7 +82,7 @@ class Trial:
     arguments: Arguments
     backend: Backend
     devices: int = 1
-    exact: bool = False
+    exact: bool | int = False
     differentiable: Sequence[int] = ()
     batch_axes: Sequence[int | None] = ()
     relations: Sequence[AnyRelation] = ()
@@ -269,13 +270,14 @@ def anticipate(trial: Trial) -> None:
 def exactly(trial: Trial) -> bool:
     """Whether the answer must be that of the oracle to the bit.
 
-    True if the trial is exact and every float input holds small integers only.
+    True if the trial is exact and every float input holds integers only, which are small enough.
     """
     if not trial.exact:
         return False
+    most = SMALL if trial.exact is True else trial.exact
     for leaf in jax.tree.leaves(trial.arguments.args):
         if hasattr(leaf, "dtype") and is_float(leaf.dtype):
             values = wide(np.asarray(leaf))
-            if not (np.abs(values) <= SMALL).all() or (values != np.rint(values)).any():
+            if not (np.abs(values) <= most).all() or (values != np.rint(values)).any():
                 return False
     return True

@@ -29,6 +29,9 @@ _INTEGERS = np.array([-4, -3, -2, -1, -1, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 1], np.f
 # rounding error would come at every step, and a sequential sum be far worse than a pairwise one.
 _LARGEST_ROW = 31
 
+# Of "full": float32 holds sums of 16 such numbers.
+_MOST_BITS = 20
+
 # Integer dtypes: the spread of "normal", the bound of "uniform", and the exponent of "wide".
 # Sums of a few hundred such values, or of products of the first, stay within int32.
 _SPREAD, _BOUND, _EXPONENT = 8, 1000, 16
@@ -102,6 +105,15 @@ def _rows(request: _Request) -> Array:
     return np.broadcast_to(column, request.shape)
 
 
+def _full(request: _Request) -> Array:
+    # Exact is 2**8 in bfloat16 and 2**7 - 1 in int8.
+    bits = min((limits(request.dtype).exact + 1).bit_length() - 1, _MOST_BITS)
+    if bits < 2:
+        return _integers(request)
+    sign = 1 - 2 * request.rng.integers(0, 2, request.shape, np.int8)
+    return request.rng.integers(2 ** (bits - 1), 2**bits, request.shape) * sign
+
+
 def _onehot(request: _Request) -> Array:
     made = np.zeros(request.shape, np.float32)
     if made.ndim == 0:
@@ -170,6 +182,7 @@ CLASSES: dict[str, Callable[[_Request], Array]] = {
     "integers": _integers,
     "rows": _rows,
     "onehot": _onehot,
+    "full": _full,
     "uniform": _uniform,
     "normal": _normal,
     "wide": _wide,
@@ -193,6 +206,9 @@ def generate(
     - ``"rows"``: each row (the last axis) is a constant from 1 to 31, another one than its
       neighbours have. Sums of up to 2**14 of them, or of products of two, are exact in float32.
     - ``"onehot"``: each row has a single one, and zeros.
+    - ``"full"``: integers of as many bits as the dtype holds exactly, and 20 at most, of both
+      signs: 128 to 255 in bfloat16. Their sums have more, so that it shows if one is rounded on the
+      way; of up to 16 of them they are exact in float32.
     - ``"uniform"``: between -1 and 1; integers between -1000 and 1000.
     - ``"normal"``: the unit normal distribution; integers with a deviation of 8.
     - ``"wide"``: random signs, magnitudes of any order between 2**-8 and 2**8; integers

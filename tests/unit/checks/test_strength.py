@@ -55,6 +55,14 @@ def test_exact_specs_are_judged_exactly(evidence_of):
     assert conclude([evidence_of(x, tolerance=Tolerance(rtol=0.2), exact=True)]) is None
 
 
+def test_up_to_which_size_integers_are_exact(evidence_of):
+    x = np.round(NORMAL * 100)
+    loose = Tolerance(rtol=0.2)
+    assert "scaled by 1.1" in conclude([evidence_of(x, tolerance=loose, exact=True)])
+    assert "scaled by 1.1" in conclude([evidence_of(x, tolerance=loose, exact=50)])
+    assert conclude([evidence_of(x, tolerance=loose, exact=2**20)]) is None
+
+
 def test_answers_that_say_nothing(evidence_of):
     nothing = evidence_of(NORMAL, jnp.zeros_like)
     assert nothing.attempts == ()

@@ -95,6 +95,25 @@ def test_onehot():
     assert len(np.unique(found.argmax(-1))) == 8
 
 
+@pytest.mark.parametrize(
+    ("name", "bits"), [("bfloat16", 8), ("float16", 11), ("float32", 20), ("int8", 7), ("int4", 3)]
+)
+def test_full_numbers_have_all_bits_and_their_sums_more(name, bits):
+    found = numbers("full", (300, 300), name)
+    assert set(np.unique(np.floor(np.log2(np.abs(found))))) == {bits - 1}
+    assert 0.45 < np.mean(found < 0) < 0.55
+    assert np.all(found == np.rint(found))
+    if name in ("bfloat16", "float16"):
+        sums = found[:, 1:] + found[:, :-1]
+        assert np.mean(sums.astype(SUPPORTED[name]).astype(np.float64) != sums) > 0.2
+
+
+def test_sums_of_sixteen_full_numbers_are_exact_in_float32():
+    found = np.abs(generate("full", (1000, 16), F32, seed=0))
+    in_order = np.cumsum(found, axis=-1, dtype=np.float32)[:, -1]
+    np.testing.assert_array_equal(in_order, found.astype(np.float64).sum(-1))
+
+
 def test_uniform():
     found = numbers("uniform")
     assert -1 <= found.min() < -0.99
