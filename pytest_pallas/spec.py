@@ -45,7 +45,10 @@ class ExpectedFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class EquivalentMutant:
-    """Mutants of the kernel that no test can catch, because they compute the same.
+    """Mutants of the kernel that are no mistakes: a right kernel may be like that.
+
+    They compute the same, or differ by no more than what is promised leaves open: one rounding
+    more, the order of random numbers.
 
     ``--pallas-mutate`` counts them as equivalent where no check catches them, and reports a mark
     that is about no mutant, or about one that was caught.
@@ -53,7 +56,7 @@ class EquivalentMutant:
     Attributes:
       operator: name of the mutation operator.
       source: a part of the line of code, such as ``"pl.when(k == last)"``.
-      reason: why it computes the same, for a reviewer to check.
+      reason: why a right kernel may be like that, for a reviewer to check.
       change: what is changed, such as ``"always"``; by default whatever the operator does there.
       part: a part of what tells it from other mutants in the line, such as ``"grid axis 1"``.
     """
