@@ -85,7 +85,7 @@ def _branch(jaxpr: Any, operands: Sequence[Hashable], depth: int) -> Hashable:
 def _name(atom: Any, names: Mapping[Any, Hashable]) -> Hashable:
     if not compat.is_literal(atom):
         return names.get(atom, ("free", id(atom)))
-    return _number(np.asarray(atom.val))
+    return _number(np.asarray(atom.val, getattr(atom.aval, "dtype", None)))
 
 
 def _number(value: Any) -> Hashable:

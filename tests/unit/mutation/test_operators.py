@@ -354,6 +354,26 @@ def test_an_alias_is_added_only_where_blocks_are_not_the_same():
     assert one(call, x, x, operator="alias", change="added").part == "input 1 output 0"
 
 
+def test_no_alias_is_added_where_the_only_block_is_the_same():
+    """On a grid of one program ``i`` is 0, whatever the dtype of a literal 0."""
+
+    def body(x_ref, y_ref, o_ref):
+        o_ref[...] = x_ref[...] + y_ref[...]
+
+    def call(x, y):
+        block = pl.BlockSpec((8, 128), lambda i: (i, 0))
+        return pl.pallas_call(
+            body,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            grid=(1,),
+            in_specs=[block, pl.BlockSpec((8, 128), lambda i: (0, 0))],
+            out_specs=block,
+        )(x, y)
+
+    x = np.ones((8, 128), np.float32)
+    assert found(call, x, x, operators=("alias",)) == []
+
+
 def test_random_bits_are_reused():
     def body(key_ref, o_ref):
         pltpu.prng_seed(key_ref[0], pl.program_id(0))
