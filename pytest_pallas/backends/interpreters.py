@@ -148,6 +148,7 @@ class Interpreter:
             stack.enter_context(compat.mended_tpu_interpreter())
             stack.enter_context(compat.watchable())
             stack.enter_context(compat.missing_operations())
+            stack.enter_context(compat.masked_loads_unspecified())
             stack.enter_context(compat.clocks_for_dmas())
             stack.enter_context(compat.gpu_bounds_named())
             if watch is not None:

@@ -62,6 +62,7 @@ from pytest_pallas.compat.jaxprs import (
     unwritten_memory,
     written_inputs,
 )
+from pytest_pallas.compat.masked import masked_loads_unspecified
 from pytest_pallas.compat.memory import Place, memory_place, memory_placed, outputs_told
 from pytest_pallas.compat.mended_gpu import mended_gpu_interpreter
 from pytest_pallas.compat.missing import missing_operations, simulated_parts
@@ -169,6 +170,7 @@ __all__ = [
     "jitted_jaxpr",
     "kernel_name",
     "literal",
+    "masked_loads_unspecified",
     "masked_window",
     "memory_filled",
     "memory_place",

@@ -12,7 +12,7 @@ from pytest_pallas.compat.sparse_core import is_sparse_core_mesh
 
 @contextmanager
 def missing_operations() -> Generator[None]:
-    """Let the TPU interpreter run SparseCores, references made in a body, and random numbers."""
+    """Let the TPU interpreter run what its own cases lack, from SparseCores to random numbers."""
     from pytest_pallas.compat.equations import interpreted_by
     from pytest_pallas.compat.reaching import reaching_rule
 
@@ -40,6 +40,10 @@ def _operations(jaxpr: Any) -> Iterator[str]:
 def _rule(eqn: Any) -> Any:
     from pytest_pallas.compat.allocating import allocating_rule
     from pytest_pallas.compat.generators import generator_rule
+    from pytest_pallas.compat.semaphores import semaphore_rule
     from pytest_pallas.compat.subcores import subcore_rule
 
-    return subcore_rule(eqn) or allocating_rule(eqn) or generator_rule(eqn)
+    for rule in (subcore_rule, allocating_rule, generator_rule, semaphore_rule):
+        if found := rule(eqn):
+            return found
+    return None

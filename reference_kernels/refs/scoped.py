@@ -25,7 +25,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
 
 _DOUBLINGS = 3
@@ -146,22 +146,6 @@ SPEC = KernelSpec(
     ),
 )
 
-#: The checks that run the kernel rather than look at it.
-_RUN = (
-    "forward",
-    "vmap",
-    "determinism",
-    "immutability",
-    "jit",
-    "blocks",
-    "linearity",
-    "permutation",
-    "cross",
-    "padding",
-    "memory",
-    "donation",
-)
-
 SPEC_COUNTED = KernelSpec(
     name="octuple_counted",
     kernel=octuple_counted,
@@ -170,12 +154,5 @@ SPEC_COUNTED = KernelSpec(
     exact=True,
     relations=(Linear(0), *_PERMUTED),
     implementations={"octuple": octuple},
-    xfail={
-        "tpu-interpret": ExpectedFailure(
-            reason="the TPU interpreter has no rule for semaphore_read",
-            jax="0.12.0.1",
-            checks=_RUN,
-        )
-    },
     typical=(pst.shaped("m n", dtype="float32", dims={"m": 4096, "n": 1024}),),
 )
