@@ -31,7 +31,7 @@ _FOLDED: Mapping[str, Callable[..., Any]] = {
     "ne": np.not_equal,
 }
 
-#: What is for people to read, and no answer.
+#: What is for people to read, and no answer; checks of ``pl.debug_check`` are, too.
 _PRINTED = frozenset({"debug_print", "trace_value"})
 
 _NOTHING: Mapping[int, int] = {}
@@ -128,7 +128,7 @@ def _equation(
         groups = compat.operand_groups(eqn)
         for position in (*groups.get("source", ()), *groups.get("target", ())):
             operands[position] = ("any", str(eqn.invars[position].aval))
-    if name in _PRINTED:
+    if name in _PRINTED or (name == "check" and eqn.params.get("debug")):
         return [(name, position) for position in range(len(eqn.outvars))]
     words = (name, _params(eqn), tuple(operands))
     if eqn.effects:

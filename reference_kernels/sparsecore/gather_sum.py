@@ -201,7 +201,7 @@ def _inputs(draw: st.DrawFn) -> pst.Arguments:
     return pst.Arguments(
         args=(x, idx, segments),
         options={"count": count},
-        tuning={"chunk": 8, "cores": 1, "subcores": 2},
+        tuning={"chunk": 8, "cores": draw(st.sampled_from([1, 2])), "subcores": 2},
         recipe={**drawn.recipe, "idx": idx.tolist(), "segments": segments.tolist(), "count": count},
         declared=drawn.declared,
     )
@@ -220,6 +220,7 @@ SPEC = KernelSpec(
         Permuted({0: 1}, output=1),
     ),
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
+    equivalent=(_subcores.CLEARED,),
     ignored=_unused,
     typical=(
         pst.shaped(

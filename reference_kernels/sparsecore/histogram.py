@@ -30,7 +30,7 @@ from jax.experimental.pallas import tpu_sc as plsc
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
 from reference_kernels._unsupported import cannot_execute
 from reference_kernels.sparsecore import _subcores
@@ -125,10 +125,12 @@ def reference(x: jax.Array, *, bins: int) -> jax.Array:
 @st.composite
 def _inputs(draw: st.DrawFn) -> pst.Arguments:
     """Few different numbers, many different ones, and some that have no bin."""
-    n, bins = draw(st.sampled_from([1, 8, 45])), draw(st.sampled_from([1, 5, 130]))
+    # The last is as many as there are counters: no room for a number that has no bin.
+    n, bins = draw(st.sampled_from([1, 8, 45])), draw(st.sampled_from([1, 5, 130, 16 * _ROW]))
     seed = draw(st.integers(0, 2**16))
     low, high = draw(st.sampled_from([(0, 1), (0, bins), (-2, bins + 3)]))
     x = np.random.default_rng(seed).integers(low, high, n).astype(np.int32)
+    x[-1] = max(low, high - 3)
     return pst.Arguments(
         args=(x,),
         options={"bins": bins},
@@ -145,6 +147,15 @@ SPEC = KernelSpec(
     backends=_subcores.BACKENDS,
     relations=(Permuted({0: 0}, exact=True),),
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
+    equivalent=(
+        EquivalentMutant(
+            operator="guard",
+            change="of the next index",
+            source="first = jax.lax.axis_index(_subcores.SUBCORE) == 0",
+            reason="any one of the subcores may clear the sums, and store them",
+        ),
+        _subcores.CLEARED,
+    ),
     typical=(pst.shaped("n", dtype="int32", dims={"n": 2**20}, options={"bins": 1024}),),
     xfail=cannot_execute("the portable interpreter has no SparseCores", "interpret"),
 )

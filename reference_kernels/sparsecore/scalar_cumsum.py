@@ -25,7 +25,7 @@ from jax.experimental.pallas import tpu_sc as plsc
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
 from reference_kernels._unsupported import cannot_execute
 from reference_kernels.sparsecore import _subcores
@@ -130,6 +130,15 @@ SPEC = KernelSpec(
     exact=True,
     relations=(Linear(0),),
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
+    equivalent=(
+        EquivalentMutant(
+            operator="arithmetic",
+            change="sub -> add",
+            source="store(i - _SLOTS).wait()",
+            reason="a wait needs the slot, which i + _SLOTS has too, and the size of a copy, not "
+            "its place",
+        ),
+    ),
     typical=(pst.shaped("n", dtype="int32", dims={"n": 65536}),),
     xfail=cannot_execute("the portable interpreter has no SparseCores", "interpret"),
 )

@@ -122,7 +122,9 @@ SPEC = KernelSpec(
     kernel=vector_map,
     reference=reference,
     inputs=pst.arguments(
-        pst.arrays("n", dtype=pst.dtypes("float32", "int32"), dims={"n": [1, 161]}),
+        pst.arrays(
+            "n", dtype=pst.dtypes("float32", "int32"), dims={"n": [1, 161]}, values=("full", "wide")
+        ),
         tuning={
             "method": st.sampled_from(list(_BODIES)),
             "block": 32,
@@ -131,7 +133,7 @@ SPEC = KernelSpec(
         },
     ),
     backends=_subcores.BACKENDS,
-    exact=True,
+    exact=2**20,
     relations=(Permuted({0: 0}, output=0, exact=True),),
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
     typical=tuple(

@@ -53,6 +53,18 @@ def test_not_the_same(left, right):
     assert _of(left) != _of(right)
 
 
+def test_what_is_printed_or_checked_makes_no_difference():
+    def said(factor):
+        def body(x_ref, o_ref):
+            pl.debug_print("{}", factor * x_ref[0, 0])
+            pl.debug_check(factor * x_ref[0, 0] < 9, "too large")
+            o_ref[...] = x_ref[...]
+
+        return canonical(traced(kernel(body, X.shape), X))
+
+    assert said(1) == said(2)
+
+
 def test_the_order_of_effects_counts():
     def forwards(x_ref, o_ref):
         o_ref[0] = x_ref[0]
