@@ -29,7 +29,7 @@ from jax.experimental.pallas import tpu_sc as plsc
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
 from reference_kernels._unsupported import cannot_execute
 from reference_kernels.sparsecore import _subcores
@@ -134,6 +134,17 @@ SPEC = KernelSpec(
     backends=_subcores.BACKENDS,
     relations=(Permuted({0: 0, 1: 0}, output=0, exact=True),),
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
+    equivalent=tuple(
+        EquivalentMutant(
+            operator=operator,
+            source=source,
+            reason="all lanes hold the same index of the row, and store it to the same place",
+        )
+        for operator, source in (
+            ("comparison", "first_lane = jax.lax.iota"),
+            ("mask", "plsc.store_scatter(o_ref, [row], found, mask=first_lane)"),
+        )
+    ),
     typical=(pst.shaped("rows n, rows", dtype="int32", dims={"rows": 8192, "n": 1024}),),
     xfail=cannot_execute("the portable interpreter has no SparseCores", "interpret"),
 )

@@ -199,6 +199,7 @@ def _spec(name: str, beyond: str) -> KernelSpec:
             Permuted({0: 0, 1: 0}),
             Permuted({0: 1}, output=1),
         ),
+        equivalent=(_subcores.CLEARED,),
         vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
         typical=(
             pst.shaped(
