@@ -331,7 +331,7 @@ def _fetch_and_add(staged: Staged, values: Sequence[Any], token: Any) -> Any:
         there = sparse_core(memory, int(core))[subcore]
         name = module.TPU_MEMORY_SPACE_NAMES[int(space)]
         content = memory.mem[name, int(buffer), int(device), there].content
-        with _atomic:
+        with _atomic, np.errstate(all="ignore"):
             old = content[tuple(indices)].copy()
             content[tuple(indices)] = old + np.int32(value)
         return token, np.int32(old)

@@ -187,7 +187,7 @@ def _inputs(draw: st.DrawFn) -> pst.Arguments:
         pst.arrays(
             "rows d",
             dtype=pst.dtypes("float32", "int32"),
-            dims={"rows": [1, 17], "d": [8, 13]},
+            dims={"rows": [1, 17], "d": [8, 29]},
             # Whatever the order of the additions, their sum is the same.
             values=["integers", "rows"],
         )

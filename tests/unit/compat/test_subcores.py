@@ -484,6 +484,32 @@ class TestCopies:
         wanted[[2, 0]] = x[[0, 2]] + adds
         np.testing.assert_array_equal(out, wanted)
 
+    @pytest.mark.parametrize("dtype", ["float32", "int32"])
+    def test_sums_that_overflow_do_so_without_a_warning(self, dtype: str) -> None:
+        large = jnp.finfo(dtype).max if dtype == "float32" else jnp.iinfo(dtype).max
+        x = np.full((4, LANES), large, dtype)
+
+        def body(x: Any, i: Any, out: Any, i_vmem: Any, rows: Any, shared: Any) -> None:
+            pltpu.sync_copy(i, i_vmem)
+            pltpu.sync_copy(x, rows)
+            pltpu.sync_copy(x, shared)
+            pltpu.sync_copy(rows, shared.at[i_vmem], add=True)
+            pltpu.sync_copy(shared, out)
+
+        scratch = [
+            pltpu.VMEM((4,), jnp.int32),
+            pltpu.VMEM((4, LANES), dtype),
+            pltpu.VMEM_SHARED((4, LANES), dtype),
+        ]
+        out = run(
+            body,
+            jax.ShapeDtypeStruct(x.shape, dtype),
+            x,
+            np.arange(4, dtype=np.int32),
+            scratch=scratch,
+        )
+        assert np.all(out == (np.inf if dtype == "float32" else -2))
+
     @pytest.mark.parametrize("waits", [True, False])
     def test_adding_to_what_another_writes_is_a_race(self, waits: bool) -> None:
         ones = np.ones((4, LANES), np.float32)
