@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_pallas.backends import Backend
+from pytest_pallas.backends import Backend, label
 from pytest_pallas.checks import Check
 from pytest_pallas.hunting.journal import JOURNAL
 from pytest_pallas.session import current
@@ -146,18 +146,29 @@ def _tell(item: MutantsItem, verdict: Verdict) -> None:
         observer.example(item.tally, [f"  mutant    {verdict.operator}: {verdict.change}"])
 
 
+def _fails(item: SpecItem) -> bool:
+    """Whether it is expected to fail, or skipped."""
+    return any(item.get_closest_marker(name) for name in ("xfail", "skip"))
+
+
+def _where(item: SpecItem) -> tuple[str, tuple[tuple[str, int], ...]]:
+    return label(item.backend), tuple(item.mesh.items())
+
+
 def mutants_item(
     parent: pytest.Collector, spec: KernelSpec, items: Sequence[pytest.Item]
 ) -> MutantsItem | None:
     """The item for a spec's mutants, in place of its items; None if no interpreter runs it."""
+    asked = [item for item in items if isinstance(item, SpecItem)]
+    # What has no answers there, or wrong ones, has none of mutants either.
+    without = {_where(item) for item in asked if item.check.name == "forward" and _fails(item)}
     parts = [
         item
-        for item in items
-        if isinstance(item, SpecItem)
-        and item.backend.kind == "interpreting"
+        for item in asked
+        if item.backend.kind == "interpreting"
         and item.check.name not in UNASKED
-        and not any(item.iter_markers("xfail"))
-        and not any(item.iter_markers("skip"))
+        and _where(item) not in without
+        and not _fails(item)
     ]
     if not parts:
         return None

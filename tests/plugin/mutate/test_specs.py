@@ -38,7 +38,7 @@ KERNELS = """
 
 SPECS = """
     from kernels import *
-    from pytest_pallas import EquivalentMutant, KernelSpec, strategies as pst
+    from pytest_pallas import EquivalentMutant, ExpectedFailure, KernelSpec, strategies as pst
 
     SPEC = KernelSpec(
         name="rows",
@@ -103,6 +103,16 @@ def test_what_survives_is_shown_with_its_line(rows):
 def test_all_backends_are_asked(rows):
     [record] = rows().records(*RUN, "--pallas-mutate-operators=store")
     assert {mutant["operator"] for mutant in record["mutants"]} == {"store"}
+
+
+def test_a_backend_without_answers_is_not_asked(rows):
+    """Where the forward pass is expected to fail, no other check has anything to notice."""
+    failure = "ExpectedFailure(reason='wrong there', jax='0.12', checks=('forward',))"
+    project = rows(more=f"xfail={{'interpret': {failure}}},")
+    args = (*RUN, "--pallas-mutate-operators=store")
+    project.run(*args, "--pallas-backend=interpret").assert_outcomes()
+    [record] = project.records(*args, "--pallas-backend=interpret,tpu-interpret")
+    assert {mutant["by"] for mutant in record["mutants"]} == {"forward on tpu-interpret"}
 
 
 def test_a_limit_takes_some_of_every_operator(rows):
