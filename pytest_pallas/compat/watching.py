@@ -225,12 +225,31 @@ def _hooked(module: Any, name: str, function: Any, placed: _Placed, wanted: str,
     # The race detector fails at a wait for nothing, if nobody has signalled yet.
     nothing = name == "semaphore_wait" and operation.amount == 0
     with bounds_named(memory.buffers, place, point):
-        result = args[0] if nothing else function(*args)
+        result = args[0] if nothing else _reaching(module, memory, operation, function)(*args)
     for watch in list(_watching):
         watch.ends(memory, operation)
     if name == "_barrier":
         memory.entered = True
     return result
+
+
+def _reaching(module: Any, memory: Memory, operation: Operation, function: Any) -> Any:
+    """The function, or what fails in its place if it reaches for a device that is not there.
+
+    The interpreter takes -1 for the last device: a ring without its modulus is right in it alone.
+    """
+    devices = memory.shared.num_devices
+    reached = operation.device if operation.target is None else operation.target[0]
+    if 0 <= reached < devices:
+        return function
+
+    def fail(*_: Any) -> None:
+        raise IndexError(
+            f"{operation.name} at {operation.place}: there is no device {reached}, but "
+            f"0 to {devices - 1}"
+        )
+
+    return module.fail_on_exception(fail)
 
 
 def _operation(
