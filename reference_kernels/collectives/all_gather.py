@@ -273,5 +273,6 @@ SPEC = KernelSpec(
     exact=True,
     relations=(Linear(0), Permuted({0: 2}, output=-1, exact=True, when=_leading)),
     vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas
+    equivalent=(_mesh.ENTERED,),
     typical=_typical,
 )

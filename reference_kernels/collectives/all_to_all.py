@@ -254,5 +254,6 @@ SPEC = KernelSpec(
     exact=True,
     relations=(Linear(0),),
     vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas
+    equivalent=(_mesh.ENTERED,),
     typical=_typical,
 )
