@@ -38,7 +38,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
 from reference_kernels import _require
 from reference_kernels._blocks import ROWS, fit
 
@@ -50,11 +50,14 @@ def _stencil_kernel(rows_ref: Any, x_ref: Any, o_ref: Any, own_ref: Any, *, star
     block, rows = o_ref.shape[0], rows_ref[0]
     first = pl.program_id(0) * block
     here = pl.multiple_of(first - start(pl.program_id(0)), ROWS)  # in the window
+    last_tile = x_ref.shape[0] - ROWS
 
     @pl.loop(0, block // ROWS)  # a strip at a time, which fits in the registers
     def _own_rows(strip: Any) -> None:
         at = pl.multiple_of(strip * ROWS, ROWS)
-        x = x_ref[pl.ds(here + at, ROWS)].astype(jnp.float32)
+        # The last block may end after the window does; nothing of the tile read there is kept.
+        tile = pl.multiple_of(jnp.minimum(here + at, last_tile), ROWS)
+        x = x_ref[pl.ds(tile, ROWS)].astype(jnp.float32)
         row = first + at + jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
         own_ref[pl.ds(at + _HALO, ROWS)] = jnp.where(row < rows, x, 0.0)
 
@@ -62,7 +65,6 @@ def _stencil_kernel(rows_ref: Any, x_ref: Any, o_ref: Any, own_ref: Any, *, star
     above = above.astype(jnp.float32)[ROWS - 1 :]
     own_ref[_HALO - 1 : _HALO] = jnp.where(first > 0, above, 0.0)
 
-    last_tile = x_ref.shape[0] - ROWS
     below = x_ref[pl.ds(pl.multiple_of(jnp.minimum(here + block, last_tile), ROWS), ROWS)]
     below = below.astype(jnp.float32)[:1]
     own_ref[_HALO + block : _HALO + block + 1] = jnp.where(first + block < rows, below, 0.0)
@@ -155,15 +157,26 @@ def _beyond(x: Any, rows: Any) -> tuple[Any, None]:
     return np.broadcast_to((np.arange(len(x)) >= rows)[:, None], np.shape(x)), None
 
 
+def _counts(m: int) -> st.SearchStrategy[int]:
+    """Numbers of rows that count: any, or whole blocks, which are followed by rows that do not."""
+    return st.one_of(st.integers(0, m), st.sampled_from(range(0, m + 1, ROWS)))
+
+
+#: Sums of "full" numbers have more bits than bfloat16, and three are exact in float32.
+_VALUES = ("integers", "full", "normal")
+
+_BLOCKS = {"block_rows": st.sampled_from([16, 32])}  # One strip, or two.
+
 _INPUTS = pst.arguments(
     pst.arrays(
         "m n",
         dtype=pst.floats("bfloat16", "float32"),
+        values=_VALUES,
         # Up to four blocks, so that one has whole halos.
-        dims={"m": [1, 15, 16, 17, 48, 61], "n": [1, 129]},
+        dims={"m": [1, 15, 16, 17, 48, 61, 96], "n": [1, 129]},
     ),
-    then=lambda drawn: {"rows": st.integers(0, drawn.recipe["m"]).map(np.int32)},
-    tuning={"block_rows": 16},
+    then=lambda drawn: {"rows": _counts(drawn.recipe["m"]).map(np.int32)},
+    tuning=_BLOCKS,
 )
 
 SPEC = KernelSpec(
@@ -171,7 +184,7 @@ SPEC = KernelSpec(
     kernel=halo_stencil,
     reference=reference,
     inputs=_INPUTS,
-    exact=True,
+    exact=2**20,
     differentiable=(),
     relations=(Linear(0), Permuted({0: 1}, output=1, exact=True)),
     ignored=_beyond,
@@ -187,12 +200,25 @@ SPEC_PADDED = KernelSpec(
     reference=reference,
     # All rows count: where none does, no window matters.
     inputs=pst.arguments(
-        pst.arrays("m n", dtype=pst.floats("bfloat16", "float32"), dims={"m": [17, 48], "n": 129}),
+        pst.arrays(
+            "m n",
+            dtype=pst.floats("bfloat16", "float32"),
+            dims={"m": [17, 96], "n": 129},
+            values="full",
+        ),
         then=lambda drawn: {"rows": st.just(np.int32(drawn.recipe["m"]))},
-        tuning={"block_rows": 16},
+        tuning=_BLOCKS,
     ),
-    exact=True,
+    exact=2**20,
     checks=("forward",),
+    equivalent=tuple(
+        EquivalentMutant(
+            operator="arithmetic",
+            source=source,
+            reason="windows have padding on both sides, so the two numbers are the same",
+        )
+        for source in ("jnp.maximum(here - ROWS, 0)", "jnp.minimum(here + block, last_tile)")
+    ),
     xfail={
         "tpu-interpret": _UNPADDED,
         **{f"tpu-compile:{chip}": _UNPADDED for chip in ("v4", "v5e", "v5p", "v6e", "tpu7x")},
