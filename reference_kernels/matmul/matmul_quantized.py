@@ -76,7 +76,9 @@ def _matmul_kernel(
     block = x.shape[1]
     if length % block:
         left = length - step * block
-        x, w = _first(left, x, 1), _first(left, w, 0)
+        x = _first(left, x, 1)
+        if not jnp.issubdtype(w.dtype, jnp.integer):  # zero times NaN is NaN
+            w = _first(left, w, 0)
     if factor is not None:
         x, w = x.astype(factor), w.astype(factor)
     wide = jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else jnp.float32
