@@ -17,11 +17,13 @@ once: each is started as soon as the core can write its descriptor. The output i
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -170,18 +172,40 @@ def _ignored(
     return None, beyond, beyond, unused, table, np.arange(len(cu_q_lens)) > count, None
 
 
+_CALLS = pst.arguments(
+    pst.arrays(
+        "n p r d, t h d, t h d; r = 2*h",
+        dtype=pst.dtypes("bfloat16", "float32", "int8"),
+        dims={"n": 13, "p": [1, 8], "h": [1, 3], "d": 24, "t": [1, 33]},
+    ),
+    then=lambda drawn: ragged_lists(len(drawn[1]), drawn[0], shared=False),
+)
+
+
+@st.composite
+def _inputs(draw: st.DrawFn) -> pst.Arguments:
+    """Any call, or one with new sequences, whose tokens go to row 0 of the cache and onwards."""
+    call = draw(_CALLS)
+    if draw(st.booleans()):
+        return call
+    *arrays, _, table, starts, _ = call.args
+    lens = np.diff(starts)
+    table = (table - table[np.argmax(lens > 0), 0]) % len(arrays[0])
+    lists = {
+        "kv_lens": lens,
+        "page_indices": table.astype(np.int32),
+        "cu_q_lens": starts,
+        "num_seqs": np.array([len(lens)], np.int32),
+    }
+    recipe = call.recipe | {name: str(values.tolist()) for name, values in lists.items()}
+    return dataclasses.replace(call, args=(*arrays, *lists.values()), recipe=recipe, kin=None)
+
+
 SPEC = KernelSpec(
     name="update_kv_pages",
     kernel=update_kv_pages,
     reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "n p r d, t h d, t h d; r = 2*h",
-            dtype=pst.dtypes("bfloat16", "float32", "int8"),
-            dims={"n": 13, "p": [1, 8], "h": [1, 3], "d": 24, "t": [1, 33]},
-        ),
-        then=lambda drawn: ragged_lists(len(drawn[1]), drawn[0], shared=False),
-    ),
+    inputs=_inputs(),
     exact=True,
     relations=(Linear((0, 1, 2)),),
     ignored=_ignored,

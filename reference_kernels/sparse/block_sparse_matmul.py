@@ -34,7 +34,7 @@ from jax.experimental import pallas as pl
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
 from reference_kernels._blocks import LANES, fit
 from reference_kernels._mxu import precision_for
@@ -250,6 +250,9 @@ def _lists(draw: st.DrawFn, length: int, grid: tuple[int, int]) -> tuple[Any, An
         # Entries outside of the matrix; real or not, they must not matter.
         outside = draw(st.integers(0, length - 1))
         rows[outside], columns[outside] = draw(st.sampled_from([(-1, 0), (0, grid[1])]))
+    elif draw(st.booleans()):
+        # Several in the last row and column, which may have parts beyond the edges.
+        rows[:2], columns[-2:] = grid[0] - 1, grid[1] - 1
     return rows, columns, np.array([count], np.int32)
 
 
@@ -299,7 +302,7 @@ def _sdd_inputs(draw: st.DrawFn) -> pst.Arguments:
         pst.arrays(
             "m k, k n",
             dtype=pst.floats("bfloat16", "float32"),
-            dims={"m": [1, 16, 33], "k": [1, 128, 129], "n": [1, 128, 257]},
+            dims={"m": [1, 32, 33], "k": [1, 128, 257], "n": [1, 256, 257]},
         )
     )
     x, y = drawn
@@ -327,6 +330,22 @@ def _padding_sdd(x: Any, y: Any, rows: Any, columns: Any, count: Any, **_: Any) 
 _LISTS = "blocks, blocks, 1"
 _DIMS = {"blocks": 102, "m": 4096, "k": 4096, "n": 4096}
 
+#: The last step of a row writes its whole block, and rows never decrease from step to step.
+_WRITTEN_AGAIN = tuple(
+    EquivalentMutant(
+        operator=operator, change=change, source="@pl.when(row_ref[step + 1] != row)", reason=reason
+    )
+    for operator, change, reason in (
+        ("guard", "always", "the last step of a row writes what earlier ones wrote again"),
+        ("guard", "of the index before", "no row is one less than the row before, so it is always"),
+        (
+            "load",
+            "the next slot",
+            "the last two steps of a row write, and the last writes all again",
+        ),
+    )
+)
+
 SPEC_DSD = KernelSpec(
     name="block_sparse_dsd",
     kernel=dsd,
@@ -341,6 +360,7 @@ SPEC_DSD = KernelSpec(
         Permuted({0: 0, 1: 0, 2: 0}, when=lambda call: int(call.args[3][0]) == len(call.args[1])),
     ),
     ignored=_beyond_dsd,
+    equivalent=_WRITTEN_AGAIN,
     typical=(
         pst.shaped(
             f"blocks 128 128, {_LISTS}, k n",
@@ -370,6 +390,7 @@ SPEC_SDD = KernelSpec(
         ),
     ),
     ignored=_padding_sdd,
+    equivalent=_WRITTEN_AGAIN,
     typical=(
         pst.shaped(
             f"m k, k n, {_LISTS}",
