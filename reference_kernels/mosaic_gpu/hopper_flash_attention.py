@@ -48,7 +48,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
 from reference_kernels import _require
 from reference_kernels.attention.grouped_query import reference
 from reference_kernels.mosaic_gpu._hopper_backward import gradients
@@ -397,7 +397,8 @@ SPEC = KernelSpec(
         pst.arrays(
             "b h q d, b g k d, b g k d",
             dtype=pst.floats("bfloat16", "float16"),
-            dims={"b": 1, "h": 2, "g": 1, "q": 130, "k": 70, "d": 64},
+            # Fewer and more blocks of keys than there are stages.
+            dims={"b": 1, "h": 2, "g": [1, 2], "q": 130, "k": [70, 230], "d": 64},
         ),
         options={"causal": st.booleans()},
         tuning={"block_kv": 64, "stages": 2},
@@ -427,4 +428,12 @@ SPEC_SHARED = dataclasses.replace(
     kernel={"gpu": functools.partial(hopper_flash_attention, in_registers=False)},
     typical=(),
     xfail={},
+    equivalent=(
+        EquivalentMutant(
+            operator="wait",
+            change="dropped",
+            source="plgpu.barrier_wait(free.at[i, jax.lax.rem(j, jnp.int32(settings.stages))])",
+            reason="nobody fills these slots again; only the interpreter of JAX 0.11 wants it",
+        ),
+    ),
 )

@@ -255,7 +255,8 @@ def reference(
 
 
 _DTYPE = pst.floats("bfloat16", "float16")
-_AROUND = {"m": 64, "n": 64, "k": 64}
+_AROUND = {"m": 64, "n": 64}
+_TERMS = {"k": [1, 65, 200, 320]}  # up to five steps: more than there are stages
 _MAX_BYTES = 2**17
 _BLOCKS = {"block_m": 64, "block_n": st.sampled_from([64, 128]), "stages": st.sampled_from([2, 3])}
 _BACKENDS = ("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu")
@@ -271,7 +272,7 @@ SPEC = KernelSpec(
     backends=_BACKENDS,
     reference=reference,
     inputs=pst.arguments(
-        pst.arrays("m k, k n", dtype=_DTYPE, around=_AROUND, max_bytes=_MAX_BYTES),
+        pst.arrays("m k, k n", dtype=_DTYPE, around=_AROUND, dims=_TERMS, max_bytes=_MAX_BYTES),
         options={"out_dtype": st.sampled_from([None, "float32"])},
         tuning=_BLOCKS,
     ),
@@ -291,7 +292,7 @@ SPEC_ACTIVATION = KernelSpec(
     backends=_BACKENDS,
     reference=reference,
     inputs=pst.arguments(
-        pst.arrays("m k, n k", dtype=_DTYPE, around=_AROUND, max_bytes=_MAX_BYTES),
+        pst.arrays("m k, n k", dtype=_DTYPE, around=_AROUND, dims=_TERMS, max_bytes=_MAX_BYTES),
         # Smooth ones only: at the kink of relu, rounding decides the gradient.
         options={
             "activation": st.sampled_from([jax.nn.silu, jax.nn.gelu]),
@@ -318,7 +319,8 @@ SPEC_FLOAT8 = KernelSpec(
         pst.arrays(
             "m k, n k",
             dtype=pst.floats("float8_e4m3fn"),
-            around=_AROUND | {"k": 128},
+            around=_AROUND,
+            dims={"k": [1, 130, 400, 640]},  # as many steps, of twice as many terms
             max_bytes=_MAX_BYTES,
         ),
         options={"transpose_rhs": True, "out_dtype": st.sampled_from([None, "float32"])},

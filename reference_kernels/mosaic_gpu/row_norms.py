@@ -30,7 +30,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted, Relation
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
 from reference_kernels import _gpu, _require
 from reference_kernels.mosaic_gpu import _rows
 from reference_kernels.reductions.rms_norm import reference
@@ -198,6 +198,25 @@ def _negated(arguments: pst.Arguments, rng: np.random.Generator) -> pst.Argument
     return dataclasses.replace(arguments, args=(-x, w))
 
 
+_DTYPES = pst.dtype_pairs(
+    ("float32", "float32"),
+    ("bfloat16", "float32"),
+    ("bfloat16", "bfloat16"),
+    ("float16", "float32"),
+)
+_ANY = pst.arguments(
+    pst.arrays("m n, n", dtype=_DTYPES, dims={"m": [1, 8, 11], "n": [40, 256, 2176]}),
+    tuning={"block_rows": st.sampled_from([4, 6]), "blocks": 2},
+)
+
+#: A block of 8 rows, a group of 4 and 3 that are left, and an eps that shows in all of them.
+#: Backward, the first two of three blocks have none of the rows that are left.
+_LARGE_EPS = pst.arguments(
+    pst.arrays("m n, n", dtype=_DTYPES, dims={"m": 15, "n": [40, 256]}),
+    options={"eps": 0.25},
+    tuning={"block_rows": 8, "blocks": 3},
+)
+
 SPEC = KernelSpec(
     name="row_rms_norm",
     kernel={"gpu": row_rms_norm},
@@ -207,25 +226,22 @@ SPEC = KernelSpec(
         "gpu",
     ),
     reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "m n, n",
-            dtype=pst.dtype_pairs(
-                ("float32", "float32"),
-                ("bfloat16", "float32"),
-                ("bfloat16", "bfloat16"),
-                ("float16", "float32"),
-            ),
-            dims={"m": [1, 8, 11], "n": [40, 256, 2176]},
-        ),
-        tuning={"block_rows": st.sampled_from([4, 6]), "blocks": 2},
-    ),
+    inputs=st.one_of(_ANY, _LARGE_EPS),
     differentiable=(0, 1),
     relations=(
         Linear(1),
         Permuted({0: 0}, output=0),
         Permuted({0: 1, 1: 0}, output=1),
         Relation("odd in x", _negated, expect=lambda outputs, _: -outputs, exact=True),
+    ),
+    equivalent=(
+        _rows.TAIL_BY_ALL,
+        EquivalentMutant(
+            operator="arithmetic",
+            change="add -> sub",
+            source="some_rows(groups * plan.rows + i, dw, 1)",
+            reason="of pairs of rows one is left at most: i is 0",
+        ),
     ),
     typical=(pst.shaped("m n, n", dtype=("bfloat16", "float32"), dims={"m": 8192, "n": 4096}),),
 )

@@ -17,6 +17,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 
 from pytest_pallas import strategies as pst
@@ -150,16 +152,32 @@ def portable_layer_norm(
     return _by_rows(kernel, x, w, b, block_rows=block_rows)
 
 
+def _with_masked_entries(drawn: pst.Drawn) -> pst.Drawn:
+    """Every third row of ``x`` gets ``-inf`` in its even columns; every sixth is all ``-inf``."""
+    x = np.array(drawn[0])
+    x[2::3, ::2] = -np.inf
+    x[5::6] = -np.inf
+    return pst.Drawn((x,), {**drawn.recipe, "masked": True}, declared=drawn.declared)
+
+
 _DTYPES = pst.floats("bfloat16", "float32")
 _AROUND = {"m": 16, "n": 128}
 _TYPICAL = {"m": 4096, "n": 1024}
+
+#: exp overflows at 89, which only wide values reach.
+_SOFTMAX_OF = pst.arrays(
+    "m n", dtype=_DTYPES, around=_AROUND, values=("normal", "integers", "wide")
+)
+
+#: Besides what is usual, one that is not lost beside a mean square of 1.
+_EPS = st.sampled_from([1e-6, 0.25])
 
 SPEC_SOFTMAX = KernelSpec(
     name="portable_softmax",
     kernel=portable_softmax,
     backends=BACKENDS,
     reference=softmax_reference,
-    inputs=pst.arrays("m n", dtype=_DTYPES, around=_AROUND),
+    inputs=st.one_of(_SOFTMAX_OF, _SOFTMAX_OF.map(_with_masked_entries)),
     batch_axes=(0,),
     relations=(Permuted({0: 0}, output=0), Permuted({0: 1}, output=1)),
     typical=(pst.shaped("m n", dtype="float32", dims=_TYPICAL),),
@@ -170,7 +188,9 @@ SPEC_RMS_NORM = KernelSpec(
     kernel=portable_rms_norm,
     backends=BACKENDS,
     reference=rms_norm_reference,
-    inputs=pst.arrays("m n, n", dtype=_DTYPES, around=_AROUND),
+    inputs=pst.arguments(
+        pst.arrays("m n, n", dtype=_DTYPES, around=_AROUND), options={"eps": _EPS}
+    ),
     batch_axes=(0, None),
     relations=(Linear(1), Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0}, output=1)),
     typical=(pst.shaped("m n, n", dtype="float32", dims=_TYPICAL),),
@@ -181,7 +201,9 @@ SPEC_LAYER_NORM = KernelSpec(
     kernel=portable_layer_norm,
     backends=BACKENDS,
     reference=layer_norm_reference,
-    inputs=pst.arrays("m n, n, n", dtype=_DTYPES, around=_AROUND),
+    inputs=pst.arguments(
+        pst.arrays("m n, n, n", dtype=_DTYPES, around=_AROUND), options={"eps": _EPS}
+    ),
     batch_axes=(0, None, None),
     relations=(Linear((1, 2)), Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0, 2: 0}, output=1)),
     typical=(pst.shaped("m n, n, n", dtype="float32", dims=_TYPICAL),),
