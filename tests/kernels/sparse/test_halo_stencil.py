@@ -47,3 +47,13 @@ def test_rows_may_be_known_when_it_is_traced(pallas_run: Any, rows: int) -> None
         wanted[0] -= 1
         wanted[rows - 1] -= 1
     np.testing.assert_array_equal(out[:, 0], wanted)
+
+
+@pytest.mark.pallas(backends=["tpu-interpret"])
+def test_the_last_block_may_end_after_its_window(pallas_run: Any) -> None:
+    """Two strips a block, of which the last block's second has no row: 48 of the array are left."""
+    x = np.arange(48, dtype=np.float32)[:, None]
+    out = pallas_run(halo_stencil, x, np.int32(48), block_rows=32)
+    wanted = 3 * x
+    wanted[[0, -1], 0] = 1, 46 + 47
+    np.testing.assert_array_equal(out, wanted)
