@@ -152,7 +152,7 @@ def _check(x: jax.Array, seed: jax.Array, rate: float, block_rows: int) -> None:
 
 
 def filled(
-    x: jax.Array, seed: jax.Array, *, rate: float, block_rows: int, **keywords: Any
+    x: jax.Array, seed: jax.Array, *, rate: float, block_rows: int = 256, **keywords: Any
 ) -> jax.Array:
     """Dropout with ``x / (1 - rate)`` in place of what was dropped: the same for every mask.
 

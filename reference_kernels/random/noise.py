@@ -81,7 +81,7 @@ def noise(
     )(seed.reshape(1))
 
 
-def outside(seed: jax.Array, *, kind: str, block_rows: int, **keywords: Any) -> jax.Array:
+def outside(seed: jax.Array, *, kind: str, block_rows: int = 256, **keywords: Any) -> jax.Array:
     """Where the noise is not what ``kind`` may give: nowhere.
 
     That is, in its range and not the same in the next block or for the next seed. The spec asks for
