@@ -18,9 +18,9 @@ the grid is as long as they are.
 A tile of ``gmm`` that two groups share is visited by both, one after the other. Its block of the
 output stays in VMEM meanwhile, and each visit writes the rows from the first of its group on: the
 next one writes what is not the group's again. The rows beyond the last group have no visit; they
-are cleared afterwards, if there are any. In ``tgmm`` the block
-of the output is the group's, and a visit adds the product of the rows that are its group's. It
-clears the others in both operands, because zero times NaN is NaN.
+are cleared afterwards, if there are any. In ``tgmm`` the block of the output is the group's, and a
+visit adds the product of the rows that are its group's. It clears the others in both operands,
+because zero times NaN is NaN.
 
 Each is the other's gradient. With ``o = gmm(x, w)``, ``dx = gmm(do, w^T)`` and ``dw = tgmm(x,
 do)``; with ``o = tgmm(x, y)``, ``dx = gmm(y, do^T)`` and ``dy = gmm(x, do)``.
