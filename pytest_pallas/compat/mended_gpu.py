@@ -11,8 +11,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 _INTERPRETER = "jax._src.pallas.mosaic_gpu.interpret.jaxpr_interpret"
 _CALLBACKS = "jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks"
 _HELPERS = "jax._src.pallas.mosaic_gpu.helpers"
@@ -51,6 +49,8 @@ def mended_gpu_interpreter() -> Generator[None]:
 
 
 def _without_warnings(function: Callable[..., Any]) -> Callable[..., Any]:
+    import numpy as np
+
     @functools.wraps(function)
     def quiet(*args: Any, **options: Any) -> Any:
         with np.errstate(all="ignore"):
