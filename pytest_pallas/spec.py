@@ -209,6 +209,11 @@ def _problems(spec: KernelSpec) -> list[str]:
             "batch_axes must hold the number of an axis, from 0, or None for each positional "
             f"argument, and one axis at least, not {spec.batch_axes!r}"
         )
+    if not isinstance(spec.exact, int) or spec.exact < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        problems.append(
+            "exact must be True, False or the largest integer that is exact, such as 2**20, not "
+            f"{spec.exact!r}"
+        )
     others: Mapping[str, Any] = spec.implementations
     if not all(callable(function) for function in others.values()):
         problems.append(f"implementations must map names to functions, not {dict(others)!r}")

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytest_pallas import Tolerance
+from pytest_pallas import KernelSpec, SpecError, Tolerance
+from pytest_pallas import strategies as pst
 from pytest_pallas.checks.strength import conclude, oracle_strength
 from pytest_pallas.strategies.arguments import Arguments
 
@@ -95,3 +96,9 @@ def test_a_share_that_may_be_wrong_is_no_corruption(evidence_of):
     assert "the 10 largest elements with the other sign" in kinds
     assert "one row replaced by its neighbour" not in kinds
     assert conclude([evidence]) is None
+
+
+@pytest.mark.parametrize("exact", ["yes", 2.5, -1])
+def test_a_wrong_size_of_what_is_exact(exact):
+    with pytest.raises(SpecError, match="exact must be True, False or the largest integer"):
+        KernelSpec(name="k", kernel=jnp.sin, reference=jnp.sin, inputs=pst.arrays("n"), exact=exact)
