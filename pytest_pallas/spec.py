@@ -59,6 +59,8 @@ class EquivalentMutant:
       reason: why a right kernel may be like that, for a reviewer to check.
       change: what is changed, such as ``"always"``; by default whatever the operator does there.
       part: a part of what tells it from other mutants in the line, such as ``"grid axis 1"``.
+      caller: a part of a line that it is called from, if the line is in a function that is called
+        several times; by default any.
     """
 
     operator: str
@@ -66,6 +68,7 @@ class EquivalentMutant:
     reason: str
     change: str = ""
     part: str = ""
+    caller: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ something, this is the place to mend.
 from __future__ import annotations
 
 from pytest_pallas.compat.aliases import pipelined_aliases, separate_aliases
+from pytest_pallas.compat.barriers_gpu import barriers_checked
 from pytest_pallas.compat.bounds import Beyond, bounds_checked
 from pytest_pallas.compat.bounds_named import gpu_bounds_named
 from pytest_pallas.compat.clocks import clocks_for_dmas
@@ -129,6 +130,7 @@ __all__ = [
     "Place",
     "Setting",
     "Spot",
+    "barriers_checked",
     "bind",
     "block_programs",
     "bounds_checked",

@@ -79,6 +79,7 @@ def unknown(mutant: Mutant) -> Verdict:
         where=mutant.where,
         path=mutant.path,
         source=mutant.source,
+        callers=mutant.callers,
         status="untried",
     )
 
@@ -152,6 +153,7 @@ def marks(mark: EquivalentMutant, verdict: Verdict) -> bool:
         and (not mark.change or mark.change == verdict.change)
         and (not mark.part or mark.part in verdict.part)
         and mark.source in verdict.source
+        and (not mark.caller or any(mark.caller in line for line in verdict.callers))
     )
 
 

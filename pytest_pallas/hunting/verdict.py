@@ -22,6 +22,7 @@ class Verdict:
       where: ``file:line`` of the mutated code.
       path: that and the lines it was called from, in short.
       source: the line of code.
+      callers: the lines that it was called from, the innermost first.
       status: what became of it.
       by: the check and backend that caught it, or the test.
       how: the kind of failure, such as ``"MismatchError"``.
@@ -40,6 +41,7 @@ class Verdict:
     path: str
     source: str
     status: Status
+    callers: tuple[str, ...] = ()
     by: str = ""
     how: str = ""
     examples: int = 0
@@ -55,7 +57,7 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
 
 def from_json(plain: Mapping[str, Any]) -> Verdict:
     """What ``to_json`` wrote."""
-    return Verdict(**plain)
+    return Verdict(**{**plain, "callers": tuple(plain.get("callers", ()))})
 
 
 def score(verdicts: list[Verdict]) -> float | None:

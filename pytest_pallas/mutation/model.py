@@ -17,6 +17,10 @@ _CALLED = frozenset({"jit", "pjit"})
 _SPREADING = frozenset({"broadcast_in_dim", "convert_element_type", "reshape"})
 
 
+def _line(place: Spot) -> str:
+    return linecache.getline(place.file, place.line).strip()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
     """One mistake made in one place of one kernel. Equal in every shape that the kernel is run on.
@@ -48,9 +52,12 @@ class Mutant:
     @property
     def source(self) -> str:
         """The mutated line of the source, without its indentation; "" if it cannot be read."""
-        if not self.places:
-            return ""
-        return linecache.getline(self.places[-1].file, self.places[-1].line).strip()
+        return _line(self.places[-1]) if self.places else ""
+
+    @property
+    def callers(self) -> tuple[str, ...]:
+        """The lines that it was called from, the innermost first, likewise."""
+        return tuple(_line(place) for place in reversed(self.places[:-1]))
 
     @property
     def path(self) -> str:

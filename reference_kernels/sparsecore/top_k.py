@@ -155,6 +155,13 @@ SPEC = KernelSpec(
             source="(new_keys > keys)",
             reason="of two equal numbers either may be taken",
         ),
+        EquivalentMutant(
+            operator="comparison",
+            change="ge -> gt",
+            source="mask=places >= 0",
+            caller="= _sorted(x_ref[",
+            reason="place 0 is in the first register, all of which is taken and sorted again",
+        ),
     ),
     typical=(
         pst.shaped("rows n", dtype="float32", dims={"rows": 8192, "n": 256}, options={"k": 8}),

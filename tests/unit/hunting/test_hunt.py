@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +24,7 @@ def mutant(operator, line, change="changed"):
     return Mutant(operator=operator, change=change, kernel="kernel", home=__file__, places=(place,))
 
 
+LINES = Path(__file__).read_text().splitlines()
 MANY = [mutant("store", line) for line in range(1, 21)] + [mutant("mask", 3), mutant("wait", 4)]
 
 
@@ -97,6 +101,19 @@ def test_a_mark_is_about_operator_line_and_change():
     assert stale((mark,), [verdict], whole=True) == []
     assert "does not exist" in stale((other,), [verdict], whole=True)[0]
     assert stale((other,), [verdict], whole=False) == []
+
+
+def test_a_mark_may_name_the_line_that_calls():
+    inner = mutant("mask", 3).places[0]
+    both = [
+        dataclasses.replace(mutant("mask", 3), places=(mutant("mask", line).places[0], inner))
+        for line in (1, 5)
+    ]
+    assert [each.callers for each in both] == [(LINES[0],), (LINES[4],)]
+    mark = EquivalentMutant(operator="mask", source="", caller=LINES[4][:6], reason="why")
+    verdicts = hunt(both, lambda _: Tried(None, 8), journal=Journal(), equivalents=(mark,))
+    assert [each.status for each in verdicts] == ["survived", "equivalent"]
+    assert from_json(json.loads(json.dumps(to_json(verdicts[1])))) == verdicts[1]
 
 
 def test_a_mark_of_a_mutant_that_was_caught_is_stale():
