@@ -124,10 +124,10 @@ def _equation(
             effects.append(words)
             return [("effect", *counter, position) for position in range(len(eqn.outvars))]
         return [(*words, position) for position in range(len(eqn.outvars))]
-    if name == "dma_wait":  # it counts bytes: where they went makes no difference
-        groups = compat.operand_groups(eqn)
-        for position in (*groups.get("source", ()), *groups.get("target", ())):
-            operands[position] = ("any", str(eqn.invars[position].aval))
+    if name == "dma_wait":  # it counts bytes at one semaphore: where they went makes no difference
+        for group, positions in compat.operand_groups(eqn).items():
+            for position in positions if group != "target_semaphore" else ():
+                operands[position] = ("any", str(eqn.invars[position].aval))
     if name in _PRINTED or (name == "check" and eqn.params.get("debug")):
         return [(name, position) for position in range(len(eqn.outvars))]
     words = (name, _params(eqn), tuple(operands))

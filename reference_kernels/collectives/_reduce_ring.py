@@ -32,6 +32,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pytest_pallas.spec import EquivalentMutant
 from reference_kernels import _mesh, _require
 from reference_kernels._blocks import LANES
 
@@ -41,7 +42,7 @@ Combine = Callable[[Any, Any], Any]
 PIECE_BYTES = 2**18
 
 _LANES = 4  # two in each direction: one on the wire, one being added
-_SLOTS = 2
+_SLOTS = 2  # what arrives, and what is being added
 #: What can be added on the ring.
 DTYPES = ("bfloat16", "float32", "int32")
 
@@ -106,6 +107,15 @@ def unfold(rows: jax.Array, chunk: tuple[int, ...]) -> jax.Array:
     return rows.reshape(-1)[:size].reshape(chunk)
 
 
+def _direction(lane: Any) -> Any:
+    """Which way around the ring the pieces of a lane go: 1 or -1."""
+    return jnp.where(jax.lax.rem(lane, 2) == 0, 1, -1)
+
+
+def _nothing() -> None:
+    """Nothing was taken from a slot."""
+
+
 def one_turn(
     x_ref: Any, o_ref: Any, boxes: Any, *, axis_name: str, devices: int, pieces: Pieces, wire: Wire
 ) -> None:
@@ -124,11 +134,12 @@ def one_turn(
     group, turn, lane = (pl.program_id(axis) for axis in range(3))
     # Of the transfers of this lane: the one to start in this turn; the one before arrives in it.
     number, count = group * (devices - 1) + turn, pieces.groups * (devices - 1)
-    forward = 1 - 2 * jax.lax.rem(lane, 2)
+    here = jax.lax.rem(number, _SLOTS)
+    before = 1 - here
+    forward = _direction(lane)
     ahead, behind = (_mesh.neighbor(axis_name, step) for step in (forward, -forward))
 
-    def transfer(number: Any) -> Any:
-        slot = jax.lax.rem(number, _SLOTS)
+    def transfer(slot: Any) -> Any:
         return pltpu.make_async_remote_copy(
             outbox.at[lane],
             inbox.at[lane, slot],
@@ -146,39 +157,39 @@ def one_turn(
         return x_ref[0].astype(wire.dtype)
 
     def added() -> Any:
-        partial = inbox[lane, jax.lax.rem(number + _SLOTS - 1, _SLOTS)]
-        return wire.combine(partial, mine())
+        return wire.combine(inbox[lane, before], mine())
 
     def slot_is_free() -> None:
-        pl.semaphore_signal(credits.at[lane], 1, device_id=_mesh.at(axis_name, behind))
+        @pl.when(number + 1 < count)  # somebody will use it again
+        def _tell() -> None:
+            pl.semaphore_signal(credits.at[lane], 1, device_id=_mesh.at(axis_name, behind))
 
-    def pass_on(total: Callable[[], Any]) -> None:
-        pl.when(number > 0)(lambda: transfer(number - 1).wait_send())
+    def pass_on(total: Callable[[], Any], taken: Callable[[], None]) -> None:
+        pl.when(number > 0)(lambda: transfer(before).wait_send())
         outbox[lane] = total()
-        pl.when((turn > 0) & (number - 1 + _SLOTS < count))(slot_is_free)
+        taken()
         pl.when(number >= _SLOTS)(lambda: pl.semaphore_wait(credits.at[lane], 1))
-        transfer(number).start()
+        transfer(here).start()
 
-    def keep(total: Callable[[], Any]) -> None:
+    def keep(total: Callable[[], Any], taken: Callable[[], None]) -> None:
         pl.when(group > 0)(lambda: store(group - 1).wait())
         result[lane] = wire.finish(total()).astype(result.dtype)
-        if devices > 1:
-            pl.when(number - 1 + _SLOTS < count)(slot_is_free)
+        taken()
         store(group).start()
 
     if devices == 1:
-        keep(mine)
+        keep(mine, _nothing)
     else:
         first, last = turn == 0, turn == devices - 1
-        pl.when(~first)(lambda: transfer(number - 1).wait_recv())
-        pl.when(first)(lambda: pass_on(mine))
-        pl.when(~first & ~last)(lambda: pass_on(added))
-        pl.when(last)(lambda: keep(added))
+        pl.when(~first)(lambda: transfer(before).wait_recv())
+        pl.when(first)(lambda: pass_on(mine, _nothing))
+        pl.when(~first & ~last)(lambda: pass_on(added, slot_is_free))
+        pl.when(last)(lambda: keep(added, slot_is_free))
 
     @pl.when((group == pieces.groups - 1) & (turn == devices - 1))
     def _drain() -> None:
         if devices > 1:
-            transfer(count - 1).wait_send()
+            transfer(here).wait_send()
         store(group).wait()
 
 
@@ -189,6 +200,25 @@ def enter(axis_name: str, pieces: Pieces) -> None:
     neighbors = [_mesh.neighbor(axis_name, step) for step in (-1, 1)]
     start = functools.reduce(lambda a, b: a & b, [pl.program_id(axis) == 0 for axis in range(3)])
     pl.when(start)(lambda: _mesh.enter(axis_name, *neighbors[: pieces.lanes]))
+
+
+#: Of specs of kernels on the ring.
+EQUIVALENT = (
+    _mesh.ENTERED,
+    EquivalentMutant(
+        operator="guard",
+        change="always",
+        source="pl.when(start)(lambda: _mesh.enter(",
+        reason="all devices run the same programs, and wait for each other before each",
+    ),
+    EquivalentMutant(
+        operator="alias",
+        change="added",
+        source="return pl.pallas_call(",
+        part="input 1 output 0",
+        reason="where shapes agree there is one device, which loads a piece before it stores it",
+    ),
+)
 
 
 def scratch(pieces: Pieces, wire: Wire, dtype: Any) -> list[Any]:
@@ -212,8 +242,7 @@ def my_part(devices: int, pieces: Pieces) -> pl.BlockSpec:
     """
 
     def index(group: Any, turn: Any, lane: Any, me: Any) -> tuple[Any, Any, int]:
-        forward = 1 - 2 * jax.lax.rem(lane, 2)
-        chunk = jax.lax.rem(me[0] - forward * (1 + turn) + 2 * devices, devices)
+        chunk = jax.lax.rem(me[0] - _direction(lane) * (1 + turn) + 2 * devices, devices)
         return chunk, group * pieces.lanes + lane, 0
 
     return pl.BlockSpec((1, pieces.rows, pieces.columns), index)

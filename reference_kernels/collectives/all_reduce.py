@@ -107,7 +107,7 @@ def _gather(o_ref: Any, sent: Any, arrived: Any, axis_name: str, pieces: ring.Pi
 def _wire(op: Operation, dtype: Any, devices: int) -> ring.Wire:
     if op in ("max", "min"):
         return ring.Wire(jnp.maximum if op == "max" else jnp.minimum, _same, dtype)
-    finish = (lambda total: total / devices) if op == "mean" else _same
+    finish = (lambda total: total / devices) if op == "mean" and devices > 1 else _same
     return ring.Wire(jnp.add, finish, dtype if dtype == jnp.int32 else jnp.float32)
 
 
@@ -254,6 +254,7 @@ SPEC = KernelSpec(
     backends=("tpu-interpret", "tpu-compile", "tpu"),  # the portable interpreter has no remote DMA
     exact=True,
     relations=(Linear(0, when=_linear), Permuted({0: 2}, output=2)),
+    equivalent=ring.EQUIVALENT,
     vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas
     typical=_typical,
 )

@@ -231,6 +231,7 @@ SPEC = KernelSpec(
     backends=("tpu-interpret", "tpu-compile", "tpu"),  # the portable interpreter has no remote DMA
     exact=True,
     relations=(Linear(0),),
+    equivalent=ring.EQUIVALENT,
     vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas
     typical=_typical,
 )

@@ -108,3 +108,23 @@ def test_where_a_wait_says_that_a_copy_went_makes_no_difference():
 
     assert copying(0, 0) == copying(4, 0)
     assert copying(0, 0) != copying(0, 4)
+
+
+def test_a_wait_is_for_one_semaphore_of_its_own_device():
+    def sending(device, sent, arrived, wait):
+        def body(x_ref, o_ref, sems):
+            def copy(device, sent, arrived):
+                return pltpu.make_async_remote_copy(
+                    x_ref, o_ref, sems.at[sent], sems.at[arrived], device_id=device
+                )
+
+            copy(0, 0, 1).start()
+            getattr(copy(device, sent, arrived), wait)()
+
+        call = kernel(body, (8, 128), scratch=[pltpu.SemaphoreType.DMA((3,))])
+        return canonical(traced(call, X))
+
+    assert sending(0, 0, 1, "wait_send") == sending(1, 0, 2, "wait_send")
+    assert sending(0, 0, 1, "wait_send") != sending(0, 2, 1, "wait_send")
+    assert sending(0, 0, 1, "wait_recv") == sending(1, 2, 1, "wait_recv")
+    assert sending(0, 0, 1, "wait_recv") != sending(0, 0, 2, "wait_recv")
