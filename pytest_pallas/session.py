@@ -60,7 +60,7 @@ class Session:
     observer: Any = None
     #: The mistake that kernels are run with at the moment (``mutation.Mutant``), or None.
     mutant: Any = None
-    #: Mutants that some test of this process has caught, by key, with the test.
+    #: Mutants that some test or spec of this process has caught, by key, with its name.
     caught: dict[str, str] = field(default_factory=dict[str, str])
 
     @cached_property

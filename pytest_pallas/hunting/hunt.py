@@ -13,6 +13,9 @@ from pytest_pallas.hunting.verdict import Verdict
 from pytest_pallas.mutation import Mutant
 from pytest_pallas.spec import EquivalentMutant
 
+#: How a mutant was caught that another test or spec had caught before.
+ELSEWHERE = "by another"
+
 
 @dataclass(frozen=True)
 class Caught:
@@ -82,6 +85,29 @@ def unknown(mutant: Mutant) -> Verdict:
         callers=mutant.callers,
         status="untried",
     )
+
+
+def once(
+    attempt: Callable[[Mutant], Tried], caught: dict[str, str], name: str
+) -> Callable[[Mutant], Tried]:
+    """``attempt``, but of mutants that nobody has caught yet.
+
+    Args:
+      attempt: tries a mutant.
+      caught: who has caught what, by key; it is added to.
+      name: of the test or spec.
+    """
+
+    def attempted(mutant: Mutant) -> Tried:
+        key = unknown(mutant).key
+        if caught.get(key, name) != name:
+            return Tried(Caught(caught[key], ELSEWHERE), 0)
+        tried = attempt(mutant)
+        if tried.caught is not None:
+            caught[key] = name
+        return tried
+
+    return attempted
 
 
 def hunt(

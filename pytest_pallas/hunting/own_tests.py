@@ -14,7 +14,7 @@ import pytest
 
 from pytest_pallas import compat
 from pytest_pallas.errors import MutantError
-from pytest_pallas.hunting.hunt import Caught, Tried, hunt, sampled, unknown
+from pytest_pallas.hunting.hunt import Caught, Tried, hunt, once, sampled
 from pytest_pallas.hunting.journal import JOURNAL, Journal
 from pytest_pallas.mutation import Mutant, mutants_of, mutated
 from pytest_pallas.mutation.canonical import canonical
@@ -98,23 +98,18 @@ class TestHunter:
             return f"the same program after simplification, in {len(several)} calls"
 
         def attempt(mutant: Mutant) -> Tried:
-            by = session.caught.get(unknown(mutant).key)
-            if by:
-                return Tried(Caught(by, "by another test"), 0)
             error = self._failure(item, mutant)
             if isinstance(error, MutantError):
                 return Tried(None, 1, str(error))
             if error is None:
                 return Tried(None, 1)
-            by = item.name
-            session.caught[unknown(mutant).key] = by
-            return Tried(Caught(by, type(error).__name__), 1)
+            return Tried(Caught(item.name, type(error).__name__), 1)
 
         started = time.monotonic()
         until = started + options.mutate_time if options.mutate_time else None
         verdicts = hunt(
             sampled(found, options.mutate or 0, options.seed),
-            attempt,
+            once(attempt, session.caught, item.name),
             journal=journal,
             until=until,
             same=same,
@@ -143,13 +138,6 @@ class TestHunter:
         finally:
             session.mutant = None
         return None
-
-
-def compat_label(item: pytest.Function) -> str:
-    """The backend of a test, as in records."""
-    from pytest_pallas.backends import label
-
-    return label(cast("Any", item).callspec.params["pallas_backend"])
 
 
 def _place(item: pytest.Function) -> str:

@@ -57,7 +57,9 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
 
 def from_json(plain: Mapping[str, Any]) -> Verdict:
     """What ``to_json`` wrote."""
-    return Verdict(**{**plain, "callers": tuple(plain.get("callers", ()))})
+    fields = dict(plain)
+    fields["callers"] = tuple(plain.get("callers", ()))
+    return Verdict(**fields)
 
 
 def score(verdicts: list[Verdict]) -> float | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pytest_pallas.hunting.verdict import Verdict, from_json, score
@@ -49,7 +50,7 @@ class Group:
 def groups(records: Sequence[Record]) -> list[Group]:
     """The mutants by kernel, the worst score first.
 
-    Several tests may have tried a mutant: it is caught if one of them caught it.
+    Several tests or specs may have tried a mutant: it is caught if one of them caught it.
     """
     found: dict[tuple[str, str], dict[str, Verdict]] = {}
     notes: dict[tuple[str, str], list[str]] = {}
@@ -66,11 +67,16 @@ def groups(records: Sequence[Record]) -> list[Group]:
             seconds[name] += verdict.seconds  # pyright: ignore[reportArgumentType]
         if record.mutants and record.family:
             notes[record.family, record.kernel] += record.notes
+    best = _best(
+        (kernel, verdict)
+        for (_, kernel), verdicts in found.items()
+        for verdict in verdicts.values()
+    )
     made = [
         Group(
             kernel=kernel,
             family=family,
-            verdicts=list(verdicts.values()),
+            verdicts=[_elsewhere(verdict, *best[key]) for key, verdict in verdicts.items()],
             notes=list(dict.fromkeys(notes[family, kernel])),
             seconds=seconds[family, kernel],
         )
@@ -79,9 +85,15 @@ def groups(records: Sequence[Record]) -> list[Group]:
     return sorted(made, key=lambda group: 101.0 if group.score is None else group.score)
 
 
+def together(made: Sequence[Group]) -> Group:
+    """All mutants, each once."""
+    best = _best((group.kernel, verdict) for group in made for verdict in group.verdicts)
+    return Group(kernel="", family="", verdicts=[verdict for _, verdict in best.values()])
+
+
 def total(made: Sequence[Group]) -> float | None:
     """The score over all kernels."""
-    return score([verdict for group in made for verdict in group.verdicts])
+    return together(made).score
 
 
 def sections(made: Sequence[Group], *, width: int, color: bool, every: bool) -> Iterator[str]:
@@ -103,11 +115,11 @@ def sections(made: Sequence[Group], *, width: int, color: bool, every: bool) -> 
             yield from _lines(group, verdict)
         for note in group.notes:
             yield f"  {group.kernel}: {note}"
-    overall = total(made)
-    counts = Counter(verdict.status for group in made for verdict in group.verdicts)
+    every_one = together(made)
+    overall = every_one.score
     told = [
-        f"{sum(counts.values())} mutants",
-        *(f"{counts[s]} {s}" for s in _STATUSES if counts[s]),
+        f"{len(every_one.verdicts)} mutants",
+        *(f"{every_one.count(s)} {s}" for s in _STATUSES if every_one.count(s)),
     ]
     yield f"score {'-' if overall is None else f'{overall:.1f} %'}: {', '.join(told)}"
 
@@ -138,6 +150,23 @@ def _rank(verdict: Verdict) -> int:
     if verdict.status == "equivalent" and verdict.marked:
         return 1
     return {"caught": 0, "survived": 2, "equivalent": 3, "untried": 4}[verdict.status]
+
+
+def _best(told: Iterable[tuple[str, Verdict]]) -> dict[str, tuple[str, Verdict]]:
+    """The verdict that counts, and who gave it, by key of the mutant."""
+    best: dict[str, tuple[str, Verdict]] = {}
+    for kernel, verdict in told:
+        if verdict.key not in best or _rank(verdict) < _rank(best[verdict.key][1]):
+            best[verdict.key] = kernel, verdict
+    return best
+
+
+def _elsewhere(verdict: Verdict, kernel: str, best: Verdict) -> Verdict:
+    """A verdict; of a survivor that another spec caught, or says to be none, that."""
+    if _rank(best) > 1 or verdict.status not in ("survived", "untried"):
+        return verdict
+    by = kernel if best.status == "caught" else ""
+    return dataclasses.replace(best, by=by, examples=verdict.examples, seconds=verdict.seconds)
 
 
 def _told(verdict: Verdict) -> bool:

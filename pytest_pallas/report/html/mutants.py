@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pytest_pallas.hunting.verdict import Verdict
 from pytest_pallas.record import Record
-from pytest_pallas.report.mutants import Group, groups, has_none
+from pytest_pallas.report.mutants import Group, groups, has_none, together
 
 #: What a row can be as a whole: a survivor is worth a look whatever else there is.
 STATES = ("survived", "caught", "unscored")
@@ -95,10 +95,9 @@ def mutants(records: Sequence[Record]) -> Mutants | None:
     without = list(dict.fromkeys(record.kernel for record in records if has_none(record)))
     if not made and not without:
         return None
-    whole = Group(kernel="", family="", verdicts=[v for group in made for v in group.verdicts])
     return Mutants(
         rows=[_row(f"mutants-{number}", group) for number, group in enumerate(made)],
-        every=_row("", whole),
+        every=_row("", together(made)),
         without=without,
     )
 

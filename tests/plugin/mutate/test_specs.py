@@ -134,6 +134,21 @@ def test_a_minimum_fails_the_run(rows):
     assert result.ret == pytest.ExitCode.OK
 
 
+@pytest.mark.parametrize("names", [("one", "several"), ("several", "one")])
+def test_a_mutant_is_caught_if_one_of_the_specs_of_its_kernel_catches_it(project, names):
+    """Whichever is asked first; one block alone tells nothing of others."""
+    sizes = {"one": "8", "several": "12, 24"}
+    made = [(SPECS % (sizes[name], "")).replace('"rows"', f'"{name}"') for name in names]
+    second = made[1].partition("    SPEC = ")[2]
+    project.write(kernels=KERNELS, specs=f"{made[0]}\n    OTHER = {second}")
+    run = (*RUN, "--pallas-backend=interpret", "--pallas-mutate-min=100")
+    assert project.run(*run, "-k", "one").ret == pytest.ExitCode.TESTS_FAILED
+    result = project.run(*run)
+    assert result.ret == pytest.ExitCode.OK
+    count = len(project.records(*run, "-k", "several")[0]["mutants"])
+    result.stdout.re_match_lines([rf"score 100.0 %: {count} mutants, {count} caught"])
+
+
 def test_time_that_is_over_leaves_mutants_untried(rows):
     statuses = _verdicts(rows(), "--pallas-mutate-time=0.001")
     assert set(statuses.values()) == {"untried"}

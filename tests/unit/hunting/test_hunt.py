@@ -13,7 +13,7 @@ from pytest_pallas import EquivalentMutant
 from pytest_pallas.compat import Spot
 from pytest_pallas.errors import CrashError, KernelError
 from pytest_pallas.hunting.deaths import died_of_a_mutant
-from pytest_pallas.hunting.hunt import Caught, Tried, hunt, sampled, stale, unknown
+from pytest_pallas.hunting.hunt import Caught, Tried, hunt, once, sampled, stale, unknown
 from pytest_pallas.hunting.journal import Journal
 from pytest_pallas.hunting.verdict import from_json, score, to_json
 from pytest_pallas.mutation import Mutant
@@ -89,6 +89,18 @@ def test_other_errors_are_no_mutants(tmp_path, begun):
         Journal(path).begin(unknown(MANY[0]))
     error = KernelError("it cannot be collected") if begun else CrashError("died at the start")
     assert not died_of_a_mutant(path, error)
+
+
+def test_a_mutant_that_another_spec_caught_is_not_tried_again():
+    caught = {}
+    found = Tried(Caught("forward", "MismatchError"), 1)
+    assert once(lambda _: found, caught, "first")(MANY[0]) is found
+    elsewhere = once(_never, caught, "second")(MANY[0])
+    assert elsewhere.caught is not None
+    assert elsewhere.caught.by == "first"
+    survived = Tried(None, 8)
+    assert once(lambda _: survived, caught, "second")(MANY[1]) is survived
+    assert once(lambda _: found, caught, "third")(MANY[1]) is found
 
 
 def test_a_mark_is_about_operator_line_and_change():
