@@ -32,6 +32,7 @@ deep learning models", ASPLOS 2023.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -42,7 +43,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _mesh
 from reference_kernels.collective_matmul._operands import (
     add_product,
@@ -59,7 +60,7 @@ _SLOTS = 2  # blocks that can be on their way out, and turns whose blocks can wa
 
 def _forward(row: Any) -> Any:
     """The direction in which a block of rows goes around: 1 or -1."""
-    return 1 - 2 * jax.lax.rem(row, 2)
+    return jnp.where(jax.lax.rem(row, 2) == 0, 1, -1)
 
 
 def _kernel(
@@ -86,9 +87,12 @@ def _kernel(
     first, last = turn == 0, turn == devices - 1
     way, forward = jax.lax.rem(row, 2), _forward(row)
 
-    def transfer(turn: Any) -> Any:
-        """What was or will be sent in a turn of the block of this program."""
-        slot, there = jax.lax.rem(number, _SLOTS), (jax.lax.rem(turn, _SLOTS), row, column)
+    slot, here = jax.lax.rem(number, _SLOTS), jax.lax.rem(turn, _SLOTS)
+    before = 1 - here
+
+    def transfer(turn_slot: Any) -> Any:
+        """What was or will be sent of the block of this program."""
+        there = (turn_slot, row, column)
         return pltpu.make_async_remote_copy(
             outbox.at[slot],
             inbox.at[there],
@@ -98,8 +102,7 @@ def _kernel(
         )
 
     def fetch() -> Any:
-        there = inbox.at[jax.lax.rem(turn + _SLOTS - 1, _SLOTS), row, column]
-        return pltpu.make_async_copy(there, received, fetched)
+        return pltpu.make_async_copy(inbox.at[before, row, column], received, fetched)
 
     if devices > 1:
 
@@ -110,36 +113,41 @@ def _kernel(
 
         @pl.when(~first & (step == 0))
         def _begin() -> None:
-            transfer(turn - 1).wait_recv()
+            transfer(before).wait_recv()
             fetch().start()
 
     add_product(x_ref[...], w_ref[...], acc_ref, step)
 
-    def complete() -> jax.Array:
+    def mine() -> jax.Array:
+        return acc_ref[...]
+
+    def added() -> jax.Array:
         """The sum with what was received, whose place is free from here on."""
-        if devices == 1:
-            return acc_ref[...]
-        pl.when(~first)(lambda: fetch().wait())
+        fetch().wait()
+        return acc_ref[...] + received[...]
 
-        @pl.when(~first & (turn - 1 + _SLOTS < devices - 1))
-        def _place_is_free() -> None:
-            behind = _mesh.at(axis_name, _mesh.neighbor(axis_name, -forward))
-            pl.semaphore_signal(credits.at[way], 1, device_id=behind)
-
-        return acc_ref[...] + jnp.where(first, 0.0, received[...])
-
-    def send() -> None:
-        pl.when(number >= _SLOTS)(lambda: transfer(turn).wait_send())
-        outbox[jax.lax.rem(number, _SLOTS)] = complete()
+    def send(total: Callable[[], jax.Array]) -> None:
+        pl.when(number >= _SLOTS)(lambda: transfer(here).wait_send())
+        outbox[slot] = total()
         pl.when(turn >= _SLOTS)(lambda: pl.semaphore_wait(credits.at[way], 1))
-        transfer(turn).start()
+        transfer(here).start()
 
+    complete = step == steps - 1
     if devices > 1:
-        pl.when((step == steps - 1) & ~last)(send)
+        pl.when(complete & first)(lambda: send(mine))
 
-    @pl.when((step == steps - 1) & last)
+        @pl.when(complete & ~first & ~last)
+        def _pass_on() -> None:
+            send(added)
+
+            @pl.when(turn + 1 < devices - 1)  # somebody will use the place again
+            def _place_is_free() -> None:
+                behind = _mesh.at(axis_name, _mesh.neighbor(axis_name, -forward))
+                pl.semaphore_signal(credits.at[way], 1, device_id=behind)
+
+    @pl.when(complete & last)
     def _keep() -> None:
-        o_ref[...] = complete().astype(o_ref.dtype)
+        o_ref[...] = (added() if devices > 1 else mine()).astype(o_ref.dtype)
 
     @pl.when((number == devices * rows * columns - 1) & (step == steps - 1))
     def _drain() -> None:
@@ -312,6 +320,14 @@ SPEC = KernelSpec(
     backends=("tpu-interpret", "tpu-compile", "tpu"),  # the portable interpreter has no remote DMA
     exact=True,
     relations=(Linear(0), Linear(1), Permuted({0: 2, 1: 1}), Permuted({1: 2}, output=2)),
+    equivalent=(
+        EquivalentMutant(
+            operator="guard",
+            change="always",
+            source="@pl.when((number == 0) & (step == 0))",
+            reason="all devices run the same programs, and wait for each other before each",
+        ),
+    ),
     vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas
     typical=_typical,
 )
