@@ -131,6 +131,8 @@ def _equation(
     if name in _PRINTED or (name == "check" and eqn.params.get("debug")):
         return [(name, position) for position in range(len(eqn.outvars))]
     words = (name, _params(eqn), tuple(operands))
+    if name == "get":  # what it reads depends on what was done before; if nobody looks, it is gone
+        return [("read", *counter, words)]
     if eqn.effects:
         counter[0] += 1
         effects.append(words)

@@ -38,7 +38,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _mesh, _require
 from reference_kernels.collectives import _stacked
 
@@ -358,6 +358,20 @@ SPEC = KernelSpec(
     backends=("tpu-interpret", "tpu-compile", "tpu"),  # the portable interpreter has no remote DMA
     exact=True,
     relations=(Linear((0, 1)),),
+    equivalent=(
+        _mesh.ENTERED,
+        EquivalentMutant(
+            operator="arithmetic",
+            change="mul -> add",
+            source="run = jax.lax.rem((me + 1) * runs + step, count)",
+            reason="every run is started once, beginning with another one",
+        ),
+        EquivalentMutant(
+            operator="load",
+            source="size = recv_sizes[run]",
+            reason="all of them are waited for, beginning with another one",
+        ),
+    ),
     ignored=_unread,
     vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas
     typical=_typical,

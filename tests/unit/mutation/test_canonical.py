@@ -110,6 +110,43 @@ def test_where_a_wait_says_that_a_copy_went_makes_no_difference():
     assert copying(0, 0) != copying(0, 4)
 
 
+def test_a_read_that_nobody_looks_at_is_gone():
+    def reading(first, second, write=False):
+        def body(x_ref, o_ref):
+            x_ref[first]
+            o_ref[0] = x_ref[1]
+            if write:
+                x_ref[1] = x_ref[0]
+            o_ref[1] = x_ref[second]
+
+        return canonical(traced(kernel(body, (8, 128)), X))
+
+    assert reading(0, 1) == reading(2, 1)
+    assert reading(0, 1) != reading(0, 2)
+    assert reading(0, 1) != reading(0, 1, write=True)
+
+
+def test_when_something_is_read_makes_a_difference():
+    def swapping(late):
+        def body(x_ref, o_ref):
+            before = x_ref[0]
+            o_ref[0] = x_ref[1]
+            o_ref[1] = o_ref[0] if late else before
+
+        return canonical(traced(kernel(body, (8, 128)), X))
+
+    def around_a_write(late):
+        def body(x_ref, o_ref):
+            before = o_ref[0]
+            o_ref[0] = x_ref[1]
+            o_ref[1] = o_ref[0] if late else before
+
+        return canonical(traced(kernel(body, (8, 128)), X))
+
+    assert swapping(late=True) != swapping(late=False)
+    assert around_a_write(late=True) != around_a_write(late=False)
+
+
 def test_a_wait_is_for_one_semaphore_of_its_own_device():
     def sending(device, sent, arrived, wait):
         def body(x_ref, o_ref, sems):
