@@ -40,6 +40,7 @@ from pytest_pallas.spec import KernelSpec
 from reference_kernels.attention import _operands
 from reference_kernels.attention._operands import SegmentIds, check_qkv, check_segment_ids
 from reference_kernels.attention.flash_attention import (
+    EQUIVALENT,
     Settings,
     attend,
     blocks_for,
@@ -206,6 +207,7 @@ SPEC = KernelSpec(
         Relation("groups moved", _groups_moved, _outputs_moved),
     ),
     implementations={"vmap": grouped_query_attention_by_vmap},
+    equivalent=EQUIVALENT,
     typical=(
         pst.shaped(
             "b h q d, b g k d, b g k e",
@@ -241,6 +243,7 @@ SPEC_MQA = KernelSpec(
             functools.partial(flash_attention, **settings), in_axes=(0, None, None)
         )(q, k, v)
     },
+    equivalent=EQUIVALENT,
     typical=(
         pst.shaped(
             "h q d, k d, k e",

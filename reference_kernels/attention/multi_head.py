@@ -26,7 +26,7 @@ from reference_kernels.attention._operands import (
     check_segment_ids,
     reference,
 )
-from reference_kernels.attention.flash_attention import flash_attention
+from reference_kernels.attention.flash_attention import EQUIVALENT, flash_attention
 
 
 def mha(q: jax.Array, k: jax.Array, v: jax.Array, **settings: Any) -> jax.Array:
@@ -105,6 +105,7 @@ SPEC_MHA = KernelSpec(
         Permuted({0: 0, 1: 0, 2: 0}, output=0),
         Permuted({1: 1, 2: 1}, when=_is_not_causal),
     ),
+    equivalent=EQUIVALENT,
     typical=(
         pst.shaped(
             "h q d, h k d, h k e",
@@ -135,6 +136,7 @@ SPEC_BATCHED = KernelSpec(
         Permuted({0: 1, 1: 1, 2: 1}, output=1),
         Permuted({1: 2, 2: 2}, when=_is_not_causal),
     ),
+    equivalent=EQUIVALENT,
     typical=(
         pst.shaped(
             "b h q d, b h k d, b h k e",
