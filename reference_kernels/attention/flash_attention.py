@@ -328,6 +328,18 @@ EQUIVALENT = (
         reason="a whole block that counts as one at an edge is masked, but nothing in it is hidden",
     ),
     EquivalentMutant(
+        operator="arithmetic",
+        change="sub -> add",
+        source="answer = (j + 1) * self.block_kv - 1 <= i * self.block_q + self.diagonal",
+        reason="likewise, two keys before the edge",
+    ),
+    EquivalentMutant(
+        operator="arithmetic",
+        change="sub -> add",
+        source="return j * self.block_kv <= (i + 1) * self.block_q - 1 + self.diagonal",
+        reason="a block that counts as seen two keys too early is masked, and all of it is hidden",
+    ),
+    EquivalentMutant(
         operator="guard",
         change="always",
         source="@pl.when(j == pl.num_programs(2) - 1)",
@@ -401,7 +413,7 @@ SPEC_SEGMENTS = KernelSpec(
         pst.arrays(
             "q d, k d, k e",
             dtype=pst.floats("bfloat16", "float32"),
-            dims={"q": [32, 33], "k": [129, 15, 33], "d": 40, "e": [40, 24]},
+            dims={"q": [32, 33], "k": [129, 16, 33], "d": 40, "e": [40, 24]},
         ),
         then=lambda drawn: {
             "q_ids": pst.segment_ids(len(drawn[0])),
