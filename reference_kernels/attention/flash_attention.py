@@ -356,7 +356,7 @@ SPEC = KernelSpec(
             "q d, k d, k e",
             dtype=pst.floats("bfloat16", "float32"),
             # The diagonal of 32 by 33 or 129 is not that of the blocks.
-            dims={"q": [1, 32, 33], "k": [1, 33, 129], "d": [40], "e": [24, 128]},
+            dims={"q": [33, 32, 1], "k": [39, 129, 1], "d": [40], "e": [24, 128]},
         ),
         # Weights overflow with the larger scale, unless the maximum is taken off the scores.
         options={"causal": st.booleans(), "scale": st.sampled_from([None, 8.0])},
