@@ -347,21 +347,25 @@ EQUIVALENT = (
     ),
 )
 
+
+def _inputs(**options: Any) -> Any:
+    return pst.arguments(
+        pst.arrays(
+            "q d, k d, k e",
+            dtype=pst.floats("bfloat16", "float32"),
+            # The diagonal of 32 by 39 or 129 is not that of the blocks.
+            dims={"q": [33, 32, 1], "k": [39, 129, 1], "d": [40], "e": [24, 128]},
+        ),
+        options={"causal": st.booleans(), **options},
+        tuning={"block_q": 16, "block_kv": st.sampled_from([16, 128])},
+    )
+
+
 SPEC = KernelSpec(
     name="flash_attention",
     kernel=flash_attention,
     reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "q d, k d, k e",
-            dtype=pst.floats("bfloat16", "float32"),
-            # The diagonal of 32 by 33 or 129 is not that of the blocks.
-            dims={"q": [33, 32, 1], "k": [39, 129, 1], "d": [40], "e": [24, 128]},
-        ),
-        # Weights overflow with the larger scale, unless the maximum is taken off the scores.
-        options={"causal": st.booleans(), "scale": st.sampled_from([None, 8.0])},
-        tuning={"block_q": 16, "block_kv": st.sampled_from([16, 128])},
-    ),
+    inputs=_inputs(),
     differentiable=(0, 1, 2),
     relations=(
         Linear(2),
@@ -371,6 +375,19 @@ SPEC = KernelSpec(
     ),
     equivalent=EQUIVALENT,
     typical=(_TYPICAL,),
+)
+
+
+SPEC_SHARP = KernelSpec(
+    name="flash_attention_sharp",
+    kernel=flash_attention,
+    reference=reference,
+    # Weights overflow unless the maximum is taken off the scores. They are all but 0 and 1, so that
+    # gradients are differences of equal numbers, all rounding, and not asked about.
+    inputs=_inputs(scale=8.0),
+    relations=(Permuted({1: 0, 2: 0}, when=_is_not_causal),),
+    equivalent=EQUIVALENT,
+    typical=(dataclasses.replace(_TYPICAL, options={"causal": True, "scale": 8.0}),),
 )
 
 
