@@ -117,10 +117,12 @@ def _kernel(
 
     add_product(x_ref[...], w_ref[...], acc_ref, step)
 
-    def added() -> jax.Array:
+    def total() -> jax.Array:
         """The sum with what was received, whose place is free from here on."""
-        fetch().wait()
-        return acc_ref[...] + received[...]
+        if devices == 1:
+            return acc_ref[...]
+        pl.when(~first)(lambda: fetch().wait())
+        return acc_ref[...] + jnp.where(first, 0.0, received[...])
 
     complete = step == steps - 1
     if devices > 1:
@@ -128,26 +130,20 @@ def _kernel(
         @pl.when(complete & ~last)
         def _pass_on() -> None:
             pl.when(number >= _SLOTS)(lambda: transfer(here).wait_send())
-
-            @pl.when(first)
-            def _mine() -> None:
-                outbox[slot] = acc_ref[...]
-
-            @pl.when(~first)
-            def _added() -> None:
-                outbox[slot] = added()
-
+            outbox[slot] = total()
             pl.when(turn >= _SLOTS)(lambda: pl.semaphore_wait(credits.at[way], 1))
             transfer(here).start()
 
-            @pl.when(~first & (turn + 1 < devices - 1))  # somebody will use the place again
-            def _place_is_free() -> None:
-                behind = _mesh.at(axis_name, _mesh.neighbor(axis_name, -forward))
-                pl.semaphore_signal(credits.at[way], 1, device_id=behind)
-
     @pl.when(complete & last)
     def _keep() -> None:
-        o_ref[...] = (added() if devices > 1 else acc_ref[...]).astype(o_ref.dtype)
+        o_ref[...] = total().astype(o_ref.dtype)
+
+    if devices > 1:
+
+        @pl.when(complete & ~first & (turn + 1 < devices - 1))  # the place will be used again
+        def _place_is_free() -> None:
+            behind = _mesh.at(axis_name, _mesh.neighbor(axis_name, -forward))
+            pl.semaphore_signal(credits.at[way], 1, device_id=behind)
 
     @pl.when((number == devices * rows * columns - 1) & (step == steps - 1))
     def _drain() -> None:
@@ -333,6 +329,20 @@ SPEC = KernelSpec(
             change="and -> or",
             source="@pl.when((number == 0) & (step == 0))",
             reason="likewise, before some of them",
+        ),
+        EquivalentMutant(
+            operator="guard",
+            change="always",
+            source="pl.when(~first)(lambda: fetch().wait())",
+            caller="o_ref[...] = total()",
+            reason="the last turn is not the first",
+        ),
+        EquivalentMutant(
+            operator="mask",
+            change="dropped",
+            source="jnp.where(first, 0.0, received[...])",
+            caller="o_ref[...] = total()",
+            reason="the last turn is not the first",
         ),
     ),
     vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas
