@@ -430,7 +430,7 @@ SPEC_SEGMENTS = KernelSpec(
         pst.arrays(
             "q d, k d, k e",
             dtype=pst.floats("bfloat16", "float32"),
-            dims={"q": [32, 33], "k": [129, 16, 33], "d": 40, "e": [40, 24]},
+            dims={"q": [32, 33], "k": [129, 16, 32], "d": 40, "e": 24},
         ),
         then=lambda drawn: {
             "q_ids": pst.segment_ids(len(drawn[0])),
