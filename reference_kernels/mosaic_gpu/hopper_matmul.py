@@ -258,7 +258,11 @@ _DTYPE = pst.floats("bfloat16", "float16")
 _AROUND = {"m": 64, "n": 64}
 _TERMS = {"k": [1, 65, 200, 320]}  # up to five steps: more than there are stages
 _MAX_BYTES = 2**17
-_BLOCKS = {"block_m": 64, "block_n": st.sampled_from([64, 128]), "stages": st.sampled_from([2, 3])}
+_BLOCKS = {
+    "block_m": 64,
+    "block_n": st.sampled_from([64, 128, 192]),  # stored in one part, in two, and in one's place
+    "stages": st.sampled_from([2, 3]),
+}
 _BACKENDS = ("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu")
 
 #: Rows of ``x``, and the terms of every sum.

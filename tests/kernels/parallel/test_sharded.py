@@ -107,6 +107,14 @@ def test_attention_over_any_number_of_devices(
 
 
 @pytest.mark.pallas(backends=["interpret"])
+def test_a_device_whose_queries_see_no_key(pallas_check: Any, pallas_mesh: Any) -> None:
+    q, k = np.ones((1, 1, 8, 4), np.float32), np.ones((1, 1, 4, 4), np.float32)
+    options = {"mesh": pallas_mesh(x=2), "sequence_axis": "x", "causal": True}
+    out = pallas_check(sharded_attention, q, k, k, reference=reference, options=options)
+    np.testing.assert_array_equal(out[0, 0, :4], np.zeros((4, 4)))
+
+
+@pytest.mark.pallas(backends=["interpret"])
 @pytest.mark.parametrize("devices", [1, 4, 8])
 @pytest.mark.parametrize("softmax", [softmax_by_rows, softmax_by_columns])
 def test_softmax_over_any_number_of_devices(
