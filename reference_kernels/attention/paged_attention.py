@@ -40,7 +40,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted, Relation
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
 from reference_kernels._blocks import LANES
 from reference_kernels._mxu import precision_for
@@ -491,6 +491,16 @@ SPEC_INT8 = KernelSpec(
         Relation("pages elsewhere", _moved_pages),
     ),
     batch_axes=(0, None, None, 0, 0, None, None),
+    equivalent=tuple(
+        EquivalentMutant(
+            operator=operator,
+            change=change,
+            source="return jnp.where(key < keys, row, 0.0)",
+            caller="scores = scores * _row_of_scales(",
+            reason="scores beyond the last key are replaced after",
+        )
+        for operator, change in (("mask", "dropped"), ("comparison", "lt -> le"))
+    ),
     typical=(_typical("int8", 32),),
     **_SHARED,
 )
