@@ -15,6 +15,9 @@ from pytest_pallas.errors import DeadlockError
 #: other devices may be about to signal.
 PATIENCE = 0.5
 
+#: How long devices get to fail together, in seconds.
+_LAST = 2.0
+
 
 class Watching(Protocol):
     """Who knows for what simulated cores or threads wait.
@@ -30,6 +33,10 @@ class Watching(Protocol):
 
     def deadlock(self) -> str:
         """Who waits for what, if nobody is left to signal; else ""."""
+        ...
+
+    def missing(self) -> str:
+        """Who waits for which devices to begin the kernel; "" if all have."""
         ...
 
 
@@ -66,11 +73,14 @@ def watchdog(timeout: float, *watches: Watching) -> Generator[list[DeadlockError
             before = now
             if time.monotonic() < end:
                 continue
-            if stop(
-                f"the kernel did not finish within {timeout:g} s and was stopped. Does every "
-                "wait on a semaphore, barrier or DMA have its signal, on every device? If the "
-                "kernel is only slow, raise the limit with --pallas-timeout."
-            ):
+            missing = next(filter(None, (watch.missing() for watch in watches)), "")
+            why = missing or (
+                "Does every wait on a semaphore, barrier or DMA have its signal, on every device? "
+                "If the kernel is only slow, raise the limit with --pallas-timeout."
+            )
+            if stop(f"the kernel did not finish within {timeout:g} s and was stopped. {why}"):
+                if not done.wait(_LAST):  # devices that failed wait for those that never began
+                    compat.release_interpreters()
                 return
             end = time.monotonic() + timeout
 

@@ -111,6 +111,22 @@ class Watch:
             return ""
         return "\n  ".join(_told(_wait(memory, operation) for operation in operations))
 
+    def missing(self) -> str:
+        """Who waits for which devices to begin the kernel; "" if all have."""
+        with self._lock:
+            memory, waiting = self._memory, list(self._waiting.values())
+        begun = {operation.device for operation in waiting}
+        if memory is None or not all(operation.name == "_barrier" for operation in waiting):
+            return ""
+        others = sorted(set(range(memory.cores // memory.cores_per_device)) - begun)
+        if not begun or not others:
+            return ""
+        return (
+            f"Devices {_listed(sorted(begun))} wait for devices {_listed(others)} to begin it: "
+            "this interpreter begins a kernel on all devices of the mesh together. Do all of them "
+            "call it, or is it under jax.lax.cond or switch?"
+        )
+
     def _reaches(self, memory: compat.Memory, operation: compat.Operation) -> None:
         """A DMA to another device, or a signal of its semaphore, before it is in the kernel."""
         target = operation.target
@@ -129,6 +145,10 @@ class Watch:
             with self._lock:
                 if len(self.early) < _SHOWN:
                     self.early.append(text)
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 #: Where all cores of a device wait as one.

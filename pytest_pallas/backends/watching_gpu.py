@@ -72,6 +72,10 @@ class ThreadWatch:
         more = len(lines) - _SHOWN
         return "\n  ".join(lines[:_SHOWN] + ([f"and {more} more"] if more > 0 else []))
 
+    def missing(self) -> str:
+        """Nobody: several devices are no matter of this watch."""
+        return ""
+
 
 #: Warps of a warpgroup.
 _WARPS = 4

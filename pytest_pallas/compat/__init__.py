@@ -47,6 +47,7 @@ from pytest_pallas.compat.interpreters import (
     printed_races,
     quick_callbacks,
     quiet_callbacks,
+    release_interpreters,
     reset_interpreters,
 )
 from pytest_pallas.compat.jaxprs import (
@@ -194,6 +195,7 @@ __all__ = [
     "quick_callbacks",
     "quiet_callbacks",
     "reindexed",
+    "release_interpreters",
     "renamed",
     "reset_interpreters",
     "sampled_elements",

@@ -51,6 +51,18 @@ def fail_interpreters(error: Exception) -> bool:
     return stopped
 
 
+def release_interpreters() -> None:
+    """Let go of devices that have failed and wait at the end for others, which never began.
+
+    After ``fail_interpreters``: a device that failed waits until all have, and one that does not
+    call the kernel never does. Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    for module in interpreter_modules():
+        memory = getattr(module, "_shared_memory", None)
+        if memory is not None:
+            memory.clean_up_barrier.abort()
+
+
 @contextmanager
 def mended_tpu_interpreter() -> Generator[None]:
     """Let the TPU interpreter run three kinds of kernels that the compiler takes.

@@ -35,6 +35,31 @@ def test_every_device_is_named(trial):
         assert f"device {device} waits for the barrier semaphore to be 2" in str(raised.value)
 
 
+def test_devices_that_do_not_call_the_kernel_are_said():
+    """On hardware it runs: nothing is sent. Nothing hangs, and the next kernel runs."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("x",))
+    split = jax.sharding.PartitionSpec("x")
+
+    def kernel(x):
+        def body(x_ref, o_ref):
+            o_ref[...] = x_ref[...] + 1
+
+        return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    def run(calls):
+        def shard(x):
+            return jax.lax.cond(jax.lax.axis_index("x") < calls, kernel, lambda x: x, x)
+
+        function = jax.shard_map(shard, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
+        call = Call(function=function, args=(rings.SHARDS,), timeout=3.0, devices=4)
+        return tpu_interpret().run(call)
+
+    error = run(2).error
+    assert isinstance(error, DeadlockError)
+    assert "Devices 0, 1 wait for devices 2, 3 to begin it" in str(error)
+    np.testing.assert_array_equal(run(4).values, rings.SHARDS + 1)
+
+
 def test_devices_that_are_through_are_said(trial):
     """One device waits for a DMA that the last one does not send."""
 
