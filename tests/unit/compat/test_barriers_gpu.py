@@ -75,7 +75,9 @@ def test_the_barrier_of_an_earlier_copy_was_waited_for_and_that_of_a_later_was_n
         copied(x, o, smem, barriers, 0)
         plgpu.copy_gmem_to_smem(x, smem, barriers.at[0])
 
-    with pytest.raises(Exception, match="is under way when its block ends"):
+    # JAX 0.11.2 sees this one itself, since a thread had waited for that barrier before.
+    own = "had only observed barrier up to phase 0"
+    with pytest.raises(Exception, match=f"is under way when its block ends|{own}"):
         run(body)
 
 
