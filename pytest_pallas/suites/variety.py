@@ -6,6 +6,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 import hypothesis
@@ -44,7 +45,8 @@ MOST_BYTES = 2**27
 #: Specs whose draws are kept: items come spec by spec, but not always.
 SOURCES = 3
 
-Features = Mapping[tuple[str, str], float]
+#: What each feature is worth: a choice, ``(name, word)``, or a pair of choices.
+Features = Mapping[Any, float]
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,25 @@ def _most_varied(drawn: Mapping[str, Features], examples: int) -> list[str]:
             best = chosen
         if _worth(drawn, best) == every:
             break
-    return best
+    return _paired(drawn, best)
+
+
+def _paired(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
+    """The chosen examples, where one has nothing that the rest lacks replaced.
+
+    What replaces it has most pairs that no other one has together, such as a dtype with an option:
+    pairwise testing (Mandl, "Orthogonal Latin squares", Communications of the ACM 28, 1985).
+    """
+    pairs = {
+        words: dict.fromkeys(combinations(features, 2), 1.0) for words, features in drawn.items()
+    }
+    for position, words in enumerate(chosen):
+        rest = chosen[:position] + chosen[position + 1 :]
+        if _gain(drawn[words], {feature for other in rest for feature in drawn[other]}):
+            continue
+        seen = {pair for other in rest for pair in pairs[other]}
+        chosen[position] = _best(pairs, rest, seen)
+    return chosen
 
 
 def _worth(drawn: Mapping[str, Features], chosen: Iterable[str]) -> float:
@@ -220,15 +240,13 @@ def _exchanged(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
     return chosen
 
 
-def _best(
-    drawn: Mapping[str, Features], chosen: Collection[str], seen: Collection[tuple[str, str]]
-) -> str:
+def _best(drawn: Mapping[str, Features], chosen: Collection[str], seen: Collection[Any]) -> str:
     """The example with most that was not seen, of those that are not chosen."""
     left = [words for words in drawn if words not in chosen]
     return max(left, key=lambda words: _gain(drawn[words], seen))
 
 
-def _gain(features: Features, seen: Collection[tuple[str, str]]) -> float:
+def _gain(features: Features, seen: Collection[Any]) -> float:
     return sum(worth for feature, worth in features.items() if feature not in seen)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
@@ -35,6 +37,22 @@ def test_a_few_examples_meet_all_that_is_declared():
         declared = {(aspect, word) for aspect in words for word in words[aspect]}
         missed += len(declared - tried(chosen))
     assert missed <= 1
+
+
+FIXED = {"values", "dim m"}
+
+
+def test_examples_that_bring_nothing_alone_bring_pairs():
+    """Four choices between two are 24 pairs, which six examples can have; two have every choice."""
+    call = pst.arguments(
+        pst.arrays("m", dtype=pst.dtypes("float32", "bfloat16"), values="normal", dims={"m": 16}),
+        options={"causal": st.booleans(), "scale": st.sampled_from([None, 0.5])},
+        tuning={"block": st.sampled_from([16, 32])},
+    )
+    for seed in range(4):
+        chosen = choose(call, seed=seed, examples=BASE).chosen.values()
+        words = [[each for each in aspects(one) if each[0] not in FIXED] for one in chosen]
+        assert len({pair for each in words for pair in combinations(each, 2)}) == 24
 
 
 def test_fewer_examples_are_among_more():
