@@ -43,6 +43,7 @@ PIECE_BYTES = 2**18
 
 _LANES = 4  # two in each direction: one on the wire, one being added
 _SLOTS = 2  # what arrives, and what is being added
+
 #: What can be added on the ring.
 DTYPES = ("bfloat16", "float32", "int32")
 
