@@ -144,11 +144,14 @@ def widen(column: jax.Array, width: int) -> jax.Array:
 
 
 def for_each_kind(visits: Plan, flags: Any, body: Callable[[bool], None]) -> None:
-    """Run ``body(partial)`` unless the visit is empty; only the versions that some visit needs."""
+    """Run ``body(partial)`` for what the visit leaves; only the versions that some visit needs.
+
+    What an empty visit adds up is of no use to anybody: zeros are written for its row.
+    """
     kinds = [
         kind for kind, there in ((PARTIAL, visits.has(PARTIAL)), (0, visits.has_full)) if there
     ]
-    if len(kinds) == 1 and not visits.has(EMPTY):
+    if len(kinds) == 1:
         body(kinds[0] == PARTIAL)
         return
     for kind in kinds:

@@ -37,7 +37,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
 from reference_kernels._blocks import LANES, ROWS, fit
 from reference_kernels._mxu import precision_for
@@ -376,6 +376,17 @@ def _with_sinks(length: int, *, window: int, sinks: int) -> ArrayMask:
     return ArrayMask(seen)
 
 
+_WRITTEN_AGAIN = "earlier visits write the block that the last one of the row writes again"
+_EQUIVALENT = tuple(
+    EquivalentMutant(operator="guard", change=change, source=source, reason=_WRITTEN_AGAIN)
+    for change, source in (
+        ("always", "@pl.when(is_last)"),
+        ("of the next index", "flags[step] & LAST != 0"),  # LAST is not 1, so this is always
+        ("of the index before", "flags[step] & LAST != 0"),
+        ("always", "@pl.when(flags[step] & LAST != 0)"),
+    )
+)
+
 _RELATIONS = (Linear(2), Permuted({0: 0, 1: 0, 2: 0}, output=0, when=_not_grouped))
 
 SPEC = KernelSpec(
@@ -383,7 +394,7 @@ SPEC = KernelSpec(
     kernel=splash_attention,
     reference=reference,
     inputs=pst.arguments(
-        _arrays(q=[1, 16, 127, 129], k=[1, 31, 33, 70]),
+        _arrays(q=[1, 31, 130], k=[31, 70, 130]),
         options={
             "mask": st.sampled_from(
                 [
@@ -401,6 +412,7 @@ SPEC = KernelSpec(
     ),
     differentiable=(0, 1, 2),
     relations=(*_RELATIONS, Permuted({1: 1, 2: 1}, when=_hides_nothing)),
+    equivalent=_EQUIVALENT,
     typical=(
         _typical(mask=Mask(right=0)),
         _typical(mask=Mask(left=511, right=0), soft_cap=50.0),
@@ -412,7 +424,7 @@ SPEC_ARRAY = KernelSpec(
     kernel=splash_attention,
     reference=reference,
     inputs=pst.arguments(
-        _arrays(q=[1, 33, 129], k=[16, 127, 129]),
+        _arrays(q=[1, 33, 130], k=[16, 130, 300]),
         options=lambda drawn: {
             "mask": pst.masks(*_lengths(drawn), block=(16, 64)).map(ArrayMask),
             "soft_cap": st.sampled_from([None, 2.0]),
@@ -421,6 +433,7 @@ SPEC_ARRAY = KernelSpec(
     ),
     differentiable=(0, 1, 2),
     relations=_RELATIONS,
+    equivalent=_EQUIVALENT,
     typical=(_typical(mask=_with_sinks(2048, window=512, sinks=64)),),
 )
 
@@ -429,7 +442,7 @@ SPEC_SEGMENTS = KernelSpec(
     kernel=splash_attention,
     reference=reference,
     inputs=pst.arguments(
-        _arrays(q=[1, 33, 129], k=[16, 127, 129]),
+        _arrays(q=[1, 33, 130], k=[16, 130, 300]),
         then=lambda drawn: {
             "q_segments": pst.segment_ids(drawn.recipe["q"]),
             "kv_segments": pst.segment_ids(drawn.recipe["k"]),
@@ -439,4 +452,5 @@ SPEC_SEGMENTS = KernelSpec(
     ),
     differentiable=(0, 1, 2),
     relations=_RELATIONS,
+    equivalent=_EQUIVALENT,
 )
