@@ -510,7 +510,7 @@ SPEC = KernelSpec(
         pst.arrays(
             "t q d, n p r d; q = h*g, r = 2*h",
             dtype=pst.floats("bfloat16", "float32"),
-            dims={"t": [1, 23, 40], "h": 2, "g": [1, 3], "n": [4, 13], "p": 8, "d": [24, 256]},
+            dims={"t": [1, 23, 37, 40], "h": 2, "g": [1, 3], "n": [4, 13], "p": 8, "d": [24, 256]},
         ),
         then=lambda drawn: ragged_lists(len(drawn[0]), drawn[1]),
         options={
