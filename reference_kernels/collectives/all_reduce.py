@@ -262,7 +262,7 @@ SPEC = KernelSpec(
             change="added",
             source="return pl.pallas_call(",
             part="input 1 output 0",
-            reason="where shapes agree there is one device, which loads a piece before it stores it",
+            reason="shapes agree for one device, which loads a piece before it stores it",
         ),
     ),
     vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas
