@@ -159,6 +159,7 @@ class Interpreter:
                 stack.enter_context(compat.device_attributes(gpu_chips.attributes(target.name)))
                 stack.enter_context(compat.mended_gpu_interpreter())
                 stack.enter_context(compat.barriers_checked())
+                stack.enter_context(compat.wgmma_reads_checked())
             if schedule.order == "oldest":
                 stack.enter_context(compat.oldest_dma_first())
             stack.enter_context(compat.quiet_callbacks())

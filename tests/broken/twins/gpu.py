@@ -1,4 +1,4 @@
-"""Mosaic GPU: ``x + y`` through shared memory by TMA, whose copies arrive at barriers."""
+"""Mosaic GPU: sums and products through shared memory, to and from which TMA copies."""
 
 from __future__ import annotations
 
@@ -104,3 +104,57 @@ def same_columns(x: jax.Array, y: jax.Array, *, block: int = 8) -> jax.Array:
 
 
 SPEC_SAME_COLUMNS = _spec(name="same_columns", kernel={"gpu": same_columns})
+
+
+def doubled_product(x: jax.Array, y: jax.Array, *, wrong: str = "") -> jax.Array:
+    """``2 x @ y`` for x and y ``(64, 64)``: threads double ``x`` where the tensor core reads it."""
+
+    def body(x_gmem: Any, y_gmem: Any, o_gmem: Any, x_smem: Any, y_smem: Any, *rest: Any) -> None:
+        o_smem, arrived = rest
+        plgpu.copy_gmem_to_smem(x_gmem, x_smem, arrived)
+        plgpu.copy_gmem_to_smem(y_gmem, y_smem, arrived)
+        plgpu.barrier_wait(arrived)
+        x_smem[...] = x_smem[...] + x_smem[...]
+        if wrong != "not committed":
+            plgpu.commit_smem()
+
+        def multiply(sums: Any) -> jax.Array:
+            plgpu.wgmma(sums, x_smem, y_smem)
+            return sums[...]
+
+        o_smem[...] = pl.run_scoped(multiply, plgpu.ACC((64, 64), jnp.float32))
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(o_smem, o_gmem)
+        plgpu.wait_smem_to_gmem(0)
+
+    swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    operand = plgpu.SMEM((64, 64), x.dtype, transforms=swizzled)
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((64, 64), jnp.float32),
+        scratch_types=[
+            *(operand, operand),
+            plgpu.SMEM((64, 64), jnp.float32),
+            plgpu.Barrier(num_arrivals=2),
+        ],
+    )(x, y)
+
+
+def doubled_product_reference(x: jax.Array, y: jax.Array) -> jax.Array:
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    return 2 * jnp.dot(x.astype(wide), y.astype(wide), precision="highest")
+
+
+def product_not_committed(x: jax.Array, y: jax.Array) -> jax.Array:
+    """What threads wrote to shared memory is not made visible to the tensor core."""
+    return doubled_product(x, y, wrong="not committed")
+
+
+SPEC_PRODUCT_NOT_COMMITTED = _spec(
+    name="product_not_committed",
+    kernel={"gpu": product_not_committed},
+    reference=doubled_product_reference,
+    inputs=pst.arrays("m k, k n", dtype="bfloat16", dims={"m": 64, "k": 64, "n": 64}),
+    exact=False,
+)
+SPEC_PRODUCT_NOT_COMMITTED_RIGHT = twin(SPEC_PRODUCT_NOT_COMMITTED, doubled_product)
