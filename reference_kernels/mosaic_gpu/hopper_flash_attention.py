@@ -386,6 +386,20 @@ _TYPICAL = pst.shaped(
     options={"causal": True},
 )
 
+
+def _inputs(**options: Any) -> Any:
+    return pst.arguments(
+        pst.arrays(
+            "b h q d, b g k d, b g k d",
+            dtype=pst.floats("bfloat16", "float16"),
+            # Fewer and more blocks of keys than there are stages.
+            dims={"b": 1, "h": 2, "g": [1, 2], "q": 130, "k": [70, 230], "d": 64},
+        ),
+        options={"causal": st.booleans(), **options},
+        tuning={"block_kv": 64, "stages": st.sampled_from([2, 3])},
+    )
+
+
 _BACKENDS = ("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu")  # wgmma
 
 SPEC = KernelSpec(
@@ -393,16 +407,7 @@ SPEC = KernelSpec(
     kernel={"gpu": hopper_flash_attention},
     backends=_BACKENDS,
     reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "b h q d, b g k d, b g k d",
-            dtype=pst.floats("bfloat16", "float16"),
-            # Fewer and more blocks of keys than there are stages.
-            dims={"b": 1, "h": 2, "g": [1, 2], "q": 130, "k": [70, 230], "d": 64},
-        ),
-        options={"causal": st.booleans()},
-        tuning={"block_kv": 64, "stages": 2},
-    ),
+    inputs=_inputs(),
     differentiable=(0, 1, 2),
     relations=(
         Linear(2),
@@ -435,5 +440,34 @@ SPEC_SHARED = dataclasses.replace(
             source="plgpu.barrier_wait(free.at[i, jax.lax.rem(j, jnp.int32(settings.stages))])",
             reason="nobody fills these slots again; only the interpreter of JAX 0.11 wants it",
         ),
+        *(
+            EquivalentMutant(
+                operator="arithmetic",
+                change=change,
+                source=source,
+                caller="return weigh(scores, of_rows(-jnp.inf), of_rows(0.0), 0)",
+                reason="before the first block the sum is 0, and so is its factor, 2 ** -inf",
+            )
+            for change, source in (
+                ("sub -> add", "rescale = jnp.exp2(top - shift)"),
+                ("mul -> add", "total = total * rescale + jnp.sum(p, axis=1)"),
+            )
+        ),
+        EquivalentMutant(
+            operator="guard",
+            change="always",
+            source="pl.when(warpgroup == 0)(pass_turn)",
+            reason="the last turn of warpgroup 0 is over, and it waits for no other",
+        ),
     ),
+)
+
+SPEC_SHARP = dataclasses.replace(
+    SPEC_SHARED,
+    name="hopper_flash_attention_sharp",
+    # Weights overflow unless the maximum is taken off the scores; see flash_attention_sharp.
+    inputs=_inputs(scale=8.0),
+    checks=("forward",),
+    differentiable=(),
+    relations=(),
 )

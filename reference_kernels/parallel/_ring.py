@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -127,7 +126,7 @@ class Traffic:
                 copy.start()
 
     def finish(self, s: Any) -> None:
-        """Wait until the block of round ``s`` has left, and give its slot back."""
+        """Wait until the block of round ``s`` has left."""
         if self.ring.size == 1:
             return
 
@@ -136,9 +135,12 @@ class Traffic:
             for copy in self._copies(s):
                 copy.wait_send()
 
-        # The left neighbor sends its last block in its round last - 1.
-        @pl.when(jnp.logical_and(s >= 1, s + 1 < self.ring.last))
-        def _give_back() -> None:
+    def give_back(self, s: Any) -> None:
+        """Let the left neighbor write to the slot of round ``s``, at least 1, if it will."""
+
+        # It sends its last block in its round last - 1.
+        @pl.when(s + 1 < self.ring.last)
+        def _free() -> None:
             left = neighbor(self.ring.axis_name, -1)
             pl.semaphore_signal(self.credits, 1, device_id=at(self.ring.axis_name, left))
 

@@ -54,7 +54,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted, Relation
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _mesh, _require
 from reference_kernels._blocks import LANES, ROWS, fit
 from reference_kernels.attention import _operands
@@ -188,6 +188,7 @@ def _ring_kernel(
         traffic.start(s)
         attend(*traffic.at_hand(s), state, later)
         traffic.finish(s)
+        traffic.give_back(s)
 
     ring.enter()
     ring.rounds(first, other)
@@ -374,7 +375,7 @@ def reference(
     return jnp.moveaxis(o, -3, axis).reshape(*q.shape[:3], v.shape[3])
 
 
-def _inputs(mesh: jax.sharding.Mesh) -> Any:
+def _inputs(mesh: jax.sharding.Mesh, **options: Any) -> Any:
     def drawn(causal: bool) -> Any:
         return pst.arguments(
             pst.arrays(
@@ -391,7 +392,7 @@ def _inputs(mesh: jax.sharding.Mesh) -> Any:
                     "e": 24,
                 },
             ),
-            options={"causal": causal, "axis_name": "x"},
+            options={"causal": causal, "axis_name": "x", **options},
             tuning={"block_q": 16, "block_kv": 16},
         )
 
@@ -422,6 +423,15 @@ def _typical(mesh: jax.sharding.Mesh) -> Any:
     )
 
 
+_EQUIVALENT = (
+    EquivalentMutant(
+        operator="comparison",
+        change="le -> lt",
+        source="self.block_kv <= self.kv_len",
+        reason="asked only where the blocks do not divide the keys, so no block ends with them",
+    ),
+)
+
 SPEC = KernelSpec(
     name="ring_attention",
     kernel=ring_attention_on_mesh,
@@ -437,5 +447,19 @@ SPEC = KernelSpec(
         Permuted({1: 2, 2: 2}, when=_is_not_causal),
         Relation("shards turned", _turned, when=_is_not_causal),
     ),
+    equivalent=_EQUIVALENT,
     typical=_typical,
+)
+
+SPEC_SHARP = KernelSpec(
+    name="ring_attention_sharp",
+    kernel=ring_attention_on_mesh,
+    reference=reference,
+    # Weights overflow unless the maximum is taken off the scores; see flash_attention_sharp.
+    inputs=functools.partial(_inputs, scale=8.0),
+    meshes=({"x": 4},),
+    backends=("tpu-interpret", "tpu-compile", "tpu"),
+    checks=("forward",),
+    vmappable=False,
+    equivalent=_EQUIVALENT,
 )
