@@ -498,7 +498,9 @@ def ragged_lists(tokens: int, kv_pages: Any, *, shared: bool = True) -> dict[str
             _SEQS, pages_each=_PAGES_EACH, pages=num_pages, shared=shared
         ),
         "cu_q_lens": pst.cu_seqlens(_SEQS, total=tokens, around=16),
-        "num_seqs": st.integers(0, _SEQS).map(lambda count: np.array([count], np.int32)),
+        "num_seqs": st.sampled_from([_SEQS, *range(_SEQS)]).map(
+            lambda count: np.array([count], np.int32)
+        ),
     }
 
 
@@ -515,7 +517,10 @@ SPEC = KernelSpec(
         then=lambda drawn: ragged_lists(len(drawn[0]), drawn[1]),
         options={
             "soft_cap": st.sampled_from([None, 3.0]),
-            "sliding_window": st.sampled_from([None, 10]),
+            # Of 3 keys the first block is often not among them.
+            "sliding_window": st.sampled_from([None, 3, 10]),
+            # Weights overflow unless the maximum is taken off the scores.
+            "scale": st.sampled_from([None, 8.0]),
         },
         tuning={"block_q": 16, "pages_per_block": 2},
     ),
