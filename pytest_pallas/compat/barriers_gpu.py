@@ -27,6 +27,9 @@ def barriers_checked() -> Generator[None]:
       end.
     - ValueError if a block ends while one of its copies from GMEM to SMEM is under way. On the
       hardware the memory may be another block's by the time that the copy writes it.
+    - ValueError if a thread arrives at a barrier of another block of its cluster, and no thread of
+      that block knows of it at its end: the block may have ended before, and its barriers with it
+      (CUDA C++ Programming Guide, "Distributed Shared Memory"). Only where races are looked for.
     """
     interpreter: Any = importlib.import_module(f"{_PACKAGE}.jaxpr_interpret")
     callbacks: Any = importlib.import_module(f"{_PACKAGE}.gpu_callbacks")
@@ -36,6 +39,7 @@ def barriers_checked() -> Generator[None]:
             (interpreter, "_get_barrier_allocation_key_from_inval", _bounded),
             (memory.HostAllocationRequest, "from_array", _existing),
             (callbacks.AsyncCopyGmemToSmemTask, "post_write", _noted),
+            (memory.ClusterBarrier, "arrive", functools.partial(_arrived, callbacks)),
             (memory.GPUSharedMemory, "reset_per_cluster_state", _settled),
         ):
             stack.callback(setattr, owner, name, vars(owner)[name])
@@ -102,12 +106,58 @@ def _noted(post_write: Callable[..., Any]) -> Callable[..., Any]:
     return written
 
 
+def _arrived(callbacks: Any, arrive: Callable[..., Any]) -> Callable[..., Any]:
+    """Remember the last arrival of each thread at the barriers of other blocks."""
+
+    @functools.wraps(arrive)
+    def arrived(
+        self: Any, *, thread: Any, clock: Any = None, logging_info: Any = None, **rest: Any
+    ) -> None:
+        if clock is not None:
+            shared = callbacks._get_shared_memory()
+            with shared.lock:
+                noted = vars(shared).setdefault("pytest_pallas_arrivals", {})
+                noted[id(self), thread] = self, clock.copy(), logging_info.source_info
+        arrive(self, thread=thread, clock=clock, logging_info=logging_info, **rest)
+
+    return arrived
+
+
+def _unknown_arrivals(shared: Any, arrivals: dict[Any, Any]) -> Generator[tuple[int, Any]]:
+    """Blocks whose threads know nothing of an arrival, with its place."""
+    import numpy as np
+
+    for (_, thread), (barrier, clock, source) in arrivals.items():
+        position = shared.thread_to_vc_position(thread)
+        dims, along = barrier.axes_dims[:-1], barrier.is_axis_collective[:-1]
+        here = np.unravel_index(thread.block_id, dims)
+        for block in range(int(np.prod(dims))):
+            differ = [a for a, at in enumerate(np.unravel_index(block, dims)) if at != here[a]]
+            if len(differ) != 1 or not along[differ[0]]:
+                continue  # as JAX arrives at them
+            known = max(
+                shared.clocks[each].generic_clock.clock[position]
+                for each in shared.all_concurrent_threads
+                if each.block_id == block
+            )
+            if known < clock.generic_clock.clock[position]:
+                yield block, source
+
+
 def _settled(reset: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(reset)
     def settled(self: Any) -> None:
         info: Any = importlib.import_module("jax._src.source_info_util")
         copies = vars(self).pop("pytest_pallas_copies", [])
+        arrivals = vars(self).pop("pytest_pallas_arrivals", {})
+        unknown = [*_unknown_arrivals(self, arrivals)]
         reset(self)
+        for block, source in unknown:
+            place = f" at {info.summarize(source)}" if source is not None else ""
+            raise ValueError(
+                f"Block {block} of the cluster may have ended when another one arrives at its "
+                f"barrier{place}: none of its threads waits for that"
+            )
         for barrier, phase, source in copies:
             seen = max(barrier.last_observed_phase_by_thread.values(), default=0)
             if seen <= phase:
