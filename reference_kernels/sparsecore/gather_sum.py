@@ -187,16 +187,17 @@ def _inputs(draw: st.DrawFn) -> pst.Arguments:
         pst.arrays(
             "rows d",
             dtype=pst.dtypes("float32", "int32"),
-            dims={"rows": [1, 17], "d": [8, 29]},
+            # Something for each of two SparseCores.
+            dims={"rows": [2, 17], "d": [20, 45]},
             # Whatever the order of the additions, their sum is the same.
             values=["integers", "rows"],
         )
     )
     [x] = drawn
-    m, count = draw(st.sampled_from([1, 40])), draw(st.sampled_from([1, 9]))
+    m, count = draw(st.sampled_from([40, 13, 1])), draw(st.sampled_from([1, 9]))
     idx = draw(pst.indices(m, size=x.shape[0], dtype="int32"))
     segments = draw(pst.indices(m, size=count, dtype="int32"))
-    if draw(st.booleans()):
+    if m > 1 and draw(st.booleans()):
         segments[draw(st.integers(0, m - 1))] = draw(st.sampled_from([-1, count]))
     return pst.Arguments(
         args=(x, idx, segments),
