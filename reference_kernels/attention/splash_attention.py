@@ -394,7 +394,7 @@ SPEC = KernelSpec(
     kernel=splash_attention,
     reference=reference,
     inputs=pst.arguments(
-        _arrays(q=[1, 31, 130], k=[31, 70, 130]),
+        _arrays(q=[31, 130, 260], k=[31, 70, 130]),
         options={
             "mask": st.sampled_from(
                 [
