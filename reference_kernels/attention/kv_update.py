@@ -178,7 +178,7 @@ _CALLS = pst.arguments(
         dtype=pst.dtypes("bfloat16", "float32", "int8"),
         dims={"n": 13, "p": [1, 8], "h": [1, 3], "d": 24, "t": [1, 33]},
     ),
-    then=lambda drawn: ragged_lists(len(drawn[1]), drawn[0], shared=False),
+    then=lambda drawn: ragged_lists(len(drawn[1]), drawn[0], pages_each=3, shared=False),
 )
 
 

@@ -484,21 +484,24 @@ def _typical(d: int) -> pst.Arguments:
     )
 
 
-#: Sequences and pages of one in the drawn calls; with blocks of 2 the last is half full.
-_SEQS, _PAGES_EACH = 4, 3
+#: Sequences in the drawn calls.
+_SEQS = 4
 
 
-def ragged_lists(tokens: int, kv_pages: Any, *, shared: bool = True) -> dict[str, Any]:
+def ragged_lists(
+    tokens: int, kv_pages: Any, *, pages_each: int, shared: bool = True
+) -> dict[str, Any]:
     """Strategies for the lists that go with so many tokens and a cache."""
     num_pages, page_size = kv_pages.shape[:2]
-    longest = _PAGES_EACH * page_size
+    longest = pages_each * page_size
     return {
         "kv_lens": pst.lengths(_SEQS, max_length=longest, around=page_size),
         "page_indices": pst.page_tables(
-            _SEQS, pages_each=_PAGES_EACH, pages=num_pages, shared=shared
+            _SEQS, pages_each=pages_each, pages=num_pages, shared=shared
         ),
-        "cu_q_lens": pst.cu_seqlens(_SEQS, total=tokens, around=16),
-        "num_seqs": st.sampled_from([_SEQS, *range(_SEQS)]).map(
+        # No sequence at all is one choice of the next line.
+        "cu_q_lens": pst.cu_seqlens(_SEQS, total=tokens, around=16).filter(lambda ends: ends[-1]),
+        "num_seqs": st.sampled_from([_SEQS, _SEQS - 1, 1, _SEQS, 0]).map(
             lambda count: np.array([count], np.int32)
         ),
     }
@@ -514,11 +517,12 @@ SPEC = KernelSpec(
             dtype=pst.floats("bfloat16", "float32"),
             dims={"t": [1, 23, 37, 40], "h": 2, "g": [1, 3], "n": [4, 13], "p": 8, "d": [24, 256]},
         ),
-        then=lambda drawn: ragged_lists(len(drawn[0]), drawn[1]),
+        # Three blocks of 2 pages, the last half full; a window need not begin in the first.
+        then=lambda drawn: ragged_lists(len(drawn[0]), drawn[1], pages_each=5),
         options={
             "soft_cap": st.sampled_from([None, 3.0]),
             # Of 3 keys the first block is often not among them.
-            "sliding_window": st.sampled_from([None, 3, 10]),
+            "sliding_window": st.sampled_from([None, 3, 5]),
             # Weights overflow unless the maximum is taken off the scores.
             "scale": st.sampled_from([None, 8.0]),
         },
