@@ -454,6 +454,12 @@ SPEC_SHARED = dataclasses.replace(
             )
         ),
         EquivalentMutant(
+            operator="signal",
+            change="doubled",
+            source="plgpu.barrier_arrive(free.at[1, slot_of(seen - 1)])",
+            reason="likewise, nobody waits for this slot to be free",
+        ),
+        EquivalentMutant(
             operator="guard",
             change="always",
             source="pl.when(warpgroup == 0)(pass_turn)",
