@@ -107,9 +107,9 @@ def spec_nodes(
         yield WrongSpec.from_parent(parent, name=spec.name, problem=text)
         return
     if session.options.mutate is not None:
-        item = mutants_item(parent, spec, list(_spec_items(session, parent, spec)))
-        if item is not None:
-            yield item
+        items = list(_spec_items(session, parent, spec))
+        item = mutants_item(parent, spec, items)
+        yield from items if item is None else (item,)
         return
     yield from _spec_items(session, parent, spec)
 

@@ -158,8 +158,13 @@ def _where(item: SpecItem) -> tuple[str, tuple[tuple[str, int], ...]]:
 def mutants_item(
     parent: pytest.Collector, spec: KernelSpec, items: Sequence[pytest.Item]
 ) -> MutantsItem | None:
-    """The item for a spec's mutants, in place of its items; None if no interpreter runs it."""
+    """The item for a spec's mutants, in place of its items; None if there are none.
+
+    It is skipped, and says why, if there is nobody to ask.
+    """
     asked = [item for item in items if isinstance(item, SpecItem)]
+    if not asked:
+        return None
     # What has no answers there, or wrong ones, has none of mutants either.
     without = {_where(item) for item in asked if item.check.name == "forward" and _fails(item)}
     parts = [
@@ -170,9 +175,10 @@ def mutants_item(
         and _where(item) not in without
         and not _fails(item)
     ]
-    if not parts:
-        return None
-    made = MutantsItem.of(parent, spec, parts)
+    made = MutantsItem.of(parent, spec, parts or asked)
     if all(part.check.name == "grid" for part in parts):
-        made.add_marker(pytest.mark.skip(reason="mutants are executed, and no interpreter can"))
+        tried = {label(item.backend) for item in asked if item.backend.kind == "interpreting"}
+        told = f", and the kernel cannot be asked on {' or '.join(sorted(tried))}" if tried else ""
+        reason = f"mutants are executed by interpreters{told}"
+        made.add_marker(pytest.mark.skip(reason=reason))
     return made

@@ -110,7 +110,10 @@ def test_a_backend_without_answers_is_not_asked(rows):
     failure = "ExpectedFailure(reason='wrong there', jax='0.12', checks=('forward',))"
     project = rows(more=f"xfail={{'interpret': {failure}}},")
     args = (*RUN, "--pallas-mutate-operators=store")
-    project.run(*args, "--pallas-backend=interpret").assert_outcomes()
+    result = project.run(*args, "--pallas-backend=interpret", "-rs")
+    result.assert_outcomes(skipped=1)
+    said = "*mutants are executed by interpreters, and the kernel cannot be asked on interpret"
+    result.stdout.fnmatch_lines([said])
     [record] = project.records(*args, "--pallas-backend=interpret,tpu-interpret")
     assert {mutant["by"] for mutant in record["mutants"]} == {"forward on tpu-interpret"}
 
