@@ -181,7 +181,7 @@ def _spec(name: str, cases: tuple[dict[str, str], ...], **more: Any) -> KernelSp
         kernel=sharded_matmul,
         reference=reference,
         inputs=functools.partial(_inputs, cases=cases),
-        exact=True,
+        # Not exact: every device rounds its sums of bfloat16 before they are added.
         relations=(Linear(0), Linear(1), *_PERMUTED),
         vmappable=False,
         typical=functools.partial(_typical, cases=cases),
