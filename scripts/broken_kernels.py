@@ -32,9 +32,10 @@ def main(*names: str) -> None:
     first, *others = table.SEEDS
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = [table.caught(table.ask(folder / "0", wrong, seed=first))]
+        found = [table.caught(table.ask(folder / "0", wrong, seed=first)) if wrong else []]
         again = table.failing(found[0])
-        found += [table.caught(table.ask(folder / str(seed), again, seed=seed)) for seed in others]
+        for seed in others if again else ():
+            found.append(table.caught(table.ask(folder / str(seed), again, seed=seed)))
         told = table.caught(table.ask(folder / "right", right)) if right else []
     page = table.PAGE
     listed = table.listed(page.read_text())

@@ -457,7 +457,7 @@ SPEC_SHARED = dataclasses.replace(
             operator="signal",
             change="doubled",
             source="plgpu.barrier_arrive(free.at[1, slot_of(seen - 1)])",
-            reason="likewise, nobody waits for this slot to be free",
+            reason="nobody fills this slot again, so that it may count as free too early",
         ),
         EquivalentMutant(
             operator="guard",
