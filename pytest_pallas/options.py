@@ -119,6 +119,7 @@ class Options:
     mutate_time: float = 0.0
     mutate_min: float = 0.0
     mutate_operators: tuple[str, ...] = ("all",)
+    mutate_after: Path | None = None
     example: str = ""
     database: tuple[Place, ...] = ()
     asked: frozenset[str] = frozenset()
@@ -362,6 +363,12 @@ TABLE: tuple[Option, ...] = (
         metavar="LIST",
         help="mutation operators to use, such as mask,guard (default: all); docs/mutation.md "
         "lists them",
+    ),
+    Option(
+        name="mutate_after",
+        parse=_path,
+        metavar="FILE",
+        help="do not try again what an earlier run caught, whose --pallas-results this file is",
     ),
     Option(
         name="example",

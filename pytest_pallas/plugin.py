@@ -108,7 +108,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_pallas.hunting.own_tests import TestHunter
 
         try:
-            state.operators  # noqa: B018 - a wrong name must stop pytest before it collects
+            # A wrong name or file must stop pytest before it collects.
+            _ = state.operators, state.caught
         except OptionError as error:
             raise pytest.UsageError(str(error)) from None
         config.pluginmanager.register(TestHunter(state, reseed), HUNTER)

@@ -87,34 +87,13 @@ def unknown(mutant: Mutant) -> Verdict:
     )
 
 
-def once(
-    attempt: Callable[[Mutant], Tried], caught: dict[str, str], name: str
-) -> Callable[[Mutant], Tried]:
-    """``attempt``, but of mutants that nobody has caught yet.
-
-    Args:
-      attempt: tries a mutant.
-      caught: who has caught what, by key; it is added to.
-      name: of the test or spec.
-    """
-
-    def attempted(mutant: Mutant) -> Tried:
-        key = unknown(mutant).key
-        if caught.get(key, name) != name:
-            return Tried(Caught(caught[key], ELSEWHERE), 0)
-        tried = attempt(mutant)
-        if tried.caught is not None:
-            caught[key] = name
-        return tried
-
-    return attempted
-
-
 def hunt(
     mutants: Iterable[Mutant],
     attempt: Callable[[Mutant], Tried],
     *,
     journal: Journal,
+    name: str,
+    caught: dict[str, str],
     until: float | None = None,
     same: Callable[[Mutant], str] = lambda _: "",
     equivalents: Sequence[EquivalentMutant] = (),
@@ -126,6 +105,8 @@ def hunt(
       mutants: to be tried.
       attempt: tries one.
       journal: what is known already, and where it is written.
+      name: of the test or spec that tries them.
+      caught: who has caught what, by key; what others have is not tried again. It is added to.
       until: when to stop, by ``time.monotonic``; None for never.
       same: why a mutant is the same program, or "".
       equivalents: what the spec says of its mutants.
@@ -140,12 +121,18 @@ def hunt(
         reason = same(mutant)
         if reason:
             journal.end(dataclasses.replace(verdict, status="equivalent", reason=reason))
+        elif caught.get(verdict.key, name) != name:
+            by = caught[verdict.key]
+            journal.end(dataclasses.replace(verdict, status="caught", by=by, how=ELSEWHERE))
         elif until is not None and time.monotonic() >= until:
             journal.end(dataclasses.replace(verdict, reason="time was over"))
         else:
             begun(verdict)
             journal.begin(verdict)
-            journal.end(_tried(mutant, verdict, attempt))
+            tried = _tried(mutant, verdict, attempt)
+            if tried.status == "caught":
+                caught[verdict.key] = name
+            journal.end(tried)
     return [settled(journal.verdicts[key], equivalents) for key in dict.fromkeys(keys)]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_pallas import compat
 from pytest_pallas.errors import MutantError
-from pytest_pallas.hunting.hunt import Caught, Tried, hunt, once, sampled
+from pytest_pallas.hunting.hunt import Caught, Tried, hunt, sampled
 from pytest_pallas.hunting.journal import JOURNAL, Journal
 from pytest_pallas.mutation import Mutant, mutants_of, mutated
 from pytest_pallas.mutation.canonical import canonical
@@ -109,8 +109,10 @@ class TestHunter:
         until = started + options.mutate_time if options.mutate_time else None
         verdicts = hunt(
             sampled(found, options.mutate or 0, options.seed),
-            once(attempt, session.caught, item.name),
+            attempt,
             journal=journal,
+            name=item.name,
+            caught=session.caught,
             until=until,
             same=same,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import linecache
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -48,6 +49,12 @@ class Verdict:
     seconds: float = 0.0
     reason: str = ""
     marked: bool = False
+
+
+def source_at(where: str) -> str:
+    """The line of code at ``file:line``, without its indentation; "" if it cannot be read."""
+    file, _, line = where.rpartition(":")
+    return linecache.getline(file, int(line)).strip() if line.isdigit() else ""
 
 
 def to_json(verdict: Verdict) -> dict[str, Any]:

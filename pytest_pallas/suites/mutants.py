@@ -100,7 +100,7 @@ class MutantsItem(SpecItem):
             self._try_all()
 
     def _try_all(self) -> None:
-        from pytest_pallas.hunting.hunt import hunt, once, sampled, stale
+        from pytest_pallas.hunting.hunt import hunt, sampled, stale
         from pytest_pallas.hunting.journal import Journal
         from pytest_pallas.suites.hunter import Hunter
 
@@ -124,8 +124,10 @@ class MutantsItem(SpecItem):
         tally = self.tally
         verdicts = hunt(
             chosen,
-            once(hunter.attempt, session.caught, self.spec.name),
+            hunter.attempt,
             journal=journal,
+            name=self.spec.name,
+            caught=session.caught,
             until=until,
             same=hunter.same,
             equivalents=self.spec.equivalent,

@@ -200,6 +200,29 @@ def test_a_wrong_operator_is_refused_before_anything_runs(rows):
     result.stderr.fnmatch_lines(["*--pallas-mutate-operators: unknown 'typo'; valid: *comparison*"])
 
 
+def test_going_on_after_an_earlier_run_tries_what_it_did_not_catch(rows):
+    """Its holes are mended: more blocks are drawn."""
+    project = rows("8")
+    first = _verdicts(project)
+    assert set(first.values()) == {"caught", "survived"}
+    (project.path / "results.json").rename(project.path / "earlier.json")
+    rows()
+    [record] = project.records(
+        *RUN, "--pallas-backend=interpret", "--pallas-mutate-after=earlier.json"
+    )
+    known = {m["operator"] + ": " + m["change"]: m["by"] for m in record["mutants"]}
+    assert {m["status"] for m in record["mutants"]} == {"caught"}
+    for mutant, status in first.items():
+        by = "an earlier run" if status == "caught" else "forward on interpret"
+        assert known[mutant] == by
+
+
+def test_an_earlier_run_that_is_none_is_refused_before_anything_runs(rows):
+    result = rows().run(*RUN, "--pallas-mutate-after=typo.json")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--pallas-mutate-after: *typo.json: No such file or directory*"])
+
+
 def test_a_path_that_was_taken_for_the_number_is_named(rows):
     result = rows().run("--pallas-mutate", "specs.py")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -46,6 +46,7 @@ CASES = {
     "mutate_time": (0.0, ("3", 3.0), ("4.5", 4.5), None),
     "mutate_min": (0.0, ("3", 3.0), ("99.5", 99.5), None),
     "mutate_operators": (["all"], ("mask", ["mask"]), ("mask,guard", ["mask", "guard"]), None),
+    "mutate_after": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
     "example": ("", ("AAA=", "AAA="), ("AAE=", "AAE="), None),
     "database": (
         [],

@@ -11,9 +11,10 @@ import pytest
 
 from pytest_pallas import EquivalentMutant
 from pytest_pallas.compat import Spot
-from pytest_pallas.errors import CrashError, KernelError
+from pytest_pallas.errors import CrashError, KernelError, OptionError
 from pytest_pallas.hunting.deaths import died_of_a_mutant
-from pytest_pallas.hunting.hunt import Caught, Tried, hunt, once, sampled, stale, unknown
+from pytest_pallas.hunting.earlier import caught_earlier
+from pytest_pallas.hunting.hunt import Caught, Tried, hunt, sampled, stale, unknown
 from pytest_pallas.hunting.journal import Journal
 from pytest_pallas.hunting.verdict import from_json, score, to_json
 from pytest_pallas.mutation import Mutant
@@ -30,6 +31,10 @@ MANY = [mutant("store", line) for line in range(1, 21)] + [mutant("mask", 3), mu
 
 def _never(_):
     raise AssertionError("tried")
+
+
+def _hunt(mutants, attempt, *, name="spec", caught=None, **more):
+    return hunt(mutants, attempt, name=name, caught={} if caught is None else caught, **more)
 
 
 def test_a_sample_has_every_operator_and_keeps_the_order():
@@ -52,33 +57,33 @@ def test_no_limit_is_all():
     ],
 )
 def test_what_becomes_of_a_mutant(tried, status):
-    [verdict] = hunt(MANY[:1], lambda _: tried, journal=Journal())
+    [verdict] = _hunt(MANY[:1], lambda _: tried, journal=Journal())
     assert verdict.status == status
     assert verdict.examples == tried.examples
 
 
 def test_the_same_program_is_not_tried():
-    [verdict] = hunt(MANY[:1], _never, journal=Journal(), same=lambda _: "the same")
+    [verdict] = _hunt(MANY[:1], _never, journal=Journal(), same=lambda _: "the same")
     assert (verdict.status, verdict.reason) == ("equivalent", "the same")
 
 
 def test_nothing_is_tried_when_time_is_over():
-    [verdict] = hunt(MANY[:1], _never, journal=Journal(), until=time.monotonic())
+    [verdict] = _hunt(MANY[:1], _never, journal=Journal(), until=time.monotonic())
     assert (verdict.status, verdict.reason) == ("untried", "time was over")
 
 
 def test_what_a_journal_knows_is_not_tried_again(tmp_path):
     path = tmp_path / "journal"
     tried = Tried(Caught("forward", "MismatchError"), 1)
-    first = hunt(MANY[:1], lambda _: tried, journal=Journal(path))
-    assert hunt(MANY[:1], _never, journal=Journal(path)) == first
+    first = _hunt(MANY[:1], lambda _: tried, journal=Journal(path))
+    assert _hunt(MANY[:1], _never, journal=Journal(path)) == first
 
 
 def test_a_process_that_died_of_a_mutant_has_caught_it(tmp_path):
     path = tmp_path / "journal"
     Journal(path).begin(unknown(MANY[0]))
     assert died_of_a_mutant(path, CrashError("died"))
-    [verdict] = hunt(MANY[:1], _never, journal=Journal(path))
+    [verdict] = _hunt(MANY[:1], _never, journal=Journal(path))
     assert (verdict.status, verdict.how) == ("caught", "CrashError")
 
 
@@ -91,16 +96,43 @@ def test_other_errors_are_no_mutants(tmp_path, begun):
     assert not died_of_a_mutant(path, error)
 
 
-def test_a_mutant_that_another_spec_caught_is_not_tried_again():
+@pytest.mark.parametrize("until", [None, 0.0])
+def test_a_mutant_that_another_spec_caught_is_not_tried_again(until):
+    """It takes no time, so that none is needed."""
     caught = {}
     found = Tried(Caught("forward", "MismatchError"), 1)
-    assert once(lambda _: found, caught, "first")(MANY[0]) is found
-    elsewhere = once(_never, caught, "second")(MANY[0])
-    assert elsewhere.caught is not None
-    assert elsewhere.caught.by == "first"
+
+    def tried(mutants, attempt, **more):
+        return _hunt(mutants, attempt, journal=Journal(), caught=caught, **more)[0]
+
+    assert tried(MANY[:1], lambda _: found, name="first").by == "forward"
+    assert tried(MANY[:1], _never, name="second", until=until).by == "first"
     survived = Tried(None, 8)
-    assert once(lambda _: survived, caught, "second")(MANY[1]) is survived
-    assert once(lambda _: found, caught, "third")(MANY[1]) is found
+    assert tried(MANY[1:2], lambda _: survived, name="second").status == "survived"
+    assert tried(MANY[1:2], lambda _: found, name="third").by == "forward"
+    assert tried(MANY[1:2], lambda _: found, name="third").by == "forward"  # its own, asked again
+
+
+def _results(folder, verdicts):
+    path = folder / "results.json"
+    plain = [to_json(verdict) for verdict in verdicts]
+    path.write_text(json.dumps({"records": [{"kernel": "other"}, {"mutants": plain}]}))
+    return path
+
+
+def test_what_an_earlier_run_caught_is_known_until_its_line_is_another(tmp_path):
+    results = iter([Tried(Caught("forward", "MismatchError"), 1)] * 2 + [Tried(None, 8)])
+    first, second, third = _hunt(MANY[:3], lambda _: next(results), journal=Journal())
+    path = _results(tmp_path, [first, dataclasses.replace(second, source="x = 1"), third])
+    assert caught_earlier(path) == {first.key: "an earlier run"}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"records": [{"mutants": [{"key": "?"}]}]}'])
+def test_other_files_are_no_results(tmp_path, text):
+    path = tmp_path / "results.json"
+    path.write_text(text)
+    with pytest.raises(OptionError, match="was not written by --pallas-results"):
+        caught_earlier(path)
 
 
 def test_a_mark_is_about_operator_line_and_change():
@@ -108,7 +140,7 @@ def test_a_mark_is_about_operator_line_and_change():
     here = mutant("mask", 1)
     mark = EquivalentMutant(operator="mask", source=here.source[:8], reason="why")
     other = EquivalentMutant(operator="mask", source=here.source[:8], change="else", reason="?")
-    [verdict] = hunt([here], lambda _: survived, journal=Journal(), equivalents=(other, mark))
+    [verdict] = _hunt([here], lambda _: survived, journal=Journal(), equivalents=(other, mark))
     assert (verdict.status, verdict.reason, verdict.marked) == ("equivalent", "why", True)
     assert stale((mark,), [verdict], whole=True) == []
     assert "does not exist" in stale((other,), [verdict], whole=True)[0]
@@ -123,7 +155,7 @@ def test_a_mark_may_name_the_line_that_calls():
     ]
     assert [each.callers for each in both] == [(LINES[0],), (LINES[4],)]
     mark = EquivalentMutant(operator="mask", source="", caller=LINES[4][:6], reason="why")
-    verdicts = hunt(both, lambda _: Tried(None, 8), journal=Journal(), equivalents=(mark,))
+    verdicts = _hunt(both, lambda _: Tried(None, 8), journal=Journal(), equivalents=(mark,))
     assert [each.status for each in verdicts] == ["survived", "equivalent"]
     assert from_json(json.loads(json.dumps(to_json(verdicts[1])))) == verdicts[1]
 
@@ -132,7 +164,7 @@ def test_a_mark_of_a_mutant_that_was_caught_is_stale():
     here = mutant("mask", 1)
     mark = EquivalentMutant(operator="mask", source=here.source[:8], reason="why")
     caught = Tried(Caught("forward on interpret", "MismatchError"), 1)
-    [verdict] = hunt([here], lambda _: caught, journal=Journal(), equivalents=(mark,))
+    [verdict] = _hunt([here], lambda _: caught, journal=Journal(), equivalents=(mark,))
     assert verdict.status == "caught"
     [problem] = stale((mark,), [verdict], whole=True)
     assert "is none: forward on interpret caught it" in problem
@@ -140,7 +172,7 @@ def test_a_mark_of_a_mutant_that_was_caught_is_stale():
 
 def test_the_score_is_of_mutants_that_were_caught_or_survived():
     results = iter([Tried(Caught("a", "b"), 1), Tried(None, 1), Tried(None, 0, "impossible")])
-    verdicts = hunt(MANY[:3], lambda _: next(results), journal=Journal())
+    verdicts = _hunt(MANY[:3], lambda _: next(results), journal=Journal())
     assert score(verdicts) == 50.0
     assert score(verdicts[2:]) is None
     assert [from_json(to_json(verdict)) for verdict in verdicts] == verdicts
