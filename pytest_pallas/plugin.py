@@ -104,12 +104,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
         config.pluginmanager.register(DatabaseReporter(state), "pallas-database-reporter")
     if state.options.mutate is not None:
+        from pytest_pallas.hunting.earlier import caught_before
         from pytest_pallas.hunting.own_tests import PLUGIN as HUNTER
         from pytest_pallas.hunting.own_tests import TestHunter
 
         try:
             # A wrong name or file must stop pytest before it collects.
-            _ = state.operators, state.caught
+            _ = state.operators
+            state.caught |= caught_before(config)
         except OptionError as error:
             raise pytest.UsageError(str(error)) from None
         config.pluginmanager.register(TestHunter(state, reseed), HUNTER)

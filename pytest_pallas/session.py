@@ -60,6 +60,8 @@ class Session:
     observer: Any = None
     #: The mistake that kernels are run with at the moment (``mutation.Mutant``), or None.
     mutant: Any = None
+    #: Mutants that a test or spec of this process, or an earlier run, has caught: key and name.
+    caught: dict[str, str] = field(default_factory=dict[str, str])
 
     @cached_property
     def families(self) -> Mapping[str, Family]:
@@ -98,22 +100,6 @@ class Session:
         from pytest_pallas.mutation import NAMES as OPERATORS
 
         return set(self.operators) != set(OPERATORS)
-
-    @cached_property
-    def caught(self) -> dict[str, str]:
-        """Mutants that a test or spec of this process, or an earlier run, caught: key and name.
-
-        Raises:
-          OptionError: the file of ``--pallas-mutate-after`` is none, or has no results.
-        """
-        from pytest_pallas.hunting.earlier import caught_earlier
-
-        if self.options.mutate_after is None:
-            return {}
-        try:
-            return caught_earlier(self.config.invocation_params.dir / self.options.mutate_after)
-        except OptionError as error:
-            raise OptionError(f"{place_of(self.config, 'mutate_after')}: {error}") from None
 
     @cached_property
     def selection(self) -> Selection:

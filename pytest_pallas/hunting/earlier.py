@@ -7,11 +7,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pytest_pallas.errors import OptionError
 from pytest_pallas.hunting.verdict import Verdict, from_json, source_at
+from pytest_pallas.options import place_of
+from pytest_pallas.session import current
 
 #: Who has caught a mutant, in words.
 EARLIER = "an earlier run"
+
+
+def caught_before(config: pytest.Config) -> dict[str, str]:
+    """What the run of ``--pallas-mutate-after`` caught, as ``caught_earlier``; nothing without.
+
+    Raises:
+      OptionError: as ``caught_earlier``.
+    """
+    after = current(config).options.mutate_after
+    if after is None:
+        return {}
+    try:
+        return caught_earlier(config.invocation_params.dir / after)
+    except OptionError as error:
+        raise OptionError(f"{place_of(config, 'mutate_after')}: {error}") from None
 
 
 def caught_earlier(path: Path) -> dict[str, str]:

@@ -313,8 +313,8 @@ _TYPICAL = pst.shaped(
     options={"causal": True},
 )
 
-#: Mutants of every spec of these kernels.
-EQUIVALENT = (
+#: Mutants of whoever asks which blocks are seen and whole.
+EDGES = (
     EquivalentMutant(
         operator="comparison",
         change="le -> lt",
@@ -339,6 +339,11 @@ EQUIVALENT = (
         source="return j * self.block_kv <= (i + 1) * self.block_q - 1 + self.diagonal",
         reason="a block that counts as seen two keys too early is masked, and all of it is hidden",
     ),
+)
+
+#: Mutants of every spec of these kernels.
+EQUIVALENT = (
+    *EDGES,
     EquivalentMutant(
         operator="guard",
         change="always",
@@ -353,8 +358,9 @@ def _inputs(**options: Any) -> Any:
         pst.arrays(
             "q d, k d, k e",
             dtype=pst.floats("bfloat16", "float32"),
-            # The diagonal of 32 by 39 or 129 is not that of the blocks.
-            dims={"q": [33, 32, 1], "k": [39, 129, 1], "d": [40], "e": [24, 128]},
+            # The diagonal of 32 by 39 or 129 is not that of the blocks. With 16 keys, which are
+            # whole blocks, the first queries see none.
+            dims={"q": [33, 32, 1], "k": [39, 129, 16, 1], "d": [40], "e": [24, 128]},
         ),
         options={"causal": st.booleans(), **options},
         tuning={"block_q": 16, "block_kv": st.sampled_from([16, 128])},

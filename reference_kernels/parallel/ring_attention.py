@@ -66,6 +66,7 @@ from reference_kernels.attention._flash_blocks import (
     product,
     run_block,
 )
+from reference_kernels.attention.flash_attention import EDGES
 from reference_kernels.parallel._ring import SLOTS, Ring, Traffic
 from reference_kernels.parallel._ring_backward import ring_gradients
 
@@ -381,13 +382,13 @@ def _inputs(mesh: jax.sharding.Mesh, **options: Any) -> Any:
             pst.arrays(
                 "devices h q d, devices g k d, devices g k e",
                 dtype=pst.floats("bfloat16", "float32"),
-                # Few shapes, since each takes seconds to compile; two blocks of each, and a rest.
+                # Few shapes, since each takes seconds to compile; blocks of each, and a rest.
                 dims={
                     "devices": mesh.size,
                     "h": 2,
                     "g": [1, 2],
-                    "q": 17,
-                    "k": 17 if causal else 18,
+                    "q": 33 if causal else 17,
+                    "k": 33 if causal else 18,
                     "d": 40,
                     "e": 24,
                 },
@@ -424,11 +425,27 @@ def _typical(mesh: jax.sharding.Mesh) -> Any:
 
 
 _EQUIVALENT = (
+    *EDGES,
     EquivalentMutant(
         operator="comparison",
         change="le -> lt",
-        source="self.block_kv <= self.kv_len",
-        reason="asked only where the blocks do not divide the keys, so no block ends with them",
+        source="return j * self.block_kv <= (i + 1) * self.block_q - 1 + self.diagonal",
+        reason="the diagonal is that of the blocks, so no block begins with the last key of others",
+    ),
+    EquivalentMutant(
+        operator="arithmetic",
+        change="sub -> add",
+        source="last_key = jnp.maximum((i + 1) * self.block_q - 1 + self.diagonal, 0)",
+        reason="copies a block that is not used, where none was copied",
+    ),
+    *(
+        EquivalentMutant(
+            operator="arithmetic",
+            change="sub -> add",
+            source=source,
+            reason="there are two slots: the one before is the one after",
+        )
+        for source in ("slots.at[jax.lax.rem(s - 1, SLOTS)]", "in self._copies(s - 1)")
     ),
 )
 
