@@ -54,17 +54,18 @@ class Blocks:
             return True
         return j * self.block_kv <= (i + 1) * self.block_q - 1 + self.diagonal
 
-    def whole(self, i: Any, j: Any, *, queries_end: bool = False) -> Any:
-        """Whether every query of block ``i`` sees every key of ``j``, and no key is past the end.
+    def whole(self, i: Any, j: Any, *, keys: int = 1) -> Any:
+        """Whether every query of block ``i`` sees every key of ``j``, and no column is beyond.
 
-        With ``queries_end``, also whether no query is past the end.
+        The keys are along axis ``keys`` of the scores, the queries along the other one. Rows past
+        the end do no harm: nothing is summed over them.
         """
         answer: Any = True
         if self.causal:
             answer = (j + 1) * self.block_kv - 1 <= i * self.block_q + self.diagonal
-        if self.kv_len % self.block_kv:
+        if keys == 1 and self.kv_len % self.block_kv:
             answer &= (j + 1) * self.block_kv <= self.kv_len
-        if queries_end and self.q_len % self.block_q:
+        if keys == 0 and self.q_len % self.block_q:
             answer &= (i + 1) * self.block_q <= self.q_len
         return answer
 
@@ -90,13 +91,14 @@ class Blocks:
     ) -> jax.Array:
         """``scores`` of block ``i`` by ``j`` with -inf where the query does not see the key.
 
-        The keys are along axis ``keys`` of the scores, the queries along the other one. Without
-        ``edges``, only segment ids can hide anything.
+        The keys are along axis ``keys`` of the scores, the queries along the other one. Keys past
+        the end are hidden where they are columns. Without ``edges``, only segment ids can hide
+        anything.
         """
         key = jax.lax.broadcasted_iota(jnp.int32, scores.shape, keys)
         query = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1 - keys)
         visible: Any = True
-        if edges and self.kv_len % self.block_kv:
+        if edges and keys == 1 and self.kv_len % self.block_kv:
             visible = key < self.kv_len - j * self.block_kv
         if edges and self.causal:
             visible &= key - query <= i * self.block_q + self.diagonal - j * self.block_kv

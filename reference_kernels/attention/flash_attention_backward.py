@@ -138,7 +138,7 @@ def _dkv_kernel(
         d_scores_ref[...] = d_scores.astype(q.dtype)
         dk_acc_ref[...] += product(d_scores_ref[...], q, (1, 0))
 
-    run_block(blocks.whole(i, j, queries_end=True), blocks.seen(i, j), add_block)
+    run_block(blocks.whole(i, j, keys=0), blocks.seen(i, j), add_block)
 
     last = jnp.logical_and(head == pl.num_programs(2) - 1, i == pl.num_programs(3) - 1)
 
