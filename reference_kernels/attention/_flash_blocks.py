@@ -57,8 +57,7 @@ class Blocks:
     def whole(self, i: Any, j: Any, *, keys: int = 1) -> Any:
         """Whether every query of block ``i`` sees every key of ``j``, and no column is beyond.
 
-        The keys are along axis ``keys`` of the scores, the queries along the other one. Rows past
-        the end do no harm: nothing is summed over them.
+        The keys are along axis ``keys`` of the scores. Rows past the end do no harm.
         """
         answer: Any = True
         if self.causal:
@@ -91,9 +90,8 @@ class Blocks:
     ) -> jax.Array:
         """``scores`` of block ``i`` by ``j`` with -inf where the query does not see the key.
 
-        The keys are along axis ``keys`` of the scores, the queries along the other one. Keys past
-        the end are hidden where they are columns. Without ``edges``, only segment ids can hide
-        anything.
+        The keys are along axis ``keys`` of the scores, the queries along the other one. Past the
+        end, only columns are hidden. Without ``edges``, only segment ids can hide anything.
         """
         key = jax.lax.broadcasted_iota(jnp.int32, scores.shape, keys)
         query = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1 - keys)
