@@ -104,16 +104,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
         config.pluginmanager.register(DatabaseReporter(state), "pallas-database-reporter")
     if state.options.mutate is not None:
-        from pytest_pallas.hunting.earlier import caught_before
+        from pytest_pallas.hunting.earlier import earlier_run
         from pytest_pallas.hunting.own_tests import PLUGIN as HUNTER
         from pytest_pallas.hunting.own_tests import TestHunter
 
         try:
             # A wrong name or file must stop pytest before it collects.
             _ = state.operators
-            state.caught |= caught_before(config)
+            earlier = earlier_run(config)
         except OptionError as error:
             raise pytest.UsageError(str(error)) from None
+        state.caught |= earlier.caught
+        state.marked |= earlier.marked
         config.pluginmanager.register(TestHunter(state, reseed), HUNTER)
     isolated = config.pluginmanager.has_plugin("pallas-worker")  # this process is for those
     if not isolated:

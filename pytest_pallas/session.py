@@ -62,6 +62,8 @@ class Session:
     mutant: Any = None
     #: Mutants that a test or spec of this process, or an earlier run, has caught: key and name.
     caught: dict[str, str] = field(default_factory=dict[str, str])
+    #: Keys of mutants that an earlier run did not catch, and that a spec said are no mistakes.
+    marked: set[str] = field(default_factory=set[str])
 
     @cached_property
     def families(self) -> Mapping[str, Family]:

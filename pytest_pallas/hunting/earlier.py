@@ -1,9 +1,10 @@
-"""What an earlier run has caught, by the file of its ``--pallas-results``."""
+"""What an earlier run knows of mutants, by the file of its ``--pallas-results``."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +19,36 @@ from pytest_pallas.session import current
 EARLIER = "an earlier run"
 
 
-def caught_before(config: pytest.Config) -> dict[str, str]:
-    """What the run of ``--pallas-mutate-after`` caught, as ``caught_earlier``; nothing without.
+@dataclass(frozen=True)
+class Earlier:
+    """What a run knows of mutants whose line still reads as it did.
+
+    Attributes:
+      caught: those that it caught, by key, with ``EARLIER``.
+      marked: keys of those that it did not catch, and that a spec said are no mistakes.
+    """
+
+    caught: dict[str, str] = field(default_factory=dict[str, str])
+    marked: frozenset[str] = frozenset()
+
+
+def earlier_run(config: pytest.Config) -> Earlier:
+    """What the run of ``--pallas-mutate-after`` knows; nothing without.
 
     Raises:
-      OptionError: as ``caught_earlier``.
+      OptionError: as ``read_earlier``.
     """
     after = current(config).options.mutate_after
     if after is None:
-        return {}
+        return Earlier()
     try:
-        return caught_earlier(config.invocation_params.dir / after)
+        return read_earlier(config.invocation_params.dir / after)
     except OptionError as error:
         raise OptionError(f"{place_of(config, 'mutate_after')}: {error}") from None
 
 
-def caught_earlier(path: Path) -> dict[str, str]:
-    """The mutants that a run caught, by key, with ``EARLIER``.
-
-    Those whose line reads otherwise now are left out.
+def read_earlier(path: Path) -> Earlier:
+    """What the run knows whose results these are.
 
     Args:
       path: of the results.
@@ -50,11 +62,11 @@ def caught_earlier(path: Path) -> dict[str, str]:
         raise OptionError(f"{path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError):
         raise OptionError(f"{path} was not written by --pallas-results") from None
-    return {
-        verdict.key: EARLIER
-        for verdict in verdicts
-        if verdict.status == "caught" and verdict.source == source_at(verdict.where)
-    }
+    same = [verdict for verdict in verdicts if verdict.source == source_at(verdict.where)]
+    return Earlier(
+        {verdict.key: EARLIER for verdict in same if verdict.status == "caught"},
+        frozenset(v.key for v in same if v.status == "equivalent" and v.marked),
+    )
 
 
 def _verdicts(plain: Any) -> Iterator[Verdict]:

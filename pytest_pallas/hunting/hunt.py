@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_pallas.hunting.journal import Journal
@@ -97,6 +97,7 @@ def hunt(
     until: float | None = None,
     same: Callable[[Mutant], str] = lambda _: "",
     equivalents: Sequence[EquivalentMutant] = (),
+    marked: Collection[str] = (),
     begun: Callable[[Verdict], None] = lambda _: None,
 ) -> list[Verdict]:
     """What became of each mutant.
@@ -110,6 +111,7 @@ def hunt(
       until: when to stop, by ``time.monotonic``; None for never.
       same: why a mutant is the same program, or "".
       equivalents: what the spec says of its mutants.
+      marked: keys of those that are not tried again as long as it says that of them.
       begun: is told of each before it is tried.
     """
     keys: list[str] = []
@@ -124,6 +126,8 @@ def hunt(
         elif caught.get(verdict.key, name) != name:
             by = caught[verdict.key]
             journal.end(dataclasses.replace(verdict, status="caught", by=by, how=ELSEWHERE))
+        elif verdict.key in marked and any(marks(each, verdict) for each in equivalents):
+            journal.end(dataclasses.replace(verdict, status="survived"))
         elif until is not None and time.monotonic() >= until:
             journal.end(dataclasses.replace(verdict, reason="time was over"))
         else:

@@ -128,6 +128,7 @@ class MutantsItem(SpecItem):
             journal=journal,
             name=self.spec.name,
             caught=session.caught,
+            marked=session.marked,
             until=until,
             same=hunter.same,
             equivalents=self.spec.equivalent,

@@ -13,7 +13,7 @@ from pytest_pallas import EquivalentMutant
 from pytest_pallas.compat import Spot
 from pytest_pallas.errors import CrashError, KernelError, OptionError
 from pytest_pallas.hunting.deaths import died_of_a_mutant
-from pytest_pallas.hunting.earlier import caught_earlier
+from pytest_pallas.hunting.earlier import Earlier, read_earlier
 from pytest_pallas.hunting.hunt import Caught, Tried, hunt, sampled, stale, unknown
 from pytest_pallas.hunting.journal import Journal
 from pytest_pallas.hunting.verdict import from_json, score, to_json
@@ -120,11 +120,26 @@ def _results(folder, verdicts):
     return path
 
 
-def test_what_an_earlier_run_caught_is_known_until_its_line_is_another(tmp_path):
+def test_what_an_earlier_run_knows_is_known_until_its_line_is_another(tmp_path):
     results = iter([Tried(Caught("forward", "MismatchError"), 1)] * 2 + [Tried(None, 8)])
     first, second, third = _hunt(MANY[:3], lambda _: next(results), journal=Journal())
-    path = _results(tmp_path, [first, dataclasses.replace(second, source="x = 1"), third])
-    assert caught_earlier(path) == {first.key: "an earlier run"}
+    fourth, fifth, sixth = (
+        dataclasses.replace(unknown(each), status="equivalent", marked=marked)
+        for each, marked in zip(MANY[3:6], (True, True, False), strict=True)
+    )
+    second, fifth = (dataclasses.replace(each, source="x = 1") for each in (second, fifth))
+    known = read_earlier(_results(tmp_path, [first, second, third, fourth, fifth, sixth]))
+    assert known == Earlier({first.key: "an earlier run"}, frozenset({fourth.key}))
+
+
+def test_a_marked_survivor_is_tried_again_when_its_mark_is_gone():
+    here = mutant("mask", 1)
+    mark = EquivalentMutant(operator="mask", source=here.source[:8], reason="why")
+    known = {unknown(here).key}
+    [verdict] = _hunt([here], _never, journal=Journal(), equivalents=(mark,), marked=known)
+    assert (verdict.status, verdict.reason) == ("equivalent", "why")
+    [verdict] = _hunt([here], lambda _: Tried(None, 8), journal=Journal(), marked=known)
+    assert (verdict.status, verdict.examples) == ("survived", 8)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"records": [{"mutants": [{"key": "?"}]}]}'])
@@ -132,7 +147,7 @@ def test_other_files_are_no_results(tmp_path, text):
     path = tmp_path / "results.json"
     path.write_text(text)
     with pytest.raises(OptionError, match="was not written by --pallas-results"):
-        caught_earlier(path)
+        read_earlier(path)
 
 
 def test_a_mark_is_about_operator_line_and_change():
