@@ -59,6 +59,7 @@ from reference_kernels.attention._operands import (
     SegmentIds,
     check_qkv,
     check_segment_ids,
+    lowered,
     reference,
 )
 from reference_kernels.attention.flash_attention_backward import gradients
@@ -451,15 +452,6 @@ def _renamed(arguments: pst.Arguments, rng: np.random.Generator) -> pst.Argument
     return dataclasses.replace(arguments, args=(*qkv, names[q_ids], names[kv_ids]))
 
 
-def _lowered(call: pst.Arguments) -> pst.Arguments:
-    """All scores some 140 below zero, so that what is not hidden weighs without bound."""
-    q, k, *rest = call.args
-    q, k = q.copy(), k.copy()
-    q[:, 0], k[:, 0] = 25, -25
-    recipe = {**call.recipe, "scores": "low"}
-    return dataclasses.replace(call, args=(q, k, *rest), recipe=recipe, kin=None)
-
-
 SPEC_SEGMENTS = KernelSpec(
     name="flash_attention_segments",
     kernel=segmented_attention,
@@ -467,7 +459,8 @@ SPEC_SEGMENTS = KernelSpec(
     inputs=pst.arguments(
         pst.arrays(
             "q d, k d, k e",
-            dtype="float32",  # a score of bfloat16 operands would be rounded to halves
+            # In bfloat16, gradients for queries that see few keys are mostly the rounding of ``o``.
+            dtype="float32",
             dims={"q": [33, 32], "k": [129, 16, 33], "d": 40, "e": 24},
         ),
         then=lambda drawn: {
@@ -476,7 +469,7 @@ SPEC_SEGMENTS = KernelSpec(
         },
         options={"causal": st.sampled_from([True, False])},
         tuning={"block_q": 16, "block_kv": st.sampled_from([16, 128])},
-    ).map(_lowered),
+    ).map(lowered),
     differentiable=(0, 1, 2),
     relations=(
         Linear(2),

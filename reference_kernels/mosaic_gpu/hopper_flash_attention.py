@@ -428,65 +428,82 @@ SPEC = KernelSpec(
     },
 )
 
+_FORWARD = (
+    EquivalentMutant(
+        operator="wait",
+        change="dropped",
+        source="plgpu.barrier_wait(free.at[i, jax.lax.rem(j, jnp.int32(settings.stages))])",
+        reason="nobody fills these slots again; only the interpreter of JAX 0.11 wants it",
+    ),
+    EquivalentMutant(
+        operator="arithmetic",
+        change="sub -> add",
+        source="@pl.loop(jnp.maximum(seen - settings.stages, 0), seen)",
+        reason="likewise",
+    ),
+    EquivalentMutant(
+        operator="arithmetic",
+        change="min -> max",
+        source="return jnp.minimum(jnp.maximum(value, low), high)",
+        caller="keys = _between(1, (tile + 1) * TILE + self.offset, self.kv_len)",
+        reason="of blocks that count as seen and are not, everything is hidden",
+    ),
+    EquivalentMutant(
+        operator="arithmetic",
+        change="max -> min",
+        source="return jnp.minimum(jnp.maximum(value, low), high)",
+        caller="keys = _between(0, tile * TILE + 1 + self.offset, self.kv_len)",
+        reason="whole blocks may count as ones at an edge: nothing in them is hidden",
+    ),
+    EquivalentMutant(
+        operator="arithmetic",
+        change="add -> sub",
+        source="keys = _between(0, tile * TILE + 1 + self.offset, self.kv_len)",
+        reason="likewise; of the two additions it is that of 1",
+    ),
+    *(
+        EquivalentMutant(
+            operator="arithmetic",
+            change=change,
+            source=source,
+            caller="return weigh(scores, of_rows(-jnp.inf), of_rows(0.0), 0)",
+            reason="before the first block the sum is 0, and so is its factor, 2 ** -inf",
+        )
+        for change, source in (
+            ("sub -> add", "rescale = jnp.exp2(top - shift)"),
+            ("mul -> add", "total = total * rescale + jnp.sum(p, axis=1)"),
+        )
+    ),
+    EquivalentMutant(
+        operator="guard",
+        change="always",
+        source="pl.when(warpgroup == 0)(pass_turn)",
+        reason="the last turn of warpgroup 0 is over, and it waits for no other",
+    ),
+)
+
+_BACKWARD = (
+    EquivalentMutant(
+        operator="wait",
+        change="dropped",
+        source="plgpu.barrier_wait(free.at[jax.lax.rem(i, jnp.int32(stages))])",
+        reason="nobody fills these slots again; only the interpreter of JAX 0.11 wants it",
+    ),
+    EquivalentMutant(
+        operator="arithmetic",
+        change="sub -> add",
+        source="@pl.loop(jnp.maximum(count - stages, 0), count)",
+        reason="likewise",
+    ),
+)
+
 SPEC_SHARED = dataclasses.replace(
     SPEC,
     name="hopper_flash_attention_shared",
     kernel={"gpu": functools.partial(hopper_flash_attention, in_registers=False)},
     typical=(),
     xfail={},
-    equivalent=(
-        EquivalentMutant(
-            operator="wait",
-            change="dropped",
-            source="plgpu.barrier_wait(free.at[i, jax.lax.rem(j, jnp.int32(settings.stages))])",
-            reason="nobody fills these slots again; only the interpreter of JAX 0.11 wants it",
-        ),
-        EquivalentMutant(
-            operator="arithmetic",
-            change="sub -> add",
-            source="@pl.loop(jnp.maximum(seen - settings.stages, 0), seen)",
-            reason="likewise",
-        ),
-        EquivalentMutant(
-            operator="arithmetic",
-            change="min -> max",
-            source="return jnp.minimum(jnp.maximum(value, low), high)",
-            caller="keys = _between(1, (tile + 1) * TILE + self.offset, self.kv_len)",
-            reason="of blocks that count as seen and are not, everything is hidden",
-        ),
-        EquivalentMutant(
-            operator="arithmetic",
-            change="max -> min",
-            source="return jnp.minimum(jnp.maximum(value, low), high)",
-            caller="keys = _between(0, tile * TILE + 1 + self.offset, self.kv_len)",
-            reason="whole blocks may count as ones at an edge: nothing in them is hidden",
-        ),
-        EquivalentMutant(
-            operator="arithmetic",
-            change="add -> sub",
-            source="keys = _between(0, tile * TILE + 1 + self.offset, self.kv_len)",
-            reason="likewise; of the two additions it is that of 1",
-        ),
-        *(
-            EquivalentMutant(
-                operator="arithmetic",
-                change=change,
-                source=source,
-                caller="return weigh(scores, of_rows(-jnp.inf), of_rows(0.0), 0)",
-                reason="before the first block the sum is 0, and so is its factor, 2 ** -inf",
-            )
-            for change, source in (
-                ("sub -> add", "rescale = jnp.exp2(top - shift)"),
-                ("mul -> add", "total = total * rescale + jnp.sum(p, axis=1)"),
-            )
-        ),
-        EquivalentMutant(
-            operator="guard",
-            change="always",
-            source="pl.when(warpgroup == 0)(pass_turn)",
-            reason="the last turn of warpgroup 0 is over, and it waits for no other",
-        ),
-    ),
+    equivalent=(*_FORWARD, *_BACKWARD),
 )
 
 SPEC_SHARP = dataclasses.replace(
@@ -497,4 +514,5 @@ SPEC_SHARP = dataclasses.replace(
     checks=("forward",),
     differentiable=(),
     relations=(),
+    equivalent=_FORWARD,
 )
