@@ -146,6 +146,7 @@ class Interpreter:
             stack.enter_context(jax.default_device(jax.devices("cpu")[0]))
             stack.enter_context(compat.sparse_core_meshes())
             stack.enter_context(compat.mended_tpu_interpreter())
+            stack.enter_context(compat.negative_indices_refused())
             stack.enter_context(compat.watchable())
             stack.enter_context(compat.missing_operations())
             stack.enter_context(compat.masked_loads_unspecified())

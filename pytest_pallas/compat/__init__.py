@@ -68,6 +68,7 @@ from pytest_pallas.compat.masked import masked_loads_unspecified
 from pytest_pallas.compat.memory import Place, memory_place, memory_placed, outputs_told
 from pytest_pallas.compat.mended_gpu import mended_gpu_interpreter
 from pytest_pallas.compat.missing import missing_operations, simulated_parts
+from pytest_pallas.compat.negative import negative_indices_refused
 from pytest_pallas.compat.proxies_gpu import wgmma_reads_checked
 from pytest_pallas.compat.races_named import gpu_race_named
 from pytest_pallas.compat.rewriting import (
@@ -183,6 +184,7 @@ __all__ = [
     "mended_tpu_interpreter",
     "meshes_of",
     "missing_operations",
+    "negative_indices_refused",
     "oldest_dma_first",
     "operand_groups",
     "outputs_told",
