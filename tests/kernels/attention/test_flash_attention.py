@@ -101,17 +101,21 @@ def test_scores_far_from_zero_do_not_overflow() -> None:
 @pytest.mark.parametrize("sizes", [(5, 5, 2, 2), (7, 3, 2, 3), (3, 8, 2, 3), (4, 9, 3, 2)])
 def test_blocks_know_what_is_visible_in_them(sizes: tuple[int, int, int, int]) -> None:
     blocks = Blocks(*sizes, causal=True)
-    padded = np.zeros((blocks.grid[0] * sizes[2], blocks.grid[1] * sizes[3]), bool)
-    visible = np.tri(sizes[0], sizes[1], sizes[1] - sizes[0], dtype=bool)
-    padded[: sizes[0], : sizes[1]] = visible
+    q_len, kv_len, block_q, block_kv = sizes
+    padded = blocks.grid[0] * block_q, blocks.grid[1] * block_kv
+    visible = np.tri(*padded, kv_len - q_len, dtype=bool)
+    forward, backward = visible.copy(), visible.copy()
+    forward[:, kv_len:] = False  # there, keys are the columns
+    backward[q_len:] = False  # and there, queries are
     for i in range(blocks.grid[0]):
         for j in range(blocks.grid[1]):
-            part = padded[i * sizes[2] :][: sizes[2], j * sizes[3] :][:, : sizes[3]]
-            assert bool(blocks.whole(i, j, queries_end=True)) == part.all()
+            part = slice(i * block_q, (i + 1) * block_q), slice(j * block_kv, (j + 1) * block_kv)
+            assert bool(blocks.whole(i, j)) == forward[part].all()
+            assert bool(blocks.whole(i, j, keys=0)) == backward[part].all()
             # What is skipped is invisible; what is kept names its own block.
             if not blocks.seen(i, j):
-                assert not part.any()
-            elif j * sizes[3] < sizes[1]:
+                assert not (forward[part] & backward[part]).any()
+            elif j * block_kv < kv_len:
                 assert blocks.last_kv(i, j) == j
                 assert blocks.first_q(i, j) == i
 
