@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_pallas.checks.check import Check, Program
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pytest_pallas.backends import Backend
     from pytest_pallas.checks.trial import Finding, Trial
     from pytest_pallas.spec import KernelSpec
+    from pytest_pallas.strategies.arguments import Arguments
 
 
 def _from(module: str) -> Callable[[Trial], Finding]:
@@ -74,6 +75,15 @@ def _declares(relation: str) -> Callable[[KernelSpec], str | None]:
         return f"the spec declares no {relation} among its relations"
 
     return needs
+
+
+def _subjects(module: str) -> Callable[[KernelSpec, Arguments], Collection[Any]]:
+    """The function ``subjects`` of a module of this package, imported when it is called."""
+
+    def subjects(spec: KernelSpec, arguments: Arguments) -> Collection[Any]:
+        return pkgutil.resolve_name(f"{__name__}.{module}:subjects")(spec.relations, arguments)
+
+    return subjects
 
 
 def _comparable(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
@@ -181,6 +191,7 @@ CHECKS: tuple[Check, ...] = (
         asks="does it scale and add with the arguments in which it is linear?",
         run=_from("linearity"),
         needs=_declares("Linear"),
+        subjects=_subjects("linearity"),
         share=0.25,
     ),
     Check(
@@ -188,6 +199,7 @@ CHECKS: tuple[Check, ...] = (
         asks="does permuting arguments permute the answer, or leave it alone?",
         run=_from("permutation"),
         needs=_declares("Permuted"),
+        subjects=_subjects("permutation"),
         share=0.25,
     ),
     Check(
@@ -195,6 +207,7 @@ CHECKS: tuple[Check, ...] = (
         asks="do the spec's own relations between two answers hold?",
         run=_from("relation"),
         needs=_declares("Relation"),
+        subjects=_subjects("relation"),
         share=0.25,
     ),
     Check(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pytest_pallas.backends import Backend
     from pytest_pallas.checks.trial import Finding, Trial
     from pytest_pallas.spec import KernelSpec
+    from pytest_pallas.strategies.arguments import Arguments
 
 #: A function and its positional arguments.
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -45,6 +46,8 @@ class Check:
         with, or None if it can.
       conclude: asked after the last example with the ``evidence`` of every finding that has some:
         what is wrong over all of them, or None. For what no single example can tell.
+      subjects: what of it can be asked about a drawn call, such as the relations that hold for it;
+        draws are chosen so that all can be. None where a call makes no difference.
       named: whether it is asked only where its name is given, and not by ``all``.
       least: how many examples it draws at least, where they are cheap and a conclusion needs them.
     """
@@ -60,6 +63,7 @@ class Check:
     against: Callable[[KernelSpec, Sequence[Backend]], str | None] = _alone
     conclude: Callable[[Sequence[Any]], str | None] | None = None
     least: int = 1
+    subjects: Callable[[KernelSpec, Arguments], Collection[Any]] | None = None
     kind: Literal["check", "sanitizer"] = "check"
     named: bool = False
 

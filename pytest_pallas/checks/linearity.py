@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from pytest_pallas.checks.related import (
     claim,
     close,
     equal,
+    holding,
     sum_of,
 )
 from pytest_pallas.checks.trial import Finding, Related, Trial, exactly
@@ -59,6 +60,11 @@ def linearity(trial: Trial) -> Finding:
       SpecError: such an argument holds no numbers.
     """
     return ask_each(trial, Linear, _one)
+
+
+def subjects(relations: Sequence[Any], arguments: Arguments) -> list[int]:
+    """Which of the relations of a spec can be asked about a drawn call."""
+    return holding(relations, Linear, arguments)
 
 
 def _one(trial: Trial, asked: Linear, drawn: Answer, rng: np.random.Generator) -> Iterator[Finding]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from pytest_pallas.checks.related import Answer, answer, ask_each, claim, close, equal
+from pytest_pallas.checks.related import Answer, answer, ask_each, claim, close, equal, holding
 from pytest_pallas.checks.trial import Finding, Related, Trial, exactly, judge
 from pytest_pallas.errors import SpecError
 from pytest_pallas.relations import Permuted
+from pytest_pallas.strategies.arguments import Arguments
 
 
 def permutation(trial: Trial) -> Finding:
@@ -26,6 +27,15 @@ def permutation(trial: Trial) -> Finding:
       SpecError: an axis does not exist, or the arguments differ in size along theirs.
     """
     return ask_each(trial, Permuted, _one)
+
+
+def subjects(relations: Sequence[Any], arguments: Arguments) -> list[int]:
+    """Which of the relations of a spec can be asked about a drawn call: what has two orders."""
+    return [
+        number
+        for number in holding(relations, Permuted, arguments)
+        if _size(relations[number], arguments.args) > 1
+    ]
 
 
 def _one(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,6 +203,15 @@ def generator(trial: Trial) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(int.from_bytes(digest.digest())))
 
 
+def holding(relations: Sequence[Any], kind: type[Any], arguments: Arguments) -> list[int]:
+    """The positions of the relations of a kind that hold for a drawn call."""
+    return [
+        number
+        for number, relation in enumerate(relations)
+        if isinstance(relation, kind) and relation.when(arguments)
+    ]
+
+
 def ask_each[R](
     trial: Trial,
     kind: type[R],
@@ -216,7 +225,7 @@ def ask_each[R](
       one: gives what came of one relation, given the answer to the drawn call.
 
     Raises:
-      NotApplicableError: the trial has no relation of that kind.
+      NotApplicableError: the trial has no relation of that kind, or none says anything of it.
     """
     relations = [relation for relation in trial.relations if isinstance(relation, kind)]
     if not relations:
@@ -224,19 +233,21 @@ def ask_each[R](
             f"it needs a spec that declares relations=[{kind.__name__}(...)], which the trial of "
             "a test of one's own has none of"
         )
-    holding = [relation for relation in relations if relation.when(trial.arguments)]
-    if not holding:
+    held = [trial.relations[number] for number in holding(trial.relations, kind, trial.arguments)]
+    if not held:
         raise NotApplicableError(f"no {kind.__name__} of the spec holds for what was drawn")
     drawn = answer(trial)
     rng = generator(trial)
     seconds = drawn.outcome.seconds
     comparisons: list[Comparison] = []
-    for relation in holding:
+    for relation in held:
         for finding in one(trial, relation, drawn, rng):
             seconds += finding.seconds
             if finding.failed is not None:
                 return dataclasses.replace(finding, seconds=seconds)
             comparisons += finding.comparisons
+    if not comparisons:
+        raise NotApplicableError(f"no {kind.__name__} of the spec says anything of what was drawn")
     return Finding(comparisons=comparisons, seconds=seconds)
 
 

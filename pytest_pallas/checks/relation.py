@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from pytest_pallas.checks.related import Answer, answer, ask_each, claim, close, equal
+from pytest_pallas.checks.related import Answer, answer, ask_each, claim, close, equal, holding
 from pytest_pallas.checks.trial import Finding, Related, Trial
 from pytest_pallas.errors import SpecError
 from pytest_pallas.relations import Relation
@@ -23,6 +23,11 @@ def relation(trial: Trial) -> Finding:
       SpecError: ``change`` or ``expect`` raised, or ``change`` made no call.
     """
     return ask_each(trial, Relation, _one)
+
+
+def subjects(relations: Sequence[Any], arguments: Arguments) -> list[int]:
+    """Which of the relations of a spec can be asked about a drawn call."""
+    return holding(relations, Relation, arguments)
 
 
 def _one(

@@ -25,7 +25,7 @@ from hypothesis.errors import DidNotReproduce, InvalidArgument
 from pytest_pallas import compat
 from pytest_pallas.errors import OptionError
 from pytest_pallas.strategies.siblings import MOST, settle, siblings
-from pytest_pallas.suites.variety import Choice, Source, pool_size, words_of
+from pytest_pallas.suites.variety import Choice, Source, Subjects, pool_size, words_of
 
 #: Seconds that shrinking may go on after the first failure: every new shape is compiled, so
 #: hypothesis' own limit of five minutes would be spent often.
@@ -63,6 +63,7 @@ class Fuzz:
       database: hypothesis' database of failing examples, or None to keep none.
       prepare: told of an example a little before it is asked about.
       passed: calls that passed so far, by their words: they are not asked about again.
+      subjects: see ``Source.choose``.
     """
 
     ask: Callable[[Any], None]
@@ -72,6 +73,7 @@ class Fuzz:
     database: Any = None
     prepare: Callable[[Any], None] = lambda _: None
     passed: set[str] = field(default_factory=set[str])
+    subjects: Subjects | None = None
 
 
 @dataclass
@@ -152,13 +154,15 @@ def fuzz(
     asker = Asker(what.ask, what.passed, until=until)
     if remember:
         _remembered(what, asker)
-    draws, calls = _planned(what.source, seed, max_examples)
+    draws, calls = _planned(what.source, seed, max_examples, what.subjects)
     _explore(what, asker, calls, seed=seed, draws=draws)
 
 
-def drawn_calls(source: Source, seed: int, max_examples: int) -> Iterator[Any]:
+def drawn_calls(
+    source: Source, seed: int, max_examples: int, subjects: Subjects | None = None
+) -> Iterator[Any]:
     """The calls that ``fuzz`` asks about."""
-    return (planned.call for planned in _planned(source, seed, max_examples)[1])
+    return (planned.call for planned in _planned(source, seed, max_examples, subjects)[1])
 
 
 def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
@@ -177,7 +181,7 @@ def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
     """
     __tracebackhide__ = True
     asker = Asker(what.ask, what.passed, until=until)
-    choice = what.source.choose(seed, ROUND)
+    choice = what.source.choose(seed, ROUND, what.subjects)
     _explore(what, asker, _calls(choice, MOST), seed=seed, draws=ROUND, balanced=True)
 
 
@@ -196,10 +200,12 @@ class _Planned:
     number: int
 
 
-def _planned(source: Source, seed: int, examples: int) -> tuple[int, Iterator[_Planned]]:
+def _planned(
+    source: Source, seed: int, examples: int, subjects: Subjects | None
+) -> tuple[int, Iterator[_Planned]]:
     """How many draws so many examples take, and the calls to ask about."""
     draws, each = effort(examples)
-    choice = source.choose(seed, draws)
+    choice = source.choose(seed, draws, subjects)
     each = min(MOST, max(each, math.ceil(examples / max(1, len(choice.chosen)))))
     return draws, islice(_calls(choice, each), examples)
 

@@ -21,7 +21,7 @@ from pytest_pallas.sanitizers.runs import Runs
 from pytest_pallas.session import current
 from pytest_pallas.suites.fuzzing import drawn_calls
 from pytest_pallas.suites.item import SpecItem
-from pytest_pallas.suites.questions import Question, trial_of
+from pytest_pallas.suites.questions import Question, subjects_of, trial_of
 from pytest_pallas.suites.variety import shared, words_of
 
 #: Checks that also make other calls than the drawn one, so that a mutant may be in those only.
@@ -219,7 +219,7 @@ def _drawn(part: SpecItem, asked: Question) -> list[Any]:
     key = (part.spec.file, part.spec.name, *part.mesh.items())
     source = shared(session.sources, key, asked.strategy)
     examples = part.check.examples(asked.options.max_examples)
-    return list(drawn_calls(source, asked.options.seed, examples))
+    return list(drawn_calls(source, asked.options.seed, examples, subjects_of(asked)))
 
 
 def _traced(trial: Trial, made: Any) -> Any:

@@ -153,7 +153,7 @@ class SpecItem(pytest.Item):
     def _fuzz(self, asked: Question) -> None:
         from pytest_pallas.strategies.arguments import Arguments
         from pytest_pallas.suites.fuzzing import Fuzz, fuzz, replay
-        from pytest_pallas.suites.questions import ask_about, prepare
+        from pytest_pallas.suites.questions import ask_about, prepare, subjects_of
         from pytest_pallas.suites.replaying import replay_goldens
         from pytest_pallas.suites.variety import shared
 
@@ -166,6 +166,7 @@ class SpecItem(pytest.Item):
             prepare=functools.partial(prepare, asked),
             source=shared(session.sources, key, asked.strategy),
             key=f"{self.spec.name}/{self.check.name}",
+            subjects=subjects_of(asked),
             shrink=not self._expected,
             database=session.database_for(self.name),  # the same on every machine
         )

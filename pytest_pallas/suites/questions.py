@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from pytest_pallas.tolerances import dtypes_of, tolerance_for
 
 if TYPE_CHECKING:
     from pytest_pallas.suites.item import SpecItem
+    from pytest_pallas.suites.variety import Subjects
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,21 @@ def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
         observer=session.observer,
         golden=_golden(asked),
     )
+
+
+def subjects_of(asked: Question) -> Subjects | None:
+    """What the item's check can ask about a draw; None where that is the same for all."""
+    spec, subjects = asked.item.spec, asked.item.check.subjects
+    if subjects is None:
+        return None
+
+    def of(drawn: Any) -> Collection[Any]:
+        try:
+            return subjects(spec, as_arguments(drawn))
+        except Exception as error:
+            return (type(error),)  # which asking about it raises, and says of what
+
+    return of
 
 
 def _golden(asked: Question) -> Asked | None:

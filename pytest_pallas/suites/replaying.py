@@ -12,7 +12,7 @@ from pytest_pallas.errors import GoldenError
 from pytest_pallas.goldens.values import read
 from pytest_pallas.strategies.arguments import Arguments, as_arguments
 from pytest_pallas.suites.fuzzing import drawn_calls
-from pytest_pallas.suites.questions import ask_about
+from pytest_pallas.suites.questions import ask_about, subjects_of
 
 if TYPE_CHECKING:
     from pytest_pallas.goldens.entry import Golden
@@ -35,9 +35,11 @@ def replay_goldens(asked: Question, goldens: Goldens, source: Source) -> None:
     if not found:
         pytest.skip(f"{item.check.name} needs more: there is no golden of it in this folder")
 
+    subjects = subjects_of(asked)
+
     @functools.cache
     def drawn(seed: int, examples: int) -> dict[str, Arguments]:
-        calls = (as_arguments(call) for call in drawn_calls(source, seed, examples))
+        calls = (as_arguments(call) for call in drawn_calls(source, seed, examples, subjects))
         return {written_call(call).digest: call for call in calls}
 
     for golden in found:

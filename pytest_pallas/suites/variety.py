@@ -45,6 +45,9 @@ MOST_BYTES = 2**27
 #: Specs whose draws are kept: items come spec by spec, but not always.
 SOURCES = 3
 
+#: What there is to ask about a draw.
+type Subjects = Callable[[Any], Collection[Hashable]]
+
 #: What each feature is worth: a choice, ``(name, word)``, or a pair of choices.
 Features = Mapping[Any, float]
 
@@ -84,12 +87,18 @@ class Source:
         default_factory=OrderedDict[tuple[int, int], Pool]
     )
 
-    def choose(self, seed: int, examples: int) -> Choice:
+    def choose(self, seed: int, examples: int, subjects: Subjects | None = None) -> Choice:
         """Draw ``pool_size(examples)`` times and choose ``examples`` that differ most.
 
         Greedily: the next is the one with most that no chosen one has. Then each is exchanged for
         whatever has more beside the others, until nothing has: so that a handful of examples meets
         every boundary of every dim. With a seed, hypothesis draws the same again.
+
+        Args:
+          seed: of the draws.
+          examples: how many to choose.
+          subjects: what there is to ask about a draw: of those that all examples are chosen from,
+            the ones with most that is new come first, and none without any.
         """
         key = (seed, pool_size(examples))
         pool = self.pools.pop(key, None) or _pool(self.strategy, *key)
@@ -103,6 +112,11 @@ class Source:
         values = dict(pool.values)
         if not values.keys() >= set(chosen):
             _draw(self.strategy, *key, lambda words, drawn: values.setdefault(words, drawn))
+        if subjects is not None:
+            order = dict.fromkeys([*chosen, *pool.base[count], *pool.features])
+            kept = [words for words in order if words in values]
+            told = {words: frozenset(subjects(values[words])) for words in kept}
+            chosen = _telling(told, examples) or chosen
         return Choice({words: values[words] for words in chosen})
 
 
@@ -173,6 +187,19 @@ def _first(drawn: Mapping[str, Features], base: Sequence[str], examples: int) ->
         other = max(drawn, key=lambda words: _gain(drawn[words], seen))
         if _gain(drawn[other], seen) >= _OTHER:  # a new size of a known kind is not worth a compile
             chosen[-1] = other
+    return chosen
+
+
+def _telling(told: Mapping[str, frozenset[Any]], examples: int) -> list[str]:
+    """So many examples of which there is most to ask, in the given order where all is the same."""
+    left = [words for words in told if told[words]]
+    chosen: list[str] = []
+    seen = frozenset[Any]()
+    while left and len(chosen) < examples:
+        best = max(left, key=lambda words: len(told[words] - seen))
+        left.remove(best)
+        chosen.append(best)
+        seen |= told[best]
     return chosen
 
 

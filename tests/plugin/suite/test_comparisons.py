@@ -97,3 +97,30 @@ def test_relations(project):
     }
     result = project.run(checks, *words)
     result.stdout.fnmatch_lines(["*Linear names argument 2, but its inputs draw 2 positional*"])
+
+
+def test_relations_are_asked_about_draws_for_which_they_hold(project):
+    """One example each, and the draws that come first are of the wrong size."""
+    project.specs(
+        'name="never", kernel=add, relations=(Permuted({0: 0, 1: 0}, output=0, when=_of(0)),)',
+        *(
+            f'name="wrong_{rows}", kernel=add, relations=('
+            f"Permuted({{0: 0, 1: 0}}, output=0, when=_of({9 - rows})), "
+            f"Permuted({{0: 0}}, output=0, when=_of({rows})))"
+            for rows in (4, 5)
+        ),
+    )
+    specs = project.path / "specs.py"
+    own = "def _of(rows):\n    return lambda arguments: arguments.args[0].shape[0] == rows\n"
+    drawn = 'INPUTS = pst.arrays("m k, m k", dtype="float32", dims={"m": [1, 2, 4, 5], "k": 8})\n'
+    source = specs.read_text().replace("SPEC_0 =", drawn + own + "SPEC_0 =")
+    specs.write_text("from pytest_pallas import Permuted\n" + source)
+    words = ("--pallas-checks=permutation", "--pallas-suite=specs", "--pallas-backend=interpret")
+    records = project.records(*words, "--pallas-max-examples=8")
+    assert {r["kernel"]: r["outcome"] for r in records} == {
+        "never": "skipped",
+        "wrong_4": "failed",
+        "wrong_5": "failed",
+    }
+    (reason,) = (r["reason"] for r in records if r["kernel"] == "never")
+    assert "no Permuted of the spec holds for what was drawn" in reason

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pytest_pallas import Permuted
-from pytest_pallas.checks.permutation import permutation
+from pytest_pallas.checks.permutation import permutation, subjects
 from pytest_pallas.errors import NotApplicableError, SpecError
 from pytest_pallas.strategies.arguments import Arguments
 
@@ -114,10 +114,10 @@ def test_sizes_that_differ(trial_of, doubled):
 
 def test_one_element_has_one_order(trial_of, doubled):
     arguments = Arguments((np.ones((1, 128), np.float32),))
-    finding = shared(
-        trial_of, doubled, lambda x: 2 * x, Permuted({0: 0}, output=0), arguments=arguments
-    )
-    assert not finding.comparisons
+    rows = Permuted({0: 0}, output=0)
+    with pytest.raises(NotApplicableError, match="no Permuted of the spec says anything"):
+        shared(trial_of, doubled, lambda x: 2 * x, rows, arguments=arguments)
+    assert subjects([rows, Permuted({0: 1}, output=1)], arguments) == [1]
 
 
 def test_it_needs_a_relation(trial_of):

@@ -111,3 +111,40 @@ def test_sources_of_the_last_specs_are_kept():
     assert list(sources) == [1, 2, 3]
     assert variety.shared(sources, 2, None) is made[2]
     assert list(sources) == [1, 3, 2]
+
+
+def test_draws_of_which_there_is_nothing_to_ask_are_left_out():
+    plain = choose(CALL, seed=0, examples=4).chosen
+    told = choose_with(lambda call: ["diagonal"] * call.options["causal"], examples=4)
+    assert len(told) == 4
+    assert all(call.options["causal"] for call in told.values())
+    kept = [words for words, call in plain.items() if call.options["causal"]]
+    assert list(told)[: len(kept)] == kept
+
+
+def test_one_draw_of_each_subject_comes_first():
+    """A few examples ask all that can be asked, however rare the draws are where it can be."""
+
+    def subjects(call):
+        return {
+            "always": True,
+            "rare": call.args[0].shape[0] == 1,
+            "rarer": call.args[0].shape[1] == 1,
+        }
+
+    told = choose_with(lambda call: [name for name, is_so in subjects(call).items() if is_so])
+    assert {name for call in told.values() for name, is_so in subjects(call).items() if is_so} == {
+        "always",
+        "rare",
+        "rarer",
+    }
+
+
+def test_with_one_subject_the_choice_is_the_plain_one():
+    assert list(choose_with(lambda call: ["all"])) == list(choose(CALL, seed=0, examples=2).chosen)
+    assert list(choose_with(lambda call: ())) == list(choose(CALL, seed=0, examples=2).chosen)
+
+
+def choose_with(subjects, examples=2):
+    """The draws of ``CALL`` that are chosen for what there is to ask about them."""
+    return variety.Source(CALL).choose(0, examples, subjects).chosen
