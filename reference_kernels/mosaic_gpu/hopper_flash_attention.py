@@ -38,10 +38,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -50,6 +52,7 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
 from reference_kernels import _require
+from reference_kernels.attention._operands import lowered
 from reference_kernels.attention.grouped_query import reference
 from reference_kernels.mosaic_gpu._hopper_backward import gradients
 from reference_kernels.mosaic_gpu._hopper_blocks import (
@@ -387,18 +390,29 @@ _TYPICAL = pst.shaped(
 )
 
 
-def _inputs(**options: Any) -> Any:
+def _inputs(keys: Sequence[int] = (70, 230), **options: Any) -> Any:
     return pst.arguments(
         pst.arrays(
             "b h q d, b g k d, b g k d",
             dtype=pst.floats("bfloat16", "float16"),
             # Fewer and more blocks of keys than there are stages; of 70, the first 70 queries see
             # none, if causal, and the first tile sees one block.
-            dims={"b": 1, "h": 2, "g": [1, 2], "q": 140, "k": [70, 230], "d": 64},
+            dims={"b": 1, "h": [2, 4], "g": 2, "q": 140, "k": list(keys), "d": 64},
         ),
         options={"causal": st.booleans(), **options},
         tuning={"block_kv": 64, "stages": st.sampled_from([2, 3])},
     )
+
+
+def _with_equal_keys(call: pst.Arguments) -> pst.Arguments:
+    """The low scores of keys and values that are all alike.
+
+    Then an output is a value, and half precision has its gradients without rounding.
+    """
+    low = lowered(call)
+    q, k, v = low.args
+    alike = (np.broadcast_to(x[..., :1, :], x.shape).copy() for x in (k, v))
+    return dataclasses.replace(low, args=(q, *alike))
 
 
 _BACKENDS = ("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu")  # wgmma
@@ -408,7 +422,9 @@ SPEC = KernelSpec(
     kernel={"gpu": hopper_flash_attention},
     backends=_BACKENDS,
     reference=reference,
-    inputs=_inputs(),
+    inputs=st.one_of(
+        _inputs(), _inputs(keys=[70], causal=st.just(value=False)).map(_with_equal_keys)
+    ),
     differentiable=(0, 1, 2),
     relations=(
         Linear(2),
@@ -494,6 +510,19 @@ _BACKWARD = (
         change="sub -> add",
         source="@pl.loop(jnp.maximum(count - stages, 0), count)",
         reason="likewise",
+    ),
+    EquivalentMutant(
+        operator="arithmetic",
+        change="max -> min",
+        source="return jnp.minimum(jnp.maximum(value, low), high)",
+        caller="return _between(0, tile * TILE - self.offset, self.q_len - 1)",
+        reason="more blocks go by; queries before the first are zeros, and the others see nothing",
+    ),
+    EquivalentMutant(
+        operator="guard",
+        change="lt -> le",
+        source="edge = query + settings.offset < start + (ROWS - 1)",
+        reason="whole blocks may count as ones at an edge: nothing in them is hidden",
     ),
 )
 
