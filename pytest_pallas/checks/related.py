@@ -227,13 +227,15 @@ def ask_each[R](
     Raises:
       NotApplicableError: the trial has no relation of that kind, or none says anything of it.
     """
-    relations = [relation for relation in trial.relations if isinstance(relation, kind)]
+    relations = {
+        number: each for number, each in enumerate(trial.relations) if isinstance(each, kind)
+    }
     if not relations:
         raise NotApplicableError(
             f"it needs a spec that declares relations=[{kind.__name__}(...)], which the trial of "
             "a test of one's own has none of"
         )
-    held = [trial.relations[number] for number in holding(trial.relations, kind, trial.arguments)]
+    held = [relations[number] for number in holding(trial.relations, kind, trial.arguments)]
     if not held:
         raise NotApplicableError(f"no {kind.__name__} of the spec holds for what was drawn")
     drawn = answer(trial)
