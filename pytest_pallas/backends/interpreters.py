@@ -159,6 +159,7 @@ class Interpreter:
             if target.platform == "gpu":
                 stack.enter_context(compat.device_attributes(gpu_chips.attributes(target.name)))
                 stack.enter_context(compat.mended_gpu_interpreter())
+                stack.enter_context(compat.tma_windows_from_before())
                 stack.enter_context(compat.barriers_checked())
                 stack.enter_context(compat.wgmma_reads_checked())
             if schedule.order == "oldest":

@@ -113,6 +113,7 @@ from pytest_pallas.compat.testing import (
     session_of,
     terminal_width,
 )
+from pytest_pallas.compat.tma import tma_windows_from_before
 from pytest_pallas.compat.watching import (
     oldest_dma_first,
     watchable,
@@ -212,6 +213,7 @@ __all__ = [
     "sparse_core_meshes",
     "sub_jaxprs",
     "terminal_width",
+    "tma_windows_from_before",
     "unwritten_memory",
     "variable",
     "variables_of_imports",

@@ -1,4 +1,4 @@
-"""Differences along a closed curve: ``o[t] = x[t] - x[t - 1]``, where the first follows the last."""
+"""Differences along a closed curve, ``o[t] = x[t] - x[t - 1]``: the first row follows the last."""
 
 from __future__ import annotations
 
