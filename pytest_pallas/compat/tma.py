@@ -22,10 +22,12 @@ def tma_windows_from_before() -> Generator[None]:
     Of such a window it clips only the end. A chip does both: it reads zeros outside of the array,
     and stores nothing there (CUDA C++ Programming Guide, tensor memory access).
     """
-    memory: Any = importlib.import_module("jax._src.pallas.mosaic.interpret.shared_memory")
+    memory: Any = importlib.import_module("jax._src.pallas.mosaic_gpu.interpret.shared_memory")
     callbacks: Any = importlib.import_module("jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks")
-    buffer, load = memory.Buffer, callbacks.AsyncCopyGmemToSmemTask
-    call, get, clip = load.__call__, buffer.__getitem__, callbacks._clip_store_to_shape
+    shared, load = memory.GPUSharedMemory, callbacks.AsyncCopyGmemToSmemTask
+    # Not Buffer.__getitem__: CPython 3.13 caches it, and forgets to look again in a class that was
+    # changed a thousand times.
+    call, get, clip = load.__call__, shared.get_buffer_content, callbacks._clip_store_to_shape
 
     def read(self: Any, *args: Any) -> None:
         token = _reading.set(True)
@@ -34,19 +36,22 @@ def tma_windows_from_before() -> Generator[None]:
         finally:
             _reading.reset(token)
 
-    def framed(self: Any, where: tuple[slice | int, ...]) -> Any:
-        if not _reading.get() or not _begins_before(where):
-            return get(self, where)
+    def framed(self: Any, key: Any, access: Any, *args: Any, **rest: Any) -> Any:
+        inside, skipped = _inside(access.range)
+        if inside is None or not _reading.get() or not _begins_before(access.range):
+            return get(self, key, access, *args, **rest)
+        part, about, clock = get(self, key, type(access)(inside), *args, **rest)
+        if part is None:  # it is beyond the end along another axis
+            return part, about, clock
         import numpy as np
 
-        where += tuple(slice(0, size) for size in self.logical_shape[len(where) :])
-        values = np.zeros([e.stop - e.start for e in where if isinstance(e, slice)], self.dtype)
-        inside, skipped = _inside(where)
-        if inside is not None:
-            part = get(self, inside)
-            place = zip(skipped, part.shape, strict=True)
-            values[tuple(slice(first, first + size) for first, size in place)] = part
-        return values
+        sizes = [each.stop - each.start for each in access.range if isinstance(each, slice)]
+        values = np.zeros(sizes, part.dtype)
+        place = zip(skipped, part.shape, strict=True)
+        values[tuple(slice(first, first + size) for first, size in place)] = part
+        if access.permutation is not None:
+            values = values.transpose(access.permutation)
+        return values, about, clock
 
     def clipped(access: Any, value: Any, shape: tuple[int, ...]) -> Any:
         if access.permutation is None and _begins_before(access.range):
@@ -56,12 +61,13 @@ def tma_windows_from_before() -> Generator[None]:
             access, value = type(access)(inside), value[tuple(slice(n, None) for n in skipped)]
         return clip(access, value, shape)
 
-    load.__call__, buffer.__getitem__, callbacks._clip_store_to_shape = read, framed, clipped
+    load.__call__, shared.get_buffer_content = read, framed
+    callbacks._clip_store_to_shape = clipped
     try:
         yield
     finally:
         del load.__call__  # it inherits its own
-        buffer.__getitem__, callbacks._clip_store_to_shape = get, clip
+        shared.get_buffer_content, callbacks._clip_store_to_shape = get, clip
 
 
 def _begins_before(where: tuple[slice | int, ...]) -> bool:

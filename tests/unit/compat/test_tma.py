@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pytest_pallas import compat
 
 ROWS = 16
 X = np.arange(1, 1 + 32 * 128, dtype=np.float32).reshape(32, 128)
@@ -67,3 +71,14 @@ def test_outside_of_the_array_nothing_is_stored(pallas_run, corner):
         _call, _stored, np.array(corner, np.int32), X, jnp.zeros((32, 128), jnp.float32)
     )
     np.testing.assert_array_equal(found, padded[64:96, 128:256])
+
+
+def test_no_getitem_is_replaced():
+    """CPython 3.13 has a thousand versions of a class, and then keeps to the one that it cached.
+
+    Seen in a process that had run hundreds of kernels: zeros everywhere.
+    """
+    memory = importlib.import_module("jax._src.pallas.mosaic.interpret.shared_memory")
+    before = memory.Buffer.__getitem__
+    with compat.negative_indices_refused(), compat.tma_windows_from_before():
+        assert memory.Buffer.__getitem__ is before
