@@ -37,8 +37,10 @@ def tma_windows_from_before() -> Generator[None]:
             _reading.reset(token)
 
     def framed(self: Any, key: Any, access: Any, *args: Any, **rest: Any) -> Any:
+        if not (_reading.get() and _begins_before(access.range)):
+            return get(self, key, access, *args, **rest)
         inside, skipped = _inside(access.range)
-        if inside is None or not _reading.get() or not _begins_before(access.range):
+        if inside is None:
             return get(self, key, access, *args, **rest)
         part, about, clock = get(self, key, type(access)(inside), *args, **rest)
         if part is None:  # it is beyond the end along another axis
