@@ -31,20 +31,17 @@ def _stored(i_ref, x_ref, o_ref, buffer, arrived):
     plgpu.wait_smem_to_gmem(0)
 
 
-def _call(body, i, x, zeros):
-    def kernel(i, x, zeros):
-        out = jax.new_ref(zeros)
-        plgpu.kernel(
-            body,
-            out_type=(),
-            scratch_types={
-                "buffer": plgpu.SMEM((ROWS, 64), x.dtype),
-                "arrived": plgpu.Barrier(),
-            },
-        )(i, x, out)
-        return out[...]
-
-    return kernel(i, x, zeros)
+def _call(body, i, x, before):
+    out = jax.new_ref(before)
+    plgpu.kernel(
+        body,
+        out_type=(),
+        scratch_types={
+            "buffer": plgpu.SMEM((ROWS, 64), x.dtype),
+            "arrived": plgpu.Barrier(),
+        },
+    )(i, x, out)
+    return out[...]
 
 
 CORNERS = [(0, 0), (-3, 0), (0, -5), (-1, -63), (30, 100), (30, -5), (-16, 0), (-40, 0), (5, 7)]
@@ -56,8 +53,8 @@ def test_outside_of_the_array_are_zeros(pallas_run, corner):
     """Whether the window begins before the array or ends beyond it."""
     padded = np.pad(X, ((64, 64), (128, 128)))
     top, left = corner[0] + 64, corner[1] + 128
-    zeros = jnp.full((ROWS, 64), -1, jnp.float32)
-    found = pallas_run(_call, _loaded, np.array(corner, np.int32), X, zeros)
+    before = jnp.full((ROWS, 64), -1, jnp.float32)
+    found = pallas_run(_call, _loaded, np.array(corner, np.int32), X, before)
     np.testing.assert_array_equal(found, padded[top : top + ROWS, left : left + 64])
 
 
