@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
+
+from pytest_pallas.explanations import Explanation
+from pytest_pallas.findings import Finding, text_of
 
 
 class PallasTestError(Exception):
     """Base of every error that this package raises on purpose."""
+
+    #: What is wrong with the kernel, as data, where a watcher or a monitor found it.
+    findings: tuple[Finding, ...] = ()
+
+    #: What the message says, as data, where it is more than a sentence.
+    explanation: Explanation | None = None
 
     #: What is wrong, where the message goes on to say what was asked and drawn; else "".
     plain: str = ""
@@ -29,6 +38,33 @@ class PallasTestError(Exception):
     def __init_subclass__(cls) -> None:
         """Show subclasses under the name by which they are imported, in short summaries too."""
         cls.__module__ = "pytest_pallas"
+
+    @classmethod
+    def of(cls, *findings: Finding) -> Self:
+        """The error for these findings, which it says and carries."""
+        error = cls(text_of(findings))
+        error.findings = findings
+        return error
+
+    @classmethod
+    def explained(cls, explanation: Explanation, headline: str = "") -> Self:
+        """The error with this explanation, below a headline that ends with a colon if there is one.
+
+        Args:
+          explanation: what is wrong.
+          headline: kernel, check and backend.
+        """
+        error = cls(f"{headline}: {explanation}" if headline else str(explanation))
+        error.explanation = explanation
+        return error
+
+    def with_message(self, message: str) -> Self:
+        """The same error, with all that it carries, under another message."""
+        error = type(self)(message)
+        vars(error).update(vars(self))
+        error.explanation = None  # it was that of the other message
+        error.__cause__ = self.__cause__
+        return error
 
 
 class SpecError(PallasTestError):
@@ -75,12 +111,43 @@ class ReferenceError(PallasTestError):
     """The reference raised, or returned something that no kernel can be judged by."""
 
 
+class SimulationError(KernelError):
+    """The simulator cannot go on with a kernel; the message ends with the kernel's line."""
+
+    #: ``file:line`` of the equation, once it is known.
+    line: str = ""
+
+    def at(self, line: str, place: str) -> None:
+        """Add where it happened to the message."""
+        self.line = line
+        where = " ".join(word for word in (place and f"in {place}", line and f"at {line}") if word)
+        if where:
+            self.args = (f"{self.args[0]}, {where}",)
+
+
+class SimulationLimitError(SimulationError):
+    """A simulated call takes more steps, memory or time than the limits of the run allow."""
+
+
+class MissingRuleError(SimulationError):
+    """A program has a primitive that the simulator does not know, and that has effects."""
+
+
 class GridError(KernelError):
     """The blocks that the programs of a kernel read and write are wrong."""
 
 
 class BoundsError(KernelError):
     """The kernel loads or stores elements beyond the edges of a ref."""
+
+    @property
+    def finding(self) -> Finding | None:
+        """What the simulator reports of it, or None."""
+        return self.findings[0] if self.findings else None
+
+    @finding.setter
+    def finding(self, finding: Finding | None) -> None:
+        self.findings = () if finding is None else (finding,)
 
 
 class RaceError(KernelError):

@@ -14,6 +14,34 @@ SCHEMA = 1
 #: What a record's ``outcome`` can be.
 OUTCOMES = ("passed", "failed", "skipped", "xfailed", "xpassed")
 
+#: How the reason of a skip begins where an earlier check of the same kernel has raised.
+NOT_RUN = "not run: "
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotApplicable:
+    """A check that does not apply to a kernel on a backend.
+
+    Attributes:
+      test: the pytest node id that it has, or would have.
+      kernel: name of the spec.
+      family: family of the spec.
+      check: name of the check.
+      backend: backend label.
+      mesh: axis name to size, or empty for a single device.
+      requirement: why it does not apply, such as ``"no example aliases an input"``.
+      found: ``"collection"`` where no test was made for it, ``"run"`` where the test found out.
+    """
+
+    test: str
+    kernel: str
+    family: str
+    check: str
+    backend: str
+    mesh: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    requirement: str
+    found: str = "collection"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
@@ -28,7 +56,11 @@ class Record:
       mesh: axis name to size, or empty for a single device.
       outcome: one of ``OUTCOMES``.
       reason: why it was skipped or is expected to fail.
+      requirement: why the check does not apply to any example; empty if it applies.
       message: what went wrong, in full; empty unless failed or xfailed.
+      explanation: the same as data, as ``explanations.to_json`` gives it.
+      findings: of a failure, what is wrong with the kernel whatever it returned, such as a race or
+        a deadlock, as ``findings.to_json`` gives it.
       examples: how many examples were executed.
       error: worst error against the oracle, in ulps of the output's scale; None if not measured.
       baseline: the worst error of the jnp baseline, likewise.
@@ -44,13 +76,15 @@ class Record:
       notes: what else a reader should know, such as that races were looked for.
       inputs: what was tried of the inputs that were declared, as ``checks.inputs.to_json`` gives
         it; empty if nothing was drawn.
+      signatures: digests of the different shapes that the check was asked about, each of shapes,
+        dtypes and static arguments of a call (``checks.inputs.Inputs.signature``).
       goldens: how many goldens were ``recorded``, ``replaced``, left ``unchanged``, ``compared``,
         ``different``, ``missing`` or ``lost``; and ``used NAME`` for each that was compared.
       mutants: what became of each mutant of the kernel, as ``hunting.verdict.to_json`` gives it;
         empty without ``--pallas-mutate``.
       pictures: of a failure, what can be drawn of it, as ``report.pictures`` makes it: a map and
         a histogram of errors, the programs that are wrong, the errors of the examples, the
-        accesses of a race, who waits for what, the blocks of a grid. Empty otherwise.
+        blocks of a grid. Empty otherwise.
     """
 
     test: str
@@ -61,7 +95,10 @@ class Record:
     family: str = ""
     mesh: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     reason: str = ""
+    requirement: str = ""
     message: str = ""
+    explanation: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    findings: tuple[Mapping[str, Any], ...] = ()
     examples: int = 0
     error: float | None = None
     baseline: float | None = None
@@ -75,17 +112,42 @@ class Record:
     compiled: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    signatures: tuple[str, ...] = ()
     goldens: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     pictures: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     mutants: tuple[Mapping[str, Any], ...] = ()
+
+
+def not_applicable_of(record: Record) -> NotApplicable | None:
+    """What a record says of a check that applies to no example, or None if it applies."""
+    if record.outcome != "skipped" or not record.requirement:
+        return None
+    return NotApplicable(
+        test=record.test,
+        kernel=record.kernel,
+        family=record.family,
+        check=record.check,
+        backend=record.backend,
+        mesh=record.mesh,
+        requirement=record.requirement,
+        found="run",
+    )
+
+
+def plain_not_applicable(entry: NotApplicable) -> dict[str, Any]:
+    """An entry as plain JSON values."""
+    return {**vars(entry), "mesh": dict(entry.mesh)}
 
 
 def to_json(record: Record) -> dict[str, Any]:
     """A record as plain JSON values; infinite and undefined numbers become strings."""
     plain = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
     plain["mesh"] = dict(record.mesh)
+    plain["explanation"] = dict(record.explanation)
+    plain["findings"] = [dict(finding) for finding in record.findings]
     plain["notes"] = list(record.notes)
     plain["inputs"] = dict(record.inputs)
+    plain["signatures"] = list(record.signatures)
     plain["goldens"] = dict(record.goldens)
     plain["pictures"] = dict(record.pictures)
     plain["compiled"] = [dict(report) for report in record.compiled]
@@ -96,7 +158,9 @@ def to_json(record: Record) -> dict[str, Any]:
 def from_json(plain: Mapping[str, Any]) -> Record:
     """The record that ``to_json`` wrote."""
     fields = dict(plain)
+    fields["findings"] = tuple(fields.get("findings", ()))
     fields["notes"] = tuple(fields.get("notes", ()))
+    fields["signatures"] = tuple(fields.get("signatures", ()))
     fields["compiled"] = tuple(fields.get("compiled", ()))
     fields["mutants"] = tuple(fields.get("mutants", ()))
     for name in ("error", "baseline", "multiple"):

@@ -24,8 +24,7 @@ def run_again(trial: Trial, args: tuple[Any, ...], words: str, **rest: Any) -> O
     try:
         return run(trial, trial.kernel, args, **rest)
     except KernelError as error:
-        changed = type(error)(f"{error}\n  {words}; without, the kernel does not raise")
-        changed.__cause__ = error.__cause__
+        changed = error.with_message(f"{error}\n  {words}; without, the kernel does not raise")
         raise changed from error.__cause__
 
 
@@ -57,7 +56,7 @@ def _is_rounded(found: Comparison, dtype: np.dtype[Any]) -> bool:
 
 
 def _rounded(found: Comparison) -> Comparison:
-    return replace(found, passed=True, wrong=0, message="", patterns=(), mask=None)
+    return replace(found, passed=True, wrong=0, explanation=None, patterns=(), mask=None)
 
 
 def _one_nan(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

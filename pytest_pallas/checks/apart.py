@@ -42,7 +42,9 @@ def apart(
         depth=expected.depth,
         sensitivity=Later(lambda: dict(named(list(expected.sensitivity.items()), name))),
         noise=named_noise(expected, name),
+        precision=named_precision(expected, name),
         check_dtype=False,  # what is wide has another, and both were judged
+        explained=trial.explained,
     )
 
 
@@ -50,6 +52,11 @@ def named_noise(expected: Expected, name: str) -> Callable[[str], Noise | None]:
     """The noise of each output by the name that it has beside ``name``."""
     paths = dict(named([(path, path) for path, _ in expected.oracle], name))
     return lambda words: expected.noise(paths[words])
+
+
+def named_precision(expected: Expected, name: str) -> Callable[[str], object]:
+    """Where the oracle of each output leaves float64, by the name that it has beside ``name``."""
+    return dict(named(list(expected.precision.items()), name)).get
 
 
 def named[T](leaves: Sequence[tuple[str, T]], name: str) -> list[tuple[str, T]]:

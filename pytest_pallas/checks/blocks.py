@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 
-from pytest_pallas.checks.trial import Finding, Trial, exactly, expect, judge, run
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.trial import Trial, TrialResult, exactly, expect, judge, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.once import draw_once
 
 
-def blocks(trial: Trial) -> Finding:
+def blocks(trial: Trial) -> TrialResult:
     """Run the kernel with its default tuning, then with the drawn one, and judge both.
 
     A spec draws small blocks, so that small arrays have many; users get the defaults. Two sizes
@@ -28,17 +29,17 @@ def blocks(trial: Trial) -> Finding:
     first = judge(trial, default.values, expected, exact=exact)
     if not all(comparison.passed for comparison in first):
         subject = "default tuning instead of what was drawn"
-        return Finding(comparisons=first, seconds=default.seconds, subject=subject)
+        return TrialResult(comparisons=first, seconds=default.seconds, subject=subject)
     drawn = run(trial, trial.kernel, trial.arguments.args)
-    return Finding(
+    return TrialResult(
         comparisons=[*first, *judge(trial, drawn.values, expected, exact=exact)],
         outcome=drawn,
         seconds=default.seconds + drawn.seconds,
     )
 
 
-def untuned(spec: KernelSpec) -> str | None:
-    """Why a spec has no two tunings to compare, or None if it has."""
+def requires_spec(spec: KernelSpec) -> str | None:
+    """A spec must have two tunings to compare."""
     if callable(spec.inputs):
         return "the kernel runs on a mesh, which its inputs wait for"
     try:
@@ -58,3 +59,13 @@ def untuned(spec: KernelSpec) -> str | None:
 
 def _is_required(parameter: inspect.Parameter) -> bool:
     return parameter.default is inspect.Parameter.empty
+
+
+CHECK = Check(
+    name="blocks",
+    asks="is the answer with the default tuning as good as with the drawn one?",
+    run=blocks,
+    requires_spec=requires_spec,
+    example_fraction=0.125,
+    varies_calls=True,
+)

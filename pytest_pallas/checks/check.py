@@ -1,27 +1,37 @@
-"""``Check``: one question about one kernel, and the checks that exist."""
+"""``Check``: one question about one kernel. A module declares its own as ``CHECK``."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from pytest_pallas.analysis import KernelCall
     from pytest_pallas.backends import Backend
-    from pytest_pallas.checks.trial import Finding, Trial
+    from pytest_pallas.checks.trial import Trial, TrialResult
     from pytest_pallas.spec import KernelSpec
     from pytest_pallas.strategies.arguments import Arguments
 
 #: A function and its positional arguments.
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
+#: What a check requires of the kernels of a call on a backend.
+type KernelRequirement = Callable[[KernelSpec, Backend, Sequence[KernelCall]], str | None]
 
-def _anywhere(backend: Backend) -> str | None:
+
+def _any_spec(spec: KernelSpec) -> str | None:
+    del spec
+    return None
+
+
+def _any_backend(backend: Backend) -> str | None:
     del backend
     return None
 
 
-def _alone(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
+def _no_peers(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
     del spec, others
     return None
 
@@ -30,52 +40,89 @@ def _alone(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
 class Check:
     """One question about one kernel. Projects add their own by ``pytest_pallas_checks``.
 
+    A requirement returns why the check does not apply, for people to read, or None if it applies.
+
     Attributes:
       name: as written in ``--pallas-checks`` and in test ids.
-      kind: ``"sanitizer"`` for one that watches runs for what a wrong number may not show, and is
-        chosen by ``--pallas-sanitize``, too.
       asks: the question, in a few words.
       run: answers it for one drawn example. It raises what the kernel raises.
-      needs: why it cannot be asked of a spec, or None if it can.
-      share: the share of ``--pallas-max-examples`` that it draws, because it costs more a piece.
+      kind: ``"sanitizer"`` for one that watches runs for what a wrong number may not show, and is
+        chosen by ``--pallas-sanitize``, too.
+      requires_spec: what the check requires of a spec.
+      requires_backend: what it requires of a backend.
+      requires_peers: what it requires of a spec and the other backends to compare with.
+      requires_kernels: what it requires of the kernels that JAX traced for one call. It is asked at
+        collection about a few calls, and a check that applies to none of them is left out; so the
+        answer must not depend on shapes. ``run`` raises ``NotApplicableError`` for what only the
+        examples tell.
+      example_fraction: the fraction of ``--pallas-max-examples`` that it draws: less than 1 where
+        an example costs more.
+      min_examples: how many examples it draws at least, where they are cheap and a conclusion
+        needs them.
+      opt_in: whether it runs only where it is named, and not by ``all``.
       program: the call that a compiling backend compiles in place of ``run``; None if there is
         nothing to compile that another check does not compile.
-      prepare: begins, in another thread, with what ``run`` will need for an example to come.
-      on: why it cannot be asked on a backend, or None if it can.
-      against: why it cannot be asked of a spec, given the other backends that it can be compared
-        with, or None if it can.
-      conclude: asked after the last example with the ``evidence`` of every finding that has some:
+      conclude: called after the last example with the ``evidence`` of every result that has some:
         what is wrong over all of them, or None. For what no single example can tell.
       subjects: what of it can be asked about a drawn call, such as the relations that hold for it;
         draws are chosen so that all can be. None where a call makes no difference.
-      named: whether it is asked only where its name is given, and not by ``all``.
-      least: how many examples it draws at least, where they are cheap and a conclusion needs them.
+      base: whether every other check builds on this one: where the kernel raises in it, the others
+        are not run. ``forward`` is.
+      executes: whether it executes the kernel, rather than read it off a trace.
+      tries_mutants: whether mutants are tried on it. False where it runs no kernel, or calls it in
+        a way that no mutant takes part in.
+      differentiates: whether it calls the kernel's gradient: ``"only"`` that, ``"also"``, or
+        ``"no"``. A mutant that is not in those programs is not tried on it.
+      varies_calls: whether it also calls the kernel with other shapes or options than the drawn
+        ones: then any mutant may be in what it runs.
+      watches: the field of ``Call`` that is set in the runs of every check while this sanitizer is
+        chosen, or "".
     """
 
     name: str
     asks: str
-    run: Callable[[Trial], Finding]
-    needs: Callable[[KernelSpec], str | None]
-    share: float = 1.0
-    program: Callable[[Trial], Program] | None = None
-    prepare: Callable[[Trial], None] | None = None
-    on: Callable[[Backend], str | None] = _anywhere
-    against: Callable[[KernelSpec, Sequence[Backend]], str | None] = _alone
-    conclude: Callable[[Sequence[Any]], str | None] | None = None
-    least: int = 1
-    subjects: Callable[[KernelSpec, Arguments], Collection[Any]] | None = None
+    run: Callable[[Trial], TrialResult]
     kind: Literal["check", "sanitizer"] = "check"
-    named: bool = False
+    requires_spec: Callable[[KernelSpec], str | None] = _any_spec
+    requires_backend: Callable[[Backend], str | None] = _any_backend
+    requires_peers: Callable[[KernelSpec, Sequence[Backend]], str | None] = _no_peers
+    requires_kernels: KernelRequirement | None = None
+    example_fraction: float = 1.0
+    min_examples: int = 1
+    opt_in: bool = False
+    program: Callable[[Trial], Program] | None = None
+    conclude: Callable[[Sequence[Any]], str | None] | None = None
+    subjects: Callable[[KernelSpec, Arguments], Collection[Any]] | None = None
+    base: bool = False
+    executes: bool = True
+    tries_mutants: bool = True
+    differentiates: Literal["no", "also", "only"] = "no"
+    varies_calls: bool = False
+    watches: Literal["", "races", "dma"] = ""
 
     def unmet(
         self, spec: KernelSpec, backend: Backend, others: Sequence[Backend] = ()
     ) -> str | None:
-        """Why it cannot be asked of a spec on a backend, or None if it can.
+        """Why it does not apply to a spec on a backend, or None if it applies.
 
         ``others`` are the backends that executed the spec before this one.
         """
-        return self.needs(spec) or self.on(backend) or self.against(spec, others)
+        return (
+            self.requires_spec(spec)
+            or self.requires_backend(backend)
+            or self.requires_peers(spec, others)
+        )
 
     def examples(self, most: int) -> int:
         """How many examples it draws when ``most`` are allowed."""
-        return max(self.least, round(most * self.share))
+        return max(self.min_examples, round(most * self.example_fraction))
+
+
+def names_of(modules: Sequence[str]) -> tuple[str, ...]:
+    """The names of the checks that modules declare: known without importing them, and so JAX."""
+    return tuple(module.replace("_", "-") for module in modules)
+
+
+def declared_by(package: str, modules: Sequence[str]) -> tuple[Check, ...]:
+    """The ``CHECK`` of each module of a package. It imports them, and so JAX."""
+    return tuple(importlib.import_module(f"{package}.{module}").CHECK for module in modules)

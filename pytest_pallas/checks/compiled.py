@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pytest_pallas.backends import Outcome
 from pytest_pallas.checks.check import Check
-from pytest_pallas.checks.trial import Finding, Trial, call
+from pytest_pallas.checks.trial import Trial, TrialResult, call
 
 
 def start(check: Check, trial: Trial) -> Callable[[], Outcome] | None:
@@ -21,12 +21,14 @@ def start(check: Check, trial: Trial) -> Callable[[], Outcome] | None:
     return begin(call(trial, *check.program(trial)))
 
 
-def compiled(check: Check, trial: Trial) -> Finding:
+def compiled(check: Check, trial: Trial) -> TrialResult:
     """Compile the program of a check. The finding's outcome holds the report, and the error."""
     if check.program is None:
-        return Finding(comparisons=(), notes=("nothing to compile",))
+        return TrialResult(comparisons=(), notes=("nothing to compile",))
     outcome = trial.backend.run(call(trial, *check.program(trial)))
     if outcome.report is not None:
         report = dataclasses.replace(outcome.report, typical=trial.typical)
         outcome = dataclasses.replace(outcome, report=report)
-    return Finding(comparisons=(), outcome=outcome, seconds=outcome.seconds, notes=outcome.notes)
+    return TrialResult(
+        comparisons=(), outcome=outcome, seconds=outcome.seconds, notes=outcome.notes
+    )

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_pallas.backends import Outcome, label
-from pytest_pallas.checks.apart import apart, named, named_noise
-from pytest_pallas.checks.trial import Finding, Other, Trial, exactly, expect, run
+from pytest_pallas.backends import Backend, Outcome, label
+from pytest_pallas.checks.apart import apart, named, named_noise, named_precision
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.trial import Other, Trial, TrialResult, exactly, expect, run
 from pytest_pallas.errors import NotApplicableError, PallasTestError
 from pytest_pallas.numerics import (
     Comparison,
@@ -29,12 +30,13 @@ from pytest_pallas.numerics import (
     wide,
 )
 from pytest_pallas.oracle import Expected, Later, Leaves, flatten
+from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:
     from pytest_pallas.strategies.arguments import Arguments
 
 
-def cross(trial: Trial) -> Finding:
+def cross(trial: Trial) -> TrialResult:
     """Compare the kernel on its backend with each of ``trial.others``, up to the first trouble.
 
     Where all is well and two answers differ all the same, as hardware and an interpreter do, a note
@@ -66,16 +68,16 @@ def cross(trial: Trial) -> Finding:
         found = [comparison for each in judged.values() for comparison in each]
         departs = {name: worst for name, each in judged.items() if (worst := _worst(each))}
         if departs:
-            return Finding(
+            return TrialResult(
                 comparisons=found, seconds=seconds, subject=_state(departs, list(sides), exact)
             )
         between = apart(trial, here, other.name, sides[here], sides[other.name], expected)
         if _worst(between):
             subject = f"{here} and {other.name}: each is near the oracle, but not near the other"
-            return Finding(comparisons=between, seconds=seconds, subject=subject)
+            return TrialResult(comparisons=between, seconds=seconds, subject=subject)
         comparisons += found
         notes += _differs(other.name, sides[here], sides[other.name])
-    return Finding(comparisons=comparisons, seconds=seconds, notes=tuple(dict.fromkeys(notes)))
+    return TrialResult(comparisons=comparisons, seconds=seconds, notes=tuple(dict.fromkeys(notes)))
 
 
 def accepted(function: Callable[..., Any], tuning: Collection[str]) -> list[str]:
@@ -100,7 +102,7 @@ def _answer(trial: Trial, other: Other) -> Outcome:
     try:
         return run(there, other.function, arguments.args, needs_kernel=other.is_kernel)
     except PallasTestError as error:
-        raised = type(error)(f"{other.name}, which it is compared with: {error}")
+        raised = error.with_message(f"{other.name}, which it is compared with: {error}")
         raise raised from error.__cause__
 
 
@@ -117,7 +119,9 @@ def _judged(
         depth=expected.depth,
         sensitivity=Later(lambda: dict(named(list(expected.sensitivity.items()), name))),
         noise=named_noise(expected, name),
+        precision=named_precision(expected, name),
         check_dtype=trial.check_dtype,
+        explained=trial.explained,
     )
 
 
@@ -165,3 +169,23 @@ def _differs(name: str, mine: Leaves, theirs: Leaves) -> Iterator[str]:
             bound = 2.0 ** math.ceil(math.log2(worst))
             unit = "ulp" if bound <= 1 else "ulps"
             yield f"not the bits of {name}: up to {bound:g} {unit} of the output scale apart"
+
+
+def requires_peers(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
+    """There must be something else that computes the same."""
+    if others or spec.implementations:
+        return None
+    return (
+        "the spec names no other implementations, and claims no other chosen backend that executes "
+        "it and comes before"
+    )
+
+
+CHECK = Check(
+    name="cross",
+    asks="do backends and other implementations agree with each other?",
+    run=cross,
+    requires_peers=requires_peers,
+    example_fraction=0.25,
+    varies_calls=True,
+)

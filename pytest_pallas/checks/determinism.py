@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_pallas.checks.trial import Finding, Trial, run
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.numerics import bitwise
 from pytest_pallas.oracle import flatten
 
@@ -11,7 +12,7 @@ from pytest_pallas.oracle import flatten
 REPEATS, ON_A_CHIP = 2, 19
 
 
-def determinism(trial: Trial) -> Finding:
+def determinism(trial: Trial) -> TrialResult:
     """Run the kernel again and compare bit for bit with the first run."""
     first = run(trial, trial.kernel, trial.arguments.args)
     seconds, comparisons = first.seconds, []
@@ -23,4 +24,12 @@ def determinism(trial: Trial) -> Finding:
         ):
             where = f"{path or 'output'} of run {repeat + 2} against run 1"
             comparisons.append(bitwise(actual, wanted, where=where))
-    return Finding(comparisons=comparisons, outcome=first, seconds=seconds, notes=first.notes)
+    return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds, notes=first.notes)
+
+
+CHECK = Check(
+    name="determinism",
+    asks="does the same call give the same bits again?",
+    run=determinism,
+    example_fraction=0.5,
+)

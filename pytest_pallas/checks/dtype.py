@@ -9,11 +9,12 @@ import jax
 
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.tracing import abstract, apply, jitted, split
-from pytest_pallas.checks.trial import Finding, Trial, run
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.errors import MismatchError
 
 
-def dtype(trial: Trial) -> Finding:
+def dtype(trial: Trial) -> TrialResult:
     """Compare pytrees, shapes, dtypes and weak types, by tracing: nothing is executed.
 
     The answer of ``forward`` is compared as numpy arrays by their paths, which tell neither a list
@@ -38,7 +39,7 @@ def dtype(trial: Trial) -> Finding:
         raise MismatchError(
             "the kernel does not return what the reference does:\n  " + "\n  ".join(differences)
         )
-    return Finding(comparisons=(), seconds=seconds)
+    return TrialResult(comparisons=(), seconds=seconds)
 
 
 def _of_kernel(trial: Trial) -> tuple[Any, float]:
@@ -59,14 +60,14 @@ def _of_reference(reference: Callable[..., Any], trial: Trial) -> Any:
     args, options = trial.arguments.args, trial.arguments.options
     with jax.default_device(jax.devices("cpu")[0]):
         try:
-            return _shapes(reference, args, options, literal=True)
+            return _shapes(reference, args, options)
         except Exception:  # numpy, or Python that looks at values
             return apply(*split(Call(function=reference, args=args, options=options)))
 
 
-def _shapes(function: Callable[..., Any], args: Any, options: Any, *, literal: bool = False) -> Any:
+def _shapes(function: Callable[..., Any], args: Any, options: Any) -> Any:
     call = Call(function=function, args=args, options=options)
-    return jitted(literal=literal).eval_shape(*abstract(call))
+    return jitted().eval_shape(*abstract(call))
 
 
 def _differences(returned: Any, wanted: Any, trial: Trial) -> Iterator[str]:
@@ -96,3 +97,12 @@ def _words(leaf: Any, trial: Trial) -> str:
 
 def _tree(structure: Any) -> str:
     return str(structure).removeprefix("PyTreeDef(").removesuffix(")")
+
+
+CHECK = Check(
+    name="dtype",
+    asks="does it return the dtypes, shapes and pytree of the reference?",
+    run=dtype,
+    executes=False,
+    tries_mutants=False,
+)

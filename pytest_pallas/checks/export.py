@@ -1,22 +1,42 @@
-"""``export``: the kernel survives ``jax.export``, and gives the same bits."""
+"""``export``: the kernel survives ``jax.export``, and gives the same bits.
+
+Where kernels are compiled, what was exported is read back, compiled and called. Where they are
+simulated nothing is compiled: the program is traced anew and lowered for the simulated chip with an
+opaque call in the place of each kernel, serialized and read back; then the simulator runs what was
+lowered. Whether the compiler takes the kernels themselves is asked by the compiling backends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.export
 
+from pytest_pallas import compat
 from pytest_pallas.backends import Backend, Call
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.hardware import CUSTOM_CALLS
-from pytest_pallas.backends.tracing import QUICK, abstract, apply, split
-from pytest_pallas.checks.trial import Finding, Trial, run
+from pytest_pallas.backends.tracing import QUICK, abstract, apply, on_host, split
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.trial import Trial, TrialResult, call, run
+from pytest_pallas.compat.transfers import is_reference
 from pytest_pallas.errors import KernelError, NotApplicableError
+from pytest_pallas.mutation.walking import rewritten
 from pytest_pallas.numerics import bitwise
 from pytest_pallas.oracle import flatten
+from pytest_pallas.spec import KernelSpec
+
+#: What a kernel is called in a program that is lowered without its kernels.
+_OPAQUE = "pallas_kernel"
+
+#: Primitives that call Python on the host.
+_CALLBACKS = frozenset({"pure_callback", "io_callback"})
+
+#: What JAX says of a callback in a program for another platform than this process'.
+_OTHER_PLATFORM = "is different from the lowering platform"
 
 
 @dataclass(frozen=True)
@@ -38,31 +58,134 @@ class RoundTrip:
             return tuple(jax.tree.leaves(apply(static, list(arrays))))
 
         # JAX promises no stable format for the kernel inside; this is read at once.
-        allowed = [
-            jax.export.DisabledSafetyCheck.custom_call(name)
-            for names in CUSTOM_CALLS.values()
-            for name in names
-        ]
-        platforms = None if self.platform is None else (self.platform,)
-        exporting = jax.export.export(jax.jit(leaves), platforms=platforms, disabled_checks=allowed)
-        try:
-            data = exporting(*shapes).serialize()
-        except Exception as error:
-            raise KernelError(
-                f"the kernel runs, but jax.export refuses it: {type(error).__name__}: "
-                f"{brief(str(error))}. What is exported runs in another process, so it cannot "
-                "call back to Python on the host."
-            ) from error
+        names = [name for names in CUSTOM_CALLS.values() for name in names]
+        exported = _exported(jax.jit(leaves), shapes, self.platform, names)
         # What is interpreted is compiled as it is elsewhere: other optimizations give other bits.
         again = jax.jit(
-            jax.export.deserialize(data).call,
+            exported.call,
             compiler_options=dict(QUICK) if self.platform is None else None,
         )
         return list(again(*split(given)[1]))
 
 
-def export(trial: Trial) -> Finding:
+@dataclass(frozen=True)
+class SimulatedTrip:
+    """A function exported and read back without its kernels; its trace is then called.
+
+    Attributes:
+      function: the function.
+      platform: what it is exported for.
+    """
+
+    function: Callable[..., Any]
+    platform: str
+
+    def __call__(self, *args: Any, **options: Any) -> list[Any]:
+        """Trace the function anew, export that, and call what was exported.
+
+        Raises:
+          KernelError: it cannot be exported.
+        """
+        given = Call(function=self.function, args=args, options=options)
+        static, shapes = abstract(given)
+
+        def leaves(*arrays: Any) -> tuple[Any, ...]:
+            return tuple(jax.tree.leaves(apply(static, list(arrays))))
+
+        traced = jax.make_jaxpr(leaves)(*shapes)
+        around = rewritten(compat.open_jaxpr(traced)[0], lambda _: None, lambda k: _opaque(k.eqn))
+        lowered = compat.jitted_jaxpr(compat.closed_with(traced, around))
+        exported = _exported(jax.jit(lambda *arrays: lowered(*arrays)), shapes, self.platform)
+        _same_types(exported, traced)
+        # Under jit, so that what is a number in Python has its dtype.
+        run = compat.jitted_jaxpr(traced)
+        return list(jax.jit(lambda *arrays: run(*arrays))(*on_host(given)[1]))
+
+
+def _exported(
+    function: Any, shapes: Sequence[Any], platform: str | None, custom_calls: Sequence[str] = ()
+) -> jax.export.Exported:
+    """A jitted function exported, serialized and read back.
+
+    Raises:
+      KernelError: one of these fails.
+    """
+    check = jax.export.DisabledSafetyCheck.custom_call
+    exporting = jax.export.export(
+        function,
+        platforms=None if platform is None else (platform,),
+        disabled_checks=[check(name) for name in (*custom_calls, _OPAQUE)],
+    )
+    try:
+        return jax.export.deserialize(exporting(*shapes).serialize())
+    except Exception as error:
+        words = f"{type(error).__name__}: {brief(str(error))}"
+        if _OTHER_PLATFORM in str(error):
+            words = "it holds a callback to Python (jax.pure_callback, io_callback or debug.print)"
+        raise _refused(words) from error
+
+
+def _refused(words: str) -> KernelError:
+    return KernelError(
+        f"the kernel runs, but jax.export refuses it: {words}. What is exported runs in another "
+        "process, so it cannot call back to Python on the host."
+    )
+
+
+def _opaque(eqn: Any) -> Any:
+    """A call that JAX lowers without looking inside, in the place of a kernel.
+
+    Raises:
+      KernelError: the kernel calls back to Python.
+    """
+    for inner in compat.sub_jaxprs(eqn):
+        _without_callbacks(inner)
+    refs = [at for at, atom in enumerate(eqn.invars) if is_reference(atom.aval)]
+    changed = [eqn.invars[at].aval for at in refs]
+    avals = [*(var.aval for var in eqn.outvars), *changed]
+    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    opaque = jax.ffi.ffi_call(_OPAQUE, shapes, has_side_effect=True)
+
+    def call(*operands: Any) -> Any:
+        """The call, which may change every reference that it is given."""
+        given = [each[...] if at in refs else each for at, each in enumerate(operands)]
+        results = opaque(*given)
+        for at, value in zip(refs, results[len(eqn.outvars) :], strict=True):
+            operands[at][...] = value
+        return results[: len(eqn.outvars)]
+
+    [new], _ = compat.equations_of(jax.jit(call) if refs else call, eqn.invars, eqn)
+    return new.replace(outvars=eqn.outvars)
+
+
+def _without_callbacks(jaxpr: Any) -> None:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in _CALLBACKS:
+            raise _refused(
+                f"it holds a callback to Python, {eqn.primitive.name} at "
+                f"{compat.source_line(eqn) or '?'}"
+            )
+        for inner in compat.sub_jaxprs(eqn):
+            _without_callbacks(inner)
+
+
+def _same_types(exported: jax.export.Exported, traced: Any) -> None:
+    """Raise unless what was read back takes and gives what was traced."""
+    wanted, found = (
+        [f"{aval.dtype}{list(aval.shape)}" for aval in (*each.in_avals, *each.out_avals)]
+        for each in (traced, exported)
+    )
+    if found != wanted:
+        raise KernelError(
+            f"the exported kernel has other types: {', '.join(found)} instead of "
+            f"{', '.join(wanted)} (arguments, then results)"
+        )
+
+
+def export(trial: Trial) -> TrialResult:
     """Export and serialize the kernel, deserialize and call it, and compare bit for bit.
+
+    A simulator runs what was traced and exported, and not what was read back.
 
     Raises:
       NotApplicableError: the kernel cannot be jitted, or the backend's kernels not be exported.
@@ -71,25 +194,55 @@ def export(trial: Trial) -> Finding:
         raise NotApplicableError(
             "the export check needs a kernel that can be jitted, not jit=False"
         )
-    reason = on(trial.backend)
+    reason = requires_backend(trial.backend) or _not_simulated(trial)
     if reason is not None:
         raise NotApplicableError(reason)
     direct = run(trial, trial.kernel, trial.arguments.args)
-    platform = None if trial.backend.kind == "interpreting" else trial.backend.platform
-    trip = RoundTrip(trial.kernel, {"gpu": "cuda"}.get(platform or "", platform))
+    platform = {"gpu": "cuda"}.get(trial.backend.platform, trial.backend.platform)
+    if trial.backend.kind == "simulating":
+        trip = SimulatedTrip(trial.kernel, platform)
+    else:
+        trip = RoundTrip(trial.kernel, None if trial.backend.kind == "interpreting" else platform)
     again = run(trial, trip, trial.arguments.args, jit=False)
     comparisons = [
         bitwise(actual, wanted, where=f"{path or 'output'} of the exported kernel")
         for actual, (path, wanted) in zip(again.values, flatten(direct.values), strict=True)
     ]
-    return Finding(comparisons=comparisons, outcome=direct, seconds=direct.seconds + again.seconds)
+    return TrialResult(
+        comparisons=comparisons, outcome=direct, seconds=direct.seconds + again.seconds
+    )
 
 
-def on(backend: Backend) -> str | None:
-    """Why kernels cannot be exported from a backend, or None."""
+def _not_simulated(trial: Trial) -> str | None:
+    """Why a simulator runs a trial's call on an interpreter, which cannot export it; or None."""
+    lacks: Any = getattr(trial.backend, "lacks", None)
+    missing = lacks and lacks(call(trial, trial.kernel, trial.arguments.args))
+    return missing and f"{missing}, and what is interpreted instead cannot be exported"
+
+
+def requires_backend(backend: Backend) -> str | None:
+    """What runs a kernel must be in the exported program."""
     if backend.kind == "interpreting" and backend.platform != "any":
         return (
             f"{backend.name} runs kernels by callbacks to the host, which JAX cannot serialize; "
             "interpret and hardware can be exported"
         )
     return None
+
+
+def requires_spec(spec: KernelSpec) -> str | None:
+    """What is exported is called on one device."""
+    if spec.meshes:
+        return "the kernel runs on a mesh, and what is exported is called on one device"
+    return None
+
+
+CHECK = Check(
+    name="export",
+    asks="does it survive jax.export, to the bit?",
+    run=export,
+    requires_spec=requires_spec,
+    requires_backend=requires_backend,
+    example_fraction=0.125,
+    tries_mutants=False,  # they are made in what jit has traced
+)

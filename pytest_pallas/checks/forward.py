@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pytest_pallas.checks.check import Program
+from pytest_pallas.checks.check import Check, Program
 from pytest_pallas.checks.trial import (
     Answer,
-    Finding,
     Trial,
-    anticipate,
+    TrialResult,
     exactly,
     expect,
     judge,
@@ -16,13 +15,12 @@ from pytest_pallas.checks.trial import (
 from pytest_pallas.oracle import flatten
 
 
-def forward(trial: Trial) -> Finding:
+def forward(trial: Trial) -> TrialResult:
     """Run the kernel once and judge every output."""
-    anticipate(trial)
     outcome = run(trial, trial.kernel, trial.arguments.args)
     expected = expect(trial)
     comparisons = judge(trial, outcome.values, expected, exact=exactly(trial))
-    return Finding(
+    return TrialResult(
         comparisons=comparisons,
         outcome=outcome,
         seconds=outcome.seconds,
@@ -34,3 +32,12 @@ def forward(trial: Trial) -> Finding:
 def program(trial: Trial) -> Program:
     """What a compiling backend compiles."""
     return trial.kernel, trial.arguments.args
+
+
+CHECK = Check(
+    name="forward",
+    asks="is the answer as close to the oracle as the jnp baseline's?",
+    run=forward,
+    program=program,
+    base=True,
+)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pytest_pallas.checks.apart import apart
-from pytest_pallas.checks.trial import Answer, Finding, Trial
+from pytest_pallas.checks.trial import Answer, Trial, TrialResult
 from pytest_pallas.errors import GoldenError, OptionError
 from pytest_pallas.goldens.entry import Call, Golden, Output, question_of
 from pytest_pallas.goldens.places import origin_of
@@ -102,7 +102,9 @@ class Asked:
     examples: int = 0
 
 
-def with_golden(check: str, name: str, trial: Trial, finding: Finding, drawn: str) -> Finding:
+def with_golden(
+    check: str, name: str, trial: Trial, finding: TrialResult, drawn: str
+) -> TrialResult:
     """The finding of a check, after its answer was kept or compared.
 
     Args:
@@ -133,10 +135,10 @@ def _recorded(
     check: str,
     name: str,
     trial: Trial,
-    finding: Finding,
+    finding: TrialResult,
     answer: Answer,
     drawn: str,
-) -> Finding:
+) -> TrialResult:
     goldens, written = asked.goldens, written_call(trial.arguments)
     kept = _size(written.arrays) <= goldens.most
     outputs, arrays = _outputs(answer.outputs, goldens.most)
@@ -180,8 +182,8 @@ _SAMPLED = f"golden: large outputs are kept as {SAMPLE} elements and a checksum"
 
 
 def _compared(
-    asked: Asked, check: str, name: str, trial: Trial, finding: Finding, answer: Answer
-) -> Finding:
+    asked: Asked, check: str, name: str, trial: Trial, finding: TrialResult, answer: Answer
+) -> TrialResult:
     question = question_of(name, check, asked.mesh, written_call(trial.arguments).digest)
     found = asked.goldens.index.get(question, ())
     if not found:
@@ -281,7 +283,7 @@ def _sampled_expected(expected: Expected, places: Mapping[str, int]) -> Expected
     )
 
 
-def _counted(finding: Finding, **counts: int) -> Finding:
+def _counted(finding: TrialResult, **counts: int) -> TrialResult:
     goldens = {**finding.goldens}
     for name, count in counts.items():
         goldens[name] = goldens.get(name, 0) + count

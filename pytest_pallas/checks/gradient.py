@@ -12,12 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytest_pallas.backends.execution import to_numpy
-from pytest_pallas.checks.check import Program
+from pytest_pallas.checks.check import Check, Program
 from pytest_pallas.checks.trial import (
     Answer,
-    Finding,
     Trial,
-    anticipate,
+    TrialResult,
     expect,
     judge,
     run,
@@ -25,6 +24,7 @@ from pytest_pallas.checks.trial import (
 from pytest_pallas.errors import SpecError
 from pytest_pallas.numerics import is_float
 from pytest_pallas.oracle import flatten
+from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 
 
@@ -55,7 +55,7 @@ class Vjp:
         return pullback(typed)
 
 
-def gradient(trial: Trial) -> Finding:
+def gradient(trial: Trial) -> TrialResult:
     """Pull one random cotangent back through kernel and reference, and compare.
 
     The cotangent is unit normal, drawn from a seed that is a hash of the arguments, and rounded
@@ -70,10 +70,9 @@ def gradient(trial: Trial) -> Finding:
     cotangents = jax.tree.map(_cotangent(trial), outputs.values)
     args = (cotangents, *trial.arguments.args)
     pulled = replace(trial, reference=Vjp(trial.reference, by), arguments=_with(trial, args))
-    anticipate(pulled)
     outcome = run(trial, Vjp(trial.kernel, by), args)
     wanted = expect(pulled)
-    return Finding(
+    return TrialResult(
         comparisons=judge(trial, outcome.values, wanted),
         seconds=outputs.seconds + outcome.seconds,
         cotangents=cotangents,
@@ -118,3 +117,19 @@ def _cotangent(trial: Trial) -> Callable[[Any], Any]:
         return np.asarray(generator.standard_normal(output.shape)).astype(output.dtype)
 
     return draw
+
+
+def requires_spec(spec: KernelSpec) -> str | None:
+    """A spec must name the arguments to differentiate by."""
+    return None if spec.differentiable else "the spec names no differentiable arguments"
+
+
+CHECK = Check(
+    name="gradient",
+    asks="is the reverse mode that of the reference?",
+    run=gradient,
+    requires_spec=requires_spec,
+    example_fraction=0.5,
+    program=program,
+    differentiates="only",
+)

@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pytest_pallas.analysis.grid import Analysis, GridFinding, merged
+from pytest_pallas.analysis import KernelCall
+from pytest_pallas.analysis.grid import Analysis, GridFinding, has_blocks, merged
 from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Backend, Target
 from pytest_pallas.backends.analyzing import analyzed, on_chip
+from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.gradient import program
-from pytest_pallas.checks.trial import Finding, Trial, call
+from pytest_pallas.checks.trial import Trial, TrialResult, call
 from pytest_pallas.errors import GridError, NotApplicableError
+from pytest_pallas.spec import KernelSpec
 
 #: Backends on which a kernel meets a TPU's compiler.
 _COMPILED = ("tpu", "tpu-compile")
@@ -22,8 +25,11 @@ _REFUSED = ("tile", "vmem")
 
 _MOST_SHOWN = 5
 
+#: Why the check does not apply to a kernel.
+NO_BLOCKS = "no example has a pallas_call with blocks"
 
-def grid(trial: Trial) -> Finding:
+
+def grid(trial: Trial) -> TrialResult:
     """Trace the kernel, and its gradient where it has one, and look at the blocks of every program.
 
     Nothing is run or compiled. docs/grid.md says what is found. Tiles and VMEM count only for a
@@ -54,21 +60,34 @@ def grid(trial: Trial) -> Finding:
         ]
     )
     if not any(not window.whole for each in analysis.calls for window in each.windows):
-        raise NotApplicableError("in no example is there a pallas_call with blocks")
+        raise NotApplicableError(NO_BLOCKS)
     wrong = _wrong(analysis, refused=chip is not None)
     if wrong:
         error = GridError(_text(wrong))
         error.analysis = analysis
         raise error
     notes = ("grid: sampled",) if any(not each.complete for each in analysis.calls) else ()
-    return Finding(comparisons=(), seconds=time.perf_counter() - started, notes=notes)
+    return TrialResult(comparisons=(), seconds=time.perf_counter() - started, notes=notes)
 
 
-def on(backend: Backend) -> str | None:
-    """Why it is not asked on a backend, or None: what it finds does not depend on hardware."""
-    if backend.kind == "interpreting":
+def requires_backend(backend: Backend) -> str | None:
+    """A backend must keep its traces: what the check finds does not depend on hardware."""
+    if backend.kind in ("simulating", "interpreting"):
         return None
-    return "the grid is looked at without running anything, on the interpreting backends"
+    return "the grid is read off a trace, on simulators and interpreters"
+
+
+def requires_kernels(
+    spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
+) -> str | None:
+    """Why the check does not apply to the kernels of a call, or None if it does.
+
+    The kernels of a gradient are not among them: a spec that has one is asked when it runs.
+    """
+    del backend
+    if spec.differentiable or any(has_blocks(kernel) for kernel in kernels):
+        return None
+    return NO_BLOCKS
 
 
 def _wrong(analysis: Analysis, *, refused: bool) -> list[GridFinding]:
@@ -121,3 +140,15 @@ def _context(backend: Backend, target: Target) -> Callable[[], AbstractContextMa
     """Trace as the backend does, so that JAX need not trace again to run; else as on the chip."""
     own: Any = getattr(backend, "context", None)
     return (lambda: on_chip(target)) if own is None else (lambda: own(races=False))
+
+
+CHECK = Check(
+    name="grid",
+    asks="is every block written, once, in order, within its array, and masked at its edge?",
+    run=grid,
+    requires_backend=requires_backend,
+    requires_kernels=requires_kernels,
+    example_fraction=0.5,
+    executes=False,
+    differentiates="also",
+)

@@ -6,12 +6,13 @@ import jax
 
 from pytest_pallas.analysis import mutated_operands
 from pytest_pallas.backends.execution import to_numpy
-from pytest_pallas.checks.trial import Finding, Trial, run
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.errors import MismatchError
 from pytest_pallas.numerics import bitwise
 
 
-def immutability(trial: Trial) -> Finding:
+def immutability(trial: Trial) -> TrialResult:
     """Run the kernel as its user would, unjitted, and compare the inputs before and after.
 
     An interpreter gives a kernel copies of its inputs, and on a chip a write to an input block may
@@ -42,4 +43,12 @@ def immutability(trial: Trial) -> Finding:
                 "so its caller cannot use it again."
             )
         comparisons.append(bitwise(new, old, where=f"input {position} after the call"))
-    return Finding(comparisons=comparisons, seconds=traced.seconds + outcome.seconds)
+    return TrialResult(comparisons=comparisons, seconds=traced.seconds + outcome.seconds)
+
+
+CHECK = Check(
+    name="immutability",
+    asks="are the inputs left alone?",
+    run=immutability,
+    example_fraction=0.25,
+)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from pytest_pallas.strategies.arguments import Arguments, Drawn
-from pytest_pallas.strategies.declared import NOTHING, Declared, aspects, dtype_word, keyword_word
+from pytest_pallas.strategies.declared import (
+    NOTHING,
+    Declared,
+    aspects,
+    dtype_word,
+    without_addresses,
+)
 
 
 @dataclass(frozen=True)
@@ -18,7 +26,8 @@ class Inputs:
 
     Attributes:
       shapes: of its arrays, such as ``"8x128 128x1"``, with ``"()"`` for a scalar; "" without any.
-      signature: what it is compiled for: shapes, dtypes, options and tuning.
+      signature: digest of what it is traced for: the structure of its arguments, the shape and
+        dtype of each array, and every other argument, options and tuning included.
       words: pairs of an aspect and its word; see ``strategies.declared``.
       declared: what the aspects of the call's strategy could have been.
     """
@@ -34,18 +43,41 @@ def inputs_of(arguments: Arguments) -> Inputs:
     leaves = [leaf for leaf in jax.tree.leaves(arguments.args) if hasattr(leaf, "dtype")]
     shapes = " ".join("x".join(map(str, leaf.shape)) or "()" for leaf in leaves)
     dtypes = tuple(str(leaf.dtype) for leaf in leaves)
-    keywords = {**arguments.options, **arguments.tuning}
-    static = (f"{name}={keyword_word(value)}" for name, value in keywords.items())
     drawn = [arguments, *(arg for arg in arguments.args if isinstance(arg, Drawn))]
     words = [pair for each in drawn for pair in aspects(each)]
     if dtypes and not any(aspect == "dtype" for aspect, _ in words):
         words.append(("dtype", dtype_word(tuple(dict.fromkeys(dtypes)))))
     return Inputs(
         shapes,
-        " ".join((shapes, *dtypes, *static)),
+        _signature(arguments),
         tuple(words),
         tuple(each.declared for each in drawn if each.declared is not None),
     )
+
+
+def signatures(calls: Sequence[Inputs]) -> tuple[str, ...]:
+    """The different signatures of some calls, in order."""
+    return tuple(sorted({call.signature for call in calls}))
+
+
+def _signature(arguments: Arguments) -> str:
+    """See ``Inputs``. It is the same in every process."""
+    positional, structure = jax.tree.flatten(arguments.args)
+    named, names = jax.tree.flatten([arguments.options, arguments.tuning])
+    arrays = (np.ndarray, jax.Array, jax.ShapeDtypeStruct)
+    words = [str(structure), str(names)]
+    # Numpy scalars are arrays among the arguments, and numbers among the options, as for jit.
+    words += [_word(leaf, isinstance(leaf, (*arrays, np.generic))) for leaf in positional]
+    words += [_word(leaf, isinstance(leaf, arrays)) for leaf in named]
+    text = without_addresses("\n".join(words))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _word(leaf: Any, is_array: bool) -> str:
+    """What a trace depends on of one leaf of a call."""
+    if is_array:
+        return f"{leaf.dtype}{list(leaf.shape)}"
+    return f"{type(leaf).__name__} {leaf!r}"
 
 
 def to_json(calls: Sequence[Inputs]) -> dict[str, Any]:
@@ -59,7 +91,7 @@ def to_json(calls: Sequence[Inputs]) -> dict[str, Any]:
     )
     return {
         "shapes": list(dict.fromkeys(call.shapes for call in calls if call.shapes)),
-        "signatures": len({call.signature for call in calls}),
+        "signatures": len(signatures(calls)),
         "tried": {
             aspect: _ordered(words, declared.get(aspect, {})) for aspect, words in tried.items()
         },

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pytest_pallas.checks.trial import Finding, Trial, exactly, expect, judge, run
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.trial import Trial, TrialResult, exactly, expect, judge, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.numerics import bitwise
 from pytest_pallas.oracle import flatten
 
 
-def jit(trial: Trial) -> Finding:
+def jit(trial: Trial) -> TrialResult:
     """Run the kernel as it is, and compare with the jitted one, bit for bit.
 
     XLA fuses what stands around a kernel when it sees all of it, and then rounds at other places:
@@ -31,10 +32,19 @@ def jit(trial: Trial) -> Finding:
             for (path, actual), (_, wanted) in zip(mine, theirs, strict=True)
         ]
         if all(comparison.passed for comparison in comparisons):
-            return Finding(comparisons=comparisons, outcome=eager, seconds=seconds)
-    return Finding(
+            return TrialResult(comparisons=comparisons, outcome=eager, seconds=seconds)
+    return TrialResult(
         comparisons=judge(trial, eager.values, expected, exact=exactly(trial)),
         seconds=seconds,
         subject="without jax.jit",
         notes=("not the bits of the jitted call",),
     )
+
+
+CHECK = Check(
+    name="jit",
+    asks="is the answer without jax.jit as good as with it?",
+    run=jit,
+    example_fraction=0.125,
+    tries_mutants=False,  # they are made in what jit has traced
+)

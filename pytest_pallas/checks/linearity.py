@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
+from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.related import (
     Answer,
     Ignore,
@@ -19,9 +20,10 @@ from pytest_pallas.checks.related import (
     close,
     equal,
     holding,
+    requires_relation,
     sum_of,
 )
-from pytest_pallas.checks.trial import Finding, Related, Trial, exactly
+from pytest_pallas.checks.trial import Related, Trial, TrialResult, exactly
 from pytest_pallas.errors import SpecError
 from pytest_pallas.numerics import (
     epsilon,
@@ -33,6 +35,7 @@ from pytest_pallas.numerics import (
     wide,
 )
 from pytest_pallas.relations import Linear
+from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 
 type Array = np.ndarray[Any, Any]
@@ -44,7 +47,7 @@ _EXPONENTS = (8, 2)
 _PRODUCTS = 3
 
 
-def linearity(trial: Trial) -> Finding:
+def linearity(trial: Trial) -> TrialResult:
     """Ask about each ``Linear`` of the spec: does the kernel scale, and does it add?
 
     The factor is a power of two times -1, where the data leave room for it in the range of every
@@ -62,12 +65,14 @@ def linearity(trial: Trial) -> Finding:
     return ask_each(trial, Linear, _one)
 
 
-def subjects(relations: Sequence[Any], arguments: Arguments) -> list[int]:
+def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
     """Which of the relations of a spec can be asked about a drawn call."""
-    return holding(relations, Linear, arguments)
+    return holding(spec.relations, Linear, arguments)
 
 
-def _one(trial: Trial, asked: Linear, drawn: Answer, rng: np.random.Generator) -> Iterator[Finding]:
+def _one(
+    trial: Trial, asked: Linear, drawn: Answer, rng: np.random.Generator
+) -> Iterator[TrialResult]:
     args = drawn.arguments.args
     if not any(_is_number(leaf) for leaf in jax.tree.leaves([args[p] for p in asked.positions])):
         raise SpecError(f"Linear({asked.argument!r}): there are no numbers to scale in it")
@@ -75,7 +80,7 @@ def _one(trial: Trial, asked: Linear, drawn: Answer, rng: np.random.Generator) -
     yield from _divided(trial, asked, drawn, rng)
 
 
-def _scaled(trial: Trial, asked: Linear, drawn: Answer) -> Iterator[Finding]:
+def _scaled(trial: Trial, asked: Linear, drawn: Answer) -> Iterator[TrialResult]:
     """Homogeneity."""
     for factor in _factors(asked, drawn):
         scaled = _changed(asked, drawn, partial(_times, factor=factor))
@@ -88,7 +93,7 @@ def _scaled(trial: Trial, asked: Linear, drawn: Answer) -> Iterator[Finding]:
         else:
             comparisons = close(trial, other, claimed)
         words = _word(factor)
-        yield Finding(
+        yield TrialResult(
             comparisons=comparisons,
             seconds=other.outcome.seconds,
             subject=f"{asked}: f({words} x) against {words} f(x) in the oracle's place",
@@ -101,7 +106,7 @@ def _scaled(trial: Trial, asked: Linear, drawn: Answer) -> Iterator[Finding]:
 
 def _divided(
     trial: Trial, asked: Linear, drawn: Answer, rng: np.random.Generator
-) -> Iterator[Finding]:
+) -> Iterator[TrialResult]:
     """Additivity."""
     parts: dict[int, tuple[list[Any], list[Any]]] = {}
     for position in asked.positions:
@@ -121,7 +126,7 @@ def _divided(
         seconds += part.outcome.seconds
         claims.append(claim(part))
         calls.append(part.arguments)
-    yield Finding(
+    yield TrialResult(
         comparisons=close(
             trial, drawn, sum_of(*claims), rounded_only=exactly(trial), ignore=_overflow
         ),
@@ -278,3 +283,13 @@ def _is_number(leaf: Any) -> bool:
     if is_exact(leaf.dtype):
         return not is_bool(leaf.dtype)
     return is_float(leaf.dtype) or is_complex(leaf.dtype)
+
+
+CHECK = Check(
+    name="linearity",
+    asks="does it scale and add with the arguments in which it is linear?",
+    run=linearity,
+    requires_spec=requires_relation(Linear),
+    example_fraction=0.25,
+    subjects=subjects,
+)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pytest_pallas import compat
-from pytest_pallas.backends import Outcome, label
+from pytest_pallas.analysis import KernelCall
+from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.backends.fills import words_of
 from pytest_pallas.checks.again import run_again, unchanged
+from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.ignored import masks_of, poisoned
-from pytest_pallas.checks.trial import Finding, Trial, run
+from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.numerics import Comparison
+from pytest_pallas.spec import KernelSpec
 
 #: What is put beyond the edges of arrays, besides the interpreters' own.
 _FILLS = ("high:padding", "low:padding")
 
 
-def padding(trial: Trial) -> Finding:
+def padding(trial: Trial) -> TrialResult:
     """Run the kernel with other numbers where none should matter, and compare bit for bit.
 
     First, in blocks that hang over the edge of an array. The interpreters fill them with NaN, which
@@ -32,7 +37,7 @@ def padding(trial: Trial) -> Finding:
     fills = _FILLS if _exposed(trial, first) else ()
     masks = masks_of(trial.ignored, trial.arguments)
     if not fills and masks is None:
-        raise NotApplicableError(_why_not(trial))
+        raise NotApplicableError(_why_not(trial.backend))
     seconds, comparisons = first.seconds, list[Comparison]()
     for fill in fills:
         words = f"with {words_of(fill)}"
@@ -44,7 +49,7 @@ def padding(trial: Trial) -> Finding:
         again = run_again(trial, args, words, races=trial.races)
         seconds += again.seconds
         comparisons += unchanged(again, first, words)
-    return Finding(comparisons=comparisons, outcome=first, seconds=seconds)
+    return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds)
 
 
 def _exposed(trial: Trial, first: Outcome) -> bool:
@@ -54,13 +59,32 @@ def _exposed(trial: Trial, first: Outcome) -> bool:
     return not trial.jit or any(compat.overhanging_blocks(kernel.eqn) for kernel in first.kernels)
 
 
-def _why_not(trial: Trial) -> str:
-    if getattr(trial.backend, "fills", False):
-        return (
-            "in no example does a block hang over the edge of its array; and no ignored= says what "
-            "else must not matter"
-        )
+def requires_kernels(
+    spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
+) -> str | None:
+    """Why the check does not apply to the kernels of a call, or None if it may.
+
+    Which blocks hang over an edge depends on shapes, and is not asked of kernels that have blocks.
+    """
+    if spec.ignored is not None:
+        return None
+    fills = getattr(backend, "fills", False)
+    return None if fills and any(compat.has_blocks(k.eqn) for k in kernels) else _why_not(backend)
+
+
+def _why_not(backend: Backend) -> str:
+    if getattr(backend, "fills", False):
+        return "no block hangs over the edge of its array, and no ignored= is declared"
     return (
-        f"{label(trial.backend)} cannot be told what is beyond the edge of an array, and no "
-        "ignored= says what else must not matter"
+        f"{label(backend)} does not control what is beyond the edge of an array, and no ignored= "
+        "is declared"
     )
+
+
+CHECK = Check(
+    name="padding",
+    asks="does nothing change with what lies beyond the edge, or is ignored?",
+    run=padding,
+    requires_kernels=requires_kernels,
+    example_fraction=0.5,
+)

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from pytest_pallas.checks.related import Answer, answer, ask_each, claim, close, equal, holding
-from pytest_pallas.checks.trial import Finding, Related, Trial, exactly, judge
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.related import (
+    Answer,
+    answer,
+    ask_each,
+    claim,
+    close,
+    equal,
+    holding,
+    requires_relation,
+)
+from pytest_pallas.checks.trial import Related, Trial, TrialResult, exactly, judge
 from pytest_pallas.errors import SpecError
 from pytest_pallas.relations import Permuted
+from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 
 
-def permutation(trial: Trial) -> Finding:
+def permutation(trial: Trial) -> TrialResult:
     """Ask about each ``Permuted`` of the spec, with a permutation drawn for the call.
 
     The answer is compared with that of the drawn call, and with the oracle of the permuted one:
@@ -29,18 +40,19 @@ def permutation(trial: Trial) -> Finding:
     return ask_each(trial, Permuted, _one)
 
 
-def subjects(relations: Sequence[Any], arguments: Arguments) -> list[int]:
+def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
     """Which of the relations of a spec can be asked about a drawn call: what has two orders."""
     return [
         number
-        for number in holding(relations, Permuted, arguments)
-        if _size(relations[number], arguments.args) > 1
+        for number in holding(spec.relations, Permuted, arguments)
+        if isinstance(relation := spec.relations[number], Permuted)
+        and _size(relation, arguments.args) > 1
     ]
 
 
 def _one(
     trial: Trial, asked: Permuted, drawn: Answer, rng: np.random.Generator
-) -> Iterator[Finding]:
+) -> Iterator[TrialResult]:
     args = drawn.arguments.args
     size = _size(asked, args)
     if size < 2:
@@ -54,7 +66,7 @@ def _one(
     other = answer(trial, tuple(permuted))
     claimed = claim(drawn, lambda outputs: _expected(asked, outputs, order))
     exact = asked.exact or exactly(trial)
-    yield Finding(
+    yield TrialResult(
         comparisons=(equal if exact else close)(trial, other, claimed),
         seconds=other.outcome.seconds,
         subject=f"{asked}: against {_words(asked)}in the oracle's place",
@@ -64,7 +76,7 @@ def _one(
             claim={"order": order, "axes": asked.axes(len(drawn.leaves))},
         ),
     )
-    yield Finding(
+    yield TrialResult(
         comparisons=judge(trial, other.outcome.values, other.expected, exact=exactly(trial)),
         subject=f"{asked}: against the oracle of the permuted call",
         related=Related(call=other.arguments),
@@ -120,3 +132,13 @@ def _words(asked: Permuted) -> str:
     if asked.output is None:
         return "the answer before "
     return f"the answer before, permuted along axis {asked.output} "
+
+
+CHECK = Check(
+    name="permutation",
+    asks="does permuting arguments permute the answer, or leave it alone?",
+    run=permutation,
+    requires_spec=requires_relation(Permuted),
+    example_fraction=0.25,
+    subjects=subjects,
+)

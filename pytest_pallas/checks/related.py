@@ -20,7 +20,7 @@ import numpy as np
 
 from pytest_pallas.backends import Outcome
 from pytest_pallas.backends.execution import to_numpy
-from pytest_pallas.checks.trial import Finding, Trial, expect, run
+from pytest_pallas.checks.trial import Trial, TrialResult, expect, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.numerics import (
     Comparison,
@@ -34,6 +34,7 @@ from pytest_pallas.numerics import (
     wide,
 )
 from pytest_pallas.oracle import Expected, Later, Leaves, flatten
+from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 
 type Array = np.ndarray[Any, Any]
@@ -162,7 +163,9 @@ def close(
         depth=0 if rounded_only else actual.expected.depth,
         sensitivity=Later(lambda: _added(actual.expected.sensitivity, claimed.sensitivity)),
         noise=(lambda _: None) if rounded_only else actual.expected.noise,
+        precision=actual.expected.precision.get,
         check_dtype=False,  # the values are wide, and the dtype check looks at dtypes
+        explained=trial.explained,
     )
 
 
@@ -212,11 +215,22 @@ def holding(relations: Sequence[Any], kind: type[Any], arguments: Arguments) -> 
     ]
 
 
+def requires_relation(kind: type[Any]) -> Callable[[KernelSpec], str | None]:
+    """The requirement of a check of relations of a kind: a spec must declare one."""
+
+    def requires_spec(spec: KernelSpec) -> str | None:
+        if any(isinstance(relation, kind) for relation in spec.relations):
+            return None
+        return f"the spec declares no {kind.__name__} among its relations"
+
+    return requires_spec
+
+
 def ask_each[R](
     trial: Trial,
     kind: type[R],
-    one: Callable[[Trial, R, Answer, np.random.Generator], Iterable[Finding]],
-) -> Finding:
+    one: Callable[[Trial, R, Answer, np.random.Generator], Iterable[TrialResult]],
+) -> TrialResult:
     """Ask about each relation of a kind that holds for the drawn call, up to the first broken one.
 
     Args:
@@ -250,7 +264,7 @@ def ask_each[R](
             comparisons += finding.comparisons
     if not comparisons:
         raise NotApplicableError(f"no {kind.__name__} of the spec says anything of what was drawn")
-    return Finding(comparisons=comparisons, seconds=seconds)
+    return TrialResult(comparisons=comparisons, seconds=seconds)
 
 
 def _plain(values: Array, zero: Array) -> Array:

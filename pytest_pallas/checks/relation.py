@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from pytest_pallas.checks.related import Answer, answer, ask_each, claim, close, equal, holding
-from pytest_pallas.checks.trial import Finding, Related, Trial
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.related import (
+    Answer,
+    answer,
+    ask_each,
+    claim,
+    close,
+    equal,
+    holding,
+    requires_relation,
+)
+from pytest_pallas.checks.trial import Related, Trial, TrialResult
 from pytest_pallas.errors import SpecError
 from pytest_pallas.relations import Relation
+from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 
 
-def relation(trial: Trial) -> Finding:
+def relation(trial: Trial) -> TrialResult:
     """Ask about each ``Relation`` of the spec: is ``f(change(x))`` what ``expect(f(x))`` says?
 
     Raises:
@@ -25,14 +36,14 @@ def relation(trial: Trial) -> Finding:
     return ask_each(trial, Relation, _one)
 
 
-def subjects(relations: Sequence[Any], arguments: Arguments) -> list[int]:
+def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
     """Which of the relations of a spec can be asked about a drawn call."""
-    return holding(relations, Relation, arguments)
+    return holding(spec.relations, Relation, arguments)
 
 
 def _one(
     trial: Trial, asked: Relation, drawn: Answer, rng: np.random.Generator
-) -> Iterator[Finding]:
+) -> Iterator[TrialResult]:
     changed = _called(asked, "change", drawn.arguments, rng)
     if not isinstance(changed, Arguments):
         raise SpecError(
@@ -43,7 +54,7 @@ def _one(
     expect_of = functools.partial(_called, asked, "expect")
     claimed = claim(drawn, lambda outputs: expect_of(outputs, changed))
     compare = equal if asked.exact else close
-    yield Finding(
+    yield TrialResult(
         comparisons=compare(trial, other, claimed),
         seconds=other.outcome.seconds,
         subject=f"{asked.name}: f(change(x)) against expect(f(x)) in the oracle's place",
@@ -58,3 +69,13 @@ def _called(asked: Relation, name: str, *args: Any) -> Any:
         raise SpecError(
             f"relation {asked.name!r}: {name} raised {type(error).__name__}: {error}"
         ) from error
+
+
+CHECK = Check(
+    name="relation",
+    asks="do the spec's own relations between two answers hold?",
+    run=relation,
+    requires_spec=requires_relation(Relation),
+    example_fraction=0.25,
+    subjects=subjects,
+)

@@ -12,9 +12,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from pytest_pallas.checks.trial import Finding, Trial, exactly, judge, run
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.trial import Trial, TrialResult, exactly, judge, run
 from pytest_pallas.devices.mesh import make_mesh
 from pytest_pallas.errors import NotApplicableError, SpecError
+from pytest_pallas.spec import KernelSpec
 
 #: On how many devices, as far as there are that many.
 DEVICES = (1, 2, 4, 8)
@@ -55,7 +57,7 @@ class Sharded:
         )(*spread.values())
 
 
-def sharding(trial: Trial) -> Finding:
+def sharding(trial: Trial) -> TrialResult:
     """Shard the kernel over 1, 2, 4 and 8 devices, and judge against the oracle of the whole.
 
     The arrays are the drawn ones several times over, as often as there are devices at most and
@@ -84,10 +86,10 @@ def sharding(trial: Trial) -> Finding:
         judged = judge(trial, outcome.values, expected, exact=exactly(trial))
         if not all(comparison.passed for comparison in judged):
             subject = f"shard_map on {count} devices; {counts[-1]} times the drawn inputs"
-            return Finding(comparisons=judged, seconds=seconds, subject=subject)
+            return TrialResult(comparisons=judged, seconds=seconds, subject=subject)
         comparisons += judged
     notes = (f"sharded over {', '.join(map(str, counts))} devices",)
-    return Finding(comparisons=comparisons, seconds=seconds, notes=notes)
+    return TrialResult(comparisons=comparisons, seconds=seconds, notes=notes)
 
 
 def _several(args: tuple[Any, ...], axes: Sequence[int | None], copies: int) -> tuple[Any, ...]:
@@ -125,3 +127,18 @@ def _has_arrays(arg: Any) -> bool:
 
 def _spec(axis: int | None) -> PartitionSpec:
     return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, _AXIS)
+
+
+def requires_spec(spec: KernelSpec) -> str | None:
+    """A spec must say along which axes its arguments can be divided."""
+    return None if spec.batch_axes else "the spec names no batch_axes"
+
+
+CHECK = Check(
+    name="sharding",
+    asks="is it the same under shard_map on 1, 2, 4 and 8 devices?",
+    run=sharding,
+    requires_spec=requires_spec,
+    example_fraction=0.125,
+    varies_calls=True,
+)

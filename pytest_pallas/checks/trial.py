@@ -66,7 +66,6 @@ class Trial:
       dma: see ``Call``.
       runs: where runs under other schedules are kept.
       cache: where expectations are kept.
-      anticipated: whether the reference may be evaluated in another thread while the kernel runs.
       dump: see ``Call``.
       typical: whether the spec names this call as typical, rather than drawing it.
       costs: what the code of kernels may cost on compiling backends; None if nobody asks.
@@ -74,6 +73,7 @@ class Trial:
       claimed: the backends that the spec claims, as in ``KernelSpec.claimed``.
       observer: see ``Call``.
       mutant: see ``Call``.
+      explained: whether a failure is explained; if not, its error has no message to speak of.
       golden: whose goldens its answer is kept among or compared with (``golden.Asked``), or None.
     """
 
@@ -96,7 +96,6 @@ class Trial:
     dma: bool = True
     runs: Any = None
     cache: ExpectedCache = field(default_factory=ExpectedCache)
-    anticipated: bool = False
     dump: str | None = None
     typical: bool = False
     costs: Costs | None = None
@@ -104,6 +103,7 @@ class Trial:
     claimed: Sequence[str] = ()
     observer: Observer | None = None
     mutant: Any = None
+    explained: bool = True
     golden: Any = None
 
 
@@ -138,7 +138,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class TrialResult:
     """What came of one trial.
 
     Attributes:
@@ -239,7 +239,9 @@ def judge(
         depth=expected.depth,
         sensitivity=expected.sensitivity,
         noise=expected.noise,
+        precision=expected.precision.get,
         check_dtype=trial.check_dtype,
+        explained=trial.explained,
     )
 
 
@@ -258,13 +260,6 @@ def expect(trial: Trial) -> Expected:
     return trial.cache.get(
         trial.reference, trial.arguments.args, trial.arguments.options, nan_ok=trial.nan_ok
     )
-
-
-def anticipate(trial: Trial) -> None:
-    """Begin with what ``expect`` will be asked for, where that may be done in another thread."""
-    if trial.anticipated and trial.reference is not None:
-        arguments = trial.arguments
-        trial.cache.begin(trial.reference, arguments.args, arguments.options, nan_ok=trial.nan_ok)
 
 
 def exactly(trial: Trial) -> bool:

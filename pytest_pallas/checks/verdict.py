@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.compiled import compiled
 from pytest_pallas.checks.golden import with_golden
-from pytest_pallas.checks.trial import Finding, Trial, as_kernel_error
+from pytest_pallas.checks.trial import Trial, TrialResult, as_kernel_error
 from pytest_pallas.errors import CompileError, CostError, MismatchError, PallasTestError
+from pytest_pallas.explanations import Explanation, Fact, explanation_of
 from pytest_pallas.numerics import Comparison
 from pytest_pallas.oracle import flatten
 from pytest_pallas.strategies.arguments import Arguments
@@ -46,12 +47,12 @@ class Failure:
     check: str
     name: str
     trial: Trial
-    finding: Finding | None = None
+    finding: TrialResult | None = None
 
 
 def ask(
-    check: Check, trial: Trial, name: str, *, found: Callable[[Finding], None] = lambda _: None
-) -> Finding:
+    check: Check, trial: Trial, name: str, *, found: Callable[[TrialResult], None] = lambda _: None
+) -> TrialResult:
     """Run a check on one example.
 
     Args:
@@ -80,7 +81,7 @@ def ask(
         raise error
     failed = finding.failed
     if failed is not None:
-        error = MismatchError("\n".join(_explained(headline, finding, failed, trial)))
+        error = _mismatch(headline, finding, failed, trial)
         error.failure = Failure(check.name, name, trial, finding)
         raise error
     return finding
@@ -101,21 +102,29 @@ def conclude(check: Check, evidence: Sequence[Any], name: str, backend: Backend)
     __tracebackhide__ = True
     problem = None if check.conclude is None else check.conclude(evidence)
     if problem is not None:
-        raise MismatchError(f"{name}: {check.name} on {label(backend)}: {problem}")
+        raise MismatchError.explained(
+            explanation_of(problem), f"{name}: {check.name} on {label(backend)}"
+        )
 
 
-def _run(check: Check, trial: Trial, name: str, headline: str) -> Finding | PallasTestError:
+def _run(check: Check, trial: Trial, name: str, headline: str) -> TrialResult | PallasTestError:
     """The finding of a check, or the error that stopped it, with what was drawn."""
     try:
         if trial.backend.kind == "compiling":
             return compiled(check, trial)
-        finding = check.run(trial)
+        finding = _with_notes(check.run(trial))
         if trial.golden is None:
             return finding
-        drawn = "; ".join(" ".join(line.split()) for line in drawn_lines(trial.arguments))
+        drawn = "; ".join(f"{each.name} {each.text}" for each in drawn_facts(trial.arguments))
         return with_golden(check.name, name, trial, finding, drawn)
     except PallasTestError as error:
         return _told(error, headline, trial)
+
+
+def _with_notes(finding: TrialResult) -> TrialResult:
+    """A finding with what a reader should know of its reference."""
+    notes = () if finding.answer is None else finding.answer.expected.notes
+    return replace(finding, notes=(*finding.notes, *notes)) if notes else finding
 
 
 def _problem_of(
@@ -132,12 +141,17 @@ def _problem_of(
 
 def _told(error: PallasTestError, headline: str, trial: Trial) -> PallasTestError:
     """The error with what was asked, where the kernel raised, and what was drawn."""
-    lines = [f"{headline}: {error}"]
+    if not trial.explained:
+        return error
+    explanation = error.explanation or explanation_of(str(error))
     if not isinstance(error, CompileError):  # its message names the kernel's line
-        lines += _raised_at(error.__cause__)
-    problem = type(error)("\n".join([*lines, *drawn_lines(trial.arguments)]))
+        details = (*explanation.details, *_raised_at(error.__cause__))
+        explanation = replace(explanation, details=details)
+    explanation = explanation.with_facts(*drawn_facts(trial.arguments))
+    problem = error.with_message(f"{headline}: {explanation}")
+    problem.explanation = explanation
     problem.kernel_error, problem.plain = error.__cause__, str(error)
-    problem.schedule, problem.analysis = error.schedule, error.analysis
+    problem.__cause__ = None
     return problem
 
 
@@ -157,18 +171,27 @@ def _raised_at(cause: BaseException | None) -> Iterator[str]:
         yield f"  raised at {last.filename}:{last.lineno} in {last.name}: {last.line}"
 
 
-def _explained(headline: str, finding: Finding, failed: Comparison, trial: Trial) -> Iterator[str]:
-    subject = f" ({finding.subject})" if finding.subject else ""
-    yield f"{headline}{subject} is wrong"
-    yield failed.message
+def _mismatch(
+    headline: str, finding: TrialResult, failed: Comparison, trial: Trial
+) -> MismatchError:
+    """The error for a comparison that failed."""
+    if not trial.explained:
+        return MismatchError(headline)
+    explanation = failed.explanation or Explanation("wrong")
+    facts: list[Fact] = []
     if finding.outcome is not None and failed.worst_index is not None and not finding.subject:
         writer = _writer(finding.outcome, failed)
-        if writer:
-            yield f"  block     {writer}"
+        facts += [Fact("block", writer)] if writer else []
     others = [c for c in finding.comparisons if not c.passed and c is not failed]
     if others:
-        yield "  also wrong: " + ", ".join(other.where or "output" for other in others)
-    yield from drawn_lines(trial.arguments)
+        facts.append(Fact("also wrong", ", ".join(other.where or "output" for other in others)))
+    explanation = explanation.with_facts(*facts, *drawn_facts(trial.arguments))
+    subject = f" ({finding.subject})" if finding.subject else ""
+    error = MismatchError(f"{headline}{subject} is wrong\n{explanation}")
+    if finding.subject:
+        explanation = replace(explanation, summary=f"{finding.subject}: {explanation.summary}")
+    error.explanation = explanation
+    return error
 
 
 def _writer(outcome: Outcome, failed: Comparison) -> str:
@@ -200,21 +223,21 @@ def writer_of(outcome: Outcome, failed: Comparison) -> tuple[KernelCall, int] | 
     return kernel, position
 
 
-def drawn_lines(arguments: Arguments) -> Iterator[str]:
+def drawn_facts(arguments: Arguments) -> Iterator[Fact]:
     """What was drawn: arrays, how they came about, options."""
     shapes = [
         f"{leaf.dtype}[{', '.join(map(str, np.shape(leaf)))}]"
         for leaf in jax.tree.leaves(arguments.args)
         if hasattr(leaf, "dtype")
     ]
-    yield f"  inputs    {', '.join(shapes) or 'no arrays'}"
+    yield Fact("inputs", ", ".join(shapes) or "no arrays")
     for title, words in (
         ("drawn", arguments.recipe),
         ("options", arguments.options),
         ("tuning", arguments.tuning),
     ):
         if words:
-            yield f"  {title:<9} " + " ".join(f"{k}={_short(v)}" for k, v in words.items())
+            yield Fact(title, " ".join(f"{k}={_short(v)}" for k, v in words.items()))
 
 
 def _short(value: Any) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_pallas.checks.check import Program
-from pytest_pallas.checks.trial import Finding, Trial, expect, judge, run
+from pytest_pallas.checks.check import Check, Program
+from pytest_pallas.checks.trial import Trial, TrialResult, expect, judge, run
 from pytest_pallas.numerics import Comparison, Noise, is_float
 from pytest_pallas.oracle import Expected, Later, Leaves
+from pytest_pallas.spec import KernelSpec
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Vmapped:
         return jax.vmap(call, in_axes=tuple(axes))(*dynamic)
 
 
-def vmap(trial: Trial) -> Finding:
+def vmap(trial: Trial) -> TrialResult:
     """Batch all array arguments, then only the first, and judge against the stacked oracle.
 
     The second element of the batch is the first with its floats negated: other values, and as
@@ -72,7 +73,7 @@ def vmap(trial: Trial) -> Finding:
         )
         seconds += outcome.seconds
         comparisons += judge(trial, outcome.values, _stacked(first, second))
-    return Finding(
+    return TrialResult(
         comparisons=comparisons, seconds=seconds, subject="vmap; axis 0 is the batch of 2"
     )
 
@@ -115,8 +116,28 @@ def _stacked(first: Expected, second: Expected) -> Expected:
         first.depth,
         Later(sensitivity),
         noise,
+        first.precision,
+        first.fallbacks,
     )
 
 
 def _negated(leaf: Any) -> Any:
     return -np.asarray(leaf) if is_float(leaf.dtype) else leaf
+
+
+def requires_spec(spec: KernelSpec) -> str | None:
+    """The kernel must take a batch axis, and run on no mesh."""
+    if spec.meshes:
+        return "the kernel runs on a mesh, and vmap of its shard_map is not promised"
+    return None if spec.vmappable else "the spec says that the kernel is not vmappable"
+
+
+CHECK = Check(
+    name="vmap",
+    asks="does the batched kernel equal the stacked results?",
+    run=vmap,
+    requires_spec=requires_spec,
+    example_fraction=0.25,
+    program=program,
+    varies_calls=True,
+)

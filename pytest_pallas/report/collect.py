@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_pallas import explanations, findings
 from pytest_pallas.backends import label
 from pytest_pallas.errors import DIED, PallasTestError
-from pytest_pallas.record import Record, from_json, to_json
+from pytest_pallas.explanations import explanation_of
+from pytest_pallas.record import NOT_RUN, Record, from_json, to_json
 from pytest_pallas.report.located import add_properties, locate
 from pytest_pallas.report.pictures import pictures_of
 from pytest_pallas.report.reporter import ATTRIBUTE
-from pytest_pallas.session import Session
+from pytest_pallas.session import RAISED, RAISED_ON, STATUS, Session
 
 if TYPE_CHECKING:
     from pytest_pallas.scripts.saved import Saved
@@ -54,14 +56,26 @@ def attach(
             seconds=report.duration,
             reason=reason if ended != "passed" else "",
             seed=session.options_for(item).seed,
-            message=_message(error) if ended in ("failed", "xfailed") else "",
+            **(_said(error) if error is not None and ended in ("failed", "xfailed") else {}),
             replay=replay if ended != "passed" else "",
             **(_files(saved) if ended == "failed" else {}),
             pictures=pictures_of(error, tally) if error is not None and ended == "failed" else {},
         )
         records.append(record)
+    status = _status(records, reason)
+    if status:
+        setattr(report, STATUS, status)
+    if RAISED in item.stash and report.when == "call":
+        setattr(report, RAISED_ON, list(item.stash[RAISED]))
     add_properties(item, report, records)
     setattr(report, ATTRIBUTE, [to_json(record) for record in records])
+
+
+def _status(records: Sequence[Record], reason: str) -> str:
+    """What pytest is to call a test that was skipped for a reason of ours; "" for any other."""
+    if records and all(record.requirement for record in records):
+        return "not applicable"
+    return NOT_RUN.removesuffix(": ") if reason.startswith(NOT_RUN) else ""
 
 
 def _files(saved: Saved | None) -> dict[str, str]:
@@ -91,10 +105,21 @@ def _outcome(report: pytest.TestReport) -> tuple[str, str]:
     return report.outcome, ""
 
 
-def _message(error: BaseException | None) -> str:
-    if error is None:
-        return ""
-    return str(error) if isinstance(error, PallasTestError) else f"{type(error).__name__}: {error}"
+#: Of so many findings the record of a failure tells.
+_FINDINGS = 16
+
+
+def _said(error: BaseException) -> dict[str, Any]:
+    """What an error says, as text and as data, by the field of its record."""
+    if not isinstance(error, PallasTestError):
+        text = f"{type(error).__name__}: {error}"
+        return {"message": text, "explanation": explanations.to_json(explanation_of(text))}
+    told = error.explanation or explanation_of(str(error))
+    return {
+        "message": str(error),
+        "explanation": explanations.to_json(told),
+        "findings": tuple(findings.to_json(each) for each in error.findings[:_FINDINGS]),
+    }
 
 
 def _script(session: Session, item: pytest.Item, error: BaseException, replay: str) -> Saved | None:

@@ -33,13 +33,16 @@ def split(
     return executed, compiled
 
 
-def sections(records: Sequence[Record], *, width: int, color: bool) -> Iterator[str]:
+def sections(
+    records: Sequence[Record], *, width: int, color: bool, every: bool = False
+) -> Iterator[str]:
     """What to print of the records that compiling backends made; nothing without one.
 
     Args:
       records: of compiling backends only.
       width: columns of the terminal. Tables that are wider leave numbers out, and say which.
       color: whether the terminal has colours.
+      every: whether all reasons of skips and expected failures are listed.
     """
     if not records:
         return
@@ -50,7 +53,7 @@ def sections(records: Sequence[Record], *, width: int, color: bool) -> Iterator[
             yield matrix(rows, width=width, color=color)
     if asked:
         yield counts(asked)
-    yield from footnotes(records)
+    yield from footnotes(records, every=every)
     yield from reasons(asked)
     yield from costs(asked, width=width, color=color)
 
@@ -114,9 +117,7 @@ def _problems(record: Record) -> Iterator[tuple[str, str]]:
     if record.outcome == "xpassed":
         yield "unexpected pass", _first_line(record.reason)
     elif record.outcome == "failed" and not bad:
-        # What comes first is the kernel, the check and the backend, which the line names too.
-        text = record.message.partition(f" on {record.backend}: ")[2]
-        yield "failed", _first_line(text or record.message)
+        yield "failed", _first_line(record.explanation.get("summary") or record.message)
 
 
 def _platform(record: Record) -> str:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_pallas.errors import OptionError
-from pytest_pallas.session import Session
+from pytest_pallas.record import NotApplicable
+from pytest_pallas.session import OUTPUT, Session
 
 if TYPE_CHECKING:
     from pytest_pallas.record import Record
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 #: The attribute of a ``TestReport`` that holds records as plain values: pytest-xdist serialises
 #: a report's attributes, so they reach the controller without files.
 ATTRIBUTE = "pallas_records"
+
+#: Lines of the summary table without ``-v``, so that all of it fits on a screen.
+MOST_LINES = 24
 
 #: Columns that a table of costs may take where the output is no terminal, and no line breaks.
 WIDTH_OF_FILES = 150
@@ -53,6 +57,12 @@ class Reporter:
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
         """Learn the order of the tests: the records of workers arrive as they please."""
         self.order = {name: position for position, name in enumerate(ids)}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Learn from a worker which checks do not apply. All tell the same."""
+        for plain in getattr(node, "workeroutput", {}).get(OUTPUT, ()):
+            self.session.not_applicable.setdefault(plain["test"], NotApplicable(**plain))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the results, however the session ended."""
@@ -99,19 +109,30 @@ class Reporter:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the tables."""
-        if not self.records:
+        from pytest_pallas.report import not_applicable
+
+        verbosity = self.session.config.get_verbosity()
+        left_out = not_applicable.entries(self.session.not_applicable, self.records)
+        if not self.records and not (left_out and verbosity >= 0):
             if self.costs:
                 terminalreporter.write_line(self.costs)
             self._tell_files(terminalreporter)
             return
         from pytest_pallas import compat
-        from pytest_pallas.report import compilers, goldens, inputs, mutants, summary, terminal
+        from pytest_pallas.report import (
+            compilers,
+            distinct,
+            goldens,
+            inputs,
+            mutants,
+            summary,
+            terminal,
+        )
 
         width = compat.terminal_width(terminalreporter)
         color = bool(terminalreporter.hasmarkup)
         terminalreporter.write_sep("=", "pallas")
         families = self.session.families
-        verbosity = self.session.config.get_verbosity()
         tried = mutants.groups(self.records)
         rest = mutants.others(self.records)
         executed, compiled = compilers.split(rest, families.values())
@@ -119,20 +140,30 @@ class Reporter:
             names = list(families)
             terminalreporter.write_line(
                 summary.summary(
-                    executed, families=names, width=width, color=color, only_failed=verbosity < 0
+                    executed,
+                    families=names,
+                    width=width,
+                    color=color,
+                    only_failed=verbosity < 0,
+                    lines=None if verbosity > 0 else MOST_LINES,
                 )
             )
         if verbosity >= 0:
             for line in terminal.footnotes(executed, every=verbosity > 0):
                 terminalreporter.write_line(line)
+            for line in not_applicable.lines(left_out, every=verbosity > 0):
+                terminalreporter.write_line(line)
             kernels = inputs.covered(executed)  # what a compiler gets has no values
             if kernels:
                 terminalreporter.write_line(inputs.summary(kernels))
+            asked = distinct.distinct(rest)
+            if asked.triples:
+                terminalreporter.write_line(distinct.line(asked))
             for line in inputs.warnings(kernels, every=verbosity > 0):
                 terminalreporter.write_line(line, yellow=True)
         if not terminalreporter.isatty:
             width = max(width, WIDTH_OF_FILES)
-        for text in compilers.sections(compiled, width=width, color=color):
+        for text in compilers.sections(compiled, width=width, color=color, every=verbosity > 0):
             terminalreporter.write_line(text)
         for text in mutants.sections(tried, width=width, color=color, every=verbosity > 0):
             terminalreporter.write_line(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import platform
 import sys
@@ -13,7 +14,10 @@ import pytest
 
 from pytest_pallas._version import __version__
 from pytest_pallas.backends import label
-from pytest_pallas.record import SCHEMA, Record, to_json
+from pytest_pallas.record import SCHEMA, Record, plain_not_applicable, to_json
+from pytest_pallas.report.distinct import distinct
+from pytest_pallas.report.mutants import others
+from pytest_pallas.report.not_applicable import entries
 from pytest_pallas.session import Session
 
 
@@ -23,7 +27,11 @@ def document(session: Session, records: Sequence[Record]) -> str:
         "schema": SCHEMA,
         "environment": environment(),
         "options": asked(session),
+        "distinct": dataclasses.asdict(distinct(others(records))),
         "records": [to_json(record) for record in records],
+        "not_applicable": [
+            plain_not_applicable(entry) for entry in entries(session.not_applicable, records)
+        ],
     }
     return json.dumps(whole, indent=1) + "\n"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_pallas.record import Record
@@ -54,6 +55,7 @@ def summary(
     width: int,
     color: bool,
     only_failed: bool = False,
+    lines: int | None = None,
 ) -> str:
     """The summary table as text.
 
@@ -68,25 +70,58 @@ def summary(
       width: columns of the terminal.
       color: whether the terminal has colours.
       only_failed: whether kernels without failures are only counted.
+      lines: how many lines kernels and families may take: of more, the worst kernels are shown and
+        the rest is counted. None for all.
     """
     places = list(dict.fromkeys(record.backend for record in records))
     known = [*families, *(place.partition(":")[0] for place in places)]
     backends = sorted(places, key=lambda place: known.index(place.partition(":")[0]))
     rows = list(_rows(records, backends))
     shown = [row for row in rows if row.failed] if only_failed else rows
-    groups = _by_family(shown)
-    lines: list[str] = []
-    if shown:
-        several = len({row.family for row in rows}) > 1
-        indent = "  " if several else ""
-        narrow = width < NARROW and _natural(shown, backends, indent) > width
-        make = _list if narrow else _table
-        lines.append(make(groups, backends, indent, several, width=width, color=color))
-    if only_failed:
-        rest = len(rows) - len(shown)
-        noun = "kernel" if rest == 1 else "kernels"
-        lines += [f"{rest} {noun} without failures"] if rest else []
-    return "\n".join(lines)
+    quiet = len(rows) - len(shown)
+    several = len({row.family for row in rows}) > 1
+    make = functools.partial(
+        _rendered, backends=backends, several=several, width=width, color=color
+    )
+    table, rest = _worst(shown, lines, several, make)
+    text = [table] if table else []
+    if rest:
+        text.append(f"... and {rest} more kernel{'' if rest == 1 else 's'} (-v lists them)")
+    if only_failed and quiet:
+        text.append(f"{quiet} kernel{'' if quiet == 1 else 's'} without failures")
+    return "\n".join(text)
+
+
+def _rendered(
+    rows: Sequence[Row], *, backends: Sequence[str], several: bool, width: int, color: bool
+) -> str:
+    """Kernels as a table, or as a list where that is narrower."""
+    if not rows:
+        return ""
+    indent = "  " if several else ""
+    narrow = width < NARROW and _natural(rows, backends, indent) > width
+    make = _list if narrow else _table
+    return make(_by_family(rows), backends, indent, several, width=width, color=color)
+
+
+def _worst(
+    rows: Sequence[Row], lines: int | None, several: bool, make: Callable[[Sequence[Row]], str]
+) -> tuple[str, int]:
+    """The table of the worst kernels that fits into so many lines, and how many are not in it.
+
+    Families take lines, and so do cells that are too wide for their columns.
+    """
+    if lines is None:
+        return make(rows), 0
+    worst_first = sorted(rows, key=lambda row: row.order)
+    most = min(len(rows), lines)
+    while True:
+        shown = worst_first[:most]
+        text = make(shown if most < len(rows) else rows)
+        taken = len(text.splitlines()) - 1  # without the titles
+        if taken <= lines or most <= 1:
+            return text, len(rows) - most
+        most -= max(1, (taken - lines) * most // taken)
 
 
 def _rows(records: Sequence[Record], backends: Sequence[str]) -> Iterator[Row]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 
 from pytest_pallas import compat
 from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, label
-from pytest_pallas.record import Record
+from pytest_pallas.record import NOT_RUN, Record
+from pytest_pallas.report.not_applicable import count, number
 from pytest_pallas.session import Session
 
-#: How the reason of a check begins that cannot be asked, after its name.
-_NEEDS = "needs more: "
+#: How many reasons of skips are listed.
+_REASONS = 3
 
-#: Of how many kernels the names are told that a check had nothing to ask about.
-_NAMED = 4
+#: Of how many kernels the names are told in the line of a reason.
+_NAMED = 8
 
 
 def header(session: Session) -> list[str]:
@@ -49,9 +50,10 @@ def places(session: Session) -> list[str]:
 
 
 def footnotes(records: Iterable[Record], *, every: bool = False) -> list[str]:
-    """What the table cannot say: the legend, reasons of skips and expected failures.
+    """What the table cannot say: the legend, expected failures, what was not run or skipped.
 
-    With ``every``, kernels of which a check asked nothing are named however many there are.
+    Each has a line for each reason; where there are more than a few, it has one line of counts.
+    With ``every``, all reasons are listed, with all kernels.
     """
     records = list(records)
     lines: list[str] = []
@@ -59,42 +61,43 @@ def footnotes(records: Iterable[Record], *, every: bool = False) -> list[str]:
         lines.append(
             "1.2x: worst error as a multiple of the jnp baseline's; exact: no error at all"
         )
-    for outcome, title in (("xfailed", "expected failure"), ("skipped", "skipped")):
-        groups: dict[tuple[str, str, str], list[Record]] = {}
-        for record in records:
-            if record.outcome == outcome and not _reason(record).startswith(_NEEDS):
-                key = (_reason(record), record.backend, record.check)
-                groups.setdefault(key, []).append(record)
-        # What is said of the same kernels shares a line: there may be five chips.
-        lines_of: dict[tuple[str, str], list[tuple[str, str, int]]] = {}
-        for (reason, backend, check), found in groups.items():
-            names = ", ".join(dict.fromkeys(record.kernel for record in found))
-            lines_of.setdefault((reason, names), []).append((backend, check, len(found)))
-        for (reason, names), places in lines_of.items():
-            count = sum(number for _, _, number in places)
-            where = ", ".join(dict.fromkeys(backend for backend, _, _ in places))
-            lines.append(f"{title} ({count}) on {where}: {names}: {reason}")
-    return lines + _not_asked(records, every)
+    groups: dict[str, list[Record]] = {"expected failure": [], "not run": [], "skipped": []}
+    for record in records:
+        if record.outcome == "xfailed":
+            groups["expected failure"].append(record)
+        elif record.outcome == "skipped" and not record.requirement:
+            stopped = record.reason.startswith(NOT_RUN)
+            groups["not run" if stopped else "skipped"].append(record)
+    for title, found in groups.items():
+        reasons = list(_by_reason(found, every))
+        if every or len(reasons) <= _REASONS:
+            lines += [f"{title} {line}" for line in reasons]
+        else:
+            many = f"{title}s" if title.endswith("failure") else title
+            lines.append(f"{many}: {count(found)}, for {len(reasons)} reasons (-v lists them)")
+    return lines + (_notes(records) if every else [])
 
 
-def _not_asked(records: Iterable[Record], every: bool) -> list[str]:
-    """Checks that had nothing to ask, a line for each reason: of many kernels, their number."""
+def _notes(records: Iterable[Record]) -> list[str]:
+    """What is to be known of the references of kernels, each line once."""
+    from pytest_pallas.oracle import OF_REFERENCE  # the records are there, and so is JAX
+
+    kernels: dict[str, dict[str, None]] = {}
+    for record in records:
+        for note in record.notes:
+            if note.startswith(OF_REFERENCE):
+                kernels.setdefault(note, {})[record.kernel] = None
+    return [f"note: {', '.join(names)}: {note}" for note, names in kernels.items()]
+
+
+def _by_reason(records: Iterable[Record], every: bool) -> Iterator[str]:
+    """A line for each reason, the most frequent first: how many checks, where, of which kernels."""
     groups: dict[str, list[Record]] = {}
     for record in records:
-        if record.outcome == "skipped" and _reason(record).startswith(_NEEDS):
-            groups.setdefault(_reason(record).removeprefix(_NEEDS), []).append(record)
-    lines: list[str] = []
-    for reason, found in groups.items():
-        kernels, checks, backends = (
-            list(dict.fromkeys(getattr(record, name) for record in found))
-            for name in ("kernel", "check", "backend")
-        )
-        who = ", ".join(kernels) if every or len(kernels) <= _NAMED else f"{len(kernels)} kernels"
-        need = f"{', '.join(checks)} {_NEEDS if len(checks) == 1 else 'need more: '}"
-        lines.append(f"skipped ({len(found)}) on {', '.join(backends)}: {who}: {need}{reason}")
-    return lines
-
-
-def _reason(record: Record) -> str:
-    """Why a check was skipped, without its name: several are skipped for the same reason."""
-    return record.reason.removeprefix(f"{record.check} ")
+        groups.setdefault(record.reason, []).append(record)
+    for reason, found in sorted(groups.items(), key=lambda each: -len(each[1])):
+        kernels = list(dict.fromkeys(record.kernel for record in found))
+        places = ", ".join(dict.fromkeys(record.backend for record in found))
+        few = every or len(kernels) <= _NAMED
+        who = ", ".join(kernels) if few else number(len(kernels), "kernel")
+        yield f"({len(found)}) on {places}: {who}: {reason.removeprefix(NOT_RUN)}"

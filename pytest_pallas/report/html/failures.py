@@ -1,40 +1,36 @@
-"""One failed check as the page shows it: the message taken apart, and pictures."""
+"""One failed check as the page shows it: what is known of it, and pictures."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_pallas import findings
+from pytest_pallas.explanations import explanation_of, from_json
+from pytest_pallas.findings import Finding
 from pytest_pallas.record import Record
 from pytest_pallas.report.drawings.charts import against_dims, histogram
 from pytest_pallas.report.drawings.grids import grid
 from pytest_pallas.report.drawings.heat import heat
-from pytest_pallas.report.drawings.svg import Svg, clean
-from pytest_pallas.report.drawings.waits import graph, timeline, who
+from pytest_pallas.report.drawings.svg import Svg
+from pytest_pallas.report.drawings.waits import (
+    MOST_WAITS,
+    graph,
+    part,
+    point,
+    resource,
+    timeline,
+)
 
-#: Lines of a message that begin with one of these words, and what they are called on the page.
-_FACTS = {
-    "worst": "worst element",
-    "kernel": "kernel",
-    "expected": "expected",
-    "oracle": "oracle",
-    "baseline": "jnp baseline",
-    "error": "error",
-    "wrong at": "wrong at",
-    "pattern": "pattern",
-    "block": "written by",
-    "inputs": "inputs",
-    "drawn": "drawn",
-    "options": "options",
-    "tuning": "tuning",
-}
+#: What facts are called on the page, where that is not their name.
+_TITLES = {"worst": "worst element", "baseline": "jnp baseline"}
+
+#: Of so many findings of a failure there are pictures.
+_FINDINGS = 4
 
 #: Facts that say what was drawn; the others compare.
 _DRAWN = ("inputs", "drawn", "options", "tuning")
-
-_LINE = re.compile(rf"  ({'|'.join(_FACTS)}) +(\S.*)")
 
 
 @dataclass(frozen=True)
@@ -61,8 +57,8 @@ class Failure:
     Attributes:
       record: what failed.
       where: backend and mesh.
-      headline: the first line of the message, without kernel, check and backend.
-      said: lines of the message that are neither headline nor facts.
+      headline: what is wrong, without kernel, check and backend.
+      said: further lines.
       compared: facts about the answer, as (name, lines).
       drawn: facts about the call, likewise.
       figures: pictures.
@@ -81,23 +77,19 @@ class Failure:
 
 def failure(record: Record, *, drawn: bool = True) -> Failure:
     """A failed record as it is shown; without pictures unless ``drawn``."""
-    text = record.message or f"passed, but is expected to fail: {record.reason}"
-    first, *rest = clean(text).splitlines() or [""]
-    _, found, short = first.partition(f" on {record.backend}: ")
-    if not found:
-        _, found, short = first.partition(f" on {record.backend} ")
-    facts, said = _taken_apart(rest)
-    headline = (short if found else first).strip()
-    if headline.endswith("is wrong") and said:  # then the next line says what, and how much of it
-        headline = " ".join([headline.removesuffix("is wrong"), said.pop(0)]).strip()
+    told = from_json(record.explanation) if record.explanation else explanation_of(record.message)
+    facts: dict[str, list[str]] = {}
+    for fact in told.facts:
+        facts.setdefault(fact.name, []).extend(fact.text.splitlines())
+    said = [line.strip() for line in told.details if line.strip()]
     return Failure(
         record=record,
         where=place(record),
-        headline=headline,
+        headline=told.summary or f"passed, but is expected to fail: {record.reason}",
         said=said,
-        compared=[(_FACTS[k], v) for k, v in facts.items() if k not in _DRAWN],
-        drawn=[(_FACTS[k], v) for k, v in facts.items() if k in _DRAWN],
-        figures=list(_figures(record.pictures)) if drawn else [],
+        compared=[(_TITLES.get(k, k), v) for k, v in facts.items() if k not in _DRAWN],
+        drawn=[(_TITLES.get(k, k), v) for k, v in facts.items() if k in _DRAWN],
+        figures=list(_figures(record)) if drawn else [],
         unavailable=str(record.pictures.get("unavailable", "")),
     )
 
@@ -107,25 +99,8 @@ def place(record: Record) -> str:
     return record.backend + "".join(f"-{axis}{size}" for axis, size in record.mesh.items())
 
 
-def _taken_apart(lines: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Facts by their names, and all other lines. A line without a name goes with the one above."""
-    facts: dict[str, list[str]] = {}
-    said: list[str] = []
-    current: list[str] | None = None
-    for line in lines:
-        found = _LINE.fullmatch(line)
-        if found:
-            current = facts.setdefault(found[1], [])
-            current.append(found[2].removeprefix(f"{_FACTS[found[1]]} "))
-        elif current is not None and line.startswith(" " * 12):
-            current.append(line.strip())
-        else:
-            current = None
-            said.append(line.strip())
-    return facts, [line for line in said if line]
-
-
-def _figures(pictures: Mapping[str, Any]) -> Iterator[Figure]:
+def _figures(record: Record) -> Iterator[Figure]:
+    pictures = record.pictures
     errors = pictures.get("errors")
     if errors:
         yield Figure("heat", heat(errors, pictures.get("programs")), *_map_words(pictures))
@@ -138,53 +113,56 @@ def _figures(pictures: Mapping[str, Any]) -> Iterator[Figure]:
         )
     for name, chart in against_dims(pictures.get("examples", ())):
         yield Figure("scatter", chart, f"The worst error of each example by the size of {name}.")
-    if pictures.get("race"):
-        accesses = pictures["race"]
-        yield Figure(
-            "race",
-            timeline(accesses),
-            "Two accesses to one place, at least one of which writes. Either may come first.",
-            [
-                ("access", "buffer", "by", "at", "program"),
-                *(
-                    (
-                        a["what"],
-                        a["buffer"] + (f"[{a['range']}]" if a["range"] else ""),
-                        who(a),
-                        a["place"],
-                        a["program"] or "-",
-                    )
-                    for a in accesses
-                ),
-            ],
-        )
-    if pictures.get("waits"):
-        waits = pictures["waits"]
-        yield Figure(
-            "waits",
-            graph(waits),
-            "Who waits (left) for what (right) when nobody is left to signal.",
-            [
-                ("who", "waits for", "needs", "has", "at", "program"),
-                *(
-                    (
-                        w["who"],
-                        w["for"] or "-",
-                        str(w["amount"]),
-                        str(w["value"]),
-                        w["place"],
-                        w["program"] or "-",
-                    )
-                    for w in waits
-                ),
-            ],
-        )
+    for finding in map(findings.from_json, record.findings[:_FINDINGS]):
+        if finding.kind == "race" and len(finding.accesses) == 2:
+            yield _race(finding)
+        elif finding.waits and finding.kind == "deadlock":
+            yield _deadlock(finding)
     for operand in pictures.get("grids", ()):
         found = "; ".join(f"{f['kind']}: {f['message']}" for f in operand["findings"])
         first = len(operand["programs"])
         some = f" (the first {first:,} programs)" if first < operand["count"] else ""
         words = f"Blocks of {operand['operand']} in {operand['kernel']}{some}. {found}"
         yield Figure("grid", grid(operand), words)
+
+
+def _race(finding: Finding) -> Figure:
+    rows = [
+        (
+            f"{each.kind} by a copy" if each.copy else each.kind,
+            part(each),
+            str(each.owner),
+            each.line or "unknown",
+            point(each.program) or "-",
+        )
+        for each in finding.accesses
+    ]
+    return Figure(
+        "race",
+        timeline(finding.accesses),
+        "Two accesses to one place, at least one of which writes. Either may come first.",
+        [("access", "buffer", "by", "at", "program"), *rows],
+    )
+
+
+def _deadlock(finding: Finding) -> Figure:
+    rows = [
+        (
+            str(each.owner),
+            resource(each) or "-",
+            " ".join([str(each.needed), each.unit]).strip(),
+            str(each.had),
+            each.line or "unknown",
+            point(each.program) or "-",
+        )
+        for each in finding.waits[:MOST_WAITS]
+    ]
+    return Figure(
+        "waits",
+        graph(finding.waits),
+        "Who waits (left) for what (right) when nobody is left to signal.",
+        [("who", "waits for", "needs", "has", "at", "program"), *rows],
+    )
 
 
 def _map_words(pictures: Mapping[str, Any]) -> tuple[str, Sequence[Sequence[str]]]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
-from pytest_pallas.checks.trial import Answer, Finding
+from pytest_pallas.analysis import writers_of
+from pytest_pallas.checks.trial import Answer, TrialResult
 from pytest_pallas.checks.verdict import writer_of
 from pytest_pallas.numerics import Comparison, is_exact, wide
 from pytest_pallas.numerics.dtypes import Array, is_complex
@@ -35,7 +35,7 @@ class _Measured:
     unit: str = "ulps"
 
 
-def errors_of(finding: Finding) -> dict[str, Any]:
+def errors_of(finding: TrialResult) -> dict[str, Any]:
     """The pictures of a wrong answer; of one without arrays to compare there are none."""
     failed = finding.failed
     if failed is None or failed.mask is None or not failed.mask.size:
@@ -150,7 +150,7 @@ def _programs(kernel: Any, output: int, failed: Comparison) -> dict[str, Any]:
     if not kernel.eqn.params["grid_mapping"].grid:
         return {}  # one program
     first = np.unravel_index(int(np.argmax(failed.mask)), failed.mask.shape)
-    found = compat.block_programs(kernel.eqn, output, [int(i) for i in first])
+    found = writers_of(kernel, output, [int(i) for i in first])
     if found is None:
         return {}
     sizes = np.array(found[0], np.int64).reshape(-1, 1)
@@ -160,7 +160,7 @@ def _programs(kernel: Any, output: int, failed: Comparison) -> dict[str, Any]:
     wrong: list[dict[str, Any]] = []
     for number in sorted(order.tolist()):
         block = blocks[:, number]
-        told = compat.block_programs(kernel.eqn, output, (block * sizes[:, 0]).tolist())
+        told = writers_of(kernel, output, (block * sizes[:, 0]).tolist())
         programs = [] if told is None else told[2]
         wrong.append(
             {

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_pallas.errors import DeadlockError, PallasTestError, RaceError
-from pytest_pallas.report.pictures.said import accesses, waits
+from pytest_pallas.errors import PallasTestError
 
 if TYPE_CHECKING:
     from pytest_pallas.tally import Tally
@@ -21,10 +20,6 @@ def pictures_of(error: BaseException, tally: Tally) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     try:
-        if isinstance(error, RaceError):
-            found["race"] = accesses(str(error))
-        elif isinstance(error, DeadlockError):
-            found["waits"] = waits(str(error))
         if isinstance(error, PallasTestError):
             found |= _seen(error)
         found["examples"] = _examples(tally)

@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from pytest_pallas.findings import from_json
+
 pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pytest-pallas[report]'")
 
 SUITE = ("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=2",
@@ -201,7 +203,7 @@ def holes(x, y):
 
 
 def test_races_deadlocks_and_grids(project):
-    """The pictures are made of what real runs say: other words would leave them out."""
+    """Findings travel from the kernel's run to the page, as data."""
     project.specs(
         'name="early", kernel=early, checks=("forward",)',
         'name="stuck", kernel=stuck, checks=("forward",)',
@@ -215,12 +217,15 @@ def test_races_deadlocks_and_grids(project):
         "--pallas-html=report.html",
     )  # fmt: skip
     found = {(r["kernel"], r["check"]): r["pictures"] for r in records}
-    write, read = found["early", "forward"]["race"]
-    assert (write["what"], write["buffer"], write["dma"]) == ("write", "buffer", True)
-    assert (read["what"], read["buffer"], read["dma"]) == ("read", "buffer", False)
-    assert "specs.py:" in write["place"]
-    [wait] = found["stuck", "forward"]["waits"]
-    assert (wait["for"], wait["amount"], wait["value"]) == ("arrived", 2, 0)
+    findings = {r["kernel"]: [from_json(each) for each in r["findings"]] for r in records}
+    [race] = findings["early"]
+    write, read = race.accesses
+    assert (write.kind, write.ref, write.copy) == ("write", "buffer", True)
+    assert (read.kind, read.ref, read.copy) == ("read", "buffer", False)
+    assert "specs.py:" in write.line
+    [wait] = findings["stuck"][0].waits
+    assert (wait.on, wait.needed, wait.had) == ("arrived", 2, 0)
+    assert findings["holes"] == []
     [operand] = found["holes", "grid"]["grids"]
     assert (operand["operand"], operand["shape"]) == ("o_ref", [8, 256])
     assert operand["programs"] == [[[0], [0, 0], [8, 128]], [[1], [0, 0], [8, 128]]]
@@ -229,7 +234,7 @@ def test_races_deadlocks_and_grids(project):
     assert {"block": [0, 1], "programs": [], "wrong": 1024} in programs["wrong"]
     assert all("unavailable" not in pictures for pictures in found.values())
     drawn = " ".join(titles(page(project)))
-    for words in ("Race: device 0, DMA writes buffer", "Deadlock: device 0 waits for arrived",
+    for words in ("Race: device 0, copy writes buffer", "Deadlock: device 0 waits for arrived",
                   "Blocks of o_ref [8, 256]", "Error map of output, float32[8, 256]"):  # fmt: skip
         assert words in drawn
 

@@ -86,14 +86,14 @@ def test_kernels_are_sorted_worst_first():
     assert places == sorted(places)
 
 
-def test_a_message_is_taken_apart():
+def test_what_is_said_of_a_failure():
     record = samples()[0]
     found = failure(record)
     assert found.headline == "output, float32[256, 384]: wrong in 8192 of 98304 elements (8.33 %)"
     drawn, compared = dict(found.drawn), dict(found.compared)
     assert drawn["tuning"] == ["block=64"]
     assert compared["error"][1] == "(a narrow accumulator, or one rounding too many?)"
-    assert compared["written by"][0].startswith("program (3, 1) of body")
+    assert compared["block"][0].startswith("written by program (3, 1) of body")
     assert [figure.kind for figure in found.figures] == ["heat", "histogram", "scatter", "scatter"]
 
 

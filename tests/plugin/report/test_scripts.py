@@ -14,6 +14,7 @@ KERNELS = """
 import os
 import jax, jax.numpy as jnp
 from jax.custom_batching import custom_vmap
+from jax.experimental import pallas as pl
 from kernels import add, reference
 
 MENDED = "MENDED" in os.environ
@@ -47,6 +48,31 @@ def raises(x, y):
 def off_dtype(x, y):
     return add(x, y) if MENDED else add(x, y).astype(jnp.bfloat16)
 
+def endless(x, y):
+    while not MENDED:
+        pass
+    return add(x, y)
+
+def low(x_ref, o_ref):
+    @pl.when(pl.program_id(0) == 0)
+    def _clear():
+        o_ref[...] = jnp.full_like(o_ref, 1e9)
+
+    for row in range(8):
+        here = x_ref[row : row + 1, :]
+        if MENDED:
+            here = jnp.where(pl.program_id(0) * 8 + row < 12, here, 1e9)
+        o_ref[...] = jnp.where(here < o_ref[...], here, o_ref[...])
+
+def pads(x):
+    return pl.pallas_call(
+        low,
+        out_shape=jax.ShapeDtypeStruct((1, 128), x.dtype),
+        grid=(2,),
+        in_specs=[pl.BlockSpec((8, 128), lambda i: (i, 0))],
+        out_specs=pl.BlockSpec((1, 128), lambda i: (0, 0)),
+    )(x)
+
 SCALE = 2.0
 OPTIONS = pst.arguments(INPUTS, options={"act": jax.nn.silu, "k": 2}, tuning={"block": 8})
 
@@ -62,6 +88,11 @@ SPECS = (
     'name="off_dtype", kernel=off_dtype, checks=("forward",)',
     'name="off_options", kernel=off_options, inputs=OPTIONS, checks=("forward",), '
     "reference=lambda x, y, act, k: act(x) + k * y",
+)
+
+PADS = (
+    'name="pads", kernel=pads, inputs=pst.arrays("m n", dtype="float32", dims={"m": [12], '
+    '"n": [128]}), reference=lambda x: x.min(0, keepdims=True), checks=("padding",)'
 )
 
 QUICK = ("--pallas-suite=specs", "--pallas-max-examples=2")
@@ -101,6 +132,92 @@ def test_scripts_tell_wrong_kernels_from_mended_ones(project, tmp_path_factory):
     for ended in run_bare(ordered, packages, {"MENDED": "1"}):
         assert ended.status == 0, ended.output
         assert ended.output.endswith("no failure\n")
+
+
+def test_scripts_of_simulated_failures(project, tmp_path):
+    """They need the simulator, which needs neither pytest nor hypothesis."""
+    write(project, *SPECS, PADS)
+    records = project.records(*QUICK)
+    scripts = sorted({Path(record["script"]) for record in records if record["script"]})
+    assert [path.name for path in scripts] == [
+        "off-forward-tpu-sim.py",
+        "off_dtype-forward-tpu-sim.py",
+        "off_gradient-gradient-tpu-sim.py",
+        "off_options-forward-tpu-sim.py",
+        "off_vmap-vmap-tpu-sim.py",
+        "pads-padding-tpu-sim.py",
+        "raises-forward-tpu-sim.py",
+    ]
+    text = scripts[0].read_text()
+    assert "pytest_pallas.simulator, which needs neither pytest nor\nhypothesis" in text
+    for ended, path in zip(run_bare(scripts, tmp_path, own=True), scripts, strict=True):
+        assert ended.status == 1, ended.output
+        words = "of the reference: float32"
+        if "raises" in path.name:
+            words = "the kernel raised"
+        elif "pads" in path.name:
+            words = "with the lowest finite number in memory that nobody has written"
+        assert words in ended.output
+    for ended in run_bare(scripts, tmp_path, {"MENDED": "1"}, own=True):
+        assert ended.status == 0, ended.output
+        assert ended.output.endswith("no failure\n")
+
+
+COPIES = """
+import functools
+import os
+
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+MENDED = "MENDED" in os.environ
+
+def copy(x, y, *, early):
+    def body(x_ref, o_ref, buffer, arrived):
+        copied = pltpu.make_async_copy(x_ref, buffer, arrived)
+        copied.start()
+        if MENDED or not early:
+            copied.wait()
+        o_ref[...] = buffer[...]
+        if not MENDED:
+            copied.wait() if early else copied.start()
+
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+        scratch_shapes=[pltpu.VMEM(x.shape, x.dtype), pltpu.SemaphoreType.DMA],
+    )(x) + y
+"""
+
+
+def test_scripts_of_simulated_races_and_missing_waits(project, tmp_path):
+    write(
+        project,
+        'name="early", kernel=functools.partial(copy, early=True), checks=("forward",)',
+        'name="unwaited", kernel=functools.partial(copy, early=False), checks=("forward",)',
+        kernels=COPIES,
+    )
+    scripts = [Path(record["script"]) for record in project.records(*QUICK)]
+    for mended in (False, True):
+        environment = {"MENDED": "1"} if mended else {}
+        for ended, error in zip(
+            run_bare(scripts, tmp_path, environment, own=True), ("Race", "Dma"), strict=True
+        ):
+            assert ended.status == (0 if mended else 1), ended.output
+            assert (f"the kernel raised\n  {error}Error: " in ended.output) is not mended
+
+
+def test_a_simulated_kernel_that_does_not_end(project, tmp_path):
+    write(project, 'name="endless", kernel=endless, checks=("forward",)')
+    [record] = project.records(*QUICK, "--pallas-timeout=2")
+    assert "still not traced and simulated after 2 s" in record["message"]
+    assert "specs.py:" in record["message"]
+    script = Path(record["script"])
+    [ended] = run_bare([script], tmp_path, own=True)
+    assert (ended.status, "did not finish within 2 s" in ended.output) == (1, True), ended.output
+    [ended] = run_bare([script], tmp_path, {"MENDED": "1"}, own=True)
+    assert ended.status == 0, ended.output
 
 
 def test_it_is_in_the_cache_without_results_and_overwritten(project):
@@ -234,7 +351,7 @@ def test_other_checks_are_shown_by_forward_or_not_at_all(project, tmp_path):
             raise MismatchError("not liked")
 
         def pytest_pallas_checks(config):
-            return [Check(name="liking", asks="?", run=refuse, needs=lambda spec: None)]
+            return [Check(name="liking", asks="?", run=refuse)]
         """
     )
     write(project, 'name="off", kernel=off', 'name="add", kernel=add')

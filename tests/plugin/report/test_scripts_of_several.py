@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from bare_python import run_bare
 
 #: Kernels that are wrong, each for one check, unless the environment says that they are mended.
@@ -140,24 +141,26 @@ def scripts_of(records) -> list[Path]:
     return [Path(record["script"]) for record in records]
 
 
-def show(scripts, packages, words):
+def show(scripts, packages, words, *, own=False):
     """The scripts show their failure with these words each, and that it is gone once mended."""
-    for ended, expected in zip(run_bare(scripts, packages), words, strict=True):
+    for ended, expected in zip(run_bare(scripts, packages, own=own), words, strict=True):
         assert ended.status == 1, ended.output
         assert expected in ended.output
-    for ended in run_bare(scripts, packages, {"MENDED": "1"}):
+    for ended in run_bare(scripts, packages, {"MENDED": "1"}, own=own):
         assert ended.status == 0, ended.output
         assert ended.output.endswith("no failure\n")
 
 
-def test_scripts_tell_wrong_kernels_from_mended_ones(project, tmp_path_factory):
+@pytest.mark.parametrize("backend", ["tpu-sim", "interpret"])
+def test_scripts_tell_wrong_kernels_from_mended_ones(project, tmp_path_factory, backend):
     write(project, *(f'{spec}, checks=("{check}",)' for spec, (check, _) in SPECS.items()))
-    scripts = scripts_of(project.records(*QUICK, "--pallas-backend=interpret"))
+    scripts = scripts_of(project.records(*QUICK, f"--pallas-backend={backend}"))
     assert [path.name for path in scripts] == [
-        f"{spec.split('"')[1]}-{check}-interpret.py" for spec, (check, _) in SPECS.items()
+        f"{spec.split('"')[1]}-{check}-{backend}.py" for spec, (check, _) in SPECS.items()
     ]
     assert all(" this script asks forward" not in path.read_text() for path in scripts)
-    show(scripts, tmp_path_factory.mktemp("packages"), [words for _, words in SPECS.values()])
+    words = [words for _, words in SPECS.values()]
+    show(scripts, tmp_path_factory.mktemp("packages"), words, own=backend == "tpu-sim")
 
 
 def test_a_script_runs_two_interpreters(project, tmp_path_factory):
@@ -166,3 +169,12 @@ def test_a_script_runs_two_interpreters(project, tmp_path_factory):
     [script] = scripts_of([record for record in records if record["outcome"] != "skipped"])
     assert script.name == "twice-cross-tpu-interpret.py"
     show([script], tmp_path_factory.mktemp("packages"), ["output of interpret"])
+
+
+def test_a_script_runs_the_simulator_and_an_interpreter(project, tmp_path_factory):
+    write(project, 'name="twice", kernel=on_tpu, checks=("cross",)')
+    records = project.records(*QUICK, "--pallas-backend=tpu-sim,interpret")
+    [script] = scripts_of(records)
+    assert script.name == "twice-cross-interpret.py"
+    assert "pytest_pallas.simulator" in script.read_text()
+    show([script], tmp_path_factory.mktemp("packages"), ["output of tpu-sim"], own=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
-from pytest_pallas.backends.interpreters import interpret
+from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.trial import Trial
 from pytest_pallas.strategies.arguments import Arguments
 
@@ -29,7 +29,7 @@ def trial_of() -> Callable[..., Trial]:
 
     def make(kernel: Any = twice, reference: Any = lambda x: jnp.multiply(x, 2), **rest: Any):
         x = np.random.default_rng(0).standard_normal((8, 128)).astype(np.float32)
-        given = {"arguments": Arguments((x,)), "backend": interpret()} | rest
+        given = {"arguments": Arguments((x,)), "backend": tpu_sim()} | rest
         return Trial(kernel=kernel, reference=reference, **given)
 
     return make

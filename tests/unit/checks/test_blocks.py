@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.checks.blocks import blocks, untuned
+from pytest_pallas.checks.blocks import blocks, requires_spec
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
@@ -58,10 +58,10 @@ def test_which_specs_have_two_tunings(doubled):
         return x
 
     drawn = {"block": st.sampled_from([8, 16])}
-    assert untuned(spec(defaults, drawn)) is None
-    assert untuned(spec(required, drawn)) == "the kernel has no default for block"
-    assert untuned(spec(doubled, {})) == "its inputs draw no tuning"
+    assert requires_spec(spec(defaults, drawn)) is None
+    assert requires_spec(spec(required, drawn)) == "the kernel has no default for block"
+    assert requires_spec(spec(doubled, {})) == "its inputs draw no tuning"
     on_mesh = dataclasses.replace(
         spec(defaults, drawn), inputs=lambda mesh: st.nothing(), meshes=({"x": 2},)
     )
-    assert "mesh" in (untuned(on_mesh) or "")
+    assert "mesh" in (requires_spec(on_mesh) or "")

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytest_pallas.backends.interpreters import interpret, tpu_interpret
+from pytest_pallas.backends.interpreters import tpu_interpret
+from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.cross import accepted, cross
 from pytest_pallas.checks.trial import Other
 from pytest_pallas.errors import KernelError, NotApplicableError
@@ -17,7 +18,7 @@ from pytest_pallas.strategies.arguments import Arguments
 
 
 def twin(function, name="twin", **rest):
-    return Other(name=name, function=function, backend=interpret(), is_kernel=False, **rest)
+    return Other(name=name, function=function, backend=tpu_sim(), is_kernel=False, **rest)
 
 
 def off(factor):
@@ -33,7 +34,7 @@ def test_another_backend_with_the_same_bits(trial_of, doubled):
     assert finding.failed is None
     assert finding.notes == ()
     assert [c.where for c in finding.comparisons] == [
-        "output of interpret",
+        "output of tpu-sim",
         "output of tpu-interpret:v6e",
     ]
 
@@ -50,9 +51,9 @@ def test_which_of_two_departs(trial_of, doubled):
 
     right, bad = twin(lambda x: 2 * x), twin(off(1.5))
     for kernel, other, words in (
-        (doubled, bad, "one of two departs from the oracle: twin by {} ulps, .*; interpret does"),
-        (wrong, right, "one of two departs from the oracle: interpret by {} ulps, .*; twin does"),
-        (wrong, bad, "both depart from the oracle: interpret by {} ulps, .* and twin by {} ulps"),
+        (doubled, bad, "one of two departs from the oracle: twin by {} ulps, .*; tpu-sim does"),
+        (wrong, right, "one of two departs from the oracle: tpu-sim by {} ulps, .*; twin does"),
+        (wrong, bad, "both depart from the oracle: tpu-sim by {} ulps, .* and twin by {} ulps"),
     ):
         finding = cross(trial_of(kernel, others=(other,)))
         assert finding.failed is not None
@@ -70,9 +71,7 @@ def test_two_that_are_near_the_oracle_and_not_near_each_other(trial_of, doubled)
         trial_of(above, others=(twin(off(1 - 5 * 2.0**-23)),), tolerance=ulps, arguments=SMALL)
     )
     assert finding.failed is not None
-    assert finding.subject == (
-        "interpret and twin: each is near the oracle, but not near the other"
-    )
+    assert finding.subject == ("tpu-sim and twin: each is near the oracle, but not near the other")
     assert cross(trial_of(above, others=(twin(off(1)),), tolerance=ulps)).failed is None
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_pallas.backends.interpreters import interpret
 from pytest_pallas.checks.golden import SAMPLE, Asked, Goldens, with_golden
-from pytest_pallas.checks.trial import Answer, Finding, Trial
+from pytest_pallas.checks.trial import Answer, Trial, TrialResult
 from pytest_pallas.goldens.store import Store
 from pytest_pallas.oracle import Expected
 from pytest_pallas.strategies.arguments import Arguments
@@ -28,7 +28,7 @@ def asked(folder: Path, mode: Any) -> Asked:
     return Asked(goldens=Goldens(store=Store(folder), mode=mode, most=1000), test="t")
 
 
-def finding(folder: Path, mode: Any, answer: Any, kernel: Any = double) -> Finding:
+def finding(folder: Path, mode: Any, answer: Any, kernel: Any = double) -> TrialResult:
     trial = Trial(
         kernel=kernel,
         reference=double,
@@ -38,7 +38,7 @@ def finding(folder: Path, mode: Any, answer: Any, kernel: Any = double) -> Findi
     )
     wide = 2 * LARGE.astype(np.float64)
     expected = Expected([("", wide)], [("", wide.astype(np.float32))], 1, {"": 0.0})
-    found = Finding(comparisons=(), answer=Answer([("", answer)], expected))
+    found = TrialResult(comparisons=(), answer=Answer([("", answer)], expected))
     return with_golden("forward", "double", trial, found, "")
 
 
@@ -85,7 +85,7 @@ def test_other_bits_at_a_place_that_was_not_kept_are_told_by_the_checksum(folder
 
 
 def test_elsewhere_only_the_sample_is_judged(folder: Path) -> None:
-    def elsewhere(place: int, by: float) -> Finding:
+    def elsewhere(place: int, by: float) -> TrialResult:
         # Nothing with a source of its own: another origin.
         return finding(folder, "replay", changed(place, by), kernel=np.multiply)
 

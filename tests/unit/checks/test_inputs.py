@@ -94,9 +94,24 @@ def test_signatures_tell_options_and_dtypes_apart():
         pst.Arguments((X,), {"causal": True}),
         pst.Arguments((X,), {}, {"block": 8}),
         pst.Arguments((X.astype(np.int32),)),
+        pst.Arguments(({"x": X},)),
+        pst.Arguments((X, 3)),
+        pst.Arguments((X, 4)),
+        pst.Arguments((X, None)),
+        pst.Arguments((X,), {"dtype": np.float32}),
+        pst.Arguments((X,), {"word": 60 * "a" + "b"}),
+        pst.Arguments((X,), {"word": 60 * "a" + "c"}),
     ]
     plain = to_json([inputs_of(call) for call in calls])
-    assert (len(plain["shapes"]), plain["signatures"]) == (1, 4)
+    assert (len(plain["shapes"]), plain["signatures"]) == (1, 11)
+
+
+def test_signatures_are_the_same_in_every_process():
+    call = pst.Arguments((X, lambda x: x), {"act": jax.nn.relu, "scale": np.float32(2)})
+    again = pst.Arguments((X, lambda x: x), {"act": jax.nn.relu, "scale": np.float32(2)})
+    assert inputs_of(call).signature == inputs_of(again).signature
+    known = inputs_of(pst.Arguments((X,), {"causal": True}, {"block_m": 8}))
+    assert known.signature == "ce4354d2b3574bae"
 
 
 def test_a_tally_forgets_what_was_withdrawn():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -117,7 +120,8 @@ def test_one_element_has_one_order(trial_of, doubled):
     rows = Permuted({0: 0}, output=0)
     with pytest.raises(NotApplicableError, match="no Permuted of the spec says anything"):
         shared(trial_of, doubled, lambda x: 2 * x, rows, arguments=arguments)
-    assert subjects([rows, Permuted({0: 1}, output=1)], arguments) == [1]
+    spec: Any = SimpleNamespace(relations=[rows, Permuted({0: 1}, output=1)])
+    assert subjects(spec, arguments) == [1]
 
 
 def test_it_needs_a_relation(trial_of):

@@ -130,6 +130,7 @@ def test_what_fails_without_a_refusal_says_why():
     dear = record(
         "k", report(), outcome="failed",
         message="k: forward on tpu-compile:v6e: its code for v6e costs more\ninputs",
+        explanation={"summary": "its code for v6e costs more", "details": ["inputs"], "facts": []},
     )  # fmt: skip
     assert list(compilers.reasons([dear])) == ["failed: k (v6e): its code for v6e costs more"]
 

@@ -6,11 +6,13 @@ import base64
 import re
 import struct
 import zlib
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 from report_samples import GRID, HOSTILE, RACE, WAITS, error_pictures
 
+from pytest_pallas.findings import Owner, Wait
 from pytest_pallas.report.drawings.bars import share, slots, stacked
 from pytest_pallas.report.drawings.charts import against_dims, histogram
 from pytest_pallas.report.drawings.grids import grid
@@ -51,8 +53,9 @@ def test_is_well_formed_and_has_a_title(name):
 
 def test_of_everything_hostile():
     """Names come from kernels, and messages from anywhere."""
-    race = [{**RACE[0], "buffer": HOSTILE, "place": HOSTILE}, {**RACE[1], "program": HOSTILE}]
-    waits = [{**WAITS[0], "for": HOSTILE, "place": HOSTILE}]
+    hostile = Owner(thread=HOSTILE)
+    race = [replace(RACE[0], ref=HOSTILE, line=HOSTILE), replace(RACE[1], owner=hostile)]
+    waits = [replace(WAITS[0], on=HOSTILE, line=HOSTILE, owner=hostile)]
     operand = {**GRID, "operand": HOSTILE, "kernel": HOSTILE}
     errors = {**ERRORS["errors"], "output": HOSTILE, "dtype": HOSTILE}
     examples = [{**e, "dims": {HOSTILE: e["dims"]["m"]}} for e in ERRORS["examples"]]
@@ -143,3 +146,25 @@ def test_no_chart_of_a_dim_with_one_size():
 )  # fmt: skip
 def test_short_numbers(value, words):
     assert short(value) == words
+
+
+def test_threads_of_a_gpu_and_barriers_without_names():
+    """Such a barrier is told by its line; a thread by its block on the first device."""
+    waits = [
+        Wait(owner=Owner(thread="block 1, warpgroup 0"), on="", needed=2, had=1, unit="arrivals",
+             line="/home/k.py:24:8 (body)"),
+        Wait(owner=Owner(device=1, thread="block 1, warpgroup 1"), on="", needed=1,
+             unit="arrivals"),
+    ]  # fmt: skip
+    drawn = graph(waits)
+    assert ">block 1, warpgroup 0<" in drawn
+    assert "needs 2 arrivals, has 1" in drawn
+    assert "the barrier at k.py:24:8" in drawn
+    assert "the barrier at an unknown line" in drawn
+
+
+def test_a_copy_to_another_device():
+    access = replace(RACE[0], owner=Owner(device=1), home=2)
+    drawn = timeline([access, RACE[1]])
+    assert "device 1, copy" in drawn
+    assert "to device 2" in drawn

@@ -7,7 +7,9 @@ import re
 
 import pytest
 
-from pytest_pallas.record import Record
+from pytest_pallas.record import NotApplicable, Record
+from pytest_pallas.report.not_applicable import entries
+from pytest_pallas.report.not_applicable import lines as lines_of
 from pytest_pallas.report.summary import summary
 from pytest_pallas.report.terminal import footnotes
 
@@ -35,17 +37,68 @@ def test_failures_and_expected_failures():
     )
 
 
-def skipped(kernel, check, backend, reason):
-    made = record("skipped", check, reason=f"{check} needs more: {reason}")
-    return dataclasses.replace(made, kernel=kernel, backend=backend)
+def left_out(kernel, check, backend, requirement, found="collection"):
+    name = f"specs.py::{kernel}-{check}[{backend}]"
+    return NotApplicable(test=name, kernel=kernel, family="f", check=check, backend=backend,
+                         requirement=requirement, found=found)  # fmt: skip
 
 
-def test_checks_that_had_nothing_to_ask_share_a_line():
-    few = [skipped("a", check, "b", "no DMA") for check in ("races", "dma")]
-    many = [skipped(f"k{i}", "donation", place, "no alias") for i in range(5) for place in "bc"]
-    assert footnotes([*few, *many]) == [
-        "skipped (2) on b: a: races, dma need more: no DMA",
-        "skipped (10) on b, c: 5 kernels: donation needs more: no alias",
+FEW = [left_out("a", check, "b", "no DMA", "run") for check in ("races", "dma")]
+MANY_LEFT = [left_out(f"k{i}", "donation", on, "no alias") for i in range(600) for on in "bc"]
+
+
+def test_checks_that_do_not_apply_have_one_line_of_counts():
+    assert list(lines_of([*FEW, *MANY_LEFT], every=False)) == [
+        "not applicable: 1,202 checks of 601 kernels, 2 of them found when run (-v lists them)"
+    ]
+    assert list(lines_of(FEW[:1], every=False)) == [
+        "not applicable: 1 check of 1 kernel, 1 of them found when run (-v lists them)"
+    ]
+    assert list(lines_of([], every=True)) == []
+
+
+def test_checks_that_do_not_apply_are_listed_by_requirement():
+    assert list(lines_of([*FEW, *MANY_LEFT[:4]], every=True)) == [
+        "not applicable: 6 checks of 3 kernels, 2 of them found when run",
+        "  no alias (4): donation on b, c: k0, k1",
+        "  no DMA (2): races, dma on b: a",
+    ]
+
+
+def test_what_a_test_found_not_to_apply_is_among_them():
+    made = dataclasses.replace(record("skipped", "races"), requirement="no DMA")
+    [entry] = entries({}, [made, record("skipped", reason="claims gpu only")])
+    assert (entry.check, entry.requirement, entry.found) == ("races", "no DMA", "run")
+    assert footnotes([made]) == []
+
+
+def skips(reasons, outcome="skipped", kernels=1):
+    return [
+        dataclasses.replace(record(outcome, reason=f"reason {n}"), kernel=f"k{i}", backend=on)
+        for n in range(reasons)
+        for i in range(kernels)
+        for on in "bc"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "title", "titles"),
+    [("skipped", "skipped", "skipped"), ("xfailed", "expected failure", "expected failures")],
+)
+def test_reasons_are_listed_where_they_are_few(outcome, title, titles):
+    assert footnotes(skips(3, outcome)) == [f"{title} (2) on b, c: k0: reason {n}" for n in "012"]
+    assert footnotes(skips(4, outcome, 2)) == [
+        f"{titles}: 16 checks of 2 kernels, for 4 reasons (-v lists them)"
+    ]
+    assert len(footnotes(skips(40, outcome), every=True)) == 40
+    assert footnotes(skips(1, outcome, 9)) == [f"{title} (18) on b, c: 9 kernels: reason 0"]
+
+
+def test_what_was_not_run_is_told_apart_from_skips():
+    stopped = record("skipped", reason="not run: forward raised; see `k-forward[b]`")
+    assert footnotes([stopped, record("skipped", reason="else")]) == [
+        "not run (1) on b: k: forward raised; see `k-forward[b]`",
+        "skipped (1) on b: k: else",
     ]
 
 
@@ -125,7 +178,22 @@ def test_quiet():
 
 
 def test_every_kernel_is_named_if_asked():
-    many = [skipped(f"k{i}", "donation", "b", "no alias") for i in range(5)]
-    assert footnotes(many, every=True) == [
-        "skipped (5) on b: k0, k1, k2, k3, k4: donation needs more: no alias"
+    assert footnotes(skips(1, kernels=9), every=True) == [
+        "skipped (18) on b, c: k0, k1, k2, k3, k4, k5, k6, k7, k8: reason 0"
     ]
+
+
+@pytest.mark.parametrize("width", [50, 80, 150])
+@pytest.mark.parametrize("most", [5, 24])
+def test_only_the_worst_kernels_that_fit_are_shown(width, most):
+    kernels = [
+        of(f"kernel_{i}_with_a_long_name", multiple=float(i), family=f"f{i % 7}", backend=on)
+        for i in range(159)
+        for on in ("tpu-sim", "interpret", "tpu-interpret", "gpu-interpret")
+    ]
+    found = lines(kernels, width, lines=most)
+    assert most - 6 <= len(found) <= max(most, 6) + 2  # a kernel may take several lines
+    shown = re.findall(r"kernel_(\d+)_", "\n".join(found))
+    assert sorted(map(int, shown), reverse=True) == list(range(158, 158 - len(shown), -1))
+    assert found[-1] == f"... and {159 - len(shown)} more kernels (-v lists them)"
+    assert not any("more kernel" in line for line in lines(kernels[:4], width, lines=most))

@@ -1,4 +1,4 @@
-"""``checks.strength``."""
+"""``checks.oracle_strength``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from pytest_pallas import KernelSpec, SpecError, Tolerance
 from pytest_pallas import strategies as pst
-from pytest_pallas.checks.strength import conclude, oracle_strength
+from pytest_pallas.checks.oracle_strength import conclude, oracle_strength
 from pytest_pallas.strategies.arguments import Arguments
 
 NORMAL = np.random.default_rng(0).standard_normal((7, 7)).astype(np.float32)

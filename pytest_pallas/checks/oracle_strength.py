@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.corruptions import corruptions
-from pytest_pallas.checks.trial import Finding, Trial, exactly, expect
+from pytest_pallas.checks.trial import Trial, TrialResult, exactly, expect
 from pytest_pallas.numerics import Tolerance, bitwise, compare_trees, epsilon, is_exact
 
 #: A change of fewer ulps of the output's scale is what rounding might do: no corruption.
@@ -44,7 +45,7 @@ class Evidence:
     tolerance: Tolerance
 
 
-def oracle_strength(trial: Trial) -> Finding:
+def oracle_strength(trial: Trial) -> TrialResult:
     """Corrupt the right answer in several ways, and judge each as ``forward`` would.
 
     The answer is the baseline, so no kernel runs. Whether the spec is too weak is concluded over
@@ -68,7 +69,7 @@ def oracle_strength(trial: Trial) -> Finding:
                 sensitivity=expected.sensitivity,
             )
             attempts.append(Attempt(kind, path or "the output", not judged.passed, change))
-    return Finding(comparisons=(), evidence=Evidence(tuple(attempts), trial.tolerance))
+    return TrialResult(comparisons=(), evidence=Evidence(tuple(attempts), trial.tolerance))
 
 
 def conclude(evidence: Sequence[Evidence]) -> str | None:
@@ -134,3 +135,15 @@ def _remedy(tolerances: Sequence[Tolerance]) -> str:
         "Leave out the tolerance (the default asks for an error like the baseline's), or tighten "
         "it until these are rejected; or draw values= of which the answer is larger."
     )
+
+
+CHECK = Check(
+    name="oracle-strength",
+    asks="do the spec's tolerance and data reject answers that are wrong?",
+    run=oracle_strength,
+    example_fraction=0.5,
+    min_examples=4,
+    conclude=conclude,
+    executes=False,
+    tries_mutants=False,
+)

@@ -1,0 +1,51 @@
+"""Checks that do not apply to kernels: one line of counts, or a list by requirement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from pytest_pallas.record import NotApplicable, Record, not_applicable_of
+
+
+def entries(
+    left_out: Mapping[str, NotApplicable], records: Iterable[Record]
+) -> Sequence[NotApplicable]:
+    """What was left out at collection, and then what the tests found out when they ran."""
+    found = dict(left_out)
+    for record in records:
+        entry = not_applicable_of(record)
+        if entry is not None:
+            found[entry.test] = entry
+    return list(found.values())
+
+
+def lines(found: Sequence[NotApplicable], *, every: bool) -> Iterator[str]:
+    """One line of counts; with ``every``, also one for each requirement."""
+    if not found:
+        return
+    late = sum(entry.found == "run" for entry in found)
+    told = f", {late:,} of them found when run" if late else ""
+    hint = "" if every else " (-v lists them)"
+    yield f"not applicable: {count(found)}{told}{hint}"
+    if not every:
+        return
+    groups: dict[str, list[NotApplicable]] = {}
+    for entry in found:
+        groups.setdefault(entry.requirement, []).append(entry)
+    for requirement, group in sorted(groups.items(), key=lambda each: -len(each[1])):
+        checks, backends, kernels = (
+            ", ".join(dict.fromkeys(getattr(entry, name) for entry in group))
+            for name in ("check", "backend", "kernel")
+        )
+        yield f"  {requirement} ({len(group):,}): {checks} on {backends}: {kernels}"
+
+
+def count(found: Sequence[NotApplicable | Record]) -> str:
+    """How many checks of how many kernels."""
+    kernels = len({(each.test.rpartition("::")[0], each.kernel) for each in found})
+    return f"{number(len(found), 'check')} of {number(kernels, 'kernel')}"
+
+
+def number(many: int, noun: str) -> str:
+    """``1 check``, ``2 checks``."""
+    return f"{many:,} {noun}{'' if many == 1 else 's'}"

@@ -1,0 +1,204 @@
+"""``--pallas-trace``: the timeline of one simulated run, for a trace viewer.
+
+The run is simulated once more, when its test has ended: the failing example of the last test that
+failed, in the order in which it failed, or else the last example of the last test, in the plain
+order. A process writes it beside the file; the one that reports takes the one that counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_pallas.backends import Call, label
+from pytest_pallas.backends.simulators import Simulator
+from pytest_pallas.errors import BackendUnavailableError, OptionError
+from pytest_pallas.report.files import check_writable
+from pytest_pallas.session import LastRun, Session
+
+#: The attribute of a ``TestReport`` that holds a ``Trace`` as plain values, for other processes.
+ATTRIBUTE = "pallas_trace"
+
+#: Where a reader can open one.
+VIEWER = "https://ui.perfetto.dev"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trace:
+    """The timeline of a test.
+
+    Attributes:
+      test: its node id.
+      kernel: name of the kernel that was run.
+      backend: label of the backend.
+      failed: whether the test failed.
+      drawn: the arguments.
+      schedule: the order that the run had, if it was not the plain one.
+      file: where it is; "" if there is none.
+      problem: why there is none, or "".
+    """
+
+    test: str
+    kernel: str
+    backend: str
+    failed: bool
+    drawn: str
+    schedule: str = ""
+    file: str = ""
+    problem: str = ""
+
+
+def settle_trace(session: Session) -> None:
+    """Make the path absolute, and find out before anything runs whether there can be a timeline.
+
+    Raises:
+      OptionError: the file cannot be written, or no backend simulates.
+    """
+    path = session.options.trace
+    if path is None:
+        return
+    flag = f"--pallas-trace={path}"
+    absolute = session.config.invocation_params.dir / path
+    check_writable(absolute, flag)
+    try:
+        backends = session.selection.backends
+    except BackendUnavailableError as error:
+        raise OptionError(str(error)) from None
+    if all(backend.kind != "simulating" for backend in backends):
+        names = ", ".join(map(label, backends))
+        raise OptionError(
+            f"{flag}: only the simulator has timelines, and the backend is {names}; give "
+            "--pallas-backend=tpu-sim"
+        )
+    session.options = dataclasses.replace(session.options, trace=absolute)
+
+
+def attach(
+    session: Session, report: pytest.TestReport, excinfo: pytest.ExceptionInfo[BaseException] | None
+) -> None:
+    """Put the timeline of a test on its report, if it ran something on the simulator."""
+    ran, session.ran = session.ran, None
+    if report.when != "call" or report.skipped or session.options.mutate is not None:
+        return
+    failed = report.failed
+    if failed and excinfo is not None:
+        ran = failing_run(excinfo.value) or ran
+    if ran is None or not isinstance(ran.backend, Simulator):
+        return
+    if failed or not session.traced_failure:
+        session.traced_failure |= failed
+        trace = _trace(session, report.nodeid, ran, ran.backend, failed=failed)
+        setattr(report, ATTRIBUTE, dataclasses.asdict(trace))
+
+
+class TraceReporter:
+    """Takes the timeline that counts, and says which."""
+
+    def __init__(self, session: Session) -> None:
+        """Report for ``session``."""
+        self.session = session
+        self.found: Trace | None = None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the last timeline of a test that failed, or else of one that passed."""
+        if not hasattr(report, ATTRIBUTE):
+            return
+        trace, former = Trace(**getattr(report, ATTRIBUTE)), self.found
+        if former is not None and former.failed and not trace.failed:
+            trace, former = former, trace
+        if former is not None and former.file:
+            Path(former.file).unlink(missing_ok=True)
+        self.found = trace
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Put it where it was asked for."""
+        path, trace = self.session.options.trace, self.found
+        if path is None or trace is None or not trace.file:
+            return
+        try:
+            Path(trace.file).replace(path)
+        except OSError as error:
+            self.found = dataclasses.replace(trace, file="", problem=str(error))
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Say what was written, below the tables."""
+        path, trace = self.session.options.trace, self.found
+        assert path is not None
+        folder = self.session.config.invocation_params.dir
+        shown = path.relative_to(folder) if path.is_relative_to(folder) else path
+        if trace is None:
+            terminalreporter.write_line(
+                f"--pallas-trace={shown}: not written: no test ran a kernel on the simulator",
+                yellow=True,
+            )
+            return
+        which = "the failing example" if trace.failed else "the last example"
+        words = f"{which} of {trace.test}: {trace.kernel} on {trace.backend}, {trace.drawn}"
+        words += f", with {trace.schedule}" if trace.schedule else ""
+        if trace.file:
+            terminalreporter.write_line(f"timeline written to {shown} ({VIEWER} shows it)")
+            terminalreporter.write_line(f"  of {words}")
+        else:
+            line = f"--pallas-trace={shown}: not written: {trace.problem}; that is {words}"
+            terminalreporter.write_line(line, red=True)
+
+
+def failing_run(error: BaseException) -> LastRun | None:
+    """The call that failed, in the order in which it did."""
+    from pytest_pallas.checks.trial import call
+
+    failure = getattr(error, "failure", None)
+    if failure is None:
+        return None
+    made: Call = call(failure.trial, failure.trial.kernel, failure.trial.arguments.args)
+    schedule = getattr(error, "schedule", None)
+    if schedule is not None:
+        made = dataclasses.replace(made, schedule=schedule)
+    return LastRun(failure.name, failure.trial.backend, made)
+
+
+def _trace(session: Session, test: str, ran: LastRun, backend: Simulator, *, failed: bool) -> Trace:
+    """Simulate a run once more, and write its timeline to a file that has no name yet."""
+    from pytest_pallas.backends.schedules import Schedule
+    from pytest_pallas.simulator.trace_events import text_of
+
+    plain = ran.call.schedule == Schedule()
+    trace = Trace(
+        test=test,
+        kernel=ran.kernel,
+        backend=label(backend),
+        failed=failed,
+        drawn=_drawn(ran.call),
+        schedule="" if plain else str(ran.call.schedule),
+    )
+    timeline, error = backend.trace(dataclasses.replace(ran.call, observer=None))
+    if not timeline.spans:
+        why = f"{type(error).__name__}: {error}" if error else "the call ran no kernel"
+        return dataclasses.replace(trace, problem=why.partition("\n")[0])
+    about = {name: value for name, value in dataclasses.asdict(trace).items() if value != ""}
+    about |= {"raised": str(error)} if error is not None else {}
+    path = session.options.trace
+    assert path is not None
+    try:
+        handle, file = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as opened:
+            opened.write(text_of(timeline, about))
+        Path(file).chmod(0o644)
+    except OSError as problem:  # the folder was there when the session began
+        return dataclasses.replace(trace, problem=str(problem))
+    return dataclasses.replace(trace, file=file)
+
+
+def _drawn(call: Call) -> str:
+    import jax
+
+    leaves = [leaf for leaf in jax.tree.leaves(call.args) if hasattr(leaf, "dtype")]
+    shapes = [f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]" for leaf in leaves]
+    return ", ".join(shapes) or "no arrays"

@@ -1,0 +1,78 @@
+"""Each check and sanitizer is one declaration, ``CHECK``, in the module that implements it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_pallas import checks, sanitizers
+from pytest_pallas.checks.check import Check
+from pytest_pallas.scripts import asked
+
+PACKAGES = [
+    pytest.param(checks, checks.declared_checks, "check", id="checks"),
+    pytest.param(sanitizers, sanitizers.declared_sanitizers, "sanitizer", id="sanitizers"),
+]
+ALL = {
+    check.name: check for check in (*checks.declared_checks(), *sanitizers.declared_sanitizers())
+}
+
+
+def declaring(folder: Path) -> Iterator[str]:
+    """The modules of a folder that declare a check."""
+    for path in folder.glob("*.py"):
+        body = ast.parse(path.read_text()).body
+        targets = [
+            ast.unparse(t) for node in body if isinstance(node, ast.Assign) for t in node.targets
+        ]
+        if "CHECK" in targets:
+            yield path.stem
+
+
+def answering(folder: Path) -> Iterator[str]:
+    """The modules of a folder with a function that answers a trial, as ``Check.run`` does."""
+    for path in folder.glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+                continue
+            given = [arg.annotation and ast.unparse(arg.annotation) for arg in node.args.args]
+            if given == ["Trial"] and node.returns and ast.unparse(node.returns) == "TrialResult":
+                yield path.stem
+
+
+@pytest.mark.parametrize(("package", "declared", "kind"), PACKAGES)
+def test_the_list_is_what_the_modules_declare(package, declared, kind):
+    folder = Path(package.__file__).parent
+    assert sorted(declaring(folder)) == sorted(package.MODULES) == sorted(answering(folder))
+    assert tuple(check.name for check in declared()) == package.NAMES
+    for module, check in zip(package.MODULES, declared(), strict=True):
+        assert isinstance(check, Check)
+        assert check.kind == kind
+        assert (check.run.__module__, check.run.__name__) == (
+            f"{package.__name__}.{module}",
+            module,
+        )
+
+
+def test_a_module_that_answers_without_a_declaration_is_found(tmp_path):
+    (tmp_path / "late.py").write_text("def late(trial: Trial) -> TrialResult:\n    ...\n")
+    (tmp_path / "helping.py").write_text("def helping(trial: Trial) -> bool:\n    ...\n")
+    assert list(answering(tmp_path)) == ["late"]
+    assert list(declaring(tmp_path)) == []
+
+
+def test_one_check_is_the_base():
+    assert [name for name, check in ALL.items() if check.base] == ["forward"]
+
+
+def test_a_gradient_can_be_traced_for_mutants():
+    for check in ALL.values():
+        assert check.differentiates != "only" or check.program is not None
+
+
+def test_scripts_know_checks_only():
+    assert set(asked.QUESTIONS) <= set(ALL)
+    assert tuple(name for name, check in ALL.items() if check.program) == asked.COMPILED
