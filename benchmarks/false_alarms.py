@@ -2,15 +2,20 @@
 
     uv run python benchmarks/false_alarms.py [--examples BACKEND=N]...
 
-Target: no failure in 10,000 examples on `interpret` and 2,000 on `tpu-interpret`. Pytest runs the
+Target: no failure in 20,000 examples on `tpu-sim` and 2,000 on `tpu-interpret`. Pytest runs the
 suite in processes of its own, with another seed each time, until there are enough examples; what
 was run is read from the records. The last line says how many examples and failures there were;
 with a failure the exit status is 1.
 
-Measured on 21 November 2026, JAX 0.12.0.1: no failure in 11,768 examples on `interpret` (seeds 1 to
-3) and in 5,787 on `tpu-interpret` (seeds 1 and 2). What was found on the way, and mended: `export`
-compiled in another way than what it compared with (four failures in 4,382), and approximated
-functions were taken to be rounded correctly (one in 10,199).
+Kernels with DMAs, semaphores or communication fail on `tpu-sim` with the reason, since it has no
+rules for these yet; they are not counted below.
+
+Measured on 23 November 2026, JAX 0.12.0.1: two failures in 21,749 examples on `tpu-sim` (seed 2,
+60 a run): gradients of attention in bfloat16, of a query that sees one key only and next to nothing
+of the others, from a `delta` of the rounded output (see docs/judgement.md). What was found on the
+way, and mended: references that mask with -inf had no noise (five failures in 21,255 examples of
+seed 1, of which four pass now). On 21 November: no failure in 11,768 examples on `interpret` (seeds
+1 to 3) and in 5,787 on `tpu-interpret` (seeds 1 and 2).
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 #: Examples to run on each backend.
-TARGETS = {"interpret": 10_000, "tpu-interpret": 2_000}
+TARGETS = {"tpu-sim": 20_000, "tpu-interpret": 2_000}
 
 #: Exit codes of pytest in which it has written records: all passed, or some failed.
 FINISHED = (0, 1)

@@ -4,20 +4,37 @@
     uv run python benchmarks/fuzz_throughput.py failures [seconds]    wrong ones, up to 30 s each
 
 The hand-written test is ``@given`` sizes, ``force_tpu_interpret_mode`` and ``assert_allclose``
-against jnp. For ``examples`` it draws whole blocks, 1 to 6 a side, as most such tests do; ours runs
-``--pallas-fuzz-time`` with the check ``forward``. For ``failures`` both draw from the strategy of
-the spec, which is more than the hand-written test has; ours runs every check, as it does by
-default. Times begin when the test does, after imports and collection. Both ways run one after the
-other, each in a process of its own. Targets: 8 times the examples on ``interpret``, 3 times on
-``tpu-interpret``, and at least as many wrong kernels in the same time.
+against jnp, on each of JAX's interpreters. For ``examples`` it draws whole blocks, 1 to 6 a side,
+as most such tests do, and in a second run from the strategy of the spec; ours runs
+``--pallas-fuzz-time`` with the check ``forward`` on the simulator. Rates are by processor time, so
+that what else runs on the machine matters less. Shapes are different ones ("Distinct shapes" in
+docs/reference.md), siblings not counted. For ``failures`` both draw from the strategy of the spec,
+and run on the same interpreter; ours runs every check, as it does by default. Times begin when the
+test does, after imports and collection. All run one after the other, each in a process of its own.
+Targets: 30 times the examples (better 60) and 10 times the different shapes, on both interpreters,
+and at least as many wrong kernels in the same time.
 
-Measured on 21 November 2026 on 2 cores with JAX 0.12.0.1, 15 s each: on ``interpret`` matmul 12.6,
-softmax 9.5 and flash attention 8.3 times as many examples as by hand (461, 591 and 333 a minute);
-on ``tpu-interpret`` 11.7, 5.5 and 6.9 times (155, 352 and 183 a minute). An example is a call with
-values of its own; most share their shape with others. Of 37 specs in ``tests/broken``, two of them
-right, the test by hand finds 13 within 10 s on ``interpret`` and 16 on ``tpu-interpret``, ours 29
-and 32; of those that both find, most a little sooner. Two were found later: one wrong without jit,
-which by hand is the only way, and a spec that is too loose, which is said after its last example.
+Measured on 23 November 2026 on 2 cores with JAX 0.12.0.1, 15 s each, with a load of 3 to 5; a
+minute of processor time. By hand first with whole blocks, then as the spec draws:
+
+| | ours | interpret | tpu-interpret |
+| --- | --- | --- | --- |
+| matmul, examples | 9,465 | 38.5x, 31.5x | 103x, 82.6x |
+| softmax, examples | 10,312 | 31.9x, 40.8x | 56.9x, 72.5x |
+| flash_attention, examples | 6,190 | 61.2x, 121x | 89.3x, 147x |
+| matmul, shapes | 1,334 | 6.8x, 8.0x | 15.5x, 20.1x |
+| softmax, shapes | 723 | 4.7x, 5.5x | 7.5x, 8.7x |
+| flash_attention, shapes | 431 | 6.0x, 13.5x | 6.8x, 14.3x |
+
+The target of shapes is missed on ``interpret``, and twice on ``tpu-interpret``, for two reasons.
+Three fifths of the time go to siblings, without which the target of examples is missed. And
+strategies repeat shapes on purpose: a dim has about 9 sizes, which go together in a short table.
+1,280 draws of softmax have 96 different shapes, of matmul 238, of flash attention 76.
+
+``failures`` was measured on 21 November 2026, 10 s each: of 37 specs in ``tests/broken``, two of
+them right, the test by hand finds 13 on ``interpret`` and 16 on ``tpu-interpret``, ours 29 and 32;
+of those that both find, most a little sooner. Two were found later: one wrong without jit, which by
+hand is the only way, and a spec that is too loose, which is said after its last example.
 """
 
 from __future__ import annotations
@@ -36,6 +53,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 BROKEN = ROOT / "tests" / "broken"
 BACKENDS = ("interpret", "tpu-interpret")
+
+#: Where ours runs, for ``examples``.
+SIMULATOR = "tpu-sim"
 
 #: Where the plugin below writes what it saw.
 SEEN = "BENCHMARK_SEEN"
@@ -59,7 +79,7 @@ class TimeIsOver(BaseException):
 
 
 def hand_written(seconds: float, backend: str, kernel: Any, reference: Any, strategy: Any) -> Any:
-    """Examples, seconds and whether one failed, of a hand-written test of a kernel.
+    """Examples, different shapes, seconds and whether one failed, of a hand-written test.
 
     ``strategy`` draws ``(args, options, tuning)``.
     """
@@ -69,7 +89,8 @@ def hand_written(seconds: float, backend: str, kernel: Any, reference: Any, stra
     from jax.experimental.pallas import tpu as pltpu
 
     mode = True if backend == "interpret" else pltpu.InterpretParams()
-    started, examples = time.perf_counter(), 0
+    started, examples, shapes = time.perf_counter(), 0, set[str]()
+    before = time.process_time()
 
     @hypothesis.settings(
         max_examples=10**6,
@@ -87,6 +108,7 @@ def hand_written(seconds: float, backend: str, kernel: Any, reference: Any, stra
         with pltpu.force_tpu_interpret_mode(mode):
             actual = jax.block_until_ready(kernel(*args, **options, **tuning))
         examples += 1
+        shapes.add(shape_of(args, options, tuning))
         expected = reference(*args, **options)
         for got, wanted in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
             loose = got.dtype not in (np.float32, np.float64)
@@ -104,7 +126,21 @@ def hand_written(seconds: float, backend: str, kernel: Any, reference: Any, stra
         pass
     except Exception:  # whatever it raises is a failure
         failed = True
-    return {"examples": examples, "seconds": time.perf_counter() - started, "failed": failed}
+    return {
+        "examples": examples,
+        "shapes": len(shapes),
+        "seconds": time.perf_counter() - started,
+        "processor": time.process_time() - before,
+        "failed": failed,
+    }
+
+
+def shape_of(*call: Any) -> str:
+    """What makes a call another shape: see "Distinct shapes" in docs/reference.md."""
+    from pytest_pallas.checks.inputs import inputs_of
+    from pytest_pallas.strategies import Arguments
+
+    return inputs_of(Arguments(*call)).signature
 
 
 def drawn_by_hand(name: str) -> tuple[Any, Any, Any]:
@@ -139,13 +175,16 @@ def drawn_by_hand(name: str) -> tuple[Any, Any, Any]:
 
 
 def drawn_by_spec(name: str) -> tuple[Any, Any, Any]:
-    """Kernel, reference and strategy of the hand-written test of a wrong kernel."""
+    """Kernel, reference and strategy of a hand-written test that draws from the spec's strategy."""
+    import importlib
+
     import jax
     import jax.numpy as jnp
 
     from pytest_pallas.strategies import as_arguments
 
-    spec = specs()[name]
+    correct = name in KERNELS
+    spec = importlib.import_module(KERNELS[name][0]).SPEC if correct else specs()[name]
 
     def taken_apart(drawn: Any) -> Any:
         call = as_arguments(drawn)
@@ -169,17 +208,23 @@ def pytest_configure() -> None:
 
     path, ask = Path(os.environ[SEEN]), questions.ask_about
     run = SpecItem.runtest
-    seen: dict[str, Any] = {"examples": 0, "failed": False}
-    started = 0.0
+    seen: dict[str, Any] = {"examples": 0, "shapes": 0, "failed": False}
+    shapes = set[str]()
+    started = noted = before = 0.0
 
     def note(*, failed: bool = False) -> None:
-        if not seen["failed"]:
-            seen.update(failed=failed, seconds=time.perf_counter() - started)
+        nonlocal noted
+        now = time.perf_counter()
+        if not seen["failed"] and (failed or now - noted > 0.05):
+            noted = now
+            seen.update(failed=failed, seconds=now - started, shapes=len(shapes))
+            seen["processor"] = time.process_time() - before
             path.write_text(json.dumps(seen))
 
     def asking(*args: Any, **rest: Any) -> None:
-        nonlocal started
+        nonlocal started, before
         started = started or time.perf_counter()
+        before = before or time.process_time()
         try:
             ask(*args, **rest)
         except Exception:
@@ -187,6 +232,7 @@ def pytest_configure() -> None:
             raise
         finally:
             seen["examples"] += 1
+            shapes.update(each.signature for each in args[0].item.tally.inputs[-1:])
             note()
 
     def running(item: SpecItem) -> None:
@@ -245,33 +291,35 @@ def theirs(how: str, name: str, backend: str, seconds: float) -> Any:
             timeout=seconds + 60,
         )
     except subprocess.TimeoutExpired:
-        return {"examples": 0, "seconds": seconds, "failed": False}
+        return {"examples": 0, "shapes": 0, "seconds": seconds, "failed": False}
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def examples(seconds: float) -> None:
-    """Print examples a minute of correct kernels, both ways, and their ratio."""
-    print(
-        f"{'kernel':<18}{'backend':<16}{'by hand':>10}{'ours':>10}{'ratio':>8}   examples a minute"
-    )
-    for backend in BACKENDS:
-        for name, (module, _) in KERNELS.items():
-            by_hand = theirs("by-hand", name, backend, seconds)
-            found = ours(
-                ROOT,
-                name,
-                f"--pallas-suite={module}",
-                f"--pallas-backend={backend}",
-                "--pallas-checks=forward",
-                f"--pallas-fuzz-time={seconds}",
-                limit=seconds,
-            )
-            rates = [60 * each["examples"] / each["seconds"] for each in (by_hand, found)]
-            print(
-                f"{name:<18}{backend:<16}{rates[0]:>10.0f}{rates[1]:>10.0f}"
-                f"{rates[1] / rates[0]:>8.1f}",
-                flush=True,
-            )
+    """Print examples and different shapes a minute of correct kernels, both ways, and ratios."""
+    print("a minute of processor time; a ratio is ours by that of the test by hand", flush=True)
+    print(f"{'kernel':<16}{'':<46}{'examples':>10}{'ratio':>8}{'shapes':>10}{'ratio':>8}")
+    for name, (module, _) in KERNELS.items():
+        found = ours(
+            ROOT,
+            name,
+            f"--pallas-suite={module}",
+            f"--pallas-backend={SIMULATOR}",
+            "--pallas-checks=forward",
+            f"--pallas-fuzz-time={seconds}",
+            limit=seconds,
+        )
+        rates = [60 * found[word] / found["processor"] for word in ("examples", "shapes")]
+        title = f"ours on {SIMULATOR}"
+        print(f"{name:<16}{title:<46}{rates[0]:>10.0f}{'':>8}{rates[1]:>10.0f}", flush=True)
+        for how, title in (("by-hand", "by hand"), ("by-spec", "by hand, drawn as the spec draws")):
+            for backend in BACKENDS:
+                by_hand = theirs(how, name, backend, seconds)
+                words = f"{'':<16}{title + ', ' + backend:<46}"
+                for rate, word in zip(rates, ("examples", "shapes"), strict=True):
+                    other = 60 * by_hand[word] / by_hand["processor"]
+                    words += f"{other:>10.1f}{rate / other if other else float('inf'):>8.1f}"
+                print(words, flush=True)
 
 
 def failures(seconds: float) -> None:

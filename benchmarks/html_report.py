@@ -49,7 +49,7 @@ def records(count: int) -> list[Record]:
                 test=f"{family}/{kernel}.py::{kernel}-{check}[{backend}]",
                 kernel=kernel, family=family, check=check, backend=backend, examples=8,
                 outcome="failed" if fails else "skipped" if number % 9 == 0 else "passed",
-                reason="needs more: something" if number % 9 == 0 else "",
+                reason="not applicable (something)" if number % 9 == 0 else "",
                 multiple=rng.random() * 3, seconds=rng.random() * 5,
                 message=MESSAGE.format(kernel=kernel, check=check, backend=backend) * fails,
                 replay=f"pytest '{family}/{kernel}.py::{kernel}-{check}[{backend}]'" * fails,

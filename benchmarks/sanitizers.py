@@ -51,7 +51,7 @@ def measured(spec: Any) -> dict[str, float]:
     from pytest_pallas.checks.trial import Trial, call
     from pytest_pallas.devices.mesh import make_mesh
     from pytest_pallas.errors import NotApplicableError
-    from pytest_pallas.sanitizers import SANITIZERS
+    from pytest_pallas.sanitizers import declared_sanitizers
     from pytest_pallas.sanitizers.runs import Runs
 
     kernel, reference, inputs = spec.kernel_for("tpu"), spec.reference, spec.inputs
@@ -79,7 +79,7 @@ def measured(spec: Any) -> dict[str, float]:
     def watched() -> None:
         backend.run(replace(plain_call, races=True, dma=True)).unwrap()
 
-    asked = [each for each in SANITIZERS if each.on(backend) is None]
+    asked = [each for each in declared_sanitizers() if each.requires_backend(backend) is None]
 
     def run(*sanitizers: Any) -> None:
         """Raises ``NotApplicableError`` if none of them has anything to ask."""

@@ -51,10 +51,10 @@ from pytest_pallas.analysis.machine_code.slots import Utilization, read_utilizat
 from pytest_pallas.backends.compilation import Compiler
 from pytest_pallas.backends.lowering import Lowering
 from pytest_pallas.backends.protocol import Call
-from pytest_pallas.backends.targets import TARGETS
 from pytest_pallas.compilers.report import CompileReport
 from pytest_pallas.compilers.service import Service
 from pytest_pallas.devices.simulate import simulate
+from pytest_pallas.devices.targets import TARGETS
 
 #: Seconds that one kernel may take the compiler.
 TIMEOUT = 300.0

@@ -1,0 +1,68 @@
+"""Memory and semaphores of a scope, or of a kernel's scratch operands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.compat.transfers import semaphore_kind
+from pytest_pallas.simulator.machine import Machine, Thread
+from pytest_pallas.simulator.memory import Ref
+from pytest_pallas.simulator.transfers import Semaphore, access, release
+
+
+def allocate(thread: Thread, aval: Any, name: str, *site: Any) -> Ref:
+    """Memory of a scope or of a kernel's scratch operand, which was never written.
+
+    Args:
+      thread: whose it is.
+      aval: shape, dtype and memory space.
+      name: for messages.
+      site: which allocation of the kernel it is, for other devices that reach it.
+    """
+    ref = made(thread, aval, name)
+    if thread.recorded:
+        thread.publish(ref, *site)
+    return ref
+
+
+def free(thread: Thread, refs: Sequence[Ref], line: str) -> None:
+    """End the life of what ``allocate`` gave: report copies and counts that are left."""
+    if thread.recorded:
+        for ref in refs:
+            if ref.data.dtype != object:
+                access(thread, ref.data, "free", ref.name, line)
+        thread.withdraw(refs)
+    release(thread, semaphores_of(refs), line)
+
+
+def made(thread: Thread, aval: Any, name: str) -> Ref:
+    """As ``allocate``, of memory that no other device knows."""
+    space = str(aval.memory_space or "").lower().rpartition(".")[2]
+    shape, dtype = tuple(aval.shape), aval.dtype
+    return Ref(memory_of(thread.machine, shape, dtype, name, "scratch"), name, space)
+
+
+def memory_of(
+    machine: Machine, shape: tuple[int, ...], dtype: Any, name: str, place: str
+) -> np.ndarray[Any, Any]:
+    """Memory that was never written, or new semaphores; see ``Machine.uninitialized``."""
+    kind = semaphore_kind(dtype)
+    if kind is not None:
+        return _semaphores(shape, kind, name)
+    return machine.uninitialized(shape, dtype, place)
+
+
+def semaphores_of(refs: Iterable[Ref]) -> list[Semaphore]:
+    """The semaphores among what was allocated."""
+    return [each for ref in refs if ref.data.dtype == object for each in ref.data.flat]
+
+
+def _semaphores(shape: tuple[int, ...], kind: str, name: str) -> np.ndarray[Any, Any]:
+    found = np.empty(shape, object)
+    for point in np.ndindex(*shape):
+        index = f"[{', '.join(map(str, point))}]" if point else ""
+        found[point] = Semaphore(f"{name}{index}", kind)
+    return found

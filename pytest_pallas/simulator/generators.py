@@ -1,0 +1,151 @@
+"""Random number generators that count: threefry and Philox, and the one of a TPU core.
+
+The first two give the bits that JAX gives (Salmon et al., "Parallel random numbers: as easy as 1,
+2, 3", SC11). A TPU's own generator is documented nowhere. Here each core has numpy's Philox, keyed
+by all seeds in their order. What a kernel may rely on is the same: equal seeds give equal numbers,
+other seeds or another order of them others, and each draw goes on where the last one ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+#: Words that are computed at a time, so that they stay in the cache.
+_CHUNK = 1 << 14
+#: Up to here Python's integers are faster than numpy's arrays.
+_FEW = 6
+_MASK = 0xFFFFFFFF
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+
+
+def threefry2x32(key1: Any, key2: Any, count1: Any, count2: Any) -> tuple[Array, Array]:
+    """The block cipher Threefry-2x32 with 20 rounds, of each counter with its key.
+
+    Args:
+      key1: first word of the key, uint32; all arguments are broadcast.
+      key2: second word of the key.
+      count1: first word of the counter.
+      count2: second word of the counter.
+    """
+    words = np.broadcast_arrays(key1, key2, count1, count2)
+    shape = words[0].shape
+    size = words[0].size
+    first, second = np.empty(size, np.uint32), np.empty(size, np.uint32)
+    flat = [word.reshape(-1) for word in words]
+    if size <= _FEW:
+        for number, each in enumerate(zip(*(word.tolist() for word in flat), strict=True)):
+            first[number], second[number] = _block(*each)
+    else:
+        for start in range(0, size, _CHUNK):
+            part = slice(start, start + _CHUNK)
+            key1, key2, count1, count2 = (word[part] for word in flat)
+            _blocks(key1, key2, count1, count2, first[part], second[part])
+    return first.reshape(shape), second.reshape(shape)
+
+
+def _block(key1: int, key2: int, x: int, y: int) -> tuple[int, int]:
+    keys = (key1, key2, key1 ^ key2 ^ _PARITY)
+    x, y = (x + key1) & _MASK, (y + key2) & _MASK
+    for group in range(5):
+        for turn in _ROTATIONS[group % 2]:
+            x = (x + y) & _MASK
+            y = ((y << turn) | (y >> (32 - turn))) & _MASK ^ x
+        x = (x + keys[(group + 1) % 3]) & _MASK
+        y = (y + keys[(group + 2) % 3] + group + 1) & _MASK
+    return x, y
+
+
+def _blocks(key1: Array, key2: Array, x1: Array, x2: Array, x: Array, y: Array) -> None:
+    """Write the ciphers of ``x1`` and ``x2`` to ``x`` and ``y``."""
+    keys = (key1, key2, key1 ^ key2 ^ np.uint32(_PARITY))
+    np.add(x1, key1, out=x)
+    np.add(x2, key2, out=y)
+    turned = np.empty_like(x)
+    for group in range(5):
+        for turn in _ROTATIONS[group % 2]:
+            x += y
+            np.left_shift(y, turn, out=turned)
+            y >>= 32 - turn
+            y |= turned
+            y ^= x
+        x += keys[(group + 1) % 3]
+        y += keys[(group + 2) % 3]
+        y += np.uint32(group + 1)
+
+
+def threefry_words(key1: Any, key2: Any, size: int) -> Array:
+    """As many words as are asked for, of counters that go up in both halves of the result.
+
+    Args:
+      key1: first words of the keys, of any shape.
+      key2: second words of the keys.
+      size: how many words each key gives, along a new last dimension.
+    """
+    half = (size + 1) // 2
+    counts = np.arange(2 * half, dtype=np.uint32)
+    if size % 2:
+        counts[-1] = 0
+    key1, key2 = np.asarray(key1)[..., None], np.asarray(key2)[..., None]
+    parts = threefry2x32(key1, key2, counts[:half], counts[half:])
+    return np.concatenate(parts, axis=-1)[..., :size]
+
+
+def count_pairs(shape: Sequence[int]) -> tuple[Array, Array]:
+    """Upper and lower words of the position of each element."""
+    count = np.arange(prod(shape), dtype=np.uint64).reshape(shape)
+    return (count >> np.uint64(32)).astype(np.uint32), count.astype(np.uint32)
+
+
+def philox4x32(state: Array, size: int) -> tuple[Array, Array]:
+    """Words of Philox-4x32 with 10 rounds, as XLA's generator gives them on a CPU.
+
+    Args:
+      state: uint32[4]: the key, which is the upper half of the counter, too, and the lower half.
+      size: how many words.
+
+    Returns:
+      The state after them, and the words.
+    """
+    key = [int(state[0]), int(state[1])]
+    low = int(state[2]) | int(state[3]) << 32
+    blocks = (size + 3) // 4
+    words = np.empty((blocks, 4), np.uint32)
+    for start in range(0, blocks, _CHUNK):
+        part = words[start : start + _CHUNK]
+        count = np.arange(start, start + len(part), dtype=np.uint64) + np.uint64(low)
+        c0, c1 = count & np.uint64(_MASK), count >> np.uint64(32)
+        # The lower half of the counter carries into the upper one, which the state does not keep.
+        upper = (count < np.uint64(low)) + np.uint64(key[0] | key[1] << 32)
+        c2, c3 = upper & np.uint64(_MASK), upper >> np.uint64(32)
+        k0, k1 = key
+        for _ in range(10):
+            even, odd = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+            c0 = (odd >> np.uint64(32)) ^ c1 ^ np.uint64(k0)
+            c2 = (even >> np.uint64(32)) ^ c3 ^ np.uint64(k1)
+            c1, c3 = odd & np.uint64(_MASK), even & np.uint64(_MASK)
+            k0, k1 = (k0 + 0x9E3779B9) & _MASK, (k1 + 0xBB67AE85) & _MASK
+        for place, word in enumerate((c0, c1, c2, c3)):
+            part[:, place] = word
+    low = (low + blocks) % 2**64
+    after = np.array([*key, low & _MASK, low >> 32], np.uint32)
+    return after, words.reshape(-1)[:size]
+
+
+def core_generator(*seeds: int) -> np.random.Generator:
+    """The generator of a core that was seeded by these words."""
+    words = [int(seed) % 2**32 for seed in seeds]
+    # With their number: SeedSequence takes [1] and [1, 0] for the same.
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([len(words), *words])))
+
+
+def draw_bits(generator: np.random.Generator, shape: Sequence[int], dtype: Any) -> Array:
+    """Random bits of a core's generator, as integers of ``dtype``."""
+    limits = np.iinfo(dtype)
+    return generator.integers(limits.min, limits.max, tuple(shape), dtype, endpoint=True)

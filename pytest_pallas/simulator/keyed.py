@@ -1,0 +1,46 @@
+"""Typed PRNG keys in rules that move elements around: their words are additional axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.simulator.registry import Equation, Evaluate
+from pytest_pallas.simulator.values import Keys, is_key_dtype
+
+
+def words(eqn: Equation) -> tuple[int, ...]:
+    """The shape of one key, if the equation moves typed PRNG keys; () for arrays."""
+    for aval in (*eqn.ins, *eqn.outs):
+        if is_key_dtype(getattr(aval, "dtype", None)):
+            return tuple(aval.dtype._impl.key_shape)
+    return ()
+
+
+def elements(eqn: Equation) -> np.dtype[Any]:
+    """The dtype of the arrays that stand for the first result: uint32 for keys."""
+    return np.dtype(np.uint32) if is_key_dtype(eqn.out.dtype) else np.dtype(eqn.out.dtype)
+
+
+def on_words(eqn: Equation, evaluate: Evaluate) -> Evaluate:
+    """Let a function of arrays evaluate an equation, also where its operands are keys.
+
+    Args:
+      eqn: the equation.
+      evaluate: takes arrays and gives arrays; keys have their words as the last axes.
+    """
+    if not words(eqn):
+        return evaluate
+    dtypes = [out.dtype if is_key_dtype(out.dtype) else None for out in eqn.outs]
+
+    def evaluate_keys(*values: Any) -> Any:
+        result = evaluate(*(each.data if isinstance(each, Keys) else each for each in values))
+        if isinstance(result, np.ndarray):
+            return result if dtypes[0] is None else Keys(result, dtypes[0])
+        return [
+            each if dtype is None else Keys(each, dtype)
+            for each, dtype in zip(result, dtypes, strict=True)
+        ]
+
+    return evaluate_keys

@@ -1,0 +1,105 @@
+"""Rules: how the simulator evaluates one primitive, registered where they stand.
+
+A rule is called once for each equation of a program, with everything that is known before the
+program runs (parameters, shapes, dtypes), and gives the function that computes its values. What
+can be decided once is decided there; what runs again in every step of a loop or grid stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_pallas import compat
+
+#: Computes the results of an equation from its operands: one value, or a sequence of them where
+#: the primitive has several results. A threaded one takes the ``Thread`` first.
+Evaluate = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """What is known of one equation before it is evaluated.
+
+    Attributes:
+      name: of its primitive.
+      params: of the primitive.
+      ins: abstract values of its operands.
+      outs: abstract values of its results.
+      origin: the equation in JAX's program, for its source line; None in eager mode.
+      home: the module that defines the primitive: names are not unique.
+      around: ``file:line`` of the equation around it, for those that have none: JAX keeps no line
+        of what it does itself in a scope (``sync_copy``).
+    """
+
+    name: str
+    params: Mapping[str, Any]
+    ins: tuple[Any, ...]
+    outs: tuple[Any, ...]
+    origin: Any = None
+    home: str = ""
+    around: str = ""
+
+    @property
+    def out(self) -> Any:
+        """The abstract value of its only result."""
+        return self.outs[0]
+
+    @property
+    def line(self) -> str:
+        """``file:line`` of the code that made it, or ""."""
+        return (self.origin is not None and compat.source_line(self.origin)) or self.around
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one primitive is evaluated.
+
+    Attributes:
+      bind: gives the function that evaluates an equation.
+      threaded: whether that function takes the ``Thread`` that evaluates it, before the operands.
+        A rule is threaded if it reads or writes memory, runs another program, or asks where it
+        runs.
+    """
+
+    bind: Callable[[Equation], Evaluate]
+    threaded: bool = False
+
+
+_RULES: dict[tuple[str, str], Rule] = {}
+
+
+def rule(
+    *names: str, threaded: bool = False, home: str = ""
+) -> Callable[[Callable[[Equation], Evaluate]], Callable[[Equation], Evaluate]]:
+    """Register a rule for the primitives of these names.
+
+    Args:
+      names: of the primitives, as they are printed in a jaxpr.
+      threaded: see ``Rule``.
+      home: the end of the name of the module that defines the primitive, where another one has the
+        same name; the rule of that home goes first.
+
+    Raises:
+      ValueError: there is such a rule already.
+    """
+
+    def register(bind: Callable[[Equation], Evaluate]) -> Callable[[Equation], Evaluate]:
+        for name in names:
+            if (name, home) in _RULES:
+                raise ValueError(f"there are two rules for the primitive {name!r}")
+            _RULES[name, home] = Rule(bind, threaded)
+        return bind
+
+    return register
+
+
+def find_rule(name: str, home: str = "") -> Rule | None:
+    """The rule of a primitive, or None if there is none."""
+    return _RULES.get((name, home.rpartition(".")[2])) or _RULES.get((name, ""))
+
+
+def known_primitives() -> Iterable[str]:
+    """The names of all primitives that have a rule."""
+    return sorted({name for name, _ in _RULES})

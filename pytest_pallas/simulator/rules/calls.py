@@ -1,0 +1,113 @@
+"""Rules: calls of other programs, of Python, and what passes values on as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas import compat
+from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.program import Program, prepare, prepare_lifted
+from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.values import to_jax
+
+#: Primitives that call another program with their own operands.
+CALLS = (
+    *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat2"),
+    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+    *("custom_vmap_call", "composite", "custom_partitioning", "xla_metadata_call"),
+)
+
+
+def called(eqn: Equation) -> Program:
+    """The program that a call runs."""
+    names = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
+    return prepare(next(eqn.params[name] for name in names if name in eqn.params))
+
+
+@rule(*CALLS, threaded=True)
+def _call(eqn: Equation) -> Evaluate:
+    program = called(eqn)
+    return lambda thread, *args: run(program, thread, args)
+
+
+#: Names of values, promises about them, and where they are: all the same to a simulated device.
+_PASSED = (
+    *("stop_gradient", "copy", "copy_p", "multiple_of", "name", "stage", "xla_metadata_value"),
+    *("pvary", "reduced_vary_cast", "vary_unreduced_cast", "preduced"),
+)
+
+
+@rule(*_PASSED)
+def _same(eqn: Equation) -> Evaluate:
+    return lambda value, *_: value
+
+
+@rule("optimization_barrier", "device_put")
+def _barrier(eqn: Equation) -> Evaluate:
+    return lambda *values: values
+
+
+@rule("tie")
+def _tie(eqn: Equation) -> Evaluate:
+    return lambda before, value: value
+
+
+@rule("dce_sink", "add_dependency", "trace_value")
+def _nothing(eqn: Equation) -> Evaluate:
+    """What keeps values from being optimized away, orders operations, or is for a profiler."""
+    return lambda *_: ()
+
+
+@rule("custom_fusion", threaded=True)
+def _custom_fusion(eqn: Equation) -> Evaluate:
+    """A function that may have another implementation inside of kernels."""
+    params = eqn.params
+    first, second = params["num_consts"], params["num_consts"] + params["pallas_num_consts"]
+    program = prepare_lifted(params["jaxpr"])
+    own = params["pallas_jaxpr"]
+    inside = None if own is None else prepare_lifted(own)
+
+    def evaluate(thread: Thread, *values: Any) -> Any:
+        args = values[second:]
+        if inside is not None and thread.kernels:
+            return run(inside, thread, (*values[first:second], *args))
+        return run(program, thread, (*values[:first], *args))
+
+    return evaluate
+
+
+@rule("platform_index")
+def _platform_index(eqn: Equation) -> Evaluate:
+    """Which branch of ``lax.platform_dependent`` is for a TPU; else that for the host."""
+    platforms = eqn.params["platforms"]
+    for name in ("tpu", None, "cpu"):
+        for number, names in enumerate(platforms):
+            if name in (names or (None,)):
+                chosen = np.int32(number)
+                return lambda: chosen
+    raise SimulationError(f"lax.platform_dependent has no branch for a TPU, only {platforms}")
+
+
+@rule("pure_callback", "io_callback")
+def _callback(eqn: Equation) -> Evaluate:
+    """Python on the host, which gets arrays of JAX."""
+    callback = eqn.params["callback"]
+
+    def evaluate(*values: Any) -> Any:
+        import jax
+
+        with jax.default_device(jax.devices("cpu")[0]), compat.untraced():
+            results = callback(*(jax.device_put(to_jax(value)) for value in values))
+        found = [np.asarray(each) for each in jax.tree.leaves(results)]
+        wanted = [(out.shape, out.dtype) for out in eqn.outs]
+        if [(each.shape, each.dtype) for each in found] != wanted:
+            given = ", ".join(f"{each.dtype}{list(each.shape)}" for each in found)
+            said = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in wanted)
+            raise SimulationError(f"a callback returns {given or 'nothing'} instead of {said}")
+        return found
+
+    return evaluate

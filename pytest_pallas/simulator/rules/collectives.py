@@ -1,0 +1,175 @@
+"""Rules: what XLA does between the devices of a mesh, outside of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.errors import MissingRuleError
+from pytest_pallas.simulator.dtypes import convert
+from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.meeting import meet
+from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+
+Array = np.ndarray[Any, Any]
+
+#: A collective: takes the values of the group in order and the own position among them.
+Collective = Callable[[Sequence[Any], int], Any]
+
+
+def _names(axes: Any) -> tuple[Any, ...]:
+    return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+
+
+def _size(thread: Thread, name: str) -> int:
+    size = thread.sizes.get(name) or thread.cores.get(name)
+    if size is None:
+        raise MissingRuleError(f"the simulator does not simulate the mesh axis {name!r} here")
+    return size
+
+
+@rule("axis_index", threaded=True)
+def _axis_index(eqn: Equation) -> Evaluate:
+    names = _names(eqn.params["axis_name"])
+
+    def evaluate(thread: Thread) -> Any:
+        index = 0
+        for name in names:
+            if name not in thread.axes:
+                raise MissingRuleError(
+                    f"the simulator does not simulate the mesh axis {name!r} here"
+                )
+            scale = _size(thread, name) if len(names) > 1 else 1
+            index = index * scale + thread.axes[name]
+        return np.int32(index)
+
+    return evaluate
+
+
+def _exchange(
+    eqn: Equation, thread: Thread, names: tuple[str, ...], groups: Any, value: Any
+) -> tuple[list[Any], int]:
+    """The values of all devices of the thread's group, in order, and its own position.
+
+    Args:
+      eqn: the collective.
+      thread: the device.
+      names: the mesh axes along which the group goes.
+      groups: ``axis_index_groups``, or None for all.
+      value: what it gives to the others.
+    """
+    sizes = [_size(thread, name) for name in names]
+    mine = int(np.ravel_multi_index([thread.axes[name] for name in names], sizes))
+    members = list(range(int(np.prod(sizes))))
+    if groups is not None:
+        members = next(list(group) for group in groups if mine in group)
+    others = tuple((axis, at) for axis, at in thread.axes.items() if axis not in names)
+    place = (id(eqn), others, tuple(members))
+    what = f"{eqn.name}{' at ' + eqn.line if eqn.line else ''}"
+    given = meet(thread, place, mine, members, value, what)
+    return [given[member] for member in members], members.index(mine)
+
+
+def _reduced(function: Any, values: Sequence[Array]) -> Array:
+    """All values as one, in the order of the devices, rounded to their dtype once."""
+    dtype = values[0].dtype
+    narrow = dtype.itemsize < 4 and dtype.kind in "fV"
+    wide = np.dtype(np.float32) if narrow else dtype
+    total = convert(values[0], wide)
+    for value in values[1:]:
+        total = function(total, convert(value, wide)).astype(wide, copy=False)
+    return convert(np.asarray(total), dtype)
+
+
+@rule(*("psum", "psum2", "psum_invariant", "pmax", "pmin", "unreduced_psum"), threaded=True)
+def _reduction(eqn: Equation) -> Evaluate:
+    names = _names(eqn.params.get("axes", eqn.params.get("axis_name")))
+    if any(not isinstance(name, str) for name in names):
+        raise MissingRuleError(f"the simulator does not simulate {eqn.name} over numbered axes")
+    groups = eqn.params.get("axis_index_groups")
+    function = {"pmax": np.maximum, "pmin": np.minimum}.get(eqn.name, np.add)
+
+    def evaluate(thread: Thread, *values: Any) -> Any:
+        given, _ = _exchange(eqn, thread, names, groups, values)
+        return [_reduced(function, column) for column in zip(*given, strict=True)]
+
+    return (
+        evaluate
+        if eqn.origin is None or eqn.origin.primitive.multiple_results
+        else (lambda thread, value: evaluate(thread, value)[0])
+    )
+
+
+def _one(eqn: Equation, names: tuple[str, ...], groups: Any, collective: Collective) -> Evaluate:
+    def evaluate(thread: Thread, value: Any) -> Any:
+        given, mine = _exchange(eqn, thread, names, groups, np.asarray(value))
+        return np.ascontiguousarray(collective(given, mine))
+
+    return evaluate
+
+
+@rule("ppermute", threaded=True)
+def _ppermute(eqn: Equation) -> Evaluate:
+    source = {to: from_ for from_, to in eqn.params["perm"]}
+
+    def permuted(given: Sequence[Any], mine: int) -> Any:
+        return given[source[mine]] if mine in source else np.zeros_like(given[mine])
+
+    return _one(eqn, _names(eqn.params["axis_name"]), None, permuted)
+
+
+@rule("pbroadcast", threaded=True)
+def _pbroadcast(eqn: Equation) -> Evaluate:
+    source = eqn.params.get("source", 0)
+    names = _names(eqn.params.get("axis_name", eqn.params.get("axes")))
+    if "source" not in eqn.params:  # of varying types: the same value, nothing is sent
+        return lambda thread, *values: list(values)
+    return _one(eqn, names, eqn.params.get("axis_index_groups"), lambda given, _: given[source])
+
+
+@rule("all_gather", "all_gather_invariant", "all_gather_reduced", threaded=True)
+def _all_gather(eqn: Equation) -> Evaluate:
+    axis, tiled = eqn.params["all_gather_dimension"], eqn.params["tiled"]
+    join = np.concatenate if tiled else np.stack
+    return _one(
+        eqn,
+        _names(eqn.params["axis_name"]),
+        eqn.params.get("axis_index_groups"),
+        lambda given, _: join(given, axis=axis),
+    )
+
+
+@rule("reduce_scatter", "psum_scatter", "unreduced_reduce_scatter", threaded=True)
+def _reduce_scatter(eqn: Equation) -> Evaluate:
+    axis, tiled = eqn.params["scatter_dimension"], eqn.params["tiled"]
+
+    def scattered(given: Sequence[Any], mine: int) -> Any:
+        total = _reduced(np.add, given)
+        if not tiled:
+            return np.take(total, mine, axis)
+        return np.split(total, len(given), axis)[mine]
+
+    names = _names(eqn.params["axis_name"])
+    return _one(eqn, names, eqn.params.get("axis_index_groups"), scattered)
+
+
+@rule("all_to_all", threaded=True)
+def _all_to_all(eqn: Equation) -> Evaluate:
+    split, concat = eqn.params["split_axis"], eqn.params["concat_axis"]
+    tiled = eqn.params.get("tiled", False)
+
+    def exchanged(given: Sequence[Any], mine: int) -> Any:
+        parts = [np.split(each, len(given), split)[mine] for each in given]
+        if tiled:
+            return np.concatenate(parts, concat)
+        return np.stack([np.squeeze(part, split) for part in parts], concat)
+
+    names = _names(eqn.params["axis_name"])
+    return _one(eqn, names, eqn.params.get("axis_index_groups"), exchanged)
+
+
+@rule("ragged_all_to_all", "pgather", threaded=True)
+def _communication(eqn: Equation) -> Evaluate:
+    raise MissingRuleError(f"the simulator does not simulate {eqn.name} yet")

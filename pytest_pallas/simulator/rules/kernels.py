@@ -1,0 +1,141 @@
+"""Rules: kernels, and what their bodies ask about the grid."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas import compat
+from pytest_pallas.compat.transfers import semaphore_kind
+from pytest_pallas.findings import Finding
+from pytest_pallas.simulator.capacity import capacity_findings
+from pytest_pallas.simulator.launches import traffic_of
+from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.pipeline import Kernel, execute, window_of
+from pytest_pallas.simulator.program import prepare
+from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.values import Keys, is_key_dtype
+
+
+@rule("pallas_call", threaded=True)
+def _pallas_call(eqn: Equation) -> Evaluate:
+    kernel = kernel_of(eqn)
+    keys = [aval.dtype if is_key_dtype(aval.dtype) else None for aval in eqn.outs]
+
+    excesses: dict[str, tuple[Finding, ...]] = {}
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        target = thread.machine.target
+        if target not in excesses:
+            excesses[target] = tuple(capacity_findings(kernel, target))
+        for finding in excesses[target]:
+            thread.machine.report(finding)
+        words = [each.data if isinstance(each, Keys) else each for each in operands]
+        outputs: list[Any] = execute(kernel, thread, words)
+        outputs = [
+            each if dtype is None else Keys(each, dtype)
+            for each, dtype in zip(outputs, keys, strict=True)
+        ]
+        if thread.machine.outputs is not None:
+            thread.machine.outputs(kernel.equation, outputs)
+        return outputs
+
+    return evaluate
+
+
+def kernel_of(eqn: Equation) -> Kernel:
+    """The kernel of a ``pallas_call``, prepared."""
+    origin = eqn.origin
+    facts = compat.grid_facts(origin)
+    facts = dataclasses.replace(
+        facts,
+        inputs=tuple(map(_of_words, facts.inputs)),
+        outputs=tuple(map(_of_words, facts.outputs)),
+    )
+    body = eqn.params["jaxpr"]
+    return Kernel(
+        name=compat.kernel_name(origin),
+        facts=facts,
+        body=prepare(body),
+        names=_names(compat.argument_names(compat.open_jaxpr(body)[0]), facts),
+        windows=tuple(
+            window_of(number, block, output=number >= len(facts.inputs), home=_home(eqn, number))
+            for number, block in enumerate((*facts.inputs, *facts.outputs))
+        ),
+        written=compat.written_inputs(body),
+        parallel=_parallel(facts),
+        traffic=traffic_of(
+            [body],
+            facts.params,
+            lasting=any(semaphore_kind(block.dtype) is not None for block in facts.outputs),
+        ),
+        equation=origin,
+    )
+
+
+def _home(eqn: Equation, number: int) -> str:
+    """The memory space that the array of an input was asked to be in, or ""."""
+    facts = compat.grid_facts(eqn.origin)
+    at = len(facts.sizes) + len(facts.scalars) + number
+    space = getattr(eqn.ins[at], "memory_space", None) if number < len(facts.inputs) else None
+    return str(space or "").lower().rpartition(".")[2]
+
+
+def _of_words(block: compat.BlockFacts) -> compat.BlockFacts:
+    """The blocks of an array of typed keys as those of the keys' words."""
+    if not is_key_dtype(block.dtype):
+        return block
+    words = tuple(block.dtype._impl.key_shape)
+    return dataclasses.replace(
+        block,
+        shape=(*block.shape, *words),
+        dtype=np.dtype(np.uint32),
+        dims=(*block.dims, *(("Blocked", size, (0, 0)) for size in words)),
+        of_dims=lambda leaves: (*block.of_dims(leaves), *(0 for _ in words)),
+    )
+
+
+def _names(names: tuple[str, ...], facts: compat.GridFacts) -> tuple[str, ...]:
+    """The names of the body's parameters; where it has none, what the call says of an operand."""
+    blocks = [block.name for block in (*facts.inputs, *facts.outputs)]
+    count = len(facts.scalars)
+    return tuple(
+        name or (blocks[number - count] if 0 <= number - count < len(blocks) else "")
+        for number, name in enumerate(names)
+    )
+
+
+def _parallel(facts: compat.GridFacts) -> tuple[int, ...]:
+    semantics = getattr(facts.params, "dimension_semantics", None) or ()
+    names = [str(getattr(each, "value", each)).lower() for each in semantics]
+    # What vmap adds has no semantics of its own.
+    axes = [axis for axis in range(len(facts.grid)) if axis not in facts.vmapped]
+    return tuple(axis for axis, name in zip(axes, names, strict=False) if "parallel" in name)
+
+
+@rule("program_id", threaded=True)
+def _program_id(eqn: Equation) -> Evaluate:
+    axis = eqn.params["axis"]
+    return lambda thread: np.int32(thread.grids[-1].point[axis])
+
+
+@rule("num_programs", threaded=True)
+def _num_programs(eqn: Equation) -> Evaluate:
+    axis = eqn.params["axis"]
+    return lambda thread: np.int32(thread.grids[-1].sizes[axis])
+
+
+@rule("delay")
+def _delay(eqn: Equation) -> Evaluate:
+    # Nothing takes time here.
+    return lambda *_: ()
+
+
+@rule("call_hi_primitive", threaded=True)
+def _high(eqn: Equation) -> Evaluate:
+    from pytest_pallas.simulator.evaluation import run
+
+    program = prepare(compat.expanded(eqn.params, eqn.ins))
+    return lambda thread, *args: run(program, thread, args)

@@ -1,0 +1,139 @@
+"""Rules: sums, products, extrema and logical reductions over whole axes.
+
+Floats of 16 bits and fewer are reduced in float32, and the result is rounded once. XLA's CPU
+backend rounds every partial result of them instead, in an order of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from pytest_pallas.simulator.dtypes import compute_dtype, converter, is_complex, is_float
+from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.lanes import in_lanes
+from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+
+Array = np.ndarray[Any, Any]
+
+
+@rule("reduce_sum")
+def _reduce_sum(eqn: Equation) -> Evaluate:
+    # From +0.0, as XLA does: a sum of nothing but -0.0 is +0.0.
+    return _from_identity(eqn, np.add, 0)
+
+
+@rule("reduce_prod")
+def _reduce_prod(eqn: Equation) -> Evaluate:
+    return _from_identity(eqn, np.multiply, 1)
+
+
+@rule("reduce_and")
+def _reduce_and(eqn: Equation) -> Evaluate:
+    dtype = np.dtype(eqn.out.dtype)
+    ones = dtype.kind == "b" or ~np.zeros((), dtype)
+    return _from_identity(eqn, np.bitwise_and, ones)
+
+
+@rule("reduce_or")
+def _reduce_or(eqn: Equation) -> Evaluate:
+    return _from_identity(eqn, np.bitwise_or, 0)
+
+
+@rule("reduce_xor")
+def _reduce_xor(eqn: Equation) -> Evaluate:
+    return _from_identity(eqn, np.bitwise_xor, 0)
+
+
+def _from_identity(eqn: Equation, operation: np.ufunc, identity: Any) -> Evaluate:
+    """Reduce from a value that changes nothing, which is also the result of no elements."""
+    axes = tuple(eqn.params["axes"])
+    if not axes:
+        return lambda value: value
+    dtype = np.dtype(eqn.out.dtype)
+    wide = compute_dtype(dtype)
+    start = wide.type(identity)
+    reduce: Any = operation.reduce
+    if wide == dtype:
+        return lambda value: reduce(value, axes, wide, None, False, start)
+    widen, narrow = converter(dtype, wide), converter(wide, dtype)
+    return lambda value: narrow(reduce(widen(value), axes, wide, None, False, start))
+
+
+@rule("reduce_max")
+def _reduce_max(eqn: Equation) -> Evaluate:
+    return _extremum(eqn, largest=True)
+
+
+@rule("reduce_min")
+def _reduce_min(eqn: Equation) -> Evaluate:
+    return _extremum(eqn, largest=False)
+
+
+def _extremum(eqn: Equation, *, largest: bool) -> Evaluate:
+    axes = tuple(eqn.params["axes"])
+    if not axes:
+        return lambda value: value
+    dtype, shape = np.dtype(eqn.out.dtype), tuple(eqn.out.shape)
+    if any(eqn.ins[0].shape[axis] == 0 for axis in axes):
+        nothing = np.full(shape, identity_of_extremum(dtype, largest=largest))
+        return lambda _: nothing
+    wide = compute_dtype(dtype)
+    widen, narrow = converter(dtype, wide), converter(wide, dtype)
+    return lambda value: narrow(extremum(widen(value), axes, largest=largest))
+
+
+def extremum(value: Array, axes: tuple[int, ...], *, largest: bool) -> Any:
+    """The maximum along axes, or the minimum; NaN if there is one, and -0.0 is less than 0.0."""
+    reduce: Any = np.maximum.reduce if largest else np.minimum.reduce
+    found = reduce(value, axes)
+    if value.dtype.kind != "f" or found.all():
+        return found
+    # For numpy, zeros are equal, and it takes either.
+    negative = np.signbit(value)
+    negative = negative.all(axes) if largest else negative.any(axes)
+    return np.where(
+        found == 0,
+        np.copysign(found, np.where(negative, found.dtype.type(-1), found.dtype.type(1))),
+        found,
+    )
+
+
+def identity_of_extremum(dtype: np.dtype[Any], *, largest: bool) -> Any:
+    """The maximum of no elements, or their minimum."""
+    if dtype.kind == "b":
+        return dtype.type(not largest)
+    if is_complex(dtype):
+        return dtype.type(-np.inf if largest else np.inf)
+    if not is_float(dtype):
+        limits = ml_dtypes.iinfo(dtype)
+        return np.array(int(limits.min if largest else limits.max)).astype(dtype)
+    endless = np.array(-np.inf if largest else np.inf, np.float32).astype(dtype)
+    if np.isinf(endless.astype(np.float32)):
+        return endless
+    limits = ml_dtypes.finfo(dtype)
+    return np.array(limits.min if largest else limits.max, dtype)
+
+
+@rule("reduce", threaded=True)
+def _reduce(eqn: Equation) -> Evaluate:
+    axes, count = tuple(eqn.params["dimensions"]), len(eqn.outs)
+    given, shape = tuple(eqn.ins[0].shape), tuple(eqn.outs[0].shape)
+    rest = tuple(axis for axis in range(len(given)) if axis not in axes)
+    order = (*axes, *rest)
+    program = in_lanes(eqn.params["jaxpr"], shape)
+    total = math.prod(given[axis] for axis in axes)
+
+    def evaluate(thread: Thread, *values: Any) -> list[Any]:
+        parts = [each.transpose(order).reshape((total, *shape)) for each in values[:count]]
+        found: list[Any] = [np.broadcast_to(each, shape) for each in values[count:]]
+        # One after the other, as XLA does on the CPU: the computation may be anything.
+        for each in zip(*parts, strict=True):
+            found = run(program, thread, [*found, *each])
+        return found
+
+    return evaluate

@@ -1,0 +1,233 @@
+"""Rules: loads from references and stores to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas import compat
+from pytest_pallas.compat.windows import Indexed, Transform, transforms_in, transforms_of
+from pytest_pallas.errors import SimulationError
+from pytest_pallas.findings import Finding
+from pytest_pallas.simulator.dtypes import convert
+from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory import Elements, Ref
+from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.transfers import access
+from pytest_pallas.simulator.values import Keys, is_key_dtype
+from pytest_pallas.simulator.windows import Outside, grid_of, read, refuse, region_of, write
+
+
+@rule("get", threaded=True)
+def _get(eqn: Equation) -> Evaluate:
+    window = transforms_of(eqn.params["tree"], 1, len(eqn.ins) - 1)
+    dtype = eqn.out.dtype
+    whole = not window and not is_key_dtype(dtype)
+
+    def load(thread: Thread, ref: Ref, *operands: Any) -> Any:
+        if whole and not thread.recorded:
+            return ref.data.copy()
+        try:
+            part = read(ref.data, window, (ref, *operands))
+        except Outside as outside:
+            raise refuse(thread, ref, "load from", outside, eqn.line) from None
+        if thread.recorded:
+            region = region_of(part, ref.data, window, (ref, *operands))
+            access(thread, region, "read", ref.name, eqn.line)
+        return np.array(part)
+
+    if is_key_dtype(dtype):
+        return lambda thread, *operands: Keys(load(thread, *operands), dtype)
+    return load
+
+
+@rule("swap", threaded=True)
+def _swap(eqn: Equation) -> Evaluate:
+    window = transforms_of(eqn.params["tree"], 2, len(eqn.ins) - 2)
+    wanted = compat.is_used(eqn.origin)
+
+    def evaluate(thread: Thread, ref: Ref, value: Any, *operands: Any) -> Any:
+        note_write(thread, ref, eqn)
+        old: Any = None
+        try:
+            if thread.recorded:
+                part = read(ref.data, window, (ref, value, *operands))
+                region = region_of(part, ref.data, window, (ref, value, *operands))
+                access(thread, region, "write", ref.name, eqn.line)
+            if wanted:
+                old = np.array(read(ref.data, window, (ref, value, *operands)))
+            write(ref.data, window, (ref, value, *operands), lambda _: value)
+        except Outside as outside:
+            raise refuse(thread, ref, "store to", outside, eqn.line) from None
+        return old
+
+    def evaluate_keys(thread: Thread, ref: Ref, value: Keys, *operands: Any) -> Any:
+        old = evaluate(thread, ref, value.data, *operands)
+        return old if old is None else Keys(old, value.dtype)
+
+    return evaluate_keys if is_key_dtype(eqn.ins[1].dtype) else evaluate
+
+
+@rule("addupdate", threaded=True)
+def _addupdate(eqn: Equation) -> Evaluate:
+    window = transforms_of(eqn.params["tree"], 2, len(eqn.ins) - 2)
+
+    def evaluate(thread: Thread, ref: Ref, value: Any, *operands: Any) -> Any:
+        note_write(thread, ref, eqn)
+        try:
+            if thread.recorded:
+                part = read(ref.data, window, (ref, value, *operands))
+                region = region_of(part, ref.data, window, (ref, value, *operands))
+                access(thread, region, "write", ref.name, eqn.line)
+            add = adding(ref.dtype, value)
+            write(ref.data, window, (ref, value, *operands), add)
+        except Outside as outside:
+            raise refuse(thread, ref, "store to", outside, eqn.line) from None
+        return ()
+
+    return evaluate
+
+
+def adding(dtype: Any, value: Any) -> Callable[[Any], Any]:
+    """Adds as ``lax.add`` does: narrow floats in float32, rounded once."""
+    if dtype.kind in "fiuc" and dtype.itemsize >= 4:
+        return lambda old: old + value
+    wide = np.dtype(np.int32 if dtype.kind in "iu" else np.float32)
+    return lambda old: convert(np.add(convert(old, wide), convert(value, wide)), dtype)
+
+
+@rule("masked_load", threaded=True)
+def _masked_load(eqn: Equation) -> Evaluate:
+    ref_at, window, mask_at, other_at = _parts(eqn)
+    shape, dtype = tuple(eqn.out.shape), eqn.out.dtype
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        ref: Ref = operands[ref_at]
+        mask = None if mask_at is None else operands[mask_at]
+        try:
+            if mask is None:
+                part = read(ref.data, window, operands)
+                if thread.recorded:
+                    region = region_of(part, ref.data, window, operands)
+                    access(thread, region, "read", ref.name, eqn.line)
+                return np.array(part)
+            before, key = _masked(ref, window, operands, shape, mask)
+        except Outside as outside:
+            raise refuse(thread, ref, "load from", outside, eqn.line) from None
+        if thread.recorded:
+            touched = _chosen(before, key, np.broadcast_to(mask, shape))
+            access(thread, touched, "read", ref.name, eqn.line)
+        if other_at is not None:
+            return np.where(mask, before[key], operands[other_at]).astype(dtype, copy=False)
+        return np.where(mask, before[key], thread.machine.uninitialized((), dtype, "padding"))
+
+    return evaluate
+
+
+@rule("masked_swap", threaded=True)
+def _masked_swap(eqn: Equation) -> Evaluate:
+    ref_at, window, mask_at, value_at = _parts(eqn)
+    wanted = compat.is_used(eqn.origin)
+    shape, dtype = tuple(eqn.out.shape), eqn.out.dtype
+    assert value_at is not None
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        ref: Ref = operands[ref_at]
+        value = operands[value_at]
+        mask = None if mask_at is None else operands[mask_at]
+        note_write(thread, ref, eqn)
+        try:
+            if mask is None:
+                part = read(ref.data, window, operands)
+                if thread.recorded:
+                    region = region_of(part, ref.data, window, operands)
+                    access(thread, region, "write", ref.name, eqn.line)
+                old = np.array(part) if wanted else None
+                write(ref.data, window, operands, lambda _: value)
+                return old
+            before, key = _masked(ref, window, operands, shape, mask)
+        except Outside as outside:
+            raise refuse(thread, ref, "store to", outside, eqn.line) from None
+        nothing = thread.machine.uninitialized((), dtype, "padding")
+        old = np.where(mask, before[key], nothing) if wanted else None
+        chosen = np.broadcast_to(mask, shape)
+        touched = _chosen(before, key, chosen)
+        if thread.recorded:
+            access(thread, touched, "write", ref.name, eqn.line)
+        before[touched.key] = np.broadcast_to(value, shape)[chosen]
+        return old
+
+    return evaluate
+
+
+def _parts(eqn: Equation) -> tuple[int, tuple[Transform, ...], int | None, int | None]:
+    """Where the parts of a masked access are: reference, window, mask, and other or value."""
+    ref, transforms, mask, other = compat.masked_parts(eqn.name, eqn.params, len(eqn.ins))
+    return ref.position, transforms_in(transforms), _at(mask), _at(other)
+
+
+def _at(operand: Any) -> int | None:
+    return None if operand is None else operand.position
+
+
+def _masked(
+    ref: Ref,
+    window: Sequence[Transform],
+    operands: Sequence[Any],
+    shape: tuple[int, ...],
+    mask: Any,
+) -> tuple[Any, tuple[Any, ...]]:
+    """The memory of a masked access, and the index of each element, which the mask may leave out.
+
+    Raises:
+      Outside: an element beyond the edge is not left out.
+    """
+    if not window:
+        window = (_whole(ref.shape),)
+    *outer, last = window
+    if not isinstance(last, Indexed):
+        raise SimulationError("a masked access to a reshaped reference cannot be simulated")
+    memory = read(ref.data, outer, operands)
+    if not np.may_share_memory(memory, ref.data):
+        raise SimulationError("a masked access to a reference that is indexed twice by arrays")
+    axes = grid_of(last, operands, shape)
+    chosen = np.broadcast_to(mask, shape)
+    key: list[Any] = []
+    for number, (axis, dim) in enumerate(zip(axes, memory.shape, strict=True)):
+        used = axis[chosen]
+        if used.size and (used.min() < 0 or used.max() >= dim):
+            raise Outside(number, int(used.min()), int(used.max()), memory.shape)
+        key.append(np.clip(axis, 0, max(dim - 1, 0)))
+    return memory, tuple(key)
+
+
+def _chosen(memory: Any, key: Sequence[Any], chosen: Any) -> Elements:
+    return Elements(memory, tuple(axis[chosen] for axis in key))
+
+
+def _whole(shape: tuple[int, ...]) -> Indexed:
+    from pytest_pallas.compat.windows import Span
+
+    return Indexed(tuple(Span(0, size, 1) for size in shape), shape, ())
+
+
+def note_write(thread: Thread, ref: Ref, eqn: Equation) -> None:
+    """Report a write to the window of an input."""
+    if not ref.input:
+        return
+    thread.machine.report(
+        Finding(
+            kind="input-write",
+            message=(
+                f"store to the window of the input {ref.name}, which is not aliased to an output: "
+                "what the next program or the caller reads there depends on the chip"
+            ),
+            kernel=thread.kernels[-1] if thread.kernels else "",
+            program=thread.grids[-1].point if thread.grids else (),
+            line=eqn.line,
+            ref=ref.name,
+            shape=tuple(ref.shape),
+        )
+    )

@@ -1,0 +1,183 @@
+"""Rules: the same elements in another shape or order; results are views where numpy has one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas import compat
+from pytest_pallas.simulator.dtypes import convert
+from pytest_pallas.simulator.keyed import elements, on_words, words
+from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.values import Keys, is_key_dtype
+
+Array = np.ndarray[Any, Any]
+
+
+@rule("broadcast_in_dim")
+def _broadcast_in_dim(eqn: Equation) -> Evaluate:
+    # Operands after the first are sizes that are no constants: none is supported by Pallas.
+    dims = tuple(eqn.params["broadcast_dimensions"])
+    return _once(eqn, on_words(eqn, _broadcaster(eqn, dims)))
+
+
+@rule("broadcast_to")
+def _broadcast_to(eqn: Equation) -> Evaluate:
+    added = len(eqn.out.shape) - len(eqn.ins[0].shape)
+    dims = tuple(range(added, len(eqn.out.shape)))
+    return _once(eqn, on_words(eqn, _broadcaster(eqn, dims)))
+
+
+def _broadcaster(eqn: Equation, dims: tuple[int, ...]) -> Callable[[Any], Array]:
+    """The function that broadcasts an array so that its axes become ``dims`` of the result."""
+    tail = words(eqn)
+    given, shape = tuple(eqn.ins[0].shape) + tail, tuple(eqn.out.shape) + tail
+    dims += tuple(range(len(eqn.out.shape), len(shape)))
+    aligned = [1] * len(shape)
+    for size, dim in zip(given, dims, strict=True):
+        aligned[dim] = size
+    middle = tuple(aligned)
+    if middle == shape:
+        return lambda value: value.reshape(shape)
+    dtype = elements(eqn)
+    strides = [0] * len(shape)
+    step = dtype.itemsize
+    for size, dim in zip(reversed(given), reversed(dims), strict=True):
+        strides[dim] = step if size != 1 else 0
+        step *= size
+    steps = tuple(strides)
+    empty = 0 in shape
+
+    def evaluate(value: Any) -> Array:
+        value = np.asarray(value)
+        if empty or not value.flags.c_contiguous:
+            return np.broadcast_to(value.reshape(middle), shape)
+        # This makes the view of np.broadcast_to in a tenth of the time.
+        view = np.ndarray(shape, dtype, value, 0, steps)
+        view.flags.writeable = False
+        return view
+
+    return evaluate
+
+
+def _once(eqn: Equation, evaluate: Evaluate) -> Evaluate:
+    """Evaluate only once what is computed from a literal."""
+    if eqn.origin is None or not compat.is_literal(eqn.origin.invars[0]):
+        return evaluate
+    known: list[Any] = []
+
+    def known_result(*values: Any) -> Any:
+        if not known:
+            known.append(evaluate(*values))
+        return known[0]
+
+    return known_result
+
+
+@rule("reshape")
+def _reshape(eqn: Equation) -> Evaluate:
+    tail = words(eqn)
+    shape, order = tuple(eqn.out.shape) + tail, eqn.params.get("dimensions")
+    if order is None:
+        return on_words(eqn, lambda value, *_: value.reshape(shape))
+    order = (*order, *range(len(order), len(order) + len(tail)))
+    return on_words(eqn, lambda value, *_: value.transpose(order).reshape(shape))
+
+
+@rule("squeeze")
+def _squeeze(eqn: Equation) -> Evaluate:
+    shape = tuple(eqn.out.shape) + words(eqn)
+    return on_words(eqn, lambda value: value.reshape(shape))
+
+
+@rule("transpose")
+def _transpose(eqn: Equation) -> Evaluate:
+    order = tuple(eqn.params["permutation"])
+    order += tuple(range(len(order), len(order) + len(words(eqn))))
+    return on_words(eqn, lambda value: value.transpose(order))
+
+
+@rule("rev")
+def _rev(eqn: Equation) -> Evaluate:
+    reversed_dims = eqn.params["dimensions"]
+    index = tuple(
+        slice(None, None, -1 if dim in reversed_dims else None) for dim in range(len(eqn.out.shape))
+    )
+    return on_words(eqn, lambda value: value[index])
+
+
+@rule("tile")
+def _tile(eqn: Equation) -> Evaluate:
+    tail = words(eqn)
+    shape, given = tuple(eqn.out.shape) + tail, tuple(eqn.ins[0].shape)
+    reps = tuple(eqn.params["reps"])
+    apart = tuple(size for dim in given for size in (1, dim)) + tail
+    repeated = tuple(size for pair in zip(reps, given, strict=True) for size in pair) + tail
+    return on_words(
+        eqn, lambda value: np.broadcast_to(value.reshape(apart), repeated).reshape(shape)
+    )
+
+
+@rule("iota")
+def _iota(eqn: Equation) -> Evaluate:
+    shape, dim = tuple(eqn.out.shape), eqn.params["dimension"]
+    line = convert(np.arange(shape[dim]), np.dtype(eqn.out.dtype))
+    aligned = [1] * len(shape)
+    aligned[dim] = shape[dim]
+    value = np.broadcast_to(line.reshape(aligned), shape)
+    return lambda *_: value
+
+
+@rule("empty", "empty2", threaded=True)
+def _empty(eqn: Equation) -> Evaluate:
+    # JAX gives zeros on the CPU; on a chip this is memory that was never written.
+    dtype = eqn.out.dtype
+    shape, element = tuple(eqn.out.shape) + words(eqn), elements(eqn)
+
+    def evaluate(thread: Thread, *_: Any) -> Any:
+        memory = thread.machine.uninitialized(shape, element, "scratch")
+        return Keys(memory, dtype) if is_key_dtype(dtype) else memory
+
+    return evaluate
+
+
+@rule("roll")
+def _roll(eqn: Equation) -> Evaluate:
+    axis, stride = eqn.params["axis"], eqn.params["stride"]
+    shape = tuple(eqn.ins[0].shape)
+    size = shape[axis]
+    if math.prod(shape) == 0:
+        return lambda value, _: value
+    if stride is None:
+        before = (slice(None),) * axis
+
+        def rotate(value: Any, shift: Any) -> Any:
+            first = -int(shift) % size
+            if first == 0:
+                return value
+            parts = (value[(*before, slice(first, None))], value[(*before, slice(None, first))])
+            return np.concatenate(parts, axis)
+
+        return rotate
+    across = eqn.params["stride_axis"]
+    ones = [1] * len(shape)
+    along = np.arange(size).reshape([*ones[:axis], size, *ones[axis + 1 :]])
+    rows = np.arange(shape[across]).reshape([*ones[:across], shape[across], *ones[across + 1 :]])
+    source = along - rows * stride
+
+    def rotate_rows(value: Any, shift: Any) -> Any:
+        return np.take_along_axis(value, (source - int(shift)) % size, axis)
+
+    return rotate_rows
+
+
+@rule(
+    *("layout_constraint", "sharding_constraint", "with_memory_space_constraint"),
+    *("reshard", "relayout"),
+)
+def _placed(eqn: Equation) -> Evaluate:
+    return lambda value, *_: value

@@ -1,0 +1,259 @@
+"""``simulate``: run a function that holds Pallas kernels, without compiling anything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas import compat
+from pytest_pallas.devices.absent import tracing_for
+from pytest_pallas.devices.targets import TARGETS, Target, targets_of
+from pytest_pallas.errors import OptionError
+from pytest_pallas.findings import Finding
+from pytest_pallas.simulator import rules as rules  # which registers them
+from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.inspector import Change, Inspector
+from pytest_pallas.simulator.machine import Limits, Machine, Thread
+from pytest_pallas.simulator.memory import Ref
+from pytest_pallas.simulator.program import prepare, prepare_equation
+from pytest_pallas.simulator.threads import one_thread
+from pytest_pallas.simulator.timeline import Timeline
+from pytest_pallas.simulator.trace_events import check_path, text_of
+from pytest_pallas.simulator.transfers import release
+from pytest_pallas.simulator.values import from_jax, to_output
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """How a simulated call went.
+
+    Attributes:
+      values: what the function returned, as a pytree of numpy arrays.
+      findings: what is wrong with its kernels, whatever they returned.
+      steps: how many equations were evaluated.
+      fallbacks: how often JAX evaluated a primitive that has no rule, by name.
+      watched: the changes of the references that were to be watched.
+    """
+
+    values: Any
+    findings: tuple[Finding, ...] = ()
+    steps: int = 0
+    fallbacks: dict[str, int]
+    watched: tuple[Change, ...] = ()
+
+
+def evaluate(jaxpr: Any, machine: Machine, args: Sequence[Any]) -> list[Any]:
+    """The results of a jaxpr on a machine.
+
+    Args:
+      jaxpr: open or closed, as JAX traced it.
+      machine: where it runs; it keeps what is found.
+      args: arrays, as many as the jaxpr has inputs.
+
+    Raises:
+      SimulationError: an equation cannot be evaluated; the message names its line.
+      OptionError: the machine's inspector is to watch or stop at what the jaxpr does not have.
+    """
+    inputs = [from_jax(value, var.aval) for value, var in zip(args, _inputs(jaxpr), strict=True)]
+    if machine.inspector is not None:
+        machine.inspector.learn(jaxpr)
+        machine.inspector.require()
+    thread = Thread(machine)
+    with np.errstate(all="ignore"), one_thread(), _monitored(thread):
+        return [to_output(value) for value in run(prepare(jaxpr), thread, inputs)]
+
+
+def evaluate_equation(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
+    """The results of one equation of a jaxpr.
+
+    Args:
+      eqn: the equation; one without effects.
+      values: of its operands.
+
+    Raises:
+      SimulationError: it cannot be evaluated.
+    """
+    step = prepare_equation(eqn)
+    inputs = [from_jax(value, aval) for value, aval in zip(values, step.equation.ins, strict=True)]
+    with np.errstate(all="ignore"), one_thread():
+        first = (Thread(Machine()),) if step.threaded else ()
+        results = step.evaluate(*first, *inputs)
+    return results if step.several else [results]
+
+
+def run_eagerly(
+    function: Callable[..., Any],
+    machine: Machine,
+    args: Sequence[Any],
+    change: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Call a function operation by operation, on values that it may look at.
+
+    Args:
+      function: called with one value for each of ``args``.
+      machine: where it runs; it keeps what is found.
+      args: arrays.
+      change: applied to the jaxpr of each operation before it is evaluated, or None.
+
+    Raises:
+      SimulationError: an operation cannot be evaluated; the message names its line.
+      Exception: what the function itself raises.
+    """
+    thread = Thread(machine)
+
+    def evaluated(jaxpr: Any, values: Sequence[Any]) -> Sequence[Any]:
+        jaxpr = jaxpr if change is None else change(jaxpr)
+        if machine.inspector is not None:
+            machine.inspector.learn(jaxpr)
+        inputs = [
+            value if isinstance(value, Ref) else from_jax(value, var.aval)
+            for value, var in zip(values, _inputs(jaxpr), strict=True)
+        ]
+        return run(prepare(jaxpr), thread, inputs)
+
+    with np.errstate(all="ignore"), one_thread(), _monitored(thread):
+        import jax
+
+        outputs = jax.tree.map(to_output, compat.evaluated_eagerly(function, args, evaluated))
+    if machine.inspector is not None:
+        machine.inspector.require()
+    return outputs
+
+
+@contextmanager
+def _monitored(thread: Thread) -> Generator[None]:
+    """Find what is out of order in a run, and left behind at its end."""
+    machine = thread.machine
+    try:
+        yield
+        release(thread, machine.lasting, "")
+        for device in machine.devices.values():
+            release(thread, device.barriers.values(), "")
+    finally:
+        machine.find_disorder()
+
+
+def _inputs(jaxpr: Any) -> Sequence[Any]:
+    return getattr(jaxpr, "jaxpr", jaxpr).invars
+
+
+def simulate(
+    fn: Callable[..., Any],
+    *args: Any,
+    target: str = "v6e",
+    seed: int = 0,
+    limits: Limits | None = None,
+    machine: Machine | None = None,
+    jit: bool = True,
+    trace: str | os.PathLike[str] | None = None,
+    watch: str | Sequence[str] = (),
+    stop_at: str | Sequence[str] = (),
+    **options: Any,
+) -> Simulation:
+    """Run ``fn(*args, **options)`` on a simulated chip.
+
+    The function is traced by JAX and evaluated equation by equation: nothing is compiled. Without
+    ``jit`` it is called as it is, and may look at values.
+
+    Args:
+      fn: calls Pallas kernels, and may do anything else that JAX can trace.
+      args: pytrees of arrays; leaves that are no arrays are passed as they are, untraced.
+      target: the chip: ``"v4"``, ``"v5e"``, ``"v5p"``, ``"v6e"`` or ``"tpu7x"``.
+      seed: decides everything that hardware may do in any order.
+      limits: how many equations may be evaluated, and how much memory used.
+      machine: where it runs, in place of a new one of that target, seed and limits.
+      jit: False to call the function as it is, because it needs the values of its arguments.
+      trace: a file to write a timeline of the run to, for Perfetto or chrome://tracing; also that
+        of a run that an error ends.
+      watch: names of references: each change of their values is printed, and in ``watched``.
+      stop_at: lines of kernels, ``"kernel.py:41"``: before each equation of one, the debugger
+        (``breakpoint()``) stops in ``inspector.stopped``, where ``refs``, ``values``, ``operands``,
+        ``program`` and ``thread`` can be looked at.
+      options: keyword arguments, passed untraced.
+
+    Raises:
+      OptionError: there is no such target; ``trace`` cannot be written; no kernel has a reference
+        of a name in ``watch``, or no equation is at a line of ``stop_at``.
+      SimulationError: the call cannot be simulated; the message names the kernel's line.
+      Exception: what the function itself raises while it is traced.
+    """
+    target = target if machine is None else machine.target
+    chip = TARGETS.get(target)
+    if chip is None or chip.platform != "tpu":
+        raise OptionError(f"unknown target {target!r}; valid: {', '.join(targets_of('tpu'))}")
+    if machine is None:
+        limits = limits or Limits()
+        machine = Machine(target=target, seed=seed, cores=chip.cores, limits=limits)
+    with _looked_at(machine, trace, watch, stop_at):
+        values = _simulated(fn, args, options, machine, chip, jit=jit)
+    return Simulation(
+        values=values,
+        findings=tuple(machine.findings),
+        steps=machine.steps,
+        fallbacks=dict(machine.fallbacks),
+        watched=() if machine.inspector is None else tuple(machine.inspector.changes),
+    )
+
+
+@contextmanager
+def _looked_at(
+    machine: Machine,
+    trace: str | os.PathLike[str] | None,
+    watch: str | Sequence[str],
+    stop_at: str | Sequence[str],
+) -> Generator[None]:
+    """Give a machine an inspector where one is needed, and write its timeline, however it ends."""
+    path = None if trace is None else check_path(trace)
+    if path is not None:
+        machine.timeline = Timeline()
+    if path is not None or watch or stop_at:
+        machine.inspector = Inspector(_listed(watch), _listed(stop_at))
+    try:
+        yield
+    finally:
+        if path is not None and machine.timeline is not None:
+            about = {"target": machine.target, "seed": machine.seed}
+            path.write_text(text_of(machine.timeline, about), encoding="utf-8")
+
+
+def _listed(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) and names else tuple(names)
+
+
+def _simulated(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    machine: Machine,
+    chip: Target,
+    *,
+    jit: bool,
+) -> Any:
+    """What the function returns on a machine that simulates a chip."""
+    import jax
+
+    leaves, tree = jax.tree.flatten(args)
+    where = [position for position, leaf in enumerate(leaves) if _is_array(leaf)]
+
+    def of_arrays(*arrays: Any) -> Any:
+        given = list(leaves)
+        for position, array in zip(where, arrays, strict=True):
+            given[position] = array
+        return fn(*jax.tree.unflatten(tree, given), **options)
+
+    arrays = [leaves[position] for position in where]
+    with tracing_for(chip):
+        if jit:
+            jaxpr, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+            flat = evaluate(jaxpr, machine, arrays)
+            return jax.tree.unflatten(jax.tree.structure(shape), flat)
+        return run_eagerly(of_arrays, machine, arrays)
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")

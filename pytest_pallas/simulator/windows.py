@@ -1,0 +1,293 @@
+"""Windows: which elements of a reference an equation reads or writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.compat.windows import (
+    Bitcast,
+    Indexed,
+    Operand,
+    Reshaped,
+    Span,
+    Transform,
+    Transposed,
+    Unknown,
+)
+from pytest_pallas.errors import BoundsError, SimulationError
+from pytest_pallas.findings import Finding
+from pytest_pallas.simulator.bitcasts import bitcast_axis
+from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory import Elements, Ref, Region
+
+Array = np.ndarray[Any, Any]
+
+#: What an access is called in messages.
+Access = str
+
+
+@dataclass(frozen=True, slots=True)
+class Outside(Exception):  # noqa: N818 - never leaves the simulator
+    """An index reaches beyond the edge of an axis."""
+
+    axis: int
+    first: int
+    last: int
+    shape: tuple[int, ...]
+
+
+def read(array: Array, transforms: Sequence[Transform], operands: Sequence[Any]) -> Array:
+    """The elements of a window: a view where that is possible.
+
+    Args:
+      array: the memory.
+      transforms: from the memory to the window.
+      operands: of the equation, which dynamic indices are taken from.
+
+    Raises:
+      Outside: an index is beyond the edge.
+    """
+    for transform in transforms:
+        array = _applied(array, transform, operands)
+    return array
+
+
+def region_of(
+    part: Array, array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
+) -> Region:
+    """The memory of a window that ``read`` gave: what it gave, unless that is a copy.
+
+    Args:
+      part: what ``read`` gave.
+      array: the memory.
+      transforms: from the memory to the window.
+      operands: of the equation.
+    """
+    if np.may_share_memory(part, array):
+        return part
+    last = transforms[-1] if transforms else None
+    if not isinstance(last, Indexed):
+        return part
+    memory = read(array, transforms[:-1], operands)
+    if not np.ndim(part):
+        return memory[(*_key(last, memory.shape, operands), ...)]
+    axes = grid_of(last, operands, part.shape)
+    return Elements(memory, tuple(axis.ravel() for axis in axes))
+
+
+def write(
+    array: Array,
+    transforms: Sequence[Transform],
+    operands: Sequence[Any],
+    change: Callable[[Array], Any],
+) -> None:
+    """Change the elements of a window.
+
+    Args:
+      array: the memory.
+      transforms: from the memory to the window.
+      operands: of the equation.
+      change: gives the new elements of the window for the old ones.
+
+    Raises:
+      Outside: an index is beyond the edge.
+    """
+    if not transforms:
+        array[...] = change(array)
+        return
+    first, rest = transforms[0], transforms[1:]
+    if isinstance(first, Indexed) and first.repeated:
+        raise SimulationError("a store with stride 0 writes one element several times")
+    if isinstance(first, Indexed):
+        key = _key(first, array.shape, operands)
+        if not rest:
+            array[key] = change(array[key])
+            return
+        part = array[key]
+        write(part, rest, operands, change)
+        if not np.may_share_memory(part, array):
+            array[key] = part
+        return
+    part = _applied(array, first, operands)
+    if not np.may_share_memory(part, array):
+        write(part, rest, operands, change)
+        array[...] = _undone(part, first, array)
+        return
+    write(part, rest, operands, change)
+
+
+def _applied(array: Array, transform: Transform, operands: Sequence[Any]) -> Array:
+    if isinstance(transform, Indexed):
+        key = _key(transform, array.shape, operands)
+        return array[key] if not transform.repeated else _repeated(array, transform, operands)[key]
+    if isinstance(transform, Reshaped):
+        return array.reshape(transform.shape)
+    if isinstance(transform, Transposed):
+        return array.transpose(transform.permutation)
+    if isinstance(transform, Bitcast):
+        return bitcast_rows(array, transform.dtype)
+    raise SimulationError(f"the simulator does not know the transform {transform.name}")
+
+
+def _repeated(array: Array, indexed: Indexed, operands: Sequence[Any]) -> Array:
+    """The memory in which each axis with stride 0 has its one element as often as it is read."""
+    for axis in indexed.repeated:
+        span = indexed.indices[axis]
+        assert isinstance(span, Span)
+        start, size = (
+            int(operands[each.position]) if isinstance(each, Operand) else each
+            for each in (span.start, span.size)
+        )
+        shape = (*array.shape[:axis], size, *array.shape[axis + 1 :])
+        array = np.broadcast_to(array[(slice(None),) * axis + (slice(start, start + 1),)], shape)
+    return array
+
+
+def size_in_bytes(ref: Ref, transforms: Sequence[Transform], operands: Sequence[Any]) -> int:
+    """Bytes of a window, which may reach beyond the memory.
+
+    Args:
+      ref: the memory.
+      transforms: from the memory to the window.
+      operands: of the equation.
+    """
+    width = ref.dtype.itemsize
+    total = math.prod(ref.shape) * width
+    for transform in transforms:
+        if isinstance(transform, Bitcast):
+            width = np.dtype(transform.dtype).itemsize
+        if isinstance(transform, Indexed):
+            spans = [each.size for each in transform.indices if isinstance(each, Span)]
+            joint = transform.joint
+            sizes = [int(operands[s.position]) if isinstance(s, Operand) else s for s in spans]
+            sizes += [int(operands[s.position]) if isinstance(s, Operand) else s for s in joint]
+            total = width * math.prod(max(size, 0) for size in sizes)
+    return total
+
+
+def _undone(part: Array, transform: Transform, array: Array) -> Array:
+    """The memory that a changed window belongs to."""
+    if isinstance(transform, Bitcast):
+        return bitcast_rows(part, array.dtype)
+    assert not isinstance(transform, (Indexed, Unknown))
+    if isinstance(transform, Transposed):
+        return part.transpose(np.argsort(transform.permutation))
+    return part.reshape(array.shape)
+
+
+def bitcast_rows(array: Array, dtype: Any) -> Array:
+    """The same bits as another dtype, as a TPU has them.
+
+    Narrow elements are packed along the second last axis: rows 2i and 2i + 1 of a 16-bit array are
+    row i of a 32-bit one, the first in the low bits (``pltpu.bitcast``).
+    """
+    return bitcast_axis(array, np.dtype(dtype), max(array.ndim - 2, 0))
+
+
+def _key(indexed: Indexed, shape: tuple[int, ...], operands: Sequence[Any]) -> tuple[Any, ...]:
+    """The index in numpy's form.
+
+    Raises:
+      Outside: it is beyond the edge of an axis.
+    """
+    key: list[Any] = []
+    for axis, index in enumerate(indexed.indices):
+        dim = shape[axis]
+        if type(index) is Span:
+            start: Any = index.start
+            if type(start) is Operand:
+                start = int(operands[start.position])
+            size: Any = index.size
+            if type(size) is Operand:
+                size = int(operands[size.position])
+            end = start + (size - 1) * index.stride + 1
+            if size <= 0:
+                key.append(slice(0, 0))
+                continue
+            if start < 0 or end > dim:
+                raise Outside(axis, start, end - 1, shape)
+            # What is repeated is made as long as the window before: see ``_repeated``.
+            key.append(slice(start, end, index.stride) if index.stride else slice(0, size))
+            continue
+        value: Any = operands[index.position] if type(index) is Operand else index
+        if isinstance(value, Ref):
+            value = value.data
+        if isinstance(value, int) or value.ndim == 0:
+            value = int(value)
+            if not 0 <= value < dim:
+                raise Outside(axis, value, value, shape)
+        elif value.size:
+            low, high = int(value.min()), int(value.max())
+            if low < 0 or high >= dim:
+                raise Outside(axis, low, high, shape)
+        key.append(value)
+    return tuple(key)
+
+
+def grid_of(indexed: Indexed, operands: Sequence[Any], result: tuple[int, ...]) -> list[Array]:
+    """The index of every element of a window along each axis, whether it is inside or not.
+
+    Args:
+      indexed: the window.
+      operands: of the equation.
+      result: shape of the window.
+    """
+    spans = [i for i, index in enumerate(indexed.indices) if isinstance(index, Span)]
+    others = [i for i in range(len(indexed.indices)) if i not in spans]
+    # As in numpy: the arrays' axes stand where the arrays are if those are adjacent, else first.
+    joint = len(indexed.joint)
+    adjacent = others == list(range(others[0], others[-1] + 1)) if others else True
+    first = sum(1 for i in spans if others and i < others[0]) if adjacent else 0
+    found: list[Array] = []
+    for axis, index in enumerate(indexed.indices):
+        shape = [1] * len(result)
+        if isinstance(index, Span):
+            place = spans.index(axis)
+            place += joint if not adjacent or (others and place >= first) else 0
+            start = index.start
+            start = int(operands[start.position]) if isinstance(start, Operand) else start
+            shape[place] = result[place]
+            values = start + np.arange(result[place]) * index.stride
+        else:
+            given = operands[index.position] if isinstance(index, Operand) else index
+            values = np.asarray(given).astype(np.int64)
+            if values.ndim:
+                shape[first : first + joint] = values.shape
+        found.append(np.broadcast_to(values.reshape(shape), result))
+    return found
+
+
+def refuse(thread: Thread, ref: Ref, access: Access, outside: Outside, line: str) -> BoundsError:
+    """Report an access beyond the edge, and give the error that ends the run.
+
+    Args:
+      thread: who accessed it.
+      ref: what was accessed.
+      access: ``"load from"``, ``"store to"`` or the like.
+      outside: where.
+      line: ``file:line`` of the access.
+    """
+    first, last, axis = outside.first, outside.last, outside.axis
+    index = f"index {first}" if first == last else f"indices {first} to {last}"
+    finding = Finding(
+        kind="bounds",
+        message=(
+            f"{access} {ref.name or 'a reference'} {list(ref.shape)} beyond its edge: "
+            f"{index} of axis {axis}, which has {outside.shape[axis]} elements"
+        ),
+        kernel=thread.kernels[-1] if thread.kernels else "",
+        program=thread.grids[-1].point if thread.grids else (),
+        line=line,
+        ref=ref.name,
+        index=(first, last),
+        shape=tuple(ref.shape),
+    )
+    thread.machine.report(finding)
+    error = BoundsError(str(finding))
+    error.finding = finding
+    return error

@@ -1,0 +1,112 @@
+"""Operation by operation: functions that look at values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from pytest_pallas.errors import BoundsError
+from pytest_pallas.simulator.machine import Machine
+from pytest_pallas.simulator.simulate import run_eagerly
+
+X = np.arange(1, 13, dtype=np.float32).reshape(4, 3)
+
+
+def eagerly(function: Any, *args: Any) -> Any:
+    machine = Machine()
+    values = run_eagerly(function, machine, args)
+    assert not machine.fallbacks
+    return values
+
+
+def twice(x: Any) -> Any:
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 2
+
+    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+def test_branches_on_values():
+    def function(x):
+        if x[0, 0] > 0 and bool(jnp.any(x == 12)):
+            return x * int(x[0, 1])
+        return x * 0
+
+    np.testing.assert_array_equal(eagerly(function, X), X * 2)
+
+
+def test_numpy_and_python_see_the_values():
+    def function(x):
+        rows = np.asarray(x).sum(axis=1)
+        return x[int(np.argmax(rows))] + float(x[0, 0]) + x.tolist()[0][1] + x[0, 2].item()
+
+    np.testing.assert_array_equal(eagerly(function, X), X[3] + 6)
+
+
+def test_kernels():
+    np.testing.assert_array_equal(eagerly(lambda x: twice(twice(x)), X), 4 * X)
+
+
+def test_shard_map():
+    def function(x):
+        mapped = jax.shard_map(twice, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+        return mapped(x) if x[0, 0] > 0 else x
+
+    mesh = Mesh(jax.devices()[:2], ("x",))
+    np.testing.assert_array_equal(eagerly(function, X), 2 * X)
+
+
+def test_gradients():
+    def function(x):
+        value, pullback = jax.vjp(lambda x: jnp.sum(x * x), x)
+        if value > 100:
+            return pullback(jnp.ones_like(value))[0]
+        return x
+
+    np.testing.assert_array_equal(eagerly(function, X), 2 * X)
+
+
+def test_vmap_of_a_kernel():
+    np.testing.assert_array_equal(eagerly(jax.vmap(twice), X), 2 * X)
+
+
+def test_jit_inside():
+    np.testing.assert_array_equal(eagerly(lambda x: jax.jit(twice)(x) + 1, X), 2 * X + 1)
+
+
+def test_functions_with_gradients_of_their_own():
+    @jax.custom_vjp
+    def double(x):
+        return twice(x)
+
+    double.defvjp(lambda x: (double(x), None), lambda _, ct: (ct * 7,))
+    found = eagerly(lambda x: (double(x), jax.grad(lambda x: jnp.sum(double(x)))(x)), X)
+    np.testing.assert_array_equal(found[0], 2 * X)
+    np.testing.assert_array_equal(found[1], np.full_like(X, 7))
+    np.testing.assert_array_equal(eagerly(jax.nn.relu, -X), np.zeros_like(X))
+
+
+def test_constants_and_pytrees():
+    found = eagerly(lambda x: {"a": jnp.arange(3) + x[0].astype(jnp.int32), "b": (x, 1)}, X)
+    np.testing.assert_array_equal(found["a"], [1, 3, 5])
+    np.testing.assert_array_equal(found["b"][0], X)
+
+
+def test_an_error_of_a_kernel_comes_out():
+    def body(x_ref, i_ref, o_ref):
+        o_ref[...] = x_ref[...]
+        o_ref[i_ref[0]] = x_ref[0]
+
+    def function(x, i):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(body, out_shape=shape)(x, i)
+
+    with pytest.raises(BoundsError, match="index 4 of axis 0"):
+        eagerly(function, X, np.array([4], np.int32))
