@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from pytest_pallas.errors import (
     TooFewDevicesError,
 )
 from pytest_pallas.options import choose
-from pytest_pallas.session import Session, current, sanitizers_of
+from pytest_pallas.session import Session, current
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,19 +57,19 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
         from pytest_pallas.checks.trial import as_kernel_error
 
         settings = session.options_for(session.item)
-        watching = sanitizers_of(settings)
-        outcome = backend.run(
-            Call(
-                function=function,
-                args=args,
-                options=options,
-                timeout=session.timeout(settings),
-                races="races" in watching,
-                dma="dma" in watching,
-                observer=session.observer,
-                mutant=session.mutant,
-            )
+        watched = session.watches(settings)
+        call = Call(
+            function=function,
+            args=args,
+            options=options,
+            timeout=session.timeout(settings),
+            races="races" in watched,
+            dma="dma" in watched,
+            observer=session.observer,
+            mutant=session.mutant,
         )
+        session.note_run(_name(function), backend, lambda: call)
+        outcome = backend.run(call)
         if outcome.error is not None:
             raise as_kernel_error(outcome.error)
         if backend.kind == "compiling":
@@ -126,7 +127,7 @@ def pallas_check(
     ) -> Any:
         __tracebackhide__ = True
         from pytest_pallas.backends import label
-        from pytest_pallas.checks.trial import Trial
+        from pytest_pallas.checks.trial import Trial, call
         from pytest_pallas.checks.verdict import ask, conclude
         from pytest_pallas.sanitizers.runs import Runs
         from pytest_pallas.strategies.arguments import Arguments
@@ -135,14 +136,14 @@ def pallas_check(
         settings = session.options_for(session.item)
         marks = [] if session.item is None else list(session.item.iter_markers("pallas_tolerance"))
         kernel = name or _name(function)
-        watching = sanitizers_of(settings)
+        watched, sanitizers = session.watches(settings), session.sanitizers_for(settings)
         values: Any = None
         names = [checks] if isinstance(checks, str) else checks or _marked_checks(session)
         for each in choose(names, session.checks, "checks="):
             if list(names) == ["all"]:
                 if session.checks[each].conclude is not None:
                     continue  # one call is not the examples that it concludes from
-                if session.checks[each].kind == "sanitizer" and each not in watching:
+                if session.checks[each].kind == "sanitizer" and each not in sanitizers:
                     continue
             arguments = _replayed(session, kernel, each) or Arguments(
                 args, dict(options or {}), dict(tuning or {})
@@ -168,8 +169,8 @@ def pallas_check(
                 check_dtype=check_dtype,
                 jit=jit,
                 timeout=session.timeout(settings),
-                races="races" in watching,
-                dma="dma" in watching,
+                races="races" in watched,
+                dma="dma" in watched,
                 runs=session.runs if session.mutant is None else Runs(),
                 cache=session.cache,
                 dump=session.dump_folder(_test_name(session)),
@@ -178,6 +179,8 @@ def pallas_check(
                 mutant=session.mutant,
                 golden=_golden(session),
             )
+            made = functools.partial(call, trial, function, arguments.args)
+            session.note_run(kernel, backend, made)
             try:
                 with _guarded(session, f"{kernel}: {each} on {label(backend)}", backend):
                     finding = ask(session.checks[each], trial, kernel, found=tally.add)
@@ -306,7 +309,7 @@ def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileRepor
             pytest.skip(f"{target} cannot be compiled for: {missing}")
         kernel = name or _name(function)
         arguments = Arguments(args, dict(options or {}))
-        tally = _tally(session, kernel, "forward", backend, arguments)
+        tally = _tally(session, kernel, session.base.name, backend, arguments)
         trial = Trial(
             kernel=function,
             reference=None,
@@ -316,7 +319,7 @@ def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileRepor
             dump=session.dump_folder(_test_name(session)),
             costs=session.costs,
         )
-        finding = ask(session.checks["forward"], trial, kernel, found=tally.add)
+        finding = ask(session.base, trial, kernel, found=tally.add)
         assert finding.outcome is not None
         return finding.outcome.report
 
@@ -416,9 +419,9 @@ def _tally(
     )
     tally.begin(arguments)
     if session.observer is not None:
-        from pytest_pallas.checks.verdict import drawn_lines
+        from pytest_pallas.checks.verdict import drawn_facts
 
-        session.observer.example(tally, list(drawn_lines(arguments)))
+        session.observer.example(tally, list(drawn_facts(arguments)))
     return tally
 
 
@@ -426,7 +429,7 @@ def _guarded(
     session: Session, headline: str, backend: Backend
 ) -> contextlib.AbstractContextManager[None]:
     """A check that fails for what it leaves behind in this process."""
-    if backend.kind != "interpreting":
+    if backend.kind not in ("simulating", "interpreting"):
         return contextlib.nullcontext()
     import jax
 
@@ -462,11 +465,11 @@ def _test_name(session: Session) -> str:
 
 
 def _marked_checks(session: Session) -> Sequence[str]:
-    """The checks that the running test's mark names, else ``forward``."""
+    """The checks that the running test's mark names, else the one that all build on."""
     marks = [] if session.item is None else session.item.iter_markers("pallas")
     if any("checks" in mark.kwargs for mark in marks):
         return session.options_for(session.item).checks
-    return ("forward",)
+    return (session.base.name,)
 
 
 def _platform(backend: Backend) -> str:

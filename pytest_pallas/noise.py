@@ -2,53 +2,48 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from pytest_pallas.analysis import roundings
-from pytest_pallas.backends import Call
-from pytest_pallas.backends.tracing import apply, split
+from pytest_pallas.analysis.roundings import SPREAD, Rounding, rounded
 from pytest_pallas.numerics import ROUNDING, Noise, epsilon, is_complex, is_float, wide
-
-#: Path and array of each output.
-Outputs = Sequence[tuple[str, np.ndarray[Any, Any]]]
+from pytest_pallas.references import Evaluation, Leaves
 
 #: How often the reference is evaluated with random roundings.
 DRAWS = 16
 
-#: Half the width of the uniform distribution with mean square 1.
-SPREAD = math.sqrt(3)
 
-
-def noise_of(call: Call, oracle: Outputs, baseline: Outputs) -> Mapping[str, Noise]:
+def noise_of(
+    oracle: Evaluation, baseline: Leaves, dtypes: Collection[str] = ()
+) -> Mapping[str, Noise]:
     """What rounding alone does to each output of a reference; see ``analysis.roundings``.
 
     Without the outputs of float64, whose rounding the oracle has itself. Empty for a reference that
     JAX cannot trace.
 
     Args:
-      call: of the reference, on float64.
-      oracle: what it returned.
+      oracle: the reference on float64.
       baseline: what it returns in the kernel's dtypes.
+      dtypes: narrower floats that it computes in although its inputs are float64.
     """
+    if oracle.jaxpr is None:
+        return {}
     single = epsilon(np.float32)
-    exact = {path: wide(array) for path, array in oracle}
     finest = {
         path: epsilon(array.dtype)
         for path, array in baseline
         if (is_float(array.dtype) or is_complex(array.dtype)) and epsilon(array.dtype) >= single
     }
-    try:
-        draw = _with_roundings(call)
-        drawn = {eps: draw(eps, single) for eps in {0.0, *finest.values()} - {single}}
-    except Exception:  # whatever a function may do when it is traced, or its operations may refuse
+    if not finest:
         return {}
-    places = {path: place for place, (path, _) in enumerate(oracle)}
+    try:
+        drawn = {eps: _draws(oracle, eps, dtypes) for eps in {0.0, *finest.values()} - {single}}
+    except Exception:  # a rule may refuse what it is given here
+        return {}
+    exact = {path: wide(array) for path, array in oracle.leaves}
+    places = {path: place for place, (path, _) in enumerate(oracle.leaves)}
     return {
         path: Noise(
             wide=drawn[0.0][places[path]] - exact[path],
@@ -58,50 +53,16 @@ def noise_of(call: Call, oracle: Outputs, baseline: Outputs) -> Mapping[str, Noi
     }
 
 
-def _with_roundings(call: Call) -> Callable[[float, float], list[np.ndarray[Any, Any]]]:
-    """``draw(narrow, wide)``: the outputs of a reference ``DRAWS`` times, for two epsilons."""
-    static, arrays = split(call)
-    closed = jax.make_jaxpr(lambda *given: jax.tree.leaves(apply(static, [*given])))(*arrays)
+def _draws(
+    oracle: Evaluation, narrow: float, dtypes: Collection[str]
+) -> Sequence[np.ndarray[Any, Any]]:
+    """Each output ``DRAWS`` times, with random roundings of float32 and of epsilon ``narrow``."""
+    generator = np.random.Generator(np.random.SFC64(0))
 
-    def evaluate(noise: Any, narrow: Any, single: Any, *given: Any) -> Any:
-        used = 0
+    def error(shape: Sequence[int]) -> np.ndarray[Any, Any]:
+        return generator.uniform(-SPREAD, SPREAD, shape)
 
-        def error(shape: Sequence[int]) -> Any:
-            nonlocal used
-            first, used = used, used + math.prod(shape)
-            return noise[first:used].reshape(shape)
-
-        return roundings.rounded(closed, given, roundings.Rounding(narrow, single, error))
-
-    # Made on the host: as operations they would take seconds to compile.
-    count = _count_of_errors(closed, arrays)
-    compiled = jax.jit(evaluate)
-
-    def draw(narrow: float, single: float) -> list[np.ndarray[Any, Any]]:
-        generator = np.random.Generator(np.random.Philox(0))
-        sizes = (ROUNDING * narrow, ROUNDING * single)
-        draws = [
-            compiled(generator.uniform(-SPREAD, SPREAD, count), *sizes, *arrays)
-            for _ in range(DRAWS)
-        ]
-        return [
-            np.stack([np.asarray(leaf) for leaf in leaves]) for leaves in zip(*draws, strict=True)
-        ]
-
-    return draw
-
-
-def _count_of_errors(closed: Any, arrays: Sequence[Any]) -> int:
-    """How many random numbers ``roundings.rounded`` asks for."""
-    count = 0
-
-    def error(shape: Sequence[int]) -> Any:
-        nonlocal count
-        count += math.prod(shape)
-        return jnp.zeros(shape)
-
-    def evaluate(*given: Any) -> Any:
-        return roundings.rounded(closed, given, roundings.Rounding(0.0, 0.0, error))
-
-    jax.eval_shape(evaluate, *arrays)
-    return count
+    single = ROUNDING * epsilon(np.float32)
+    rounding = Rounding(ROUNDING * narrow, single, error, dtypes)
+    draws = [rounded(oracle.jaxpr, oracle.arrays, rounding) for _ in range(DRAWS)]
+    return [np.stack([wide(leaf) for leaf in leaves]) for leaves in zip(*draws, strict=True)]

@@ -89,6 +89,8 @@ class Options:
     """What a session was asked to do. Field names are option names without ``pallas``.
 
     Attributes:
+      simulated_examples: what a profile says in place of ``max_examples`` on the simulator, if
+        that is more and nobody gave ``max_examples``. It is no option.
       asked: names of the fields that were given on the command line or in the ini file.
     """
 
@@ -97,6 +99,7 @@ class Options:
     devices: int = 8
     profile: str = "ci"
     max_examples: int = 8
+    simulated_examples: int = 0
     fuzz_time: float = 0.0
     max_bytes: int = DEFAULT_MAX_BYTES
     seed: int = 0
@@ -107,6 +110,7 @@ class Options:
     missing: str = "skip"
     results: Path | None = None
     html: Path | None = None
+    trace: Path | None = None
     dump: Path | None = None
     cost: str = "off"
     cost_file: Path = Path("pallas_costs.json")
@@ -123,6 +127,12 @@ class Options:
     example: str = ""
     database: tuple[Place, ...] = ()
     asked: frozenset[str] = frozenset()
+
+    def examples_on(self, kind: str) -> int:
+        """How many examples each check draws on a kind of backend."""
+        if kind != "simulating" or "max_examples" in self.asked:
+            return self.max_examples
+        return max(self.max_examples, self.simulated_examples)
 
     def replaced(self, **values: Any) -> Options:
         """These options with what a mark says in place of some.
@@ -166,11 +176,15 @@ class Option:
         return f"pallas_{self.name}"
 
 
+#: Examples on the simulator, where a new shape costs milliseconds and not a second: with so many,
+#: the main job asks about twice as many shapes as it did when all kernels ran on interpreters.
+_SIMULATED = 16
+
 #: What profiles say of options that are not given.
 PROFILES: Mapping[str, Mapping[str, Any]] = {
-    "quick": {"max_examples": 2},
-    "ci": {},
-    "thorough": {"max_examples": 128},
+    "quick": {"max_examples": 2, "simulated_examples": _SIMULATED},
+    "ci": {"simulated_examples": _SIMULATED},
+    "thorough": {"max_examples": 128, "backend": ("auto", "interpreters")},
 }
 
 TABLE: tuple[Option, ...] = (
@@ -178,9 +192,9 @@ TABLE: tuple[Option, ...] = (
         name="backend",
         parse=words,
         metavar="LIST",
-        help="backends to run on: auto (default: hardware if there is some, else the "
-        "interpreters), all, or a list of NAME, NAME:TARGET, NAME:all, such as "
-        "interpret,tpu-interpret:v6e",
+        help="backends to run on: auto (default: the accelerator if there is one, otherwise the "
+        "simulator, and JAX's interpreters for what it does not simulate), interpreters, all, or "
+        "a list of NAME, NAME:TARGET, NAME:all, such as tpu-sim:v6e,interpret",
     ),
     Option(
         name="suite",
@@ -199,14 +213,14 @@ TABLE: tuple[Option, ...] = (
         parse=_one_of(*PROFILES),
         metavar="NAME",
         help="how much to draw where nothing else is said: quick (2 examples a check), ci (8, the "
-        "default) or thorough (128)",
+        "default) or thorough (128); on the simulator quick and ci draw 16",
     ),
     Option(
         name="max_examples",
         parse=_whole(1),
         metavar="N",
-        help="examples drawn for each check of a spec (default: 8; checks that cost more a "
-        "piece draw fewer)",
+        help="examples drawn for each check of a spec (default: 8, on the simulator 16; checks "
+        "that cost more a piece draw fewer)",
         marked=True,
     ),
     Option(
@@ -280,6 +294,14 @@ TABLE: tuple[Option, ...] = (
         metavar="FILE.html",
         help="write a report to read in a browser: one file that needs nothing else (pip install "
         "'pytest-pallas[report]')",
+    ),
+    Option(
+        name="trace",
+        parse=_path,
+        metavar="FILE.json",
+        help="write a timeline of one simulated run, for https://ui.perfetto.dev or "
+        "chrome://tracing: the failing example of the last test that failed, or else the last "
+        "example of the last test",
     ),
     Option(
         name="dump",

@@ -5,26 +5,36 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytest_pallas.backends import Call
+from pytest_pallas.analysis.precision import Precision, precisions
 from pytest_pallas.backends.digests import digest
 from pytest_pallas.backends.execution import to_numpy
-from pytest_pallas.backends.mappings import relieve
-from pytest_pallas.backends.tracing import Static, apply, identity, jitted, split
-from pytest_pallas.errors import PallasTestError, ReferenceError
+from pytest_pallas.backends.tracing import identity
+from pytest_pallas.errors import ReferenceError, SimulationError
 from pytest_pallas.noise import noise_of
 from pytest_pallas.numerics import Noise, is_complex, is_float, wide
+from pytest_pallas.references import (
+    Evaluation,
+    Leaves,
+    evaluate_again,
+    evaluate_reference,
+    flatten,
+    name_of,
+)
 
-#: A flattened pytree: path and array of each leaf.
-Leaves = list[tuple[str, np.ndarray[Any, Any]]]
+__all__ = ["Expected", "ExpectedCache", "Later", "Leaves", "expected", "flatten"]
+
+
+#: How a note begins that says something of a kernel's reference.
+OF_REFERENCE = "the reference "
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,10 @@ class Expected:
         Evaluated when it is first looked at, like ``noise``: most outputs pass without.
       noise: for a path, what rounding alone does to that output, or None if that cannot be said.
         See ``noise_of``.
+      precision: by path, where an output's oracle is computed in less than float64, because the
+        reference asks for that. Such an oracle is no more exact than the baseline.
+      fallbacks: why JAX evaluated some of the reference, or all, which compiles; empty if the
+        simulator did.
     """
 
     oracle: Leaves
@@ -47,6 +61,17 @@ class Expected:
     depth: int
     sensitivity: Mapping[str, float]
     noise: Callable[[str], Noise | None] = lambda _: None
+    precision: Mapping[str, Precision] = MappingProxyType({})
+    fallbacks: Sequence[str] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the record should know of the reference."""
+        several = dict.fromkeys(map(str, self.precision.values()))
+        return (
+            *(f"{OF_REFERENCE}computes in {each}, not in float64" for each in several),
+            *(f"{OF_REFERENCE}was evaluated by JAX: {each}" for each in self.fallbacks),
+        )
 
 
 class Later(Mapping[str, float]):
@@ -83,9 +108,7 @@ class ExpectedCache:
     """
 
     most: int = 128
-    _kept: OrderedDict[Hashable, Expected | Future[Expected]] = field(
-        default_factory=OrderedDict[Hashable, "Expected | Future[Expected]"]
-    )
+    _kept: OrderedDict[Hashable, Expected] = field(default_factory=OrderedDict[Hashable, Expected])
 
     def get(
         self,
@@ -96,47 +119,14 @@ class ExpectedCache:
         nan_ok: bool = False,
     ) -> Expected:
         """``expected`` for these arguments, evaluated once."""
-        relieve()
-        key = _key(reference, args, options, nan_ok)
+        key = identity(reference), digest((args, dict(options))), nan_ok
         found = self._kept.pop(key, None)
-        if isinstance(found, Future):
-            found = found.result()
         if found is None:
             found = expected(reference, args, options, nan_ok=nan_ok)
-        self._keep(key, found)
-        return found
-
-    def begin(
-        self,
-        reference: Callable[..., Any],
-        args: tuple[Any, ...],
-        options: Mapping[str, Any],
-        *,
-        nan_ok: bool = False,
-    ) -> None:
-        """Evaluate in another thread what ``get`` will be asked for, while the kernel compiles.
-
-        Contexts of the calling thread, such as ``jax.default_matmul_precision``, do not hold there.
-        """
-        key = _key(reference, args, options, nan_ok)
-        if key not in self._kept:
-            task = self._thread.submit(expected, reference, args, options, nan_ok=nan_ok)
-            self._keep(key, task)
-
-    def _keep(self, key: Hashable, found: Expected | Future[Expected]) -> None:
         self._kept[key] = found
         while len(self._kept) > self.most:
             self._kept.popitem(last=False)
-
-    @functools.cached_property
-    def _thread(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(max_workers=1, thread_name_prefix="pallas-oracle")
-
-
-def _key(
-    reference: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any], nan_ok: bool
-) -> Hashable:
-    return identity(reference), digest((args, dict(options))), nan_ok
+        return found
 
 
 def expected(
@@ -159,10 +149,11 @@ def expected(
     """
     arrays = [to_numpy(leaf) for leaf in jax.tree.leaves(args) if _is_array(leaf)]
     with jax.default_device(jax.devices("cpu")[0]):
-        baseline = _evaluate(reference, args, options, "in the kernel's dtypes")
+        own = evaluate_reference(reference, args, options, "in the kernel's dtypes")
     with _in_float64():
         widened = jax.tree.map(_widened, args)
-        oracle = _evaluate(reference, widened, options, "as the float64 oracle")
+        double = evaluate_reference(reference, widened, options, "as the float64 oracle")
+    oracle, baseline = double.leaves, own.leaves
     if not nan_ok and all(_finite(array) for array in arrays):
         for path, array in oracle:
             count = int(np.isnan(array).sum()) if is_float(array.dtype) else 0
@@ -170,24 +161,39 @@ def expected(
                 raise ReferenceError(
                     f"the oracle is NaN in {count} of {array.size} elements of "
                     f"{path or 'the output'}, although every input is finite, so it says nothing "
-                    f"about the kernel. Define these elements in {_name(reference)} (a fully "
+                    f"about the kernel. Define these elements in {name_of(reference)} (a fully "
                     "masked row is 0, say), or set nan_ok=True if NaN is the right answer."
                 )
     depth = max((dim for array in arrays for dim in array.shape), default=1)
+    precision = _precision(double, own)
 
     @functools.cache
     def noise() -> Mapping[str, Noise]:
-        call = Call(function=reference, args=widened, options=options)
-        with _in_float64():
-            return noise_of(call, oracle, baseline)
+        return noise_of(double, baseline, {each.dtype for each in precision.values()})
 
     def sensitivity() -> Mapping[str, float]:
         with _in_float64():
-            return _sensitivity(reference, widened, options, oracle)
+            return _sensitivity(reference, widened, options, double)
 
     return Expected(
-        oracle, baseline, max(depth, 1), Later(sensitivity), lambda path: noise().get(path)
+        oracle,
+        baseline,
+        max(depth, 1),
+        Later(sensitivity),
+        lambda path: noise().get(path),
+        precision,
+        tuple(dict.fromkeys((*own.fallbacks, *double.fallbacks))),
     )
+
+
+def _precision(oracle: Evaluation, baseline: Evaluation) -> Mapping[str, Precision]:
+    """By path, which outputs are computed in less than float64; see ``analysis.precision``."""
+    if oracle.jaxpr is None or baseline.jaxpr is None:
+        return {}
+    found = precisions(oracle.jaxpr, baseline.jaxpr)
+    return {
+        path: each for (path, _), each in zip(oracle.leaves, found, strict=True) if each is not None
+    }
 
 
 @contextlib.contextmanager
@@ -202,7 +208,7 @@ def _in_float64() -> Generator[None]:
 
 
 def _sensitivity(
-    reference: Callable[..., Any], args: Any, options: Mapping[str, Any], oracle: Leaves
+    reference: Callable[..., Any], args: Any, options: Mapping[str, Any], oracle: Evaluation
 ) -> Mapping[str, float]:
     """How much each output changes with the inputs: root mean square, per relative change.
 
@@ -219,57 +225,25 @@ def _sensitivity(
         signs = generator.integers(0, 2, np.shape(leaf)) * 2 - 1
         return leaf * (1 + PERTURBATION * signs)
 
-    squares = {path: 0.0 for path, array in oracle if is_float(array.dtype) and array.size}
+    def near() -> Sequence[np.ndarray[Any, Any]]:
+        if oracle.jaxpr is not None:
+            return evaluate_again(oracle, [moved(array) for array in oracle.arrays])
+        changed = jax.tree.map(moved, args)
+        found = evaluate_reference(reference, changed, options, "near its inputs")
+        return [array for _, array in found.leaves]
+
+    squares = {path: 0.0 for path, array in oracle.leaves if is_float(array.dtype) and array.size}
     for _ in range(PERTURBATIONS if squares else 0):
         try:
-            moved_args = jax.tree.map(moved, args)
-            perturbed = dict(_evaluate(reference, moved_args, options, "near its inputs"))
-        except ReferenceError:
+            perturbed = near()
+        except (ReferenceError, SimulationError):
             return {}
-        for path, before in oracle:
+        for (path, before), after in zip(oracle.leaves, perturbed, strict=True):
             if path in squares:
                 with np.errstate(all="ignore"):
-                    change = (wide(perturbed[path]) - wide(before)) / PERTURBATION
+                    change = (wide(after) - wide(before)) / PERTURBATION
                 squares[path] += float(np.square(change[np.isfinite(change)]).sum() / change.size)
     return {path: float(np.sqrt(total / PERTURBATIONS)) for path, total in squares.items()}
-
-
-def flatten(values: Any) -> Leaves:
-    """A pytree as (path, numpy array) pairs. A lone array has the path ""."""
-    return [
-        (jax.tree_util.keystr(path), to_numpy(leaf))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(values)
-    ]
-
-
-def _evaluate(
-    reference: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any], how: str
-) -> Leaves:
-    static, arrays = split(Call(function=reference, args=args, options=options))
-    try:
-        # A compiled reference is several times faster than one op by op at every new shape.
-        leaves = flatten(jax.block_until_ready(jitted(literal=True)(static, arrays)))
-    except Exception:
-        leaves = _as_it_is(reference, static, arrays, how)
-    if not leaves or any(array.dtype.kind in "OSU" for _, array in leaves):
-        raise ReferenceError(
-            f"the reference {_name(reference)} must return an array or a pytree of arrays"
-        )
-    return leaves
-
-
-def _as_it_is(reference: Callable[..., Any], static: Static, arrays: list[Any], how: str) -> Leaves:
-    """Evaluate a reference that jit does not take: numpy, or Python that looks at values."""
-    try:
-        return flatten(jax.block_until_ready(apply(static, arrays)))
-    except PallasTestError:
-        raise
-    except Exception as error:
-        shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in arrays)
-        raise ReferenceError(
-            f"the reference {_name(reference)} raised when it was evaluated {how} on ({shapes}): "
-            f"{type(error).__name__}: {error}"
-        ) from error
 
 
 def _is_array(leaf: object) -> bool:
@@ -297,9 +271,3 @@ def _finite(array: np.ndarray[Any, Any]) -> bool:
     if is_float(array.dtype) or is_complex(array.dtype):
         return bool(np.isfinite(wide(array)).all())
     return True
-
-
-def _name(function: Any) -> str:
-    """The name of a function, also inside partials and the wrappers of checks."""
-    inner = getattr(function, "func", None) or getattr(function, "function", None)
-    return _name(inner) if callable(inner) else getattr(function, "__name__", repr(function))

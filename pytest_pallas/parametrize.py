@@ -64,7 +64,7 @@ def _expected(mark: pytest.Mark, families: Any) -> tuple[str, pytest.MarkDecorat
     if len(mark.args) > 1 or not isinstance(name, str) or not rest.get("reason"):
         raise OptionError(
             "the pallas_xfail mark takes one backend and a reason, such as "
-            'pallas_xfail("interpret", reason="...")'
+            'pallas_xfail("tpu-sim", reason="...")'
         )
     unknown = sorted(set(rest) - {"reason", "strict", "raises", "run"})
     if unknown:

@@ -26,7 +26,15 @@ from pytest_pallas.fixtures import (
     reseed,
 )
 from pytest_pallas.options import add_options
-from pytest_pallas.session import PROBLEM, current, start
+from pytest_pallas.session import (
+    OUTPUT,
+    PROBLEM,
+    SESSION,
+    STATUS,
+    current,
+    look_for_named_backends,
+    start,
+)
 
 __all__ = [
     "pallas_backend",
@@ -80,10 +88,15 @@ def pytest_configure(config: pytest.Config) -> None:
         asked = "devices" in state.options.asked
         devices = simulate(state.options.devices, os.environ, asked=asked)
         state.options = dataclasses.replace(state.options, devices=devices)
+        look_for_named_backends(state)
         if state.options.results is not None or state.options.html is not None:
             from pytest_pallas.report.files import settle_files
 
             settle_files(state)
+        if state.options.trace is not None:
+            from pytest_pallas.report.traces import settle_trace
+
+            settle_trace(state)
         if state.goldens is not None:
             state.goldens.ready()
         if state.replayed is not None and not state.options.suite:
@@ -110,7 +123,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
         try:
             # A wrong name or file must stop pytest before it collects.
-            _ = state.operators
+            if "mutate_operators" in state.options.asked:
+                _ = state.operators  # imports JAX
             earlier = earlier_run(config)
         except OptionError as error:
             raise pytest.UsageError(str(error)) from None
@@ -126,6 +140,10 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_pallas.report.reporter import Reporter
 
         config.pluginmanager.register(Reporter(state), "pallas-reporter")
+        if state.options.trace is not None:
+            from pytest_pallas.report.traces import TraceReporter
+
+            config.pluginmanager.register(TraceReporter(state), "pallas-trace-reporter")
         from pytest_pallas.report.progress import Progress
 
         progress = Progress(config, state.options.fuzz_time)
@@ -189,10 +207,20 @@ def pytest_collection_modifyitems(
         from pytest_pallas.suites.wiring import require_checks
 
         require_checks(config, items)
+    current(config).collected = len(items)
     if (replayed := current(config).replayed) is not None and not session.testsfailed:
         from pytest_pallas.suites.selecting import keep_replayed
 
         keep_replayed(config, items, replayed.example)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Forget checks that do not apply where nobody asked for them."""
+    if current(session.config).not_applicable:
+        from pytest_pallas.suites.left_out import keep_selected
+
+        narrowed = current(session.config).collected > len(session.items)
+        keep_selected(session.config, session.items, narrowed=narrowed)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -233,4 +261,24 @@ def pytest_runtest_makereport(
         from pytest_pallas.report.collect import attach
 
         attach(state, item, report, call.excinfo)
+    if state.options.trace is not None:
+        from pytest_pallas.report.traces import attach as attach_trace
+
+        attach_trace(state, report, call.excinfo)
     return report
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Count tests that were skipped for a reason of ours apart, by that reason."""
+    status = getattr(report, STATUS, "")
+    return (status, "-", status.upper()) if status and report.skipped else None
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the process that reports, if this is a worker, which checks do not apply."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None and SESSION in session.config.stash:
+        from pytest_pallas.record import plain_not_applicable
+
+        entries = current(session.config).not_applicable.values()
+        output[OUTPUT] = [plain_not_applicable(entry) for entry in entries]

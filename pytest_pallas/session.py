@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,20 +12,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from pytest_pallas.checks import NAMES as CHECKS
 from pytest_pallas.errors import GoldenError, OptionError
 from pytest_pallas.options import Options, choose, place_of, read_options
-from pytest_pallas.sanitizers import ALL, NAMES, SANITIZERS
+from pytest_pallas.sanitizers import NAMES as SANITIZERS
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
-    from pytest_pallas.backends import Backend, Family, Selection
+    from pytest_pallas.backends import Backend, Call, Family, Selection
     from pytest_pallas.checks import Check
     from pytest_pallas.checks.golden import Goldens
     from pytest_pallas.compilers.costs import Costs
     from pytest_pallas.compilers.service import Service
     from pytest_pallas.goldens.example import Loaded
     from pytest_pallas.oracle import ExpectedCache
+    from pytest_pallas.record import NotApplicable
     from pytest_pallas.sanitizers.runs import Runs
 
 #: Seconds that a kernel with a mutant may wait for what never comes.
@@ -33,6 +35,15 @@ _MUTANT_SECONDS = 15.0
 
 #: What the ``pallas`` mark takes besides the options that it can set.
 _MARK_ONLY = ("backends", "targets", "reason")
+
+
+@dataclass(frozen=True)
+class LastRun:
+    """A call of a kernel that a test made: its name, where it ran, and the call."""
+
+    kernel: str
+    backend: Backend
+    call: Call
 
 
 @dataclass(kw_only=True)
@@ -62,8 +73,25 @@ class Session:
     mutant: Any = None
     #: Mutants that a test or spec of this process, or an earlier run, has caught: key and name.
     caught: dict[str, str] = field(default_factory=dict[str, str])
+    #: How many items were collected, before some were deselected.
+    collected: int = 0
+    #: Checks that do not apply, by the node id that they would have.
+    not_applicable: dict[str, NotApplicable] = field(default_factory=dict[str, "NotApplicable"])
+    #: Which check raised first, by kernel, backend and mesh; see ``suites.raised``.
+    raised: dict[str, tuple[str, str, bool]] = field(
+        default_factory=dict[str, tuple[str, str, bool]]
+    )
     #: Keys of mutants that an earlier run did not catch, and that a spec said are no mistakes.
     marked: set[str] = field(default_factory=set[str])
+    #: What the running test ran last, kept for ``--pallas-trace`` only.
+    ran: LastRun | None = None
+    #: Whether a test of this process failed of which there is a timeline.
+    traced_failure: bool = False
+
+    def note_run(self, kernel: str, backend: Backend, make: Callable[[], Call]) -> None:
+        """Keep a call that a test is about to make, if somebody may want its timeline."""
+        if self.options.trace is not None:
+            self.ran = LastRun(kernel, backend, make())
 
     @cached_property
     def families(self) -> Mapping[str, Family]:
@@ -76,13 +104,38 @@ class Session:
         return {family.name: family for family in (*own, *more)}
 
     @cached_property
-    def checks(self) -> Mapping[str, Check]:
-        """The known checks and sanitizers by name, those of the hook included."""
-        from pytest_pallas.checks import CHECKS
-
+    def _hooked_checks(self) -> Sequence[Check]:
+        """The checks and sanitizers that projects add by the hook."""
         extra = self.config.hook.pytest_pallas_checks(config=self.config)
-        more = [check for each in cast("list[Sequence[Check]]", extra) for check in each]
-        return {check.name: check for check in (*CHECKS, *SANITIZERS, *more)}
+        return [check for each in cast("list[Sequence[Check]]", extra) for check in each]
+
+    @cached_property
+    def checks(self) -> Mapping[str, Check]:
+        """The known checks and sanitizers by name, those of the hook included. It imports JAX."""
+        from pytest_pallas.checks import declared_checks
+        from pytest_pallas.sanitizers import declared_sanitizers
+
+        known = (*declared_checks(), *declared_sanitizers(), *self._hooked_checks)
+        return {check.name: check for check in known}
+
+    @cached_property
+    def check_names(self) -> tuple[str, ...]:
+        """The names of ``checks``, without JAX: options are read before it may be imported."""
+        hooked = (check.name for check in self._hooked_checks)
+        return tuple(dict.fromkeys((*CHECKS, *SANITIZERS, *hooked)))
+
+    @cached_property
+    def sanitizer_names(self) -> tuple[str, ...]:
+        """The names of those that are sanitizers, likewise."""
+        hooked = (check.name for check in self._hooked_checks if check.kind == "sanitizer")
+        return tuple(dict.fromkeys((*SANITIZERS, *hooked)))
+
+    @cached_property
+    def base(self) -> Check:
+        """The check that every other one builds on."""
+        from pytest_pallas.checks import declared_checks
+
+        return self.checks[next(check.name for check in declared_checks() if check.base)]
 
     @cached_property
     def operators(self) -> tuple[str, ...]:
@@ -91,17 +144,18 @@ class Session:
         Raises:
           OptionError: an unknown name.
         """
-        from pytest_pallas.mutation import NAMES as OPERATORS
+        from pytest_pallas.mutation import declared_operators
 
         place = place_of(self.config, "mutate_operators")
-        return choose(self.options.mutate_operators, OPERATORS, place)
+        names = [operator.name for operator in declared_operators()]
+        return choose(self.options.mutate_operators, names, place)
 
     @property
     def chosen_operators(self) -> bool:
         """Whether only some of the mutation operators are used."""
-        from pytest_pallas.mutation import NAMES as OPERATORS
+        from pytest_pallas.mutation import declared_operators
 
-        return set(self.operators) != set(OPERATORS)
+        return set(self.operators) != {operator.name for operator in declared_operators()}
 
     @cached_property
     def selection(self) -> Selection:
@@ -226,8 +280,8 @@ class Session:
         for mark in reversed(list(node.iter_markers("pallas"))):
             values = {k: v for k, v in mark.kwargs.items() if k not in _MARK_ONLY}
             options = options.replaced(**values)
-            choose(options.checks, self.checks, "mark pallas(checks=...)")
-            choose(options.sanitize, NAMES, "mark pallas(sanitize=...)")
+            choose(options.checks, self.check_names, "mark pallas(checks=...)")
+            choose(options.sanitize, self.sanitizer_names, "mark pallas(sanitize=...)")
         return options
 
     def checks_for(self, options: Options) -> list[Check]:
@@ -238,21 +292,40 @@ class Session:
         Raises:
           OptionError: a check has an unknown name.
         """
-        watching = sanitizers_of(options)
-        usual = [name for name, check in self.checks.items() if not check.named]
+        watching = self.sanitizers_for(options)
+        usual = [name for name, check in self.checks.items() if not check.opt_in]
         names = choose(options.checks, self.checks, "checks", usual)
         if "sanitize" in options.asked:
             names = tuple(dict.fromkeys((*names, *watching)))
         chosen = [self.checks[name] for name in names]
-        named = {name for name in options.checks if name in NAMES and name not in ALL}
-        return [each for each in chosen if each.kind == "check" or each.name in {*watching, *named}]
+        opted = {check.name for check in chosen if check.opt_in and check.name in options.checks}
+        return [each for each in chosen if each.kind == "check" or each.name in {*watching, *opted}]
+
+    def sanitizers_for(self, options: Options) -> tuple[str, ...]:
+        """Names of the sanitizers that ``--pallas-sanitize`` or a mark chooses.
+
+        Raises:
+          OptionError: an unknown name.
+        """
+        known = self.sanitizer_names
+        usual = [name for name in known if not self.checks[name].opt_in]
+        return choose(options.sanitize, known, "sanitize", usual)
+
+    def watches(self, options: Options) -> frozenset[str]:
+        """What the runs of every check look for, because of the sanitizers that options choose.
+
+        Raises:
+          OptionError: a sanitizer has an unknown name.
+        """
+        chosen = (self.checks[name].watches for name in self.sanitizers_for(options))
+        return frozenset(field for field in chosen if field)
 
     def backends_for(
         self, marks: Sequence[pytest.Mark], *, every: bool = False
     ) -> tuple[list[Backend], str]:
         """The backends of a test with these marks (closest first), and why there are none.
 
-        With ``every``, also those that ``auto`` takes only for kernels that claim them.
+        With ``every``, also those that only some kernels are run on.
 
         Raises:
           OptionError: a mark names an unknown backend or target, or gives positional arguments.
@@ -262,10 +335,8 @@ class Session:
         names, targets, reason = _marked(marks)
         if names is not None:
             wanted = [backend for name in names for backend in parse(name, self.families)]
-        elif self.selection.named:
-            wanted = list(self.selection.backends)
         else:
-            wanted = [b for b in self.selection.backends if every or self._implied(b)]
+            wanted = [b for b in self.selection.backends if every or self._takes(b)]
         if targets is not None:
             wanted = _with_targets(wanted, targets, self.families)
         missing = {label(b): why for b in wanted if (why := b.available()) is not None}
@@ -278,9 +349,15 @@ class Session:
             why = f"no target of {', '.join(targets or ())} among the backends {have}"
         return [], f"{reason}: {why}" if reason else why
 
-    def _implied(self, backend: Backend) -> bool:
-        """Whether ``auto`` takes a backend for a kernel of which nothing is known."""
-        return backend.kind == "hardware" or self.families[backend.name].implied
+    def _takes(self, backend: Backend) -> bool:
+        """Whether a kernel of which nothing is known is run on a backend of the selection."""
+        from pytest_pallas.backends import label
+
+        chosen = self.selection
+        if chosen.replaced(backend):
+            return False
+        named = chosen.named and label(backend) not in chosen.automatic
+        return named or backend.kind == "hardware" or self.families[backend.name].implied
 
 
 def variant_of(item: pytest.Item) -> str:
@@ -297,15 +374,6 @@ def variant_of(item: pytest.Item) -> str:
     return "-".join(word for word in words.split("-") if word)
 
 
-def sanitizers_of(options: Options) -> tuple[str, ...]:
-    """Names of the sanitizers that ``--pallas-sanitize`` or a mark chooses.
-
-    Raises:
-      OptionError: an unknown name.
-    """
-    return choose(options.sanitize, NAMES, "sanitize", ALL)
-
-
 def _cores_for(config: pytest.Config) -> int:
     """How many compilers this process may run: the cores, shared with other test processes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -315,6 +383,20 @@ def _cores_for(config: pytest.Config) -> int:
 
 SESSION = pytest.StashKey[Session]()
 
+#: Set on an item whose kernel raised: where (``SpecItem.place``), the check, the item's name, and
+#: whether that was expected.
+RAISED = pytest.StashKey[tuple[str, str, str, bool]]()
+
+#: The attribute of a report that holds the same.
+RAISED_ON = "pallas_raised"
+
+#: The attribute that holds what pytest is to call its test, where that was skipped for a reason of
+#: ours: then it is counted, and not listed by ``-ra``.
+STATUS = "pallas_status"
+
+#: The key of what a worker of pytest-xdist tells when it ends: the checks that do not apply.
+OUTPUT = "pallas_not_applicable"
+
 #: What is wrong with the marks of a test; it fails with that, and other tests run.
 PROBLEM = pytest.StashKey[str]()
 
@@ -323,19 +405,17 @@ def start(config: pytest.Config) -> Session:
     """Read and validate everything the user said, and keep the session in ``config.stash``.
 
     Raises:
-      pytest.UsageError: an option, ini value or name is wrong, or a backend that was named is not
-        available.
+      pytest.UsageError: an option, ini value or name is wrong.
     """
     options = read_options(config)
     session = Session(config=config, options=options)
     try:
         if "checks" in options.asked:
-            choose(options.checks, session.checks, place_of(config, "checks"))
-        choose(options.sanitize, NAMES, place_of(config, "sanitize"))
+            choose(options.checks, session.check_names, place_of(config, "checks"))
+        if "sanitize" in options.asked:
+            choose(options.sanitize, session.sanitizer_names, place_of(config, "sanitize"))
         if options.database:
             _validated_places(session)
-        if "backend" in options.asked and options.backend != ("auto",):
-            _named(session)
     except OptionError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[SESSION] = session
@@ -357,10 +437,18 @@ def _validated_places(session: Session) -> None:
         raise OptionError(f"{place_of(session.config, 'database')}: {error}") from None
 
 
-def _named(session: Session) -> None:
-    """Look for the backends that were named: a wrong name must stop pytest before it collects."""
+def look_for_named_backends(session: Session) -> None:
+    """Look for the backends that were named: a wrong name must stop pytest before it collects.
+
+    This starts JAX, so the number of devices must be settled.
+
+    Raises:
+      OptionError: a name is unknown, or its backend is not available here.
+    """
     from pytest_pallas.errors import BackendUnavailableError
 
+    if "backend" not in session.options.asked or session.options.backend == ("auto",):
+        return
     try:
         session.selection  # noqa: B018 - found at its first use
     except (OptionError, BackendUnavailableError) as error:
@@ -392,7 +480,7 @@ def _with_targets(
     wanted: Sequence[Backend], targets: Sequence[str], families: Mapping[str, Family]
 ) -> list[Backend]:
     """Backends for chosen targets: a backend without one takes each that its family has."""
-    from pytest_pallas.backends import parse
+    from pytest_pallas.backends import with_target
 
     known = {name for family in families.values() for name in family.targets}
     unknown = sorted(set(targets) - known)
@@ -408,7 +496,7 @@ def _with_targets(
         elif backend.target is None:
             for target in targets:
                 if target in family.targets:
-                    found += parse(f"{backend.name}:{target}", families)
+                    found.append(with_target(backend, target, families))
         elif backend.target.name in targets:
             found.append(backend)
     return found

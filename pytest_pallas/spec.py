@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_pallas.backends.targets import DEFAULT_TARGETS
+from pytest_pallas.devices.targets import DEFAULT_TARGETS
 from pytest_pallas.errors import SpecError
 from pytest_pallas.relations import AnyRelation, Linear, Permuted, Relation
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: The backends that a kernel written for a platform claims unless its spec says otherwise.
 CLAIMED = {
-    "tpu": ("interpret", "tpu-interpret", "tpu-compile", "tpu"),
+    "tpu": ("tpu-sim", "interpret", "tpu-interpret", "tpu-compile", "tpu"),
     "gpu": ("gpu-interpret", "gpu-compile", "gpu"),
 }
 

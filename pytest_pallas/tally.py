@@ -11,7 +11,7 @@ from pytest_pallas.record import Record
 
 if TYPE_CHECKING:
     from pytest_pallas.checks.inputs import Inputs
-    from pytest_pallas.checks.trial import Finding
+    from pytest_pallas.checks.trial import TrialResult
     from pytest_pallas.strategies.arguments import Arguments
 
 
@@ -76,7 +76,7 @@ class Tally:
         self.inputs.pop()
         self.points.pop()
 
-    def add(self, finding: Finding) -> None:
+    def add(self, finding: TrialResult) -> None:
         """Add what an example showed. Of one that failed, only the failure counts."""
         self.kernel_seconds += finding.seconds
         self.notes += [note for note in finding.notes if note not in self.notes]
@@ -105,7 +105,7 @@ class Tally:
                 self.baseline = comparison.baseline_error
                 self.multiple = comparison.multiple
 
-    def _mark(self, finding: Finding) -> None:
+    def _mark(self, finding: TrialResult) -> None:
         """Keep the error of the example that was begun last."""
         measured = [each for each in finding.comparisons if each.kind in ("close", "exact")]
         worst = finding.failed or max(measured, key=lambda each: each.error, default=None)
@@ -127,6 +127,7 @@ class Tally:
             mesh=dict(self.mesh),
             outcome=outcome,
             reason=reason,
+            requirement="" if outcome != "skipped" or self.examples else self.withdrawn,
             examples=self.examples,
             error=self.error,
             baseline=self.baseline,
@@ -136,6 +137,7 @@ class Tally:
             notes=tuple(self.notes),
             compiled=tuple(self.compiled),
             inputs=self._inputs(),
+            signatures=self._signatures(),
             goldens=dict(self.goldens),
             mutants=tuple(self.mutants),
             **rest,  # pyright: ignore[reportArgumentType]
@@ -148,6 +150,14 @@ class Tally:
         from pytest_pallas.checks.inputs import to_json
 
         return to_json(self.inputs)
+
+    def _signatures(self) -> tuple[str, ...]:
+        """The different shapes of the examples."""
+        if not self.inputs:
+            return ()
+        from pytest_pallas.checks.inputs import signatures
+
+        return signatures(self.inputs)
 
 
 def _dims(arguments: Arguments) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What a traced call holds that may hang or end the process which executes it."""
+"""What a traced call holds that may hang or end the process which executes or simulates it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,23 @@ _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "ne"})
 
 
 @functools.lru_cache(maxsize=256)
-def hazards(jaxpr: Any) -> tuple[str, ...]:
+def hazards(jaxpr: Any, *, simulated: bool = False) -> tuple[str, ...]:
     """What a closed jaxpr holds of these, in words.
 
     A kernel with semaphores, DMAs or barriers may wait for ever; a while loop that does not count
     may never end; a callback may do anything; an array of more than 1 GiB may not fit.
+
+    Args:
+      jaxpr: what was traced.
+      simulated: whether the simulator runs it, which ends waits and loops.
     """
     found: list[str] = []
-    if any(kernel.asynchronous for kernel in kernel_calls(jaxpr)):
+    if not simulated and any(kernel.asynchronous for kernel in kernel_calls(jaxpr)):
         found.append("semaphores, DMAs or barriers")
     equations = list(_equations(getattr(jaxpr, "jaxpr", jaxpr)))
-    if any(eqn.primitive.name == "while" and not _counts(eqn) for eqn in equations):
+    if not simulated and any(
+        eqn.primitive.name == "while" and not _counts(eqn) for eqn in equations
+    ):
         found.append("a while loop without a bound")
     if any(eqn.primitive.name in CALLBACKS for eqn in equations):
         found.append("a callback")

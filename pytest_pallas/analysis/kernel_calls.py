@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_pallas import compat
+from pytest_pallas.compat.transfers import semaphore_kind
 
 #: Primitives whose effect is not complete when they return; a kernel with one of them can race.
 ASYNCHRONOUS = frozenset(
@@ -101,5 +102,8 @@ def mutated_operands(call: KernelCall) -> tuple[int, ...]:
     mapping = call.eqn.params["grid_mapping"]
     aliased = {int(pair[0]) for pair in call.eqn.params.get("input_output_aliases", ())}
     operands = range(mapping.num_index_operands + mapping.num_inputs)
-    written = compat.written_inputs(call.eqn.params["jaxpr"])
-    return tuple(i for i in operands if i in written and i not in aliased)
+    body, _ = compat.open_jaxpr(call.eqn.params["jaxpr"])
+    written = compat.written_inputs(body)
+    # A semaphore is there to be changed.
+    arrays = [i for i in operands if semaphore_kind(body.invars[i].aval.dtype) is None]
+    return tuple(i for i in arrays if i in written and i not in aliased)

@@ -9,14 +9,21 @@ arithmetic", UCLA CSD-970002, 1997, of which this is the random rounding of outp
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
+import numpy as np
 
-from pytest_pallas import compat
+from pytest_pallas.numerics import epsilon, is_complex, is_float
+from pytest_pallas.simulator import rules as rules  # which registers them
+from pytest_pallas.simulator.machine import Machine, Thread
+from pytest_pallas.simulator.program import Program, Step, prepare
+from pytest_pallas.simulator.rules.calls import CALLS, called
+from pytest_pallas.simulator.threads import one_thread
+from pytest_pallas.simulator.values import from_jax, to_output
 
 #: Operations through which a matrix product is still one: each element is one of the operand.
 _MOVES = frozenset(
@@ -27,7 +34,7 @@ _MOVES = frozenset(
 )
 
 #: Operations that move, choose or compare numbers, and round nothing.
-_EXACT = _MOVES | {
+EXACT = _MOVES | {
     *("abs", "argsort", "clamp", "concatenate", "dynamic_slice", "dynamic_update_slice"),
     *("gather", "max", "min", "pad", "reduce_max", "reduce_min", "select_n", "sign", "sort"),
     *("split", "stop_gradient"),
@@ -55,22 +62,39 @@ _APPROXIMATION = 4.0
 _REPEATED = 0.29
 
 
+#: Half the width of the uniform distribution with mean square 1.
+SPREAD = math.sqrt(3)
+
+#: A value of a narrow dtype moves to a neighbor with this probability, so that the mean square is
+#: that of rounding to nearest, 1/12 ulps. Rounded to the dtype, a uniform number from -0.545 to
+#: 0.545 ulps does that.
+_MOVED = 1 / 12
+_DITHER = 0.5 / (1 - _MOVED)
+
+#: Below so many ulps, a uniform error that is rounded to nearest is mostly no error.
+_LEAST = 0.8
+
+
 @dataclass(frozen=True)
 class Rounding:
-    """Root mean square of one rounding, relative to the number; traced scalars or floats.
+    """Root mean square of one rounding, relative to the number.
 
     Attributes:
       narrow: of the dtype that arrays are kept in.
       wide: of the dtype that is computed in.
-      error: random numbers of mean 0 and mean square 1, others at each call: float64[shape].
+      error: uniform random numbers of mean 0 and mean square 1, others at each call:
+        float64[shape].
+      dtypes: names of floats narrower than float64 in which values are rounded at random, too.
+        Values of others are rounded to nearest: the function means to round them.
     """
 
-    narrow: Any
-    wide: Any
-    error: Callable[[Sequence[int]], Any]
+    narrow: float
+    wide: float
+    error: Callable[[Sequence[int]], np.ndarray[Any, Any]]
+    dtypes: Collection[str] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Value:
     """What a variable holds.
 
@@ -88,8 +112,8 @@ class _Value:
     again: Any = None
 
 
-def rounded(closed: Any, arrays: Sequence[Any], rounding: Rounding) -> list[Any]:
-    """The outputs of a closed jaxpr, with rounding errors on the way.
+def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding) -> list[Any]:
+    """The outputs of a jaxpr, with rounding errors on the way.
 
     - Every operation's result is rounded in the wide dtype. Functions such as ``exp`` have four
       roundings, and one of each argument: 2^x is commonly e^(x log 2), whose product is rounded.
@@ -106,123 +130,161 @@ def rounded(closed: Any, arrays: Sequence[Any], rounding: Rounding) -> list[Any]
     Functions that are called are entered; loops and branches count as one operation.
 
     Args:
-      closed: as ``jax.make_jaxpr`` returns it, of a function on float64.
+      jaxpr: what JAX traced of a function on float64.
       arrays: one for each of its inputs.
       rounding: how large the errors are.
     """
-    inputs = [_Value(array, given=True) for array in arrays]
-    return [value.array for value in _evaluate(closed.jaxpr, closed.consts, inputs, rounding)]
+    avals = [var.aval for var in getattr(jaxpr, "jaxpr", jaxpr).invars]
+    inputs = [_Value(from_jax(x, aval), given=True) for x, aval in zip(arrays, avals, strict=True)]
+    with np.errstate(all="ignore"), one_thread():
+        values = _Evaluator(rounding).evaluate(prepare(jaxpr), inputs)
+    return [to_output(value.array) for value in values]
 
 
-def _evaluate(
-    jaxpr: Any, consts: Sequence[Any], inputs: Sequence[_Value], rounding: Rounding
-) -> list[_Value]:
-    values: dict[Any, _Value] = {}
-    used: set[Any] = set()
+class _Evaluator:
+    """Evaluates programs with rounding errors."""
 
-    def read(var: Any) -> _Value:
-        if hasattr(var, "val"):  # a literal
-            return _Value(jnp.asarray(var.val, var.aval.dtype), given=True)
-        if var in used:
-            return values[var]
-        used.add(var)
-        return dataclasses.replace(values[var], again=None)
+    def __init__(self, rounding: Rounding) -> None:
+        """With errors of that size."""
+        self._rounding = rounding
+        self._thread = Thread(Machine())
 
-    for var, const in zip(jaxpr.constvars, consts, strict=True):
-        values[var] = _Value(const, given=True)
-    values.update(zip(jaxpr.invars, inputs, strict=True))
-    for eqn in jaxpr.eqns:
-        operands = [read(var) for var in eqn.invars]
-        called = compat.called_jaxpr(eqn)
-        if called is not None:
-            results = _evaluate(called[0], called[1], operands, rounding)
-        else:
-            results = _apply(eqn, operands, rounding)
-        values.update(zip(eqn.outvars, results, strict=True))
-    return [read(var) for var in jaxpr.outvars]
-
-
-def _apply(eqn: Any, operands: Sequence[_Value], rounding: Rounding) -> list[_Value]:
-    """One operation."""
-    name = eqn.primitive.name
-    if name in _MOVES and operands[0].terms is not None:
-        product = operands[0]
-        (moved,), (terms,) = _bind(eqn, [product.array]), _bind(eqn, [product.terms])
-        again = None if product.again is None else jnp.abs(_bind(eqn, [product.again])[0])
-        return [_Value(moved, terms=jnp.abs(terms), again=again)]
-    arrays = [_used(operand, name, rounding) for operand in operands]
-    if name in _APPROXIMATED:
-        return [
-            _Value(_off(result, _APPROXIMATION * rounding.wide, rounding))
-            for result in _bind(eqn, [_off(array, rounding.wide, rounding) for array in arrays])
+    def evaluate(self, program: Program, inputs: Sequence[_Value]) -> list[_Value]:
+        """The results of a program."""
+        values: list[Any] = [
+            None if value is None else _Value(value, given=True) for value in program.slots
         ]
-    results = _bind(eqn, arrays)
-    if name in _SUMS:
-        return [_summed(eqn, arrays, results[0], rounding)]
-    floats = [operand for operand in operands if _is_inexact(operand.array)]
-    given = name in _EXACT and all(operand.given for operand in floats)
-    return [
-        _Value(result, given=given or not _is_inexact(result))
-        if name in _EXACT or not _is_inexact(result)
-        else _Value(_off(result, rounding.wide, rounding))
-        for result in results
-    ]
+        used: set[int] = set()
+
+        def read(slot: int) -> _Value:
+            value = values[slot]
+            if value.again is None or slot in used:
+                return value
+            used.add(slot)
+            return dataclasses.replace(value, again=None)
+
+        for slot, value in zip(program.inputs, inputs, strict=True):
+            values[slot] = value
+        for step in program.steps:
+            operands = [read(slot) for slot in step.ins]
+            if step.equation.name in CALLS:
+                results = self.evaluate(called(step.equation), operands)
+            else:
+                results = self._apply(step, operands)
+            for slot, value in zip(step.outs, results, strict=True):
+                values[slot] = value
+        return [read(slot) for slot in program.outputs]
+
+    def _apply(self, step: Step, operands: Sequence[_Value]) -> list[_Value]:
+        """One operation."""
+        name, wide = step.equation.name, self._rounding.wide
+        if name in _MOVES and operands[0].terms is not None:
+            product = operands[0]
+            (moved,), (terms,) = (
+                self._bind(step, [product.array]),
+                self._bind(step, [product.terms]),
+            )
+            again = product.again
+            if again is not None:
+                again = np.abs(self._bind(step, [again])[0])
+            return [_Value(moved, terms=np.abs(terms), again=again)]
+        arrays = [self._used(operand, name) for operand in operands]
+        if name in _APPROXIMATED:
+            arrays = [self._off(array, wide) for array in arrays]
+            results = self._bind(step, arrays)
+            return [_Value(self._off(result, _APPROXIMATION * wide)) for result in results]
+        results = self._bind(step, arrays)
+        if name in _SUMS:
+            return [self._summed(step, arrays, results[0])]
+        if name in EXACT:
+            given = all(operand.given for operand in operands if _is_inexact(operand.array))
+            return [_Value(result, given=given or not _is_inexact(result)) for result in results]
+        return [
+            _Value(self._off(result, wide)) if _is_inexact(result) else _Value(result, given=True)
+            for result in results
+        ]
+
+    def _used(self, operand: _Value, name: str) -> Any:
+        """An operand as the operation ``name`` may have it."""
+        array = operand.array
+        if operand.given or name in EXACT or not _is_inexact(array):
+            return array
+        narrow = self._rounding.narrow
+        if operand.terms is not None:
+            if operand.again is not None:
+                array = self._moved(array, operand.again)
+            return self._moved(array, narrow * operand.terms) if narrow else array
+        return self._off(array, narrow) if narrow and name in _SUMS else array
+
+    def _off(self, array: Any, size: float) -> Any:
+        """A float with a relative error of ``size``, each element its own."""
+        return self._moved(array, size * np.abs(array)) if _is_inexact(array) else array
+
+    def _moved(self, array: Any, size: Any) -> Any:
+        """A float with an absolute error of ``size``, each element its own, in its dtype.
+
+        An infinity has none: a score that is masked by one stays masked.
+        """
+        error = self._rounding.error(np.shape(array))
+        size = np.where(np.isfinite(array), size, 0.0)
+        dtype = array.dtype
+        if dtype in (np.float64, np.complex128):
+            return array + size * error
+        size = np.asarray(size, np.float64)
+        if is_float(dtype) and dtype.name in self._rounding.dtypes:
+            number = np.maximum(np.abs(np.asarray(array, np.float64)), np.finfo(np.float64).tiny)
+            ulp = epsilon(dtype) * np.exp2(np.floor(np.log2(number)))
+            few = (size > 0) & (SPREAD * size < _LEAST * ulp)
+            size = np.where(few, _DITHER / SPREAD * ulp, size)
+        wide = np.asarray(array, np.complex128 if is_complex(dtype) else np.float64)
+        return (wide + size * error).astype(dtype)
+
+    def _summed(self, step: Step, arrays: Sequence[Any], result: Any) -> _Value:
+        """A sum with the error of its order."""
+        if not _is_inexact(result):
+            return _Value(result, given=True)
+        axes = [_summed_axes(step, position) for position in range(len(arrays))]
+        count = math.prod(arrays[0].shape[axis] for axis in axes[0])
+        magnitude = np.abs(self._bind(step, [np.abs(array) for array in arrays])[0])
+        growth: Any = math.sqrt(count)
+        equal = [_repeated(array, a) for array, a in zip(arrays, axes, strict=True)]
+        if all(each is not None for each in equal):
+            growth = np.maximum(growth, _REPEATED * np.abs(self._bind(step, equal)[0]))
+        size = self._rounding.wide * growth * magnitude
+        array = self._moved(result, size)
+        if step.equation.name != "dot_general":
+            return _Value(array)
+        if not self._rounding.narrow:
+            return _Value(array, terms=np.zeros_like(size), again=size)
+        (squares,) = self._bind(step, [np.square(np.abs(array)) for array in arrays])
+        return _Value(array, terms=np.sqrt(np.abs(squares)), again=size)
+
+    def _bind(self, step: Step, arrays: Sequence[Any]) -> Any:
+        """The results of an operation."""
+        results = step.evaluate(*[self._thread] * step.threaded, *arrays)
+        return results if step.several else [results]
 
 
-def _used(operand: _Value, name: str, rounding: Rounding) -> Any:
-    """An operand as the operation ``name`` may have it."""
-    array = operand.array
-    if operand.given or name in _EXACT or not _is_inexact(array):
-        return array
-    if operand.terms is not None:
-        if operand.again is not None:
-            array += operand.again * rounding.error(array.shape)
-        return array + rounding.narrow * operand.terms * rounding.error(array.shape)
-    return _off(array, rounding.narrow, rounding) if name in _SUMS else array
-
-
-def _off(array: Any, size: Any, rounding: Rounding) -> Any:
-    """A float with a relative error of ``size``, each element its own."""
-    return array * (1 + size * rounding.error(array.shape)) if _is_inexact(array) else array
-
-
-def _summed(eqn: Any, arrays: Sequence[Any], result: Any, rounding: Rounding) -> _Value:
-    """A sum with the error of its order."""
-    if not _is_inexact(result):
-        return _Value(result, given=True)
-    axes = [_summed_axes(eqn, position) for position in range(len(arrays))]
-    count = math.prod(arrays[0].shape[axis] for axis in axes[0])
-    (magnitude,) = _bind(eqn, [jnp.abs(array) for array in arrays])
-    repeats = _bind(eqn, [_repeated(array, a) for array, a in zip(arrays, axes, strict=True)])[0]
-    growth = jnp.maximum(math.sqrt(count), _REPEATED * repeats)
-    size = rounding.wide * growth * magnitude
-    array = result + size * rounding.error(result.shape)
-    if eqn.primitive.name != "dot_general":
-        return _Value(array)
-    (squares,) = _bind(eqn, [jnp.square(jnp.abs(array)) for array in arrays])
-    return _Value(array, terms=jnp.sqrt(squares), again=size)
-
-
-def _summed_axes(eqn: Any, position: int) -> tuple[int, ...]:
+def _summed_axes(step: Step, position: int) -> tuple[int, ...]:
     """The axes of an operand that are summed over."""
-    if eqn.primitive.name == "dot_general":
-        return tuple(eqn.params["dimension_numbers"][0][position])
-    return (eqn.params["axis"],) if eqn.primitive.name == "cumsum" else tuple(eqn.params["axes"])
+    name, params = step.equation.name, step.equation.params
+    if name == "dot_general":
+        return tuple(params["dimension_numbers"][0][position])
+    return (params["axis"],) if name == "cumsum" else tuple(params["axes"])
 
 
 def _repeated(array: Any, axes: Sequence[int]) -> Any:
-    """1.0 where an element equals the next one along the last of ``axes`` and is not 0."""
+    """1.0 where an element equals the next one along the last of ``axes`` and is not 0; or None."""
     if not axes:
-        return jnp.zeros(array.shape)
-    rolled = jnp.roll(array, -1, axes[-1])
-    return ((array == rolled) & (array != 0)).astype(jnp.float64)
-
-
-def _bind(eqn: Any, arrays: Sequence[Any]) -> Any:
-    """The results of an operation."""
-    results = eqn.primitive.bind(*arrays, **eqn.params)
-    return results if eqn.primitive.multiple_results else [results]
+        return None
+    equal = (array == np.roll(array, -1, axes[-1])) & (array != 0)
+    return equal.astype(array.dtype) if equal.any() else None
 
 
 def _is_inexact(array: Any) -> bool:
-    return jnp.issubdtype(array.dtype, jnp.inexact)
+    return _is_inexact_dtype(array.dtype)
+
+
+@functools.cache
+def _is_inexact_dtype(dtype: Any) -> bool:
+    return isinstance(dtype, np.dtype) and (is_float(dtype) or is_complex(dtype))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
 
 from pytest_pallas import compat
 from pytest_pallas.analysis.kernel_calls import KernelCall
+
+#: Grids of more programs than this are not searched.
+_MOST_PROGRAMS = 65_536
+
+#: Grid points, in the order in which they run.
+Programs = list[tuple[int, ...]]
 
 
 def describe_writer(
@@ -22,7 +28,7 @@ def describe_writer(
     """
     if call.eqn.primitive.name != "pallas_call" or not call.eqn.params["grid_mapping"].grid:
         return ""  # one program, or refs
-    found = compat.block_programs(call.eqn, output, index)
+    found = writers_of(call, output, index)
     if found is None:
         return ""
     sizes, block, programs = found
@@ -38,7 +44,43 @@ def describe_writer(
     )
 
 
-def _points(programs: Sequence[tuple[Any, ...]]) -> str:
+def writers_of(
+    call: KernelCall, output: int, index: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...], Programs] | None:
+    """The shape and index of the block that holds an element, and the programs that have it.
+
+    None where that cannot be read off the call: a dynamic grid, an index map that reads prefetched
+    scalars, element windows, or a large grid.
+
+    Args:
+      call: a ``pallas_call``.
+      output: the position of the output among the kernel's outputs.
+      index: the element, an index into the whole output.
+    """
+    import numpy as np
+
+    from pytest_pallas.analysis.grid.scalars import mapped
+
+    facts = compat.grid_facts(call.eqn)
+    block = facts.outputs[output]
+    grid = [size for size in facts.grid if size is not None]
+    if len(grid) != len(facts.grid) or math.prod(grid) > _MOST_PROGRAMS:
+        return None
+    if any(kind not in ("Blocked", "Squeezed") for kind, _, _ in block.dims):
+        return None
+    points = np.indices(grid).reshape(len(grid), -1).astype(np.int32)
+    indices = mapped(block.index_map, points, [None] * len(facts.scalars), facts.vmapped)
+    if indices is None:
+        return None
+    sizes = tuple(size for _, size, _ in block.dims)
+    wanted = tuple(i // size for i, size in zip(index, sizes, strict=True))
+    hit = np.ones(points.shape[1], bool)
+    for found, number in zip(block.of_dims(indices), wanted, strict=True):
+        hit &= np.asarray(found) == number
+    return sizes, wanted, [tuple(int(i) for i in point) for point in points[:, hit].T]
+
+
+def _points(programs: Programs) -> str:
     """Grid points as one pattern: axes along which they differ become ``lo..hi``."""
     parts: list[str] = []
     for axis in zip(*programs, strict=True):

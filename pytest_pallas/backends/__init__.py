@@ -3,17 +3,20 @@
 from pytest_pallas.backends.protocol import Backend, Call, Kind, Observer, Outcome, label
 from pytest_pallas.backends.registry import (
     FAMILIES,
+    REPLACED,
     Family,
     Selection,
     compiling,
     parse,
     select,
+    with_target,
 )
-from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS, Target, targets_of
+from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target, targets_of
 
 __all__ = [
     "DEFAULT_TARGETS",
     "FAMILIES",
+    "REPLACED",
     "TARGETS",
     "Backend",
     "Call",
@@ -28,4 +31,5 @@ __all__ = [
     "parse",
     "select",
     "targets_of",
+    "with_target",
 ]

@@ -14,9 +14,9 @@ from pytest_pallas.backends.execution import brief, readable
 from pytest_pallas.backends.expected import expected_warnings
 from pytest_pallas.backends.lowering import attributes
 from pytest_pallas.backends.protocol import Call
-from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.backends.tracing import abstract, jitted
 from pytest_pallas.devices.absent import Chip, present
+from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.errors import KernelError, NoPallasCallError, PallasTestError
 
 

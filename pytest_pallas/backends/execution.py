@@ -42,6 +42,18 @@ def trace(call: Call, static: Static, arrays: list[Any]) -> tuple[KernelCall, ..
             call.observer.traced(call, None, ())
         return ()
     jaxpr = jitted().trace(static, arrays).jaxpr
+    kernels = kernels_of(call, jaxpr)
+    if call.observer is not None:
+        call.observer.traced(call, jaxpr, kernels)
+    return kernels
+
+
+def kernels_of(call: Call, jaxpr: Any) -> tuple[KernelCall, ...]:
+    """The Pallas kernels of a call that was traced to a jaxpr.
+
+    Raises:
+      NoPallasCallError: there are none, although the call needs one.
+    """
     kernels = _kernels(jaxpr)
     if not kernels and call.needs_kernel:
         name = getattr(call.function, "__name__", repr(call.function))
@@ -50,8 +62,6 @@ def trace(call: Call, static: Static, arrays: list[Any]) -> tuple[KernelCall, ..
             "with jnp. Pass the function that calls pl.pallas_call, or arguments for which it "
             "does not fall back to jnp."
         )
-    if call.observer is not None:
-        call.observer.traced(call, jaxpr, kernels)
     return kernels
 
 
@@ -148,7 +158,7 @@ def readable(error: Exception) -> Exception:
         frames = _FRAME.findall(text[: matches[-1].start()])
         core += " in {2} ({0}:{1})".format(*frames[-1]) if frames else ""
     if "RACE DETECTED" in core:
-        race = race_error(core)
+        race = RaceError("race: " + brief(_accesses(core), lines=4))
         race.__cause__ = error
         return race
     if _BEYOND.match(core):
@@ -158,12 +168,10 @@ def readable(error: Exception) -> Exception:
     return _chained(brief(core), error)
 
 
-def race_error(report: str) -> RaceError:
-    """The error for an interpreter's report of a race: the two accesses, without their clocks."""
+def _accesses(report: str) -> str:
+    """What an interpreter says of a race, without the clocks."""
     lines = report.partition("RACE DETECTED")[2].strip().splitlines()
-    accesses = [line.strip() for line in lines if "clock:" not in line]
-    told = compat.gpu_race_named("\n  and ".join(accesses))
-    return RaceError("race: " + brief(told, lines=4))
+    return "\n  and ".join(line.strip() for line in lines if "clock:" not in line)
 
 
 def brief(text: str, *, lines: int = 12, width: int = 300) -> str:

@@ -103,6 +103,19 @@ def filled(fill: str) -> Generator[None]:
         yield
 
 
+def fill_of(fill: str) -> Callable[[Any, str], Any] | None:
+    """What a simulator fills memory with: of a dtype and a place; None for its own.
+
+    Args:
+      fill: as ``filled`` takes it.
+    """
+    if not fill:
+        return None
+    name, _, place = fill.partition(":")
+    value, places = FILLS[name], PLACES[place][0]
+    return lambda dtype, where: value(dtype) if where in places else None
+
+
 @functools.cache
 def _key() -> Any:
     """A context whose value is part of jit's key."""

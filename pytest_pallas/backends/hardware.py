@@ -11,7 +11,7 @@ from typing import Any
 from pytest_pallas.analysis import KernelCall
 from pytest_pallas.backends.expected import expected_warnings
 from pytest_pallas.backends.protocol import Call, Kind, Outcome
-from pytest_pallas.backends.targets import Target
+from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import NoPallasCallError
 
 #: Custom calls that a Pallas kernel becomes: Mosaic TPU; Mosaic GPU; Triton (two spellings).

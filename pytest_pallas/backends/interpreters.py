@@ -13,12 +13,12 @@ from pytest_pallas.backends import fills
 from pytest_pallas.backends.probes import Probe, probed
 from pytest_pallas.backends.protocol import Call, Kind, Outcome
 from pytest_pallas.backends.schedules import Schedule
-from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.backends.watchdog import watchdog
-from pytest_pallas.backends.watching import Watch
+from pytest_pallas.backends.watching import Watch, race
 from pytest_pallas.backends.watching_gpu import ThreadWatch
 from pytest_pallas.compilers import gpu_chips
-from pytest_pallas.errors import DmaError
+from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
+from pytest_pallas.errors import DmaError, RaceError
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ class Interpreter:
         with (
             watchdog(call.timeout, watch, threads) as stopped,
             compat.watched_threads(threads),
-            compat.printed_races() as printed,
+            compat.printed_races(),
+            compat.races_collected() as races_found,
         ):
             outcome = execution.execute(
                 call,
@@ -88,18 +89,19 @@ class Interpreter:
                 kernels=kernels,
                 notes=("races: on",) if races else (),
             )
-        if outcome.error is None and printed:
-            outcome = dataclasses.replace(outcome, error=execution.race_error(printed[0]))
         outcome = dataclasses.replace(
             outcome,
-            error=watch.named(outcome.error),
-            problems=tuple(watch.problems),
+            findings=tuple(watch.findings),
             told=tuple(told),
             notes=(*outcome.notes, *self._notes(outcome)),
         )
-        if call.dma and (watch.early or (outcome.error is None and outcome.problems)):
+        if races_found and isinstance(outcome.error, RaceError | None):
+            found = RaceError.of(race(watch.kernel, races_found[0]))
+            found.__cause__ = outcome.error and outcome.error.__cause__
+            outcome = dataclasses.replace(outcome, error=found)
+        if call.dma and (watch.early or (outcome.error is None and outcome.findings)):
             # Who reaches a device too early may find nothing there yet, and raise for that.
-            outcome = dataclasses.replace(outcome, error=DmaError("\n  ".join(outcome.problems)))
+            outcome = dataclasses.replace(outcome, error=DmaError.of(*outcome.findings))
         if outcome.error is not None:
             execution.recover()
         if outcome.error is not None and stopped:

@@ -14,10 +14,10 @@ from pytest_pallas import compat
 from pytest_pallas.analysis import kernel_calls
 from pytest_pallas.backends.expected import expected_warnings
 from pytest_pallas.backends.protocol import Call
-from pytest_pallas.backends.targets import Target
 from pytest_pallas.backends.tracing import jitted, signature
 from pytest_pallas.compilers import cuda, gpu_chips, libtpu, tpu_chips
 from pytest_pallas.devices.absent import Chip, present
+from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import CompileError, NoPallasCallError
 
 if TYPE_CHECKING:

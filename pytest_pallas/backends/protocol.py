@@ -8,9 +8,11 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from pytest_pallas.backends.probes import Probe
 from pytest_pallas.backends.schedules import Schedule
-from pytest_pallas.backends.targets import Target
+from pytest_pallas.devices.targets import Target
+from pytest_pallas.findings import Finding
 
-Kind = Literal["interpreting", "compiling", "hardware"]
+#: ``"simulating"``: our own machine, in this thread. ``"interpreting"``: an interpreter of JAX.
+Kind = Literal["simulating", "interpreting", "compiling", "hardware"]
 
 
 class Observer(Protocol):
@@ -29,8 +31,15 @@ class Observer(Protocol):
         """
         ...
 
+    def simulated(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
+        """A call is about to be simulated, in this thread; the arguments are those of ``traced``.
+
+        Nothing can crash or hang there but Python: the function that is traced, and callbacks.
+        """
+        ...
+
     def ended(self, call: Call) -> None:
-        """A call has been executed, or has failed."""
+        """A call has been executed or simulated, or has failed."""
         ...
 
 
@@ -87,7 +96,7 @@ class Outcome:
       error: what it raised, made readable; None if it returned.
       seconds: wall time including tracing and compilation.
       kernels: the Pallas kernels that were traced (``analysis.KernelCall``); empty without jit.
-      problems: DMAs and semaphores that a kernel left behind, or used too early, in words.
+      findings: what was found wrong besides, whatever it returned.
       told: the answers to ``Call.probe``.
       report: what the compiler said, on a compiling backend (``compilers.CompileReport``).
       notes: what a reader of the record should know, such as "races: on".
@@ -98,7 +107,7 @@ class Outcome:
     error: Exception | None = None
     seconds: float = 0.0
     kernels: tuple[Any, ...] = ()
-    problems: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     told: tuple[Any, ...] = ()
     report: Any = None
     notes: tuple[str, ...] = ()

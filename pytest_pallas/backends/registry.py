@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pytest_pallas.backends.protocol import Backend, Kind, label
-from pytest_pallas.backends.targets import TARGETS, Target, targets_of
+from pytest_pallas.devices.targets import TARGETS, Target, targets_of
 from pytest_pallas.errors import BackendUnavailableError, OptionError
 
 
@@ -22,7 +23,8 @@ class Family:
       make: makes the backend for a target, or for no particular one.
       kind: what the backend proves.
       targets: names of the targets it can stand for.
-      implied: whether ``auto`` takes it for a kernel that names no backends.
+      implied: whether a kernel that names no backends is run on it. Under ``auto`` the simulator
+        takes the place of JAX's interpreters.
     """
 
     name: str
@@ -44,10 +46,14 @@ def _maker(function: str) -> Callable[[Target | None], Backend]:
 #: The backends that need nothing of the session, in the order of reports.
 FAMILIES: tuple[Family, ...] = (
     Family(
-        name="interpret",
-        make=_maker("interpreters:interpret"),
-        kind="interpreting",
+        name="tpu-sim",
+        make=_maker("simulators:tpu_sim"),
+        kind="simulating",
+        targets=targets_of("tpu"),
         implied=True,
+    ),
+    Family(
+        name="interpret", make=_maker("interpreters:interpret"), kind="interpreting", implied=True
     ),
     Family(
         name="tpu-interpret",
@@ -107,18 +113,33 @@ class Selection:
       backends: the chosen backends, in order, without repetition.
       named: whether they were named, rather than found by ``auto`` or ``all``.
       left_out: what ``all`` left out, with the reason.
+      automatic: labels of those that only ``auto`` brought, and of simulators that only ``auto`` or
+        ``all`` brought: these run what they can simulate.
     """
 
     backends: tuple[Backend, ...]
     named: bool
     left_out: Mapping[str, str]
+    automatic: frozenset[str] = frozenset()
+
+    def replaced(self, backend: Backend) -> bool:
+        """Whether the simulator takes the place of a backend that ``auto`` brought."""
+        simulators = any(each.kind == "simulating" for each in self.backends)
+        return simulators and backend.name in REPLACED and label(backend) in self.automatic
+
+
+#: What ``--pallas-backend`` takes besides names.
+WORDS = ("auto", "all", "interpreters")
+
+#: Interpreters that the simulator takes the place of under ``auto``.
+REPLACED = frozenset({"interpret", "tpu-interpret"})
 
 
 def select(words: Iterable[str], families: Mapping[str, Family]) -> Selection:
     """The backends that a selection means. Imports jax only where hardware is asked for.
 
     Args:
-      words: ``auto``, ``all``, ``NAME``, ``NAME:TARGET`` or ``NAME:all``.
+      words: ``auto``, ``all``, ``interpreters``, ``NAME``, ``NAME:TARGET`` or ``NAME:all``.
       families: the known backends by name.
 
     Raises:
@@ -128,26 +149,42 @@ def select(words: Iterable[str], families: Mapping[str, Family]) -> Selection:
     chosen: dict[str, Backend] = {}
     left_out: dict[str, str] = {}
     named = False
+    automatic: set[str] = set()
+    asked: set[str] = set()
     for word in words:
+        unasked: set[str] = set()
         if word == "auto":
             found = _auto(families)
+            unasked = {label(backend) for backend in found}
+        elif word == "interpreters":
+            found = [f.make(None) for f in families.values() if f.kind == "interpreting"]
         elif word == "all":
             candidates = [family.make(None) for family in families.values()]
             reasons = {label(backend): backend.available() for backend in candidates}
             left_out |= {name: reason for name, reason in reasons.items() if reason}
-            found = [backend for backend in candidates if not reasons[label(backend)]]
+            found = [_complete(b, families) for b in candidates if not reasons[label(b)]]
+            unasked = {label(backend) for backend in found if backend.kind == "simulating"}
         else:
-            found = parse(word, families)
+            found = parse(word, families, words=WORDS)
             named = True
             _require(found, families)
-        chosen |= {label(backend): backend for backend in found}
+            chosen |= {label(backend): backend for backend in found}
+        automatic |= unasked
+        asked |= {label(backend) for backend in found} - unasked
+        for backend in found:
+            chosen.setdefault(label(backend), backend)
     if not chosen:
         raise OptionError("no backend chosen; " + _valid(families))
-    return Selection(tuple(chosen.values()), named, left_out)
+    return Selection(tuple(chosen.values()), named, left_out, frozenset(automatic - asked))
 
 
-def parse(word: str, families: Mapping[str, Family]) -> list[Backend]:
+def parse(word: str, families: Mapping[str, Family], *, words: Sequence[str] = ()) -> list[Backend]:
     """The backends that ``NAME``, ``NAME:TARGET`` or ``NAME:all`` means, available or not.
+
+    Args:
+      word: the name.
+      families: the known backends by name.
+      words: what else may be meant, for the message.
 
     Raises:
       OptionError: an unknown backend or target.
@@ -157,7 +194,7 @@ def parse(word: str, families: Mapping[str, Family]) -> list[Backend]:
     if family is None:
         import difflib
 
-        close = difflib.get_close_matches(name, [*families, "auto", "all"], n=1)
+        close = difflib.get_close_matches(name, [*families, *words], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise OptionError(f"unknown backend {name!r}.{hint} {_valid(families)}")
     if not colon:
@@ -170,11 +207,30 @@ def parse(word: str, families: Mapping[str, Family]) -> list[Backend]:
     return [family.make(TARGETS[target])]
 
 
+def with_target(backend: Backend, target: str, families: Mapping[str, Family]) -> Backend:
+    """A backend that stands for no chip in particular, for one of its family's targets."""
+    made = families[backend.name].make(TARGETS[target])
+    complete = getattr(backend, "otherwise", None) is not None
+    return _complete(made, families) if complete else made
+
+
 def _auto(families: Mapping[str, Family]) -> list[Backend]:
-    """Hardware if there is some, else every interpreting backend."""
+    """Hardware if there is some, else the simulator and every interpreter."""
     made = [(family, family.make(None)) for family in families.values()]
     hardware = [b for family, b in made if family.kind == "hardware" and b.available() is None]
-    return hardware or [b for family, b in made if family.kind == "interpreting"]
+    return hardware or [
+        _complete(b, families)
+        for family, b in made
+        if family.kind in ("simulating", "interpreting")
+    ]
+
+
+def _complete(backend: Backend, families: Mapping[str, Family]) -> Backend:
+    """A simulator with an interpreter for what it does not simulate yet."""
+    if backend.kind != "simulating" or "tpu-interpret" not in families:
+        return backend
+    instead = families["tpu-interpret"].make(backend.target)
+    return dataclasses.replace(cast("Any", backend), otherwise=instead)
 
 
 def _require(found: Sequence[Backend], families: Mapping[str, Family]) -> None:
@@ -196,4 +252,4 @@ def _valid(families: Mapping[str, Family]) -> str:
     words = [
         f"{f.name}[:{'|'.join(f.targets)}]" if f.targets else f.name for f in families.values()
     ]
-    return f"Valid: auto, all, {', '.join(words)}."
+    return f"Valid: {', '.join([*WORDS, *words])}."

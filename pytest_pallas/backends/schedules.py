@@ -13,7 +13,8 @@ class Schedule:
     Attributes:
       dma: when a DMA is executed: as it is started, or when somebody waits for it.
       order: which of several DMAs that one wait could execute is executed.
-      seed: of the order of programs along parallel dimensions.
+      seed: of the order of programs along parallel dimensions; on the simulator, of everything
+        that may happen in any order.
       slow: the number of a device that is slower than the others; None for none.
       cores: over how many cores of a device these programs are divided.
     """
@@ -32,7 +33,7 @@ class Schedule:
         if self.order == "oldest":
             words.append("the oldest DMA first where a wait could execute several")
         if self.seed:
-            words.append(f"parallel programs in random order {self.seed}")
+            words.append(f"seed {self.seed} of the schedule")
         if self.cores > 1:
             words.append(f"parallel programs divided over {self.cores} cores")
         if self.slow is not None:

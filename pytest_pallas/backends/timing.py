@@ -14,6 +14,7 @@ import jax
 from pytest_pallas.backends import execution
 from pytest_pallas.backends.hardware import Hardware, compile_proven
 from pytest_pallas.backends.protocol import Backend, Call
+from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.backends.tracing import jitted, split
 from pytest_pallas.devices.device_time import device_seconds
 
@@ -41,12 +42,16 @@ class Times:
 def prepared(backend: Backend, call: Call) -> Generator[Callable[[], Any]]:
     """A function that makes the call on a backend, and waits for its answer.
 
-    It copies nothing: the arrays are on the device, and what is compiled is compiled.
+    It copies nothing: the arrays are on the device, and what is compiled is compiled. On the
+    simulator it is the whole call, traced already.
 
     Raises:
       KernelError: the kernel raised.
       NoPallasCallError: the call has no kernel, or the hardware would not run it.
     """
+    if isinstance(backend, Simulator):
+        yield lambda: backend.run_anew(call).unwrap()
+        return
     there: Any = backend  # compiling ones have no context, and nothing to time
     with there.context() if isinstance(backend, Hardware) else there.context(races=False):
         static, arrays = split(call)

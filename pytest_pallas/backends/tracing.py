@@ -62,6 +62,19 @@ def abstract(call: Call) -> tuple[Static, list[Any]]:
     return _taken_apart(call, shape_of)
 
 
+def on_host(call: Call) -> tuple[Static, list[Any]]:
+    """As ``split``, with numpy arrays: for what evaluates them itself. Typed keys stay JAX's."""
+    return _taken_apart(call, _host_copy)
+
+
+def _host_copy(leaf: Any) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return _copied(leaf)  # which refuses it
+    if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return leaf
+    return np.array(leaf)
+
+
 def _taken_apart(call: Call, convert: Callable[[Any], Any]) -> tuple[Static, list[Any]]:
     leaves, tree = jax.tree.flatten((call.args, dict(call.options)))
     positional = len(jax.tree.leaves(call.args))
@@ -145,23 +158,16 @@ QUICK: Mapping[str, Any] = {"xla_backend_optimization_level": 0}
 
 
 @functools.cache
-def jitted(*, literal: bool = False, quick: bool = False) -> Any:
+def jitted(*, quick: bool = False) -> Any:
     """``apply`` under ``jax.jit``: one cache for every call of the process.
 
     The forced interpreter, the abstract device and x64 are part of jit's own key.
 
     Args:
-      literal: round every value to the dtype that the program gives it, as op by op. XLA may
-        otherwise keep bfloat16 values of a fusion in float32.
       quick: compile in as little time as possible. Interpreted kernels are compiled more often
         than they are run.
     """
-    options: dict[str, Any] = {}
-    if literal:
-        options["xla_allow_excess_precision"] = False
-    if quick:
-        options |= QUICK
-    return jax.jit(apply, static_argnums=0, compiler_options=options or None)
+    return jax.jit(apply, static_argnums=0, compiler_options=dict(QUICK) if quick else None)
 
 
 def identity(value: Any) -> Hashable:

@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 from pytest_pallas import compat
 from pytest_pallas.errors import DeadlockError
+from pytest_pallas.findings import Finding
 
 #: How long a wait must last before it can be one that nobody ends, in seconds: the threads of the
 #: other devices may be about to signal.
@@ -31,12 +33,12 @@ class Watching(Protocol):
         """A number that changes with everything that happens."""
         ...
 
-    def deadlock(self) -> str:
-        """Who waits for what, if nobody is left to signal; else ""."""
+    def deadlock(self) -> Finding | None:
+        """Who waits for what, if nobody is left to signal."""
         ...
 
-    def missing(self) -> str:
-        """Who waits for which devices to begin the kernel; "" if all have."""
+    def missing(self) -> Finding | None:
+        """Who waits for which devices to begin the kernel; None if all have."""
         ...
 
 
@@ -54,9 +56,8 @@ def watchdog(timeout: float, *watches: Watching) -> Generator[list[DeadlockError
     stopped: list[DeadlockError] = []
     done = threading.Event()
 
-    def stop(text: str) -> bool:
+    def stop(error: DeadlockError) -> bool:
         """Whether anything ran that could be stopped: it may be compiled still."""
-        error = DeadlockError(text)
         if compat.fail_interpreters(error):
             stopped.append(error)
         return bool(stopped)
@@ -65,20 +66,13 @@ def watchdog(timeout: float, *watches: Watching) -> Generator[list[DeadlockError
         end, before = time.monotonic() + timeout, [-1]
         while not done.wait(min(PATIENCE, max(end - time.monotonic(), 0.0))):
             now = [watch.progress for watch in watches]
-            for waits in filter(None, (watch.deadlock() for watch in watches)):
-                if now == before and stop(
-                    f"deadlock: everybody waits, and nobody is left to signal\n  {waits}"
-                ):
+            for found in filter(None, (watch.deadlock() for watch in watches)):
+                if now == before and stop(DeadlockError.of(found)):
                     return
             before = now
             if time.monotonic() < end:
                 continue
-            missing = next(filter(None, (watch.missing() for watch in watches)), "")
-            why = missing or (
-                "Does every wait on a semaphore, barrier or DMA have its signal, on every device? "
-                "If the kernel is only slow, raise the limit with --pallas-timeout."
-            )
-            if stop(f"the kernel did not finish within {timeout:g} s and was stopped. {why}"):
+            if stop(_over(timeout, next(filter(None, (w.missing() for w in watches)), None))):
                 if not done.wait(_LAST):  # devices that failed wait for those that never began
                     compat.release_interpreters()
                 return
@@ -90,3 +84,14 @@ def watchdog(timeout: float, *watches: Watching) -> Generator[list[DeadlockError
         yield stopped
     finally:
         done.set()
+
+
+def _over(timeout: float, missing: Finding | None) -> DeadlockError:
+    """The error for a kernel whose time is over."""
+    text = f"the kernel did not finish within {timeout:g} s and was stopped"
+    if missing is not None:
+        return DeadlockError.of(replace(missing, message=f"{text}: {missing.message}"))
+    return DeadlockError(
+        f"{text}. Does every wait on a semaphore, barrier or DMA have its signal, on every device? "
+        "If the kernel is only slow, raise the limit with --pallas-timeout."
+    )

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from pytest_pallas import compat
-from pytest_pallas.errors import RaceError
+from pytest_pallas.findings import Access, Finding, Owner, Wait
 
-#: How many of a kind are told one by one.
-_SHOWN = 4
+#: How many devices that are reached too early are kept.
+_KEPT = 4
+
+#: The name of the semaphore that exists before the kernel begins, as a kernel gets it.
+_BARRIER = "get_barrier_semaphore()"
 
 #: How long a slow device does nothing before each of its operations, in seconds.
 _PAUSE = 0.002
@@ -28,16 +29,16 @@ class Watch:
       dma: when DMAs are executed; see ``Schedule``.
       slow: the device that is slower than the others, or None.
       forgets: see ``compat.Watch``.
-      leftovers: what kernels left behind: DMAs that nobody waited for, semaphores that are not 0.
-      early: devices whose memory was reached before they were known to be in the kernel.
+      leftovers: what kernels left behind: DMAs without a wait, semaphores that are not 0.
+      early: memory of devices that was reached before they were known to be in the kernel.
     """
 
     races: bool = False
     dma: str = "on_wait"
     slow: int | None = None
     forgets: bool = False
-    leftovers: list[str] = field(default_factory=list[str])
-    early: list[str] = field(default_factory=list[str])
+    leftovers: list[Finding] = field(default_factory=list[Finding])
+    early: list[Finding] = field(default_factory=list[Finding])
     _waiting: dict[tuple[int, int], compat.Operation] = field(default_factory=dict)
     _memory: compat.Memory | None = None
     _progress: int = 0
@@ -75,7 +76,7 @@ class Watch:
     def closes(self, memory: compat.Memory) -> None:
         """Every device is at the end of the kernel: what is not as it was?"""
         with self._lock:
-            self.leftovers += _told(_by_device(_leftovers(memory, self._started)))
+            self.leftovers += _merged(_leftovers(memory, self._started))
 
     @property
     def progress(self) -> int:
@@ -83,48 +84,55 @@ class Watch:
         return self._progress
 
     @property
-    def problems(self) -> list[str]:
+    def findings(self) -> list[Finding]:
         """Everything that no kernel should do, worst first."""
         return [*self.early, *self.leftovers]
 
-    def named(self, error: Exception | None) -> Exception | None:
-        """An error about a race with the kernel's names for the buffers."""
-        if not isinstance(error, RaceError) or self._memory is None:
-            return error
-        told = RaceError(_ACCESS.sub(functools.partial(_access, self._memory), str(error)))
-        told.__cause__ = error.__cause__
-        return told
+    @property
+    def kernel(self) -> str:
+        """Name of the last kernel that ran, or ""."""
+        return "" if self._memory is None else self._memory.kernel
 
-    def deadlock(self) -> str:
-        """Who waits for what, if every core waits and nobody is left to signal; else ""."""
+    def deadlock(self) -> Finding | None:
+        """Who waits for what, if every core waits and nobody is left to signal."""
         with self._lock:
             memory, waiting = self._memory, sorted(self._waiting.items())
         if memory is None:
-            return ""
+            return None
         operations = [operation for _, operation in waiting]
         each = memory.cores_per_device
         if sum(each if op.name in _FOR_ALL else 1 for op in operations) < memory.cores:
-            return ""
+            return None
         if not all(memory.is_stuck(operation) for operation in operations):
-            return ""
+            return None
         if all(operation.semaphore is None for operation in operations):
-            return ""
-        return "\n  ".join(_told(_wait(memory, operation) for operation in operations))
+            return None
+        return Finding(
+            kind="deadlock",
+            message="deadlock: every core is blocked and no signal or copy is pending",
+            kernel=memory.kernel,
+            waits=tuple(_wait(memory, operation) for operation in operations),
+        )
 
-    def missing(self) -> str:
-        """Who waits for which devices to begin the kernel; "" if all have."""
+    def missing(self) -> Finding | None:
+        """Who waits for which devices to begin the kernel; None if all have."""
         with self._lock:
-            memory, waiting = self._memory, list(self._waiting.values())
+            memory = self._memory
+            waiting = [operation for _, operation in sorted(self._waiting.items())]
         begun = {operation.device for operation in waiting}
         if memory is None or not all(operation.name == "_barrier" for operation in waiting):
-            return ""
+            return None
         others = sorted(set(range(memory.cores // memory.cores_per_device)) - begun)
         if not begun or not others:
-            return ""
-        return (
-            f"Devices {_listed(sorted(begun))} wait for devices {_listed(others)} to begin it: "
-            "this interpreter begins a kernel on all devices of the mesh together. Do all of them "
-            "call it, or is it under jax.lax.cond or switch?"
+            return None
+        return Finding(
+            kind="deadlock",
+            message=(
+                f"devices {_listed(sorted(begun))} wait for devices {_listed(others)} to begin "
+                "the kernel: this interpreter begins a kernel on all devices of the mesh together. "
+                "Do all of them call it, or is it under jax.lax.cond or switch?"
+            ),
+            waits=tuple(_wait(memory, operation) for operation in waiting),
         )
 
     def _reaches(self, memory: compat.Memory, operation: compat.Operation) -> None:
@@ -135,16 +143,46 @@ class Watch:
         if operation.name == "semaphore_signal" and memory.is_barrier(operation.semaphore):
             return
         if memory.knows(operation, *target) is False:
-            what = "copies to" if operation.name == "dma_start" else "signals a semaphore of"
-            text = (
-                f"device {operation.device} {what} device {target[0]} at "
-                f"{_where(operation.place, operation.point)}, and nothing says that device "
-                f"{target[0]} has begun the kernel; let them wait for each other before that, by "
-                "pltpu.get_barrier_semaphore()"
+            copies = operation.name == "dma_start"
+            name = "" if copies else _semaphore(memory, operation.semaphore)
+            owner, device = _core(memory, operation.device, operation.core), target[0]
+            does = (
+                f"copies to device {device}" if copies else f"signals `{name}` of device {device}"
+            )
+            found = Finding(
+                kind="entry",
+                message=(
+                    f"{owner} {does}, which may not have entered the kernel (let them wait for "
+                    "each other before, by pltpu.get_barrier_semaphore())"
+                ),
+                kernel=memory.kernel,
+                ref=name,
+                accesses=(
+                    Access(
+                        kind="write",
+                        ref=name,
+                        owner=owner,
+                        home=device,
+                        line=operation.place,
+                        program=operation.point,
+                        copy=copies,
+                    ),
+                ),
             )
             with self._lock:
-                if len(self.early) < _SHOWN:
-                    self.early.append(text)
+                if len(self.early) < _KEPT:
+                    self.early.append(found)
+
+
+def race(kernel: str, accesses: tuple[Access, Access]) -> Finding:
+    """The finding of two accesses that an interpreter found to be unordered."""
+    return Finding(
+        kind="race",
+        message=f"race on {accesses[0].ref or 'memory'}: nothing orders two accesses",
+        kernel=kernel,
+        ref=accesses[0].ref,
+        accesses=accesses,
+    )
 
 
 def _listed(numbers: list[int]) -> str:
@@ -158,97 +196,77 @@ _FOR_ALL = frozenset({"_barrier", "_clean_up_shared_memory"})
 _WAITS = _FOR_ALL | {"dma_wait", "semaphore_wait", "_core_ended"}
 
 
-#: An access in the words of the race detector.
-_ACCESS = re.compile(
-    r"(?P<what>read|write) of \('(?P<space>\w+)', (?P<number>\d+), (?P<device>\d+), \d+\)"
-    r"\[(?P<range>.*?)\] from \((?P<who>\d+), (?P<core>\d+)\), (?P<place>.*)"
-)
-_SLICE = re.compile(r"slice\((?:np\.\w+\()?(\d+)\)?, (?:np\.\w+\()?(\d+)\)?, [^)]*\)")
+def _merged(found: Iterable[Finding]) -> list[Finding]:
+    """Each finding once, with everyone of whom it is true."""
+    owners: dict[Finding, list[Owner]] = {}
+    for finding in found:
+        owners.setdefault(replace(finding, owners=()), []).extend(finding.owners)
+    return [replace(finding, owners=tuple(every)) for finding, every in owners.items()]
 
 
-def _access(memory: compat.Memory, found: re.Match[str]) -> str:
-    """``write of buf[0:8] of device 0 at FILE:LINE, program (1,), by a DMA``."""
-    buffer = memory.buffers.get(
-        (found["space"], int(found["number"])), f"a {found['space']} buffer"
-    )
-    part = _SLICE.sub(r"\1:\2", found["range"]).strip("(),")
-    where = f"[{part}]" if part else ""
-    by_dma = int(found["who"]) >= memory.first_dma
-    place = found["place"]
-    if place.startswith(","):  # JAX does not know the line
-        place = f"an unknown line{place}"
-    if place == "pallas_call":
-        by = ", where pallas_call copies a block"
-    else:
-        by = f", {place}" + (", by a DMA" if by_dma else "")
-    # Of a DMA, the detector does not say which core has started it.
-    core = f", core {found['core']}" if memory.cores_per_device > 1 and not by_dma else ""
-    return f"{found['what']} of {buffer}{where} of device {found['device']}{core}{by}"
-
-
-def _by_device(found: Iterator[tuple[str, str]]) -> list[str]:
-    """Each text once, with everyone of whom it is true."""
-    who: dict[str, list[str]] = {}
-    for core, text in found:
-        who.setdefault(text, []).append(core)
-    return [f"{', '.join(cores)}: {text}" for text, cores in who.items()]
-
-
-def _leftovers(
-    memory: compat.Memory, started: dict[int | None, list[str]]
-) -> Iterator[tuple[str, str]]:
-    """Who is left with what."""
+def _leftovers(memory: compat.Memory, started: dict[int | None, list[str]]) -> Iterator[Finding]:
+    """What each core is left with."""
     for left in memory.left():
-        name = memory.semaphores.get(left.semaphore, f"semaphore {left.semaphore}")
-        if memory.is_barrier(left.semaphore):
-            name = "the barrier semaphore"
-        who = f"device {left.device}" + (f", core {left.core}" if left.core else "")
+        name = _semaphore(memory, left.semaphore)
+        owner = _core(memory, left.device, left.core)
+        places = started.get(left.semaphore, [])
         for place, point, half in left.pending:
-            side = f"its {half} side, " if half else ""
-            places = started.get(left.semaphore, [])
-            shared = ", shared with others" if len(places) > 1 else ""
-            yield (
-                who,
-                f"the DMA of {_where(place, point)} was never waited for ({side}semaphore {name}"
-                f"{shared}); every copy that is started needs its wait()",
+            side = f" on its {half} side" if half else ""
+            shared = ", shared with other copies" if len(places) > 1 else ""
+            yield Finding(
+                kind="unwaited",
+                message=f"a copy has no wait(){side} (semaphore `{name}`{shared})",
+                kernel=memory.kernel,
+                program=point,
+                line=place,
+                ref=name,
+                owners=(owner,),
             )
         if left.count and not left.pending:
-            begun = started.get(left.semaphore)
-            text = f"{name} is {left.count} and not 0 when the kernel ends"
-            if begun:
-                places = ", ".join(begun[:_SHOWN])
-                text += f": not every DMA of {places} was waited for, or with another size"
-            else:
-                text += ": it was signalled more often than waited for"
-            yield who, text
+            yield Finding(
+                kind="leftover",
+                message=_leftover(name, left.count, places),
+                kernel=memory.kernel,
+                ref=name,
+                owners=(owner,),
+            )
 
 
-def _wait(memory: compat.Memory, operation: compat.Operation) -> str:
-    who = f"device {operation.device}"
-    if operation.core:
-        who += f", core {operation.core}"
+def _leftover(name: str, count: int, places: Sequence[str]) -> str:
+    """That a semaphore is not 0, and why."""
+    text = f"semaphore `{name}` is {count} and not 0 when the kernel ends: "
+    if not places:
+        return text + "it was signalled more often than waited for"
+    shown = ", ".join(places[:_KEPT])
+    return text + f"a copy that was started at {shown} has no wait(), or one of another size"
+
+
+def _wait(memory: compat.Memory, operation: compat.Operation) -> Wait:
+    owner = _core(memory, operation.device, operation.core)
     if operation.semaphore is None:
         if operation.name == "_barrier":
-            return f"{who} waits for the others to begin the kernel"
-        return f"{who} is at the end of the kernel"
-    value = memory.value(operation.semaphore, operation.device, operation.core)
-    name = memory.semaphores.get(operation.semaphore, f"semaphore {operation.semaphore}")
-    if memory.is_barrier(operation.semaphore):
-        name = "the barrier semaphore"
-    unit = " bytes" if operation.name == "dma_wait" else ""
-    return (
-        f"{who} waits for {name} to be {operation.amount}{unit}, which is {value}, at "
-        f"{_where(operation.place, operation.point)}"
+            return Wait(owner=owner, on="the other devices", line="the start of the kernel")
+        return Wait(owner=owner, on="", line="the end of the kernel")
+    return Wait(
+        owner=owner,
+        on=_semaphore(memory, operation.semaphore),
+        needed=operation.amount or 0,
+        had=memory.value(operation.semaphore, operation.device, operation.core),
+        unit="bytes" if operation.name == "dma_wait" else "",
+        line=operation.place,
+        program=operation.point,
     )
+
+
+def _semaphore(memory: compat.Memory, number: int) -> str:
+    """The kernel's name for a semaphore."""
+    return _BARRIER if memory.is_barrier(number) else memory.semaphores.get(number, f"{number}")
+
+
+def _core(memory: compat.Memory, device: int, core: int) -> Owner:
+    return Owner(device=device, core=core if memory.cores_per_device > 1 else None)
 
 
 def _where(place: str, point: tuple[int, ...]) -> str:
-    at = f" in program {point}" if point else ""
+    at = f" in program ({', '.join(map(str, point))})" if point else ""
     return f"{place or 'an unknown line'}{at}"
-
-
-def _told(lines: Iterable[str]) -> list[str]:
-    """The first few lines, and how many more there are."""
-    every = list(lines)
-    more = len(every) - _SHOWN
-    return [*every[:_SHOWN], f"and {more} more"] if more > 0 else every

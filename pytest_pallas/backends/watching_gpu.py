@@ -6,9 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from pytest_pallas import compat
-
-#: How many waits are told one by one.
-_SHOWN = 4
+from pytest_pallas.findings import Finding, Wait
 
 
 @dataclass
@@ -55,8 +53,8 @@ class ThreadWatch:
         """A number that changes with every wait."""
         return self._progress
 
-    def deadlock(self) -> str:
-        """Who waits for what, if every thread waits and nobody is left to arrive; else ""."""
+    def deadlock(self) -> Finding | None:
+        """Who waits for what, if every thread waits and nobody is left to arrive."""
         with self._lock:
             waiting, ended = list(self._waiting.values()), set(self._ended)
             threads = self._threads
@@ -65,29 +63,31 @@ class ThreadWatch:
         groups = {wait.thread for wait in waiting if wait.thread[3] is None}
         groups |= {(*group, None) for group in warps if warps.count(group) == _WARPS}
         if not groups or not threads or len(groups | ended) < threads:
-            return ""
+            return None
         if any(wait.is_over for wait in waiting):
-            return ""
-        lines = [_told(wait) for wait in waiting]
-        more = len(lines) - _SHOWN
-        return "\n  ".join(lines[:_SHOWN] + ([f"and {more} more"] if more > 0 else []))
+            return None
+        return Finding(
+            kind="deadlock",
+            message="deadlock: every thread is blocked and no arrival is pending",
+            waits=tuple(_wait(each) for each in waiting),
+        )
 
-    def missing(self) -> str:
+    def missing(self) -> Finding | None:
         """Nobody: several devices are no matter of this watch."""
-        return ""
+        return None
 
 
 #: Warps of a warpgroup.
 _WARPS = 4
 
 
-def _told(wait: compat.BarrierWait) -> str:
-    device, block, group, warp = wait.thread
-    who = f"device {device}, block {block}, warpgroup {group}"
-    if warp is not None:
-        who += f", warp {warp}"
+def _wait(wait: compat.BarrierWait) -> Wait:
     arrived, wanted = wait.arrivals
-    return (
-        f"{who} waits at a barrier at which {arrived} of {wanted} have arrived, at "
-        f"{wait.place or 'an unknown line'}"
+    return Wait(
+        owner=wait.owner,
+        on="",  # the interpreter has no names of barriers
+        needed=int(wanted),
+        had=int(arrived),
+        unit="arrivals",
+        line=wait.place,
     )

@@ -44,6 +44,7 @@ class GridFacts:
 
     Attributes:
       grid: its sizes; None where one is given by an operand.
+      axes: the name of each dim, where the grid gives names; else empty.
       vmapped: the dims that ``jax.vmap`` has added, which the body does not count.
       sizes: positions of the operands that give the sizes of dynamic dims.
       scalars: positions of the operands that are prefetched.
@@ -55,6 +56,7 @@ class GridFacts:
     """
 
     grid: tuple[int | None, ...]
+    axes: tuple[Any, ...]
     vmapped: tuple[int, ...]
     sizes: tuple[int, ...]
     scalars: tuple[int, ...]
@@ -84,6 +86,7 @@ def grid_facts(eqn: Any) -> GridFacts:
     scratch = range(scalars + len(blocks), len(body.invars))
     return GridFacts(
         grid=grid,
+        axes=tuple(mapping.grid_names or ()),
         vmapped=tuple(mapping.vmapped_dims),
         sizes=tuple(range(dynamic)),
         scalars=tuple(range(dynamic, dynamic + scalars)),
@@ -160,22 +163,24 @@ def _indices(transforms: Sequence[Any]) -> list[Any] | None:
     return list(transforms[0].indices)
 
 
-def evaluate_index_map(index_map: Any, points: Any, scalars: Sequence[Any]) -> list[Any]:
-    """An index map at many grid points: int32[dims, points] to an array[points] an output.
+def batched_index_map(index_map: Any, points: Any, scalars: Sequence[Any]) -> Any:
+    """An index map of many grid points, as a closed jaxpr of ``points`` and ``scalars``.
 
-    Scalar operands are refs in it, which are discharged. Seen in JAX 0.11.2 and 0.12.0.1.
+    Its first outputs are those of the map, an array[points] each; after them come the scalars,
+    which are refs in the map and are discharged. Seen in JAX 0.11.2 and 0.12.0.1.
+
+    Args:
+      index_map: its jaxpr.
+      points: int32[dims, points], with one dim at least.
+      scalars: values of the scalar operands.
     """
     import jax
-    import numpy as np
 
     discharge: Any = importlib.import_module("jax._src.state.discharge")
     core: Any = importlib.import_module("jax._src.core")
     pure = core.jaxpr_as_fun(discharge.discharge_state(index_map, strip_memory_space=True))
-    outputs = len(index_map.outvars if hasattr(index_map, "outvars") else index_map.jaxpr.outvars)
     axes = (*(0,) * len(points), *(None,) * len(scalars))
-    if not len(points):
-        return [np.asarray(each)[None] for each in pure(*scalars)[:outputs]]
-    return [np.asarray(each) for each in jax.vmap(pure, axes)(*points, *scalars)[:outputs]]
+    return jax.make_jaxpr(jax.vmap(pure, axes))(*points, *scalars)
 
 
 def bind(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:

@@ -104,50 +104,19 @@ def kernel_name(eqn: Any) -> str:
     return eqn.primitive.name
 
 
-def block_programs(
-    eqn: Any, output: int, index: Sequence[int], *, most_programs: int = 65_536
-) -> tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, ...]]] | None:
-    """Which programs of a ``pallas_call`` write element ``index`` of its output ``output``.
-
-    Returns the shape of the block (1 for squeezed dims), the index of the block, and the grid
-    points whose index map gives that block, in grid order; None where that cannot be told from
-    the equation alone: a dynamic grid, an index map that reads scalar-prefetch operands, element
-    windows, or a grid of more than ``most_programs`` points.
+def has_blocks(eqn: Any) -> bool:
+    """Whether a kernel is a ``pallas_call`` with a grid, or with blocks smaller than their arrays.
 
     Seen in JAX 0.11.2 and 0.12.0.1.
     """
-    mapping = eqn.params["grid_mapping"]
-    block = mapping.block_mappings[mapping.num_inputs + output]
-    grid = mapping.grid
-    if not all(isinstance(n, int) for n in grid) or math.prod(grid) > most_programs:
-        return None
-    sizes: list[int] = []
-    for dim in block.block_shape:
-        kind = type(dim).__name__
-        if kind == "Squeezed" or dim is None:
-            sizes.append(1)
-        elif kind in ("Blocked", "int"):
-            sizes.append(int(getattr(dim, "block_size", dim)))
-        else:
-            return None
-    closed = block.index_map_jaxpr
-    jaxpr, consts = getattr(closed, "jaxpr", closed), getattr(closed, "consts", ())
-    used = {var for inner in jaxpr.eqns for var in inner.invars if not hasattr(var, "val")}
-    if any(var in used for var in jaxpr.invars[len(grid) :]):
-        return None
-    wanted = tuple(i // size for i, size in zip(index, sizes, strict=True))
-    if not grid:
-        return tuple(sizes), wanted, [()]  # one program, whose block is the whole output
-    import jax
-    import numpy as np
-
-    points = np.indices(grid).reshape(len(grid), -1).astype(np.int32)
-    padding = [0] * (len(jaxpr.invars) - len(grid))
-    # One batched evaluation: point by point would cost a millisecond each.
-    blocks = jax.vmap(lambda *point: eval_jaxpr(jaxpr, consts, *point, *padding))(*points)
-    hit = np.all([np.asarray(b) == w for b, w in zip(blocks, wanted, strict=True)], axis=0)
-    programs = [tuple(int(i) for i in point) for point in points[:, hit].T]
-    return tuple(sizes), wanted, programs
+    mapping = eqn.params.get("grid_mapping") if eqn.primitive.name == "pallas_call" else None
+    if mapping is None:
+        return False
+    return bool(mapping.grid) or any(
+        tuple(getattr(dim, "block_size", dim) for dim in block.block_shape)
+        != tuple(block.array_aval.shape)
+        for block in mapping.block_mappings
+    )
 
 
 def overhanging_blocks(eqn: Any) -> list[str]:
@@ -234,3 +203,12 @@ def parallel_programs(eqn: Any) -> int:
         if getattr(kind, "value", kind) == "parallel" and isinstance(size, int)
     ]
     return math.prod(sizes)
+
+
+def has_parallel_dimension(eqn: Any) -> bool:
+    """Whether a ``pallas_call`` has a grid dimension whose semantics are parallel, of any size.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    semantics = getattr(eqn.params.get("compiler_params"), "dimension_semantics", None)
+    return any(getattr(kind, "value", kind) == "parallel" for kind in semantics or ())

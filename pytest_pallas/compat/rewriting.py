@@ -237,8 +237,15 @@ def renamed(eqn: Any, names: Mapping[Any, Any]) -> Any:
     if not any(not is_literal(atom) and atom in names for atom in eqn.invars):
         return eqn
     return eqn.replace(
-        invars=[atom if is_literal(atom) else names.get(atom, atom) for atom in eqn.invars]
+        invars=[atom if is_literal(atom) else names.get(atom, atom) for atom in eqn.invars],
+        effects={_of_other(effect, names) for effect in eqn.effects},
     )
+
+
+def _of_other(effect: Any, names: Mapping[Any, Any]) -> Any:
+    """The effect of an equation with other operands: in JAX 0.12 it names the variable."""
+    var = getattr(effect, "input", None)
+    return effect.replace(names[var]) if var is not None and var in names else effect
 
 
 def equations_of(
@@ -247,26 +254,34 @@ def equations_of(
     """The equations that a function of arrays traces to, on operands of a jaxpr, and its results.
 
     Args:
-      function: of arrays with the shapes and dtypes of ``atoms``; it returns a sequence of them.
+      function: of arrays with the shapes and dtypes of ``atoms``, and of references where these
+        are; it returns a sequence of arrays.
       atoms: its operands.
       like: the equation whose place in the source they take.
 
     Seen in JAX 0.11.2 and 0.12.0.1.
     """
-    import jax
-
-    shapes = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in atoms]
-    closed = jax.make_jaxpr(function)(*shapes)
-    names: dict[Any, Any] = dict(zip(closed.jaxpr.invars, atoms, strict=True))
-    for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+    core = _core()
+    partial_eval = importlib.import_module("jax._src.interpreters.partial_eval")
+    wrapping = importlib.import_module("jax._src.linear_util")
+    # As jax.make_jaxpr, without the jit around it, which takes most of the time.
+    avals = [
+        atom.aval
+        if hasattr(atom.aval, "inner_aval")
+        else core.ShapedArray(atom.aval.shape, atom.aval.dtype)
+        for atom in atoms
+    ]
+    named = wrapping.DebugInfo("equations_of", "equations_of", None, None)
+    wrapped = wrapping.wrap_init(lambda *arrays: list(function(*arrays)), debug_info=named)
+    traced, _, consts = partial_eval.trace_to_jaxpr_dynamic(wrapped, avals)
+    names: dict[Any, Any] = dict(zip(traced.invars, atoms, strict=True))
+    for var, const in zip(traced.constvars, consts, strict=True):
         names[var] = literal(const, var.aval)  # of scalars only; nothing here makes others
     eqns = [
         renamed(eqn, names).replace(source_info=like.source_info, ctx=like.ctx)
-        for eqn in closed.jaxpr.eqns
+        for eqn in traced.eqns
     ]
-    return eqns, [
-        atom if is_literal(atom) else names.get(atom, atom) for atom in closed.jaxpr.outvars
-    ]
+    return eqns, [atom if is_literal(atom) else names.get(atom, atom) for atom in traced.outvars]
 
 
 def indexed(eqn: Any) -> tuple[Any, list[Any], list[Any]] | None:

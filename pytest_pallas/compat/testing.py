@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 #: Plugins that belong to the process that reports: they print, or write pytest's cache.
 _REPORTING = ("terminalreporter", "lfplugin", "nfplugin", "stepwiseplugin", "_cov")
@@ -18,6 +19,23 @@ def terminal_width(reporter: Any) -> int:
     Seen in pytest 8.4 to 9.2.
     """
     return int(reporter._tw.fullwidth)
+
+
+def keywords_match(expression: str, words: Iterable[str]) -> bool:
+    """Whether ``-k EXPRESSION`` chooses a test that has these words, as pytest decides.
+
+    Seen in pytest 8.4 to 9.2.
+    """
+    module: Any = importlib.import_module("_pytest.mark.expression")
+    lower = [word.lower() for word in words]
+
+    def matches(name: str, /, **_: Any) -> bool:
+        return any(name.lower() in word for word in lower)
+
+    try:
+        return bool(module.Expression.compile(expression).evaluate(matches))
+    except Exception:  # pytest itself reports a wrong expression
+        return True
 
 
 def fixture_is_overridden(metafunc: Any, name: str, module: str) -> bool:
@@ -66,7 +84,7 @@ def configured(
 
 def session_of(config: pytest.Config) -> pytest.Session:
     """A session that is started and has collected nothing. Seen in pytest 8.4 to 9.2."""
-    session = pytest.Session.from_config(config)
+    session = importlib.import_module("pytest").Session.from_config(config)
     config.hook.pytest_sessionstart(session=session)
     return session
 

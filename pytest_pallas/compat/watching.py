@@ -39,12 +39,14 @@ _HOOKED = _TOLD | {
 
 
 @dataclass(frozen=True)
-class _Placed:
-    """A source position as the interpreter takes it, with the grid point."""
+class Placed:
+    """A source position as the interpreter takes it, with the grid point and the core."""
 
     info: Any
     place: str
-    point: tuple[int, ...]
+    point: tuple[int, ...] = ()
+    device: int = 0
+    core: int = 0
 
     @property
     def traceback(self) -> Any:
@@ -55,6 +57,18 @@ class _Placed:
     def name_stack(self) -> Any:
         """JAX's own."""
         return getattr(self.info, "name_stack", None)
+
+
+class Frame(str):
+    """A source position as the race detector writes and keeps it, with what is known of it."""
+
+    placed: Placed
+
+    def __new__(cls, placed: Placed) -> Frame:
+        """The line, where it is known."""
+        self = super().__new__(cls, placed.place)
+        self.placed = placed
+        return self
 
 
 @dataclass
@@ -158,7 +172,7 @@ class _Callbacks:
             # Told now, because finding the user's frame takes longer than most operations.
             alone = name in ("_barrier", "_clean_up_shared_memory")
             # Inside of what JAX composes, such as sync_copy, no frame is the user's.
-            placed = _Placed(given, "" if alone else info.summarize(given) or _staged.place, ())
+            placed = Placed(given, "" if alone else info.summarize(given) or _staged.place)
             wanted = ""
             if kernel is not None and name == "_allocate_buffer" and kernel.buffers:
                 wanted = kernel.buffers.pop(0)
@@ -169,7 +183,7 @@ class _Callbacks:
 
 
 class _Sources:
-    """``source_info_util`` for the race detector: it tells the grid point, too."""
+    """``source_info_util`` for the race detector: its books keep the grid point and core, too."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -178,10 +192,9 @@ class _Sources:
         return getattr(self._module, name)
 
     def summarize(self, info: Any) -> str:
-        if not isinstance(info, _Placed):
+        if not isinstance(info, Placed):
             return self._module.summarize(info)
-        at = f", program {info.point}" if info.point else ""
-        return f"{info.place}{at}"
+        return Frame(info)
 
 
 def _opened(module: Any, function: Any, kernel: str, *args: Any) -> Any:
@@ -198,13 +211,19 @@ def _opened(module: Any, function: Any, kernel: str, *args: Any) -> Any:
     return result
 
 
+def running_memory() -> Memory | None:
+    """The memory of the kernel that the TPU interpreter runs, if it runs one."""
+    with _lock:
+        return next(iter(_memories.values()), None)
+
+
 def _memory(module: Any) -> Memory:
     with _lock:
         shared = module._shared_memory
         return _memories.setdefault(id(shared), Memory(shared))
 
 
-def _hooked(module: Any, name: str, function: Any, placed: _Placed, wanted: str, *args: Any) -> Any:
+def _hooked(module: Any, name: str, function: Any, placed: Placed, wanted: str, *args: Any) -> Any:
     memory = _memory(module)
     if name in ("_allocate_buffer", "_allocate_semaphores"):
         return _named(memory, module, name, function, placed, wanted, args)
@@ -214,7 +233,7 @@ def _hooked(module: Any, name: str, function: Any, placed: _Placed, wanted: str,
     point = memory.points.get((device, core), ())
     keywords = getattr(function, "keywords", {})
     if "source_info" in keywords:
-        known = {**keywords, "source_info": _Placed(placed.info, place, point)}
+        known = {**keywords, "source_info": Placed(placed.info, place, point, device, core)}
         function = functools.partial(function.func, *function.args, **known)
     if name in ("get", "store", "swap"):
         with bounds_named(memory.buffers, place, point):
@@ -281,14 +300,14 @@ def _named(
     module: Any,
     name: str,
     function: Any,
-    placed: _Placed,
+    placed: Placed,
     wanted: str,
     args: Sequence[Any],
 ) -> Any:
     """An allocation, whose result gets the name that the kernel has for it."""
     token, numbers = function(*args)
     if name == "_allocate_semaphores":
-        wanted = wanted or f"a semaphore made at {placed.place}"
+        wanted = wanted or f"made at {placed.place}"
         count = getattr(numbers, "size", 1)
         for place, number in enumerate(numbers.ravel()):
             memory.semaphores[int(number)] = wanted if count == 1 else f"{wanted}[{place}]"
@@ -368,7 +387,7 @@ def _kernel(params: Any) -> _Kernel:
         elif space not in ("any", "hbm"):
             buffers.append(name)
     return _Kernel(
-        name=str(params.get("name") or ""),
+        name=str(params.get("name") or jaxpr.debug_info.func_name),
         jaxpr=jaxpr,
         buffers=buffers,
         semaphores=semaphores,

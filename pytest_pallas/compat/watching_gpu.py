@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pytest_pallas.findings import Owner
+
 
 @dataclass(frozen=True)
 class BarrierWait:
@@ -28,6 +30,11 @@ class BarrierWait:
     barrier: Any
 
     @property
+    def owner(self) -> Owner:
+        """Who waits."""
+        return owner_of(self.thread)
+
+    @property
     def arrivals(self) -> tuple[int, int]:
         """How many have arrived of those that must."""
         return self.barrier.arrivals_count, self.barrier.num_arrivals
@@ -42,7 +49,7 @@ class BarrierWait:
     def _known(self) -> int | None:
         phases = self.barrier.last_observed_phase_by_thread
         for thread, phase in phases.items():
-            if _key(thread) == self.thread:
+            if thread_key(thread) == self.thread:
                 return phase
         return 0  # it never waited here before
 
@@ -67,13 +74,22 @@ class ThreadWatch(Protocol):
         ...
 
 
-def _key(thread: Any) -> tuple[int, int, int, int | None]:
+def thread_key(thread: Any) -> tuple[int, int, int, int | None]:
+    """Device, block of the cluster, warpgroup and warp; the warp is None of a whole warpgroup."""
+    warp = getattr(thread, "warp_id", None)
     return (
-        thread.device_id,
-        thread.block_id,
-        thread.warpgroup_id,
-        getattr(thread, "warp_id", None),
+        int(thread.device_id),
+        int(thread.block_id),
+        int(thread.warpgroup_id),
+        None if warp is None else int(warp),
     )
+
+
+def owner_of(key: tuple[int, int, int, int | None]) -> Owner:
+    """The thread with a key: ``device 0, block 0, warpgroup 1``."""
+    device, block, group, warp = key
+    name = f"block {block}, warpgroup {group}" + ("" if warp is None else f", warp {warp}")
+    return Owner(device=device, thread=name)
 
 
 def _warpgroups(memory: Any) -> int:
@@ -91,14 +107,14 @@ def watched_threads(watch: ThreadWatch) -> Generator[None]:
 
     def waits(self: Any, thread: Any, logging_info: Any = None) -> None:
         source = getattr(logging_info, "source_info", None)
-        told = BarrierWait(_key(thread), info.summarize(source) if source else "", self)
+        told = BarrierWait(thread_key(thread), info.summarize(source) if source else "", self)
         watch.waits(told)
         wait(self, thread, logging_info)
         watch.goes_on(told)
 
     def ends(self: Any, thread: Any) -> None:
         finished(self, thread)
-        watch.ends(_key(thread), _warpgroups(self))
+        watch.ends(thread_key(thread), _warpgroups(self))
 
     def begins(self: Any) -> None:
         reset(self)

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import AbstractDevice, AbstractMesh
 
 from pytest_pallas import compat
+from pytest_pallas.devices.targets import Target
 
 
 class Chip(AbstractDevice):
@@ -85,4 +86,20 @@ def present(chip: Chip) -> Generator[None]:
     """Let kernels that are traced in this context find a chip, and no CPU."""
     mesh = AbstractMesh((), (), abstract_device=chip)
     with compat.devices_answer(chip, chip.names), jax.sharding.use_abstract_mesh(mesh):
+        yield
+
+
+@contextmanager
+def tracing_for(target: Target) -> Generator[None]:
+    """Let functions that are traced in this context find a chip, on the host's CPU.
+
+    What is traced for a target is traced once: JAX has the stand-in in the keys of its caches, and
+    it is equal to another one of the same target.
+    """
+    device = AbstractDevice(device_kind=target.device_kind, num_cores=1, platform=target.platform)
+    with (
+        jax.default_device(jax.devices("cpu")[0]),
+        compat.meshes_of(device),
+        jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)),
+    ):
         yield

@@ -22,7 +22,7 @@ def origin_of(backend: Backend, kernel: Callable[..., Any]) -> Origin:
     if compiler:
         versions["compiler"] = compiler
     else:
-        versions["pytest-pallas"] = __version__  # it mends interpreters
+        versions["pytest-pallas"] = __version__  # it simulates, and mends interpreters
     return Origin(
         backend=label(backend), device=device, versions=versions, source=source_of(kernel)
     )

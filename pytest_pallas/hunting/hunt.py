@@ -38,11 +38,13 @@ class Tried:
       caught: how it was caught; None if it was not.
       examples: how many examples were asked about.
       impossible: why it could not be made; "" if it could.
+      same: why it is the same program; "" if it is not, or if nobody asked.
     """
 
     caught: Caught | None
     examples: int
     impossible: str = ""
+    same: str = ""
 
 
 def sampled(mutants: Sequence[Mutant], most: int, seed: int) -> list[Mutant]:
@@ -109,7 +111,7 @@ def hunt(
       name: of the test or spec that tries them.
       caught: who has caught what, by key; what others have is not tried again. It is added to.
       until: when to stop, by ``time.monotonic``; None for never.
-      same: why a mutant is the same program, or "".
+      same: why a mutant is the same program, or ""; asked about those that are not tried.
       equivalents: what the spec says of its mutants.
       marked: keys of those that are not tried again as long as it says that of them.
       begun: is told of each before it is tried.
@@ -120,16 +122,13 @@ def hunt(
         keys.append(verdict.key)
         if verdict.key in journal.verdicts:
             continue
-        reason = same(mutant)
-        if reason:
-            journal.end(dataclasses.replace(verdict, status="equivalent", reason=reason))
-        elif caught.get(verdict.key, name) != name:
+        if caught.get(verdict.key, name) != name:
             by = caught[verdict.key]
-            journal.end(dataclasses.replace(verdict, status="caught", by=by, how=ELSEWHERE))
+            untried = dataclasses.replace(verdict, status="caught", by=by, how=ELSEWHERE)
         elif verdict.key in marked and any(marks(each, verdict) for each in equivalents):
-            journal.end(dataclasses.replace(verdict, status="survived"))
+            untried = dataclasses.replace(verdict, status="survived")
         elif until is not None and time.monotonic() >= until:
-            journal.end(dataclasses.replace(verdict, reason="time was over"))
+            untried = dataclasses.replace(verdict, reason="time was over")
         else:
             begun(verdict)
             journal.begin(verdict)
@@ -137,6 +136,9 @@ def hunt(
             if tried.status == "caught":
                 caught[verdict.key] = name
             journal.end(tried)
+            continue
+        reason = same(mutant)
+        journal.end(_equivalent(untried, reason) if reason else untried)
     return [settled(journal.verdicts[key], equivalents) for key in dict.fromkeys(keys)]
 
 
@@ -148,9 +150,15 @@ def _tried(mutant: Mutant, verdict: Verdict, attempt: Callable[[Mutant], Tried])
     )
     if tried.impossible:
         return dataclasses.replace(verdict, reason=tried.impossible)
+    if tried.same:
+        return _equivalent(verdict, tried.same)
     if tried.caught is None:
         return dataclasses.replace(verdict, status="survived")
     return dataclasses.replace(verdict, status="caught", by=tried.caught.by, how=tried.caught.how)
+
+
+def _equivalent(verdict: Verdict, reason: str) -> Verdict:
+    return dataclasses.replace(verdict, status="equivalent", by="", how="", reason=reason)
 
 
 def settled(verdict: Verdict, equivalents: Sequence[EquivalentMutant]) -> Verdict:

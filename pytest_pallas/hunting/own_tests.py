@@ -14,6 +14,7 @@ import pytest
 
 from pytest_pallas import compat
 from pytest_pallas.errors import MutantError
+from pytest_pallas.explanations import Fact
 from pytest_pallas.hunting.hunt import Caught, Tried, hunt, sampled
 from pytest_pallas.hunting.journal import JOURNAL, Journal
 from pytest_pallas.mutation import Mutant, mutants_of, mutated
@@ -33,17 +34,26 @@ class _Seen:
         self.other = other
         self.programs: list[Any] = []
 
-    def example(self, tally: Any, lines: Sequence[str]) -> None:
+    def example(self, tally: Any, facts: Sequence[Fact]) -> None:
         """An example begins."""
         if self.other is not None:
-            self.other.example(tally, lines)
+            self.other.example(tally, facts)
 
     def traced(self, call: Any, jaxpr: Any, kernels: Sequence[Any]) -> None:
         """A call was traced."""
-        if jaxpr is not None and all(jaxpr is not each for each in self.programs):
-            self.programs.append(jaxpr)
+        self._keep(jaxpr)
         if self.other is not None:
             self.other.traced(call, jaxpr, kernels)
+
+    def simulated(self, call: Any, jaxpr: Any, kernels: Sequence[Any]) -> None:
+        """A call was traced, for the simulator."""
+        self._keep(jaxpr)
+        if self.other is not None:
+            self.other.simulated(call, jaxpr, kernels)
+
+    def _keep(self, jaxpr: Any) -> None:
+        if jaxpr is not None and all(jaxpr is not each for each in self.programs):
+            self.programs.append(jaxpr)
 
     def ended(self, call: Any) -> None:
         """A call was executed."""
@@ -65,7 +75,7 @@ class TestHunter:
         """Run a test, and then again with each mutant of what it ran."""
         __tracebackhide__ = True
         backend = getattr(getattr(pyfuncitem, "callspec", None), "params", {}).get("pallas_backend")
-        if getattr(backend, "kind", None) != "interpreting":
+        if getattr(backend, "kind", None) not in ("simulating", "interpreting"):
             return (yield)
         before = self.session.observer
         self.session.observer = seen = _Seen(before)
@@ -102,7 +112,7 @@ class TestHunter:
             if isinstance(error, MutantError):
                 return Tried(None, 1, str(error))
             if error is None:
-                return Tried(None, 1)
+                return Tried(None, 1, same=same(mutant))
             return Tried(Caught(item.name, type(error).__name__), 1)
 
         started = time.monotonic()

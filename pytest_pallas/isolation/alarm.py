@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_pallas.analysis.hazards import hazards
 from pytest_pallas.backends import Call
+from pytest_pallas.explanations import Fact
 from pytest_pallas.isolation.messages import Note
 
 #: Seconds that everything but a kernel may take, at least, and as a multiple of --pallas-timeout:
@@ -61,7 +62,7 @@ class Alarm:
         """Wait for nothing."""
         faulthandler.cancel_dump_traceback_later()
 
-    def example(self, tally: Any, lines: Sequence[str]) -> None:
+    def example(self, tally: Any, facts: Sequence[Fact]) -> None:
         """An example of a tally is about to be asked about."""
         note = Note(
             step="an example",
@@ -70,7 +71,7 @@ class Alarm:
             check=tally.check,
             backend=tally.backend,
             examples=tally.examples,
-            drawn=[line[:_WIDTH] for line in lines[:_LINES]],
+            drawn=[(fact.name, fact.text[:_WIDTH]) for fact in facts[:_LINES]],
         )
         self._step(note)
 
@@ -78,6 +79,15 @@ class Alarm:
         """A call is about to be compiled and executed."""
         self.hazards = self.hazards or []
         self.hazards += [] if jaxpr is None else hazards(jaxpr)
+        self._begins(call, kernels)
+
+    def simulated(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
+        """A call is about to be simulated."""
+        self.hazards = self.hazards or []
+        self.hazards += [] if jaxpr is None else hazards(jaxpr, simulated=True)
+        self._begins(call, kernels)
+
+    def _begins(self, call: Call, kernels: Sequence[Any]) -> None:
         running = [f"{kernel.name} at {kernel.source}" for kernel in kernels]
         self._step(
             dataclasses.replace(

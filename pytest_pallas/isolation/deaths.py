@@ -15,6 +15,7 @@ from pytest_pallas.errors import (
     OutOfMemoryError,
     PallasTestError,
 )
+from pytest_pallas.explanations import Explanation, Fact
 from pytest_pallas.isolation.messages import Note
 from pytest_pallas.workers import Result
 
@@ -61,8 +62,8 @@ def error_of(result: Result, headline: str) -> PallasTestError:
             "hooks of the conftest.py run in that process, too."
         )
     kind, what = _what(result, note)
-    lines = [f"{headline}: {what}", *_place(result.output, note)]
-    return kind("\n".join(lines))
+    explanation = Explanation(what, facts=tuple(_place(result.output, note)))
+    return kind.explained(explanation, headline)
 
 
 def _what(result: Result, note: Note | None) -> tuple[type[PallasTestError], str]:
@@ -79,32 +80,30 @@ def _what(result: Result, note: Note | None) -> tuple[type[PallasTestError], str
         )
     if result.status == "out of memory":
         return OutOfMemoryError, (
-            f"{_said(result.message)} Raise --pallas-worker-memory if it needs that much."
+            f"its process {result.fate} Raise --pallas-worker-memory if it needs that much."
         )
-    return CrashError, _said(result.message)
+    return CrashError, f"its process {result.fate}"
 
 
-def _said(message: str) -> str:
-    """A message of the pool, in the words of this package."""
-    return re.sub(r"^The \S+ worker", "its process", message.replace("a job", "the test"))
-
-
-def _place(output: str, note: Note | None) -> Iterator[str]:
+def _place(output: str, note: Note | None) -> Iterator[Fact]:
     frame = place_of(output)
     if frame is not None:
-        yield f"  it was in {frame}"
+        yield Fact("it was in", str(frame))
     if note is None:
         return
-    for running in note.running:
-        yield f"  running   {running}"
-    if note.running and frame is None and _THREAD.search(output):
-        yield "            (in compiled code: no line of Python was being executed)"
+    for running in note.running[:-1]:
+        yield Fact("running", running)
+    for running in note.running[-1:]:
+        compiled = frame is None and _THREAD.search(output)
+        where = "\n(in compiled code: no line of Python was being executed)" if compiled else ""
+        yield Fact("running", running + where)
     if note.examples:
-        yield f"  example   number {note.examples}"
-    yield from note.drawn
+        yield Fact("example", f"number {note.examples}")
+    for name, text in note.drawn:
+        yield Fact(name, text)
     words = [line.strip() for line in output.splitlines() if _WORDS.search(line)]
     for line in words[:3]:
-        yield f"  it said   {line[:200]}"
+        yield Fact("it said", line[:200])
 
 
 def place_of(output: str) -> Frame | None:

@@ -22,8 +22,14 @@ def separable(item: Any) -> bool:
     One on hardware cannot: this process has opened the device. Those of compilers have workers of
     their own.
     """
-    backend = _backend(item)
-    return backend is None or backend.kind == "interpreting"
+    kind = _kind(item)
+    return kind is None or kind in ("simulating", "interpreting")
+
+
+def simulates(item: Any) -> bool:
+    """Whether everything that a test runs is simulated, as far as the simulator can."""
+    parts = getattr(item, "parts", None) or (item,)  # of mutants
+    return all(_kind(part) == "simulating" for part in parts)
 
 
 def uses_plugin(item: Any) -> bool:
@@ -52,15 +58,28 @@ def reason(item: Any, remembered: Remembered) -> str:
         return ""
     if asked == "always":
         return "--pallas-isolate=always"
+    known = remembered.reason(item.nodeid) or (
+        remembered.reason(key_of(item)) if hasattr(item, "spec") else ""
+    )
+    return known or ("" if simulates(item) else _risk(item, remembered))
+
+
+def reason_of_others(item: Any, remembered: Remembered) -> str:
+    """Why a simulated test is run in a worker if a call turns out not to be simulated yet."""
+    if mode(item) != "auto" or not uses_plugin(item) or not simulates(item):
+        return ""
+    return _risk(item, remembered)
+
+
+def _risk(item: Any, remembered: Remembered) -> str:
+    """Why a test may end this process, if an interpreter runs its kernels; "" if nobody knows."""
     if current(item.config).options.mutate is not None:
         return "mutants may crash or hang"
     if _devices(item):
         return "it runs on several devices"
     if remembered.failed(item.nodeid):
         return "it failed before"
-    return remembered.reason(item.nodeid) or (
-        remembered.reason(key_of(item)) if hasattr(item, "spec") else ""
-    )
+    return ""
 
 
 def key_of(item: Any) -> str:
@@ -68,13 +87,13 @@ def key_of(item: Any) -> str:
     return f"{item.spec.file}::{item.spec.name}[{label(item.backend)}]"
 
 
-def _backend(item: Any) -> Any:
+def _kind(item: Any) -> str | None:
+    """The kind of a test's backend; None where nobody knows."""
     own = getattr(item, "backend", None)
-    if own is not None:
-        return own
-    callspec = getattr(item, "callspec", None)
-    found = None if callspec is None else callspec.params.get("pallas_backend")
-    return found if hasattr(found, "kind") else None  # an override may give a name
+    if own is None:
+        callspec = getattr(item, "callspec", None)
+        own = None if callspec is None else callspec.params.get("pallas_backend")
+    return getattr(own, "kind", None)  # an override may give a name
 
 
 def _devices(item: Any) -> bool:

@@ -15,6 +15,7 @@ import pytest
 from pytest_pallas.analysis.hazards import hazards
 from pytest_pallas.backends import Call, label
 from pytest_pallas.errors import IsolationError
+from pytest_pallas.explanations import Fact
 from pytest_pallas.hunting.deaths import died_of_a_mutant
 from pytest_pallas.isolation import decision
 from pytest_pallas.isolation.alarm import longest
@@ -22,7 +23,7 @@ from pytest_pallas.isolation.deaths import error_of
 from pytest_pallas.isolation.messages import Note, Opening, Reply, Request, decoded, encoded
 from pytest_pallas.isolation.remembered import Remembered
 from pytest_pallas.isolation.worker import ENTRY
-from pytest_pallas.session import Session
+from pytest_pallas.session import RAISED_ON, Session
 from pytest_pallas.tally import Tally
 from pytest_pallas.workers import Pool, Result, Setup
 
@@ -65,23 +66,41 @@ class Alone(BaseException):
     No ``Exception``, so that neither hypothesis nor a kernel takes it for a failure.
     """
 
-    def __init__(self, reasons: Sequence[str]) -> None:
-        """For these reasons."""
+    def __init__(self, reasons: Sequence[str], *, kept: bool = False) -> None:
+        """For these reasons; ``kept`` if they hold in later sessions, too."""
         super().__init__(", ".join(reasons))
+        self.kept = kept
 
 
 class _Asking:
-    """An ``Observer`` that lets nothing be executed which may end the process."""
+    """An ``Observer`` that lets nothing be executed which may end the process.
 
-    def example(self, tally: Tally, lines: Sequence[str]) -> None:
+    Attributes:
+      reason: why that may be, whatever a call holds; "" if that decides.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        """For a test, of which nothing else is known."""
+        self.reason = reason
+
+    def example(self, tally: Tally, facts: Sequence[Fact]) -> None:
         """Nothing to do."""
 
     def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
         """Raise ``Alone`` if the call may."""
         del call, kernels
+        if self.reason:
+            raise Alone([self.reason])
         found = () if jaxpr is None else hazards(jaxpr)
         if found:
-            raise Alone(found)
+            raise Alone(found, kept=True)
+
+    def simulated(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
+        """Raise ``Alone`` if the call may, although the simulator ends waits and loops."""
+        del call, kernels
+        found = () if jaxpr is None else hazards(jaxpr, simulated=True)
+        if found:
+            raise Alone(found, kept=True)
 
     def ended(self, call: Call) -> None:
         """Nothing to do."""
@@ -98,6 +117,7 @@ class Isolator:
         self._retired = 0
         self._numbers = itertools.count()
         session.config.add_cleanup(self.close)
+        session.config.pluginmanager.register(_Simulated(self), f"{PLUGIN}-simulated")
 
     def close(self) -> None:
         """End the worker."""
@@ -117,13 +137,14 @@ class Isolator:
         __tracebackhide__ = True
         if decision.reason(item, self.remembered):
             return self.apart(item)
-        if decision.mode(item) != "auto" or item.backend.kind != "interpreting":
+        if decision.mode(item) != "auto" or not decision.separable(item):
             return inside()
-        self.session.observer = _Asking()
+        self.session.observer = _Asking(decision.reason_of_others(item, self.remembered))
         try:
             return inside()
         except Alone as found:
-            self.remembered.add(decision.key_of(item), str(found))
+            if found.kept:
+                self.remembered.add(decision.key_of(item), str(found))
         finally:
             self.session.observer = None
         self.session.tallies.clear()
@@ -210,6 +231,13 @@ class Isolator:
         with self.remembered.running(item.nodeid):
             return (yield)
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Learn whose kernel raised, here or in the worker: other items of it are not run."""
+        raised = getattr(report, RAISED_ON, None)
+        if raised is not None:
+            place, check, name, expected = raised
+            self.session.raised.setdefault(place, (check, name, expected))
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
         """Run a test that uses the fixtures in a worker."""
@@ -250,6 +278,7 @@ class Isolator:
         # Another generation is another setup: the pool ends the worker of the one before.
         return Setup(
             name="test",
+            job="the test",
             entry=ENTRY,
             environment=(("PYTEST_PALLAS_WORKER", str(self._retired)),),
             memory_bytes=int(self.session.options.worker_memory * 2**30),
@@ -278,6 +307,37 @@ class Isolator:
                 attributes=attributes,
             )
         )
+
+
+class _Simulated:
+    """The plugin that runs simulated tests of one's own here, as long as all is simulated.
+
+    A call that the simulator cannot simulate yet is run by an interpreter. Where that is better
+    done in a worker, the test starts anew there.
+    """
+
+    def __init__(self, isolator: Isolator) -> None:
+        """For an isolator, which has the worker."""
+        self._isolator = isolator
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+        """Run a test, and then in the worker if it asks for that."""
+        __tracebackhide__ = True
+        isolator = self._isolator
+        reason = decision.reason_of_others(pyfuncitem, isolator.remembered)
+        if not reason or decision.reason(pyfuncitem, isolator.remembered):
+            return (yield)
+        session = isolator.session
+        before, session.observer = session.observer, _Asking(reason)
+        try:
+            return (yield)
+        except Alone:
+            session.tallies.clear()
+        finally:
+            session.observer = before
+        isolator.apart(pyfuncitem)
+        return True
 
 
 def isolator_of(config: pytest.Config) -> Isolator | None:

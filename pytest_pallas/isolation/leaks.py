@@ -13,6 +13,7 @@ import pytest
 
 from pytest_pallas import compat
 from pytest_pallas.errors import LeakError
+from pytest_pallas.explanations import explanation_of
 
 #: Variables that pytest sets for each test.
 _OF_PYTEST = frozenset({"PYTEST_CURRENT_TEST", "PYTEST_VERSION"})
@@ -146,10 +147,11 @@ def guarded(config: pytest.Config, headline: str) -> Generator[None]:
         if stuck:
             names = ", ".join(leak.name for leak in stuck)
             rest = f"{names} could not be undone: what runs after it may fail for it."
-        raise LeakError(
-            f"{headline}: {lines}\n  {rest} Later tests in this process would have seen it: a "
-            "kernel should leave the process as it was."
+        text = (
+            f"{lines}\n  {rest} Later tests in this process would have seen it: a kernel should "
+            "leave the process as it was."
         )
+        raise LeakError.explained(explanation_of(text), headline)
 
 
 def _settle(

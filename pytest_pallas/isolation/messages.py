@@ -79,7 +79,7 @@ class Note:
       limit: seconds that it may take.
       kernel, check, backend: whose example it is.
       examples: how many were begun, with this one.
-      drawn: the example, as lines.
+      drawn: the example, as names and texts of facts.
       running: the kernels that are being executed, as ``name at file:line``.
     """
 
@@ -89,7 +89,7 @@ class Note:
     check: str = ""
     backend: str = ""
     examples: int = 0
-    drawn: Sequence[str] = ()
+    drawn: Sequence[tuple[str, str]] = ()
     running: Sequence[str] = ()
 
     def encode(self) -> bytes:

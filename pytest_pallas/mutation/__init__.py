@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_pallas.mutation.model import Mutant
-from pytest_pallas.mutation.operators import NAMES, OPERATORS
+from pytest_pallas.mutation.operators import declared_operators
 from pytest_pallas.mutation.programs import mutants_of, mutated
 
-__all__ = ["NAMES", "OPERATORS", "Mutant", "mutants_of", "mutated"]
+__all__ = ["Mutant", "declared_operators", "mutants_of", "mutated"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from pytest_pallas import compat
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutation.model import At, Change, Kernel, Mutant, New, Operator
-from pytest_pallas.mutation.operators import OPERATORS
+from pytest_pallas.mutation.operators import declared_operators
 from pytest_pallas.mutation.walking import rewritten
 
 
@@ -19,7 +20,7 @@ def mutants_of(jaxpr: Any, operators: Collection[str] = ()) -> list[Mutant]:
       jaxpr: closed or open; as in ``mutated``.
       operators: names; empty for all.
     """
-    chosen = [each for each in OPERATORS if not operators or each.name in operators]
+    chosen = [each for each in declared_operators() if not operators or each.name in operators]
     found: dict[Mutant, None] = {}
 
     def visit(at: At) -> None:
@@ -37,8 +38,11 @@ def mutants_of(jaxpr: Any, operators: Collection[str] = ()) -> list[Mutant]:
     return list(found)
 
 
+@functools.lru_cache(maxsize=128)
 def mutated(jaxpr: Any, mutant: Mutant) -> Any:
     """A program with a mutant, wherever its place occurs; ``jaxpr`` itself where it does not.
+
+    The last ones are kept: several checks run them.
 
     Args:
       jaxpr: closed, of a function that calls kernels, also inside of ``jit``, ``vmap``,
@@ -49,7 +53,7 @@ def mutated(jaxpr: Any, mutant: Mutant) -> Any:
     Raises:
       MutantError: it could not be made.
     """
-    [operator] = [each for each in OPERATORS if each.name == mutant.operator]
+    [operator] = [each for each in declared_operators() if each.name == mutant.operator]
 
     def visit(at: At) -> New | None:
         if at.kernel.home != mutant.home or at.places != mutant.places:

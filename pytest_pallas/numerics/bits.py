@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from pytest_pallas.explanations import Explanation
 from pytest_pallas.numerics.comparison import Comparison
 from pytest_pallas.numerics.dtypes import Array, is_complex, is_exact, is_float, wide
 from pytest_pallas.numerics.explanation import Sides, explain, state
@@ -40,7 +41,8 @@ def bitwise(actual: npt.ArrayLike, expected: npt.ArrayLike, *, where: str = "") 
     if not wrong:
         return result
     if not any(test(actual.dtype) for test in (is_exact, is_float, is_complex)):
-        return replace(result, message=f"{where or 'output'}: {wrong} elements differ in bits")
+        text = f"{where or 'output'}: {wrong} elements differ in bits"
+        return replace(result, explanation=Explanation(text))
     errors = _errors(actual, expected, mask)
     # Where the values are equal (-0.0 and 0.0, two NaNs) the first difference is as bad as any.
     flat = int(np.argmax(np.where(mask, errors, -1.0)))

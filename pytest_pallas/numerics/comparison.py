@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pytest_pallas.explanations import Explanation
 from pytest_pallas.numerics.dtypes import Array
 
 type Scalar = bool | int | float | complex | str | None
@@ -38,7 +39,7 @@ class Comparison:
       actual_value: the kernel's value there.
       expected_value: the oracle's value there; of integers the baseline's.
       baseline_value: the baseline's value there.
-      message: empty if passed, else a full explanation of several lines.
+      explanation: of a failure; None if passed.
       patterns: what the wrong elements have in common, the most specific first.
       mask: True where wrong, of the output's shape; None if no element is wrong, or none could be
         compared.
@@ -58,6 +59,11 @@ class Comparison:
     actual_value: Scalar = None
     expected_value: Scalar = None
     baseline_value: Scalar = None
-    message: str = ""
+    explanation: Explanation | None = None
     patterns: tuple[str, ...] = ()
     mask: Array | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def message(self) -> str:
+        """The explanation as text of several lines; empty if passed."""
+        return "" if self.explanation is None else str(self.explanation)

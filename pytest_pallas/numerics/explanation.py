@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pytest_pallas.explanations import Explanation, Fact, explanation_of
 from pytest_pallas.numerics.comparison import Comparison, Scalar
 from pytest_pallas.numerics.dtypes import Array, epsilon, is_exact, wide
 from pytest_pallas.numerics.measure import CLASS_NAMES, classes
@@ -59,14 +60,20 @@ def state(kind: str, where: str, text: str, actual: Array | None = None) -> Comp
         dtype="" if actual is None else str(actual.dtype),
         error=np.inf,
         multiple=np.inf,
-        message=f"{where or 'output'}: {text}",
+        explanation=explanation_of(f"{where or 'output'}: {text}"),
     )
 
 
 def explain(
-    failed: Comparison, sides: Sides, block_shape: Sequence[int | None] | None = None
+    failed: Comparison,
+    sides: Sides,
+    block_shape: Sequence[int | None] | None = None,
+    precision: str = "",
 ) -> Comparison:
-    """``failed`` with its patterns and message, given the arrays that were compared."""
+    """``failed`` with its patterns and explanation, given the arrays that were compared.
+
+    ``precision`` is as in ``compare``.
+    """
     mask = failed.mask
     assert mask is not None, "a comparison that failed on elements has a mask"
     actual, expected = _for_arithmetic(sides.actual), _for_arithmetic(sides.expected)
@@ -79,16 +86,19 @@ def explain(
     dims = ", ".join(map(str, failed.shape))
     elements = "element" if mask.size == 1 else "elements"
     how = "inaccurate on the whole, most of all in" if failed.kind == "rms" else "wrong in"
-    lines = [
+    explanation = Explanation(
         f"{failed.where or 'output'}, {failed.dtype}[{dims}]: {how} {failed.wrong} of "
         f"{mask.size} {elements} ({percent:.3g} %)",
-        *(f"  {line}" for line in _class_lines(failed, sides, actual, expected)),
-        *(f"  {line}" for line in _worst_lines(failed)),
-        *(f"  {line}" for line in _error_lines(failed, sides.actual.dtype)),
-        f"  wrong at  {_first_indices(mask)}",
-        *(f"  pattern   {pattern}" for pattern in patterns),
-    ]
-    return replace(failed, message="\n".join(lines), patterns=patterns)
+        tuple(f"  {line}" for line in _class_lines(failed, sides, actual, expected)),
+        (
+            *_worst_facts(failed),
+            Fact("error", "\n".join(_error_lines(failed, sides.actual.dtype))),
+            *_precision_facts(failed, precision),
+            Fact("wrong at", _first_indices(mask)),
+            *(Fact("pattern", pattern) for pattern in patterns),
+        ),
+    )
+    return replace(failed, explanation=explanation, patterns=patterns)
 
 
 def _slack(allowed: float, dtype: np.dtype[Any]) -> float:
@@ -131,16 +141,16 @@ def _class_lines(failed: Comparison, sides: Sides, actual: Array, expected: Arra
     return lines
 
 
-def _worst_lines(failed: Comparison) -> list[str]:
+def _worst_facts(failed: Comparison) -> Iterator[Fact]:
     index = ", ".join(map(str, failed.worst_index or ()))
-    lines = [f"worst     [{index}]", f"kernel    {_number(failed.actual_value, failed.dtype)}"]
+    yield Fact("worst", f"[{index}]")
+    yield Fact("kernel", _number(failed.actual_value, failed.dtype))
+    expected = _number(failed.expected_value, failed.dtype)
     if failed.kind == "bitwise" or isinstance(failed.expected_value, int):
-        return [*lines, f"expected  {_number(failed.expected_value, failed.dtype)}"]
-    return [
-        *lines,
-        f"oracle    {_number(failed.expected_value, failed.dtype)}",
-        f"baseline  {_number(failed.baseline_value, failed.dtype)}",
-    ]
+        yield Fact("expected", expected)
+        return
+    yield Fact("oracle", expected)
+    yield Fact("baseline", _number(failed.baseline_value, failed.dtype))
 
 
 def _number(value: Scalar, dtype: str) -> str:
@@ -153,16 +163,28 @@ def _number(value: Scalar, dtype: str) -> str:
 def _error_lines(failed: Comparison, dtype: np.dtype[Any]) -> list[str]:
     """The error, what is allowed, and why where that needs saying."""
     integers = is_exact(dtype)
-    lines = [f"error     {_error_line(failed, integers)}"]
+    lines = [_error_line(failed, integers)]
     if failed.kind == "rms":
-        lines += [f"          {text}" for text in _rms_hints(dtype)]
+        lines += _rms_hints(dtype)
     elif failed.kind == "exact" and not integers:
-        lines.append(
-            "          the inputs are small integers, so any order of summation is exact in float32"
-        )
+        lines.append("the inputs are small integers, so any order of summation is exact in float32")
         if failed.error * epsilon(dtype) <= _SMALL_ERROR:
-            lines.append("          (a narrow accumulator, or one rounding too many?)")
+            lines.append("(a narrow accumulator, or one rounding too many?)")
     return lines
+
+
+def _precision_facts(failed: Comparison, precision: str) -> Iterator[Fact]:
+    """That the oracle is not of float64, and what was done about it."""
+    if not precision:
+        return
+    lines = [f"computes in {precision}, also for inputs in float64:"]
+    if failed.kind in ("close", "rms"):
+        lines.append("the oracle is no more exact than the baseline; allowed is what random")
+        lines.append(f"roundings of {precision.partition(' ')[0]} change, in both. Cast to")
+    else:
+        lines.append("the oracle is no more exact than the baseline. Cast to")
+    lines.append("jnp.promote_types(x.dtype, jnp.float32) for an oracle in float64")
+    yield Fact("reference", "\n".join(lines))
 
 
 def _rms_hints(dtype: np.dtype[Any]) -> Iterator[str]:

@@ -28,9 +28,11 @@ def compare(
     depth: int = 1,
     sensitivity: float | Callable[[], float] = 0.0,
     noise: Callable[[], Noise | None] | None = None,
+    precision: str = "",
     where: str = "",
     check_dtype: bool = True,
     block_shape: Sequence[int | None] | None = None,
+    explained: bool = True,
 ) -> Comparison:
     """Judge one output array. All three arrays must have one shape; any shape will do.
 
@@ -54,9 +56,13 @@ def compare(
         without it.
       noise: measures what rounding alone does to the reference, or says that it cannot. It is asked
         only where the output would fail without it, because it takes a while.
+      precision: the dtype that the oracle was computed in, and where, if that is narrower than
+        float64: ``"float32 (refs.py:12)"``. The baseline's error cannot be measured then, and is
+        estimated from ``noise``.
       where: which output this is, for messages.
       check_dtype: whether ``actual`` must have the dtype of ``baseline``.
       block_shape: block shape of the output, None for a squeezed dimension; for messages.
+      explained: whether a failure has a message and patterns; without, it is judged faster.
 
     Raises:
       ReferenceError: oracle and baseline have different shapes.
@@ -72,8 +78,12 @@ def compare(
     elif exact:
         verdict = judge_exact(sides)
     else:
-        verdict = _judge(sides, tolerance, depth, sensitivity, noise)
-    return _conclude(sides, verdict, 0.0 if exact else tolerance.fraction, where, block_shape)
+        verdict = _judge(sides, tolerance, depth, sensitivity, noise, inexact=bool(precision))
+    fraction = 0.0 if exact else tolerance.fraction
+    result = _conclude(sides, verdict, fraction, where)
+    if result.passed or not explained:
+        return result
+    return explain(result, sides, block_shape, precision)
 
 
 def _judge(
@@ -82,6 +92,8 @@ def _judge(
     depth: int,
     sensitivity: float | Callable[[], float],
     noise: Callable[[], Noise | None] | None,
+    *,
+    inexact: bool,
 ) -> Verdict:
     """Judge floats, and ask for what may excuse their errors only where something must."""
     relative = 0.0 if callable(sensitivity) else sensitivity
@@ -90,7 +102,7 @@ def _judge(
         relative = sensitivity()
         verdict = judge_floats(sides, tolerance, depth, relative)
     if noise is not None and _inaccurate(sides, verdict, tolerance):
-        verdict = judge_floats(sides, tolerance, depth, relative, noise())
+        verdict = judge_floats(sides, tolerance, depth, relative, noise(), inexact=inexact)
     return verdict
 
 
@@ -133,9 +145,8 @@ def _conclude(
     verdict: Verdict,
     fraction: float,
     where: str,
-    block_shape: Sequence[int | None] | None,
 ) -> Comparison:
-    """The verdict as a ``Comparison``, explained if it failed."""
+    """The verdict as a ``Comparison``."""
     actual = sides.actual
     count = 0 if verdict.wrong is None else int(np.count_nonzero(verdict.wrong))
     misclassed, rms = verdict.misclassed is not None, verdict.rms
@@ -149,7 +160,7 @@ def _conclude(
     if rms is not None:
         error, baseline_error, limit = rms.error, rms.baseline, rms.allowed
         multiple = rms.multiple
-    result = Comparison(
+    return Comparison(
         passed=not misclassed and rms is None and count <= fraction * actual.size,
         kind=verdict.kind,
         where=where,
@@ -164,4 +175,3 @@ def _conclude(
         mask=verdict.wrong if count else None,
         **values,
     )
-    return result if result.passed else explain(result, sides, block_shape)

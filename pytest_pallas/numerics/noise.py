@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,10 +42,15 @@ class Excused:
     Attributes:
       each: for each element; of the shape of the output.
       rms: root mean square of all.
+      unknown: what the worst error of a baseline adds to the bound of each element, where it could
+        not be measured.
+      unknown_rms: the same of the root mean square.
     """
 
     each: Array
     rms: float
+    unknown: float = 0.0
+    unknown_rms: float = 0.0
 
 
 def excused(
@@ -53,6 +59,8 @@ def excused(
     tolerance: Tolerance,
     dtype: npt.DTypeLike,
     limit: Array | float,
+    *,
+    inexact: bool = False,
 ) -> Excused:
     """How large errors may be that come from rounding alone.
 
@@ -68,18 +76,36 @@ def excused(
       tolerance: its ``factor`` counts.
       dtype: the float or complex dtype of the output.
       limit: what is allowed each element otherwise, in ulps of the output scale.
+      inexact: whether the oracle has errors of rounding itself, about as large as the noise. Then
+        the baseline's error cannot be measured, and is taken to be that of the draws on average;
+        the oracle's own comes on top. A difference of two noisy answers has the square root of 2
+        times the deviation of one.
     """
     unit = measured.scale * epsilon(dtype)
     times = _DEVIATIONS * tolerance.factor
+    worst = mean = 0.0
     wide, rms = _deviations(noise.wide, unit)
     narrow, _ = _deviations(noise.narrow, unit)
     shared = float(np.mean(np.square(narrow)))
+    if inexact:
+        worst, mean = _worst(noise.wide, unit), float(np.mean(rms))
+        wide, rms = math.sqrt(2) * wide, math.sqrt(2) * rms
     return Excused(
         each=np.maximum(
             times * wide, np.minimum(times * np.sqrt(narrow**2 + shared), _MOST * limit)
         ),
         rms=float(np.mean(rms) + times * np.std(rms)),
+        unknown=(tolerance.factor + 1) * worst,
+        unknown_rms=(tolerance.factor + 1) * mean,
     )
+
+
+def _worst(draws: Array, unit: Array) -> float:
+    """The worst error of a draw on average, in ulps."""
+    with np.errstate(all="ignore"):
+        errors = np.abs(draws) / unit
+    errors = np.where(np.isfinite(errors), errors, 0.0)
+    return float(np.mean(np.max(errors, axis=tuple(range(1, errors.ndim)))))
 
 
 def _deviations(draws: Array, unit: Array) -> tuple[Array, Array]:

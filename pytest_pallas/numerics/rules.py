@@ -82,8 +82,13 @@ def judge_floats(
     depth: int,
     sensitivity: float,
     noise: Noise | None = None,
+    *,
+    inexact: bool = False,
 ) -> Verdict:
-    """Judge floats and complex numbers by their errors; ``noise`` may widen the bounds."""
+    """Judge floats and complex numbers by their errors; ``noise`` may widen the bounds.
+
+    ``inexact`` says that the oracle has the errors of float32, or of a narrower dtype, itself.
+    """
     dtype = sides.actual.dtype
     actual = wide(sides.actual)
     measured = measure(
@@ -97,9 +102,10 @@ def judge_floats(
     if relative > 1.0:
         excess = np.maximum(sensitivity / measured.scale, 1.0) - 1.0
         limit = limit + summation_error(dtype, depth) * excess
-    spared = None if noise is None else excused(noise, measured, tolerance, dtype, limit)
-    if spared is not None:
-        limit = np.maximum(limit, spared.each)
+    spared = None
+    if noise is not None:
+        spared = excused(noise, measured, tolerance, dtype, limit, inexact=inexact)
+        limit = np.maximum(limit + spared.unknown, spared.each)
     held = measured
     if measured.misclassed is not None:
         gap = overflow_gap(actual, measured.target, dtype)
@@ -124,10 +130,10 @@ def judge_floats(
         sensitivity=relative,
         excused=wrong if count else None,
     )
-    if rms is None or (spared is not None and rms.error <= spared.rms):
+    if rms is not None and spared is not None:
+        rms = replace(rms, allowed=max(rms.allowed + spared.unknown_rms, spared.rms))
+    if rms is None or rms.error <= rms.allowed:
         return verdict
-    if spared is not None:
-        rms = replace(rms, allowed=max(rms.allowed, spared.rms))
     wrong = measured.errors > measured.baseline_worst
     if not wrong.any():
         wrong = measured.errors == measured.worst

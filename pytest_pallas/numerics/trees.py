@@ -31,11 +31,13 @@ def compare_trees(
     depth: int = 1,
     sensitivity: Mapping[str, float] = MappingProxyType({}),
     noise: Callable[[str], Noise | None] = lambda _: None,
+    precision: Callable[[str], object] = lambda _: "",
     check_dtype: bool = True,
+    explained: bool = True,
 ) -> list[Comparison]:
     """Judge each output of a kernel; see ``compare`` for the options.
 
-    ``sensitivity`` and ``noise`` are by path.
+    ``sensitivity``, ``noise`` and ``precision`` are by path.
 
     Each tree is given as its leaves, ``(path, array)`` with unique paths. A kernel whose outputs
     have other paths than the oracle's gives one failed comparison of the kind ``tree``. The
@@ -69,8 +71,10 @@ def compare_trees(
             depth=depth,
             sensitivity=functools.partial(_at, sensitivity, path),
             noise=functools.partial(noise, path),
+            precision=str(precision(path) or ""),
             where=path,
             check_dtype=check_dtype,
+            explained=explained,
         )
         for path, array in oracle
     ]

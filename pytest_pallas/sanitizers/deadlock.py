@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from pytest_pallas.checks.trial import Finding, Trial
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.trial import Trial, TrialResult
 from pytest_pallas.errors import DeadlockError
-from pytest_pallas.sanitizers.runs import under, under_schedules
+from pytest_pallas.sanitizers.runs import (
+    requires_concurrency,
+    requires_kernels,
+    under,
+    under_schedules,
+)
 
 
-def deadlock(trial: Trial) -> Finding:
+def deadlock(trial: Trial) -> TrialResult:
     """Run the kernel under several schedules, each of which must come to its end.
 
     The interpreter is ended as soon as every core of every device waits and none is left to signal;
@@ -22,4 +28,15 @@ def deadlock(trial: Trial) -> Finding:
         seconds += outcome.seconds
         if isinstance(outcome.error, DeadlockError):
             raise under(schedule, outcome.error)
-    return Finding(comparisons=(), seconds=seconds)
+    return TrialResult(comparisons=(), seconds=seconds)
+
+
+CHECK = Check(
+    name="deadlock",
+    asks="does every wait get its signal?",
+    run=deadlock,
+    kind="sanitizer",
+    requires_backend=requires_concurrency,
+    requires_kernels=requires_kernels,
+    example_fraction=0.25,
+)

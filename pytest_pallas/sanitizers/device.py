@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,9 +17,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_pallas.checks.trial import Finding, Trial
+from pytest_pallas.backends import Backend
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.trial import Trial, TrialResult
 from pytest_pallas.errors import BoundsError, HangError, KernelError, NotApplicableError, RaceError
 from pytest_pallas.sanitizers.compute_sanitizer import COMMAND, TOOLS, Report, command, parse
+from pytest_pallas.spec import KernelSpec
 
 #: A kernel under compute-sanitizer is slower by one or two orders of magnitude, and XLA's own
 #: kernels are watched, too.
@@ -28,7 +32,7 @@ SLOWER = 10.0
 START = 120.0
 
 
-def device(trial: Trial) -> Finding:
+def device(trial: Trial) -> TrialResult:
     """Run the call in a process of its own, under memcheck and under racecheck.
 
     The first finds accesses out of bounds and misaligned ones in global, shared and local memory,
@@ -55,7 +59,7 @@ def device(trial: Trial) -> Finding:
         path.write_bytes(payload)
         for tool in TOOLS:
             _judge(tool, _watched(tool, path, START + SLOWER * trial.timeout))
-    return Finding(comparisons=(), seconds=time.perf_counter() - started)
+    return TrialResult(comparisons=(), seconds=time.perf_counter() - started)
 
 
 def _call(trial: Trial) -> tuple[Any, ...]:
@@ -107,3 +111,30 @@ def _judge(tool: str, report: Report) -> None:
         raise NotApplicableError(f"{COMMAND} does not work here: {report.unusable}")
     if report.failed:
         raise KernelError(f"the kernel failed under {COMMAND} --tool {tool}: {report.failed}")
+
+
+def requires_spec(spec: KernelSpec) -> str | None:
+    """The process that the tool watches has one device."""
+    return "compute-sanitizer is given calls on one device" if spec.meshes else None
+
+
+def requires_backend(backend: Backend) -> str | None:
+    """Code must run on a GPU, and NVIDIA's tool must be there."""
+    if backend.kind != "hardware" or backend.platform != "gpu":
+        return f"{backend.name} is no GPU: compute-sanitizer watches code that runs on one"
+    if shutil.which("compute-sanitizer") is None:
+        return "compute-sanitizer is not on the PATH; it comes with NVIDIA's CUDA toolkit"
+    return None
+
+
+CHECK = Check(
+    name="device",
+    asks="does compute-sanitizer see an access out of bounds on the GPU, or a race in its memory?",
+    run=device,
+    kind="sanitizer",
+    requires_spec=requires_spec,
+    requires_backend=requires_backend,
+    example_fraction=0.25,
+    opt_in=True,  # every example takes half a minute
+    tries_mutants=False,  # it runs the function in another process
+)

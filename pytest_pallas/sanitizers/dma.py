@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pytest_pallas.checks.trial import Finding, Trial
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.trial import Trial, TrialResult
 from pytest_pallas.errors import DmaError
-from pytest_pallas.sanitizers.runs import under, under_schedules
+from pytest_pallas.findings import Finding
+from pytest_pallas.sanitizers.runs import (
+    requires_kernels,
+    requires_schedules,
+    under,
+    under_schedules,
+)
+
+#: The findings that are this sanitizer's.
+_KINDS = ("entry", "unwaited", "leftover")
 
 
-def dma(trial: Trial) -> Finding:
+def dma(trial: Trial) -> TrialResult:
     """Account for every DMA and semaphore of a kernel, under several schedules.
 
     Every DMA that is started is waited for, on both sides; every semaphore is 0 when the kernel
@@ -25,16 +35,14 @@ def dma(trial: Trial) -> Finding:
     seconds = 0.0
     for schedule, outcome in under_schedules(trial):
         seconds += outcome.seconds
-        problems = [
-            *outcome.problems,
-            *(() if outcome.error else _unused_barriers(outcome.kernels)),
-        ]
-        if problems:
-            raise under(schedule, DmaError("\n  ".join(problems)))
-    return Finding(comparisons=(), seconds=seconds)
+        found = [] if outcome.error else list(_unused_barriers(outcome.kernels))
+        found += [finding for finding in outcome.findings if finding.kind in _KINDS]
+        if found:
+            raise under(schedule, DmaError.of(*found))
+    return TrialResult(comparisons=(), seconds=seconds)
 
 
-def _unused_barriers(kernels: Any) -> Iterator[str]:
+def _unused_barriers(kernels: Any) -> Iterator[Finding]:
     """Kernels that name a barrier semaphore and do not use it: the TPU's compiler refuses them."""
     for kernel in kernels:
         params = kernel.eqn.params.get("compiler_params")
@@ -44,8 +52,24 @@ def _unused_barriers(kernels: Any) -> Iterator[str]:
             getattr(params, "collective_id", None) is not None
             and "get_barrier_semaphore" not in kernel.primitives
         ):
-            yield (
-                f"{kernel.name} ({kernel.source}) has collective_id={params.collective_id} and "
-                "never asks for its barrier semaphore: devices enter when they like. Let them wait "
-                "for each other with pltpu.get_barrier_semaphore(), or leave out collective_id"
+            yield Finding(
+                kind="entry",
+                message=(
+                    f"{kernel.name} ({kernel.source}) has collective_id={params.collective_id} and "
+                    "never asks for its barrier semaphore, so that each device enters when it "
+                    "likes. Let the devices wait for each other with "
+                    "pltpu.get_barrier_semaphore(), or leave out collective_id"
+                ),
             )
+
+
+CHECK = Check(
+    name="dma",
+    asks="is every DMA waited for, every semaphore 0 at the end, every device ready?",
+    run=dma,
+    kind="sanitizer",
+    requires_backend=requires_schedules,
+    requires_kernels=requires_kernels,
+    example_fraction=0.25,
+    watches="dma",
+)

@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from pytest_pallas import compat
-from pytest_pallas.backends import Outcome
+from pytest_pallas.analysis import KernelCall
+from pytest_pallas.backends import Backend, Outcome
 from pytest_pallas.backends.execution import to_numpy
+from pytest_pallas.backends.probes import Probe
 from pytest_pallas.checks.again import unchanged
-from pytest_pallas.checks.trial import Finding, Trial, run
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.errors import MismatchError, NotApplicableError
+from pytest_pallas.explanations import Explanation
 from pytest_pallas.numerics import Comparison, bitwise
+from pytest_pallas.spec import KernelSpec
+
+#: Why the check does not apply to a kernel.
+NO_ALIAS = "no example aliases an input"
+
+_SHARED: tuple[Probe, str] = ("separate", "with the memory shared and not shared")
+_LATE: tuple[Probe, str] = ("late", "with blocks fetched ahead and just before they are read")
+
+#: By kind of backend, which other runs tell whether a block is read after it was overwritten.
+_ORDERS: Mapping[str, Sequence[tuple[Probe, str]]] = {
+    "simulating": (_SHARED, _LATE),
+    "interpreting": (_SHARED,),
+}
 
 
-def donation(trial: Trial) -> Finding:
+def donation(trial: Trial) -> TrialResult:
     """Ask of a kernel with ``input_output_aliases``, or that changes refs in place, three things.
 
     Whether its answer, and the operand, are the same if the caller uses the operand again, in the
-    same program; whether a second call with the same arrays gives the same; and, on an
+    same program; whether a second call with the same arrays gives the same; and, on a simulator or
     interpreter, whether the answer is the same if the output has memory of its own that starts as a
-    copy of the input. If not, a block of the input is read after it was overwritten: which of both
-    a chip reads depends on how far ahead it fetches blocks. (An input that the call deletes is the
-    matter of the check ``immutability``.)
+    copy of the input, and on a simulator also if no block is fetched ahead. If not, a block of the
+    input is read after it was overwritten: which of both a chip reads depends on how far ahead it
+    fetches blocks. (An input that the call deletes is the matter of the check ``immutability``.)
 
     Raises:
       NotApplicableError: no kernel has aliases or changes a ref in place.
@@ -35,9 +52,7 @@ def donation(trial: Trial) -> Finding:
     args = trial.arguments.args
     first = run(trial, trial.kernel, args)
     if trial.jit and not any(_in_place(kernel) for kernel in first.kernels):
-        raise NotApplicableError(
-            "in no example has the kernel input_output_aliases, or changes a ref in place"
-        )
+        raise NotApplicableError(NO_ALIAS)
     seconds, comparisons = first.seconds, list[Comparison]()
     kept = run(trial, functools.partial(_used_again, trial.kernel), args, races=False)
     twice = run(trial, functools.partial(_called_twice, trial.kernel), args, races=False, jit=False)
@@ -49,23 +64,31 @@ def donation(trial: Trial) -> Finding:
     comparisons += _same(twice.values[1], twice.values[0], "of a second call with the same arrays")
     seconds += kept.seconds + twice.seconds
     pairs = [pair for kernel in first.kernels for pair in _pipelined(kernel)]
-    if pairs and trial.backend.kind == "interpreting":
-        apart = run(trial, trial.kernel, args, races=False, probe="separate")
-        seconds += apart.seconds
-        failed = [
-            each
-            for each in unchanged(first, apart, "with the memory shared and not shared")
-            if not each.passed
-        ]
+    if pairs and trial.backend.kind in _ORDERS:
+        failed: list[Comparison] = []
+        for probe, words in _ORDERS[trial.backend.kind]:
+            other = run(trial, trial.kernel, args, races=False, probe=probe)
+            seconds += other.seconds
+            failed += [each for each in unchanged(first, other, words) if not each.passed]
         if failed:
             told = "; ".join(dict.fromkeys(pairs))
-            raise MismatchError(
+            explanation = failed[0].explanation or Explanation("wrong")
+            summary = (
                 f"{told}: a block of that input is read after it was overwritten. A chip fetches "
                 "blocks ahead, so whether it reads the old or the new contents depends on its "
                 "schedule. Read each block in the program that overwrites it or before, or drop "
-                f"the alias.\n{failed[0].message}"
+                "the alias."
             )
-    return Finding(comparisons=comparisons, outcome=first, seconds=seconds)
+            raise MismatchError.explained(explanation.under(summary))
+    return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds)
+
+
+def requires_kernels(
+    spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
+) -> str | None:
+    """Why the check does not apply to the kernels of a call, or None if it does."""
+    del spec, backend
+    return None if any(_in_place(kernel) for kernel in kernels) else NO_ALIAS
 
 
 def _in_place(kernel: Any) -> bool:
@@ -103,3 +126,19 @@ def _arrays(args: Any) -> list[Any]:
 
 def _same(actual: Any, wanted: Any, words: str) -> list[Comparison]:
     return list(unchanged(Outcome(values=actual), Outcome(values=wanted), words))
+
+
+def requires_backend(backend: Backend) -> str | None:
+    """A backend must execute kernels."""
+    return f"{backend.name} executes nothing" if backend.kind == "compiling" else None
+
+
+CHECK = Check(
+    name="donation",
+    asks="is an operand that shares an output's memory read before it is overwritten?",
+    run=donation,
+    kind="sanitizer",
+    requires_backend=requires_backend,
+    requires_kernels=requires_kernels,
+    example_fraction=0.25,
+)

@@ -8,11 +8,13 @@ from typing import Any
 import jax.numpy as jnp
 
 from pytest_pallas import compat
-from pytest_pallas.backends import Outcome
+from pytest_pallas.backends import Backend, Outcome
 from pytest_pallas.backends.fills import WORDS, words_of
 from pytest_pallas.checks.again import run_again, unchanged
-from pytest_pallas.checks.trial import Finding, Trial, run
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.errors import BoundsError, MismatchError
+from pytest_pallas.explanations import Explanation
 from pytest_pallas.numerics import Comparison
 from pytest_pallas.sanitizers.unwritten import PAIR, never_written
 
@@ -20,7 +22,7 @@ from pytest_pallas.sanitizers.unwritten import PAIR, never_written
 _SHOWN = 4
 
 
-def memory(trial: Trial) -> Finding:
+def memory(trial: Trial) -> TrialResult:
     """Run the kernel with several contents of memory that nobody has written, and compare.
 
     Scratch and outputs hold NaN in the first run (integers an end of their range) and 0 in the
@@ -51,8 +53,9 @@ def memory(trial: Trial) -> Finding:
         comparisons += unchanged(again, first, words)
         failed = next((each for each in comparisons if not each.passed), None)
         if failed is not None:
-            raise MismatchError(f"{_explained(trial, first, fill)}\n{failed.message}")
-    return Finding(comparisons=comparisons, outcome=first, seconds=seconds)
+            explanation = failed.explanation or Explanation("wrong")
+            raise MismatchError.explained(explanation.under(_explained(trial, first, fill)))
+    return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds)
 
 
 def _fills(trial: Trial, first: Outcome) -> Sequence[str]:
@@ -124,3 +127,20 @@ def _beyond(told: Sequence[compat.Beyond]) -> Iterator[str]:
             f"{shape}, at {place or 'an unknown line'}. Only elements that a "
             "mask leaves out may be beyond the edge"
         )
+
+
+def requires_backend(backend: Backend) -> str | None:
+    """A backend must fill memory with given values, or look at every index."""
+    if getattr(backend, "fills", False) or backend.name == "interpret":
+        return None
+    return f"{backend.name} cannot set the contents of uninitialized memory"
+
+
+CHECK = Check(
+    name="memory",
+    asks="is everything written before it is read, and every index within bounds?",
+    run=memory,
+    kind="sanitizer",
+    requires_backend=requires_backend,
+    example_fraction=0.25,
+)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from pytest_pallas.checks.trial import Finding, Trial
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.trial import Trial, TrialResult
 from pytest_pallas.errors import RaceError
-from pytest_pallas.sanitizers.runs import under, under_schedules
+from pytest_pallas.sanitizers.runs import (
+    requires_concurrency,
+    requires_kernels,
+    under,
+    under_schedules,
+)
 
 
-def races(trial: Trial) -> Finding:
+def races(trial: Trial) -> TrialResult:
     """Run the kernel under several schedules with the interpreter's race detector.
 
     The detector compares vector clocks (Lamport, 1978), so that a race shows although the numbers
@@ -22,4 +28,16 @@ def races(trial: Trial) -> Finding:
         seconds += outcome.seconds
         if isinstance(outcome.error, RaceError):
             raise under(schedule, outcome.error)
-    return Finding(comparisons=(), seconds=seconds, notes=("races: on",))
+    return TrialResult(comparisons=(), seconds=seconds, notes=("races: on",))
+
+
+CHECK = Check(
+    name="races",
+    asks="is every access ordered with every write to the same place?",
+    run=races,
+    kind="sanitizer",
+    requires_backend=requires_concurrency,
+    requires_kernels=requires_kernels,
+    example_fraction=0.25,
+    watches="races",
+)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_pallas import compat
+from pytest_pallas.analysis import KernelCall
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.backends.digests import digest
 from pytest_pallas.backends.schedules import Schedule
@@ -21,12 +22,18 @@ from pytest_pallas.errors import (
     PallasTestError,
     RaceError,
 )
+from pytest_pallas.spec import KernelSpec
 
 #: Errors that sanitizers are for.
 SANITIZED = (RaceError, DeadlockError, DmaError)
 
-#: Orders of the programs of parallel dimensions, besides the first.
+#: Seeds of schedules, besides the plain one.
 SEEDS = (1, 2)
+
+#: Why the sanitizers of schedules do not apply to a kernel.
+SEQUENTIAL = (
+    "no example starts a DMA, uses a semaphore or a barrier, or divides a parallel grid dimension"
+)
 
 
 @dataclass
@@ -71,47 +78,77 @@ def under_schedules(trial: Trial) -> Iterator[tuple[Schedule, Outcome]]:
     plain = Schedule()
     first = trial.runs.get(trial, plain)
     if first.error is not None and not isinstance(first.error, SANITIZED):
-        raise NotApplicableError(f"the kernel raises, which is said by other checks: {first.error}")
+        raise NotApplicableError("the kernel raised; see `forward`")
     kernels: Sequence[Any] = first.kernels
     others = [] if first.error is not None else schedules(trial, kernels)
     yield plain, first
     if first.error is not None:
         return
     if not others and not any(kernel.asynchronous for kernel in kernels):
-        raise NotApplicableError(
-            "in no example does the kernel start a DMA, use a semaphore or a barrier, or divide a "
-            "parallel grid dimension"
-        )
+        raise NotApplicableError(SEQUENTIAL)
     for schedule in others:
         yield schedule, trial.runs.get(trial, schedule)
+
+
+def requires_concurrency(backend: Backend) -> str | None:
+    """A backend must simulate what happens at the same time."""
+    if getattr(backend, "detects_races", False):
+        return None
+    return f"{backend.name} does not simulate what happens at the same time"
+
+
+def requires_schedules(backend: Backend) -> str | None:
+    """A backend must run a kernel in more than one order."""
+    return None if has_schedules(backend) else f"{backend.name} runs everything in one order"
+
+
+def requires_kernels(
+    spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
+) -> str | None:
+    """Why schedules make no difference to the kernels of a call, or None if they may.
+
+    How many programs share a parallel dimension depends on shapes, and is not asked.
+    """
+    del spec
+    if any(kernel.asynchronous for kernel in kernels):
+        return None
+    if has_schedules(backend) and any(compat.has_parallel_dimension(k.eqn) for k in kernels):
+        return None
+    return SEQUENTIAL
 
 
 def under(schedule: Schedule, error: PallasTestError) -> PallasTestError:
     """The error with the schedule that it came under, where that was not the plain one."""
     if schedule == Schedule():
         return error
-    told = type(error)(f"{error}\n  with {schedule}")
-    told.__cause__, told.schedule = error.__cause__, schedule
+    told = error.with_message(f"{error}\n  with {schedule}")
+    told.schedule = schedule
     return told
 
 
 def has_schedules(backend: Backend) -> bool:
-    """Whether a backend heeds ``Call.schedule``: the TPU interpreter does."""
+    """Whether a backend heeds ``Call.schedule``: the simulator and the TPU interpreter do."""
+    if getattr(backend, "reorders", False):
+        return True
     return backend.platform == "tpu" and getattr(backend, "detects_races", False)
 
 
 def schedules(trial: Trial, kernels: Sequence[Any]) -> list[Schedule]:
-    """The schedules besides the plain one that the TPU interpreter can run these kernels in."""
+    """The schedules besides the plain one that the backend can run these kernels in."""
     if not has_schedules(trial.backend):
         return []
     found: list[Schedule] = []
-    if any(kernel.asynchronous for kernel in kernels):
+    simulated = trial.backend.kind == "simulating"
+    if simulated and any(kernel.asynchronous for kernel in kernels):
+        # A seed decides about copies, cores, devices and parallel programs alike.
+        found += [Schedule(seed=seed) for seed in SEEDS]
+    elif any(kernel.asynchronous for kernel in kernels):
         found += [Schedule(dma="eager"), Schedule(order="oldest")]
         if trial.devices > 1:
             found += [Schedule(slow=0), Schedule(slow=trial.devices - 1)]
     programs = max((compat.parallel_programs(kernel.eqn) for kernel in kernels), default=1)
     if programs > 1:
-        found += [Schedule(seed=seed) for seed in SEEDS]
+        found += [Schedule(seed=seed) for seed in SEEDS if Schedule(seed=seed) not in found]
         target = trial.backend.target
         if target is None or target.cores > 1:
             found.append(Schedule(cores=2))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from pytest_pallas.checks.trial import Finding, Trial, as_kernel_error
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.trial import Trial, TrialResult, as_kernel_error
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.numerics import Comparison, bitwise
 from pytest_pallas.oracle import flatten
-from pytest_pallas.sanitizers.runs import under, under_schedules
+from pytest_pallas.sanitizers.runs import (
+    requires_kernels,
+    requires_schedules,
+    under,
+    under_schedules,
+)
 
 
-def schedule(trial: Trial) -> Finding:
+def schedule(trial: Trial) -> TrialResult:
     """Run the kernel under several schedules and compare bit for bit with the first.
 
     DMAs as they are started or when waited for, the youngest or the oldest first; programs along
@@ -23,7 +29,7 @@ def schedule(trial: Trial) -> Finding:
     runs = under_schedules(trial)
     _, first = next(runs)
     if first.error is not None:
-        raise NotApplicableError(f"the kernel raises, which is said by others: {first.error}")
+        raise NotApplicableError("the kernel raised; see `forward`")
     seconds, comparisons, others = first.seconds, list[Comparison](), 0
     for other, outcome in runs:
         others += 1
@@ -36,5 +42,16 @@ def schedule(trial: Trial) -> Finding:
             where = f"{path or 'output'}, with {other}, against the plain schedule"
             comparisons.append(bitwise(actual, wanted, where=where))
     if not others:
-        raise NotApplicableError("there is only one order in which this kernel can run here")
-    return Finding(comparisons=comparisons, outcome=first, seconds=seconds)
+        raise NotApplicableError("the kernel can run in one order only")
+    return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds)
+
+
+CHECK = Check(
+    name="schedule",
+    asks="does every legal order of DMAs and parallel programs give the same bits?",
+    run=schedule,
+    kind="sanitizer",
+    requires_backend=requires_schedules,
+    requires_kernels=requires_kernels,
+    example_fraction=0.25,
+)

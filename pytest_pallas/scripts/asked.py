@@ -12,7 +12,7 @@ from pytest_pallas import compat
 from pytest_pallas.backends import Backend
 from pytest_pallas.backends.hardware import CUSTOM_CALLS
 from pytest_pallas.checks.forward import forward
-from pytest_pallas.checks.trial import Finding, Trial
+from pytest_pallas.checks.trial import Trial, TrialResult
 from pytest_pallas.checks.verdict import Failure
 from pytest_pallas.compilers import tpu_chips
 from pytest_pallas.errors import (
@@ -50,6 +50,9 @@ QUESTIONS: Mapping[str, Callable[[parts.Case], bool]] = {
     "cross": related.cross,
 }
 
+#: The checks whose program ``programs.compiles`` makes.
+COMPILED = ("forward", "gradient", "vmap")
+
 #: The questions of what does not come to be executed.
 PROGRAMS = (programs.holds_a_kernel, programs.compiles)
 
@@ -85,7 +88,7 @@ def asked(error: PallasTestError, failure: Failure) -> Asked:
     more: dict[str, Any] = {}
     arguments = trial.arguments
     if trial.backend.kind == "compiling":
-        if not isinstance(error, CompileError) or check not in ("forward", "gradient", "vmap"):
+        if not isinstance(error, CompileError) or check not in COMPILED:
             raise NoScriptError("what a compiler says of its code is seen with this plugin only")
         more = _program(trial, check) | {"lowering": error.kernel_error is not None}
         if not more["lowering"] and not more["topology"]:
@@ -98,7 +101,7 @@ def asked(error: PallasTestError, failure: Failure) -> Asked:
         return Asked(programs.holds_a_kernel, arguments, more=more)
     if not isinstance(error, (MismatchError, KernelError)) or trial.reference is None:
         raise NoScriptError("it is no failure of the kernel")
-    if isinstance(error, DmaError):
+    if isinstance(error, DmaError) and trial.backend.kind != "simulating":
         raise NoScriptError("what a kernel leaves behind is seen with this plugin only")
     if not trial.jit:
         raise NoScriptError("the kernel is called without jit, with values that were not kept")
@@ -111,7 +114,7 @@ def asked(error: PallasTestError, failure: Failure) -> Asked:
         question = related.related if finding.related.others else questions.forward
     elif question is related.cross:
         more, backends = several.others(trial, finding)
-        needs = "a script runs one backend, or interpreters only"
+        needs = "a script runs one backend, or simulators and interpreters only"
         question = related.cross if more else None
     elif question is memory.padding:
         more = several.unimportant(trial)
@@ -129,7 +132,7 @@ def asked(error: PallasTestError, failure: Failure) -> Asked:
     return Asked(question, arguments, note, more, limits, backends)
 
 
-def _forward(trial: Trial, needs: str) -> Finding | None:
+def _forward(trial: Trial, needs: str) -> TrialResult | None:
     """What ``forward`` finds wrong; None if the kernel raises.
 
     Raises:
@@ -146,7 +149,7 @@ def _forward(trial: Trial, needs: str) -> Finding | None:
     return finding
 
 
-def _limits(finding: Finding, trial: Trial) -> dict[str, parts.Limit]:
+def _limits(finding: TrialResult, trial: Trial) -> dict[str, parts.Limit]:
     """What each output was allowed; of several comparisons of one, the failed one counts."""
     rules = {"rms": "rms", "exact": "exact", "shape": "type", "dtype": "type", "tree": "type"}
     limits: dict[str, parts.Limit] = {}

@@ -7,20 +7,23 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 
 from pytest_pallas import compat
 from pytest_pallas.backends.fills import highest, lowest
-from pytest_pallas.checks.trial import Finding
+from pytest_pallas.backends.interpreters import interpret
+from pytest_pallas.backends.simulators import Simulator
+from pytest_pallas.checks.trial import TrialResult
 from pytest_pallas.checks.verdict import Failure
 from pytest_pallas.errors import (
     DeadlockError,
     KernelError,
     PallasTestError,
     RaceError,
+    SimulationLimitError,
 )
 from pytest_pallas.scripts import (
     functions,
@@ -30,9 +33,13 @@ from pytest_pallas.scripts import (
     programs,
     questions,
     related,
+    simulated,
 )
-from pytest_pallas.scripts.asked import PROGRAMS, QUESTIONS, asked
+from pytest_pallas.scripts.asked import PROGRAMS, QUESTIONS, Asked, asked
 from pytest_pallas.scripts.literals import UnwritableError, Writer
+
+#: What is raised for a kernel that does not end.
+_ENDLESS = (DeadlockError, SimulationLimitError)
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,7 @@ def compose(
     Raises:
       NoScriptError: jax and numpy alone cannot show the failure.
     """
+    failure = _compiled(failure)
     script = asked(error, failure)
     trial, writer, missing = failure.trial, Writer(), list[str]()
     where = places.place_of(
@@ -132,7 +140,7 @@ def compose(
     if script.backends:
         case.append(f"backends=({', '.join(names)},)")
     rest = ", raised=True" if isinstance(error, KernelError) else ""
-    rest += f", seconds={trial.timeout:g}" if isinstance(error, DeadlockError) else ""
+    rest += f", seconds={trial.timeout:g}" if isinstance(error, _ENDLESS) else ""
     seen = str(error).splitlines()[0]
     question = script.question.__name__
     lines = [f"MISSING = {missing!r}", "", "CASE = Case("]
@@ -146,34 +154,60 @@ def compose(
         for name, (folder, file) in sorted(writer.modules.items())
     ]
     body = "\n".join([*loaded, "", tail])
-    definitions = _definitions(f"{where.text}\n{body}", question)
+    starts = "\n".join(_stand_ins(_simulates(failure, script)))
+    definitions = _definitions(f"{where.text}\n{starts}\n{body}", question)
     imports = sorted(writer.imports | set(where.imports))
     text = "\n".join(
         [
-            *_header(error, failure, test, replay, script.note, bool(writer.arrays)),
+            *_header(error, failure, test, replay, script, bool(writer.arrays)),
             *_preamble(where, devices, "\n".join([definitions, where.text, body]), imports),
             definitions,
             where.text,
-            "sys.meta_path.append(StandIns())",
+            starts,
             body,
         ]
     )
     return Script(text, writer.arrays, tuple(missing))
 
 
-def _races(error: PallasTestError, finding: Finding | None) -> bool:
+def _compiled(failure: Failure) -> Failure:
+    """A failure to show with what jax compiles: a simulator runs nothing that was read back."""
+    trial = failure.trial
+    if failure.check != "export" or not isinstance(trial.backend, Simulator):
+        return failure
+    return replace(failure, trial=replace(trial, backend=interpret(trial.backend.target)))
+
+
+def _simulates(failure: Failure, script: Asked) -> bool:
+    """Whether a script needs the simulator."""
+    backends = (failure.trial.backend, *script.backends)
+    return any(backend.kind == "simulating" for backend in backends)
+
+
+def _stand_ins(simulated: bool) -> Iterator[str]:
+    """What lets modules with kernels be imported where a test framework is not installed."""
+    if simulated:
+        yield "stand_in_beside_the_simulator()"
+    yield 'sys.meta_path.append(StandIns("pytest_pallas", "hypothesis", "pytest", "_pytest"))'
+
+
+def _races(error: PallasTestError, finding: TrialResult | None) -> bool:
     """Whether the failing run looked for races."""
     return isinstance(error, RaceError) or (finding is not None and "races: on" in finding.notes)
 
 
 def _header(
-    error: PallasTestError, failure: Failure, test: str, replay: str, note: str, beside: bool
+    error: PallasTestError, failure: Failure, test: str, replay: str, script: Asked, beside: bool
 ) -> Iterator[str]:
     from pytest_pallas.backends import label
 
-    place = label(failure.trial.backend)
-    yield f'"""{failure.name}: {failure.check} on {place} fails. This script shows it'
-    yield "with jax and numpy alone, and ends with 1 while it does, with 0 when it is mended."
+    backend = failure.trial.backend
+    yield f'"""{failure.name}: {failure.check} on {label(backend)} fails. This script shows it'
+    if _simulates(failure, script):
+        yield "with jax, numpy and pytest_pallas.simulator, which needs neither pytest nor"
+        yield "hypothesis. It ends with 1 while the failure is there, with 0 when it is mended."
+    else:
+        yield "with jax and numpy alone, and ends with 1 while it does, with 0 when it is mended."
     yield '"""'
     yield ""
     yield f"# test: {test}"
@@ -181,8 +215,8 @@ def _header(
         yield f"# With pytest and pytest-pallas: {replay}"
     if beside:
         yield "# Its arrays are in the file of the same name that ends in .npz."
-    if note:
-        yield f"# {note}"
+    if script.note:
+        yield f"# {script.note}"
     yield "#"
     for line in str(error).splitlines():
         yield f"# {line}".rstrip()
@@ -232,7 +266,7 @@ def _definitions(text: str, question: str) -> str:
     others = {each.__name__ for each in (*QUESTIONS.values(), *PROGRAMS)} - {question}
     known = {
         each.__name__: textwrap.dedent(inspect.getsource(each))
-        for module in (parts, questions, programs, memory, related)
+        for module in (parts, questions, programs, memory, related, simulated)
         for each in vars(module).values()
         if inspect.isclass(each) or inspect.isfunction(each)
         if each.__module__ == module.__name__ and each.__name__ not in others

@@ -16,6 +16,7 @@ from pytest_pallas.backends.fills import highest, lowest
 from pytest_pallas.compat import memory_filled
 from pytest_pallas.scripts.parts import Case, run, wide
 from pytest_pallas.scripts.questions import differ
+from pytest_pallas.scripts.simulated import refilled
 
 
 def padding(case: Case) -> bool:
@@ -29,8 +30,11 @@ def padding(case: Case) -> bool:
     fills = {"the largest finite number": highest, "the lowest finite number": lowest}
     for words, value_of in fills.items() if case.more["fills"] else ():
         print(f"with {words} in memory that nobody has written")
-        with filled(value_of):
-            again = unified(run(case, case.kernel, case.args, options))
+        if case.more["simulated"]:
+            again = unified(run(refilled(case, value_of), case.kernel, case.args, options))
+        else:
+            with filled(value_of):
+                again = unified(run(case, case.kernel, case.args, options))
         failed |= differ(first, again)
     for words, args in poisoned(case.args, case.more["masks"]):
         print(f"with {words} in the ignored elements of the arguments")

@@ -49,7 +49,8 @@ class Limit:
 class Case:
     """The failing call: ``kernel(*args, **options, **tuning)``, ``reference(*args, **options)``.
 
-    ``backends`` are those of what it is compared with.
+    ``backends`` are those of what it is compared with. The context of a backend gives None where
+    JAX runs calls inside of it, or a function that takes the place of ``call``.
     """
 
     kernel: Callable[..., Any]
@@ -94,10 +95,11 @@ class StandIn:
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports a stand-in for a test framework that is not installed; the last to be asked."""
 
-    names = ("pytest_pallas", "hypothesis", "pytest", "_pytest")
+    def __init__(self, *names: str) -> None:
+        self.names = names
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if fullname.partition(".")[0] not in self.names:
+        if not any(f"{fullname}.".startswith(f"{name}.") for name in self.names):
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
@@ -226,8 +228,8 @@ def named(values: Any) -> dict[str, Any]:
 def answer(case: Case, function: Any, args: Any, options: Any, *, jit: bool = True) -> Any:
     """Call a kernel as the failing test did."""
     try:
-        with case.backend():
-            return call(function, args, options, jit=jit)
+        with case.backend() as simulator:
+            return (simulator or call)(function, args, options, jit=jit)
     except Exception as error:
         raise KernelRaisedError from error
 

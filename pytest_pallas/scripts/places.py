@@ -11,7 +11,8 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas.backends import Backend
 from pytest_pallas.backends.interpreters import Interpreter
 from pytest_pallas.backends.schedules import Schedule
-from pytest_pallas.backends.targets import DEFAULT_TARGETS, TARGETS, Target
+from pytest_pallas.backends.simulators import Simulator
+from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.scripts.literals import Writer
 
 
@@ -20,7 +21,7 @@ class Place:
     """A backend in a script.
 
     Attributes:
-      text: the definition of ``backend()``, which makes a context.
+      text: the definition of ``backend()``, which makes a context; see ``parts.Case``.
       environment: variables to set before jax is imported.
       imports: statements that ``text`` needs.
     """
@@ -66,14 +67,38 @@ def place_of(backend: Backend, *, races: bool, schedule: Schedule | None = None)
     Args:
       backend: one of this package's, or any that runs on hardware.
       races: whether to look for races.
-      schedule: in which order the TPU interpreter works, as far as jax has a parameter for it.
+      schedule: in which order the backend works, of an interpreter as far as jax has a parameter.
     """
+    if isinstance(backend, Simulator):
+        return _simulator(backend, schedule or Schedule())
     if isinstance(backend, Interpreter):
         return _interpreter(backend, races, schedule or Schedule())
     if backend.kind == "compiling":
         return _compiler(backend)
-    device = f'jax.default_device(jax.devices("{backend.platform}")[0])'
-    return Place(f'def backend() -> Any:\n    """The accelerator."""\n    return {device}\n\n')
+    lines = [
+        "@contextlib.contextmanager",
+        "def backend() -> Any:",
+        '    """The accelerator."""',
+        f'    with jax.default_device(jax.devices("{backend.platform}")[0]):',
+        "        yield",
+    ]
+    return Place("\n".join([*lines, "\n"]))
+
+
+def _simulator(backend: Simulator, schedule: Schedule) -> Place:
+    chip = backend.chip
+    machine = f"target={chip.name!r}, seed={schedule.seed}, cores={schedule.cores}"
+    lines = [
+        "@contextlib.contextmanager",
+        "def backend() -> Any:",
+        f'    """{backend.name}, as in the failing run, for a {chip.device_kind}."""',
+        "    " + _DEVICE.format(kind=chip.device_kind, platform=chip.platform),
+        f'    with jax.default_device(jax.devices("cpu")[0]), {_MESH}:',
+        f"        yield functools.partial(simulated, {machine})",
+    ]
+    errors = "from pytest_pallas.errors import DmaError, RaceError"
+    imports = (errors, "from pytest_pallas.simulator import Machine, simulate", _SHARDING)
+    return Place("\n".join([*lines, "\n"]), {"JAX_PLATFORMS": "cpu"}, imports)
 
 
 def _interpreter(backend: Interpreter, races: bool, schedule: Schedule) -> Place:

@@ -7,13 +7,17 @@ from typing import Any
 
 from pytest_pallas.backends import Backend, label
 from pytest_pallas.backends.interpreters import Interpreter
+from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.checks.cross import accepted
 from pytest_pallas.checks.ignored import masks_of
-from pytest_pallas.checks.trial import Finding, Related, Trial
+from pytest_pallas.checks.trial import Related, Trial, TrialResult
 from pytest_pallas.numerics import Comparison
 from pytest_pallas.relations import Relation
 from pytest_pallas.scripts.literals import UnwritableError, Writer
 from pytest_pallas.strategies.arguments import Arguments
+
+#: Backends that a script can have beside each other: they need nothing but the host's CPU.
+_HERE = (Interpreter, Simulator)
 
 
 def calls(related: Related, comparisons: Sequence[Comparison]) -> tuple[Arguments, dict[str, Any]]:
@@ -31,7 +35,7 @@ def calls(related: Related, comparisons: Sequence[Comparison]) -> tuple[Argument
     return related.call, {"others": others, "claim": claim, "exact": exact}
 
 
-def others(trial: Trial, finding: Finding | None) -> tuple[dict[str, Any], list[Backend]]:
+def others(trial: Trial, finding: TrialResult | None) -> tuple[dict[str, Any], list[Backend]]:
     """What ``cross`` of the scripts needs, and the backends of the others.
 
     Only the pair that was found to differ; all that can be shown if the check came to no
@@ -45,7 +49,7 @@ def others(trial: Trial, finding: Finding | None) -> tuple[dict[str, Any], list[
         if finding is None
         or any(where.endswith((f" of {other.name}", f" against {other.name}")) for where in judged)
         if label(other.backend) == here
-        or (isinstance(other.backend, Interpreter) and isinstance(trial.backend, Interpreter))
+        or (isinstance(other.backend, _HERE) and isinstance(trial.backend, _HERE))
     ]
     if not chosen:
         return {}, []
@@ -68,6 +72,7 @@ def unimportant(trial: Trial) -> dict[str, Any]:
     masks = masks_of(trial.ignored, trial.arguments)
     return {
         "fills": bool(getattr(trial.backend, "fills", False)),
+        "simulated": trial.backend.kind == "simulating",
         "masks": tuple(masks or [None] * len(trial.arguments.args)),
     }
 

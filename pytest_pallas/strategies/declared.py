@@ -116,4 +116,9 @@ def dtype_word(dtypes: Any) -> str:
 
 def keyword_word(value: Any) -> str:
     """A keyword argument's value in a word or two, the same in every process."""
-    return getattr(value, "__name__", None) or _ADDRESS.sub("", str(value))[:60]
+    return getattr(value, "__name__", None) or without_addresses(str(value))[:60]
+
+
+def without_addresses(text: str) -> str:
+    """The ``repr`` of an object without where it is in memory, which differs in each process."""
+    return _ADDRESS.sub("", text)

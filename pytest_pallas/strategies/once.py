@@ -1,22 +1,36 @@
-"""``draw_once``: one example of a strategy, to see what it is like."""
+"""``draw_once`` and ``draw_several``: a few examples of a strategy, to see what it is like."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck
 
 from pytest_pallas import compat
+from pytest_pallas.budget import max_bytes
 from pytest_pallas.strategies.arguments import Arguments, as_arguments
 
 
 def draw_once(strategy: Any) -> Arguments:
     """One example of a strategy, always the same."""
+    return draw_several(strategy, 1)[0]
+
+
+def draw_several(strategy: Any, most: int) -> Sequence[Arguments]:
+    """Up to so many examples of a strategy, always the same; of the last few they are kept."""
+    return _drawn(strategy, most, max_bytes())
+
+
+@functools.lru_cache(maxsize=4)
+def _drawn(strategy: Any, most: int, budget: int) -> Sequence[Arguments]:
+    del budget  # strategies ask for it
     drawn: list[Any] = []
 
     @hypothesis.settings(
-        max_examples=1,
+        max_examples=most,
         phases=[hypothesis.Phase.generate],
         database=None,
         deadline=None,
@@ -33,4 +47,4 @@ def draw_once(strategy: Any) -> Arguments:
 
     with compat.without_module_constants():
         draw()
-    return as_arguments(drawn[0])
+    return [as_arguments(each) for each in drawn]

@@ -7,11 +7,11 @@ hypothesis once more, which shrinks it and keeps it for the next run.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -23,7 +23,9 @@ from hypothesis import HealthCheck, Phase
 from hypothesis.errors import DidNotReproduce, InvalidArgument
 
 from pytest_pallas import compat
+from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.errors import OptionError
+from pytest_pallas.strategies.arguments import as_arguments
 from pytest_pallas.strategies.siblings import MOST, settle, siblings
 from pytest_pallas.suites.variety import Choice, Source, Subjects, pool_size, words_of
 
@@ -41,11 +43,8 @@ REMEMBERED = 10
 #: Draws of a round of fuzzing for a time.
 ROUND = 32
 
-#: A third of the time goes to new shapes, or more where siblings are soon done.
-CHEAP = 2.0
-
-#: How many calls are prepared before they are asked about.
-AHEAD = 4
+#: Two fifths of the time go to new shapes, or more where siblings are soon done.
+CHEAP = 1.5
 
 _BLOB = re.compile(r"reproduce_failure\('([^']*)', b'([^']*)'\)")
 
@@ -61,8 +60,8 @@ class Fuzz:
         first under it, on every backend.
       shrink: whether to look for a simpler failing example.
       database: hypothesis' database of failing examples, or None to keep none.
-      prepare: told of an example a little before it is asked about.
       passed: calls that passed so far, by their words: they are not asked about again.
+      shapes: signatures of the draws of all rounds so far: those of other shapes come first.
       subjects: see ``Source.choose``.
     """
 
@@ -71,8 +70,8 @@ class Fuzz:
     key: str
     shrink: bool = True
     database: Any = None
-    prepare: Callable[[Any], None] = lambda _: None
     passed: set[str] = field(default_factory=set[str])
+    shapes: set[str] = field(default_factory=set[str])
     subjects: Subjects | None = None
 
 
@@ -181,8 +180,46 @@ def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
     """
     __tracebackhide__ = True
     asker = Asker(what.ask, what.passed, until=until)
-    choice = what.source.choose(seed, ROUND, what.subjects)
-    _explore(what, asker, _calls(choice, MOST), seed=seed, draws=ROUND, balanced=True)
+    choice = what.source.choose(seed, ROUND, functools.partial(_new, what))
+    what.shapes.update(map(_shape, choice.chosen.values()))
+    spent = _Spent()
+    calls = _calls(choice, MOST, lambda: spent.siblings > CHEAP * spent.draw)
+    _explore(what, asker, calls, seed=seed, draws=ROUND, spent=spent)
+
+
+def _new(what: Fuzz, drawn: Any) -> Collection[Any]:
+    """What is new of a draw: nothing if its shape was asked about, else all there is to ask."""
+    shape = _shape(drawn)
+    if shape in what.shapes:
+        return ()
+    if what.subjects is None:
+        return (shape,)
+    return [(shape, each) for each in what.subjects(drawn)]
+
+
+def _shape(drawn: Any) -> str:
+    """The signature of a draw, which may be looked at by now."""
+    return inputs_of(as_arguments(drawn)).signature
+
+
+@dataclass
+class _Spent:
+    """Seconds that were spent on a draw, the last one that was not asked about before.
+
+    Attributes:
+      draw: on itself.
+      siblings: on the siblings of the current draw.
+    """
+
+    draw: float = math.inf
+    siblings: float = 0.0
+
+    def add(self, number: int, seconds: float) -> None:
+        """Add the seconds of a call; see ``_Planned.number``."""
+        if number:
+            self.siblings += seconds
+        else:
+            self.draw = seconds
 
 
 @dataclass(frozen=True)
@@ -210,11 +247,15 @@ def _planned(
     return draws, islice(_calls(choice, each), examples)
 
 
-def _calls(choice: Choice, each: int) -> Iterator[_Planned]:
-    """The chosen draws, ``each`` with its siblings."""
+def _calls(
+    choice: Choice, each: int, enough: Callable[[], bool] = lambda: False
+) -> Iterator[_Planned]:
+    """The chosen draws, ``each`` with its siblings, as long as those are not ``enough``."""
     for words, drawn in choice.chosen.items():
         for number, call in enumerate(islice(chain([drawn], siblings(drawn)), each)):
             yield _Planned(call, words, number)
+            if enough():
+                break
 
 
 def _explore(
@@ -224,15 +265,15 @@ def _explore(
     *,
     seed: int,
     draws: int,
-    balanced: bool = False,
+    spent: _Spent | None = None,
 ) -> None:
-    """Ask about calls, and shrink the first that fails; if ``balanced``, as in ``fuzz_until``."""
+    """Ask about calls, and shrink the first that fails; ``spent`` is told how long they take."""
     __tracebackhide__ = True
-    first = spent = 0.0
-    for planned in _announced(calls, what, asker):
+    spent = _Spent() if spent is None else spent
+    for planned in calls:
         if not planned.number:
-            first, spent = math.inf, 0.0
-        if balanced and spent > CHEAP * first:
+            spent.siblings = 0.0
+        if words_of(planned.call) in asker.passed:
             continue
         started = time.monotonic()
         try:
@@ -243,22 +284,7 @@ def _explore(
             raise error from error.__cause__
         if asker.over:
             return
-        if planned.number:
-            spent += time.monotonic() - started
-        else:
-            first = time.monotonic() - started
-
-
-def _announced(calls: Iterable[_Planned], what: Fuzz, asker: Asker) -> Iterator[_Planned]:
-    """The calls, each prepared while the ones before it are asked about."""
-    waiting: deque[_Planned] = deque()
-    for planned in calls:
-        if words_of(planned.call) not in asker.passed:
-            what.prepare(planned.call)
-            waiting.append(planned)
-        if len(waiting) > AHEAD:
-            yield waiting.popleft()
-    yield from waiting
+        spent.add(planned.number, time.monotonic() - started)
 
 
 def replay(what: Fuzz, blob: str) -> None:

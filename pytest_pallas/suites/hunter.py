@@ -10,7 +10,6 @@ from typing import Any
 
 from pytest_pallas.backends import label
 from pytest_pallas.backends.tracing import jitted, split
-from pytest_pallas.checks import gradient
 from pytest_pallas.checks.trial import Trial, call
 from pytest_pallas.checks.verdict import ask
 from pytest_pallas.errors import MutantError, NotApplicableError
@@ -23,9 +22,6 @@ from pytest_pallas.suites.fuzzing import drawn_calls
 from pytest_pallas.suites.item import SpecItem
 from pytest_pallas.suites.questions import Question, subjects_of, trial_of
 from pytest_pallas.suites.variety import shared, words_of
-
-#: Checks that also make other calls than the drawn one, so that a mutant may be in those only.
-_OTHER_CALLS = frozenset({"blocks", "vmap", "sharding", "cross"})
 
 
 @dataclass(eq=False)
@@ -108,14 +104,15 @@ class Hunter:
         """What a drawn call is traced to, and its gradient, by place."""
         trial = trial_of(ask_.asked, ask_.drawn)
         for differentiated in (False, True):
-            if differentiated and ask_.part.check.name != "gradient":
+            check = ask_.part.check
+            if differentiated and (check.differentiates != "only" or check.program is None):
                 continue
             place = self._place(ask_, differentiated)
             if place in self.inside:
                 continue
             made = call(trial, trial.kernel, trial.arguments.args)
-            if differentiated:
-                made = call(trial, *gradient.program(trial))
+            if differentiated and check.program is not None:
+                made = call(trial, *check.program(trial))
             yield place, _traced(trial, made)
 
     def _place(self, ask_: Ask, differentiated: bool) -> Any:
@@ -124,12 +121,11 @@ class Hunter:
 
     def _concerns(self, ask_: Ask, mutant: Mutant) -> bool:
         """Whether the mutant can be in what a check runs."""
-        name = ask_.part.check.name
-        if name in _OTHER_CALLS:
+        check = ask_.part.check
+        if check.varies_calls:
             return True
-        if mutant in self.inside.get(self._place(ask_, name == "gradient"), ()):
-            return True
-        return name == "grid" and mutant in self.inside.get(self._place(ask_, True), ())
+        programs = {"no": (False,), "also": (False, True), "only": (True,)}[check.differentiates]
+        return any(mutant in self.inside.get(self._place(ask_, each), ()) for each in programs)
 
     def same(self, mutant: Mutant) -> str:
         """Why a mutant is the same program in every call that was drawn; "" if it is not."""
@@ -150,10 +146,15 @@ class Hunter:
         return f"the same program after simplification, in {count} drawn calls" if count else ""
 
     def attempt(self, mutant: Mutant) -> Tried:
-        """Ask about a mutant until somebody notices."""
+        """Ask about a mutant until somebody notices.
+
+        Whether it is the same program is looked at after the first check that does not notice: most
+        mutants are caught by the first, and running that takes less time than the comparison.
+        """
         asks = [each for each in self.asks if self._concerns(each, mutant)]
         runs: dict[Any, Runs] = {}
         examples = 0
+        compared = False
         for each in sorted(asks, key=lambda each: -each.worth):
             if each.sound is False:
                 continue
@@ -167,7 +168,12 @@ class Hunter:
             if error is not None and self._sound(each):
                 each.caught += 1
                 return Tried(Caught(each.name, type(error).__name__), examples)
-        return Tried(None, examples)
+            if not compared:
+                compared = True
+                same = self.same(mutant)
+                if same:
+                    return Tried(None, examples, same=same)
+        return Tried(None, examples, same="" if compared else self.same(mutant))
 
     def _sound(self, each: Ask) -> bool:
         """Whether a check passes without a mutant: else its failure says nothing."""
@@ -188,6 +194,7 @@ class Hunter:
         trial = dataclasses.replace(
             trial_of(each.asked, each.drawn),
             mutant=mutant,
+            explained=mutant is None,
             runs=runs.setdefault((each.part.backend, *each.part.mesh.items()), Runs()),
             timeout=session.timeout(each.asked.options),
             golden=None,
@@ -218,7 +225,7 @@ def _drawn(part: SpecItem, asked: Question) -> list[Any]:
     session = current(part.config)
     key = (part.spec.file, part.spec.name, *part.mesh.items())
     source = shared(session.sources, key, asked.strategy)
-    examples = part.check.examples(asked.options.max_examples)
+    examples = part.examples(asked.options)
     return list(drawn_calls(source, asked.options.seed, examples, subjects_of(asked)))
 
 

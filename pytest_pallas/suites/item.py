@@ -7,7 +7,7 @@ import shlex
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 def node_id(parent: pytest.Collector, name: str) -> str:
     """The node id as text. pytest 9.2 makes another one of a name in brackets, and --lf fails."""
     return f"{parent.nodeid}::{name}"
+
+
+def item_name(spec: KernelSpec, check: str, backend: Backend, mesh: Mapping[str, int]) -> str:
+    """The name of the item of a check."""
+    place = label(backend) + "".join(f"-{axis}{size}" for axis, size in mesh.items())
+    return f"{spec.name}-{check}[{place}]"
 
 
 class SpecItem(pytest.Item):
@@ -53,8 +59,7 @@ class SpecItem(pytest.Item):
         **rest: Any,
     ) -> SpecItem:
         """The item ``spec-check[backend-mesh]``, or of another name."""
-        place = label(backend) + "".join(f"-{axis}{size}" for axis, size in mesh.items())
-        name = name or f"{spec.name}-{check.name}[{place}]"
+        name = name or item_name(spec, check.name, backend, mesh)
         self = super().from_parent(parent, name=name, nodeid=node_id(parent, name), **rest)
         self.spec, self.check, self.backend, self.mesh = spec, check, backend, mesh
         self.before = before
@@ -63,10 +68,17 @@ class SpecItem(pytest.Item):
         if failure is not None:
             reason = f"{failure.reason} (JAX {failure.jax})"
             self.add_marker(pytest.mark.xfail(reason=reason, strict=True, raises=EXPECTED))
-        unmet = check.unmet(spec, backend, before)
-        if unmet is not None:
-            self.add_marker(pytest.mark.skip(reason=f"{check.name} needs more: {unmet}"))
         return self
+
+    @property
+    def place(self) -> str:
+        """The kernel, backend and mesh: what items have in common that stop when it raises."""
+        return self.id_of("")
+
+    def id_of(self, check: str) -> str:
+        """The node id of another check of the same kernel, backend and mesh."""
+        assert self.parent is not None
+        return node_id(self.parent, item_name(self.spec, check, self.backend, self.mesh))
 
     @property
     def tally(self) -> Tally:
@@ -91,20 +103,26 @@ class SpecItem(pytest.Item):
     def runtest(self) -> None:
         """Ask the check, here or in a process of its own."""
         from pytest_pallas.isolation.isolator import isolator_of
+        from pytest_pallas.suites.raised import settle, skip_if_raised
 
         __tracebackhide__ = True
+        skip_if_raised(self)
         isolator = isolator_of(self.config)
-        if isolator is None:  # this is that process
-            self._run_here()
-        else:
-            isolator.run(self, self._run_here)
+        try:
+            if isolator is None:  # this is that process
+                self._run_here()
+            else:
+                isolator.run(self, self._run_here)
+        except PallasTestError as error:
+            settle(self, error)
+            raise
 
     def _run_here(self) -> None:
         """Fuzz the check, or compile it for a few calls; and look at what that leaves behind."""
         from pytest_pallas.isolation.leaks import guarded
 
         __tracebackhide__ = True
-        if self.backend.kind == "interpreting":
+        if self.backend.kind in ("simulating", "interpreting"):
             import jax
 
             jax.devices("cpu")  # starting JAX changes settings
@@ -134,7 +152,7 @@ class SpecItem(pytest.Item):
         try:
             ahead.ask_all(asked)
         except PallasTestError as error:
-            if self._expected or not ahead.worth_shrinking(error):
+            if self.expected or not ahead.worth_shrinking(error):
                 raise
             self._fuzz(asked)  # finds the same failure, and the smallest like it
             raise
@@ -146,14 +164,19 @@ class SpecItem(pytest.Item):
         __tracebackhide__ = True
         tally = self.tally
         if not tally.examples and tally.withdrawn:
-            pytest.skip(f"{self.check.name} needs more: {tally.withdrawn}")
+            self.skip_as_not_applicable(tally.withdrawn)
         if not asked.options.example and current(self.config).replayed is None:
             conclude(self.check, tally.evidence, self.spec.name, self.backend)
+
+    def skip_as_not_applicable(self, requirement: str) -> NoReturn:
+        """Skip: the check applies to no example."""
+        self.tally.withdrawn = requirement
+        pytest.skip(f"{self.check.name}: not applicable ({requirement})")
 
     def _fuzz(self, asked: Question) -> None:
         from pytest_pallas.strategies.arguments import Arguments
         from pytest_pallas.suites.fuzzing import Fuzz, fuzz, replay
-        from pytest_pallas.suites.questions import ask_about, prepare, subjects_of
+        from pytest_pallas.suites.questions import ask_about, subjects_of
         from pytest_pallas.suites.replaying import replay_goldens
         from pytest_pallas.suites.variety import shared
 
@@ -163,14 +186,13 @@ class SpecItem(pytest.Item):
         key = (self.spec.file, self.spec.name, *self.mesh.items())
         what = Fuzz(
             ask=functools.partial(ask_about, asked),
-            prepare=functools.partial(prepare, asked),
             source=shared(session.sources, key, asked.strategy),
             key=f"{self.spec.name}/{self.check.name}",
             subjects=subjects_of(asked),
-            shrink=not self._expected,
+            shrink=not self.expected,
             database=session.database_for(self.name),  # the same on every machine
         )
-        examples = self.check.examples(options.max_examples)
+        examples = self.examples(options)
         goldens = session.goldens
         if session.replayed is not None:
             ask_about(asked, Arguments(*session.replayed.call))
@@ -183,6 +205,10 @@ class SpecItem(pytest.Item):
         else:
             fuzz(what, seed=options.seed, max_examples=examples)
 
+    def examples(self, options: Options) -> int:
+        """How many examples to draw, where no time is given."""
+        return self.check.examples(options.examples_on(self.backend.kind))
+
     def slot(self) -> float | None:
         """Seconds that it may fuzz, of the session's time; None if it draws a number of examples.
 
@@ -194,7 +220,7 @@ class SpecItem(pytest.Item):
         options = current(self.config).options_for(self)
         if not options.fuzz_time or options.example:
             return None
-        if self.backend.kind == "compiling" or self._expected:
+        if self.backend.kind == "compiling" or self.expected:
             return None
         if SECONDS not in self.stash:
             clock = clock_of(self.config, self.session.items, options.fuzz_time)
@@ -215,7 +241,7 @@ class SpecItem(pytest.Item):
         fuzz_for(what, seconds, seed=options.seed, max_examples=examples, pulse=pulse)
 
     @property
-    def _expected(self) -> bool:
+    def expected(self) -> bool:
         """Whether the item is expected to fail: then nobody wants the simplest failure."""
         return bool(list(self.iter_markers("xfail")))
 
@@ -271,7 +297,7 @@ class SpecItem(pytest.Item):
 
     def _script(self, error: PallasTestError, command: str) -> str:
         """The line that says where the script of a failure is; "" where nobody wants one."""
-        if self._expected or error.failure is None:
+        if self.expected or error.failure is None:
             return ""
         from pytest_pallas.scripts.saved import save
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,17 @@ from pytest_pallas.checks import Check
 from pytest_pallas.errors import OptionError, SpecError
 from pytest_pallas.session import Session, current
 from pytest_pallas.spec import KernelSpec
+from pytest_pallas.suites.applicability import unmet_by_kernels
 from pytest_pallas.suites.discovery import specs_in
 from pytest_pallas.suites.item import SpecItem, node_id
+from pytest_pallas.suites.left_out import leave_out
 from pytest_pallas.suites.mutants import mutants_item
 from pytest_pallas.suites.others import backends_before
+from pytest_pallas.suites.simulable import without_replaced
 from pytest_pallas.tally import Tally
 
 #: Which modules of a suite were collected, and whether they define specs.
 DEFINED = pytest.StashKey[dict[str, bool]]()
-
-#: Why checks were left out, by name.
-UNMET = pytest.StashKey[dict[str, str]]()
 
 
 class SpecFile(pytest.File):
@@ -118,42 +118,54 @@ def _spec_items(
     session: Session, parent: pytest.Collector, spec: KernelSpec
 ) -> Iterator[pytest.Item]:
     """The items of one spec."""
-    backends, named = _backends(session, parent)
+    backends, named, automatic = _backends(session, parent)
+    backends = without_replaced(session, spec, backends, automatic)
     for backend in backends:
         if not spec.claims(label(backend)):
             if named:
                 yield UnclaimedItem.from_parent(parent, spec=spec, backend=backend)
             continue
-        before = backends_before(spec, backend, backends)
-        for check in _checks(session, parent, spec, backend, before):
+        for check in _checks(session, parent, spec, backend):
+            needed = {session.base.name, check.name}
+            before = backends_before(spec, backend, backends, needed)
+            unmet = check.unmet(spec, backend, before)
             for mesh in spec.meshes or ({},):
+                why = unmet or unmet_by_kernels(session, spec, check, backend, mesh)
+                if why is not None:
+                    leave_out(session, parent, why, spec, check, backend, mesh)
+                    continue
                 yield SpecItem.from_parent(
                     parent, spec=spec, check=check, backend=backend, mesh=mesh, before=before
                 )
 
 
-def _backends(session: Session, parent: pytest.Collector) -> tuple[Sequence[Backend], bool]:
-    """The backends that the marks of a test module or else the session say, and if by name."""
+def _backends(
+    session: Session, parent: pytest.Collector
+) -> tuple[Sequence[Backend], bool, Collection[str]]:
+    """The backends that the marks of a test module or else the session say.
+
+    And if by name, and the labels of those that are not.
+    """
+    selection = session.selection
     marks = list(parent.iter_markers("pallas"))
     if not any("backends" in mark.kwargs or "targets" in mark.kwargs for mark in marks):
-        return session.selection.backends, session.selection.named
+        return selection.backends, selection.named, selection.automatic
     try:
         backends, reason = session.backends_for(marks, every=True)
     except OptionError as error:
         raise parent.CollectError(str(error)) from None
     if not backends:
         pytest.skip(f"no backend for these specs: {reason}")
-    return backends, any("backends" in mark.kwargs for mark in marks)
+    if any("backends" in mark.kwargs for mark in marks):
+        return backends, True, ()
+    automatic = [label(each) for each in backends if each.name in selection.automatic]
+    return backends, False, automatic
 
 
 def _checks(
-    session: Session,
-    parent: pytest.Collector,
-    spec: KernelSpec,
-    backend: Backend,
-    before: Sequence[Backend],
+    session: Session, parent: pytest.Collector, spec: KernelSpec, backend: Backend
 ) -> Iterator[Check]:
-    """The chosen checks that the spec asks for, or, if it does not say, that apply to it."""
+    """The chosen checks that the spec asks for, or all of them if it does not say."""
     try:
         chosen = session.checks_for(session.options_for(parent))
     except OptionError as error:
@@ -161,11 +173,8 @@ def _checks(
     for check in chosen:
         if backend.kind == "compiling" and check.program is None:
             continue
-        unmet = check.unmet(spec, backend, before)
-        if check.name in spec.checks if spec.checks is not None else not unmet:
+        if spec.checks is None or check.name in spec.checks:
             yield check
-        elif unmet:
-            parent.config.stash.setdefault(UNMET, {})[check.name] = unmet
 
 
 class UnclaimedItem(pytest.Item):

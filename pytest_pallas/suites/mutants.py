@@ -12,6 +12,7 @@ import pytest
 
 from pytest_pallas.backends import Backend, label
 from pytest_pallas.checks import Check
+from pytest_pallas.explanations import Fact
 from pytest_pallas.hunting.journal import JOURNAL
 from pytest_pallas.session import current
 from pytest_pallas.spec import KernelSpec
@@ -19,15 +20,14 @@ from pytest_pallas.suites.item import SpecItem
 from pytest_pallas.tally import Tally
 
 if TYPE_CHECKING:
-    from pytest_pallas.checks.trial import Finding, Trial
+    from pytest_pallas.checks.trial import Trial, TrialResult
     from pytest_pallas.hunting.verdict import Verdict
 
-#: Checks that say nothing of a mutant: those that run no kernel, and those that call it in a way in
-#: which it is not mutated.
-UNASKED = frozenset({"oracle-strength", "dtype", "jit", "export", "device"})
+#: Kinds of backends on which mutants run.
+_KINDS = ("simulating", "interpreting")
 
 
-def _nothing(trial: Trial) -> Finding:
+def _nothing(trial: Trial) -> TrialResult:
     raise NotImplementedError("an item of mutants asks the checks of its parts")
 
 
@@ -35,7 +35,6 @@ MUTANTS = Check(
     name="mutants",
     asks="do the checks of the spec catch mistakes made in the kernel?",
     run=_nothing,
-    needs=lambda _: None,
 )
 
 
@@ -78,6 +77,11 @@ class MutantsItem(SpecItem):
     def headline(self) -> str:
         """How messages about it begin."""
         return f"{self.spec.name}: mutants"
+
+    @property
+    def place(self) -> str:
+        """No other item's: it is about several backends and meshes."""
+        return self.nodeid
 
     def slot(self) -> float | None:
         """Seconds that it may take, of the session's time; None for as long as it takes."""
@@ -146,7 +150,7 @@ def _tell(item: MutantsItem, verdict: Verdict) -> None:
     """Tell whoever supervises what is tried."""
     observer = current(item.config).observer
     if observer is not None:
-        observer.example(item.tally, [f"  mutant    {verdict.operator}: {verdict.change}"])
+        observer.example(item.tally, [Fact("mutant", f"{verdict.operator}: {verdict.change}")])
 
 
 def _fails(item: SpecItem) -> bool:
@@ -169,19 +173,19 @@ def mutants_item(
     if not asked:
         return None
     # What has no answers there, or wrong ones, has none of mutants either.
-    without = {_where(item) for item in asked if item.check.name == "forward" and _fails(item)}
+    without = {_where(item) for item in asked if item.check.base and _fails(item)}
     parts = [
         item
         for item in asked
-        if item.backend.kind == "interpreting"
-        and item.check.name not in UNASKED
+        if item.backend.kind in _KINDS
+        and item.check.tries_mutants
         and _where(item) not in without
         and not _fails(item)
     ]
     made = MutantsItem.of(parent, spec, parts or asked)
-    if all(part.check.name == "grid" for part in parts):
-        tried = {label(item.backend) for item in asked if item.backend.kind == "interpreting"}
+    if not any(part.check.executes for part in parts):
+        tried = {label(item.backend) for item in asked if item.backend.kind in _KINDS}
         told = f", and the kernel cannot be asked on {' or '.join(sorted(tried))}" if tried else ""
-        reason = f"mutants are executed by interpreters{told}"
+        reason = f"mutants run on the simulator and on interpreters{told}"
         made.add_marker(pytest.mark.skip(reason=reason))
     return made

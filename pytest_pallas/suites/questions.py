@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_pallas.checks.golden import Asked
-from pytest_pallas.checks.trial import Other, Trial
-from pytest_pallas.checks.verdict import ask, drawn_lines
+from pytest_pallas.checks.trial import Other, Trial, call
+from pytest_pallas.checks.verdict import ask, drawn_facts
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.options import Options
-from pytest_pallas.session import current, sanitizers_of
+from pytest_pallas.session import current
 from pytest_pallas.strategies.arguments import as_arguments
+from pytest_pallas.suites.left_out import applies_after_all
 from pytest_pallas.suites.others import others_of
 from pytest_pallas.tolerances import dtypes_of, tolerance_for
 
@@ -63,7 +65,7 @@ def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
     item, options, spec = asked.item, asked.options, asked.item.spec
     session = current(item.config)
     arguments = as_arguments(drawn)
-    watching = sanitizers_of(options)
+    watched = session.watches(options)
     return Trial(
         kernel=asked.kernel,
         reference=asked.reference,
@@ -86,11 +88,10 @@ def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
         ),
         nan_ok=spec.nan_ok,
         timeout=options.timeout,
-        races="races" in watching,
-        dma="dma" in watching,
+        races="races" in watched,
+        dma="dma" in watched,
         runs=session.runs,
         cache=session.cache,
-        anticipated=True,
         dump=session.dump_folder(item.name),
         typical=typical,
         # Drawn calls change with hypothesis; where a spec names typical ones, those are compared.
@@ -128,7 +129,7 @@ def _golden(asked: Question) -> Asked | None:
         test=f"{item.spec.name}-{item.check.name}",
         mesh=item.mesh,
         seed=options.seed,
-        examples=item.check.examples(options.max_examples),
+        examples=item.examples(options),
     )
 
 
@@ -144,16 +145,17 @@ def ask_about(asked: Question, drawn: Any, *, typical: bool = False) -> None:
     item.tally.begin(arguments)
     observer = current(item.config).observer
     if observer is not None:
-        observer.example(item.tally, list(drawn_lines(arguments)))
+        observer.example(item.tally, list(drawn_facts(arguments)))
     trial = trial_of(asked, drawn, typical=typical)
+    made = functools.partial(call, trial, trial.kernel, arguments.args)
+    current(item.config).note_run(item.spec.name, trial.backend, made)
     try:
-        ask(item.check, trial, item.spec.name, found=item.tally.add)
+        finding = ask(item.check, trial, item.spec.name, found=item.tally.add)
     except NotApplicableError as error:
         item.tally.withdraw(error.plain)
-
-
-def prepare(asked: Question, drawn: Any) -> None:
-    """Begin with what the item's check needs for an example, in another thread."""
-    check = asked.item.check
-    if check.prepare is not None:
-        check.prepare(trial_of(asked, drawn))
+        return
+    for check in applies_after_all(item, finding):
+        note = f"asked {check.name}, too: it applies to an example, and to none traced before"
+        item.tally.notes += [note] if note not in item.tally.notes else []
+        with suppress(NotApplicableError):
+            ask(check, trial, item.spec.name)

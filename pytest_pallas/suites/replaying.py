@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-import pytest
-
 from pytest_pallas.checks.golden import Goldens, written_call
 from pytest_pallas.errors import GoldenError
 from pytest_pallas.goldens.values import read
@@ -33,7 +31,7 @@ def replay_goldens(asked: Question, goldens: Goldens, source: Source) -> None:
     item = asked.item
     found = goldens.of(item.spec.name, item.check.name, item.mesh)
     if not found:
-        pytest.skip(f"{item.check.name} needs more: there is no golden of it in this folder")
+        item.skip_as_not_applicable("the folder has no golden of it")
 
     subjects = subjects_of(asked)
 
@@ -51,9 +49,9 @@ def replay_goldens(asked: Question, goldens: Goldens, source: Source) -> None:
         else:
             item.tally.goldens["lost"] += 1
     if not item.tally.examples:
-        pytest.skip(
-            f"{item.check.name} needs more: the calls of its goldens were too large to keep, and "
-            "other ones are drawn by now; record again"
+        item.skip_as_not_applicable(
+            "the calls of its goldens were too large to keep, and other calls are drawn now; "
+            "record again"
         )
 
 

@@ -22,7 +22,7 @@ from pytest_pallas.strategies.siblings import settle
 
 def pool_size(examples: int) -> int:
     """How many draws to choose ``examples`` from."""
-    return max(4 * examples, 64)
+    return max(2 * examples, 64)
 
 
 #: What a value seen for the first time is worth, by the role of its aspect (see

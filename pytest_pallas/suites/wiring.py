@@ -1,4 +1,7 @@
-"""How suites enter pytest's own collection."""
+"""How suites enter pytest's own collection.
+
+Importing this module does not import jax: the controller of pytest-xdist collects nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from pytest_pallas.session import current
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.suites import Suite
 from pytest_pallas.suites.discovery import Location, locate
-from pytest_pallas.suites.items import DEFINED, UNMET, SpecFile, SpecSuite
 
 #: The locations that were added to the session's arguments whole, so that all files are seen.
 _WHOLE = pytest.StashKey[list[Location]]()
@@ -48,6 +50,7 @@ def require_specs(config: pytest.Config) -> None:
       pytest.UsageError: a package of ``--pallas-suite`` has none.
     """
     from pytest_pallas.isolation.worker import is_worker
+    from pytest_pallas.suites.items import DEFINED
 
     if is_worker(config):
         return  # which collects a file at a time
@@ -63,17 +66,18 @@ def require_specs(config: pytest.Config) -> None:
 
 
 def require_checks(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Refuse checks that were named, of which none can be asked: nobody would learn why.
+    """Refuse checks that were named, of which none applies: nobody would learn why.
 
     Raises:
       pytest.UsageError: nothing is left to run, and here is why.
     """
-    unmet = config.stash.get(UNMET, {})
+    entries = current(config).not_applicable.values()
     named = {"checks", "sanitize"} & current(config).options.asked
-    if items or not unmet or not named:
+    if items or not entries or not named:
         return
-    told = "".join(f"\n  {name} needs more: {why}" for name, why in unmet.items())
-    raise pytest.UsageError(f"no check that was chosen can be asked of any kernel here:{told}")
+    reasons = {f"{entry.check}: not applicable ({entry.requirement})" for entry in entries}
+    lines = "".join(f"\n  {reason}" for reason in sorted(reasons))
+    raise pytest.UsageError(f"none of the selected checks applies to these kernels:{lines}")
 
 
 def collect_file(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -81,6 +85,8 @@ def collect_file(path: Path, parent: pytest.Collector) -> pytest.Collector | Non
     for location in parent.config.stash.get(_LOCATIONS, []):
         module = location.module_of(path.resolve())
         if module is not None:
+            from pytest_pallas.suites.items import SpecFile
+
             return SpecFile.from_parent(parent, path=path, module=module)
     return None
 
@@ -91,6 +97,8 @@ def collect_suite(
     """The node for a ``suite(...)`` in a test module, or None for another object."""
     if not isinstance(value, Suite):
         return None
+    from pytest_pallas.suites.items import SpecSuite
+
     return SpecSuite.from_parent(collector, name=name, specs=value.specs)
 
 
@@ -98,6 +106,8 @@ def collect_hooked(
     session: pytest.Session, items: list[pytest.Item], specs: Sequence[KernelSpec]
 ) -> None:
     """Add the items of specs that a hook returned."""
+    from pytest_pallas.suites.items import SpecSuite
+
     node = SpecSuite.from_parent(
         session, name="pytest_pallas_specs", nodeid="pytest_pallas_specs", specs=lambda: specs
     )

@@ -14,6 +14,7 @@ class Setup:
 
     Attributes:
       name: for messages, such as ``"libtpu"``.
+      job: what a job is called in messages.
       entry: ``"module:function"``. A worker imports the module once, with the ``sys.path`` that
         this process has then, and calls ``function(payload: bytes) -> bytes`` for each job.
       environment: variables, as pairs, that are set in the worker beside those of this process.
@@ -32,6 +33,7 @@ class Setup:
     environment: tuple[tuple[str, str], ...] = ()
     memory_bytes: int | None = None
     talks: bool = False
+    job: str = "a job"
 
     def __post_init__(self) -> None:
         module, colon, function = self.entry.partition(":")
@@ -56,6 +58,8 @@ class Result:
         how the worker ended that had the job.
       value: what the function returned, if it is done.
       message: the traceback of what it raised, or else what happened in a sentence.
+      fate: what became of the worker that had the job, as its message says it after the worker's
+        name: ``"died of SIGABRT (Aborted) during a job."``; "" if it answered.
       output: the last 64 kB of what the worker wrote to its stdout and stderr during the job; of
         what it wrote while it started, if it did not get further.
       seconds: from handing the job to the worker until its end, without the start of a process.
@@ -68,6 +72,7 @@ class Result:
     status: Status
     value: bytes = b""
     message: str = ""
+    fate: str = ""
     output: str = ""
     seconds: float = 0.0
     started: bool = True

@@ -67,7 +67,8 @@ def _ask(
     )
     seconds = time.monotonic() - begin
     if found.end != "answered":
-        task = f"a job, after {seconds:.1f} s" if found.end != "late" else "a job"
+        job = worker.setup.job
+        task = f"{job}, after {seconds:.1f} s" if found.end != "late" else job
         result = _end(worker, found, task=task, limit=timeout, seconds=seconds)
         return None, dataclasses.replace(result, note=found.note, silence=found.silence)
     text = worker.output.text()
@@ -125,7 +126,7 @@ def _end(worker: Worker, found: Exchange, *, task: str, limit: float, seconds: f
         case _:
             what = f"{_describe(code)} during {task}"
     message = f"The {worker.setup.name} worker {what}."
-    return Result(status=status, message=message, output=text, seconds=seconds)
+    return Result(status=status, message=message, fate=f"{what}.", output=text, seconds=seconds)
 
 
 def _describe(code: int | None) -> str:

@@ -448,7 +448,8 @@ def _segmented_reference(
 def _renamed(arguments: pst.Arguments, rng: np.random.Generator) -> pst.Arguments:
     """Every segment under another id."""
     *qkv, q_ids, kv_ids = arguments.args
-    names = rng.permutation(np.arange(-20, 20, dtype=np.int32))
+    count = 1 + max(q_ids.max(initial=0), kv_ids.max(initial=0))
+    names = rng.permutation(np.arange(-count, count, dtype=np.int32))
     return dataclasses.replace(arguments, args=(*qkv, names[q_ids], names[kv_ids]))
 
 

@@ -281,7 +281,7 @@ SPEC = KernelSpec(
     reference=reference,
     inputs=_inputs,
     meshes=({"x": 1}, {"x": 4}),  # others are in the tests
-    backends=("tpu-interpret", "tpu-compile", "tpu"),  # the portable interpreter has no remote DMA
+    backends=("tpu-sim", "tpu-interpret", "tpu-compile", "tpu"),  # interpret has no remote DMA
     exact=True,
     relations=(Linear(0), Linear(1), Permuted({0: 2, 1: 1}), Permuted({1: 2}, output=2)),
     vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas

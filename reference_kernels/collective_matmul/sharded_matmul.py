@@ -205,5 +205,5 @@ SPEC_RINGS = _spec(
         {"parallel": "sums", "reduction": "reduce_scatter"},
     ),
     meshes=({"x": 4},),
-    backends=("tpu-interpret", "tpu-compile", "tpu"),  # the portable interpreter has no remote DMA
+    backends=("tpu-sim", "tpu-interpret", "tpu-compile", "tpu"),  # interpret has no remote DMA
 )

@@ -269,7 +269,7 @@ SPEC = KernelSpec(
     reference=reference,
     inputs=_inputs,
     meshes=({"x": 1}, {"x": 4}, {"x": 2, "y": 4}),
-    backends=("tpu-interpret", "tpu-compile", "tpu"),  # the portable interpreter has no remote DMA
+    backends=("tpu-sim", "tpu-interpret", "tpu-compile", "tpu"),  # interpret has no remote DMA
     exact=True,
     relations=(Linear(0), Permuted({0: 2}, output=-1, exact=True, when=_leading)),
     vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas

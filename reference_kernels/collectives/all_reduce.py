@@ -252,7 +252,7 @@ SPEC = KernelSpec(
     reference=reference,
     inputs=_inputs,
     meshes=({"x": 1}, {"x": 4}),  # others are in the tests
-    backends=("tpu-interpret", "tpu-compile", "tpu"),  # the portable interpreter has no remote DMA
+    backends=("tpu-sim", "tpu-interpret", "tpu-compile", "tpu"),  # interpret has no remote DMA
     exact=2**20,  # sums of integers of 8 bits do not fit in bfloat16
     relations=(Linear(0, when=_linear), Permuted({0: 2}, output=2)),
     equivalent=(

@@ -218,7 +218,7 @@ SPEC = KernelSpec(
     reference=reference,
     inputs=_inputs,
     meshes=({"x": 1}, {"x": 4}, {"x": 2, "y": 2}),  # others are in the tests
-    backends=("tpu-interpret", "tpu-compile", "tpu"),  # the portable interpreter has no remote DMA
+    backends=("tpu-sim", "tpu-interpret", "tpu-compile", "tpu"),  # interpret has no remote DMA
     exact=True,
     relations=(Linear(0), Permuted({0: 1}, output=1, exact=True)),
     vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas

@@ -215,7 +215,7 @@ SPEC_HOST = KernelSpec(
     reference=reference,
     inputs=pst.arguments(_ARRAYS, tuning={"block_rows": 16}),
     # Not "tpu-compile": there, arguments are in the chip's memory, which ends the compiler.
-    backends=("interpret", "tpu-interpret", "tpu"),
+    backends=("tpu-sim", "interpret", "tpu-interpret", "tpu"),
     exact=True,
     relations=_PERMUTED,
     vmappable=False,

@@ -192,7 +192,7 @@ SPEC = KernelSpec(
         pst.arrays("m k, k n", dtype="bfloat16", around={"m": 16, "k": 256, "n": 256}),
         tuning={"block_m": 32},
     ),
-    backends=("interpret", "tpu-interpret", "tpu-compile:v6e", "tpu-compile:tpu7x"),
+    backends=("tpu-sim", "interpret", "tpu-interpret", "tpu-compile:v6e", "tpu-compile:tpu7x"),
     exact=True,
     relations=(
         Linear(0),

@@ -454,7 +454,7 @@ SPEC = KernelSpec(
     reference=reference,
     inputs=_inputs,
     meshes=({"x": 4},),  # tests have others
-    backends=("tpu-interpret", "tpu-compile", "tpu"),  # the portable one has no remote DMA
+    backends=("tpu-sim", "tpu-interpret", "tpu-compile", "tpu"),  # interpret has no remote DMA
     differentiable=(0, 1, 2),
     vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas
     relations=(
@@ -474,7 +474,7 @@ SPEC_SHARP = KernelSpec(
     # Weights overflow unless the maximum is taken off the scores; see flash_attention_sharp.
     inputs=functools.partial(_inputs, scale=8.0),
     meshes=({"x": 4},),
-    backends=("tpu-interpret", "tpu-compile", "tpu"),
+    backends=("tpu-sim", "tpu-interpret", "tpu-compile", "tpu"),
     checks=("forward",),
     vmappable=False,
     equivalent=(*EDGES, *_RING),

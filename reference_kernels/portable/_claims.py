@@ -2,4 +2,4 @@
 
 #: ``gpu-interpret`` is not among them: it interprets kernels of Mosaic GPU, and Pallas takes these
 #: through Triton.
-BACKENDS = ("interpret", "tpu-interpret", "tpu-compile", "tpu", "gpu-compile", "gpu")
+BACKENDS = ("tpu-sim", "interpret", "tpu-interpret", "tpu-compile", "tpu", "gpu-compile", "gpu")

@@ -158,7 +158,7 @@ SPEC_CORES = KernelSpec(
         tuning={**_BLOCKS, "mesh": pltpu.TensorCoreMesh(axis_name="core", num_cores=2)},
     ),
     # The chips with two cores that act as one device.
-    backends=("interpret", "tpu-interpret", "tpu-compile:v4", "tpu-compile:v5p", "tpu"),
+    backends=("tpu-sim", "interpret", "tpu-interpret", "tpu-compile:v4", "tpu-compile:v5p", "tpu"),
     exact=True,
     checks=("forward", "races", "dma", "deadlock", "schedule", "memory"),
     vmappable=False,

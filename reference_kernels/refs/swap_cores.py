@@ -133,7 +133,7 @@ def reference_sum(x: jax.Array) -> jax.Array:
 
 
 #: The chips with two cores that act as one device.
-_BACKENDS = ("interpret", "tpu-interpret", "tpu-compile:v4", "tpu-compile:v5p", "tpu")
+_BACKENDS = ("tpu-sim", "interpret", "tpu-interpret", "tpu-compile:v4", "tpu-compile:v5p", "tpu")
 
 _NO_CORES = ExpectedFailure(
     reason="the portable interpreter cannot signal another core",

@@ -24,7 +24,7 @@ REGISTERS = pltpu.CompilerParams(use_tc_tiling_on_sc=False, needs_layout_passes=
 
 #: The chips with SparseCores, besides the interpreters.
 BACKENDS = (
-    *("interpret", "tpu-interpret"),
+    *("tpu-sim:v5p", "tpu-sim:v6e", "tpu-sim:tpu7x", "interpret", "tpu-interpret"),
     *("tpu-compile:v5p", "tpu-compile:v6e", "tpu-compile:tpu7x", "tpu"),
 )
 

@@ -77,12 +77,13 @@ CATCHES = (
         "shared_semaphore",
         TPU,
         (
-            r"race: write of x_buffer",
-            r"and read of x_buffer",
+            r"race on x_buffer",
+            r"write of x_buffer",
+            r"read of x_buffer",
         ),
     ),
     # The number is right, because the interpreter does the last copy of a semaphore first.
-    Catch("shared_semaphore_last_first", TPU, (r"race: write of y_buffer",), "races"),
+    Catch("shared_semaphore_last_first", TPU, (r"race on y_buffer",), "races"),
     Catch("wrong_dtype", BOTH, (r"returned dtype float32, the reference bfloat16",)),
     Catch("int8_overflow", BOTH, (r"must be exactly equal", r"wrapped around in int8\?")),
     Catch("beyond_the_end", TPU, (r'IndexError: Out-of-bounds block index .* "next_ref"',)),
@@ -150,8 +151,8 @@ CATCHES = (
         "never_signalled",
         TPU,
         (
-            r"deadlock: everybody waits",
-            r"waits for semaphore to be 2, which is 1",
+            r"deadlock: every core is blocked",
+            r"blocked on semaphore `semaphore`: needs 2, has 1",
         ),
     ),
 )

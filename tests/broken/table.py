@@ -26,7 +26,10 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/broken.md"
 
 PACKAGES = ("wrong_kernels", "twins")
-BACKENDS = ("interpret", "tpu-interpret", "gpu-interpret")
+BACKENDS = ("tpu-sim", "interpret", "tpu-interpret", "gpu-interpret")
+
+#: Those of them that a kernel runs on: the simulator, if it can simulate it, and the interpreters.
+SELECTED = ("auto", "interpreters")
 SEEDS = (0, 1, 2)
 
 #: What the name of a right twin ends with.
@@ -152,7 +155,7 @@ def checks_of(spec: KernelSpec) -> tuple[str, ...] | None:
 
 
 def ask(
-    folder: Path, checks: Checks, *options: str, seed: int = 0, backends: Iterable[str] = BACKENDS
+    folder: Path, checks: Checks, *options: str, seed: int = 0, backends: Iterable[str] = SELECTED
 ) -> list[dict[str, Any]]:
     """The records of a run that asks each kernel of ``checks`` these checks, or all for None."""
     process = start(folder, checks, *options, seed=seed, backends=backends)
@@ -160,7 +163,7 @@ def ask(
 
 
 def start(
-    folder: Path, checks: Checks, *options: str, seed: int = 0, backends: Iterable[str] = BACKENDS
+    folder: Path, checks: Checks, *options: str, seed: int = 0, backends: Iterable[str] = SELECTED
 ) -> subprocess.Popen[str]:
     """Start the run of ``ask`` in a new ``folder``."""
     folder.mkdir(parents=True)

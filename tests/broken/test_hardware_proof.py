@@ -16,7 +16,7 @@ from wrong_kernels import contracts
 
 from pytest_pallas.analysis import KernelCall, kernel_calls
 from pytest_pallas.backends.hardware import prove
-from pytest_pallas.backends.targets import TARGETS
+from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.errors import NoPallasCallError
 from reference_kernels.mosaic_gpu.tma_copy_add import tma_copy_add
 

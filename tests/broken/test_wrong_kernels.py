@@ -96,6 +96,18 @@ def records(folder: Path) -> Records:
     return {**read(folder, "wrong_kernels.json"), **read(folder, "wrong_kernels.deadlock.json")}
 
 
+@pytest.fixture(scope="module")
+def left_out(folder: Path, records: Records) -> set[Key]:
+    """The checks that do not apply, and were no tests."""
+    del records  # the files are written by then
+    return {
+        (entry["kernel"], entry["check"], entry["backend"])
+        for name in ("wrong_kernels.json", "wrong_kernels.deadlock.json")
+        for entry in json.loads((folder / name).read_text())["not_applicable"]
+        if entry["found"] == "collection"
+    }
+
+
 def expected_failures() -> set[Key]:
     caught = {(catch.kernel, catch.check, backend) for catch in CATCHES for backend in catch.on}
     return caught | {("swapped_index_map", "forward", backend) for backend in SWAPPED}
@@ -118,11 +130,13 @@ def test_swapped_index_map_is_caught_with_the_right_words(records: Records, back
         assert re.search(pattern, record["message"]), f"no {pattern} in: {record['message']}"
 
 
-def test_nothing_else_fails(records: Records) -> None:
+def test_nothing_else_fails(records: Records, left_out: set[Key]) -> None:
     failed = {key for key, record in records.items() if record["outcome"] == "failed"}
     assert failed == expected_failures()
     # Most have no padding, no DMAs, and nothing in place.
-    assert {check for (_, check, _), r in records.items() if r["outcome"] == "skipped"} == {
+    skipped = {check for (_, check, _), r in records.items() if r["outcome"] == "skipped"}
+    assert skipped == {"padding"}  # which shapes decide
+    assert {check for _, check, _ in left_out} >= {
         *("padding", "races", "dma", "deadlock", "schedule", "donation")
     }
     assert {record["outcome"] for record in records.values()} == {"failed", "passed", "skipped"}
@@ -135,13 +149,15 @@ def test_every_kernel_of_the_package_is_accounted_for(records: Records) -> None:
     assert {kernel for kernel, _, _ in records} == named
 
 
-def test_right_kernels_pass_every_check(records: Records) -> None:
+def test_right_kernels_pass_every_check(records: Records, left_out: set[Key]) -> None:
     checks = {check for kernel, check, _ in records if kernel == "right"}
     most = {"forward", "vmap", "determinism", "immutability", "dtype", "jit"}
-    most |= {"padding", "grid", "oracle-strength", "memory", "donation"}
+    most |= {"grid", "oracle-strength", "memory"}
     second = {c for kernel, c, place in records if kernel == "right" and place in TPU}
-    assert second == {*most, "cross", "races", "dma", "deadlock", "schedule"}
+    assert second == {*most, "cross"}
     assert checks == second | {"export"}
+    unmet = {check for kernel, check, place in left_out if kernel == "right" and place in TPU}
+    assert unmet >= {"padding", "donation", "races", "dma", "deadlock", "schedule"}
     for (kernel, check, _), record in records.items():
         if kernel in CONTROLS:
             assert record["outcome"] in ("passed", "skipped")

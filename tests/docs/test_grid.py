@@ -10,7 +10,7 @@ import pytest
 
 from pytest_pallas.analysis.grid.findings import Kind
 from pytest_pallas.analysis.grid.model import MOST_PROGRAMS
-from pytest_pallas.analysis.grid.tiles import CHIPS
+from pytest_pallas.devices.capacities import CHIPS
 
 TEXT = (Path(__file__).parents[2] / "docs/grid.md").read_text()
 

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pytest_pallas.mutation import OPERATORS
+from pytest_pallas.checks import declared_checks
+from pytest_pallas.mutation import declared_operators
+from pytest_pallas.sanitizers import declared_sanitizers
 
 TEXT = (Path(__file__).parents[2] / "docs/mutation.md").read_text()
 
@@ -13,9 +15,19 @@ TEXT = (Path(__file__).parents[2] / "docs/mutation.md").read_text()
 def test_each_operator_has_its_row():
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \|$", TEXT, re.MULTILINE)
     told = {name: rest for name, *rest in rows}
-    for operator in OPERATORS:
+    names = [operator.name for operator in declared_operators()]
+    assert [name for name in told if name in names] == names
+    for operator in declared_operators():
         codes = [f"`{text}`" if text else "nothing" for text in (operator.before, operator.after)]
         assert told[operator.name] == [operator.mistake, *codes]
+
+
+def test_checks_without_mutants_are_named():
+    [text] = re.findall(r"Mutants are not tried on (.+?):", TEXT, re.DOTALL)
+    declared = (*declared_checks(), *declared_sanitizers())
+    assert re.findall(r"`(.+?)`", text) == [
+        each.name for each in declared if not each.tries_mutants
+    ]
 
 
 def test_the_survivors_of_the_example_are_shown(blocks, tmp_path):

@@ -11,10 +11,11 @@ import pytest_pallas
 from pytest_pallas import fixtures, hookspecs, plugin, strategies
 from pytest_pallas.backends import FAMILIES, TARGETS, compiling
 from pytest_pallas.budget import option_text
-from pytest_pallas.checks import CHECKS
+from pytest_pallas.checks import NAMES as CHECKS
+from pytest_pallas.checks import declared_checks
 from pytest_pallas.options import TABLE
 from pytest_pallas.record import OUTCOMES, Record
-from pytest_pallas.sanitizers import NAMES
+from pytest_pallas.sanitizers import NAMES as SANITIZERS
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/reference.md").read_text()
@@ -30,8 +31,8 @@ PUBLIC = {
     "target": list(TARGETS),
     "fixture": [name for name in plugin.__all__ if hasattr(fixtures, name)],
     "hook": [name for name in vars(hookspecs) if name.startswith("pytest_pallas_")],
-    "check": [check.name for check in CHECKS],
-    "sanitizer": list(NAMES),
+    "check": list(CHECKS),
+    "sanitizer": list(SANITIZERS),
     "record field": [field.name for field in dataclasses.fields(Record)],
     "outcome": list(OUTCOMES),
     "option that a mark sets": [option.name for option in TABLE if option.marked],
@@ -43,6 +44,14 @@ PUBLIC = {
 )
 def test_is_documented(kind, name):
     assert re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", TEXT), f"{kind} {name}"
+
+
+@pytest.mark.parametrize("check", declared_checks(), ids=lambda check: check.name)
+def test_how_many_examples_a_check_draws(check):
+    words = {1.0: "all", 0.5: "a half", 0.25: "a quarter", 0.125: "an eighth"}
+    least = f", {check.min_examples} at least" if check.min_examples > 1 else ""
+    [row] = re.findall(rf"^\| `{check.name}` \|.*\| (.+?) \|$", TEXT, re.MULTILINE)
+    assert row == words[check.example_fraction] + least
 
 
 def test_every_option_in_the_text_exists():

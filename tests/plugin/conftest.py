@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -87,8 +88,12 @@ class Project:
 
     def records(self, *args: str, spawn: bool = False) -> list[dict[str, Any]]:
         """The records of a run."""
+        return self.results(*args, spawn=spawn)["records"]
+
+    def results(self, *args: str, spawn: bool = False) -> dict[str, Any]:
+        """All that a run writes of its results."""
         (self.spawn if spawn else self.run)(*args, "--pallas-results=results.json")
-        return json.loads((self.path / "results.json").read_text())["records"]
+        return json.loads((self.path / "results.json").read_text())
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -105,6 +110,9 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Itera
         if name.startswith("PYTEST_XDIST"):
             monkeypatch.delenv(name)
     shutil.copy(KERNELS, pytester.path / "kernels.py")
+    # Python compares bytecode with its source by size and whole seconds: a test that writes a file
+    # twice, as long as before, would run the first text.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     # An inner run settles the device count in the environment; the outer one has its own.
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", os.environ.get("JAX_NUM_CPU_DEVICES", "8"))
     set_hypothesis_home_dir(pytester.path / ".hypothesis")

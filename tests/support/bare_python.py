@@ -1,4 +1,7 @@
-"""Runs scripts where nothing can be imported but the standard library, jax and numpy."""
+"""Runs scripts where nothing can be imported but the standard library, jax and numpy.
+
+And this package, which the scripts of simulated failures need: without pytest and hypothesis.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,10 @@ PACKAGES = (
     "scipy.libs",
 )
 
+#: This package, whose simulator needs what follows.
+OWN = Path(__file__).parents[2] / "pytest_pallas"
+NEEDED = ("threadpoolctl.py", "greenlet")
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -33,7 +40,11 @@ class Ended:
 
 
 def run_bare(
-    scripts: Sequence[Path], packages: Path, environment: Mapping[str, str] | None = None
+    scripts: Sequence[Path],
+    packages: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    own: bool = False,
 ) -> list[Ended]:
     """Run scripts, two at a time.
 
@@ -41,10 +52,15 @@ def run_bare(
       scripts: the files.
       packages: an empty folder; packages are linked there.
       environment: variables besides the path.
+      own: whether this package can be imported.
     """
     installed = Path(jax.__file__).parents[1]
     for name in PACKAGES:
         if (installed / name).exists() and not (packages / name).exists():
+            (packages / name).symlink_to(installed / name)
+    if own and not (packages / OWN.name).exists():
+        (packages / OWN.name).symlink_to(OWN)
+        for name in NEEDED:
             (packages / name).symlink_to(installed / name)
     variables = {"PATH": os.defpath, "PYTHONPATH": str(packages), **(environment or {})}
     ended: list[Ended] = []

@@ -21,6 +21,9 @@ def import_everything() -> None:
     import rich.console
     import rich.table  # noqa: F401
     import sample_kernels
+    import scipy.fft
+    import scipy.linalg
+    import scipy.special  # noqa: F401
 
     import pytest_pallas
     from pytest_pallas.backends import FAMILIES, Call

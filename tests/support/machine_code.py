@@ -13,8 +13,8 @@ from pytest_pallas.analysis.machine_code.loops import split_bundles
 from pytest_pallas.backends.compilation import Compiler
 from pytest_pallas.backends.lowering import Lowering
 from pytest_pallas.backends.protocol import Call
-from pytest_pallas.backends.targets import TARGETS
 from pytest_pallas.compilers.service import Service
+from pytest_pallas.devices.targets import TARGETS
 
 
 def bundles_of(function: Callable[..., Any], *args: Any, target: str) -> list[str]:

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from pytest_pallas import explanations, findings
+from pytest_pallas.explanations import Explanation, Fact, explanation_of
+from pytest_pallas.findings import Access, Finding, Owner, Wait
 from pytest_pallas.record import Record
 
 HOSTILE = '<img src=x onerror="alert(1)"><script>alert(2)</script>{{ 7 * 7 }}'
 
-MESSAGE = """softmax: forward on tpu-interpret:v6e is wrong
-output, float32[256, 384]: wrong in 8192 of 98304 elements (8.33 %)
-  worst     [245, 187]
-  kernel    17.6837864
-  oracle    17.6661177
-  baseline  17.6661186
-  error     8390 ulps of the output scale, 8.39e+03 times the baseline's (0.622); allowed 21.24
-            (a narrow accumulator, or one rounding too many?)
-  wrong at  [192, 128] [192, 129] ...
-  pattern   exactly the box [192:256, 128:256]
-  block     written by program (3, 1) of body (grid (4, 3)), output block (3, 1)
-  inputs    float32[256, 384]
-  drawn     m=256 n=384 dtype=float32 values=normal seed=0
-  tuning    block=64"""
+EXPLANATION = Explanation(
+    "output, float32[256, 384]: wrong in 8192 of 98304 elements (8.33 %)",
+    facts=(
+        Fact("worst", "[245, 187]"),
+        Fact("kernel", "17.6837864"),
+        Fact("oracle", "17.6661177"),
+        Fact("baseline", "17.6661186"),
+        Fact(
+            "error",
+            "8390 ulps of the output scale, 8.39e+03 times the baseline's (0.622); allowed 21.24\n"
+            "(a narrow accumulator, or one rounding too many?)",
+        ),
+        Fact("wrong at", "[192, 128] [192, 129] ..."),
+        Fact("pattern", "exactly the box [192:256, 128:256]"),
+        Fact("block", "written by program (3, 1) of body (grid (4, 3)), output block (3, 1)"),
+        Fact("inputs", "float32[256, 384]"),
+        Fact("drawn", "m=256 n=384 dtype=float32 values=normal seed=0"),
+        Fact("tuning", "block=64"),
+    ),
+)
+
+MESSAGE = f"softmax: forward on tpu-interpret:v6e is wrong\n{EXPLANATION}"
 
 
 def error_pictures() -> dict[str, Any]:
@@ -53,19 +65,30 @@ def error_pictures() -> dict[str, Any]:
     }  # fmt: skip
 
 
-RACE = [
-    {"what": "write", "buffer": "x_buffer", "range": "0:8", "device": 0, "core": None,
-     "place": "/home/me/copies.py:26:8 (body)", "program": "(0,)", "dma": True},
-    {"what": "read", "buffer": "x_buffer", "range": "0:8", "device": 0, "core": None,
-     "place": "/home/me/copies.py:27:25 (body)", "program": "(0,)", "dma": False},
-]  # fmt: skip
+RACE = (
+    Access(kind="write", ref="x_buffer", owner=Owner(), index=((0, 8),), program=(0,), copy=True,
+           line="/home/me/copies.py:26:8 (body)"),
+    Access(kind="read", ref="x_buffer", owner=Owner(), index=((0, 8),), program=(0,),
+           line="/home/me/copies.py:27:25 (body)"),
+)  # fmt: skip
 
-WAITS = [
-    {"who": "device 0, device 1", "for": "arrived", "amount": 4096, "value": 0, "unit": "bytes",
-     "place": "/home/me/ring.py:28:12 (body)", "program": "(0,)"},
-    {"who": "device 2", "for": "the barrier semaphore", "amount": 2, "value": 1, "unit": "",
-     "place": "/home/me/ring.py:20:8 (body)", "program": ""},
-]  # fmt: skip
+WAITS = (
+    Wait(owner=Owner(device=0), on="arrived", needed=4096, unit="bytes", program=(0,),
+         line="/home/me/copies.py:28:12 (body)"),
+    Wait(owner=Owner(device=1, core=1), on="arrived", needed=2, had=1, line="ring.py:20:8 (body)"),
+    Wait(owner=Owner(device=2), on="the other devices", line="the start of the kernel"),
+    Wait(owner=Owner(device=3), on="", line="the end of the kernel"),
+)  # fmt: skip
+
+
+def _found(kind: Any, message: str, **parts: Any) -> dict[str, Any]:
+    """What an error says of a finding, by the fields of its record."""
+    finding = Finding(kind=kind, message=message, **parts)
+    return {
+        "findings": (findings.to_json(finding),),
+        "explanation": explanations.to_json(explanation_of(str(finding))),
+    }
+
 
 GRID = {
     "kernel": "body", "source": "holes.py:21", "operand": "o_ref", "output": True,
@@ -108,23 +131,27 @@ def samples() -> list[Record]:
     v6e = "tpu-interpret:v6e"
     failed: dict[str, Any] = {"seed": 0, "replay": "pytest --pallas-seed=0 'a.py::b[c]'"}
     return [
-        _record("softmax", "forward", v6e, "failed", message=MESSAGE, error=8390.0, baseline=0.6,
+        _record("softmax", "forward", v6e, "failed", message=MESSAGE,
+                explanation=explanations.to_json(EXPLANATION), error=8390.0, baseline=0.6,
                 multiple=8390.0, pictures=error_pictures(), script="/tmp/softmax.py",
                 inputs=INPUTS, **failed),
         _record("softmax", "forward", "interpret", "passed", multiple=1.2, inputs=INPUTS),
-        _record("softmax", "jit", "interpret", "skipped", reason="jit needs more: nothing"),
+        _record("softmax", "jit", "interpret", "skipped",
+                reason="jit: not applicable (nothing)", requirement="nothing"),
         _record("softmax", "forward", "tpu-compile:v6e", "passed",
                 compiled=(compiled("v6e", 3 * 2**20, 7),)),
         _record("ring", "races", v6e, "failed", family="collectives", mesh={"x": 4},
-                message=f"ring: races on {v6e}: race: write of x_buffer",
-                pictures={"race": RACE}, **failed),
+                message=f"ring: races on {v6e}: race on x_buffer",
+                **_found("race", "race on x_buffer", accesses=RACE), **failed),
         _record("ring", "deadlock", v6e, "failed", family="collectives", mesh={"x": 4},
-                message=f"ring: deadlock on {v6e}: deadlock: everybody waits",
-                pictures={"waits": WAITS}, **failed),
+                message=f"ring: deadlock on {v6e}: deadlock: every core is blocked",
+                **_found("deadlock", "deadlock: every core is blocked", waits=WAITS), **failed),
         _record("ring", "forward", "interpret", "skipped", family="collectives",
                 reason="claims tpu-interpret"),
         _record("holes", "grid", "interpret", "failed", family="copies",
                 message="holes: grid on interpret: the blocks of the grid are wrong in 1 place",
+                explanation=explanations.to_json(
+                    explanation_of("the blocks of the grid are wrong in 1 place")),
                 pictures={"grids": [GRID], "unavailable": "ValueError: too odd"}, **failed),
         _record("mended", "forward", "interpret", "xpassed", reason="#12", family="copies"),
         _record("known", "forward", "interpret", "xfailed", reason="#13", family="copies"),
@@ -132,9 +159,12 @@ def samples() -> list[Record]:
         _record("exact", "forward", v6e, "passed", multiple=0.0, family="copies"),
         _record(HOSTILE, "forward", "interpret", "failed", family=HOSTILE, file=f"{HOSTILE}.py",
                 message=f"{HOSTILE}: forward on interpret: {HOSTILE}\n{HOSTILE}\x1b[31m\x00",
+                explanation=explanations.to_json(
+                    Explanation(HOSTILE, (f"{HOSTILE}\x1b[31m\x00",), (Fact(HOSTILE, HOSTILE),))),
+                findings=_found(
+                    "race", HOSTILE, accesses=(replace(RACE[0], ref=HOSTILE), RACE[1]))["findings"],
                 reason=HOSTILE, notes=(HOSTILE,), replay=HOSTILE, script=HOSTILE, example=HOSTILE,
-                pictures={**error_pictures(), "race": [{**RACE[0], "buffer": HOSTILE}, RACE[1]],
-                          "unavailable": HOSTILE}),
+                pictures={**error_pictures(), "unavailable": HOSTILE}),
     ]  # fmt: skip
 
 

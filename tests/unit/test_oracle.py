@@ -1,6 +1,6 @@
 """The reference as oracle and baseline."""
 
-import threading
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pytest_pallas import noise
+from pytest_pallas import noise, references
 from pytest_pallas.errors import ReferenceError
 from pytest_pallas.numerics import compare_trees
 from pytest_pallas.oracle import PERTURBATIONS, ExpectedCache, expected
@@ -203,7 +203,7 @@ def test_no_noise_where_nothing_can_be_said(reference):
 
 def test_noise_is_evaluated_once_and_only_when_asked(monkeypatch):
     calls = []
-    monkeypatch.setattr(noise.roundings, "rounded", lambda *_: calls.append(1) or 1 / 0)
+    monkeypatch.setattr(noise, "rounded", lambda *_: calls.append(1) or 1 / 0)
     found = expected(lambda a: (a, a + 1), (np.ones(3, np.float32),), {})
     assert not calls
     assert found.noise("[0]") is None
@@ -211,31 +211,164 @@ def test_noise_is_evaluated_once_and_only_when_asked(monkeypatch):
     assert len(calls) == 1
 
 
-def test_begun_in_another_thread():
-    threads = []
+def variance_in_float32(x):
+    x = x.astype(jnp.float32)
+    return (x * x).mean(axis=1) - x.mean(axis=1) ** 2
 
-    def reference(a):
-        threads.append(threading.current_thread())
-        return np.asarray(a) * 2
 
-    cache = ExpectedCache()
-    x = np.ones(3, np.float32)
-    cache.begin(reference, (x,), {})
-    cache.begin(reference, (x,), {})
-    found = cache.get(reference, (x,), {})
+def variance(x):
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return (x * x).mean(axis=1) - x.mean(axis=1) ** 2
+
+
+def judged(found, outputs, **given):
+    """The comparison of the only output."""
+    measured = {"noise": found.noise, "precision": found.precision.get, **given}
+    (comparison,) = compare_trees(
+        [("", outputs)],
+        found.oracle,
+        found.baseline,
+        depth=found.depth,
+        sensitivity=found.sensitivity,
+        **measured,
+    )
+    return comparison
+
+
+@pytest.fixture(params=range(3))
+def far_from_zero(request):
+    """Rows whose variance is a ten thousandth of their squares."""
+    drawn = np.random.default_rng(request.param).standard_normal((16, 64))
+    return (100 + drawn).astype(np.float32)
+
+
+def test_a_reference_in_float32_is_noticed(far_from_zero):
+    found = expected(variance_in_float32, (far_from_zero,), {})
+    line = inspect.getsourcelines(variance_in_float32)[1] + 1
+    (place,) = found.precision.values()
+    assert str(place) == f"float32 ({__file__}:{line})"
+    assert found.notes == (f"the reference computes in {place}, not in float64",)
+    exact = expected(variance, (far_from_zero,), {})
+    assert not exact.precision
+    assert not exact.notes
+
+
+def test_the_bound_of_a_reference_in_float32_is_from_roundings(far_from_zero):
+    """The oracle has the baseline's errors, so that twice their difference would be nothing."""
+    found = expected(variance_in_float32, (far_from_zero,), {})
+    right = far_from_zero.astype(np.float64).var(axis=1).astype(np.float32)
+    np.testing.assert_array_equal(found.oracle[0][1], found.baseline[0][1])
+    assert judged(found, right).passed
+    assert not judged(found, right, noise=lambda _: None).passed
+    wrong = judged(found, np.float32(1.05) * right)
+    assert not wrong.passed
+    assert f"computes in float32 ({__file__}:" in wrong.message
+    assert "no more exact than the baseline" in wrong.message
+
+
+def test_the_bound_of_a_reference_in_float32_is_near_that_of_one_in_float64(far_from_zero):
+    """The error of a baseline that cannot be measured is taken from random roundings."""
+    right = far_from_zero.astype(np.float64).var(axis=1).astype(np.float32)
+    narrow, exact = (
+        judged(expected(reference, (far_from_zero,), {}), np.float32(1.05) * right)
+        for reference in (variance_in_float32, variance)
+    )
+    assert exact.allowed / 4 < narrow.allowed < 4 * exact.allowed
+
+
+def test_an_infinity_of_float32_is_said_to_be_one_of_the_reference():
+    """In float64 the reference would be right."""
+
+    def reference(x):
+        return jnp.log(jnp.exp(x.astype(jnp.float32)).sum(axis=1))
+
+    x = np.full((2, 3), 100, np.float32)
+    found = expected(reference, (x,), {}, nan_ok=True)
+    wrong = judged(found, np.full(2, 100 + np.log(3), np.float32))
+    assert wrong.kind == "class"
+    assert "computes in float32" in wrong.message
+
+
+def test_a_wrong_accumulator_is_caught_beside_a_reference_in_float32():
+    """Operands in bfloat16, a reference that accumulates in float32, a kernel in bfloat16."""
+    generator = np.random.default_rng(0)
+    x, y = (generator.standard_normal((64, 64)).astype(ml_dtypes.bfloat16) for _ in range(2))
+
+    def reference(x, y):
+        product = x.astype(jnp.float32) @ y.astype(jnp.float32)
+        return (product + 1).astype(x.dtype)
+
+    found = expected(reference, (x, y), {})
+    assert [each.dtype for each in found.precision.values()] == ["float32"]
+    total = np.zeros((64, 64), ml_dtypes.bfloat16)
+    for k in range(64):
+        total = (total + np.outer(x[:, k], y[k]).astype(np.float32)).astype(ml_dtypes.bfloat16)
+    assert judged(found, found.baseline[0][1]).passed
+    assert not judged(found, (total + 1).astype(ml_dtypes.bfloat16)).passed
+
+
+def test_nothing_is_compiled(monkeypatch):
+    """Not even where the noise and the sensitivity are asked for."""
+    programs = []
+
+    def counted(event, seconds, **_):
+        programs.append(event) if event.endswith("backend_compile_duration") else None
+
+    jax.monitoring.register_event_duration_secs_listener(counted)
+    try:
+        jax.jit(lambda x: x * 3)(np.ones(7))
+        before = len(programs)
+        x = np.random.default_rng(0).standard_normal((7, 19)).astype(np.float32)
+        found = expected(lambda x: jax.nn.softmax(x) @ x.T + jnp.tanh(x).sum(), (x,), {})
+        assert found.noise("") is not None
+        assert found.sensitivity[""]
+        assert before
+        assert len(programs) == before
+        assert not found.notes
+    finally:
+        jax.monitoring.unregister_event_duration_listener(counted)
+
+
+def test_the_trace_is_kept_by_shape_and_not_by_values():
+    calls = []
+
+    def reference(x):
+        calls.append(x)
+        return x + 1
+
+    for value in range(3):
+        expected(reference, (np.full(3, value, np.float32),), {})
+    assert len(calls) == 2
+    expected(reference, (np.zeros(3, ml_dtypes.bfloat16),), {})
+    assert len(calls) == 3  # in float64 both are the same
+    expected(reference, (np.zeros(4, np.float32),), {})
+    assert len(calls) == 5
+
+
+def test_a_reference_that_looks_at_values_is_evaluated_operation_by_operation():
+    def reference(x):
+        return jnp.exp(x) if x[0] > 0 else jnp.zeros_like(x)
+
+    found = expected(reference, (np.ones(3, np.float32),), {})
+    np.testing.assert_allclose(found.oracle[0][1], np.e, rtol=1e-15)
+    assert found.noise("") is None
+    assert found.sensitivity[""] > 0
+    assert not found.notes
+
+
+def test_what_jax_has_to_evaluate_is_noted():
+    def reference(x):
+        return jax.lax.rng_uniform(2 * x[0], 2 * x[0], x.shape)
+
+    found = expected(reference, (np.ones(3, np.float32),), {})
     assert found.oracle[0][1].tolist() == [2, 2, 2]
-    assert len(threads) == 4
-    assert threading.main_thread() not in threads
-    assert cache.get(reference, (x,), {}) is found
+    assert [note.startswith("the reference was evaluated by JAX") for note in found.notes] == [True]
 
 
-def test_an_error_in_another_thread_is_raised_when_it_is_asked_for():
-    def reference(a):
-        raise ValueError("not for this")
+def test_a_reference_that_does_not_end(monkeypatch):
+    def reference(x):
+        return jax.lax.while_loop(lambda x: x[0] >= 0, lambda x: x * 1, x)
 
-    cache = ExpectedCache()
-    x = np.ones(3, np.float32)
-    cache.begin(reference, (x,), {})
-    for _ in range(2):
-        with pytest.raises(ReferenceError, match="not for this"):
-            cache.get(reference, (x,), {})
+    monkeypatch.setattr(references, "STEPS", 1000)
+    with pytest.raises(ReferenceError, match="reference reference: stopped after 1,000 equations"):
+        expected(reference, (np.ones(3, np.float32),), {})

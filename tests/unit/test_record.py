@@ -17,6 +17,8 @@ RECORD = Record(
     baseline=0.5,
     multiple=math.nan,
     notes=("races: on",),
+    signatures=("ce4354d2b3574bae",),
+    explanation={"summary": "race", "details": ["a", "b"], "facts": [{"name": "n", "text": "t"}]},
 )
 
 

@@ -44,7 +44,7 @@ def matmul_reference(x, y):
 ROWS = pst.arrays("m n, n", around={"m": 16, "n": 128})
 
 
-@pytest.mark.pallas(backends=["interpret", "tpu-interpret", "tpu"], reason="written for TPUs")
+@pytest.mark.pallas(backends=["tpu-sim", "interpret", "tpu"], reason="written for TPUs")
 @given(args=ROWS, eps=st.sampled_from([1e-6, 0.1]))
 def test_rms_norm(pallas_check, args, eps):
     pallas_check(
@@ -97,7 +97,7 @@ def attention_spec(name, **rest):
         family="jax",
         kernel=flash_attention,
         reference=attention_reference,
-        backends=("tpu-interpret",),
+        backends=("tpu-sim",),
         **rest,
     )
 
@@ -140,7 +140,7 @@ def matmul_spec(name, **rest):
         family="jax",
         kernel=matmul,
         reference=matmul_reference,
-        backends=("tpu-interpret",),
+        backends=("tpu-sim",),
         exact=True,
         **rest,
     )
@@ -163,7 +163,7 @@ MATMUL_ANY_SIZE = matmul_spec(
     ),
     checks=("forward",),
     xfail={
-        "tpu-interpret": ExpectedFailure(
+        "tpu-sim": ExpectedFailure(
             reason="what is over after the last whole block is left out", jax="0.12.0.1"
         )
     },
@@ -186,22 +186,20 @@ def check_product(pallas_check, rng, m, k, n, **rest):
     pallas_check(matmul, x, y, reference=matmul_reference, tuning=blocks, **rest)
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_matmul_of_whole_blocks(pallas_check, pallas_rng):
     check_product(pallas_check, pallas_rng, 256, 256, 128, name="matmul of whole blocks")
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
-@pytest.mark.pallas_xfail(
-    "tpu-interpret", reason="rows 128 to 199 are never written: NaN (JAX 0.12.0.1)"
-)
+@pytest.mark.pallas(backends=["tpu-sim"])
+@pytest.mark.pallas_xfail("tpu-sim", reason="rows 128 to 199 are never written: NaN (JAX 0.12.0.1)")
 def test_matmul_of_200_rows(pallas_check, pallas_rng):
     check_product(pallas_check, pallas_rng, 200, 256, 256, name="matmul of 200 rows")
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 @pytest.mark.pallas_xfail(
-    "tpu-interpret", reason="128 of 200 products are summed: partial sums (JAX 0.12.0.1)"
+    "tpu-sim", reason="128 of 200 products are summed: partial sums (JAX 0.12.0.1)"
 )
 def test_matmul_over_200_products(pallas_check, pallas_rng):
     check_product(pallas_check, pallas_rng, 256, 200, 256, name="matmul over 200 products")

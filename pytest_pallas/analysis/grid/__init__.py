@@ -2,5 +2,6 @@
 
 from pytest_pallas.analysis.grid.analysis import Analysis, analyze_jaxpr, merged
 from pytest_pallas.analysis.grid.findings import GridFinding
+from pytest_pallas.analysis.grid.model import has_blocks
 
-__all__ = ["Analysis", "GridFinding", "analyze_jaxpr", "merged"]
+__all__ = ["Analysis", "GridFinding", "analyze_jaxpr", "has_blocks", "merged"]

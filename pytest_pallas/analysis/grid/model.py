@@ -281,3 +281,11 @@ def _semantics(facts: compat.GridFacts, dims: int, platform: str) -> tuple[str, 
     words = iter([str(getattr(word, "value", word)).lower() for word in said])
     usual = "arbitrary" if platform == "tpu" else "concurrent"
     return tuple("vmapped" if d in facts.vmapped else next(words, usual) for d in range(dims))
+
+
+def has_blocks(call: KernelCall) -> bool:
+    """Whether a kernel is a ``pallas_call`` of which some operand comes in blocks."""
+    if call.eqn.primitive.name != "pallas_call":
+        return False
+    facts = compat.grid_facts(call.eqn)
+    return any(block.space not in _WHOLE for block in (*facts.inputs, *facts.outputs))

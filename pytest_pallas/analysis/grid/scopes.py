@@ -85,7 +85,9 @@ class Scope:
             return UnknownValueError()
         if any(math.prod(getattr(v.aval, "shape", ())) > _MOST_ELEMENTS for v in eqn.invars):
             return UnknownValueError()
-        results = compat.bind(eqn, [self.value(operand) for operand in eqn.invars])
+        from pytest_pallas.simulator.simulate import evaluate_equation
+
+        results = evaluate_equation(eqn, [self.value(operand) for operand in eqn.invars])
         self._found.update(zip(eqn.outvars, results, strict=True))
         return self._found[var]
 

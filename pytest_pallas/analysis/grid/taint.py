@@ -132,6 +132,8 @@ def transferred(eqn: Any, operands: Sequence[Value], line: Callable[[], str]) ->
     """
     name = eqn.primitive.name
     positional = any(value.positional for value in operands)
+    if not eqn.outvars:  # a print, or a unit's registers
+        return []
     if not any(value.marks for value in operands):
         return [Value(positional=positional)] * len(eqn.outvars)
     summing = name in _REDUCTIONS | _CUMULATIVE | {"sort", "dot_general"}

@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
 from pytest_pallas.analysis.grid.findings import GridFinding
 from pytest_pallas.analysis.grid.model import GridCall, Window
 from pytest_pallas.analysis.grid.wording import found
+from pytest_pallas.devices.capacities import Buffer, itemsize, padded, vmem_excess
 
 _LANES = 128
 _SUBLANES = 8
-_MIB = 2**20
-
-
-@dataclass(frozen=True)
-class Chip:
-    """What a TPU gives to a kernel.
-
-    Attributes:
-      vmem: bytes of VMEM that a core has.
-      limit: bytes of it that one kernel may use unless it says ``vmem_limit_bytes``.
-    """
-
-    vmem: int
-    limit: int
-
-
-#: Measured with libtpu 0.0.51: the largest windows and scratch that compile, by bisection, and the
-#: limits that it names where it refuses.
-CHIPS = {
-    "v4": Chip(16 * _MIB, 16 * _MIB),
-    "v5e": Chip(128 * _MIB, 16 * _MIB),
-    "v5p": Chip(64 * _MIB, 16 * _MIB),
-    "v6e": Chip(128 * _MIB, 32 * _MIB),
-    "tpu7x": Chip(64 * _MIB, 32 * _MIB),
-}
 
 
 def illegal_tiles(call: GridCall) -> Iterator[GridFinding]:
@@ -58,7 +31,7 @@ def illegal_tiles(call: GridCall) -> Iterator[GridFinding]:
 def _illegal(window: Window) -> Iterator[tuple[str, str]]:
     shape, sizes, space = window.shape, window.sizes, window.facts.space
     trivial = sizes == shape and (window.starts is None or not window.starts.any())
-    if space == "semaphore" or (space == "smem" and trivial):
+    if space.startswith("semaphore") or (space == "smem" and trivial):
         return
     if window.whole:
         if not trivial:
@@ -91,7 +64,7 @@ def _illegal(window: Window) -> Iterator[tuple[str, str]]:
 
 def _illegal_row(window: Window) -> Iterator[tuple[str, str]]:
     size, total = window.sizes[0], window.shape[0]
-    bits = max(_itemsize(window.facts.dtype), 0.5) * 8
+    bits = max(itemsize(window.facts.dtype), 0.5) * 8
     if window.facts.dtype == np.dtype(bool):
         bits = 32
     least = int(_LANES * 32 / bits)
@@ -121,20 +94,6 @@ def _unaligned(window: Window) -> Iterator[tuple[str, str]]:
                 )
 
 
-@dataclass(frozen=True)
-class Buffer:
-    """VMEM that one operand takes: ``count`` buffers of ``nbytes`` each."""
-
-    name: str
-    nbytes: int
-    count: int
-
-    @property
-    def total(self) -> int:
-        """Bytes of all of them."""
-        return self.nbytes * self.count
-
-
 def buffers(call: GridCall) -> list[Buffer]:
     """The VMEM that blocks and scratch take, the largest first.
 
@@ -160,69 +119,13 @@ def buffers(call: GridCall) -> list[Buffer]:
     return sorted(found_, key=lambda buffer: -buffer.total)
 
 
-def padded(shape: Sequence[int], dtype: Any) -> int:
-    """Bytes of an array in VMEM: its last two dims are padded to tiles.
-
-    A tile has 128 lanes, and 8 sublanes of 32 bits, which hold several rows of a narrow dtype. A
-    few rows take no more sublanes than they need, rounded up to a power of two (libtpu 0.0.51,
-    measured).
-    """
-    itemsize = _itemsize(dtype)
-    if not shape:
-        return 4
-    *outer, rows, lanes = (1, 1, *shape)[-max(2, len(shape)) :]
-    packing = max(1, int(4 / itemsize))
-    tile = min(
-        _SUBLANES * packing, packing * 2 ** math.ceil(math.log2(max(1, -(-rows // packing))))
-    )
-    rows, lanes = -(-rows // tile) * tile, -(-lanes // _LANES) * _LANES
-    return int(math.prod(outer) * rows * lanes * itemsize)
-
-
-def _itemsize(dtype: Any) -> float:
-    """Bytes of an element; a half for the types of four bits. A bool takes 4 in a kernel's ref."""
-    name = str(dtype)
-    if name == "bool":
-        return 4
-    if name.endswith("int4") or name.startswith("float4"):
-        return 0.5
-    if name.endswith("int2"):
-        return 0.25
-    return float(getattr(dtype, "itemsize", 4))
-
-
 def too_much_vmem(call: GridCall, chip_name: str) -> Iterator[GridFinding]:
     """More VMEM than a kernel may use on a chip."""
-    chip = CHIPS.get(chip_name)
-    if call.platform != "tpu" or chip is None:
+    if call.platform != "tpu":
         return
     asked = getattr(call.facts.params, "vmem_limit_bytes", None)
-    limit = min(chip.vmem, asked or chip.limit)
-    taken = buffers(call)
-    total = sum(buffer.total for buffer in taken)
-    if total <= limit:
+    excess = vmem_excess(buffers(call), chip_name, asked)
+    if excess is None:
         return
-    largest = ", ".join(
-        f"{b.name} {b.count} x {_mib(b.nbytes)}" if b.count > 1 else f"{b.name} {_mib(b.nbytes)}"
-        for b in taken[:3]
-    )
-    whose = "vmem_limit_bytes is" if asked and asked <= chip.vmem else f"{chip_name} gives a kernel"
-    window = next((w for w in call.windows if w.name == taken[0].name), call.windows[0])
-    yield found(
-        call,
-        window,
-        "vmem",
-        "warning",
-        (),
-        f"blocks and scratch take {_mib(total)} of VMEM, and {whose} {_mib(limit)}: {largest}.",
-        "Choose smaller blocks"
-        + (
-            f", or raise vmem_limit_bytes ({chip_name} has {_mib(chip.vmem)})."
-            if total < chip.vmem
-            else "."
-        ),
-    )
-
-
-def _mib(nbytes: float) -> str:
-    return f"{nbytes / _MIB:.1f} MiB" if nbytes >= _MIB / 10 else f"{nbytes / 1024:.1f} KiB"
+    window = next((w for w in call.windows if w.name == excess.largest), call.windows[0])
+    yield found(call, window, "vmem", "warning", (), excess.message, excess.remedy)

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from pytest_pallas import compat
-from pytest_pallas.mutation.model import At, Change, New
+from pytest_pallas.mutation.model import At, Change, New, Operator
 
 _OTHER = {"add": "sub", "sub": "add", "mul": "add", "max": "min", "min": "max"}
 _REDUCED = {"reduce_sum": "reduce_max", "reduce_max": "reduce_min", "reduce_min": "reduce_max"}
@@ -201,3 +201,42 @@ def _is_float(atom: Any) -> bool:
 def _is_number(atom: Any) -> bool:
     dtype = atom.aval.dtype
     return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+
+
+OPERATORS = (
+    Operator(
+        name="arithmetic",
+        mistake="another operation: - for +, + for *, min for max, max for a sum",
+        before="m = jnp.maximum(m, s)",
+        after="m = jnp.minimum(m, s)",
+        operate=arithmetic,
+    ),
+    Operator(
+        name="scale",
+        mistake="a factor left out, or taken twice",
+        before="s = q @ k.T * scale",
+        after="s = q @ k.T",
+        operate=scale,
+    ),
+    Operator(
+        name="accumulation",
+        mistake="sums held in bfloat16 in place of float32",
+        before="preferred_element_type=jnp.float32",
+        after="preferred_element_type=jnp.bfloat16",
+        operate=accumulation,
+    ),
+    Operator(
+        name="product",
+        mistake="operands of a product swapped, or the wrong axis summed over",
+        before="jnp.dot(x, y)",
+        after="jnp.dot(y, x)",
+        operate=product,
+    ),
+    Operator(
+        name="cast",
+        mistake="a cast to a narrower float before an operation, and not after it",
+        before="(x - y).astype(jnp.bfloat16)",
+        after="x.astype(jnp.bfloat16) - y.astype(jnp.bfloat16)",
+        operate=cast,
+    ),
+)

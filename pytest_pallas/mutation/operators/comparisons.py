@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pytest_pallas import compat
-from pytest_pallas.mutation.model import At, Change, New
+from pytest_pallas.mutation.model import At, Change, New, Operator
 
 _BOUNDARY = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
 _FLIPPED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
@@ -157,3 +157,21 @@ def _decides(at: At, user: Any) -> bool:
         after = at.scope.users(user.outvars[0])
         return bool(after) and all(each.primitive.name == "cond" for each in after)
     return user.primitive.name == "cond" and not compat.is_literal(user.invars[0])
+
+
+OPERATORS = (
+    Operator(
+        name="comparison",
+        mistake="a comparison off by one, or the wrong way round",
+        before="columns < n",
+        after="columns <= n",
+        operate=comparison,
+    ),
+    Operator(
+        name="guard",
+        mistake="a guarded region always, never, or for the neighbouring index",
+        before="@pl.when(k == 0)",
+        after="@pl.when(k == 1)",
+        operate=guard,
+    ),
+)

@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from pytest_pallas import compat
 from pytest_pallas.compat import BlockFacts, GridFacts, Spot
 from pytest_pallas.mutation.canonical import canonical
-from pytest_pallas.mutation.model import Change, Kernel
+from pytest_pallas.mutation.model import Change, Kernel, Operator
 
 
 def step(kernel: Kernel) -> Iterator[Change]:
@@ -191,3 +191,35 @@ def _mapped(
 
 def _with_aliases(kernel: Kernel, pairs: tuple[Any, ...]) -> Any:
     return kernel.eqn.replace(params={**kernel.eqn.params, "input_output_aliases": pairs})
+
+
+OPERATORS = (
+    Operator(
+        name="step",
+        mistake="the first or the last step of a grid is left out",
+        before="grid=(n,)",
+        after="grid=(n - 1,)",
+        call=step,
+    ),
+    Operator(
+        name="overhang",
+        mistake="the partial block at an edge is left out",
+        before="grid=(pl.cdiv(n, block),)",
+        after="grid=(n // block,)",
+        call=overhang,
+    ),
+    Operator(
+        name="index_map",
+        mistake="components of an index map swapped, one further, or constant",
+        before="lambda i, j: (i, j)",
+        after="lambda i, j: (j, i)",
+        call=index_map,
+    ),
+    Operator(
+        name="alias",
+        mistake="an output that shares an input's memory no more, or although nobody asked",
+        before="input_output_aliases={0: 0}",
+        after="",
+        call=alias,
+    ),
+)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pytest_pallas import compat
-from pytest_pallas.mutation.model import At, Change, New
+from pytest_pallas.mutation.model import At, Change, New, Operator
 
 _LOGIC = {"and": "or", "or": "and"}
 _FUNCTIONS = {"and": lax.bitwise_and, "or": lax.bitwise_or}
@@ -67,3 +67,14 @@ def _with_mask(at: At, position: int, function: Any) -> New:
     operands[position] = outs[0]
     new = at.eqn.replace(invars=operands)
     return New([*eqns, new], list(new.outvars))
+
+
+OPERATORS = (
+    Operator(
+        name="mask",
+        mistake="a mask left out or inverted, or one condition enough where both must hold",
+        before="jnp.where(columns < n, x, 0)",
+        after="x",
+        operate=mask,
+    ),
+)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import jax.numpy as jnp
 
 from pytest_pallas import compat
-from pytest_pallas.mutation.model import At, Change, New
+from pytest_pallas.mutation.model import At, Change, New, Operator
 
 
 def randomness(at: At) -> Iterator[Change]:
@@ -31,3 +31,14 @@ def _zeroed(at: At, position: int) -> New:
         lambda x: (jnp.zeros_like(x),), [operands[position]], at.eqn
     )
     return New([*eqns, at.eqn.replace(invars=operands)], list(at.eqn.outvars))
+
+
+OPERATORS = (
+    Operator(
+        name="random",
+        mistake="random bits that are used twice",
+        before="pltpu.prng_seed(seed, block)",
+        after="pltpu.prng_seed(seed, 0)",
+        operate=randomness,
+    ),
+)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pytest_pallas import compat
-from pytest_pallas.mutation.model import At, Change, New
+from pytest_pallas.mutation.model import At, Change, New, Operator
 
 
 def init(at: At) -> Iterator[Change]:
@@ -100,3 +100,28 @@ def _moved(at: At, axis: int, index: Any, function: Any) -> New:
         eqns, [new] = compat.equations_of(lambda i: (function(i).astype(i.dtype),), [index], at.eqn)
     eqn = compat.reindexed(at.eqn, axis, new)
     return New([*eqns, eqn], list(eqn.outvars))
+
+
+OPERATORS = (
+    Operator(
+        name="init",
+        mistake="an accumulator that nobody sets to its start",
+        before="acc[...] = jnp.zeros_like(acc)",
+        after="",
+        operate=init,
+    ),
+    Operator(
+        name="store",
+        mistake="a store left out, or to the neighbouring place",
+        before="out[slot] = x",
+        after="out[slot + 1] = x",
+        operate=store,
+    ),
+    Operator(
+        name="load",
+        mistake="a load from the neighbouring place, such as the other buffer of a pair",
+        before="x = buffers[slot]",
+        after="x = buffers[(slot + 1) % 2]",
+        operate=load,
+    ),
+)

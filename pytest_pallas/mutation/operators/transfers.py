@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pytest_pallas import compat
-from pytest_pallas.mutation.model import At, Change, New
+from pytest_pallas.mutation.model import At, Change, New, Operator
 
 #: What waits, by primitive. ``wgmma_wait`` is not among them: no interpreter can see it missing.
 _WAITS: Mapping[str, str] = {
@@ -102,3 +102,49 @@ def _with_operand(at: At, position: int, function: Any) -> New:
     )
     new = at.eqn.replace(invars=operands)
     return New([*eqns, new], list(new.outvars))
+
+
+OPERATORS = (
+    Operator(
+        name="wait",
+        mistake="a copy, semaphore or barrier that nobody waits for",
+        before="copy.wait()",
+        after="",
+        operate=wait,
+    ),
+    Operator(
+        name="start",
+        mistake="a copy that nobody starts",
+        before="copy.start()",
+        after="",
+        operate=start,
+    ),
+    Operator(
+        name="semaphore",
+        mistake="one semaphore for all copies",
+        before="sems.at[slot]",
+        after="sems.at[0]",
+        operate=semaphore,
+    ),
+    Operator(
+        name="signal",
+        mistake="a signal left out, or given twice",
+        before="pl.semaphore_signal(ready)",
+        after="",
+        operate=signal,
+    ),
+    Operator(
+        name="device",
+        mistake="a copy or signal to the device after the right one",
+        before="device_id=right",
+        after="device_id=(right + 1) % n",
+        operate=device,
+    ),
+    Operator(
+        name="barrier",
+        mistake="a barrier left out",
+        before="plsc.subcore_barrier()",
+        after="",
+        operate=barrier,
+    ),
+)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from pytest_pallas.backends.targets import TARGETS
+from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.domain import tiling
 from pytest_pallas.strategies.dtypes import as_dtype

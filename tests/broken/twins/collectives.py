@@ -51,7 +51,7 @@ _spec = functools.partial(
     KernelSpec,
     inputs=_calls,
     meshes=({"x": 4},),
-    backends=("tpu-interpret",),
+    backends=("tpu-sim", "tpu-interpret"),
     exact=True,
     family="collectives",
     file=__file__,

@@ -9,7 +9,7 @@ from typing import Any
 from pytest_pallas.spec import KernelSpec
 
 #: Where these kernels run: their blocks are small to be quick, and no TPU's compiler takes them.
-INTERPRETERS = ("interpret", "tpu-interpret")
+INTERPRETERS = ("tpu-sim", "interpret", "tpu-interpret")
 
 #: What the name of a right kernel's spec ends with.
 RIGHT = "_right"

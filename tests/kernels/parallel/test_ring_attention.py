@@ -18,8 +18,8 @@ from operands import f32, refuses
 from pytest_pallas.backends.compilation import Compiler
 from pytest_pallas.backends.lowering import Lowering
 from pytest_pallas.backends.protocol import Call
-from pytest_pallas.backends.targets import TARGETS
 from pytest_pallas.compilers.service import Service
+from pytest_pallas.devices.targets import TARGETS
 from reference_kernels.parallel import ring_attention_on_mesh
 from reference_kernels.parallel.ring_attention import reference
 

@@ -8,19 +8,20 @@ CONFTEST = """
     from pytest_pallas import Check
 
     def _run(trial):
-        from pytest_pallas.checks.trial import Finding, run
+        from pytest_pallas.checks.trial import TrialResult, run
         from pytest_pallas.errors import MismatchError
 
         outcome = run(trial, trial.kernel, trial.arguments.args)
         if (outcome.values < 0).any():
             raise MismatchError("negative")
-        return Finding(comparisons=[], outcome=outcome, seconds=0.25)
+        return TrialResult(comparisons=[], outcome=outcome, seconds=0.25)
 
-    def _needs(spec):
+    def _of_one_sign(spec):
         return None if spec.name.startswith("positive") else "only positive kernels promise it"
 
     def pytest_pallas_checks(config):
-        return [Check(name="positive", asks="is it above 0?", run=_run, needs=_needs, share=0.5)]
+        return [Check(name="positive", asks="is it above 0?", run=_run, requires_spec=_of_one_sign,
+                      example_fraction=0.5)]
 """
 
 
@@ -54,28 +55,32 @@ def test_specs_and_tests_of_ones_own(project):
 
 
 def test_where_it_can_be_asked(project):
-    """``on`` is asked about the backend, ``against`` about those that came before it."""
+    """``requires_backend`` gets the backend, ``requires_peers`` those that came before it."""
     project.specs('name="add", kernel=add')
     project.write(
         conftest="""
         from pytest_pallas import Check
 
         def _run(trial):
-            from pytest_pallas.checks.trial import Finding
+            from pytest_pallas.checks.trial import TrialResult
 
-            return Finding(comparisons=[], notes=tuple(other.name for other in trial.others))
+            return TrialResult(comparisons=[], notes=tuple(other.name for other in trial.others))
 
         def pytest_pallas_checks(config):
-            rest = {"asks": "?", "run": _run, "needs": lambda spec: None}
+            rest = {"asks": "?", "run": _run}
             return [
                 Check(
                     name="some",
-                    on=lambda backend: None if backend.name == "interpret" else "elsewhere",
+                    requires_backend=lambda backend: (
+                        None if backend.name == "interpret" else "elsewhere"
+                    ),
                     **rest,
                 ),
                 Check(
                     name="second",
-                    against=lambda spec, others: None if len(others) == 1 else "not the second",
+                    requires_peers=lambda spec, others: (
+                        None if len(others) == 1 else "not the second"
+                    ),
                     **rest,
                 ),
             ]
@@ -89,10 +94,41 @@ def test_where_it_can_be_asked(project):
         ("second", "tpu-interpret:v5e", ["interpret"]),
     ]
     project.specs('name="add", kernel=add, checks=("some", "second")')
-    result = project.run(*words, backends, "-rs")
-    result.assert_outcomes(passed=2, skipped=4)
-    assert "some needs more: elsewhere" in result.stdout.str()
-    assert "second needs more: not the second" in result.stdout.str()
+    found = project.results(*words, backends)
+    assert len(found["records"]) == 2
+    assert [(e["check"], e["backend"], e["requirement"]) for e in found["not_applicable"]] == [
+        ("second", "interpret", "not the second"),
+        ("some", "tpu-interpret:v5e", "elsewhere"),
+        ("some", "tpu-interpret:v6e", "elsewhere"),
+        ("second", "tpu-interpret:v6e", "not the second"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("failing", "peers"), [("forward", []), ("peers", []), ("cross", ["interpret"])]
+)
+def test_a_backend_is_a_peer_where_the_check_is_expected_to_pass(project, failing, peers):
+    failure = f"ExpectedFailure(reason='known', jax='0.12', checks=({failing!r},))"
+    project.specs(f'name="add", kernel=add, checks=("peers",), xfail={{"interpret": {failure}}}')
+    project.write(
+        conftest="""
+        from pytest_pallas import Check
+
+        def _run(trial):
+            from pytest_pallas.checks.trial import TrialResult
+
+            return TrialResult(comparisons=[], notes=tuple(other.name for other in trial.others))
+
+        def pytest_pallas_checks(config):
+            return [Check(name="peers", asks="?", run=_run)]
+        """
+    )
+    records = project.records(
+        "--pallas-suite=specs", "--pallas-checks=peers", "--pallas-max-examples=1",
+        "--pallas-backend=interpret,tpu-interpret",
+    )  # fmt: skip
+    [notes] = [record["notes"] for record in records if record["backend"] == "tpu-interpret"]
+    assert notes == peers
 
 
 def test_it_is_among_the_valid_ones(project):
@@ -100,3 +136,47 @@ def test_it_is_among_the_valid_ones(project):
     result = project.run("--pallas-checks=nope")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert ", positive" in result.stderr.str()
+
+
+SANITIZER = """
+    from pytest_pallas import Check
+
+    def _run(trial):
+        from pytest_pallas.checks.trial import TrialResult
+
+        return TrialResult(comparisons=[], notes=(f"dma: {trial.dma}",))
+
+    def pytest_pallas_checks(config):
+        return [
+            Check(name="heat", asks="?", run=_run, kind="sanitizer", watches="dma"),
+            Check(name="rare", asks="?", run=_run, kind="sanitizer", opt_in=True),
+        ]
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (("--pallas-checks=heat,rare", "--pallas-sanitize=all"), ["heat", "rare"]),
+        (("--pallas-checks=none", "--pallas-sanitize=heat"), ["heat"]),
+        (("--pallas-checks=none", "--pallas-sanitize=rare"), ["rare"]),
+        (("--pallas-checks=heat", "--pallas-sanitize=none"), []),
+    ],
+)
+def test_a_sanitizer(project, options, found):
+    """It is chosen like those of this package, and sets what it watches in the runs of all."""
+    project.specs('name="add", kernel=add, checks=("heat", "rare")')
+    project.write(conftest=SANITIZER)
+    records = project.records(
+        "--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=1", *options
+    )
+    assert [record["check"] for record in records] == found
+    notes = {note for record in records for note in record["notes"]}
+    assert notes == ({f"dma: {'heat' in found}"} if found else set())
+
+
+def test_an_unknown_sanitizer(project):
+    project.write(conftest=SANITIZER)
+    result = project.run("--pallas-sanitize=nope")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "device, heat, rare" in result.stderr.str()

@@ -17,7 +17,18 @@ def test_import(module):
     assert out.stdout.strip() == "[]"
 
 
-def test_a_run_without_pallas(project, monkeypatch):
+@pytest.mark.parametrize(
+    "module", ["pytest_pallas.suites.wiring", "pytest_pallas.hunting.own_tests"]
+)
+def test_a_controller_of_xdist_need_not_import_jax(module):
+    """It collects nothing, and its workers start after it has read the options."""
+    code = f"import sys, {module}; print(sorted({{'jax', 'hypothesis'}} & sys.modules.keys()))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("options", [(), ("--pallas-checks=forward", "--pallas-sanitize=races")])
+def test_a_run_without_pallas(project, monkeypatch, options):
     """With only this plugin loaded: hypothesis' own imports hypothesis for its own reasons."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     project.write(
@@ -31,7 +42,7 @@ def test_a_run_without_pallas(project, monkeypatch):
             assert not set({HEAVY}) & sys.modules.keys()
         """
     )
-    result = project.spawn("-p", "pytest_pallas.plugin")
+    result = project.spawn("-p", "pytest_pallas.plugin", *options)
     result.assert_outcomes(passed=2)
     assert "plugins: pallas" in result.stdout.str() or "pallas: jax" in result.stdout.str()
 

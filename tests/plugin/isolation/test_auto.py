@@ -44,10 +44,10 @@ def taken(monkeypatch) -> list[str]:
     return names
 
 
-def suite(project, *args, checks="forward,jit"):
+def suite(project, *args, checks="forward,jit", backend="tpu-interpret"):
     return project.run(
         "--pallas-suite=specs",
-        "--pallas-backend=tpu-interpret",
+        f"--pallas-backend={backend}",
         "--pallas-isolate=auto",
         "--pallas-sanitize=none",
         "--pallas-max-examples=1",
@@ -163,3 +163,118 @@ def test_tests_of_ones_own(project, taken):
     project.run("--pallas-backend=interpret", "--pallas-isolate=auto").assert_outcomes(passed=6)
     names = [f"test_{name}[interpret]" for name in ("devices", "mesh", "mark", "asks")]
     assert taken == names
+
+
+ENDLESS = """
+    import jax
+    import numpy as np
+    from jax.experimental import pallas as pl
+    from kernels import *
+
+    def _endless(x_ref, y_ref, o_ref):
+        zero = jax.lax.while_loop(lambda c: c < 1.0, lambda c: c * 0.5, x_ref[0, 0] * 0.0)
+        o_ref[...] = x_ref[...] + y_ref[...] + zero
+
+    def endless(x, y):
+        return pl.pallas_call(_endless, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x, y)
+
+    def calls_back(x, y):
+        return add(jax.pure_callback(np.asarray, x, x), y)
+"""
+
+
+class TestTheSimulator:
+    """Which needs no worker, but for what it does not simulate yet, and for Python."""
+
+    def run(self, project, *args, **more):
+        return suite(project, *args, backend="auto", **more)
+
+    def test_plain_kernels_and_what_failed_before(self, project, taken):
+        project.specs('name="add_off", kernel=add_off', 'name="add", kernel=add')
+        for _ in range(2):
+            self.run(project, checks="forward").assert_outcomes(failed=1, passed=1)
+        assert not taken
+
+    def test_always(self, project, taken):
+        project.specs('name="add", kernel=add')
+        self.run(project, "--pallas-isolate=always", checks="forward")
+        assert taken == ["add-forward[tpu-sim]"]
+
+    def test_a_loop_that_does_not_end(self, project, taken):
+        project.write(endless=ENDLESS)
+        project.specs('name="endless", kernel=__import__("endless").endless')
+        result = self.run(project, "--pallas-timeout=1", checks="forward")
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["*still not traced and simulated after 1 s*"])
+        assert not taken
+
+    def test_callbacks_may_do_anything(self, project, taken):
+        project.write(endless=ENDLESS)
+        project.specs('name="back", kernel=__import__("endless").calls_back')
+        self.run(project, checks="forward")
+        assert taken == ["back-forward[tpu-sim]"]
+
+    def test_what_was_running_when_a_session_died(self, project, taken):
+        project.specs('name="add", kernel=add')
+        ended = subprocess.Popen([sys.executable, "-c", ""])
+        ended.wait()
+        folder = project.path / ".pytest_cache" / "d" / "pallas-running"
+        folder.mkdir(parents=True)
+        (folder / f"{ended.pid}-{platform.node()}").write_text("specs.py::add-forward[tpu-sim]")
+        self.run(project)
+        assert taken == ["add-forward[tpu-sim]"]
+
+    def test_mutants(self, project, taken):
+        project.specs('name="add", kernel=add')
+        self.run(project, "--pallas-mutate=2", checks="forward")
+        assert not taken
+        suite(project, "--pallas-mutate=2", checks="forward")
+        assert taken == ["add-mutants"]
+
+    def test_tests_of_ones_own(self, project, taken):
+        """Only those with a call that is not simulated yet are run in a worker, from its start."""
+        project.write(
+            waiting=WAITING,
+            hidden="""
+            from unknown_primitive import unknown
+            from waiting import waits
+
+            def hidden_waits(x, y):
+                return unknown(waits(x, y))
+            """,
+            test_own="""
+            import numpy as np
+            import pytest
+            from hypothesis import given, strategies as st
+            from kernels import add
+            from hidden import hidden_waits
+            from waiting import waits
+
+            X = np.ones((8, 128), np.float32)
+
+            @pytest.mark.pallas_mesh(x=2)
+            def test_simulated(pallas_run, pallas_mesh):
+                pallas_run(add, X, X)
+                pallas_run(waits, X, X)
+
+            @pytest.mark.pallas_mesh(x=2)
+            def test_interpreted(pallas_run):
+                pallas_run(add, X, X)
+                pallas_run(hidden_waits, X, X)
+                raise AssertionError("it goes on in a worker")
+
+            @pytest.mark.pallas_mesh(x=2)
+            @given(n=st.integers(0, 3))
+            def test_drawn(pallas_run, n):
+                pallas_run(hidden_waits if n else add, X, X)
+
+            def test_in_no_danger(pallas_run):
+                pallas_run(hidden_waits, X, X)
+                assert 1 + 1 == 3
+            """,
+        )
+        project.run("--pallas-isolate=auto").assert_outcomes(passed=3, failed=1)
+        assert taken == ["test_interpreted[tpu-sim]", "test_drawn[tpu-sim]"]
+        taken.clear()
+        project.run("--pallas-isolate=auto", "--lf").assert_outcomes(passed=1)
+        assert taken == ["test_in_no_danger[tpu-sim]"]

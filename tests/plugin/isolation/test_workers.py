@@ -80,7 +80,6 @@ def test_time_to_fuzz_is_the_parents(project):
     project.specs('name="add", kernel=add, inputs=pst.arrays("m n, m n", around=[8, 16, 32])')
     records = project.records(
         "--pallas-suite=specs",
-        "--pallas-backend=interpret",
         "--pallas-isolate=always",
         "--pallas-checks=forward,determinism",
         "--pallas-fuzz-time=4",

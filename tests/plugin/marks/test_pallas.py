@@ -25,12 +25,14 @@ def places(project, mark, *args):
         ("backends='interpret'", (), ["interpret"]),
         ("backends=['gpu-interpret', 'interpret']", (), ["gpu-interpret", "interpret"]),
         ("backends='tpu-interpret:v5e'", ("--pallas-backend=interpret",), ["tpu-interpret:v5e"]),
-        ("targets='v6e'", (), ["interpret", "tpu-interpret:v6e"]),
+        ("targets='v6e'", (), ["tpu-sim:v6e"]),
+        ("targets='v6e'", ("--pallas-backend=interpreters",), ["interpret", "tpu-interpret:v6e"]),
+        ("backends='tpu-sim:v5e'", ("--pallas-backend=interpret",), ["tpu-sim:v5e"]),
         ("targets=['v5e', 'v6e']", ("--pallas-backend=tpu-interpret",),
          ["tpu-interpret:v5e", "tpu-interpret:v6e"]),
         ("targets='v6e'", ("--pallas-backend=tpu-interpret:all",), ["tpu-interpret:v6e"]),
         ("backends='tpu-interpret', targets='v4'", (), ["tpu-interpret:v4"]),
-        ("reason='why'", (), ["interpret", "tpu-interpret"]),
+        ("reason='why'", (), ["tpu-sim"]),
     ],
 )  # fmt: skip
 def test_choice(project, mark, args, expected):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 KERNELS = """
     import jax
     import jax.numpy as jnp
@@ -21,8 +23,6 @@ LOOSE = """
     import pytest
     from kernels import *
 
-    pytestmark = pytest.mark.pallas(backends=["interpret"])
-
     def test_ones(pallas_run):
         x = np.ones((8, 128), np.float32)
         np.testing.assert_allclose(pallas_run(relu, x), x)
@@ -35,8 +35,6 @@ STRICT = """
     from hypothesis import given, settings
     from kernels import *
     from pytest_pallas import strategies as pst
-
-    pytestmark = pytest.mark.pallas(backends=["interpret"])
 
     @settings(max_examples=3, database=None)
     @given(x=pst.arrays("m n", dtype="float32", dims={"m": [8], "n": [128]}, values="normal"))
@@ -58,13 +56,20 @@ def test_a_test_of_ones_lets_masks_survive(project):
     records = project.records("--pallas-mutate")
     found = _statuses(records)
     assert found["mask: dropped"][0] == "survived"
-    assert found["mask: inverted"] == ("caught", "test_ones[interpret]")
+    assert found["mask: inverted"] == ("caught", "test_ones[tpu-sim]")
     assert found["store: dropped"][0] == "caught"
 
 
 def test_a_mutant_is_caught_if_one_of_the_tests_catches_it(project):
     project.write(kernels=KERNELS, test_loose=LOOSE, test_strict=STRICT)
     result = project.run("--pallas-mutate")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["score 100.0 %: * mutants, * caught"])
+
+
+def test_in_processes_of_their_own_on_an_interpreter(project):
+    project.write(kernels=KERNELS, test_loose=LOOSE, test_strict=STRICT)
+    result = project.run("--pallas-mutate", "--pallas-backend=interpret", "--pallas-isolate=auto")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["score 100.0 %: * mutants, * caught"])
 
@@ -83,14 +88,16 @@ def test_a_test_that_fails_is_not_mutated(project):
     result.stdout.no_fnmatch_line("score*")
 
 
-def test_in_processes_of_their_own_and_with_xdist(project):
+def test_with_xdist(project):
     project.write(kernels=KERNELS, test_loose=LOOSE, test_strict=STRICT)
     result = project.spawn("--pallas-mutate", "-n", "2", "--pallas-isolate=auto")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["score 100.0 %: * mutants, * caught"])
 
 
-def test_a_mutant_that_waits_for_ever_is_ended_and_caught(project):
+@pytest.mark.parametrize("args", [("--pallas-backend=tpu-interpret",), ("--pallas-isolate=auto",)])
+def test_a_mutant_that_waits_for_ever_is_ended_and_caught(project, args):
+    """On the interpreter in time, on the simulator at once."""
     project.write(
         kernels="""
             import jax
@@ -117,16 +124,14 @@ def test_a_mutant_that_waits_for_ever_is_ended_and_caught(project):
         """,
         test_copy="""
             import numpy as np
-            import pytest
             from kernels import *
 
-            @pytest.mark.pallas(backends=["tpu-interpret"])
             def test_copy(pallas_check):
                 x = np.ones((8, 128), np.float32)
                 pallas_check(copy, x, reference=lambda x: x, checks=["forward", "races"])
         """,
     )
-    [*_, record] = project.records("--pallas-mutate", "--pallas-timeout=300")
+    [*_, record] = project.records("--pallas-mutate", "--pallas-timeout=300", *args)
     by = {f"{m['operator']}: {m['change']}": m for m in record["mutants"]}
     assert by["start: dropped"]["how"] == "DeadlockError"
     assert by["wait: dropped"]["status"] == "caught"

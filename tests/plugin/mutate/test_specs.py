@@ -65,19 +65,19 @@ def rows(project):
 
 
 def _verdicts(project, *args, **kwargs):
-    [record] = project.records(*RUN, "--pallas-backend=interpret", *args, **kwargs)
+    [record] = project.records(*RUN, *args, **kwargs)
     return {f"{each['operator']}: {each['change']}": each["status"] for each in record["mutants"]}
 
 
 def test_one_item_a_spec_tells_what_became_of_each_mutant(rows):
     project = rows()
-    [record] = project.records(*RUN, "--pallas-backend=interpret")
+    [record] = project.records(*RUN)
     assert record["test"].endswith("::rows-mutants")
     assert (record["kernel"], record["check"], record["outcome"]) == ("rows", "mutants", "passed")
     by = {f"{m['operator']}: {m['change']}": m for m in record["mutants"]}
     off = by["comparison: lt -> le"]
     assert off["status"] == "caught"
-    assert off["by"] == "forward on interpret"
+    assert off["by"] == "forward on tpu-sim"
     assert off["how"] == "MismatchError"
     assert off["examples"] == 1
     assert off["source"].startswith("o_ref[...] = jnp.where(rows < n - 1")
@@ -87,7 +87,7 @@ def test_one_item_a_spec_tells_what_became_of_each_mutant(rows):
 
 def test_what_survives_is_shown_with_its_line(rows):
     project = rows("8")  # one block, so that nothing is told of others
-    result = project.run(*RUN, "--pallas-backend=interpret")
+    result = project.run(*RUN)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         [
@@ -98,6 +98,15 @@ def test_what_survives_is_shown_with_its_line(rows):
             "score * %: * mutants, * caught, * survived",
         ]
     )
+
+
+def test_mutants_meet_as_many_examples_as_the_kernel_does(rows):
+    project = rows("8")
+    words = ("--pallas-profile=quick", "--pallas-checks=forward", "--pallas-sanitize=none")
+    plain, *_ = project.records(RUN[0], *words)
+    [record] = project.records(*RUN[:2], "--pallas-mutate-operators=arithmetic", *words)
+    [survivor] = [mutant for mutant in record["mutants"] if mutant["status"] == "survived"]
+    assert (plain["check"], survivor["examples"]) == ("forward", plain["examples"])
 
 
 def test_all_backends_are_asked(rows):
@@ -112,10 +121,11 @@ def test_a_backend_without_answers_is_not_asked(rows):
     args = (*RUN, "--pallas-mutate-operators=store")
     result = project.run(*args, "--pallas-backend=interpret", "-rs")
     result.assert_outcomes(skipped=1)
-    said = "*mutants are executed by interpreters, and the kernel cannot be asked on interpret"
+    said = "*mutants run on the simulator and on interpreters, and * asked on interpret"
     result.stdout.fnmatch_lines([said])
-    [record] = project.records(*args, "--pallas-backend=interpret,tpu-interpret")
-    assert {mutant["by"] for mutant in record["mutants"]} == {"forward on tpu-interpret"}
+    for other in ("tpu-interpret", "tpu-sim"):
+        [record] = project.records(*args, f"--pallas-backend=interpret,{other}")
+        assert {mutant["by"] for mutant in record["mutants"]} == {f"forward on {other}"}
 
 
 def test_a_limit_takes_some_of_every_operator(rows):
@@ -130,10 +140,10 @@ def test_a_limit_takes_some_of_every_operator(rows):
 
 def test_a_minimum_fails_the_run(rows):
     project = rows("8")
-    result = project.run(*RUN, "--pallas-backend=interpret", "--pallas-mutate-min=99")
+    result = project.run(*RUN, "--pallas-mutate-min=99")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.re_match_lines([r"--pallas-mutate-min=99: the score is \d+\.\d %"])
-    result = project.run(*RUN, "--pallas-backend=interpret", "--pallas-mutate-min=10")
+    result = project.run(*RUN, "--pallas-mutate-min=10")
     assert result.ret == pytest.ExitCode.OK
 
 
@@ -144,7 +154,7 @@ def test_a_mutant_is_caught_if_one_of_the_specs_of_its_kernel_catches_it(project
     made = [(SPECS % (sizes[name], "")).replace('"rows"', f'"{name}"') for name in names]
     second = made[1].partition("    SPEC = ")[2]
     project.write(kernels=KERNELS, specs=f"{made[0]}\n    OTHER = {second}")
-    run = (*RUN, "--pallas-backend=interpret", "--pallas-mutate-min=100")
+    run = (*RUN, "--pallas-mutate-min=100")
     assert project.run(*run, "-k", "one").ret == pytest.ExitCode.TESTS_FAILED
     result = project.run(*run)
     assert result.ret == pytest.ExitCode.OK
@@ -164,7 +174,7 @@ def test_a_mark_makes_a_survivor_equivalent_and_gives_the_reason(rows):
             ),
         ),"""
     project = rows("8", mark)
-    [record] = project.records(*RUN, "--pallas-backend=interpret")
+    [record] = project.records(*RUN)
     marked = [m for m in record["mutants"] if m["marked"] and m["status"] == "equivalent"]
     assert {m["change"] for m in marked} == {"add -> sub"}
     assert {m["reason"] for m in marked} == {"there is one block"}
@@ -173,13 +183,13 @@ def test_a_mark_makes_a_survivor_equivalent_and_gives_the_reason(rows):
 @pytest.mark.parametrize(
     ("operator", "source", "told"),
     [
-        ("store", "o_ref", "*equivalent mutant store at 'o_ref' is none: forward on interpret*"),
+        ("store", "o_ref", "*equivalent mutant store at 'o_ref' is none: forward on tpu-sim*"),
         ("mask", "nowhere", "*equivalent mutant mask at 'nowhere' does not exist*"),
     ],
 )
 def test_a_stale_mark_is_told(rows, operator, source, told):
     mark = f'equivalent=(EquivalentMutant(operator="{operator}", source="{source}", reason="?"),),'
-    result = rows(more=mark).run(*RUN, "--pallas-backend=interpret")
+    result = rows(more=mark).run(*RUN)
     result.stdout.fnmatch_lines([told])
 
 
@@ -187,9 +197,7 @@ def test_a_check_that_fails_anyway_catches_nothing(rows):
     project = rows(more="relations=(), nan_ok=False, exact=False,")
     text = (project.path / "kernels.py").read_text().replace("(x * 2).at", "(x * 3).at")
     (project.path / "kernels.py").write_text(text)
-    [record] = project.records(
-        *RUN, "--pallas-backend=interpret", "--pallas-checks=forward", "--pallas-mutate=3"
-    )
+    [record] = project.records(*RUN, "--pallas-checks=forward", "--pallas-mutate=3")
     assert {m["status"] for m in record["mutants"]} == {"survived"}
     assert any("fails without a mutant" in note for note in record["notes"])
 
@@ -207,13 +215,11 @@ def test_going_on_after_an_earlier_run_tries_what_it_did_not_catch(rows):
     assert set(first.values()) == {"caught", "survived"}
     (project.path / "results.json").rename(project.path / "earlier.json")
     rows()
-    [record] = project.records(
-        *RUN, "--pallas-backend=interpret", "--pallas-mutate-after=earlier.json"
-    )
+    [record] = project.records(*RUN, "--pallas-mutate-after=earlier.json")
     known = {m["operator"] + ": " + m["change"]: m["by"] for m in record["mutants"]}
     assert {m["status"] for m in record["mutants"]} == {"caught"}
     for mutant, status in first.items():
-        by = "an earlier run" if status == "caught" else "forward on interpret"
+        by = "an earlier run" if status == "caught" else "forward on tpu-sim"
         assert known[mutant] == by
 
 

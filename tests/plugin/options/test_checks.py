@@ -22,6 +22,26 @@ ALL = [
     "donation",
 ]
 
+#: A kernel to which every check applies.
+ALIASED = """
+    import jax
+    from jax.experimental import pallas as pl
+
+    def _body(x_ref, y_ref, o_ref):
+        o_ref[...] = x_ref[...] + y_ref[...]
+
+    def add_into(x, y, *, block=8):
+        spec = pl.BlockSpec((block, 128), lambda i: (i, 0))
+        return pl.pallas_call(
+            _body,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            grid=(pl.cdiv(x.shape[0], block),),
+            in_specs=[spec, spec],
+            out_specs=spec,
+            input_output_aliases={0: 0},
+        )(x, y)
+"""
+
 
 @pytest.mark.parametrize(
     ("flag", "names"),
@@ -33,8 +53,9 @@ ALL = [
     ],
 )
 def test_choice(project, flag, names):
+    project.write(aliased=ALIASED)
     project.specs(
-        'name="add", kernel=lambda x, y, *, block=8: add(x, y), differentiable=(0, 1), '
+        'name="add", kernel=__import__("aliased").add_into, differentiable=(0, 1), '
         'vmappable=True, batch_axes=(0, 0), inputs=pst.arguments(INPUTS, tuning={"block": 16})'
     )
     result = project.run(
@@ -62,13 +83,15 @@ def test_checks_that_do_not_apply_are_left_out(project):
 def test_export_is_left_out_where_kernels_are_callbacks(project):
     project.specs('name="add", kernel=add')
     words = "--pallas-suite=specs", "--pallas-checks=export"
-    text = project.run(*words, "--collect-only", "-q").stdout.str()
+    backends = "--pallas-backend=interpret,tpu-interpret"
+    text = project.run(*words, backends, "--collect-only", "-q").stdout.str()
     assert "add-export[interpret]" in text
     assert "add-export[tpu-interpret]" not in text
     project.specs('name="add", kernel=add, checks=("export",)')
-    result = project.run(*words, "--pallas-backend=interpret,tpu-interpret", "-rs")
-    result.assert_outcomes(passed=1, skipped=1)
-    assert "export needs more: tpu-interpret runs kernels by callbacks" in result.stdout.str()
+    found = project.results(*words, backends)
+    assert [record["outcome"] for record in found["records"]] == ["passed"]
+    [entry] = found["not_applicable"]
+    assert entry["requirement"].startswith("tpu-interpret runs kernels by callbacks")
 
 
 @pytest.mark.parametrize(
@@ -84,28 +107,37 @@ def test_export_is_left_out_where_kernels_are_callbacks(project):
 )
 def test_checks_that_need_more_of_a_spec(project, check, reason):
     project.specs(f'name="add", kernel=add, checks=("{check}",)')
-    result = project.run("--pallas-suite=specs", "--pallas-backend=interpret", "-rs")
-    result.assert_outcomes(skipped=1)
-    assert f"{check} needs more: {reason}" in result.stdout.str()
+    found = project.results("--pallas-suite=specs", "--pallas-backend=interpret")
+    assert found["records"] == []
+    [entry] = found["not_applicable"]
+    assert entry["requirement"].startswith(reason)
+    assert entry["test"] == f"specs.py::add-{check}[interpret]"
 
 
-def test_checks_that_a_spec_asks_for_and_that_cannot_be_asked_are_skipped(project):
+def test_a_check_that_a_spec_asks_for_and_that_does_not_apply_is_told(project):
     project.specs('name="add", kernel=add, checks=("gradient",)')
-    result = project.run("--pallas-suite=specs", "--pallas-backend=interpret", "-rs")
-    result.assert_outcomes(skipped=1)
-    assert "gradient needs more: the spec names no differentiable arguments" in result.stdout.str()
+    result = project.run("--pallas-suite=specs", "--pallas-backend=interpret", "-v")
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.fnmatch_lines([
+        "not applicable: 1 check of 1 kernel",
+        "  the spec names no differentiable arguments (1): gradient on interpret: add",
+    ])  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--pallas-checks=races",), "races needs more: interpret does not simulate"),
-        (("--pallas-checks=device",), "device needs more: interpret is no GPU"),
-        (("--pallas-checks=sharding,races",), "sharding needs more: "),
+        (("--pallas-checks=races",), "  races: not applicable (interpret does not simulate"),
+        (("--pallas-checks=device",), "  device: not applicable (interpret is no GPU"),
+        (
+            ("--pallas-checks=sharding,races",),
+            "  sharding: not applicable (the spec names no batch_axes)",
+        ),
     ],
 )
 def test_checks_that_cannot_be_asked_say_why(project, words, why):
     project.specs('name="add", kernel=add')
     result = project.run("--pallas-suite=specs", "--pallas-backend=interpret", *words)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "none of the selected checks applies to these kernels:" in result.stderr.str()
     assert why in result.stderr.str()

@@ -20,15 +20,13 @@ GIVEN = """
 def draws(project, *args, decorator=""):
     project.write(test_draw=GIVEN.format(decorator=decorator))
     (project.path / "draws.txt").unlink(missing_ok=True)
-    project.run("--pallas-backend=interpret", *args).assert_outcomes(passed=1)
+    project.run(*args).assert_outcomes(passed=1)
     return len((project.path / "draws.txt").read_text().splitlines())
 
 
 def test_checks_draw_their_share(project):
     project.specs('name="add", kernel=add_vjp, differentiable=(0,)')
-    records = project.records(
-        "--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=4"
-    )
+    records = project.records("--pallas-suite=specs", "--pallas-max-examples=4")
     assert {record["check"]: record["examples"] for record in records} == {
         "forward": 4,
         "gradient": 2,
@@ -37,11 +35,9 @@ def test_checks_draw_their_share(project):
         "dtype": 4,
         "jit": 1,
         "export": 1,
-        "padding": 0,  # of the two that it may draw, none has any
         "grid": 2,
         "oracle-strength": 4,  # at least
         "memory": 1,
-        "donation": 0,  # has no operand that shares memory
     }
 
 

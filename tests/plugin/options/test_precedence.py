@@ -34,6 +34,7 @@ CASES = {
     "missing": ("skip", ("error", "error"), ("skip", "skip"), ("missing='error'", "error")),
     "results": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
     "html": (None, ("a.html", "a.html"), ("b.html", "b.html"), None),
+    "trace": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
     "dump": (None, ("a", "a"), ("b", "b"), None),
     "cost": ("off", ("record", "record"), ("off", "off"), None),
     "cost_file": ("pallas_costs.json", ("a.json", "a.json"), ("b.json", "b.json"), None),
@@ -88,7 +89,7 @@ def said(project, name, *args, mark=""):
     result = run("test_say.py", "-k", "test_say", *args)
     assert result.parseoutcomes()["passed"] == 1
     value = json.loads((project.path / "said.json").read_text())
-    files = ("results", "html", "dump", "cost_file")
+    files = ("results", "html", "trace", "dump", "cost_file")
     if name in files and value is not None and Path(value).is_absolute():
         return str(Path(value).relative_to(project.path))  # made absolute, by where pytest started
     return value

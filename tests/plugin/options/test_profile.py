@@ -2,6 +2,16 @@
 
 import pytest
 
+RUN = ("--pallas-suite=specs", "--pallas-checks=forward")
+
+
+@pytest.fixture
+def suite(project):
+    """A spec with many shapes."""
+    inputs = 'pst.arrays("m n, m n", around=8)'
+    project.specs(f'name="add", kernel=add, inputs={inputs}')
+    return project
+
 
 @pytest.mark.parametrize(
     ("words", "examples"),
@@ -13,10 +23,20 @@ import pytest
     ],
     ids=["default", "quick", "ci", "overruled"],
 )
-def test_examples(project, words, examples):
-    inputs = 'pst.arrays("m n, m n", around=8)'
-    project.specs(f'name="add", kernel=add, inputs={inputs}')
-    records = project.records(
-        "--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-checks=forward", *words
-    )
+def test_examples(suite, words, examples):
+    records = suite.records(*RUN, "--pallas-backend=interpret", *words)
     assert [record["examples"] for record in records] == [examples]
+
+
+@pytest.mark.parametrize(
+    ("words", "examples"),
+    [
+        (("--pallas-profile=quick",), 16),
+        (("--pallas-profile=quick", "--pallas-max-examples=3"), 3),
+        ((), 16),
+    ],
+    ids=["quick", "overruled", "ci"],
+)
+def test_more_shapes_are_drawn_where_a_new_one_is_cheap(suite, words, examples):
+    (record,) = suite.records(*RUN, "--pallas-backend=tpu-sim", *words)
+    assert (record["examples"], len(record["signatures"])) == (examples, examples)

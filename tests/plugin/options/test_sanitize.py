@@ -4,6 +4,28 @@ from __future__ import annotations
 
 import pytest
 
+#: A kernel to which every sanitizer applies.
+ALIASED = """
+    import jax
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    def _body(x_ref, y_ref, o_ref):
+        o_ref[...] = x_ref[...] + y_ref[...]
+
+    def add_into(x, y):
+        block = pl.BlockSpec((8, 128), lambda i: (0, i))
+        return pl.pallas_call(
+            _body,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            grid=(x.shape[1] // 128,),
+            in_specs=[block, block],
+            out_specs=block,
+            input_output_aliases={0: 0},
+            compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+        )(x, y)
+"""
+
 
 @pytest.mark.parametrize(
     ("flag", "mark", "notes"),
@@ -51,7 +73,8 @@ def test_races(project, flag, mark, notes):
 )
 @pytest.mark.parametrize("where", ["flag", "ini", "besides a check"])
 def test_choice(project, where, value, names):
-    project.specs('name="add", kernel=add')
+    project.write(aliased=ALIASED)
+    project.specs('name="add", kernel=__import__("aliased").add_into')
     chosen = [f"-opallas_sanitize={value}" if where == "ini" else f"--pallas-sanitize={value}"]
     chosen += ["--pallas-checks=forward"] if where == "besides a check" else []
     result = project.run(

@@ -13,14 +13,14 @@ NOTE = """
     from pytest_pallas import Check
 
     def _note(trial):
-        from pytest_pallas.checks.trial import Finding
+        from pytest_pallas.checks.trial import TrialResult
 
         with open(f"draws-{os.getpid()}.txt", "a") as file:
             file.write(f"{trial.arguments!r}\\n")
-        return Finding(comparisons=[])
+        return TrialResult(comparisons=[])
 
     def pytest_pallas_checks(config):
-        return [Check(name="note", asks="what is drawn?", run=_note, needs=lambda spec: None)]
+        return [Check(name="note", asks="what is drawn?", run=_note)]
 """
 
 OWN = """
@@ -61,7 +61,7 @@ def test_specs(project):
     assert draws(project, *suite) == first
     assert draws(project, *suite, "--pallas-seed=0", "-k", "two") == first
     assert draws(project, *suite[:2], "--pallas-backend=tpu-interpret") == first
-    assert draws(project, *suite[:2], "-n2", spawn=True) == first
+    assert draws(project, *suite, "-n2", spawn=True) == first
     assert draws(project, *suite, "--pallas-seed=1") != first
 
 

@@ -48,3 +48,22 @@ def test_a_deadlock_ends_and_the_run_goes_on(project, flag, mark):
     result.assert_outcomes(failed=1, passed=1)
     assert "the kernel did not finish within 1 s" in result.stdout.str()
     assert "semaphore, barrier or DMA" in result.stdout.str()
+
+
+ENDLESS = DEADLOCK.replace(
+    "            scratch_shapes=[pltpu.SemaphoreType.REGULAR],\n", ""
+).replace("o_ref, semaphore", "o_ref")
+
+
+@pytest.mark.parametrize(
+    ("flag", "mark"), [("1", ""), ("50", "@pytest.mark.pallas(timeout=1)")], ids=["option", "mark"]
+)
+def test_a_loop_ends_on_the_simulator_and_the_run_goes_on(project, flag, mark):
+    project.write(test_waits=ENDLESS.format(mark=mark))
+    started = time.monotonic()
+    result = project.run(f"--pallas-timeout={flag}")
+    assert time.monotonic() - started < 40
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.re_match_lines(
+        [r".*still not traced and simulated after 1 s; .*--pallas-timeout, in _wait at .*:\d+"]
+    )

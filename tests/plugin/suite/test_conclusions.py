@@ -10,13 +10,13 @@ CONFTEST = """
     from pytest_pallas import Check
 
     def _run(trial):
-        from pytest_pallas.checks.trial import Finding
+        from pytest_pallas.checks.trial import TrialResult
         from pytest_pallas.errors import NotApplicableError
 
         width = trial.arguments.args[0].shape[1]
         if width > 200:
             raise NotApplicableError("only narrow ones can be asked about")
-        return Finding(comparisons=[], evidence=width)
+        return TrialResult(comparisons=[], evidence=width)
 
     def _conclude(evidence):
         return None if 64 in evidence else f"never narrow: {sorted(evidence)}"
@@ -27,10 +27,9 @@ CONFTEST = """
                 name="narrow",
                 asks="is it?",
                 run=_run,
-                needs=lambda spec: None,
-                share=0.25,
+                example_fraction=0.25,
                 conclude=_conclude,
-                least=3,
+                min_examples=3,
             )
         ]
 """
@@ -49,7 +48,12 @@ def spec(name, *widths):
         ((64, 128, 130), "passed", 3, ""),
         ((128, 129, 130), "failed", 3, "wide: narrow on interpret: never narrow: [128, 129, 130]"),
         ((64, 256, 257), "passed", 1, ""),
-        ((256, 257, 258), "skipped", 0, "narrow needs more: only narrow ones can be asked about"),
+        (
+            (256, 257, 258),
+            "skipped",
+            0,
+            "narrow: not applicable (only narrow ones can be asked about)",
+        ),
     ],
 )
 def test_a_conclusion(project, widths, outcome, examples, words):
@@ -92,15 +96,16 @@ def test_padding_and_strength_of_a_spec(project):
         'name="declared", kernel=add, checks=("padding",), '
         "ignored=lambda x, y: (np.ones(x.shape, bool), None)",
     )
-    records = project.records(*ONE, "--pallas-max-examples=2")
-    found = {(r["kernel"], r["check"]): r for r in records}
+    results = project.results(*ONE, "--pallas-max-examples=2")
+    found = {(r["kernel"], r["check"]): r for r in results["records"]}
     assert {key: r["outcome"] for key, r in found.items()} == {
-        ("add", "padding"): "skipped",
         ("add", "oracle-strength"): "passed",
         ("loose", "oracle-strength"): "failed",
         ("declared", "padding"): "failed",
     }
-    assert "in no example does a block hang over" in found["add", "padding"]["reason"]
+    [entry] = results["not_applicable"]  # the kernel has no blocks
+    assert (entry["kernel"], entry["check"], entry["found"]) == ("add", "padding", "collection")
+    assert entry["requirement"].startswith("no block hangs over the edge of its array, and no ign")
     assert "judged by Tolerance(atol=100)" in found["loose", "oracle-strength"]["message"]
     assert "with NaN in the ignored elements" in found["declared", "padding"]["message"]
 

@@ -19,7 +19,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 
 from pytest_pallas.analysis import KernelCall, kernel_calls
 from pytest_pallas.analysis.refusals import full_text, short
-from pytest_pallas.backends.targets import TARGETS
+from pytest_pallas.devices.targets import TARGETS
 
 Shape = jax.ShapeDtypeStruct
 X = Shape((8, 128), jnp.float32)

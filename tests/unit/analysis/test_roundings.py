@@ -5,30 +5,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytest_pallas.analysis.roundings import Rounding, rounded
+from pytest_pallas.analysis.roundings import SPREAD, Rounding, rounded
 
 X = np.random.default_rng(0).standard_normal((6, 8))
 
 
-def deviation(function, *args, narrow=0.0, wide=0.0):
+def deviation(function, *args, narrow=0.0, wide=0.0, dtypes=()):
     """Root mean square of what roundings change, over 200 draws: of the shape of the output."""
     with jax.enable_x64(True):
-        closed = jax.make_jaxpr(function)(*args)
-        exact = np.asarray(function(*map(jnp.asarray, args)))
+        jaxpr = jax.make_jaxpr(function)(*args)
+        exact = np.asarray(function(*map(jnp.asarray, args)), np.float64)
+    generator = np.random.default_rng(0)
 
-        @jax.jit
-        def evaluate(key):
-            keys = [key]
+    def error(shape):
+        return generator.uniform(-SPREAD, SPREAD, shape)
 
-            def error(shape):
-                keys[0], used = jax.random.split(keys[0])
-                return jax.random.normal(used, shape, jnp.float64)
-
-            return rounded(closed, [jnp.asarray(a) for a in args], Rounding(narrow, wide, error))
-
-        keys = jax.random.split(jax.random.key(0), 200)
-        (draws,) = jax.vmap(evaluate)(keys)
-    return np.sqrt(np.mean(np.square(np.asarray(draws) - exact), axis=0))
+    rounding = Rounding(narrow, wide, error, dtypes)
+    draws = [rounded(jaxpr, args, rounding)[0].astype(np.float64) for _ in range(200)]
+    return np.sqrt(np.mean(np.square(np.stack(draws) - exact), axis=0))
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint], ids=["", "jit", "remat"])
@@ -60,6 +54,16 @@ def test_a_function_of_integers_stays_one():
 def test_functions_with_rules_of_their_own_are_entered():
     found = deviation(lambda x: jax.nn.relu(x * 3.0), X, wide=1e-6)
     np.testing.assert_allclose(found, 3e-6 * np.maximum(X, 0), rtol=0.3)
+
+
+def test_what_an_infinity_masks_stays_masked():
+    def weights(x):
+        scores = jnp.where(jnp.arange(8) < 4, x * 3.0, -jnp.inf) * 0.5
+        return jax.nn.softmax(scores)
+
+    found = deviation(weights, X, wide=1e-6)
+    assert (found[:, :4] > 0).all()
+    assert (found[:, 4:] == 0).all()
 
 
 def test_what_moves_or_chooses_is_exact():
@@ -131,3 +135,28 @@ def test_loops_are_one_operation():
 
     found = deviation(function, X, wide=1e-6)
     np.testing.assert_allclose(found, 32e-6 * np.abs(X), rtol=0.3)
+
+
+def test_a_number_in_float32_moves_to_its_neighbors():
+    """One of twelve does, which has the mean square of rounding to nearest."""
+    found = deviation(
+        lambda x: x.astype(jnp.float32) * 3,
+        np.linspace(1, 2, 500, endpoint=False)[None],
+        wide=1e-9,
+        dtypes={"float32"},
+    )
+    tripled = np.float32(np.linspace(1, 2, 500, endpoint=False)) * 3
+    ulps = found / np.spacing(tripled)
+    assert np.sqrt(np.mean(ulps**2)) == pytest.approx(np.sqrt(1 / 12), rel=0.05)
+
+
+def test_a_number_is_rounded_as_it_was_meant():
+    """What is not told to be rounded at random keeps its value."""
+    found = deviation(lambda x: x.astype(jnp.bfloat16) * 3, X, wide=1e-9, dtypes={"float32"})
+    assert found.max() == 0
+
+
+def test_a_sum_in_float32_has_the_error_of_its_order():
+    x = np.random.default_rng(1).standard_normal((1, 400))
+    found = deviation(lambda a: a.astype(jnp.float32).sum(1), x, wide=1e-5, dtypes={"float32"})
+    np.testing.assert_allclose(found, 1e-5 * 20 * np.abs(x).sum(), rtol=0.3)

@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 from pytest_pallas.analysis import kernel_calls
 from pytest_pallas.backends.lowering import Lowered, Lowering
 from pytest_pallas.backends.protocol import Call
-from pytest_pallas.backends.targets import TARGETS
 from pytest_pallas.backends.tracing import abstract
+from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.errors import NoPallasCallError
 
 X = jax.ShapeDtypeStruct((64, 128), jnp.float32)

@@ -119,7 +119,7 @@ def test_a_deadlock_ends_before_the_time_limit():
         Call(function=kernels.wait_for_nobody, args=(X,), timeout=300.0)
     )
     assert isinstance(outcome.error, DeadlockError)
-    assert "device 0 waits for sem to be 1, which is 0" in str(outcome.error)
+    assert "device 0 is blocked on semaphore `sem`: needs 1, has 0" in str(outcome.error)
     assert time.monotonic() - started < 60
 
 
@@ -221,7 +221,7 @@ def test_a_core_that_waits_for_one_that_has_ended_is_told_before_the_time_limit(
     outcome = backend("tpu-interpret:v4").run(Call(function=half_a_barrier, args=(X,)))
     assert isinstance(outcome.error, DeadlockError)
     assert "device 0, core 1 is at the end of the kernel" in str(outcome.error)
-    assert "device 0 waits for semaphore to be" in str(outcome.error)
+    assert "device 0, core 0 is blocked on semaphore `semaphore`: needs" in str(outcome.error)
     assert time.monotonic() - started < 50
 
 

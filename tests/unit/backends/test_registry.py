@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_pallas.backends import Family, label, parse, select
+from pytest_pallas.backends import Family, label, parse, select, with_target
 from pytest_pallas.backends.registry import FAMILIES
 from pytest_pallas.errors import BackendUnavailableError, OptionError
 
@@ -32,9 +32,68 @@ def labels(selection):
     return [label(backend) for backend in selection.backends]
 
 
-def test_auto_takes_every_interpreter_where_there_is_no_hardware():
-    families = {**KNOWN, "tpu": fake("tpu", "no TPU"), "gpu": fake("gpu", "no GPU")}
-    assert labels(select(["auto"], families)) == ["interpret", "tpu-interpret", "gpu-interpret"]
+HERE = ["tpu-sim", "interpret", "tpu-interpret", "gpu-interpret"]
+INTERPRETERS = HERE[1:]
+NO_HARDWARE = {**KNOWN, "tpu": fake("tpu", "no TPU"), "gpu": fake("gpu", "no GPU")}
+
+
+def simulator_of(selection):
+    return next(each for each in selection.backends if each.name == "tpu-sim")
+
+
+def replaced(selection):
+    return [label(each) for each in selection.backends if selection.replaced(each)]
+
+
+def test_auto_takes_the_simulator_and_every_interpreter_where_there_is_no_hardware():
+    selection = select(["auto"], NO_HARDWARE)
+    assert labels(selection) == HERE
+    assert selection.automatic == {*HERE}
+    assert replaced(selection) == ["interpret", "tpu-interpret"]
+    assert simulator_of(selection).otherwise.name == "tpu-interpret"
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen", "taken_over"),
+    [
+        (["interpreters"], INTERPRETERS, []),
+        (["all"], HERE, []),
+        (["auto", "interpreters"], HERE, []),
+        (["auto", "interpret"], HERE, ["tpu-interpret"]),
+        (["tpu-interpret", "auto"], ["tpu-interpret", *HERE[:2], HERE[3]], ["interpret"]),
+        (["tpu-sim", "interpret"], ["tpu-sim", "interpret"], []),
+        (["tpu-sim:v5e", "auto"], ["tpu-sim:v5e", *HERE], ["interpret", "tpu-interpret"]),
+    ],
+)
+def test_the_simulator_takes_the_place_only_of_what_nobody_asked_for(words, chosen, taken_over):
+    selection = select(words, NO_HARDWARE)
+    assert labels(selection) == chosen
+    assert replaced(selection) == taken_over
+
+
+@pytest.mark.parametrize(
+    ("words", "complete"),
+    [
+        (["auto"], True),
+        (["all"], True),
+        (["auto", "interpreters"], True),
+        (["tpu-sim"], False),
+        (["auto", "tpu-sim"], False),
+        (["tpu-sim", "auto"], False),
+        (["tpu-sim", "all"], False),
+    ],
+)
+def test_a_simulator_that_is_named_has_nothing_to_fall_back_to(words, complete):
+    selection = select(words, NO_HARDWARE)
+    assert (simulator_of(selection).otherwise is not None) == complete
+    assert ("tpu-sim" in selection.automatic) == complete
+
+
+def test_a_target_keeps_what_a_simulator_falls_back_to():
+    chosen = simulator_of(select(["auto"], NO_HARDWARE))
+    made = with_target(chosen, "v5e", KNOWN)
+    assert (label(made), label(made.otherwise)) == ("tpu-sim:v5e", "tpu-interpret:v5e")
+    assert with_target(select(["tpu-sim"], KNOWN).backends[0], "v5e", KNOWN).otherwise is None
 
 
 def test_auto_takes_hardware_only_where_there_is_some():
@@ -47,12 +106,15 @@ def test_auto_takes_hardware_only_where_there_is_some():
 def test_all_says_what_it_leaves_out():
     families = {**KNOWN, "tpu": fake("tpu", "no TPU"), "gpu": fake("gpu")}
     selection = select(["all"], families)
-    assert labels(selection) == ["interpret", "tpu-interpret", "gpu-interpret", "gpu"]
+    assert labels(selection) == [*HERE, "gpu"]
     assert selection.left_out == {"tpu": "no TPU"}
 
 
 def test_targets():
     assert [label(b) for b in parse("tpu-interpret:v5e", KNOWN)] == ["tpu-interpret:v5e"]
+    assert [label(b) for b in parse("tpu-sim:all", KNOWN)] == [
+        f"tpu-sim:{target}" for target in ("v4", "v5e", "v5p", "v6e", "tpu7x")
+    ]
     assert [label(b) for b in parse("gpu-interpret:all", KNOWN)] == [
         f"gpu-interpret:{target}" for target in ("a100", "h100", "h200", "b200")
     ]
@@ -68,6 +130,9 @@ def test_repetitions_run_once():
         ("tpu_interpret", "unknown backend 'tpu_interpret'. Did you mean 'tpu-interpret'?"),
         ("tpu-interpret:h100", "unknown target 'h100' of backend 'tpu-interpret'; its targets: v4"),
         ("interpret:v6e", "its targets: none"),
+        ("tpu-sim:h100", "unknown target 'h100' of backend 'tpu-sim'; its targets: v4, v5e, v5p"),
+        ("tpu_sim", "unknown backend 'tpu_sim'. Did you mean 'tpu-sim'?"),
+        ("interpreter", "unknown backend 'interpreter'. Did you mean 'interpreters'?"),
     ],
 )
 def test_unknown_names_list_the_valid_ones(word, message):
@@ -81,4 +146,4 @@ def test_a_named_backend_that_is_not_there_is_an_error():
     with pytest.raises(BackendUnavailableError) as caught:
         select(["tpu"], families)
     assert "JAX finds no TPU" in str(caught.value)
-    assert "Available here: interpret, tpu-interpret, gpu-interpret." in str(caught.value)
+    assert "Available here: tpu-sim, interpret, tpu-interpret, gpu-interpret." in str(caught.value)

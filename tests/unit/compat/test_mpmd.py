@@ -263,9 +263,8 @@ class TestFaults:
         np.testing.assert_array_equal(self.hand_over(), [X] * (CORES * SUBCORES))
 
     def test_a_signal_that_nobody_sends(self) -> None:
-        with pytest.raises(
-            pytest_pallas.DeadlockError, match=r"core 3 waits for filled to be 1, which is 0"
-        ):
+        said = "core 3 is blocked on semaphore `filled`: needs 1, has 0"
+        with pytest.raises(pytest_pallas.DeadlockError, match=said):
             self.hand_over(signals=False)
 
     def test_a_race_of_both(self) -> None:

@@ -80,5 +80,5 @@ def test_committed(stored, by):
 @pytest.mark.parametrize("stored", ["a", "b"])
 def test_not_committed(stored, by):
     outcome = run(stored=stored, by=by, committed=False)
-    assert "race: read of a ref in SMEM" in str(outcome.error)
+    assert "read of a ref in SMEM" in str(outcome.error)
     assert "test_proxies_gpu.py" in str(outcome.error)

@@ -62,9 +62,26 @@ def test_what_becomes_of_a_mutant(tried, status):
     assert verdict.examples == tried.examples
 
 
-def test_the_same_program_is_not_tried():
-    [verdict] = _hunt(MANY[:1], _never, journal=Journal(), same=lambda _: "the same")
+def test_what_is_tried_and_the_same_program_is_equivalent():
+    def attempt(_):
+        return Tried(None, 1, same="the same")
+
+    [verdict] = _hunt(MANY[:1], attempt, journal=Journal(), same=_never)
     assert (verdict.status, verdict.reason) == ("equivalent", "the same")
+
+
+def test_the_same_program_is_equivalent_although_nobody_has_time_to_try_it():
+    until = time.monotonic()
+    [verdict] = _hunt(MANY[:1], _never, journal=Journal(), same=lambda _: "the same", until=until)
+    assert (verdict.status, verdict.reason) == ("equivalent", "the same")
+
+
+def test_a_mutant_is_caught_before_anybody_compares_programs():
+    def attempt(_):
+        return Tried(Caught("forward on tpu-sim", "MismatchError"), 1)
+
+    [verdict] = _hunt(MANY[:1], attempt, journal=Journal(), same=_never)
+    assert verdict.status == "caught"
 
 
 def test_nothing_is_tried_when_time_is_over():

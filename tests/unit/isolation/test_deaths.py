@@ -13,7 +13,7 @@ NOTE = Note(
     step="a kernel",
     limit=5.0,
     examples=3,
-    drawn=["  inputs    float32[8]"],
+    drawn=[("inputs", "float32[8]")],
     running=["matmul at /k/matmul.py:7"],
 )
 
@@ -29,8 +29,8 @@ Thread 0x00007f00 (most recent call first):
 """
 
 
-def died(status="crashed", message="The test worker died of SIGABRT during a job.", **rest):
-    return error_of(Result(status=status, message=message, note=NOTE.encode(), **rest), "here")
+def died(status="crashed", fate="died of SIGABRT during the test.", **rest):
+    return error_of(Result(status=status, fate=fate, note=NOTE.encode(), **rest), "here")
 
 
 def test_a_hang_by_what_faulthandler_wrote():
@@ -57,7 +57,7 @@ def test_a_crash():
 
 
 def test_memory():
-    error = died("out of memory", "The test worker was killed during a job: it used 9 MiB.")
+    error = died("out of memory", "was killed during the test: it used 9 MiB.")
     assert isinstance(error, OutOfMemoryError)
     assert "--pallas-worker-memory" in str(error)
 
@@ -69,7 +69,7 @@ def test_a_worker_that_does_not_start():
 
 
 def test_a_death_of_which_nothing_is_known():
-    assert isinstance(error_of(Result(status="crashed", message="Gone."), "here"), CrashError)
+    assert isinstance(error_of(Result(status="crashed", fate="is gone."), "here"), CrashError)
 
 
 @pytest.mark.parametrize(

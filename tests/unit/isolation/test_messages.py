@@ -8,7 +8,7 @@ from pytest_pallas.isolation.messages import Note, Reply, decoded, encoded
 
 
 def test_notes():
-    note = Note(step="a kernel", limit=5.0, drawn=["m=1"], running=["k"])
+    note = Note(step="a kernel", limit=5.0, drawn=[["drawn", "m=1"]], running=["k"])
     assert Note.decode(note.encode()) == note
     assert Note.decode(b"") is None
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from mutated import VMEM, X, found, kernel, one, ran, traced
 
 from pytest_pallas.errors import DmaError, KernelError
-from pytest_pallas.mutation import NAMES, OPERATORS, mutants_of
+from pytest_pallas.mutation import declared_operators, mutants_of, operators
 from pytest_pallas.numerics import epsilon
 
 COLUMNS = 100
@@ -29,11 +32,29 @@ def _answer(body, *args, operator, change, part="", **more):
 
 
 def test_every_operator_says_what_it_is():
-    assert len(set(NAMES)) == len(OPERATORS)
-    for operator in OPERATORS:
+    names = [operator.name for operator in declared_operators()]
+    assert len(set(names)) == len(names)
+    for operator in declared_operators():
         assert operator.mistake
         assert operator.before != operator.after
         assert (operator.operate is None) != (operator.call is None)
+
+
+def test_every_module_and_function_is_declared():
+    """The list is what the modules declare; each public function is the operator of one of them."""
+    folder = Path(operators.__file__).parent
+    modules = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+    assert sorted(modules) == sorted(operators.MODULES)
+    functions = {
+        f"{path.stem}.{node.name}"
+        for path in folder.glob("*.py")
+        if path.stem in modules
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    }
+    declared = [each.operate or each.call for each in declared_operators()]
+    names = [f"{each.__module__.rpartition('.')[2]}.{each.__name__}" for each in declared]
+    assert sorted(names) == sorted(functions)
 
 
 @pytest.mark.parametrize(

@@ -180,3 +180,8 @@ def test_a_mutant_that_cannot_be_made_says_so(monkeypatch):
     error = ran(functools.partial(plus), X, mutant=mutant).error
     assert isinstance(error, MutantError)
     assert "could not be made: TypeError: no such operand" in str(error)
+
+
+def test_a_mutated_program_is_kept_for_the_next_check():
+    program, mutant = traced(plus, X), one(plus, X, operator="arithmetic", change="add -> sub")
+    assert mutated(program, mutant) is mutated(program, mutant)

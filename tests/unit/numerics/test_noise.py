@@ -96,3 +96,26 @@ def test_it_is_asked_only_where_an_output_would_fail():
 def test_noise_that_is_not_finite_excuses_nothing(value):
     noise = Noise(wide=np.full((16, COUNT), value), narrow=np.full((16, COUNT), value))
     assert not judge(one(30), noise).passed
+
+
+@pytest.mark.parametrize("precision", ["", "float32 (refs.py:12)"])
+def test_an_oracle_with_noise_of_its_own_widens_the_bound(precision):
+    """By three times the worst error of a draw: the baseline's twice, and the oracle's."""
+    noise = Noise(wide=draws(one(10.0)), narrow=draws(one(10.0)))
+    result = judge(one(1000), noise, precision=precision)
+    assert not result.passed
+    assert ("computes in float32 (refs.py:12)" in result.message) is bool(precision)
+    errors = noise.wide[:, 0] / EPS
+    deviation, worst = np.sqrt(np.mean(errors**2)), np.mean(np.abs(errors))
+    allowed = max(5 + 3 * worst, 6 * np.sqrt(2) * deviation) if precision else 6 * deviation
+    assert result.allowed == pytest.approx(allowed)
+
+
+def test_many_errors_beside_an_oracle_with_noise_of_its_own():
+    """Allowed on the whole is what is without noise, and three times that of a draw."""
+    noise = Noise(wide=draws(np.full(COUNT, 10.0)), narrow=draws(np.full(COUNT, 10.0)))
+    errors = 10 * np.random.default_rng(7).choice([-1, 1], COUNT)
+    assert judge(3 * errors, noise, precision="float32").passed
+    result = judge(4 * errors, noise, precision="float32")
+    assert (result.passed, result.kind) == (False, "rms")
+    assert 30 < result.allowed < 37

@@ -150,6 +150,37 @@ def ring(x, *, barrier="left", collective_id=0, waits=1, wait_send=True):
     return jax.shard_map(shard, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)(x)
 
 
+def gathering(x, *, slots=3):
+    """Every device gets the shards of all four, which go around a ring."""
+
+    def body(x_ref, o_ref, sent, received):
+        me, count = jax.lax.axis_index("x"), jax.lax.axis_size("x")
+        right, left = jax.lax.rem(me + 1, count), jax.lax.rem(me + count - 1, count)
+        ready = pltpu.get_barrier_semaphore()
+        for other in (left, right):
+            pl.semaphore_signal(ready, 1, device_id={"x": other})
+        pl.semaphore_wait(ready, 2)
+        pltpu.sync_copy(x_ref.at[0], o_ref.at[me])
+        for step in range(3):
+            shard, slot = o_ref.at[jax.lax.rem(me - step + count, count)], step % slots
+            pltpu.async_remote_copy(
+                shard, shard, sent.at[slot], received.at[slot], device_id={"x": right}
+            ).wait()
+
+    def device(x):
+        return pl.pallas_call(
+            body,
+            out_shape=jax.ShapeDtypeStruct((4, *x.shape[1:]), x.dtype),
+            in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+            out_specs=pl.BlockSpec(memory_space=pl.ANY),
+            scratch_shapes=[pltpu.SemaphoreType.DMA((slots,))] * 2,
+            compiler_params=pltpu.CompilerParams(collective_id=0),
+        )(x)
+
+    mesh = Mesh(np.array(jax.devices("cpu")[:4]), ("x",))
+    return jax.shard_map(device, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)(x)
+
+
 def other(function, **options):
     """The kernel with one thing changed."""
     return functools.partial(function, **options)

@@ -22,17 +22,37 @@ def test_who_waits_for_what_is_said(trial):
     with pytest.raises(DeadlockError) as raised:
         deadlock(trial(rings.other(rings.waiting, waits=2), rings.BLOCKS))
     assert re.search(
-        r"device 0 waits for ready to be 2, which is 1, at \S+rings\.py:\d+:\d+ \(.*\) in program "
-        r"\(1,\)",
+        r"device 0 is blocked on semaphore `ready`: needs 2, has 1, at \S+rings\.py:\d+:\d+ "
+        r"\(.*\), program \(1\)",
         str(raised.value),
     )
+    [wait] = raised.value.findings[0].waits
+    assert (wait.on, wait.needed, wait.had, wait.program) == ("ready", 2, 1, (1,))
 
 
 def test_every_device_is_named(trial):
     with pytest.raises(DeadlockError) as raised:
         deadlock(trial(rings.other(rings.ring, waits=2), rings.SHARDS, devices=4))
     for device in range(4):
-        assert f"device {device} waits for the barrier semaphore to be 2" in str(raised.value)
+        said = f"device {device} is blocked on semaphore `get_barrier_semaphore()`: needs 2"
+        assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "devices", "on", "needed", "had"),
+    [
+        (rings.waiting, 1, "ready", 2, 1),
+        (rings.ring, 4, "the barrier semaphore of device 3", 2, 1),
+    ],
+    ids=["one device", "four devices"],
+)
+def test_who_waits_on_the_simulator(simulated, kernel, devices, on, needed, had):
+    x = rings.SHARDS if devices > 1 else rings.BLOCKS
+    with pytest.raises(DeadlockError) as raised:
+        deadlock(simulated(rings.other(kernel, waits=2), x, devices=devices))
+    waits = raised.value.findings[0].waits
+    assert [wait.owner.device for wait in waits] == list(range(devices))
+    assert (waits[-1].on, waits[-1].needed, waits[-1].had) == (on, needed, had)
 
 
 def test_devices_that_do_not_call_the_kernel_are_said():
@@ -56,7 +76,8 @@ def test_devices_that_do_not_call_the_kernel_are_said():
 
     error = run(2).error
     assert isinstance(error, DeadlockError)
-    assert "Devices 0, 1 wait for devices 2, 3 to begin it" in str(error)
+    assert "devices 0, 1 wait for devices 2, 3 to begin the kernel" in str(error)
+    assert [wait.owner.device for wait in error.findings[0].waits] == [0, 1]
     np.testing.assert_array_equal(run(4).values, rings.SHARDS + 1)
 
 
@@ -94,7 +115,8 @@ def test_devices_that_are_through_are_said(trial):
 
     with pytest.raises(DeadlockError) as raised:
         deadlock(trial(kernel, rings.SHARDS[:2], devices=2))
-    assert "device 0 waits for received to be 4096 bytes, which is 0" in str(raised.value)
+    said = "device 0 is blocked on semaphore `received`: needs 4096 bytes, has 0"
+    assert said in str(raised.value)
     assert "device 1 is at the end of the kernel" in str(raised.value)
 
 
@@ -106,8 +128,8 @@ def test_the_next_kernel_runs():
     np.testing.assert_array_equal(outcome.unwrap(), rings.BLOCKS)
 
 
-def test_a_right_kernel_comes_to_its_end(trial):
-    deadlock(trial(rings.ring, rings.SHARDS, devices=4))
+def test_a_right_kernel_comes_to_its_end(on_both):
+    deadlock(on_both(rings.ring, rings.SHARDS, devices=4))
 
 
 def gpu_kernel(x, *, arrives):
@@ -142,8 +164,8 @@ def test_threads_of_a_gpu_are_named(trial):
         deadlock(asked)
     for group in range(2):
         assert re.search(
-            rf"device 0, block 0, warpgroup {group} waits at a barrier at which 0 of 1 have "
-            r"arrived, at \S+test_deadlock\.py:\d+",
+            rf"device 0, block 0, warpgroup {group} is blocked at a barrier: needs 1 arrivals, "
+            r"has 0, at \S+test_deadlock\.py:\d+",
             str(raised.value),
         )
     deadlock(trial(rings.other(gpu_kernel, arrives=True), x, backend=gpu_interpret()))

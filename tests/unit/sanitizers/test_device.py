@@ -19,13 +19,12 @@ from pytest_pallas.errors import (
     NotApplicableError,
     RaceError,
 )
-from pytest_pallas.sanitizers import SANITIZERS
 from pytest_pallas.sanitizers import device as module
 from pytest_pallas.sanitizers.compute_sanitizer import Report
 from pytest_pallas.sanitizers.compute_sanitizer import parse as parse_output
 from pytest_pallas.strategies.arguments import Arguments
 
-(DEVICE,) = (each for each in SANITIZERS if each.name == "device")
+DEVICE = module.CHECK
 (INTERPRET,) = parse("interpret", {family.name: family for family in FAMILIES})
 
 MEMCHECK = """\
@@ -160,7 +159,7 @@ class TestRun:
 
 
 def test_it_is_for_gpus_only():
-    assert "interpret is no GPU" in DEVICE.on(INTERPRET)
+    assert "interpret is no GPU" in DEVICE.requires_backend(INTERPRET)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plt
 
 from pytest_pallas.backends.interpreters import gpu_interpret, interpret, tpu_interpret
+from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.trial import Trial
 from pytest_pallas.errors import BoundsError, KernelError, MismatchError
 from pytest_pallas.sanitizers.memory import memory
@@ -25,7 +26,7 @@ def ask(kernel, backend, *args):
     return memory(Trial(kernel=kernel, reference=None, arguments=arguments, backend=backend))
 
 
-@pytest.fixture(params=[interpret(), tpu_interpret()], ids=lambda backend: backend.name)
+@pytest.fixture(params=[tpu_sim(), interpret(), tpu_interpret()], ids=lambda backend: backend.name)
 def backend(request):
     return request.param
 
@@ -153,7 +154,8 @@ def test_an_output_that_is_read_first(backend):
         ask(kernel, backend)
 
 
-def test_a_block_of_before_is_not_this_block():
+@pytest.mark.parametrize("backend", [tpu_sim(), tpu_interpret()], ids=lambda each: each.name)
+def test_a_block_of_before_is_not_this_block(backend):
     """The window of the block still holds the last one, which is finite."""
 
     def kernel(x):
@@ -165,7 +167,7 @@ def test_a_block_of_before_is_not_this_block():
         return in_blocks(body, x)
 
     with pytest.raises(MismatchError, match=r"block \(1, 0\)"):
-        ask(kernel, tpu_interpret())
+        ask(kernel, backend)
 
 
 def plgpu_kernel(body, x):
@@ -274,27 +276,56 @@ def scopes(x):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "portable", "simulated"),
+    ("kernel", "portable", "interpreted", "simulated"),
     [
-        (copies, r"copy from x_ref of body: indices 9 to 16 .*\(16, 128\)", r"x_ref \(HBM\)"),
-        (synchronous, r"copy from x_ref of body: indices 16 to 23", r"x_ref \(HBM\)"),
-        (loads, r"load of x_ref of body: indices 8 to 15 .*\(8, 128\)", r"read of x_ref at"),
-        (scopes, r"store of ref of body: indices 1 to 2 .*\(2, 128\)", r"write of a buffer made"),
-        (stores, r"store of scratch of body: index 8 along axis 0", r"write of scratch at"),
+        (
+            copies,
+            r"copy from x_ref of body: indices 9 to 16 .*\(16, 128\)",
+            r"x_ref \(HBM\)",
+            r"copy from x_ref \[16, 128\] beyond its edge: indices 9 to 16 of axis 0",
+        ),
+        (
+            synchronous,
+            r"copy from x_ref of body: indices 16 to 23",
+            r"x_ref \(HBM\)",
+            r"copy from x_ref \[16, 128\] beyond its edge: indices 16 to 23 of axis 0",
+        ),
+        (
+            loads,
+            r"load of x_ref of body: indices 8 to 15 .*\(8, 128\)",
+            r"read of x_ref at",
+            r"load from x_ref \[8, 128\] beyond its edge: indices 8 to 11 of axis 0",
+        ),
+        (
+            scopes,
+            r"store of ref of body: indices 1 to 2 .*\(2, 128\)",
+            r"write of a buffer made",
+            r"store to ref \[2, 128\] beyond its edge: indices 1 to 2 of axis 0",
+        ),
+        (
+            stores,
+            r"store of scratch of body: index 8 along axis 0",
+            r"write of scratch at",
+            r"store to scratch \[8, 128\] beyond its edge: index 8 of axis 0",
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_accesses_out_of_bounds(kernel, portable, simulated):
+def test_accesses_out_of_bounds(kernel, portable, interpreted, simulated):
     with pytest.raises(BoundsError, match=portable) as raised:
         ask(kernel, interpret())
     assert "test_memory.py:" in str(raised.value)
-    with pytest.raises(BoundsError, match=f"Out-of-bounds .*{simulated}") as raised:
+    with pytest.raises(BoundsError, match=f"Out-of-bounds .*{interpreted}") as raised:
         ask(kernel, tpu_interpret())
+    assert "test_memory.py:" in str(raised.value)
+    with pytest.raises(BoundsError, match=simulated) as raised:
+        ask(kernel, tpu_sim())
     assert "test_memory.py:" in str(raised.value)
 
 
+@pytest.mark.parametrize("backend", [tpu_sim(), interpret()], ids=lambda each: each.name)
 @pytest.mark.parametrize("extra", [0, 1])
-def test_masked_accesses(extra):
+def test_masked_accesses(backend, extra):
     """Of blocks that reach beyond the end, with masks that end where the array does, or later."""
 
     def kernel(x):
@@ -311,10 +342,12 @@ def test_masked_accesses(extra):
 
     x = X[0, :11]
     if not extra:
-        assert ask(kernel, interpret(), x).failed is None
+        assert ask(kernel, backend, x).failed is None
         return
     with pytest.raises(BoundsError) as raised:
-        ask(kernel, interpret(), x)
+        ask(kernel, backend, x)
+    if backend.kind == "simulating":
+        return
     lines = str(raised.value).splitlines()
     assert len(lines) == 3
     assert all("indices 8 to 11 along axis 0 of its shape (11,)" in line for line in lines)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.database import InMemoryExampleDatabase
 
 from pytest_pallas import strategies as pst
+from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.suites import fuzzing, variety
 
 CALLS = pst.arguments(
@@ -203,6 +204,40 @@ def test_siblings_as_long_as_they_are_cheap():
         counts.append(len(shapes))
     assert counts[0] > 2 * counts[1]
     assert counts[1] >= fuzzing.ROUND
+
+
+def test_rounds_go_on_to_new_shapes():
+    rounds = []
+    what = fuzzing.Fuzz(
+        ask=lambda call: rounds[-1].add(inputs_of(call).signature),
+        source=variety.Source(CALLS),
+        key="unit",
+    )
+    for seed in (1, 2):
+        rounds.append(set())
+        fuzzing.fuzz_until(what, seed=seed, until=time.monotonic() + 60)
+    assert len(rounds[0]) == fuzzing.ROUND
+    assert rounds[1]
+    assert not rounds[0] & rounds[1]
+
+
+def test_siblings_that_are_not_asked_about_are_not_made(monkeypatch):
+    made, asked = [], []
+    with_values = pst.Arguments.with_values
+
+    def making(call, values):
+        made.append(call)
+        return with_values(call, values)
+
+    def ask(call):
+        shape = inputs_of(call).signature
+        time.sleep(0.001 if shape in asked else 0.01)
+        asked.append(shape)
+
+    monkeypatch.setattr(pst.Arguments, "with_values", making)
+    what = fuzzing.Fuzz(ask=ask, source=variety.Source(CALLS), key="unit")
+    fuzzing.fuzz_until(what, seed=0, until=time.monotonic() + 60)
+    assert len(made) <= len(asked) - len(set(asked)) + 5  # what was asked about before is skipped
 
 
 def test_calls_without_a_recipe_are_told_apart():

@@ -58,6 +58,12 @@ def sums(x_ref, o_ref):
 
 
 @wrong
+def sums_beside_an_operation_without_results(x_ref, o_ref):
+    pl.debug_print("{}", jnp.sum(x_ref[...]))
+    o_ref[...] += jnp.sum(x_ref[...], axis=1, keepdims=True)
+
+
+@wrong
 def maximum(x_ref, o_ref):
     o_ref[...] = jnp.maximum(o_ref[...], jnp.max(x_ref[...], axis=1, keepdims=True))
 

@@ -1,0 +1,65 @@
+"""The end of what does not end while it is traced or simulated in this thread."""
+
+from __future__ import annotations
+
+import signal
+import sysconfig
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from pytest_pallas.errors import SimulationLimitError
+
+#: Folders of code that is no user's: this package, Python's own, and what is installed.
+_OWN = Path(__file__).parents[1]
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+
+def _line(frame: FrameType | None) -> str:
+    """The innermost line of the user, if one is running; "" while the simulator evaluates."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if _OWN in Path(file).parents:
+            return ""
+        if not file.startswith((*_LIBRARIES, "<")):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+@contextmanager
+def ending(seconds: float) -> Generator[None]:
+    """End what does not end: a loop of Python in the function, while it is traced.
+
+    Loops of the kernel itself meet the machine's limit of steps, in any thread.
+
+    Raises:
+      SimulationLimitError: it took longer than ``seconds``; the traceback says where it was.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(
+        signal, "setitimer"
+    ):
+        yield
+        return
+
+    def stop(_: int, frame: FrameType | None) -> None:
+        error = SimulationLimitError(
+            f"still not traced and simulated after {seconds:g} s; the limit is --pallas-timeout"
+        )
+        error.at(_line(frame), "")
+        raise error
+
+    before = signal.signal(signal.SIGALRM, stop)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if left:  # somebody else's
+            spent = time.monotonic() - started
+            signal.setitimer(signal.ITIMER_REAL, max(left - spent, 0.001))

@@ -1,0 +1,301 @@
+"""The backend ``tpu-sim``: kernels on the simulated machine, which compiles nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytest_pallas.backends.ending import ending
+from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome
+from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
+from pytest_pallas.errors import DmaError, MissingRuleError, RaceError
+
+if TYPE_CHECKING:
+    from pytest_pallas.simulator.timeline import Timeline
+
+#: How many runs are kept: checks ask for the same ones.
+_RUNS = 256
+
+#: The errors that findings of a run end it with: those about what happens at the same time, where
+#: a call asks for races, and those about copies and semaphores, where it asks for these.
+_RACES = ("race",)
+_DMA = ("entry", "unwaited", "leftover")
+
+#: Larger results are not kept.
+_KEPT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """A backend that simulates kernels on this process' CPU, in one thread.
+
+    Attributes:
+      target: the chip it stands for; None is the default.
+      otherwise: runs what the simulator does not simulate yet; None if the simulator was named: it
+        runs what it can, and refuses the rest.
+    """
+
+    target: Target | None = None
+    otherwise: Backend | None = None
+    name: str = "tpu-sim"
+    platform: str = "tpu"
+    kind: Kind = "simulating"
+    fills: bool = True
+    reorders: bool = True
+    detects_races: bool = True
+    _kept: OrderedDict[Hashable, _Kept] = field(
+        default_factory=OrderedDict[Hashable, "_Kept"], repr=False, compare=False, hash=False
+    )
+
+    @property
+    def chip(self) -> Target:
+        """The chip that is simulated."""
+        return self.target or TARGETS[DEFAULT_TARGETS["tpu"]]
+
+    def available(self) -> str | None:
+        """Always None: the simulator needs nothing but numpy."""
+        return None
+
+    def context(self, *, races: bool = False) -> Any:
+        """The context to trace in. ``races`` makes no difference."""
+        from pytest_pallas.devices.absent import tracing_for
+
+        del races
+        return tracing_for(self.chip)
+
+    def lacks(self, call: Call) -> str | None:
+        """What of a call cannot be simulated yet, or None. The call is traced, and not run.
+
+        Raises:
+          Exception: what the function itself raises while it is traced.
+        """
+        from pytest_pallas.simulator.program import prepare
+
+        try:
+            with ending(call.timeout):
+                jaxpr = _traced(self, call).jaxpr
+                prepare(jaxpr)
+        except MissingRuleError as error:
+            return str(error)
+        return None
+
+    def run(self, call: Call) -> Outcome:
+        """Simulate a call; see ``Backend.run``. The same jitted call again gives the same outcome.
+
+        One that is not jitted may look at anything, and is called each time.
+        """
+        key = _key(call) if call.jit else None
+        found = None if key is None else self._kept.get(key)
+        if found is not None:
+            self._kept.move_to_end(key)
+            _tell(call, found.jaxpr, found.outcome.kernels)
+            if call.observer is not None:
+                call.observer.ended(call)
+            return dataclasses.replace(found.outcome, seconds=0.0)
+        outcome, jaxpr = self._run(call)
+        if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
+            return self._run_otherwise(call)
+        if key is not None and outcome.error is None and _bytes(outcome) <= _KEPT_BYTES:
+            self._kept[key] = _Kept(outcome, jaxpr)
+            while len(self._kept) > _RUNS:
+                self._kept.popitem(last=False)
+        return outcome
+
+    def run_anew(self, call: Call) -> Outcome:
+        """As ``run``, and never an outcome that was kept: for what is timed."""
+        outcome, _ = self._run(call)
+        if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
+            return self._run_otherwise(call)
+        return outcome
+
+    def trace(self, call: Call) -> tuple[Timeline, Exception | None]:
+        """Simulate a call: what happened when, and what it raised.
+
+        The timeline is empty if the call runs no kernel, or is not simulated yet.
+        """
+        from pytest_pallas.simulator.timeline import Timeline
+
+        timeline = Timeline()
+        outcome, _ = self._run(call, timeline)
+        return timeline, outcome.error
+
+    def _run_otherwise(self, call: Call) -> Outcome:
+        assert self.otherwise is not None
+        outcome = self.otherwise.run(call)
+        note = f"run on {self.otherwise.name}, not simulated yet"
+        return dataclasses.replace(outcome, notes=(*outcome.notes, note))
+
+    def _run(self, call: Call, timeline: Timeline | None = None) -> tuple[Outcome, Any]:
+        """The outcome of a call, and the jaxpr that was simulated: None without jit."""
+        started = time.perf_counter()
+        outcome, jaxpr = Outcome(), None
+        try:
+            with ending(call.timeout):
+                if call.jit:
+                    outcome, jaxpr = _traced_run(self, call, timeline)
+                else:
+                    outcome = _eager_run(self, call, timeline)
+        except Exception as error:  # the kernel's error is a result, whatever it is
+            outcome = Outcome(error=error)
+        finally:
+            if call.observer is not None:
+                call.observer.ended(call)
+        return dataclasses.replace(outcome, seconds=time.perf_counter() - started), jaxpr
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A run that is kept."""
+
+    outcome: Outcome
+    jaxpr: Any
+
+
+def _tell(call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
+    """Tell the call's observer that it is simulated."""
+    if call.observer is not None:
+        call.observer.simulated(call, jaxpr, kernels)
+
+
+def _traced(backend: Simulator, call: Call) -> Any:
+    """What JAX traces of a call, without its mutant; JAX keeps it."""
+    from pytest_pallas.backends.tracing import jitted, on_host
+
+    static, arrays = on_host(dataclasses.replace(call, mutant=None))
+    with backend.context():
+        return jitted().trace(static, arrays)
+
+
+def _traced_run(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple[Outcome, Any]:
+    import jax
+
+    from pytest_pallas.backends.execution import kernels_of
+    from pytest_pallas.backends.tracing import on_host
+    from pytest_pallas.mutation import mutated
+    from pytest_pallas.simulator.program import prepare
+    from pytest_pallas.simulator.simulate import evaluate
+
+    traced = _traced(backend, call)
+    jaxpr = traced.jaxpr if call.mutant is None else mutated(traced.jaxpr, call.mutant)
+    kernels = kernels_of(call, jaxpr)
+    prepare(jaxpr)  # which raises for what is not simulated yet
+    _tell(call, jaxpr, kernels)
+    machine, told = _machine(backend, call, timeline)
+    _, arrays = on_host(call)
+    values = [_read_only(value) for value in evaluate(jaxpr, machine, arrays)]
+    outcome = Outcome(
+        values=jax.tree.unflatten(jax.tree.structure(traced.out_info), values),
+        inputs=_inputs(arrays),
+        kernels=kernels,
+        told=tuple(told),
+        findings=tuple(machine.findings),
+        notes=_notes(machine),
+        error=_found(machine, call),
+    )
+    return outcome, jaxpr
+
+
+def _eager_run(backend: Simulator, call: Call, timeline: Timeline | None) -> Outcome:
+    import jax
+
+    from pytest_pallas.backends.tracing import apply, on_host
+    from pytest_pallas.mutation import mutated
+    from pytest_pallas.simulator.simulate import run_eagerly
+
+    _tell(call, None, ())
+    machine, told = _machine(backend, call, timeline)
+    static, arrays = on_host(dataclasses.replace(call, mutant=None))
+
+    def change(jaxpr: Any) -> Any:
+        return jaxpr if call.mutant is None else mutated(jaxpr, call.mutant)
+
+    with backend.context():
+        values = run_eagerly(lambda *given: apply(static, [*given]), machine, arrays, change)
+    return Outcome(
+        values=jax.tree.map(_read_only, values),
+        inputs=_inputs(arrays),
+        told=tuple(told),
+        findings=tuple(machine.findings),
+        notes=_notes(machine),
+        error=_found(machine, call),
+    )
+
+
+def _found(machine: Any, call: Call) -> Exception | None:
+    """The error of a run that ended, and in which something was out of order or left behind."""
+    races = [each for each in machine.findings if call.races and each.kind in _RACES]
+    others = [each for each in machine.findings if call.dma and each.kind in _DMA]
+    if not races and not others:
+        return None
+    return (RaceError if races else DmaError).of(*races, *others)
+
+
+def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple[Any, list[Any]]:
+    """The machine that a call runs on, and the list that its probe is answered in."""
+    from pytest_pallas.backends.fills import fill_of
+    from pytest_pallas.simulator.machine import Machine
+
+    told: list[Any] = []
+    machine = Machine(
+        target=backend.chip.name,
+        seed=call.schedule.seed,
+        cores=max(call.schedule.cores, backend.chip.cores),
+        fill=fill_of(call.fill),
+        ahead=call.probe != "late",
+        separate=call.probe == "separate",
+        timeline=timeline,
+    )
+    if call.probe == "outputs":
+        machine.outputs = lambda eqn, values: told.append((eqn.params, list(values)))
+    return machine, told
+
+
+def _notes(machine: Any) -> tuple[str, ...]:
+    names = ", ".join(sorted(machine.fallbacks))
+    return (f"evaluated by JAX, for lack of a rule: {names}",) if names else ()
+
+
+def _inputs(arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments after a call, as outcomes hold them: of keys of random numbers, their words."""
+    from pytest_pallas.backends.execution import to_numpy
+
+    return tuple(_read_only(to_numpy(array)) for array in arrays)
+
+
+def _read_only(value: Any) -> Any:
+    """An array as others get it: outcomes are kept, and results may share memory with inputs."""
+    view = value.view()
+    view.flags.writeable = False
+    return view
+
+
+def _bytes(outcome: Outcome) -> int:
+    import jax
+
+    leaves = jax.tree.leaves((outcome.values, outcome.inputs, outcome.told))
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
+
+
+def _key(call: Call) -> Hashable:
+    """Equal for calls that run alike."""
+    from pytest_pallas.backends.digests import digest
+    from pytest_pallas.backends.tracing import identity
+
+    return (
+        identity(call.function),
+        digest((call.args, dict(call.options))),
+        (call.jit, call.devices, call.needs_kernel, call.fill, call.probe, call.schedule),
+        (call.races, call.dma),
+        call.mutant,
+    )
+
+
+def tpu_sim(target: Target | None = None) -> Simulator:
+    """The simulated TPU."""
+    return Simulator(target)

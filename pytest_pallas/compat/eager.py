@@ -1,0 +1,202 @@
+"""Private names of JAX: a trace of our own, which evaluates each operation when it is bound."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+#: Primitives that give references.
+_NEW = frozenset({"new_ref", "empty_ref"})
+
+#: ``evaluate(jaxpr, values)``: the results of a jaxpr.
+Evaluate = Callable[[Any, Sequence[Any]], Sequence[Any]]
+
+
+def evaluated_eagerly(function: Callable[..., Any], args: Sequence[Any], evaluate: Evaluate) -> Any:
+    """Call a function on arrays, whose operations ``evaluate`` does in place of JAX.
+
+    The function may look at values (``if x > 0``, ``np.asarray(x)``), and use ``jax.vjp``,
+    ``jax.vmap`` and ``jax.jit``: these have traces of their own on top of this one. Seen in JAX
+    0.11.2 and 0.12.0.1.
+
+    Args:
+      function: called with an array of JAX for each value; what its operations give are tracers,
+        which have values.
+      args: arrays.
+      evaluate: is given a jaxpr for each operation, and gives its results.
+
+    Returns:
+      What the function returned, with values for tracers.
+    """
+    import jax
+
+    core: Any = importlib.import_module("jax._src.core")
+    trace = _trace_type()(evaluate)
+    # Plain arrays: without jit, a function that asks whether it is being traced is told no.
+    arrays = [value if isinstance(value, jax.Array) else jax.device_put(value) for value in args]
+    with core.set_current_trace(trace):
+        values = function(*arrays)
+    return jax.tree.map(trace.lower, values)
+
+
+def _is_reference(aval: Any) -> bool:
+    return hasattr(aval, "inner_aval")
+
+
+@functools.cache
+def _trace_type() -> Any:
+    """The class of the trace, made when it is first asked for: importing this imports no JAX."""
+    import jax
+    import numpy as np
+
+    core: Any = importlib.import_module("jax._src.core")
+
+    class Tracer(core.Tracer):
+        """A value that operations are evaluated on."""
+
+        __slots__ = ("value",)
+
+        def __init__(self, trace: Any, aval: Any, value: Any) -> None:
+            super().__init__(trace, aval)
+            self._line_info = None
+            self.value = value
+
+        def to_concrete_value(self) -> Any:
+            """The value itself, if it is an array."""
+            value = self.value
+            return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
+
+        def __array__(self, *args: Any, **options: Any) -> Any:
+            return np.asarray(self.value, *args, **options)
+
+        def is_deleted(self) -> bool:
+            """False: values are never deleted."""
+            return False
+
+        def __float__(self) -> float:
+            return float(self.value)
+
+        def __complex__(self) -> complex:
+            return complex(self.value)
+
+        def tolist(self) -> Any:
+            """As of an array."""
+            return np.asarray(self.value).tolist()
+
+        def item(self, *args: int) -> Any:
+            """As of an array."""
+            return np.asarray(self.value).item(*args)
+
+        def _origin_msg(self) -> str:
+            return ""
+
+    class Trace(core.Trace):
+        """Evaluates each primitive when it is bound."""
+
+        __slots__ = ("evaluate",)
+
+        def __init__(self, evaluate: Evaluate) -> None:
+            super().__init__()
+            self.evaluate = evaluate
+
+        def lift(self, value: Any) -> Any:
+            """A value as this trace's tracer."""
+            if isinstance(value, Tracer):
+                return value
+            return Tracer(self, core.typeof(getattr(value, "jax", value)), value)
+
+        def lower(self, value: Any) -> Any:
+            """The value of a tracer."""
+            return value.value if isinstance(value, Tracer) else value
+
+        def stage_value(self, val: Any) -> Any:
+            return self.lift(val)
+
+        def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
+            lifted = [self.lift(each) for each in tracers]
+            avals = tuple(each.aval for each in lifted)
+            with core.set_current_trace(core.eval_trace):
+                of_refs = primitive.name in _NEW or any(map(_is_reference, avals))
+                jaxpr = (_one_equation if of_refs else _traced)(primitive, avals, params)
+            made = self._evaluated(jaxpr, lifted)
+            return made if primitive.multiple_results else made[0]
+
+        def process_shard_map(
+            self, primitive: Any, fun: Any, tracers: Any, /, **params: Any
+        ) -> Any:
+            lifted = [self.lift(each) for each in tracers]
+            trees: list[Any] = []
+
+            def operation(*operands: Any) -> Any:
+                trace = core.trace_ctx.trace
+                trees.append(trace.process_shard_map(primitive, fun, operands, **params))
+                return trees[-1].vals
+
+            with core.set_current_trace(core.eval_trace):
+                jaxpr = jax.make_jaxpr(operation)(*[each.aval for each in lifted])
+            return trees[-1].update(self._evaluated(jaxpr, lifted))
+
+        def _evaluated(self, jaxpr: Any, lifted: Sequence[Tracer]) -> list[Tracer]:
+            with core.set_current_trace(core.eval_trace):
+                results = self.evaluate(jaxpr, [each.value for each in lifted])
+            return [
+                Tracer(self, var.aval, value)
+                for var, value in zip(jaxpr.jaxpr.outvars, results, strict=True)
+            ]
+
+        def process_custom_jvp_call(
+            self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **_: Any
+        ) -> Any:
+            del primitive, jvp
+            with core.set_current_trace(self):
+                return fun.call_wrapped(*tracers)
+
+        def process_custom_vjp_call(
+            self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **_: Any
+        ) -> Any:
+            del primitive, fwd, bwd
+            with core.set_current_trace(self):
+                return fun.call_wrapped(*tracers)
+
+    def _one_equation(primitive: Any, avals: tuple[Any, ...], params: Any) -> Any:
+        """One operation on references, which JAX does not trace to what gives or takes them."""
+        outs, effects = primitive.abstract_eval(*avals, **params)
+        invars = list(map(core.Var, avals))
+        outvars = list(map(core.Var, outs if primitive.multiple_results else [outs]))
+        info = importlib.import_module("jax._src.source_info_util").current()
+        eqn = core.new_jaxpr_eqn(invars, outvars, primitive, params, effects, info)
+        extended: Any = importlib.import_module("jax.extend.core")
+        named = importlib.import_module("jax._src.linear_util").DebugInfo(
+            primitive.name, primitive.name, None, None
+        )
+        inner = extended.Jaxpr((), invars, outvars, [eqn], effects, debug_info=named)
+        return extended.ClosedJaxpr(inner, ())
+
+    def _traced(primitive: Any, avals: tuple[Any, ...], params: Any) -> Any:
+        """One operation as a jaxpr."""
+        try:
+            key = (primitive, avals, tuple(sorted(params.items())))
+            hash(key)
+        except TypeError:
+            return _trace(primitive, avals, params)
+        found = cache.get(key)
+        if found is None:
+            if len(cache) > 4096:
+                cache.clear()
+            found = cache[key] = _trace(primitive, avals, params)
+        return found
+
+    def _trace(primitive: Any, avals: tuple[Any, ...], params: Any) -> Any:
+        def operation(*operands: Any) -> Any:
+            functions: Sequence[Any] = ()
+            given = primitive.get_bind_params(params)
+            if isinstance(given, tuple):  # functions that are passed as operands, and the rest
+                functions, given = given  # pyright: ignore[reportUnknownVariableType]
+            return primitive.bind(*functions, *operands, **given)  # pyright: ignore[reportUnknownArgumentType]
+
+        return jax.make_jaxpr(operation)(*avals)
+
+    cache: dict[Any, Any] = {}
+    return Trace

@@ -1,0 +1,68 @@
+"""Which backends ``auto`` takes for a spec: the simulator, or the interpreters of JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Any
+
+import pytest
+
+from pytest_pallas.backends import REPLACED, Backend, Call, label
+from pytest_pallas.session import Session
+from pytest_pallas.spec import KernelSpec
+
+#: Why specs cannot be simulated, by file and name; None for one that can be.
+_LACKS = pytest.StashKey[dict[tuple[str, str], str | None]]()
+
+
+def without_replaced(
+    session: Session, spec: KernelSpec, backends: Sequence[Backend], automatic: Container[str]
+) -> tuple[Backend, ...]:
+    """The backends to run a spec on, of those that were chosen.
+
+    Where ``auto`` chose, the simulator takes the place of the interpreters for a spec that it can
+    simulate, and they take its place for others. What was named is kept.
+
+    Args:
+      session: keeps what was found out.
+      spec: the spec.
+      backends: those that were chosen.
+      automatic: labels of those that nobody named; see ``Selection``.
+    """
+    simulators = [each for each in backends if each.kind == "simulating"]
+    if not any(label(each) in automatic for each in simulators):
+        return tuple(backends)
+    simulated = spec.claims(simulators[0].name) and lacks(session, spec, simulators[0]) is None
+    return tuple(
+        each
+        for each in backends
+        if label(each) not in automatic
+        or not (each.name in REPLACED if simulated else each.kind == "simulating")
+    )
+
+
+def lacks(session: Session, spec: KernelSpec, simulator: Any) -> str | None:
+    """Why the simulator cannot simulate a spec, or None. One call is drawn and traced."""
+    known = session.config.stash.setdefault(_LACKS, {})
+    key = (spec.file, spec.name)
+    if key not in known:
+        known[key] = _lacks(spec, simulator, session.options.timeout)
+    return known[key]
+
+
+def _lacks(spec: KernelSpec, simulator: Any, timeout: float) -> str | None:
+    from pytest_pallas.strategies.once import draw_once
+
+    if spec.meshes:
+        return None  # what is missing is seen when a call on a mesh runs
+    try:
+        drawn = draw_once(spec.inputs)
+        call = Call(
+            function=spec.kernel_for(simulator.platform),
+            args=drawn.args,
+            options={**drawn.options, **drawn.tuning},
+            timeout=timeout,
+        )
+        return simulator.lacks(call)
+    except Exception:
+        return None  # its checks will raise the same, and report it

@@ -1,0 +1,174 @@
+"""Why tests of JAX do not pass on the simulator, as data for ``jax_tests.py``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why tests do not pass.
+
+    Attributes:
+      text: one sentence.
+      applies: whether such a test counts: it does not if it asks for something that the simulator
+        is no answer to.
+    """
+
+    text: str
+    applies: bool
+
+
+@dataclass(frozen=True)
+class Known:
+    """A failure that is understood.
+
+    Attributes:
+      cause: why.
+      tests: a regular expression of ``file::Class::test``.
+      text: a regular expression of ``Type: message`` of the failure.
+      difference: the largest absolute difference that the message may report, or None.
+      relative: the largest relative difference, which then is enough.
+    """
+
+    cause: Cause
+    tests: str
+    text: str
+    difference: float | None = None
+    relative: float = 0.0
+
+    def explains(self, test: str, said: str) -> bool:
+        """Whether it is the reason of a failure."""
+        if not re.search(self.tests, test) or not re.search(self.text, said):
+            return False
+        if self.difference is None:
+            return True
+        limits = {"absolute": self.difference, "relative": self.relative}
+        return any(
+            float(found[2]) <= limits[found[1]]
+            for found in re.finditer(r"Max (\w+) difference among violations: ([\w.+-]+)", said)
+        )
+
+
+DEVICES = Cause("needs DMAs, semaphores or several devices", applies=False)
+COMPILER = Cause("asks for what the compiler refuses, prints or reports", applies=False)
+VERSION = Cause("API of another version of JAX", applies=False)
+PROCESS = Cause("asks the process's device, which is a CPU, for its cores", applies=False)
+PROFILE = Cause("asks for the profiler's trace", applies=False)
+NEGATIVE = Cause(
+    "indexes a reference by -1: interpret mode counts from the end, a TPU does not, and the "
+    "simulator refuses it",
+    applies=True,
+)
+OUTSIDE = Cause(
+    "indexes a reference beyond its edge: interpret mode takes the last element, and the simulator "
+    "refuses it",
+    applies=True,
+)
+ALIAS = Cause(
+    "reads the window of an aliased output before it writes it: interpret mode has loaded it, a "
+    "TPU has not, and in the simulator it is uninitialized",
+    applies=True,
+)
+SUMS = Cause(
+    "compares a sum of products with XLA's, which adds in another order, to the last place or "
+    "relative to what cancels",
+    applies=True,
+)
+PREFIXES = Cause(
+    "compares a cumulative sum of 16-bit floats: the simulator rounds each result once, and JAX "
+    "rounds the partial results too",
+    applies=True,
+)
+PLACES = Cause(
+    "compares a transcendental function with XLA's approximation more closely than that is exact "
+    "(erf_inv, and so normal numbers: 3e-6)",
+    applies=True,
+)
+
+KNOWN: tuple[Known, ...] = (
+    Known(
+        DEVICES,
+        "",
+        r"no rule for the primitive '(dma_|semaphore_|get_barrier_|emit_pipeline|core_|mpmd_)"
+        r"|does not simulate (semaphores|communication)",
+    ),
+    Known(NEGATIVE, "indexing_test::", r"beyond its edge: (index -1|indices -1 to)"),
+    Known(OUTSIDE, "indexing_test::.*test_advanced_indexer16", "beyond its edge: indices 1 to 2"),
+    Known(ALIAS, r"pallas_vmap_test::.*input_output_aliases$", "Not equal"),
+    Known(ALIAS, r"ops_test::OpsInterpretTest::test_(masked_|masked_oob_)?swap", "nan location"),
+    Known(PROCESS, "::CoreMapTest::test_can_(create|query)_", "AttributeError: $"),
+    Known(PROCESS, "::test_padded_matmul_", "AttributeError: $|2 distinct failures"),
+    Known(PROFILE, "::PallasCallTraceTest::", "AssertionError"),
+    Known(
+        COMPILER,
+        "",
+        r"MosaicError not raised|not found in 'HloModule|'scf.for' not found|'%x_ref' not found",
+    ),
+    Known(COMPILER, "::test_block_spec_valid_block_shapes", "not raised"),
+    Known(COMPILER, "::test_block_spec_bounded_slice_static", "bounded slices"),
+    Known(COMPILER, "::test_scan_with_extensive_", "not raised"),
+    Known(COMPILER, "::test_unsigned_dtype_dot_raises", "not raised"),
+    Known(COMPILER, "::test_f16_true_divide_unsupported", "not raised"),
+    Known(COMPILER, "::test_(set_internal_scratch_size|lane_dynamic_slice)$", "not raised"),
+    Known(COMPILER, "::test_(vmem_limit|vmem_oom_error_message|fifo_(over|under)flow)", "Assert"),
+    Known(COMPILER, "::test_automatic_single_buffering", "not raised"),
+    Known(COMPILER, "::test_(cost_analysis|vector_input_output_aliasing)", "AssertionError"),
+    Known(COMPILER, "::test_cost_analysis_vmap_symbolic_batch_size", "lowering platform tpu"),
+    Known(COMPILER, "::PallasHloNamesTest::|::test_allow_input_fusion", "AssertionError"),
+    Known(COMPILER, "::TPUPipelineModeTest::test_two_input_vadd", "has no attribute 'group'"),
+    Known(
+        VERSION,
+        "",
+        r"AttributeError: module 'jax[\w.]*' has no attribute|cannot import name"
+        r"|TypeError: .* got an unexpected keyword argument",
+    ),
+    Known(
+        VERSION,
+        r"::test_(disable_bounds_check|(load|store|swap)_pretty_print\d)$",
+        "Error: Out of bound slice",
+    ),
+    Known(VERSION, "::test_bitcast_vmap1", "Invalid shape for `swap`"),
+    Known(VERSION, "::test_empty_core_map_raises_error", "not raised"),
+    Known(SUMS, "::test_(dot_|fuse_transposed_lhs|megacore_splitting)", "Error: ", 3e-4),
+    Known(SUMS, "::test_jnp_einsum_grad_y_pallas", "Error: ", 0.0, 1e-6),
+    Known(PREFIXES, "::test_cumsum0", "Error: Not equal", 0.02),
+    Known(PLACES, "::test_(erf_inv|unary_primitives_|custom_vjp)", "Error: ", 1e-5),
+    Known(PLACES, "::test_pallas_matches_jax_threefry", "Error: Arrays are not equal", 2e-5),
+)
+
+
+def cause_of(file: str, name: str, error: str, text: str) -> Cause | None:
+    """Why a test fails, or None if nobody knows."""
+    test, said = f"{file}::{name}", f"{error}: {' '.join(text.split())}"
+    known = next((each for each in KNOWN if each.explains(test, said)), None)
+    if known is None:
+        return None
+    if known.cause is VERSION:
+        missing = re.search(
+            r"module '([\w.]+)' has no attribute '(\w+)'|cannot import name '(\w+)'"
+            r"|(\w+\(\)) got an unexpected keyword argument '(\w+)'",
+            said,
+        )
+        if missing:
+            name = ".".join(part for part in missing.groups() if part)
+            return Cause(f"{VERSION.text}: {name}", applies=False)
+        return Cause(f"{VERSION.text}: behaviour that {name.rpartition('::')[2]} tests", False)
+    return known.cause
+
+
+#: What JAX's tests say when they skip themselves, and what is printed for it.
+SKIPPED: tuple[tuple[str, str], ...] = (
+    (r"GPU|gpu|CUDA|cuda|ROCm|[Tt]riton", "JAX skips it: for GPUs"),
+    (r"\b[Dd]evices? (required|needed)|(R|r)equires .*(devices|cores)|SparseCore", DEVICES.text),
+    (r"[Bb]ase class", "JAX skips it: the base of other classes"),
+    (r"[Ii]nterpret|CPU|cpu", "JAX skips it on TPUs, and in interpret mode too"),
+    (r"TPU|libtpu|v\d", "JAX skips it on this TPU"),
+)
+
+
+def not_applicable(reason: str) -> str:
+    """One name for what JAX's tests say when they skip themselves."""
+    said = next((name for pattern, name in SKIPPED if re.search(pattern, reason)), None)
+    return said or f"JAX skips it: {' '.join(reason.split())[:80]}"

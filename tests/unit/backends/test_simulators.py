@@ -1,0 +1,449 @@
+"""The backend ``tpu-sim``: what it runs, what it hands on, and how it ends what does not end."""
+
+import re
+import signal
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sample_kernels as kernels
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from unknown_primitive import unknown
+
+from pytest_pallas.backends import Call, parse, select
+from pytest_pallas.backends.registry import FAMILIES
+from pytest_pallas.backends.simulators import tpu_sim
+from pytest_pallas.errors import (
+    BoundsError,
+    DmaError,
+    MissingRuleError,
+    NoPallasCallError,
+    OptionError,
+    RaceError,
+    SimulationLimitError,
+)
+from pytest_pallas.mutation import mutants_of
+
+X = np.arange(8 * 128, dtype=np.float32).reshape(8, 128)
+KNOWN = {family.name: family for family in FAMILIES}
+
+
+def backend(word="tpu-sim"):
+    return parse(word, KNOWN)[0]
+
+
+def completed():
+    """The simulator that ``auto`` chooses."""
+    families = {name: each for name, each in KNOWN.items() if each.kind != "hardware"}
+    return next(b for b in select(["auto"], families).backends if b.kind == "simulating")
+
+
+class Noting:
+    """An ``Observer`` that keeps what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def traced(self, call, jaxpr, kernels):
+        self.told.append(("traced", jaxpr is not None, [kernel.name for kernel in kernels]))
+
+    def simulated(self, call, jaxpr, kernels):
+        self.told.append(("simulated", jaxpr is not None, [kernel.name for kernel in kernels]))
+
+    def ended(self, call):
+        self.told.append("ended")
+
+
+@pytest.mark.parametrize("word", ["tpu-sim", "tpu-sim:v5e"])
+def test_runs_a_kernel(word):
+    outcome = backend(word).run(Call(function=kernels.add_one, args=(X,)))
+    assert outcome.error is None
+    np.testing.assert_array_equal(outcome.values, X + 1)
+    np.testing.assert_array_equal(outcome.inputs[0], X)
+    assert [kernel.name for kernel in outcome.kernels] == ["body"]
+    assert outcome.notes == ()
+
+
+@pytest.mark.parametrize("target", ["v4", "v5e", "v5p", "v6e", "tpu7x"])
+def test_kernel_sees_the_target(target):
+    seen = []
+
+    def function(x):
+        seen.append(str(pltpu.get_tpu_info().chip_version.value))
+        return kernels.add_one(x)
+
+    outcome = backend(f"tpu-sim:{target}").run(Call(function=function, args=(X,)))
+    assert outcome.error is None
+    assert target.removeprefix("v").removeprefix("tpu") in seen[0]
+
+
+def test_interpret_is_overruled():
+    call = Call(function=kernels.add_one_by_rows, args=(X,), options={"interpret": True})
+    outcome = backend().run(call)
+    assert outcome.error is None
+    np.testing.assert_array_equal(outcome.values, X + 1)
+
+
+def test_nothing_is_compiled():
+    def function(x):
+        return kernels.add_one(jnp.sin(x)) * 2
+
+    with jax.log_compiles(True):
+        import logging
+
+        records = []
+        handler = logging.Handler()
+        handler.emit = records.append
+        logging.getLogger("jax").addHandler(handler)
+        try:
+            outcome = backend().run(Call(function=function, args=(np.ones((7, 127), np.float32),)))
+        finally:
+            logging.getLogger("jax").removeHandler(handler)
+    assert outcome.error is None
+    assert not [each for each in records if "Compiling" in each.getMessage()]
+
+
+class TestRunsThatAreKept:
+    def test_the_same_call_is_run_once(self):
+        simulator = tpu_sim()
+        call = Call(function=kernels.add_one, args=(X,))
+        first, again = simulator.run(call), simulator.run(call)
+        assert again.values is first.values
+        assert again.seconds == 0.0 < first.seconds
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"args": (X + 1,)},
+            {"args": (X.astype(np.int32),)},
+            {"fill": "high"},
+            {"probe": "separate"},
+            {"devices": 2},
+        ],
+        ids=lambda change: next(iter(change)),
+    )
+    def test_another_call_is_run(self, change):
+        simulator = tpu_sim()
+        first = simulator.run(Call(function=kernels.add_one, args=(X,)))
+        other = simulator.run(Call(**{"function": kernels.add_one, "args": (X,), **change}))
+        assert other.values is not first.values
+
+    def test_a_function_that_is_not_jitted_is_called_each_time(self):
+        count = iter(range(10))
+
+        def function(x):
+            return kernels.add_one(x) + next(count)
+
+        simulator = tpu_sim()
+        call = Call(function=function, args=(X,), jit=False)
+        np.testing.assert_array_equal(simulator.run(call).values, X + 1)
+        np.testing.assert_array_equal(simulator.run(call).values, X + 2)
+
+    def test_errors_are_not_kept(self):
+        def function(x):
+            raise ValueError(next(count))
+
+        count = iter("ab")
+        simulator = tpu_sim()
+        call = Call(function=function, args=(X,))
+        assert [str(simulator.run(call).error) for _ in "ab"] == ["a", "b"]
+
+    def test_nobody_can_change_a_kept_run(self):
+        outcome = tpu_sim().run(Call(function=lambda x: (kernels.add_one(x), x), args=(X.copy(),)))
+        for value in outcome.values:
+            with pytest.raises(ValueError, match="read-only"):
+                value[0, 0] = 7
+
+    def test_what_is_timed_is_run(self):
+        simulator = tpu_sim()
+        call = Call(function=kernels.add_one, args=(X,))
+        first = simulator.run(call)
+        assert simulator.run_anew(call).values is not first.values
+
+    def test_observers_are_told_of_runs_that_are_kept(self):
+        simulator, noting = tpu_sim(), Noting()
+        simulator.run(Call(function=kernels.add_one, args=(X,)))
+        simulator.run(Call(function=kernels.add_one, args=(X,), observer=noting))
+        assert noting.told == [("simulated", True, ["body"]), "ended"]
+
+
+def copy_of_unknown(x):
+    return unknown(kernels.copy_by_dma(x))
+
+
+class TestWhatIsNotSimulatedYet:
+    @pytest.mark.parametrize("jit", [True, False])
+    def test_auto_hands_it_to_the_interpreter_and_says_so(self, jit):
+        outcome = completed().run(Call(function=copy_of_unknown, args=(X,), jit=jit))
+        assert outcome.error is None
+        np.testing.assert_array_equal(outcome.values, X)
+        assert "run on tpu-interpret, not simulated yet" in outcome.notes
+
+    def test_a_shard_map_inside_of_another_one(self):
+        def function(x):
+            inner = P(None, "y")
+            add = jax.shard_map(
+                kernels.add_one, in_specs=inner, out_specs=inner, axis_names={"y"}, check_vma=False
+            )
+            outer = {"mesh": mesh, "in_specs": P("x"), "out_specs": P("x"), "check_vma": False}
+            return jax.shard_map(add, axis_names={"x"}, **outer)(x)
+
+        mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+        x = np.arange(16 * 256, dtype=np.float32).reshape(16, 256)
+        outcome = completed().run(Call(function=function, args=(x,), devices=4))
+        np.testing.assert_array_equal(outcome.values, x + 1)
+        assert "run on tpu-interpret, not simulated yet" in outcome.notes
+
+    def test_the_interpreter_finds_what_it_finds(self):
+        def function(x):
+            return unknown(kernels.wait_for_nobody(x))
+
+        outcome = completed().run(Call(function=function, args=(X,), timeout=20))
+        assert type(outcome.error).__name__ == "DeadlockError"
+
+    @pytest.mark.parametrize("function", [kernels.add_one, kernels.copy_by_dma])
+    def test_what_can_be_simulated_has_no_note(self, function):
+        for simulator in (completed(), backend()):
+            outcome = simulator.run(Call(function=function, args=(X,)))
+            assert outcome.error is None
+            assert outcome.notes == ()
+
+    @pytest.mark.parametrize("jit", [True, False])
+    def test_by_name_a_race_and_a_missing_wait_are_errors(self, jit):
+        def function(x, waits):
+            def body(x_ref, o_ref, buffer, semaphore):
+                copy = pltpu.make_async_copy(x_ref, buffer, semaphore)
+                copy.start()
+                if waits:
+                    o_ref[...] = buffer[...]
+                    copy.wait()
+
+            scratch = (pltpu.VMEM(x.shape, x.dtype), pltpu.SemaphoreType.DMA)
+            shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+            return pl.pallas_call(body, out_shape=shape, scratch_shapes=scratch)(x)
+
+        for waits, error in ((True, RaceError), (False, DmaError)):
+            call = Call(function=function, args=(X,), options={"waits": waits}, jit=jit)
+            assert isinstance(backend().run(call).error, error)
+
+    def test_by_name_it_is_an_error_with_the_line(self):
+        error = backend().run(Call(function=copy_of_unknown, args=(X,))).error
+        assert isinstance(error, MissingRuleError)
+        assert "has no rule for the primitive 'unknown'" in str(error)
+        assert "unknown_primitive.py:" in str(error)
+
+    def test_observers_hear_of_the_interpreter_only(self):
+        noting = Noting()
+        completed().run(Call(function=copy_of_unknown, args=(X,), observer=noting))
+        assert [each for each in noting.told if each != "ended"] == [("traced", True, ["body"])]
+
+    def test_lacks(self):
+        simulator = backend()
+        assert simulator.lacks(Call(function=kernels.copy_by_dma, args=(X,))) is None
+        why = simulator.lacks(Call(function=copy_of_unknown, args=(X,)))
+        assert why.startswith("the simulator has no rule for the primitive 'unknown', at ")
+
+    def test_looking_for_it_ends(self):
+        def function(x):
+            while True:
+                pass
+
+        with pytest.raises(SimulationLimitError, match=r"after 0\.2 s"):
+            backend().lacks(Call(function=function, args=(X,), timeout=0.2))
+
+    def test_other_errors_are_not_handed_on(self):
+        outcome = completed().run(Call(function=kernels.read_out_of_bounds, args=(X,)))
+        assert isinstance(outcome.error, BoundsError)
+        assert outcome.notes == ()
+
+
+class TestWhatDoesNotEnd:
+    def test_a_loop_while_tracing(self):
+        def function(x):
+            while True:
+                time.sleep(0.01)
+
+        started = time.monotonic()
+        outcome = backend().run(Call(function=function, args=(X,), timeout=0.3))
+        assert isinstance(outcome.error, SimulationLimitError)
+        assert "still not traced and simulated after 0.3 s" in str(outcome.error)
+        assert re.search(r"--pallas-timeout, at .*test_simulators\.py:\d+$", str(outcome.error))
+        assert time.monotonic() - started < 5
+
+    def test_a_loop_in_the_kernel(self):
+        def body(x_ref, o_ref):
+            o_ref[...] = jax.lax.while_loop(lambda x: x[0, 0] < 2, lambda x: x * 1, x_ref[...])
+
+        def function(x):
+            return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+        outcome = backend().run(Call(function=function, args=(X,), timeout=0.5))
+        assert isinstance(outcome.error, SimulationLimitError)
+        assert "after 0.5 s" in str(outcome.error)
+        assert re.search(r"in body at .*test_simulators\.py:\d+$", str(outcome.error))
+
+    def test_the_next_call_runs(self):
+        self.test_a_loop_while_tracing()
+        simulator = backend()
+        assert simulator.run(Call(function=kernels.add_one, args=(X,))).error is None
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+    def test_the_alarm_of_somebody_else_is_kept(self):
+        rung = []
+        before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+        signal.setitimer(signal.ITIMER_REAL, 100)
+        try:
+            assert backend().run(Call(function=kernels.add_one, args=(X + 3,))).error is None
+            left, _ = signal.getitimer(signal.ITIMER_REAL)
+            assert 50 < left <= 100
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    def test_another_thread_has_no_alarm(self):
+        found = []
+        call = Call(function=kernels.add_one, args=(X + 4,))
+        thread = threading.Thread(target=lambda: found.append(backend().run(call)))
+        thread.start()
+        thread.join()
+        assert found[0].error is None
+
+
+class TestWithoutJit:
+    def test_a_function_may_look_at_values(self):
+        def function(x):
+            return kernels.add_one(x) if float(x.sum()) > 0 else kernels.add_one(-x)
+
+        for x in (X, -X):
+            outcome = backend().run(Call(function=function, args=(x,), jit=False))
+            assert outcome.error is None
+            np.testing.assert_array_equal(outcome.values, X + 1)
+
+    def test_with_jit_it_cannot(self):
+        def function(x):
+            return kernels.add_one(x) if float(x.sum()) > 0 else kernels.add_one(-x)
+
+        outcome = backend().run(Call(function=function, args=(X,)))
+        assert isinstance(outcome.error, jax.errors.ConcretizationTypeError)
+
+    @pytest.mark.parametrize("jit", [True, False])
+    def test_transformations(self, jit):
+        @jax.custom_vjp
+        def twice(x):
+            return kernels.add_one(x) + kernels.add_one(x) - 2
+
+        twice.defvjp(lambda x: (twice(x), None), lambda _, ct: (kernels.add_one(ct),))
+
+        def function(x):
+            value, pull = jax.vjp(twice, x)
+            return value, pull(x), jax.vmap(kernels.add_one)(jnp.stack([x, x + 1]))
+
+        outcome = backend().run(Call(function=function, args=(X,), jit=jit))
+        assert outcome.error is None
+        value, [gradient], batch = outcome.values
+        np.testing.assert_array_equal(value, 2 * X)
+        np.testing.assert_array_equal(gradient, X + 1)
+        np.testing.assert_array_equal(batch, np.stack([X + 1, X + 2]))
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_custom_batching(jit):
+    @jax.custom_batching.custom_vmap
+    def twice(x):
+        return kernels.add_one(x) - 1 + x
+
+    @twice.def_vmap
+    def _(size, batched, x):
+        return kernels.add_one(x.reshape(-1, 128)).reshape(x.shape) * 2 - 2, True
+
+    call = Call(function=lambda x: (twice(x), jax.vmap(twice)(x[None])), args=(X,), jit=jit)
+    outcome = backend().run(call)
+    assert outcome.error is None
+    np.testing.assert_array_equal(outcome.values[0], 2 * X)
+    np.testing.assert_array_equal(outcome.values[1], 2 * X[None])
+
+
+@pytest.mark.parametrize("jit", [True, False])
+class TestWhatIsFound:
+    def test_an_index_out_of_bounds_raises(self, jit):
+        call = Call(function=kernels.read_out_of_bounds, args=(X,), jit=jit)
+        outcome = backend().run(call)
+        assert isinstance(outcome.error, BoundsError)
+        assert "sample_kernels.py:" in str(outcome.error)
+
+    def test_a_write_to_an_input_is_a_finding(self, jit):
+        def body(x_ref, o_ref):
+            x_ref[...] = x_ref[...] + 1
+            o_ref[...] = x_ref[...]
+
+        def function(x):
+            return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+        outcome = backend().run(Call(function=function, args=(X,), jit=jit))
+        assert outcome.error is None
+        [finding] = outcome.findings
+        assert (finding.kind, finding.ref) == ("input-write", "x_ref")
+        np.testing.assert_array_equal(outcome.inputs[0], X)
+
+    def test_a_mutant_is_made(self, jit):
+        traced = backend().run(Call(function=kernels.add_one, args=(X,), observer=(kept := Kept())))
+        assert traced.error is None
+        mutant = next(m for m in mutants_of(kept.jaxpr, ()) if m.operator == "arithmetic")
+        call = Call(function=kernels.add_one, args=(X,), jit=jit, mutant=mutant)
+        outcome = backend().run(call)
+        assert outcome.error is None
+        assert not np.array_equal(outcome.values, X + 1)
+
+
+class Kept(Noting):
+    """Keeps the program, too."""
+
+    def simulated(self, call, jaxpr, kernels):
+        self.jaxpr = jaxpr
+
+
+def test_memory_that_nobody_wrote_is_filled():
+    def body(x_ref, o_ref):
+        o_ref[:4] = x_ref[:4]
+
+    def function(x):
+        return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    plain = backend().run(Call(function=function, args=(X,)))
+    assert np.isnan(plain.values[4:]).all()
+    filled = backend().run(Call(function=function, args=(X,), fill="zero:output"))
+    assert (filled.values[4:] == 0).all()
+
+
+def test_a_function_without_a_kernel_is_an_error():
+    error = backend().run(Call(function=kernels.no_kernel, args=(X,))).error
+    assert isinstance(error, NoPallasCallError)
+    call = Call(function=kernels.no_kernel, args=(X,), needs_kernel=False)
+    assert backend().run(call).error is None
+
+
+def test_an_unknown_target_is_an_error():
+    with pytest.raises(OptionError, match="unknown target 'v7' of backend 'tpu-sim'; its targets:"):
+        backend("tpu-sim:v7")
+
+
+def test_it_can_be_timed():
+    from pytest_pallas.backends.timing import prepared, times
+
+    call = Call(function=kernels.add_one, args=(X,))
+    with prepared(tpu_sim(), call) as run:
+        np.testing.assert_array_equal(run(), X + 1)
+        found = times(run, 3)
+    assert found.wall > 0
+    assert found.device is None
+    with (
+        prepared(tpu_sim(), Call(function=kernels.no_kernel, args=(X,))) as run,
+        pytest.raises(NoPallasCallError),
+    ):
+        run()
