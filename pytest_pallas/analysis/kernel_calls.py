@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,11 +49,6 @@ class KernelCall:
     def asynchronous(self) -> bool:
         """Whether the kernel uses DMAs, semaphores, barriers or asynchronous copies."""
         return bool(self.primitives & ASYNCHRONOUS)
-
-    @functools.cached_property
-    def simulated(self) -> tuple[str, ...]:
-        """What of it JAX's TPU interpreter lacks and rules of ours run: meshes and primitives."""
-        return tuple(sorted(set(compat.simulated_parts(self.eqn))))
 
 
 def kernel_calls(jaxpr: Any) -> list[KernelCall]:

@@ -23,7 +23,6 @@ from pytest_pallas.errors import (
     KernelError,
     NoPallasCallError,
     PallasTestError,
-    RaceError,
 )
 
 #: Runs the static part of a call on its arrays.
@@ -157,21 +156,11 @@ def readable(error: Exception) -> Exception:
     if matches and not text[matches[-1].end() :].strip():  # as an assert without words
         frames = _FRAME.findall(text[: matches[-1].start()])
         core += " in {2} ({0}:{1})".format(*frames[-1]) if frames else ""
-    if "RACE DETECTED" in core:
-        race = RaceError("race: " + brief(_accesses(core), lines=4))
-        race.__cause__ = error
-        return race
     if _BEYOND.match(core):
         beyond = BoundsError(brief(core))
         beyond.__cause__ = error
         return beyond
     return _chained(brief(core), error)
-
-
-def _accesses(report: str) -> str:
-    """What an interpreter says of a race, without the clocks."""
-    lines = report.partition("RACE DETECTED")[2].strip().splitlines()
-    return "\n  and ".join(line.strip() for line in lines if "clock:" not in line)
 
 
 def brief(text: str, *, lines: int = 12, width: int = 300) -> str:

@@ -1,8 +1,8 @@
-"""What interpreters fill memory with that nobody has written: scratch, outputs, and padding.
+"""What memory is filled with that nobody has written: scratch, outputs, and padding.
 
-They take NaN, and integers at an end of their range, which shows wherever it is computed with. It
-hides from ``max`` by comparison, from counts and masks (every comparison with NaN is false), and
-in integers and bools that look like any other.
+By itself it holds NaN, and integers at an end of their range, which shows wherever it is computed
+with. It hides from ``max`` by comparison, from counts and masks (every comparison with NaN is
+false), and in integers and bools that look like any other.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def zero(dtype: Any) -> Any:
     return 0 if number else None
 
 
-#: By name, the value for a dtype; None leaves the interpreter's own.
+#: By name, the value for a dtype; None leaves what is there.
 FILLS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     {"high": highest, "low": lowest, "zero": zero}
 )
@@ -82,7 +82,7 @@ def words_of(fill: str) -> str:
 
 @contextmanager
 def filled(fill: str) -> Generator[None]:
-    """Fill memory so in all interpreters; "" changes nothing.
+    """Fill memory so in the GPU interpreter; "" changes nothing.
 
     What is traced inside is not mixed up with other traces: the fill is part of jit's key.
 

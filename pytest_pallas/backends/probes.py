@@ -1,4 +1,4 @@
-"""What can be asked of a run of the interpreters besides its answer."""
+"""What can be asked of a run besides its answer."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from typing import Any, Literal
 
 from pytest_pallas import compat
 
-#: ``"bounds"``: which loads and stores of a body reach beyond the edges of their refs (only the
-#: portable interpreter is asked: the others raise). ``"outputs"``: what each kernel returned.
-#: ``"separate"``: nothing, but outputs that are aliased to an input get memory of their own.
-#: ``"late"``: nothing, but blocks are fetched just before the body that reads them (only the
-#: simulator is asked: interpreters always fetch so).
-Probe = Literal["", "bounds", "outputs", "separate", "late"]
+#: ``"outputs"``: what each kernel returned. ``"separate"``: nothing, but outputs that are aliased
+#: to an input get memory of their own. ``"late"``: nothing, but blocks are fetched just before the
+#: body that reads them (only the simulator is asked: interpreters always fetch so).
+Probe = Literal["", "outputs", "separate", "late"]
 
 
 @contextmanager
 def probed(probe: Probe) -> Generator[list[Any]]:
-    """Ask; the list that this gives is filled when the context ends.
+    """Ask the GPU interpreter; the list that this gives is filled when the context ends.
 
-    It holds ``compat.Beyond`` for bounds, and the parameters of the equation with the outputs, in
-    numpy arrays, for outputs. What is traced inside is not mixed up with other traces.
+    It holds the parameters of the equation with the outputs, in numpy arrays, for outputs. What is
+    traced inside is not mixed up with other traces.
     """
     key = _key()  # always: a context that is made later empties jit's caches
     found: list[Any] = []
@@ -33,7 +31,6 @@ def probed(probe: Probe) -> Generator[list[Any]]:
 
     answers: list[Any] = []  # appending is atomic, and the answers come from several threads
     asked = {
-        "bounds": lambda: compat.bounds_checked(answers.append),
         "outputs": lambda: compat.outputs_told(lambda *told: answers.append(told)),
         "separate": compat.separate_aliases,
     }

@@ -58,12 +58,10 @@ class Call:
       races: whether to look for races, where the backend can and the kernel could have some.
       dma: whether it is an error to leave DMAs without a wait, or semaphores that are not 0.
       dump: folder to keep what a compiling backend makes of the call, or None.
-      fill: what an interpreter fills memory with that nobody has written, as
-        ``fills.filled`` takes it, or "" for NaN and extreme integers. Others do not look at it.
-      forget: whether the TPU interpreter forgets an output's block window once it is copied to HBM,
-        as a TPU does; see ``compat.Watch``.
-      probe: what an interpreter is asked of the run besides. Others do not look at it.
-      schedule: the order in which the TPU interpreter does what has none. Others do not look at it.
+      fill: what memory is filled with that nobody has written, as ``fills.filled`` takes it, or ""
+        for NaN and extreme integers. Backends without ``fills`` do not look at it.
+      probe: what is asked of the run besides. Backends without ``probes`` do not look at it.
+      schedule: the order in which the simulator does what has none. Others do not look at it.
       observer: who is told before and after the call is executed, or None.
       mutant: a mistake to make in its kernels (``mutation.Mutant``), or None.
     """
@@ -79,7 +77,6 @@ class Call:
     dma: bool = True
     dump: str | None = None
     fill: str = ""
-    forget: bool = False
     probe: Probe = ""
     schedule: Schedule = field(default_factory=Schedule)
     observer: Observer | None = None

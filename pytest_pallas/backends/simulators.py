@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytest_pallas.backends.ending import ending
+from pytest_pallas.backends.probes import Probe
 from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome
 from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.errors import DmaError, MissingRuleError, RaceError
@@ -47,6 +48,7 @@ class Simulator:
     platform: str = "tpu"
     kind: Kind = "simulating"
     fills: bool = True
+    probes: tuple[Probe, ...] = ("outputs", "separate", "late")
     reorders: bool = True
     detects_races: bool = True
     _kept: OrderedDict[Hashable, _Kept] = field(

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Protocol
 
 from pytest_pallas import compat
@@ -22,7 +21,7 @@ _LAST = 2.0
 
 
 class Watching(Protocol):
-    """Who knows for what simulated cores or threads wait.
+    """Who knows for what simulated threads wait.
 
     Attributes:
       progress: a number that changes with everything that happens.
@@ -35,10 +34,6 @@ class Watching(Protocol):
 
     def deadlock(self) -> Finding | None:
         """Who waits for what, if nobody is left to signal."""
-        ...
-
-    def missing(self) -> Finding | None:
-        """Who waits for which devices to begin the kernel; None if all have."""
         ...
 
 
@@ -72,7 +67,7 @@ def watchdog(timeout: float, *watches: Watching) -> Generator[list[DeadlockError
             before = now
             if time.monotonic() < end:
                 continue
-            if stop(_over(timeout, next(filter(None, (w.missing() for w in watches)), None))):
+            if stop(_over(timeout)):
                 if not done.wait(_LAST):  # devices that failed wait for those that never began
                     compat.release_interpreters()
                 return
@@ -86,12 +81,10 @@ def watchdog(timeout: float, *watches: Watching) -> Generator[list[DeadlockError
         done.set()
 
 
-def _over(timeout: float, missing: Finding | None) -> DeadlockError:
+def _over(timeout: float) -> DeadlockError:
     """The error for a kernel whose time is over."""
-    text = f"the kernel did not finish within {timeout:g} s and was stopped"
-    if missing is not None:
-        return DeadlockError.of(replace(missing, message=f"{text}: {missing.message}"))
     return DeadlockError(
-        f"{text}. Does every wait on a semaphore, barrier or DMA have its signal, on every device? "
+        f"the kernel did not finish within {timeout:g} s and was stopped. Does every wait on a "
+        "semaphore, barrier or DMA have its signal, on every device? "
         "If the kernel is only slow, raise the limit with --pallas-timeout."
     )

@@ -72,10 +72,6 @@ class ThreadWatch:
             waits=tuple(_wait(each) for each in waiting),
         )
 
-    def missing(self) -> Finding | None:
-        """Nobody: several devices are no matter of this watch."""
-        return None
-
 
 #: Warps of a warpgroup.
 _WARPS = 4

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from pytest_pallas.compat.aliases import pipelined_aliases, separate_aliases
 from pytest_pallas.compat.barriers_gpu import barriers_checked
-from pytest_pallas.compat.bounds import Beyond, bounds_checked
-from pytest_pallas.compat.bounds_named import gpu_bounds_named
-from pytest_pallas.compat.clocks import clocks_for_dmas
+from pytest_pallas.compat.bounds_gpu import gpu_bounds_named
 from pytest_pallas.compat.compilers import (
     device_attributes,
     devices_answer,
@@ -18,7 +16,6 @@ from pytest_pallas.compat.compilers import (
     interpret_ignored,
     meshes_of,
 )
-from pytest_pallas.compat.cores import cores_in_threads
 from pytest_pallas.compat.eager import evaluated_eagerly
 from pytest_pallas.compat.environment import variables_of_imports
 from pytest_pallas.compat.fuzzing import (
@@ -43,10 +40,7 @@ from pytest_pallas.compat.grids import (
 from pytest_pallas.compat.interpreters import (
     clear_effect_tokens,
     fail_interpreters,
-    memory_filled,
-    mended_tpu_interpreter,
     printed_races,
-    quick_callbacks,
     quiet_callbacks,
     release_interpreters,
     reset_interpreters,
@@ -66,11 +60,15 @@ from pytest_pallas.compat.jaxprs import (
     unwritten_memory,
     written_inputs,
 )
-from pytest_pallas.compat.masked import masked_loads_unspecified
-from pytest_pallas.compat.memory import Place, memory_place, memory_placed, outputs_told
+from pytest_pallas.compat.memory_gpu import (
+    Place,
+    memory_filled,
+    memory_place,
+    memory_placed,
+    outputs_told,
+)
 from pytest_pallas.compat.mended_gpu import mended_gpu_interpreter
-from pytest_pallas.compat.missing import missing_operations, simulated_parts
-from pytest_pallas.compat.negative import negative_indices_refused
+from pytest_pallas.compat.negative_gpu import negative_indices_refused
 from pytest_pallas.compat.programs import (
     argument_names,
     composition,
@@ -84,7 +82,7 @@ from pytest_pallas.compat.programs import (
     untraced,
 )
 from pytest_pallas.compat.proxies_gpu import wgmma_reads_checked
-from pytest_pallas.compat.races import races_collected
+from pytest_pallas.compat.races_gpu import races_collected
 from pytest_pallas.compat.rewriting import (
     Spot,
     closed_with,
@@ -118,8 +116,6 @@ from pytest_pallas.compat.settings import (
     jax_settings,
     set_jax_setting,
 )
-from pytest_pallas.compat.simulated import Left, Memory, Operation
-from pytest_pallas.compat.sparse_core import sparse_core_meshes
 from pytest_pallas.compat.testing import (
     collected,
     configured,
@@ -129,23 +125,14 @@ from pytest_pallas.compat.testing import (
     terminal_width,
 )
 from pytest_pallas.compat.tma import tma_windows_from_before
-from pytest_pallas.compat.watching import (
-    oldest_dma_first,
-    watchable,
-    watched,
-)
 from pytest_pallas.compat.watching_gpu import BarrierWait, watched_threads
 
 __all__ = [
     "FOREIGN_PRIMITIVES",
     "KERNEL_PRIMITIVES",
     "BarrierWait",
-    "Beyond",
     "BlockFacts",
     "GridFacts",
-    "Left",
-    "Memory",
-    "Operation",
     "Place",
     "Setting",
     "Spot",
@@ -153,15 +140,12 @@ __all__ = [
     "barriers_checked",
     "batched_index_map",
     "bind",
-    "bounds_checked",
     "called_jaxpr",
     "clear_effect_tokens",
-    "clocks_for_dmas",
     "closed_with",
     "collected",
     "composition",
     "configured",
-    "cores_in_threads",
     "device_attributes",
     "devices_answer",
     "equations_of",
@@ -199,18 +183,14 @@ __all__ = [
     "kernel_name",
     "keywords_match",
     "literal",
-    "masked_loads_unspecified",
     "masked_parts",
     "masked_window",
     "memory_filled",
     "memory_place",
     "memory_placed",
     "mended_gpu_interpreter",
-    "mended_tpu_interpreter",
     "meshes_of",
-    "missing_operations",
     "negative_indices_refused",
-    "oldest_dma_first",
     "open_jaxpr",
     "operand_groups",
     "outputs_told",
@@ -221,7 +201,6 @@ __all__ = [
     "place_of_call",
     "places_in_kernel",
     "printed_races",
-    "quick_callbacks",
     "quiet_callbacks",
     "races_collected",
     "reindexed",
@@ -235,9 +214,7 @@ __all__ = [
     "set_database_key",
     "set_hypothesis_settings",
     "set_jax_setting",
-    "simulated_parts",
     "source_line",
-    "sparse_core_meshes",
     "sub_jaxprs",
     "terminal_width",
     "tma_windows_from_before",
@@ -245,8 +222,6 @@ __all__ = [
     "unwritten_memory",
     "variable",
     "variables_of_imports",
-    "watchable",
-    "watched",
     "watched_threads",
     "wgmma_reads_checked",
     "window_of",

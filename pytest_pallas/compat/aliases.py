@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
-from pytest_pallas.compat.memory import INTERPRETING
+from pytest_pallas.compat.memory_gpu import INTERPRETING
 
 #: Memory in which a kernel accesses an operand where the caller has it, when it likes.
 _IN_PLACE = ("any", "hbm", "host", "gmem")
@@ -34,19 +34,20 @@ def pipelined_aliases(params: Any) -> tuple[tuple[int, int], ...]:
 
 @contextmanager
 def separate_aliases() -> Generator[None]:
-    """Let the interpreters give aliased outputs memory of their own, which starts as a copy.
+    """Let the GPU interpreter give aliased outputs memory of their own, which starts as a copy.
 
     Of ``pipelined_aliases`` only. The kernel gets one more input, of which its body knows nothing:
     the same array again, in the blocks of the output, and aliased to that in place of the first.
 
     The caller must be in a context that is part of jit's key. Seen in JAX 0.11.2 and 0.12.0.1.
     """
-    with ExitStack() as stack:
-        for module, name in INTERPRETING:
-            owner: Any = importlib.import_module(module)
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, _separating(getattr(owner, name)))
+    module: Any = importlib.import_module(INTERPRETING)
+    interpret = module.interpret_pallas_call
+    module.interpret_pallas_call = _separating(interpret)
+    try:
         yield
+    finally:
+        module.interpret_pallas_call = interpret
 
 
 def _separating(interpret: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,8 +16,8 @@ from pytest_pallas.sanitizers.runs import (
 def deadlock(trial: Trial) -> TrialResult:
     """Run the kernel under several schedules, each of which must come to its end.
 
-    The interpreter is ended as soon as every core of every device waits and none is left to signal;
-    a kernel that goes on for ever otherwise, after ``--pallas-timeout``.
+    It is ended as soon as everybody waits and nobody is left to signal; a kernel that goes on for
+    ever otherwise, after ``--pallas-timeout``.
 
     Raises:
       NotApplicableError: nothing in the kernel waits.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,22 +27,19 @@ NO_ALIAS = "no example aliases an input"
 _SHARED: tuple[Probe, str] = ("separate", "with the memory shared and not shared")
 _LATE: tuple[Probe, str] = ("late", "with blocks fetched ahead and just before they are read")
 
-#: By kind of backend, which other runs tell whether a block is read after it was overwritten.
-_ORDERS: Mapping[str, Sequence[tuple[Probe, str]]] = {
-    "simulating": (_SHARED, _LATE),
-    "interpreting": (_SHARED,),
-}
+#: Which other runs tell whether a block is read after it was overwritten, where a backend has them.
+_ORDERS: Sequence[tuple[Probe, str]] = (_SHARED, _LATE)
 
 
 def donation(trial: Trial) -> TrialResult:
     """Ask of a kernel with ``input_output_aliases``, or that changes refs in place, three things.
 
     Whether its answer, and the operand, are the same if the caller uses the operand again, in the
-    same program; whether a second call with the same arrays gives the same; and, on a simulator or
-    interpreter, whether the answer is the same if the output has memory of its own that starts as a
-    copy of the input, and on a simulator also if no block is fetched ahead. If not, a block of the
-    input is read after it was overwritten: which of both a chip reads depends on how far ahead it
-    fetches blocks. (An input that the call deletes is the matter of the check ``immutability``.)
+    same program; whether a second call with the same arrays gives the same; and, on a simulated
+    machine, whether the answer is the same if the output has memory of its own that starts as a
+    copy of the input, and on a simulated TPU also if no block is fetched ahead. If not, a block of
+    the input is read after it was overwritten: which of both a chip reads depends on how far it
+    fetches ahead. (An input that the call deletes is the matter of the check ``immutability``.)
 
     Raises:
       NotApplicableError: no kernel has aliases or changes a ref in place.
@@ -64,9 +61,10 @@ def donation(trial: Trial) -> TrialResult:
     comparisons += _same(twice.values[1], twice.values[0], "of a second call with the same arrays")
     seconds += kept.seconds + twice.seconds
     pairs = [pair for kernel in first.kernels for pair in _pipelined(kernel)]
-    if pairs and trial.backend.kind in _ORDERS:
+    orders = [each for each in _ORDERS if each[0] in getattr(trial.backend, "probes", ())]
+    if pairs and orders:
         failed: list[Comparison] = []
-        for probe, words in _ORDERS[trial.backend.kind]:
+        for probe, words in orders:
             other = run(trial, trial.kernel, args, races=False, probe=probe)
             seconds += other.seconds
             failed += [each for each in unchanged(first, other, words) if not each.passed]

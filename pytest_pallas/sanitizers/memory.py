@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,13 +13,10 @@ from pytest_pallas.backends.fills import WORDS, words_of
 from pytest_pallas.checks.again import run_again, unchanged
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Trial, TrialResult, run
-from pytest_pallas.errors import BoundsError, MismatchError
+from pytest_pallas.errors import MismatchError
 from pytest_pallas.explanations import Explanation
 from pytest_pallas.numerics import Comparison
 from pytest_pallas.sanitizers.unwritten import PAIR, never_written
-
-#: How many accesses out of bounds are told one by one.
-_SHOWN = 4
 
 
 def memory(trial: Trial) -> TrialResult:
@@ -28,11 +25,7 @@ def memory(trial: Trial) -> TrialResult:
     Scratch and outputs hold NaN in the first run (integers an end of their range) and 0 in the
     second; if the kernel could read them, the largest and the lowest numbers in two more. Where the
     answer changes, it is told which memory is behind that, and which blocks of which output were
-    never written. On ``tpu-interpret`` the block of an output is forgotten once it is in HBM, so
-    that it cannot pass for the next one.
-
-    On ``interpret``, which moves every index into the array without a word, the first run also
-    checks each load and store; the other interpreters raise.
+    never written.
 
     Raises:
       BoundsError: an access is out of bounds; with the kernel's line.
@@ -40,15 +33,11 @@ def memory(trial: Trial) -> TrialResult:
       KernelError: the kernel raised.
     """
     args = trial.arguments.args
-    portable = trial.backend.name == "interpret"
-    probe = "bounds" if portable else ""
-    first = run(trial, trial.kernel, args, races=False, forget=True, probe=probe)
-    if first.told:
-        raise BoundsError("\n  ".join(_beyond(first.told)))
+    first = run(trial, trial.kernel, args, races=False)
     seconds, comparisons = first.seconds, list[Comparison]()
-    for fill in _fills(trial, first) if getattr(trial.backend, "fills", False) else ():
+    for fill in _fills(trial, first):
         words = f"with {words_of(fill)}"
-        again = run_again(trial, args, words, races=False, forget=True, fill=fill)
+        again = run_again(trial, args, words, races=False, fill=fill)
         seconds += again.seconds
         comparisons += unchanged(again, first, words)
         failed = next((each for each in comparisons if not each.passed), None)
@@ -75,7 +64,7 @@ def _fills(trial: Trial, first: Outcome) -> Sequence[str]:
 def _explained(trial: Trial, first: Outcome, fill: str) -> str:
     """What it was that changed the answer, by more runs with a part of the memory filled."""
     args, (name, _, _) = trial.arguments.args, fill.partition(":")
-    rest: Any = {"races": False, "forget": True}
+    rest: Any = {"races": False}
     scratch = run(trial, trial.kernel, args, fill=f"{name}:scratch", **rest)
     filled = [
         run(trial, trial.kernel, args, fill=f"{each}:output", probe="outputs", **rest)
@@ -108,30 +97,9 @@ def _name(first: Outcome) -> str:
     return f"{kernel.name} ({kernel.source})" if kernel.source else kernel.name
 
 
-def _beyond(told: Sequence[compat.Beyond]) -> Iterator[str]:
-    """Each access once, over all programs."""
-    groups: dict[tuple[Any, ...], list[compat.Beyond]] = {}
-    for each in told:
-        key = (each.what, each.ref, each.shape, each.axis, each.place, each.kernel)
-        groups.setdefault(key, []).append(each)
-    for number, ((what, ref, shape, axis, place, kernel), found) in enumerate(groups.items()):
-        if number == _SHOWN:
-            yield f"and {len(groups) - _SHOWN} more accesses"
-            return
-        low, high = min(each.low for each in found), max(each.high for each in found)
-        indices = f"index {low}" if low == high else f"indices {low} to {high}"
-        of = " of ".join(filter(None, (ref or "a ref", kernel)))
-        of = of if what.startswith("copy") else f"of {of}"  # "copy from x_ref"
-        yield (
-            f"out-of-bounds {what} {of}: {indices} along axis {axis} of its shape "
-            f"{shape}, at {place or 'an unknown line'}. Only elements that a "
-            "mask leaves out may be beyond the edge"
-        )
-
-
 def requires_backend(backend: Backend) -> str | None:
-    """A backend must fill memory with given values, or look at every index."""
-    if getattr(backend, "fills", False) or backend.name == "interpret":
+    """A backend must fill memory with given values."""
+    if getattr(backend, "fills", False):
         return None
     return f"{backend.name} cannot set the contents of uninitialized memory"
 

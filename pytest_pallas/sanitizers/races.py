@@ -14,7 +14,7 @@ from pytest_pallas.sanitizers.runs import (
 
 
 def races(trial: Trial) -> TrialResult:
-    """Run the kernel under several schedules with the interpreter's race detector.
+    """Run the kernel under several schedules, in each of which races are looked for.
 
     The detector compares vector clocks (Lamport, 1978), so that a race shows although the numbers
     are right; but only of accesses that happened, in an order that leaves a trace: hence several.

@@ -127,10 +127,8 @@ def under(schedule: Schedule, error: PallasTestError) -> PallasTestError:
 
 
 def has_schedules(backend: Backend) -> bool:
-    """Whether a backend heeds ``Call.schedule``: the simulator and the TPU interpreter do."""
-    if getattr(backend, "reorders", False):
-        return True
-    return backend.platform == "tpu" and getattr(backend, "detects_races", False)
+    """Whether a backend heeds ``Call.schedule``: the simulator does."""
+    return bool(getattr(backend, "reorders", False))
 
 
 def schedules(trial: Trial, kernels: Sequence[Any]) -> list[Schedule]:
@@ -138,18 +136,11 @@ def schedules(trial: Trial, kernels: Sequence[Any]) -> list[Schedule]:
     if not has_schedules(trial.backend):
         return []
     found: list[Schedule] = []
-    simulated = trial.backend.kind == "simulating"
-    if simulated and any(kernel.asynchronous for kernel in kernels):
+    programs = max((compat.parallel_programs(kernel.eqn) for kernel in kernels), default=1)
+    if programs > 1 or any(kernel.asynchronous for kernel in kernels):
         # A seed decides about copies, cores, devices and parallel programs alike.
         found += [Schedule(seed=seed) for seed in SEEDS]
-    elif any(kernel.asynchronous for kernel in kernels):
-        found += [Schedule(dma="eager"), Schedule(order="oldest")]
-        if trial.devices > 1:
-            found += [Schedule(slow=0), Schedule(slow=trial.devices - 1)]
-    programs = max((compat.parallel_programs(kernel.eqn) for kernel in kernels), default=1)
-    if programs > 1:
-        found += [Schedule(seed=seed) for seed in SEEDS if Schedule(seed=seed) not in found]
-        target = trial.backend.target
-        if target is None or target.cores > 1:
-            found.append(Schedule(cores=2))
+    target = trial.backend.target
+    if programs > 1 and (target is None or target.cores > 1):
+        found.append(Schedule(cores=2))
     return found

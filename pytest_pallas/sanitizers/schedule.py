@@ -18,9 +18,8 @@ from pytest_pallas.sanitizers.runs import (
 def schedule(trial: Trial) -> TrialResult:
     """Run the kernel under several schedules and compare bit for bit with the first.
 
-    DMAs as they are started or when waited for, the youngest or the oldest first; programs along
-    parallel grid dimensions in several orders, and divided over two cores where the chip has them;
-    the first or the last device slower than the others.
+    Copies, devices, cores and programs along parallel grid dimensions in the orders of several
+    seeds; such programs also divided over two cores where the chip has them.
 
     Raises:
       NotApplicableError: there is only one order.

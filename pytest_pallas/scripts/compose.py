@@ -81,7 +81,6 @@ _OTHERS = (
     highest,
     lowest,
     compat.memory_filled,
-    compat.mended_tpu_interpreter,
     compat.printed_races,
     compat.quiet_callbacks,
     compat.written_inputs,

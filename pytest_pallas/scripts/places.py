@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jax.experimental.pallas import tpu as pltpu
-
 from pytest_pallas.backends import Backend
+from pytest_pallas.backends.gpu_interpreter import GpuInterpreter
 from pytest_pallas.backends.interpreters import Interpreter
 from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.backends.simulators import Simulator
@@ -67,12 +66,14 @@ def place_of(backend: Backend, *, races: bool, schedule: Schedule | None = None)
     Args:
       backend: one of this package's, or any that runs on hardware.
       races: whether to look for races.
-      schedule: in which order the backend works, of an interpreter as far as jax has a parameter.
+      schedule: in which order a simulator works.
     """
     if isinstance(backend, Simulator):
         return _simulator(backend, schedule or Schedule())
     if isinstance(backend, Interpreter):
-        return _interpreter(backend, races, schedule or Schedule())
+        return _interpreter(backend, "tpu", backend.parameters, races=False)
+    if isinstance(backend, GpuInterpreter):
+        return _interpreter(backend, "gpu", backend.parameters(races=races), races=races)
     if backend.kind == "compiling":
         return _compiler(backend)
     lines = [
@@ -101,16 +102,11 @@ def _simulator(backend: Simulator, schedule: Schedule) -> Place:
     return Place("\n".join([*lines, "\n"]), {"JAX_PLATFORMS": "cpu"}, imports)
 
 
-def _interpreter(backend: Interpreter, races: bool, schedule: Schedule) -> Place:
-    target = backend.target or TARGETS[DEFAULT_TARGETS[backend.simulated]]  # "any" is no chip
-    parameters: Any = backend.parameters(races, schedule)
-    if isinstance(parameters, pltpu.InterpretParams):
-        parameters = replace(parameters, detect_races=races, dma_execution_mode=schedule.dma)
+def _interpreter(backend: Backend, platform: str, parameters: Any, *, races: bool) -> Place:
+    target = backend.target or TARGETS[DEFAULT_TARGETS[platform]]  # "any" is no chip
     contexts = ['jax.default_device(jax.devices("cpu")[0])']
     if parameters is not True:
         contexts.append("quiet_callbacks()")
-    if parameters is not True and backend.platform == "tpu":
-        contexts.append("mended_tpu_interpreter()")
     if races:
         contexts.append("printed_races() as reports")
     words = Writer().write(parameters)

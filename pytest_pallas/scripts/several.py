@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_pallas.backends import Backend, label
+from pytest_pallas.backends.gpu_interpreter import GpuInterpreter
 from pytest_pallas.backends.interpreters import Interpreter
 from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.checks.cross import accepted
@@ -17,7 +18,7 @@ from pytest_pallas.scripts.literals import UnwritableError, Writer
 from pytest_pallas.strategies.arguments import Arguments
 
 #: Backends that a script can have beside each other: they need nothing but the host's CPU.
-_HERE = (Interpreter, Simulator)
+_HERE = (GpuInterpreter, Interpreter, Simulator)
 
 
 def calls(related: Related, comparisons: Sequence[Comparison]) -> tuple[Arguments, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Private names of JAX: the races that its interpreters find, as data.
+"""Private names of JAX: the races that the GPU interpreter finds, as data.
 
 The race detector says them in a text, which it raises (0.12.0.1) or prints (0.11.2). Both accesses
 are in its books at that moment, and are taken from there.
@@ -14,11 +14,9 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from pytest_pallas.compat.bounds_named import gpu_ref
-from pytest_pallas.compat.simulated import Memory
-from pytest_pallas.compat.watching import Frame, running_memory
+from pytest_pallas.compat.bounds_gpu import gpu_ref
 from pytest_pallas.compat.watching_gpu import owner_of, thread_key
-from pytest_pallas.findings import Access, Owner
+from pytest_pallas.findings import Access
 
 #: Where ``pallas_call`` copies the block of an operand: no line of the kernel.
 BLOCK_COPY = "the block copy of pallas_call"
@@ -26,7 +24,7 @@ BLOCK_COPY = "the block copy of pallas_call"
 
 @contextmanager
 def races_collected() -> Generator[list[tuple[Access, Access]]]:
-    """Collect the accesses of each race that an interpreter finds inside."""
+    """Collect the accesses of each race that the interpreter finds inside."""
     found: list[tuple[Access, Access]] = []
     module: Any = importlib.import_module("jax._src.pallas.mosaic.interpret.race_detection_state")
     state = module.RaceDetectionState
@@ -84,31 +82,13 @@ def _keep(
 def _access(kind: Any, key: Any, entry: Any) -> Access:
     """An access of which the detector has the thread, clock, part and line."""
     thread, _, part, frame = entry
-    line = BLOCK_COPY if frame == "pallas_call" else str(frame)
-    index = _index(part)
-    if hasattr(key, "memory_space_id"):
-        owner = owner_of(thread_key(thread))
-        ref = gpu_ref(int(key.memory_space_id)) or "a ref"
-        home = int(key.device_id)
-        return Access(kind=kind, ref=ref, owner=owner, home=home, index=index, line=line)
-    memory = running_memory()
-    space, number, home, _ = key
-    device, core = thread
-    copy = int(device) >= Memory.first_dma  # then it is the number of the copy
-    program: tuple[int, ...] = ()
-    if isinstance(frame, Frame):
-        line, program = frame.placed.place, frame.placed.point
-        device, core = (frame.placed.device, frame.placed.core) if copy else thread
-    several = memory is not None and memory.cores_per_device > 1
     return Access(
         kind=kind,
-        ref=memory.buffers.get((space, int(number)), f"a {space} buffer") if memory else "",
-        owner=Owner(device=int(device), core=int(core) if several else None),
-        home=int(home),
-        index=index,
-        line=line,
-        program=program,
-        copy=copy,
+        ref=gpu_ref(int(key.memory_space_id)) or "a ref",
+        owner=owner_of(thread_key(thread)),
+        home=int(key.device_id),
+        index=_index(part),
+        line=BLOCK_COPY if frame == "pallas_call" else str(frame),
     )
 
 

@@ -1,4 +1,4 @@
-"""Private names of JAX: accesses of an interpreter before the beginning of a buffer.
+"""Private names of JAX: accesses of the GPU interpreter before the beginning of a buffer.
 
 Seen in JAX 0.11.2 and 0.12.0.1.
 """
@@ -13,10 +13,10 @@ from typing import Any
 
 @contextmanager
 def negative_indices_refused() -> Generator[None]:
-    """Let the TPU and the GPU interpreter find an index below 0 out of bounds.
+    """Let the GPU interpreter find an index below 0 out of bounds.
 
-    They keep buffers in arrays of numpy, where -1 is the last element: a ring without its modulus
-    is right in them alone. A chip reads what is before the buffer, and a TMA zeros.
+    It keeps buffers in arrays of numpy, where -1 is the last element: a ring without its modulus
+    is right there alone. A chip reads what is before the buffer, and a TMA zeros.
     """
     module: Any = importlib.import_module("jax._src.pallas.mosaic.interpret.shared_memory")
     buffer = module.Buffer
