@@ -1,6 +1,6 @@
 """Backends: ways to execute a kernel. Importing this package does not import jax."""
 
-from pytest_pallas.backends.protocol import Backend, Call, Kind, Observer, Outcome, label
+from pytest_pallas.backends.protocol import Backend, Call, Kind, Observer, Outcome, chip_of, label
 from pytest_pallas.backends.registry import (
     FAMILIES,
     REPLACED,
@@ -26,6 +26,7 @@ __all__ = [
     "Outcome",
     "Selection",
     "Target",
+    "chip_of",
     "compiling",
     "label",
     "parse",

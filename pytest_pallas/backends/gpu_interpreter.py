@@ -11,11 +11,11 @@ from typing import Any
 from pytest_pallas import compat
 from pytest_pallas.backends import fills
 from pytest_pallas.backends.probes import Probe, probed
-from pytest_pallas.backends.protocol import Call, Kind, Outcome
+from pytest_pallas.backends.protocol import Call, Kind, Outcome, chip_of
 from pytest_pallas.backends.watchdog import watchdog
 from pytest_pallas.backends.watching_gpu import ThreadWatch
 from pytest_pallas.compilers import gpu_chips
-from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
+from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import RaceError
 from pytest_pallas.findings import Access, Finding
 
@@ -111,7 +111,7 @@ class GpuInterpreter:
         from jax.experimental.pallas import tpu as pltpu
         from jax.sharding import AbstractDevice, AbstractMesh
 
-        target = self.target or TARGETS[DEFAULT_TARGETS["gpu"]]
+        target = chip_of(self)
         device = AbstractDevice(
             device_kind=target.device_kind, num_cores=1, platform=target.platform
         )

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_pallas import compat
-from pytest_pallas.backends.protocol import Call, Kind, Outcome
+from pytest_pallas.backends.protocol import Call, Kind, Outcome, chip_of
 from pytest_pallas.backends.watchdog import watchdog
-from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
+from pytest_pallas.devices.targets import Target
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Interpreter:
         from jax.sharding import AbstractDevice, AbstractMesh
 
         del races
-        chip = self.target or TARGETS[DEFAULT_TARGETS["tpu"]]
+        chip = chip_of(self)
         device = AbstractDevice(device_kind=chip.device_kind, num_cores=1, platform=chip.platform)
         with ExitStack() as stack:
             stack.enter_context(jax.default_device(jax.devices("cpu")[0]))

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from pytest_pallas.backends.probes import Probe
 from pytest_pallas.backends.schedules import Schedule
-from pytest_pallas.devices.targets import Target
+from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.findings import Finding
 
 #: ``"simulating"``: our own machine, in this thread. ``"interpreting"``: an interpreter of JAX.
@@ -161,6 +161,12 @@ class Backend(Protocol):
         Never raises on behalf of the kernel: the outcome holds the error.
         """
         ...
+
+
+def chip_of(backend: Backend) -> Target:
+    """The chip that a backend stands for; kernels for any platform run as on a TPU."""
+    platform = "gpu" if backend.platform == "gpu" else "tpu"
+    return backend.target or TARGETS[DEFAULT_TARGETS[platform]]
 
 
 def label(backend: Backend) -> str:

@@ -13,8 +13,8 @@ import numpy as np
 
 from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.probes import Probe
-from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome
-from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
+from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, chip_of
+from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import DmaError, MissingRuleError, RaceError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Simulator:
     @property
     def chip(self) -> Target:
         """The chip that is simulated."""
-        return self.target or TARGETS[DEFAULT_TARGETS["tpu"]]
+        return chip_of(self)
 
     def available(self) -> str | None:
         """Always None: the simulator needs nothing but numpy."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_pallas.analysis import KernelCall
 from pytest_pallas.analysis.grid import Analysis, GridFinding, has_blocks, merged
-from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Backend, Target
+from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Backend, Target, chip_of
 from pytest_pallas.backends.analyzing import analyzed, on_chip
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.gradient import program
@@ -122,10 +122,9 @@ def _claimed_chip(trial: Trial) -> str | None:
 
 
 def _target(backend: Backend, chip: str | None) -> Target:
-    if backend.target is not None:
-        return backend.target
-    usual = DEFAULT_TARGETS["gpu" if backend.platform == "gpu" else "tpu"]
-    return TARGETS[chip or usual]
+    if backend.target is None and chip is not None:
+        return TARGETS[chip]
+    return chip_of(backend)
 
 
 def _platform(trial: Trial) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from pytest_pallas import compat
-from pytest_pallas.backends import Backend
+from pytest_pallas.backends import Backend, chip_of
 from pytest_pallas.backends.hardware import CUSTOM_CALLS
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.checks.trial import Trial, TrialResult
@@ -170,7 +170,7 @@ def _limits(finding: TrialResult, trial: Trial) -> dict[str, parts.Limit]:
 
 def _program(trial: Trial, check: str) -> dict[str, Any]:
     """What a script compiles, and for which chip."""
-    target = places.target_of(trial.backend)
+    target = chip_of(trial.backend)
     platform = {"gpu": "cuda"}.get(target.platform, target.platform)
     topology = tpu_chips.topology(target.name, trial.devices) if platform == "tpu" else ""
     program = {"program": check, "platform": platform, "topology": topology}

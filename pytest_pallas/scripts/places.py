@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pytest_pallas.backends import Backend
+from pytest_pallas.backends import Backend, chip_of
 from pytest_pallas.backends.gpu_interpreter import GpuInterpreter
 from pytest_pallas.backends.interpreters import Interpreter
 from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.backends.simulators import Simulator
-from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.scripts.literals import Writer
 
 
@@ -55,11 +54,6 @@ def platform_of(backend: Backend) -> str:
     return backend.platform if backend.kind == "hardware" else "cpu"
 
 
-def target_of(backend: Backend) -> Target:
-    """The chip that a compiling backend compiles for."""
-    return backend.target or TARGETS[DEFAULT_TARGETS[backend.platform]]
-
-
 def place_of(backend: Backend, *, races: bool, schedule: Schedule | None = None) -> Place:
     """How to force a backend.
 
@@ -71,9 +65,9 @@ def place_of(backend: Backend, *, races: bool, schedule: Schedule | None = None)
     if isinstance(backend, Simulator):
         return _simulator(backend, schedule or Schedule())
     if isinstance(backend, Interpreter):
-        return _interpreter(backend, "tpu", backend.parameters, races=False)
+        return _interpreter(backend, backend.parameters, races=False)
     if isinstance(backend, GpuInterpreter):
-        return _interpreter(backend, "gpu", backend.parameters(races=races), races=races)
+        return _interpreter(backend, backend.parameters(races=races), races=races)
     if backend.kind == "compiling":
         return _compiler(backend)
     lines = [
@@ -102,8 +96,8 @@ def _simulator(backend: Simulator, schedule: Schedule) -> Place:
     return Place("\n".join([*lines, "\n"]), {"JAX_PLATFORMS": "cpu"}, imports)
 
 
-def _interpreter(backend: Backend, platform: str, parameters: Any, *, races: bool) -> Place:
-    target = backend.target or TARGETS[DEFAULT_TARGETS[platform]]  # "any" is no chip
+def _interpreter(backend: Backend, parameters: Any, *, races: bool) -> Place:
+    target = chip_of(backend)
     contexts = ['jax.default_device(jax.devices("cpu")[0])']
     if parameters is not True:
         contexts.append("quiet_callbacks()")
@@ -134,7 +128,7 @@ def _interpreter(backend: Backend, platform: str, parameters: Any, *, races: boo
 
 
 def _compiler(backend: Backend) -> Place:
-    target = target_of(backend)
+    target = chip_of(backend)
     lines = [
         "def backend() -> Any:",
         f'    """For kernels that ask: the device is a {target.device_kind}."""',

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Backend, Call
+from pytest_pallas.backends import Backend, Call, chip_of
 from pytest_pallas.checks import Check
 from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.session import Session
@@ -119,8 +119,7 @@ def _kernels(
 
 def _traces(session: Session, spec: KernelSpec, backend: Backend) -> Traces:
     """The traces that all checks share, and all backends that stand for one chip."""
-    simulated = getattr(backend, "simulated", backend.platform)
-    target = backend.target or TARGETS[DEFAULT_TARGETS[simulated]]
+    target = chip_of(backend)
     kernel = spec.kernel_for(backend.platform)
     key = (spec.file, spec.name, target.name, id(kernel))
     kept = session.config.stash.setdefault(_TRACES, {})
