@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
+from reference_kernels._gaps import BATCHES, without
 from reference_kernels.attention._operands import (
     SegmentIds,
     check_qkv,
@@ -119,6 +120,7 @@ SPEC_MHA = KernelSpec(
 SPEC_BATCHED = KernelSpec(
     name="batched_mha",
     kernel=batched_mha,
+    backends=without(BATCHES),
     reference=reference,
     inputs=pst.arguments(
         pst.arrays(

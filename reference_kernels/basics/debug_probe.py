@@ -35,7 +35,7 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from reference_kernels import _blocks, _require
-from reference_kernels._unsupported import cannot_execute
+from reference_kernels._gaps import TRACE, without
 
 
 def _largest(x: jax.Array, rows: Any) -> jax.Array:
@@ -121,11 +121,6 @@ _INPUTS = pst.arrays("m n", dtype=pst.floats(), dims={"m": [1, 7, 16, 17, 33], "
 
 _TYPICAL = (pst.shaped("m n", dtype="float32", dims={"m": 1024, "n": 1024}),)
 
-#: Interpreters that do not know both of them. JAX 0.12 brought the TPU interpreter ``trace_value``.
-_WITHOUT_TRACE = (
-    ("interpret",) if jax.__version_info__ >= (0, 12) else ("interpret", "tpu-interpret")
-)
-
 SPEC_DEBUG = KernelSpec(
     name="debug_probe",
     kernel=debug_probe,
@@ -151,5 +146,5 @@ SPEC_TIMING = KernelSpec(
     exact=True,
     relations=(Linear(0),),
     typical=_TYPICAL,
-    xfail=cannot_execute("delay and trace_value are not known to it", *_WITHOUT_TRACE),
+    backends=without(TRACE),
 )

@@ -35,7 +35,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from reference_kernels import _blocks, _require
-from reference_kernels._unsupported import cannot_execute
+from reference_kernels._gaps import PACKING, without
 
 #: Rows of a whole tile of 2-bit elements.
 _ROWS = 128
@@ -181,7 +181,6 @@ _DIMS = {"quarter": [1, 31, 32, 33], "n": [1, 127, 128, 129]}
 _OPTIONS = {"by_widths": st.booleans()}
 
 _XFAIL = {
-    **cannot_execute("known to Mosaic only", "interpret", "tpu-interpret"),
     "tpu-compile:v4": ExpectedFailure(
         reason="the compiler for v4 dies of types of 2 bits", jax="0.12.0.1"
     ),
@@ -215,6 +214,7 @@ SPECS = (
             reference=split_reference,
             inputs=pst.arguments(_codes(), options=_OPTIONS, tuning={"block_rows": 128}),
             typical=_typical("m n"),
+            backends=without(PACKING),
             xfail=_XFAIL,
         ),
         KernelSpec(
@@ -232,6 +232,7 @@ SPECS = (
                 tuning={"block_rows": 128},
             ),
             typical=_typical("quarter n, half n"),
+            backends=without(PACKING),
             xfail=_XFAIL,
         ),
     ]

@@ -29,7 +29,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from reference_kernels import _blocks, _require
-from reference_kernels._unsupported import cannot_execute
+from reference_kernels._gaps import PACKING, without
 
 #: The wide dtype and the numbers of a word, by the packed dtype.
 _WIDE = {
@@ -151,8 +151,6 @@ def unpack_reference(words: jax.Array, *, packed: str) -> jax.Array:
 
 _DIMS = {"m": [1, 7, 8, 17, 33], "n": [1, 127, 128, 129]}
 
-_UNKNOWN = "pack_elementwise and unpack_elementwise are known to Mosaic only"
-
 SPEC_PACK = KernelSpec(
     name="pack",
     kernel=pack,
@@ -174,7 +172,7 @@ SPEC_PACK = KernelSpec(
         )
         for packed, (wide, count) in _WIDE.items()
     ),
-    xfail=cannot_execute(_UNKNOWN, "interpret", "tpu-interpret"),
+    backends=without(PACKING),
 )
 
 SPEC_UNPACK = KernelSpec(
@@ -191,8 +189,8 @@ SPEC_UNPACK = KernelSpec(
         pst.shaped("m n", dtype="uint32", dims={"m": 1024, "n": 1024}, options={"packed": packed})
         for packed in _WIDE
     ),
+    backends=without(PACKING),
     xfail={
-        **cannot_execute(_UNKNOWN, "interpret", "tpu-interpret"),
         "tpu-compile:v4": ExpectedFailure(
             reason="a v4 cannot unpack bfloat16 in this order", jax="0.12.0.1"
         ),

@@ -46,6 +46,7 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _mesh, _require
+from reference_kernels._gaps import REACHING, without
 from reference_kernels.collectives import _pieces, _stacked
 from reference_kernels.collectives._pieces import Pieces, tiles
 
@@ -269,7 +270,7 @@ SPEC = KernelSpec(
     reference=reference,
     inputs=_inputs,
     meshes=({"x": 1}, {"x": 4}, {"x": 2, "y": 4}),
-    backends=("tpu-sim", "tpu-interpret", "tpu-compile", "tpu"),  # interpret has no remote DMA
+    backends=without(REACHING),
     exact=True,
     relations=(Linear(0), Permuted({0: 2}, output=-1, exact=True, when=_leading)),
     vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas

@@ -36,6 +36,7 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _mesh, _require
+from reference_kernels._gaps import REACHING, without
 from reference_kernels.collectives import _stacked
 
 _NOBODY = -1
@@ -218,7 +219,7 @@ SPEC = KernelSpec(
     reference=reference,
     inputs=_inputs,
     meshes=({"x": 1}, {"x": 4}, {"x": 2, "y": 2}),  # others are in the tests
-    backends=("tpu-sim", "tpu-interpret", "tpu-compile", "tpu"),  # interpret has no remote DMA
+    backends=without(REACHING),
     exact=True,
     relations=(Linear(0), Permuted({0: 1}, output=1, exact=True)),
     vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas

@@ -31,6 +31,7 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
 from reference_kernels import _require
+from reference_kernels._gaps import ASKING_PLACES, without
 
 
 def _add_one(x_ref: Any, o_ref: Any) -> None:
@@ -183,7 +184,6 @@ SPEC = KernelSpec(
 )
 
 if hasattr(pltpu, "has_memory_space"):  # JAX 0.12
-    _PLACES = ExpectedFailure(reason="an interpreter has no has_memory_space", jax="0.12.0.1")
     SPEC_PLACED = KernelSpec(
         name="add_one_placed",
         kernel=add_one_placed,
@@ -195,7 +195,7 @@ if hasattr(pltpu, "has_memory_space"):  # JAX 0.12
         checks=("forward",),
         vmappable=False,
         typical=_TYPICAL,
-        xfail={"interpret": _PLACES, "tpu-interpret": _PLACES},
+        backends=without(ASKING_PLACES),
     )
     SPEC_PLACED_VMEM = replace(
         SPEC_PLACED,
@@ -203,7 +203,6 @@ if hasattr(pltpu, "has_memory_space"):  # JAX 0.12
         inputs=pst.arguments(_ARRAYS, tuning={"block_rows": 16, "space": pltpu.VMEM}),
         typical=tuple(replace(shape, options={"space": pltpu.VMEM}) for shape in _TYPICAL),
         xfail={
-            **SPEC_PLACED.xfail,
             # Its compiler takes no operand there that a kernel did not put there.
             "tpu-compile:v4": ExpectedFailure(reason="Invalid memory space: 1", jax="0.12.0.1"),
         },

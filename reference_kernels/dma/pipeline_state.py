@@ -29,6 +29,7 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
 from reference_kernels import _require
+from reference_kernels._gaps import OUTLIVING, without
 
 
 def _add_one(x_ref: Any, o_ref: Any) -> None:
@@ -207,9 +208,6 @@ if hasattr(pltpu.BufferedRef, "out_buffer_count"):  # JAX 0.12
         typical=(pst.shaped("p m n, p m n", dtype="bfloat16", dims=_TYPICAL),),
     )
 
-_OUTLIVES = ExpectedFailure(
-    reason="no buffers and semaphores that outlive a kernel", jax="0.12.0.1"
-)
 #: JAX 0.11 cannot trace buffers that outlive a kernel.
 _UNTRACED = (
     {}
@@ -226,10 +224,9 @@ SPEC_PREFETCHED = KernelSpec(
     checks=("forward",),
     vmappable=False,
     typical=(pst.shaped("p m n", dtype="bfloat16", dims=_TYPICAL),),
+    backends=without(OUTLIVING),
     xfail={
         **_UNTRACED,
-        "interpret": _OUTLIVES,
-        "tpu-interpret": _OUTLIVES,
         "tpu-compile:v4": ExpectedFailure(reason="Invalid memory space: 1", jax="0.12.0.1"),
     },
 )

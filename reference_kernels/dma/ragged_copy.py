@@ -30,8 +30,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
+from reference_kernels._gaps import KNOWN_LATE, without
 
 
 def _copy(x_ref: Any, o_ref: Any) -> None:
@@ -184,23 +185,6 @@ def _unread(*args: Any, **_: Any) -> tuple[Any, ...]:
     return ~covered(x, starts, sizes), covered(into, into_starts, sizes), None, None, None
 
 
-_NO_LENGTHS = ExpectedFailure(
-    reason="the portable interpreter has no slices of a length that is known at run time",
-    jax="0.12.0.1",
-    checks=(  # all that run it
-        "forward",
-        "determinism",
-        "immutability",
-        "jit",
-        "export",
-        "blocks",
-        "linearity",
-        "padding",
-        "memory",
-        "donation",
-    ),
-)
-
 SPEC = KernelSpec(
     name="ragged_copy",
     kernel=ragged_copy,
@@ -217,5 +201,5 @@ SPEC = KernelSpec(
             dims={"m": 4096, "l": 8192, "h": 8, "d": 128, "g": 16},
         ),
     ),
-    xfail={"interpret": _NO_LENGTHS},
+    backends=without(KNOWN_LATE),
 )

@@ -30,9 +30,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels._blocks import LANES, fit
+from reference_kernels._gaps import CONVOLUTION, without
 from reference_kernels._mxu import precision_for
 
 Padding = Literal["SAME", "VALID"]
@@ -140,15 +141,6 @@ def reference(
     return total.astype(x.dtype)
 
 
-_NO_RULE = ExpectedFailure(
-    reason="the interpreters have no rule for pltpu.conv",
-    jax="0.12.0.1",
-    checks=(
-        *("forward", "vmap", "determinism", "immutability", "jit", "blocks", "sharding", "export"),
-        *("linearity", "permutation", "padding", "memory", "donation"),
-    ),
-)
-
 SPEC = KernelSpec(
     name="conv2d",
     kernel=conv2d,
@@ -190,5 +182,5 @@ SPEC = KernelSpec(
             dims={"b": 8, "h": 56, "w": 56, "c": 128, "p": 3, "q": 3, "d": 256},
         ),
     ),
-    xfail={"interpret": _NO_RULE, "tpu-interpret": _NO_RULE},
+    backends=without(CONVOLUTION),
 )

@@ -43,6 +43,7 @@ from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels._blocks import ROWS
+from reference_kernels._gaps import BATCHES, without
 from reference_kernels._mxu import precision_for
 from reference_kernels.matmul._operands import Activation, check_operands, reference
 from reference_kernels.matmul._tiling import (
@@ -347,6 +348,7 @@ SPEC_TRANSPOSED = KernelSpec(
 SPEC_BATCHED = KernelSpec(
     name="matmul_batched",
     kernel=batched_matmul,
+    backends=without(BATCHES),
     reference=jax.vmap(reference),
     inputs=pst.arguments(
         pst.arrays("b m k, b k n", dtype=_DTYPE, around=_AROUND, dims={"b": [1, 2, 3]}),

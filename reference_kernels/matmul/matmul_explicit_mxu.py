@@ -35,7 +35,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.spec import KernelSpec
 from reference_kernels._blocks import ROWS, fit
 from reference_kernels.matmul._operands import check_operands, reference
 
@@ -175,15 +175,6 @@ def matmul_explicit_mxu(
     )(x, y)
 
 
-_NO_RULE = ExpectedFailure(
-    reason="the interpreters have no rule for explicit control of the MXU",
-    jax="0.12.0.1",
-    checks=(
-        *("forward", "vmap", "determinism", "immutability", "jit", "blocks", "export"),
-        *("linearity", "permutation", "padding", "memory", "donation"),
-    ),
-)
-
 SPEC = KernelSpec(
     name="matmul_explicit_mxu",
     kernel=matmul_explicit_mxu,
@@ -192,7 +183,8 @@ SPEC = KernelSpec(
         pst.arrays("m k, k n", dtype="bfloat16", around={"m": 16, "k": 256, "n": 256}),
         tuning={"block_m": 32},
     ),
-    backends=("tpu-sim", "interpret", "tpu-interpret", "tpu-compile:v6e", "tpu-compile:tpu7x"),
+    # JAX's interpreters cannot control the matrix units.
+    backends=("tpu-sim", "tpu-compile:v6e", "tpu-compile:tpu7x"),
     exact=True,
     relations=(
         Linear(0),
@@ -202,5 +194,4 @@ SPEC = KernelSpec(
         Permuted({0: 1, 1: 0}),
     ),
     typical=(pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 2048, "k": 2048, "n": 2048}),),
-    xfail={"interpret": _NO_RULE, "tpu-interpret": _NO_RULE},
 )

@@ -35,7 +35,6 @@ from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from reference_kernels import _require
 from reference_kernels._blocks import LANES
 from reference_kernels._mxu import precision_for
-from reference_kernels._unsupported import cannot_execute
 from reference_kernels.matmul import matmul
 from reference_kernels.sparsecore import _subcores, gather
 
@@ -239,8 +238,6 @@ _TYPICAL = (
         dims={"rows": 2**17, "k": 256, "m": 8192, "n": 512},
     ),
 )
-_NO_SPARSE_CORES = cannot_execute("the portable interpreter has no SparseCores", "interpret")
-
 SPEC = KernelSpec(
     name="lookup_matmul",
     kernel=lookup_matmul,
@@ -251,7 +248,6 @@ SPEC = KernelSpec(
     relations=_RELATIONS,
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
     typical=_TYPICAL,
-    xfail=_NO_SPARSE_CORES,
 )
 
 _NOT_YET = ExpectedFailure(reason="mpmd_map does not support TC kernels yet", jax="0.12.0.1")
@@ -267,7 +263,6 @@ SPEC_HAND_OFF = KernelSpec(
     vmappable=False,
     typical=_TYPICAL,
     xfail={
-        **_NO_SPARSE_CORES,
         **{f"tpu-compile:{chip}": _NOT_YET for chip in ("v5p", "v6e", "tpu7x")},
         "tpu": _NOT_YET,
     },

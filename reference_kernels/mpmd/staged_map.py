@@ -36,7 +36,6 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels._unsupported import cannot_execute
 from reference_kernels.sparsecore import _subcores
 
 _SLOTS = 2
@@ -147,5 +146,4 @@ SPEC = KernelSpec(
     relations=(Permuted({0: 0}, output=0, exact=True),),
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
     typical=(pst.shaped("n", dtype="float32", dims={"n": 2**20}),),
-    xfail=cannot_execute("one body and no SparseCores in the portable interpreter", "interpret"),
 )

@@ -57,6 +57,7 @@ from pytest_pallas.relations import Linear, Permuted, Relation
 from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _mesh, _require
 from reference_kernels._blocks import LANES, ROWS, fit
+from reference_kernels._gaps import REACHING, without
 from reference_kernels.attention import _operands
 from reference_kernels.attention._flash_blocks import (
     Blocks,
@@ -454,7 +455,7 @@ SPEC = KernelSpec(
     reference=reference,
     inputs=_inputs,
     meshes=({"x": 4},),  # tests have others
-    backends=("tpu-sim", "tpu-interpret", "tpu-compile", "tpu"),  # interpret has no remote DMA
+    backends=without(REACHING),
     differentiable=(0, 1, 2),
     vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas
     relations=(
@@ -474,7 +475,7 @@ SPEC_SHARP = KernelSpec(
     # Weights overflow unless the maximum is taken off the scores; see flash_attention_sharp.
     inputs=functools.partial(_inputs, scale=8.0),
     meshes=({"x": 4},),
-    backends=("tpu-sim", "tpu-interpret", "tpu-compile", "tpu"),
+    backends=without(REACHING),
     checks=("forward",),
     vmappable=False,
     equivalent=(*EDGES, *_RING),

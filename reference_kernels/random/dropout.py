@@ -33,7 +33,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _blocks, _require
-from reference_kernels._unsupported import cannot_execute
+from reference_kernels._gaps import RANDOM, SAMPLERS, without
 from reference_kernels.random import _plausible
 
 
@@ -207,7 +207,7 @@ SPEC = KernelSpec(
             options={"rate": 0.1},
         ),
     ),
-    xfail=cannot_execute("no random number generator", "interpret"),
+    backends=without(RANDOM),
 )
 
 SPEC_BERNOULLI = KernelSpec(
@@ -229,5 +229,5 @@ SPEC_BERNOULLI = KernelSpec(
             options={"rate": 0.1, "sampler": "bernoulli"},
         ),
     ),
-    xfail=cannot_execute("no stateful samplers", "interpret"),
+    backends=without(SAMPLERS),
 )

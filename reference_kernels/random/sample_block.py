@@ -36,7 +36,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels._unsupported import cannot_execute
+from reference_kernels._gaps import KEYS, without
 
 #: Rows and columns of a tile.
 TILE = (8, 128)
@@ -185,5 +185,5 @@ SPEC_HARDWARE = KernelSpec(
     checks=("forward", "determinism", "dtype", "grid", "jit"),
     vmappable=False,
     typical=_typical("hardware", block_rows=32, block_columns=256),
-    xfail=cannot_execute("no references to keys of Pallas", "interpret", "tpu-interpret"),
+    backends=without(KEYS),
 )

@@ -31,9 +31,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels._blocks import LANES, ROWS, fit
+from reference_kernels._gaps import REVISITS, without
 
 
 def _sum_kernel(x_ref: Any, o_ref: Any, *, axis: int, rows: int) -> None:
@@ -172,14 +173,5 @@ SPEC_BY_ROWS = KernelSpec(
     exact=True,
     relations=_RELATIONS,
     typical=(_TYPICAL,),
-    xfail={
-        "tpu-interpret": ExpectedFailure(
-            reason="refuses a block that is visited again, RevisitMode.ANY or not",
-            jax="0.12.0.1",
-            checks=(
-                *("forward", "vmap", "determinism", "immutability", "jit", "blocks"),
-                *("linearity", "permutation", "padding", "memory", "donation"),
-            ),
-        )
-    },
+    backends=without(REVISITS),
 )

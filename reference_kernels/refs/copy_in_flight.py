@@ -23,8 +23,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
+from reference_kernels._gaps import OUTLIVING, without
 
 _ANY = pl.BlockSpec(memory_space=pl.ANY)
 _SEMAPHORE = pl.BlockSpec(memory_space=pltpu.SEMAPHORE)
@@ -91,24 +92,6 @@ def reference(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 #: The checks that trace or run the kernel in an interpreter.
-_RUN = (
-    "forward",
-    "determinism",
-    "immutability",
-    "jit",
-    "export",
-    "padding",
-    "grid",
-    "memory",
-    "donation",
-)
-
-_UPSTREAM = ExpectedFailure(
-    reason="the interpreters cannot pass a semaphore from kernel to kernel",
-    jax="0.12.0.1",
-    checks=_RUN,
-)
-
 SPEC = KernelSpec(
     name="copy_in_flight",
     kernel=copy_in_flight,
@@ -119,7 +102,7 @@ SPEC = KernelSpec(
         dims={"m": [1, 16, 33], "n": [1, 130], "k": [1, 128]},
     ),
     vmappable=False,  # a semaphore has no batch axis
-    xfail={"interpret": _UPSTREAM, "tpu-interpret": _UPSTREAM},
+    backends=without(OUTLIVING),
     typical=(
         pst.shaped(
             "m n, k", dtype=["bfloat16", "float32"], dims={"m": 4096, "n": 4096, "k": 2**20}

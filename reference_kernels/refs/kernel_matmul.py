@@ -28,7 +28,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels._blocks import LANES, ROWS, fit
 from reference_kernels._mxu import precision_for
 from reference_kernels.matmul._operands import check_operands, reference
@@ -157,16 +157,11 @@ SPEC_CORES = KernelSpec(
         _ARRAYS,
         tuning={**_BLOCKS, "mesh": pltpu.TensorCoreMesh(axis_name="core", num_cores=2)},
     ),
-    # The chips with two cores that act as one device.
-    backends=("tpu-sim", "interpret", "tpu-interpret", "tpu-compile:v4", "tpu-compile:v5p", "tpu"),
+    # The chips with two cores that act as one device; interpret cannot reach another core.
+    backends=("tpu-sim", "tpu-interpret", "tpu-compile:v4", "tpu-compile:v5p", "tpu"),
     exact=True,
     checks=("forward", "races", "dma", "deadlock", "schedule", "memory"),
     vmappable=False,
     typical=_TYPICAL,
     equivalent=_EQUIVALENT,
-    xfail={
-        "interpret": ExpectedFailure(
-            reason="the portable interpreter has no axis_index of a core", jax="0.12.0.1"
-        )
-    },
 )

@@ -25,8 +25,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
+from reference_kernels._gaps import ASSUMPTIONS, without
 
 _ROWS = 8
 
@@ -90,26 +91,6 @@ SPEC = KernelSpec(
     batch_axes=(0,),
     relations=(Permuted({0: 0}, output=0),),
     implementations={"no_promise": functools.partial(exp_in_place, promise=False)},
-    xfail={
-        "tpu-interpret": ExpectedFailure(
-            reason="the TPU interpreter does not know pltpu.annotate",
-            jax="0.12.0.1",
-            # Those that run the kernel rather than look at it.
-            checks=(
-                "forward",
-                "vmap",
-                "sharding",
-                "determinism",
-                "immutability",
-                "jit",
-                "blocks",
-                "permutation",
-                "cross",
-                "padding",
-                "memory",
-                "donation",
-            ),
-        )
-    },
+    backends=without(ASSUMPTIONS),
     typical=(pst.shaped("m n", dtype="float32", dims={"m": 4096, "n": 128}),),
 )

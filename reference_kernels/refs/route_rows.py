@@ -28,8 +28,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
+from reference_kernels._gaps import CHOSEN_REFERENCES, without
 
 
 def _route_kernel(
@@ -131,22 +132,6 @@ def _inputs(draw: st.DrawFn) -> pst.Arguments:
     )
 
 
-_UPSTREAM = ExpectedFailure(
-    reason="pl.select_ref is implemented by Mosaic only",
-    jax="0.12.0.1",
-    # Those that run the kernel rather than look at it.
-    checks=(
-        "forward",
-        "determinism",
-        "immutability",
-        "jit",
-        "export",
-        "padding",
-        "memory",
-        "donation",
-    ),
-)
-
 SPEC = KernelSpec(
     name="route_rows",
     kernel=route_rows,
@@ -154,7 +139,7 @@ SPEC = KernelSpec(
     inputs=_inputs(),
     exact=True,
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
-    xfail={"interpret": _UPSTREAM, "tpu-interpret": _UPSTREAM},
+    backends=without(CHOSEN_REFERENCES),
     typical=(
         pst.shaped(
             "m n, 64, m n, m n",

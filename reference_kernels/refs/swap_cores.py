@@ -30,7 +30,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 
 _CORES = 2
@@ -133,25 +133,8 @@ def reference_sum(x: jax.Array) -> jax.Array:
 
 
 #: The chips with two cores that act as one device.
-_BACKENDS = ("tpu-sim", "interpret", "tpu-interpret", "tpu-compile:v4", "tpu-compile:v5p", "tpu")
-
-_NO_CORES = ExpectedFailure(
-    reason="the portable interpreter cannot signal another core",
-    jax="0.12.0.1",
-    checks=(  # all that run it
-        "forward",
-        "determinism",
-        "immutability",
-        "jit",
-        "export",
-        "blocks",
-        "linearity",
-        "permutation",
-        "padding",
-        "memory",
-        "donation",
-    ),
-)
+# The portable interpreter cannot reach another core.
+_BACKENDS = ("tpu-sim", "tpu-interpret", "tpu-compile:v4", "tpu-compile:v5p", "tpu")
 
 
 def _opposed(drawn: pst.Drawn) -> pst.Drawn:
@@ -180,7 +163,6 @@ SPEC = KernelSpec(
     relations=(Linear(0), Permuted({0: 2}, output=2, exact=True)),
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
     typical=_TYPICAL,
-    xfail={"interpret": _NO_CORES},
 )
 
 SPEC_SUM = KernelSpec(
@@ -198,5 +180,4 @@ SPEC_SUM = KernelSpec(
     relations=(Linear(0), Permuted({0: 0})),
     vmappable=False,
     typical=_TYPICAL,
-    xfail={"interpret": _NO_CORES},
 )

@@ -34,7 +34,6 @@ from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels._blocks import LANES
-from reference_kernels._unsupported import cannot_execute
 from reference_kernels.sparsecore import _subcores
 
 
@@ -238,8 +237,6 @@ def _ignored_by_expand(x: Any, keep: Any) -> tuple[Any, None]:
 
 
 _TYPICAL = pst.shaped("rows n, rows n", dtype=["float32", "bool"], dims={"rows": 8192, "n": 1024})
-_NO_SPARSE_CORES = cannot_execute("the portable interpreter has no SparseCores", "interpret")
-
 SPEC = KernelSpec(
     name="compact",
     kernel=compact,
@@ -250,7 +247,6 @@ SPEC = KernelSpec(
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
     ignored=_ignored,
     typical=(_TYPICAL,),
-    xfail=_NO_SPARSE_CORES,
 )
 
 SPEC_ONTO = KernelSpec(
@@ -267,7 +263,6 @@ SPEC_ONTO = KernelSpec(
             dims={"rows": 8192, "n": 1024},
         ),
     ),
-    xfail=_NO_SPARSE_CORES,
 )
 
 SPEC_EXPAND = KernelSpec(
@@ -281,5 +276,4 @@ SPEC_EXPAND = KernelSpec(
     vmappable=False,
     ignored=_ignored_by_expand,
     typical=(_TYPICAL,),
-    xfail=_NO_SPARSE_CORES,
 )

@@ -35,7 +35,6 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels._unsupported import cannot_execute
 from reference_kernels.sparsecore import _subcores
 
 _SLOTS = 2
@@ -236,8 +235,6 @@ def _inputs(draw: st.DrawFn, *dtypes: str) -> pst.Arguments:
     )
 
 
-_NO_SPARSE_CORES = cannot_execute("the portable interpreter has no SparseCores", "interpret")
-
 _RELATIONS = (
     Linear(0),
     Permuted({1: 0}, output=0, exact=True),
@@ -258,7 +255,6 @@ SPEC = KernelSpec(
         pst.shaped("rows d, m", dtype=[dtype, "int32"], dims={"rows": 2**20, "d": d, "m": 2**16})
         for dtype, d in (("float32", 128), ("bfloat16", 64))
     ),
-    xfail=_NO_SPARSE_CORES,
 )
 
 SPEC_PIPELINED = KernelSpec(
@@ -276,5 +272,4 @@ SPEC_PIPELINED = KernelSpec(
             "rows d, m", dtype=["float32", "int32"], dims={"rows": 2**20, "d": 128, "m": 2**16}
         ),
     ),
-    xfail=_NO_SPARSE_CORES,
 )

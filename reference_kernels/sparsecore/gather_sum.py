@@ -39,7 +39,6 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels._unsupported import cannot_execute
 from reference_kernels.sparsecore import _subcores
 
 
@@ -231,5 +230,4 @@ SPEC = KernelSpec(
             options={"count": 4096},
         ),
     ),
-    xfail=cannot_execute("the portable interpreter has no SparseCores", "interpret"),
 )

@@ -32,7 +32,6 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
-from reference_kernels._unsupported import cannot_execute
 from reference_kernels.sparsecore import _subcores
 
 #: Bins in a row.
@@ -158,5 +157,4 @@ SPEC = KernelSpec(
         _subcores.CLEARED,
     ),
     typical=(pst.shaped("n", dtype="int32", dims={"n": 2**20}, options={"bins": 1024}),),
-    xfail=cannot_execute("the portable interpreter has no SparseCores", "interpret"),
 )

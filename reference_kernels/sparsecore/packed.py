@@ -31,7 +31,6 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels._unsupported import cannot_execute
 from reference_kernels.sparsecore import _subcores
 
 #: From JAX 0.12 on; ``plsc.bitcast`` is deprecated since.
@@ -161,8 +160,6 @@ def _inputs(shapes: str) -> Any:
     )
 
 
-_NO_SPARSE_CORES = cannot_execute("the portable interpreter has no SparseCores", "interpret")
-
 SPEC = KernelSpec(
     name="add_packed",
     kernel=add_packed,
@@ -172,7 +169,6 @@ SPEC = KernelSpec(
     relations=(Permuted({0: 0, 1: 0}, output=0, exact=True),),
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
     typical=(pst.shaped("n, n", dtype="bfloat16", dims={"n": 2**20}),),
-    xfail=_NO_SPARSE_CORES,
 )
 
 SPEC_ABS = KernelSpec(
@@ -184,8 +180,4 @@ SPEC_ABS = KernelSpec(
     relations=(Permuted({0: 0}, output=0, exact=True),),
     vmappable=False,
     typical=(pst.shaped("n", dtype="bfloat16", dims={"n": 2**20}),),
-    xfail={
-        **_NO_SPARSE_CORES,
-        **({} if _BITCASTS_LANES else cannot_execute("no plsc.bitcast there", "tpu-interpret")),
-    },
 )

@@ -31,7 +31,6 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
-from reference_kernels._unsupported import cannot_execute
 from reference_kernels.sparsecore import _subcores
 
 
@@ -146,5 +145,4 @@ SPEC = KernelSpec(
         )
     ),
     typical=(pst.shaped("rows n, rows", dtype="int32", dims={"rows": 8192, "n": 1024}),),
-    xfail=cannot_execute("the portable interpreter has no SparseCores", "interpret"),
 )

@@ -27,7 +27,6 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear
 from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
-from reference_kernels._unsupported import cannot_execute
 from reference_kernels.sparsecore import _subcores
 
 _SLOTS = 2
@@ -126,7 +125,7 @@ SPEC = KernelSpec(
         pst.arrays("n", dtype=pst.dtypes("int32", "float32"), dims={"n": [1, 16, 17, 61]}),
         tuning={"chunk": 16},
     ),
-    backends=_subcores.BACKENDS,
+    backends=(*_subcores.BACKENDS, "tpu-interpret"),
     exact=True,
     relations=(Linear(0),),
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
@@ -140,5 +139,4 @@ SPEC = KernelSpec(
         ),
     ),
     typical=(pst.shaped("n", dtype="int32", dims={"n": 65536}),),
-    xfail=cannot_execute("the portable interpreter has no SparseCores", "interpret"),
 )

@@ -42,7 +42,6 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels._unsupported import cannot_execute
 from reference_kernels.sparsecore import _subcores
 
 _IGNORED = -1
@@ -210,7 +209,6 @@ def _spec(name: str, beyond: str) -> KernelSpec:
                 tuning={"beyond": beyond},
             ),
         ),
-        xfail=cannot_execute("the portable interpreter has no SparseCores", "interpret"),
     )
 
 

@@ -32,7 +32,6 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
-from reference_kernels._unsupported import cannot_execute
 from reference_kernels.sparsecore import _subcores
 
 #: The place of a lane that holds nothing.
@@ -166,5 +165,4 @@ SPEC = KernelSpec(
     typical=(
         pst.shaped("rows n", dtype="float32", dims={"rows": 8192, "n": 256}, options={"k": 8}),
     ),
-    xfail=cannot_execute("the portable interpreter has no SparseCores", "interpret"),
 )

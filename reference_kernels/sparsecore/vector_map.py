@@ -30,7 +30,6 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels._unsupported import cannot_execute
 from reference_kernels.sparsecore import _subcores
 
 Method = Literal["loop", "parallel_loop", "addupdate"]
@@ -144,5 +143,4 @@ SPEC = KernelSpec(
             ("int32", "addupdate"),
         )
     ),
-    xfail=cannot_execute("the portable interpreter has no SparseCores", "interpret"),
 )

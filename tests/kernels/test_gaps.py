@@ -1,0 +1,91 @@
+"""What JAX's own interpreters lack, which is why some kernels do not claim them."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from pytest_pallas.backends.interpreters import Interpreter, interpret, tpu_interpret
+from pytest_pallas.checks.forward import forward
+from pytest_pallas.checks.trial import Trial
+from pytest_pallas.devices.mesh import make_mesh
+from pytest_pallas.devices.targets import TARGETS
+from pytest_pallas.errors import PallasTestError
+from pytest_pallas.numerics import Tolerance
+from pytest_pallas.spec import KernelSpec
+from pytest_pallas.strategies.once import draw_several
+from pytest_pallas.suites import suite
+from reference_kernels._gaps import GAPS, KNOWN_LATE, REACHING, SCALAR_CORES, Gap
+
+#: Some calls need nothing that is missing: an empty mask, or a single block.
+_CALLS = 8
+
+_MAKERS = {"interpret": interpret, "tpu-interpret": tpu_interpret}
+
+
+@pytest.fixture(scope="module")
+def specs() -> dict[str, KernelSpec]:
+    return {spec.name: spec for spec in suite("reference_kernels").specs()}
+
+
+def interpreter(name: str, spec: KernelSpec) -> Interpreter:
+    """An interpreter for a chip that the kernel runs on."""
+    chips = [chip for each, _, chip in map(split, spec.claimed) if each == "tpu-sim" and chip]
+    return _MAKERS[name](TARGETS[chips[0]] if chips else None)
+
+
+def split(label: str) -> tuple[str, str, str]:
+    return label.partition(":")
+
+
+def runs(spec: KernelSpec, name: str) -> bool:
+    """Whether an interpreter runs every one of a few calls of a kernel, and is right."""
+    backend = interpreter(name, spec)
+    kernel, reference, inputs = spec.kernel_for(backend.platform), spec.reference, spec.inputs
+    devices = 1
+    if spec.meshes:
+        mesh = make_mesh(spec.meshes[1], "cpu")
+        kernel, reference = (functools.partial(each, mesh=mesh) for each in (kernel, reference))
+        inputs, devices = inputs(mesh), mesh.size
+    for arguments in draw_several(inputs, _CALLS):
+        trial = Trial(
+            kernel=kernel,
+            reference=reference,
+            arguments=arguments,
+            backend=backend,
+            devices=devices,
+            exact=spec.exact,
+            tolerance=spec.tolerance or Tolerance(),
+            timeout=20,
+        )
+        try:
+            if forward(trial).failed:
+                return False
+        except PallasTestError:
+            return False
+    return True
+
+
+CASES = [(gap, name) for gap in GAPS for name in gap.interpreters]
+
+
+@pytest.mark.parametrize(
+    ("gap", "name"), CASES, ids=[f"{gap.shown_by}-{name}" for gap, name in CASES]
+)
+def test_the_gap_is_there(specs: dict[str, KernelSpec], gap: Gap, name: str) -> None:
+    if gap.shown_by not in specs:
+        pytest.skip("its kernel needs a newer JAX")
+    spec = specs[gap.shown_by]
+    assert not spec.claims(name)
+    assert not runs(spec, name), (
+        f"{name} can {gap.reason} in this JAX. Let the kernels that say so claim it again, or name "
+        "the versions that cannot"
+    )
+
+
+@pytest.mark.parametrize("gap", [REACHING, SCALAR_CORES, KNOWN_LATE], ids=lambda gap: gap.shown_by)
+def test_the_other_interpreter_runs_it(specs: dict[str, KernelSpec], gap: Gap) -> None:
+    """So it is no mistake of how these tests ask."""
+    assert gap.interpreters == ("interpret",)
+    assert runs(specs[gap.shown_by], "tpu-interpret")
