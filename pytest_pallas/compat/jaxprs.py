@@ -205,6 +205,14 @@ def parallel_programs(eqn: Any) -> int:
     return math.prod(sizes)
 
 
+def has_semantics(eqn: Any) -> bool:
+    """Whether a ``pallas_call`` says what each of its grid dimensions is.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    return getattr(eqn.params.get("compiler_params"), "dimension_semantics", None) is not None
+
+
 def has_parallel_dimension(eqn: Any) -> bool:
     """Whether a ``pallas_call`` has a grid dimension whose semantics are parallel, of any size.
 

@@ -91,6 +91,7 @@ def _is_not_causal(arguments: pst.Arguments) -> bool:
 SPEC_MHA = KernelSpec(
     name="mha",
     kernel=mha,
+    backends=without(BATCHES),
     reference=reference,
     inputs=pst.arguments(
         pst.arrays(

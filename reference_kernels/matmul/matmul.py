@@ -43,7 +43,7 @@ from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels._blocks import ROWS
-from reference_kernels._gaps import BATCHES, without
+from reference_kernels._gaps import BATCHES, batches_fail, without
 from reference_kernels._mxu import precision_for
 from reference_kernels.matmul._operands import Activation, check_operands, reference
 from reference_kernels.matmul._tiling import (
@@ -307,6 +307,7 @@ SPEC = KernelSpec(
 SPEC_ACTIVATION = KernelSpec(
     name="matmul_activation",
     kernel=matmul,
+    xfail=batches_fail("vmap"),
     reference=reference,
     inputs=pst.arguments(
         _ARRAYS,

@@ -39,7 +39,7 @@ def test_misuse() -> None:
     refuses(call(x, w, block_k=0), "block_k must be a positive integer", "0")
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 @pytest.mark.parametrize(
     ("axes", "axis_name"),
     [({"x": 8}, "x"), ({"x": 2, "y": 4}, "x"), ({"x": 2, "y": 3}, "y")],
@@ -53,7 +53,7 @@ def test_it_is_that_of_lax(pallas_run: Any, axes: Any, axis_name: str) -> None:
     same_bits(ours, np.matmul(rows, w))
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_many_calls(pallas_run: Any) -> None:
     w = (numbers(128, 128) % 3 - 1).astype(np.float32)
 

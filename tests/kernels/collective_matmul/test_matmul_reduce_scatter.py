@@ -39,7 +39,7 @@ def test_misuse() -> None:
     refuses(call(x, w, block_m=-8), "block_m must be a positive integer", "-8")
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 @pytest.mark.parametrize(
     ("axes", "axis_name"),
     [({"x": 8}, "x"), ({"x": 2, "y": 4}, "x"), ({"x": 2, "y": 3}, "y")],
@@ -54,7 +54,7 @@ def test_it_is_that_of_lax(pallas_run: Any, axes: Any, axis_name: str) -> None:
     same_bits(ours, scatter(np.matmul(x, w)))
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_floats_are_added_in_the_order_of_the_ring(pallas_run: Any) -> None:
     # One term in each sum of a device, so that the products are exact and only the ring rounds.
     rng = np.random.default_rng(0)
@@ -73,7 +73,7 @@ def test_floats_are_added_in_the_order_of_the_ring(pallas_run: Any) -> None:
             same_bits(ours[chunk, first : first + 16], np.broadcast_to(total, (16, 128)))
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_many_calls(pallas_run: Any) -> None:
     w = (numbers(128, 128) % 3 - 1).astype(np.float32)
 

@@ -72,7 +72,7 @@ def test_only_what_must_be_is_added_over_the_devices(
     assert added >= backward
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_two_layers_communicate_once(pallas_run: Any) -> None:
     mesh = mesh_of(x=4)
     x, w, v = normal(16, 32), normal(32, 64), normal(64, 32)

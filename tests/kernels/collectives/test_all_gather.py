@@ -32,7 +32,7 @@ def test_misuse() -> None:
     refuses(call(x, axis=1, tiled=True), "axis must be from -1 to 0, but it is 1", "(3,)")
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
     ("devices", "shape"),
@@ -48,14 +48,14 @@ def test_it_is_that_of_lax(pallas_run: Any, devices: int, shape: Any, schedule: 
     same_bits(ours, theirs)
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_scalars(pallas_run: Any) -> None:
     x = np.arange(4, dtype=np.int32)
     ours = pallas_run(all_gather_on_mesh, x, mesh=mesh_of(x=4), axis_name="x")
     same_bits(ours, np.broadcast_to(x, (4, 4)))
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_many_calls(pallas_run: Any, schedule: Any) -> None:
     def step(x: jax.Array) -> jax.Array:

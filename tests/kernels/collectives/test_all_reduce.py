@@ -35,7 +35,7 @@ def test_misuse() -> None:
     refuses(call(x, piece_bytes=-1), "piece_bytes must be a positive integer", "-1")
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 @pytest.mark.parametrize(
     ("axes", "axis_name", "op"),
     [
@@ -53,14 +53,14 @@ def test_it_is_that_of_lax(pallas_run: Any, axes: Any, axis_name: str, op: Any) 
     same_bits(pallas_run(all_reduce_on_mesh, x, mesh=mesh, axis_name=axis_name, op=op), theirs)
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_scalars(pallas_run: Any) -> None:
     x = numbers(4, dtype=np.int32)
     ours = pallas_run(all_reduce_on_mesh, x, mesh=mesh_of(x=4), axis_name="x")
     same_bits(ours, np.full(4, 6, np.int32))
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_all_devices_get_the_same_bits(pallas_run: Any) -> None:
     devices, rows = 4, 40
     x = np.random.default_rng(0).normal(size=(devices, devices * rows, 128)).astype(np.float32)
@@ -75,7 +75,7 @@ def test_all_devices_get_the_same_bits(pallas_run: Any) -> None:
             same_bits(ours[0, first : first + 8], functools.reduce(np.add, parts))
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 @pytest.mark.parametrize("op", ["max", "min", "sum"])
 def test_nan_wins(pallas_run: Any, op: Any) -> None:
     x = np.ones((4, 200), np.float32)
@@ -85,7 +85,7 @@ def test_nan_wins(pallas_run: Any, op: Any) -> None:
     assert np.isnan(ours).sum() == 4
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_many_calls(pallas_run: Any) -> None:
     x, mesh = numbers(4, 160, 128, dtype=np.int32), mesh_of(x=4)
     ours, theirs = (

@@ -30,7 +30,7 @@ def test_misuse() -> None:
     refuses(call(f32(2, 4, 3)), "x must be as long as the 2 devices", "axis 0", "(4, 3)")
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 @pytest.mark.parametrize(
     ("shape", "split_axis", "concat_axis", "tiled"),
     [
@@ -56,7 +56,7 @@ def test_it_is_that_of_lax(
     same_bits(ours, theirs)
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_many_calls(pallas_run: Any) -> None:
     x = numbers(4, 4, 5)
     step = functools.partial(all_to_all, axis_name="x", split_axis=0, concat_axis=0)

@@ -40,7 +40,7 @@ def test_mesh_and_operand() -> None:
     refuses(call([(0, 0)], f32(2, 0)), "x must not be empty", "(0,)")
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 @pytest.mark.parametrize("perm", PERMUTATIONS.values(), ids=PERMUTATIONS.keys())
 def test_it_is_that_of_lax(pallas_run: Any, perm: Any) -> None:
     mesh, x = mesh_of(x=8), 1 + numbers(8, 5)
@@ -53,7 +53,7 @@ def test_no_pair_at_all_is_zeros_without_a_kernel() -> None:
     same_bits(call([], numbers(2, 3))(), f32(2, 3))
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_many_calls(pallas_run: Any) -> None:
     x = 1 + numbers(3, 2)
     step = functools.partial(ppermute, axis_name="x", perm=[(0, 2), (2, 0)])

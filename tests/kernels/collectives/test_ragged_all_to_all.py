@@ -56,7 +56,7 @@ def test_runs() -> None:
     )
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_the_example_of_lax(pallas_run: Any) -> None:
     """The CPU has no ``jax.lax.ragged_all_to_all``; these are the numbers of its documentation."""
     ours = pallas_run(
@@ -73,7 +73,7 @@ def test_the_example_of_lax(pallas_run: Any) -> None:
     same_bits(ours[..., 0, 0], i32([[1, 3, 0, 0], [2, 2, 4, 0]]))
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_everything_goes_to_one_of_eight(pallas_run: Any) -> None:
     operand, output = 1 + numbers(8, 1, 1, 4), f32(8, 8, 1, 4)
     only = np.eye(8, dtype=np.int32)[3]  # one row to device 3
@@ -95,7 +95,7 @@ def test_everything_goes_to_one_of_eight(pallas_run: Any) -> None:
     same_bits(ours, expected)
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_nobody_sends_anything(pallas_run: Any) -> None:
     operands = {"output": numbers(2, 5, 1, 4)}
     zeros = dict.fromkeys(NAMES, i32(np.zeros((2, 2))))
@@ -107,7 +107,7 @@ def test_nobody_sends_anything(pallas_run: Any) -> None:
     same_bits(ours, operands["output"])
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_many_calls(pallas_run: Any) -> None:
     """Device 0 gets nothing and waits for nobody; it must not run ahead into the next call."""
     x = numbers(3, 2, 1, 4)

@@ -36,7 +36,7 @@ def test_misuse() -> None:
     refuses(call(x, piece_bytes=0), "piece_bytes must be a positive integer", "0")
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 @pytest.mark.parametrize(
     ("axes", "axis_name", "dtype"),
     [
@@ -55,14 +55,14 @@ def test_it_is_that_of_lax(pallas_run: Any, axes: Any, axis_name: str, dtype: st
     same_bits(ours, theirs)
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_scalars(pallas_run: Any) -> None:
     x = numbers(4, 4, dtype=np.int32)
     ours = pallas_run(reduce_scatter_on_mesh, x, mesh=mesh_of(x=4), axis_name="x")
     same_bits(ours, x.sum(0, dtype=np.int32))
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_floats_are_added_in_the_order_of_the_ring(pallas_run: Any) -> None:
     devices = 4
     rng = np.random.default_rng(0)
@@ -81,7 +81,7 @@ def test_floats_are_added_in_the_order_of_the_ring(pallas_run: Any) -> None:
             same_bits(ours[chunk, rows], functools.reduce(np.add, parts))
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_partial_sums_of_bfloat16_are_not_rounded(pallas_run: Any) -> None:
     # 256 + 1 is 256 in bfloat16, however often one is added.
     x = jnp.ones((4, 4, 8), jnp.bfloat16).at[:, :, 0].set(jnp.array([256, 1, 1, 0])[:, None])
@@ -89,7 +89,7 @@ def test_partial_sums_of_bfloat16_are_not_rounded(pallas_run: Any) -> None:
     assert (ours[:, 0] == 258).all()
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_many_calls(pallas_run: Any) -> None:
     def step(x: jax.Array) -> jax.Array:
         part = reduce_scatter(x, "x", tiled=True, **PIECES)

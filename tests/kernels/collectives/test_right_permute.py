@@ -28,7 +28,7 @@ def test_operand() -> None:
     refuses(lambda: right_permute_on_mesh(f32(2, 0), mesh=mesh), "x must not be empty", "(0,)")
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 @pytest.mark.parametrize("devices", [2, 8])
 def test_it_is_ppermute(pallas_run: Any, devices: int) -> None:
     mesh, x = mesh_of(x=devices), numbers(devices, 3, 5)
@@ -37,7 +37,7 @@ def test_it_is_ppermute(pallas_run: Any, devices: int) -> None:
     same_bits(pallas_run(right_permute_on_mesh, x, mesh=mesh), theirs)
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_many_calls(pallas_run: Any) -> None:
     x = numbers(3, 2, 5)
     step = functools.partial(right_permute, axis_name="x")

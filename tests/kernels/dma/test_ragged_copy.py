@@ -50,7 +50,7 @@ def test_sizes() -> None:
     refuses(copy(x, x, block=0), "block must be a positive integer")
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_runs_may_overlap_in_x(pallas_run: Any) -> None:
     x = np.arange(6 * 8, dtype=np.float32).reshape(6, 1, 8)
     into = -np.ones((9, 1, 8), np.float32)
@@ -60,7 +60,7 @@ def test_runs_may_overlap_in_x(pallas_run: Any) -> None:
     )
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_nothing_to_copy(pallas_run: Any) -> None:
     into = np.ones((3, 1, 8), np.float32)
     out = pallas_run(ragged_copy, 0 * into, into, i32(0, 3), i32(3, 0), i32(0, 0))

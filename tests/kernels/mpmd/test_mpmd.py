@@ -13,7 +13,7 @@ from pytest_pallas import RaceError
 from reference_kernels.mpmd import hand_off, lookup_matmul, staged_map
 
 X, IDX, W = f32(5, 4), i32(3), f32(4, 6)
-ON_SUBCORES = pytest.mark.pallas(backends=["tpu-interpret"])
+ON_SUBCORES = pytest.mark.pallas(backends=["tpu-sim"])
 
 
 def test_staged_map() -> None:

@@ -76,7 +76,7 @@ def operands(devices: int, n: int) -> tuple[Any, ...]:
     return tuple(rng.normal(size=(devices, 1, n, 8)).astype(np.float32) for _ in range(3))
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 @pytest.mark.parametrize(
     ("axes", "axis_name", "causal"),
     [
@@ -95,7 +95,7 @@ def test_other_meshes(
     np.testing.assert_allclose(out, reference(*args, **settings), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_calls_that_follow_each_other(pallas_run: Any, pallas_mesh: Any) -> None:
     settings = {"mesh": pallas_mesh(x=4), "axis_name": "x"}
 
@@ -108,7 +108,7 @@ def test_calls_that_follow_each_other(pallas_run: Any, pallas_mesh: Any) -> None
     np.testing.assert_allclose(out, thrice(reference, *args), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_gradients_with_a_causal_mask_and_shared_keys(pallas_run: Any, pallas_mesh: Any) -> None:
     settings = {"mesh": pallas_mesh(x=3), "axis_name": "x", "causal": True}
     rng = np.random.default_rng(0)
@@ -173,7 +173,7 @@ def machine_code(folder: Path, function: Callable[..., Any], *args: Any) -> str:
     return code
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_a_copy_overlaps_the_products_in_the_code_of_a_chip(
     tmp_path: Path, pallas_mesh: Any
 ) -> None:

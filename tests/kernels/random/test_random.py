@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import compat
+from pytest_pallas.simulator import simulate
 from reference_kernels.random import dropout, gaussian_dropout, noise, sample
 
 N = 1024 * 1024
 
 
 @pytest.fixture
-def interpreted() -> Iterator[None]:
-    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):
-        yield
-    pltpu.reset_tpu_interpret_mode_state()
+def run() -> Callable[..., Any]:
+    """Call on a TPU if there is one, else on a simulated one; the answer in numpy arrays."""
 
+    def on_chip(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if jax.default_backend() == "tpu":
+            return jax.tree.map(np.asarray, function(*args, **options))
+        return simulate(function, *args, **options).values
 
-@pytest.fixture
-def generator() -> Iterator[None]:
-    """The generator of a TPU if there is one, else the one that is simulated."""
-    if jax.default_backend() == "tpu":
-        yield
-        return
-    with compat.missing_operations(), pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):
-        yield
-    pltpu.reset_tpu_interpret_mode_state()
+    return on_chip
 
 
 def seed(value: int = 7) -> jax.Array:
@@ -80,23 +73,6 @@ class TestMisuse:
         )
 
 
-@pytest.mark.usefixtures("interpreted")
-class TestInterpreted:
-    def test_words_of_zeros_drop_nothing(self) -> None:
-        """If this fails, JAX's own interpreter has a generator, and need not be lent one."""
-        x = np.arange(17 * 129, dtype=np.float32).reshape(17, 129)
-        np.testing.assert_array_equal(dropout(x, seed(), rate=0.5, block_rows=16), 2 * x)
-
-    def test_the_gradient_is_scaled_like_the_answer(self) -> None:
-        x = np.ones((17, 129), np.float32)
-        gradient = jax.grad(lambda x: dropout(x, seed(), rate=0.75, block_rows=16).sum())(x)
-        np.testing.assert_array_equal(gradient, 4 * x)
-
-    def test_samples_of_other_keys_are_others(self) -> None:
-        first, second = (sample(jax.random.key(k), rows=8, columns=128) for k in (0, 1))
-        assert (np.asarray(first) != np.asarray(second)).mean() > 0.99
-
-
 @pytest.mark.parametrize("target", ["v5e", "v6e"])
 def test_gaussian_dropout_compiles(pallas_compile: Any, target: str) -> None:
     shapes = jax.ShapeDtypeStruct((129, 200), "bfloat16"), jax.ShapeDtypeStruct((), "int32")
@@ -104,42 +80,44 @@ def test_gaussian_dropout_compiles(pallas_compile: Any, target: str) -> None:
     assert report.kernel_calls == 1
 
 
-@pytest.mark.usefixtures("generator")
 class TestRandomNumbers:
     """Six standard deviations of what is measured: a right generator fails once in 10^9 runs."""
 
     @pytest.mark.parametrize("sampler", ["bits", "bernoulli"])
     @pytest.mark.parametrize("rate", [0.1, 0.5])
-    def test_dropout_drops_its_share(self, sampler: str, rate: float) -> None:
-        out = np.asarray(dropout(jnp.ones((1024, 1024)), seed(), rate=rate, sampler=sampler))
+    def test_dropout_drops_its_share(self, run: Any, sampler: str, rate: float) -> None:
+        out = run(dropout, jnp.ones((1024, 1024)), seed(), rate=rate, sampler=sampler)
         assert abs((out == 0).mean() - rate) < 6 * (rate * (1 - rate) / N) ** 0.5
 
-    def test_rows_blocks_and_seeds_differ(self) -> None:
+    def test_rows_blocks_and_seeds_differ(self, run: Any) -> None:
         x = jnp.ones((512, 1024))
-        one, other = (np.asarray(dropout(x, seed(s), rate=0.5)) != 0 for s in (1, 2))
+        one, other = (run(dropout, x, seed(s), rate=0.5) != 0 for s in (1, 2))
         for first, second in ((one[:256], one[256:]), (one[:-1], one[1:]), (one, other)):
             assert abs((first == second).mean() - 0.5) < 6 * 0.5 / first.size**0.5
 
-    def test_the_gradient_has_the_mask(self) -> None:
-        out, pull = jax.vjp(lambda x: dropout(x, seed(), rate=0.5), jnp.ones((512, 256)))
-        np.testing.assert_array_equal(pull(jnp.ones_like(out))[0], out)
+    def test_the_gradient_has_the_mask(self, run: Any) -> None:
+        def both(x: Any) -> Any:
+            out, pull = jax.vjp(lambda x: dropout(x, seed(), rate=0.5), x)
+            return out, pull(jnp.ones_like(out))[0]
 
-    def test_uniform(self) -> None:
-        out = np.asarray(noise(seed(), rows=1024, columns=1024), np.float64)
+        out, gradient = run(both, jnp.ones((512, 256)))
+        np.testing.assert_array_equal(gradient, out)
+
+    def test_samples_of_other_keys_are_others(self, run: Any) -> None:
+        first, second = (run(sample, jax.random.key(k), rows=8, columns=128) for k in (0, 1))
+        assert (first != second).mean() > 0.99
+
+    def test_uniform(self, run: Any) -> None:
+        out = run(noise, seed(), rows=1024, columns=1024).astype(np.float64)
         assert abs(out.mean() - 1 / 2) < 6 * (1 / 12 / N) ** 0.5
         assert abs(out.var() - 1 / 12) < 6 * (1 / 180 / N) ** 0.5
 
-    def test_normal(self) -> None:
-        out = np.asarray(noise(seed(), rows=1024, columns=1024, kind="normal"), np.float64)
+    def test_normal(self, run: Any) -> None:
+        out = run(noise, seed(), rows=1024, columns=1024, kind="normal").astype(np.float64)
         assert abs(out.mean()) < 6 / N**0.5
         assert abs(out.var() - 1) < 6 * (2 / N) ** 0.5
 
-    def test_bits(self) -> None:
-        out = np.asarray(noise(seed(), rows=1024, columns=1024, kind="bits"))
+    def test_bits(self, run: Any) -> None:
+        out = run(noise, seed(), rows=1024, columns=1024, kind="bits")
         for bit in range(32):
             assert abs(((out >> bit) & 1).mean() - 0.5) < 6 * 0.5 / N**0.5
-
-    def test_gaussian_dropout(self) -> None:
-        out = np.asarray(gaussian_dropout(jnp.ones((1024, 1024)), seed(), rate=0.2), np.float64)
-        assert abs(out.mean() - 1) < 6 * (0.25 / N) ** 0.5
-        assert abs(out.var() - 0.25) < 6 * 0.25 * (2 / N) ** 0.5

@@ -49,7 +49,7 @@ def test_rows_may_be_known_when_it_is_traced(pallas_run: Any, rows: int) -> None
     np.testing.assert_array_equal(out[:, 0], wanted)
 
 
-@pytest.mark.pallas(backends=["tpu-interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_the_last_block_may_end_after_its_window(pallas_run: Any) -> None:
     """Two strips a block, of which the last block's second has no row: 48 of the array are left."""
     x = np.arange(48, dtype=np.float32)[:, None]

@@ -12,7 +12,7 @@ from operands import f32, i32, normal, refuses
 from reference_kernels.sparsecore import gather, gather_pipelined, gather_sum, scatter_add
 
 X, IDX = f32(5, 8), i32(3)
-ON_SUBCORES = pytest.mark.pallas(backends=["tpu-interpret"])
+ON_SUBCORES = pytest.mark.pallas(backends=["tpu-sim"])
 
 
 @pytest.mark.parametrize("kernel", [gather, gather_pipelined])

@@ -24,7 +24,7 @@ from reference_kernels.sparsecore import (
     vector_map,
 )
 
-ON_SUBCORES = pytest.mark.pallas(backends=["tpu-interpret"])
+ON_SUBCORES = pytest.mark.pallas(backends=["tpu-sim"])
 SMALL = {"cores": 1, "subcores": 2}
 KEEP = np.zeros((3, 4), bool)
 
