@@ -2,16 +2,16 @@
 
     uv run python benchmarks/sanitizers.py [KERNEL...]
 
-Both are measured in one process on ``tpu-interpret``, on one drawn call a kernel, after a first
-round that compiles; medians of five rounds in turn. ``watching`` is one run with race detection and
-accounts of DMAs, as every check does it for kernels that start DMAs, over one without. The others
-are the whole sanitizer, which runs the kernel several times; "-" where it has nothing to ask.
-``all`` is all of them one after the other, as in a session, where they share runs. The first round
-of a sanitizer compiles, too: ``first`` is what all of them take there, over the first plain run.
+Both are measured in one process on ``tpu-sim``, on one drawn call a kernel: processor time, medians
+of five rounds in turn, each on a simulator that has kept no run. The plain run is one of `forward`,
+which proves order like any other. A sanitizer runs the kernel several times; "-" where it has
+nothing to ask. ``all`` is all others one after the other, as in a session, where they share runs.
+``new`` is the same for a shape that JAX has not traced yet, over a plain run of such a shape.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import statistics
@@ -35,11 +35,11 @@ def main(names: list[str]) -> None:
     from pytest_pallas.sanitizers import NAMES
     from pytest_pallas.suites.discovery import specs_in
 
-    every = ("watching", *NAMES, "all", "first")
+    every = (*(name for name in NAMES if name != "device"), "all", "new")
     print(f"{'kernel':20}", *(f"{name:>9}" for name in every))
     for module in pkgutil.walk_packages(reference_kernels.__path__, "reference_kernels."):
         for spec in [] if module.ispkg else specs_in(module.name):
-            if spec.claims("tpu-interpret") and (not names or spec.name in names):
+            if spec.claims("tpu-sim") and (not names or spec.name in names):
                 costs = measured(spec)
                 cells = [f"{costs[name]:8.1f}x" if name in costs else f"{'-':>9}" for name in every]
                 print(f"{spec.name:20}", *cells, flush=True)
@@ -47,7 +47,9 @@ def main(names: list[str]) -> None:
 
 def measured(spec: Any) -> dict[str, float]:
     """The cost of each sanitizer that a kernel concerns, in plain runs."""
-    from pytest_pallas.backends.interpreters import tpu_interpret
+    import jax
+
+    from pytest_pallas.backends.simulators import tpu_sim
     from pytest_pallas.checks.trial import Trial, call
     from pytest_pallas.devices.mesh import make_mesh
     from pytest_pallas.errors import NotApplicableError
@@ -60,52 +62,38 @@ def measured(spec: Any) -> dict[str, float]:
         mesh = make_mesh(spec.meshes[-1], "cpu")
         kernel, reference = (functools.partial(each, mesh=mesh) for each in (kernel, reference))
         inputs, devices = inputs(mesh), mesh.size
-    backend = tpu_interpret()
     trial = Trial(
         kernel=kernel,
         reference=reference,
         arguments=drawn(inputs),
-        backend=backend,
+        backend=tpu_sim(),
         devices=devices,
         exact=spec.exact,
         ignored=spec.ignored,
         nan_ok=spec.nan_ok,
     )
-    plain_call = replace(call(trial, kernel, trial.arguments.args), races=False, dma=False)
 
     def plain() -> None:
-        backend.run(plain_call).unwrap()
-
-    def watched() -> None:
-        backend.run(replace(plain_call, races=True, dma=True)).unwrap()
-
-    asked = [each for each in declared_sanitizers() if each.requires_backend(backend) is None]
+        tpu_sim().run(call(trial, kernel, trial.arguments.args)).unwrap()
 
     def run(*sanitizers: Any) -> None:
-        """Raises ``NotApplicableError`` if none of them has anything to ask."""
-        shared, reasons = replace(trial, runs=Runs()), list[NotApplicableError]()
+        shared = replace(trial, backend=tpu_sim(), runs=Runs())
         for sanitizer in sanitizers:
-            try:
-                sanitizer.run(shared)
-            except NotApplicableError as reason:
-                reasons.append(reason)
-        if len(reasons) == len(sanitizers):
-            raise reasons[0]
+            sanitizer.run(shared)
 
-    ways: dict[str, Callable[[], Any]] = {"watching": watched}
-    first, compiled = once(plain), 0.0
-    try:
-        compiled = once(functools.partial(run, *asked))
+    def anew(way: Callable[[], Any]) -> float:
+        jax.clear_caches()
+        return once(way)
+
+    asked: list[Any] = []
+    for sanitizer in declared_sanitizers():
+        if sanitizer.requires_backend(trial.backend) is None:
+            with contextlib.suppress(NotApplicableError):
+                run(sanitizer)
+                asked.append(sanitizer)
+    ways: dict[str, Callable[[], Any]] = {each.name: functools.partial(run, each) for each in asked}
+    if asked:
         ways["all"] = functools.partial(run, *asked)
-    except NotApplicableError:
-        pass
-    for sanitizer in asked:
-        way = functools.partial(run, sanitizer)
-        try:
-            way()
-        except NotApplicableError:
-            continue
-        ways[sanitizer.name] = way
     times: dict[str, list[float]] = {name: [] for name in ("plain", *ways)}
     for _ in range(ROUNDS):
         times["plain"].append(once(plain))
@@ -113,14 +101,18 @@ def measured(spec: Any) -> dict[str, float]:
             times[name].append(once(way))
     medians = {name: statistics.median(each) for name, each in times.items()}
     costs = {name: medians[name] / medians["plain"] for name in ways}
-    return {**costs, "first": compiled / first} if compiled else costs
+    if asked:
+        first = [(anew(plain), anew(ways["all"])) for _ in range(ROUNDS)]
+        alone, everything = (statistics.median(each) for each in zip(*first, strict=True))
+        costs["new"] = everything / alone
+    return costs
 
 
 def once(way: Callable[[], Any]) -> float:
-    """Seconds that a call takes."""
-    started = time.perf_counter()
+    """Seconds of the processor that a call takes."""
+    started = time.process_time()
     way()
-    return time.perf_counter() - started
+    return time.process_time() - started
 
 
 def drawn(inputs: Any) -> Any:
