@@ -1,7 +1,8 @@
-"""``determinism``: the same call again gives the same bits."""
+"""``determinism``: the same call again gives the same bits, in whatever order things happen."""
 
 from __future__ import annotations
 
+from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.numerics import bitwise
@@ -13,16 +14,26 @@ REPEATS, ON_A_CHIP = 2, 19
 
 
 def determinism(trial: Trial) -> TrialResult:
-    """Run the kernel again and compare bit for bit with the first run."""
+    """Run the kernel again and compare bit for bit with the first run.
+
+    On the simulator each run has another seed, which decides about everything that may happen in
+    any order: on a chip, too, no two runs are alike in that.
+
+    Raises:
+      KernelError: the kernel raised; the message says under which seed.
+    """
     first = run(trial, trial.kernel, trial.arguments.args)
     seconds, comparisons = first.seconds, []
     for repeat in range(ON_A_CHIP if trial.backend.kind == "hardware" else REPEATS):
-        again = run(trial, trial.kernel, trial.arguments.args)
+        schedule = Schedule(seed=repeat + 1)
+        again = run(trial, trial.kernel, trial.arguments.args, schedule=schedule)
         seconds += again.seconds
         for (path, actual), (_, wanted) in zip(
             flatten(again.values), flatten(first.values), strict=True
         ):
             where = f"{path or 'output'} of run {repeat + 2} against run 1"
+            if getattr(trial.backend, "reorders", False):
+                where += f", with {schedule}"
             comparisons.append(bitwise(actual, wanted, where=where))
     return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds, notes=first.notes)
 

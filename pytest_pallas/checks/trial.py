@@ -11,6 +11,7 @@ import numpy as np
 
 from pytest_pallas.backends import Backend, Call, Observer, Outcome
 from pytest_pallas.backends.execution import brief
+from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.compilers.costs import Costs
 from pytest_pallas.errors import KernelError, PallasTestError
 from pytest_pallas.numerics import Comparison, Tolerance, compare_trees, is_float, wide
@@ -194,11 +195,10 @@ def run(
       KernelError: the kernel raised.
     """
     made = call(trial, function, args, jit=jit, tuned=tuned)
-    outcome = trial.backend.run(
-        replace(made, races=races and made.races, fill=fill, needs_kernel=needs_kernel, **rest)
-    )
+    made = replace(made, races=races and made.races, fill=fill, needs_kernel=needs_kernel, **rest)
+    outcome = trial.backend.run(made)
     if outcome.error is not None:
-        raise as_kernel_error(outcome.error)
+        raise under(made.schedule, as_kernel_error(outcome.error))
     return outcome
 
 
@@ -252,6 +252,15 @@ def as_kernel_error(error: Exception) -> PallasTestError:
     wrapped = KernelError(f"the kernel raised {type(error).__name__}: {brief(str(error))}")
     wrapped.__cause__ = error
     return wrapped
+
+
+def under(schedule: Schedule, error: PallasTestError) -> PallasTestError:
+    """The error with the schedule that it came under, where that was not the plain one."""
+    if schedule == Schedule():
+        return error
+    told = error.with_message(f"{error}\n  with {schedule}")
+    told.schedule = schedule
+    return told
 
 
 def expect(trial: Trial) -> Expected:

@@ -105,7 +105,10 @@ def _trace_type() -> Any:
             """A value as this trace's tracer."""
             if isinstance(value, Tracer):
                 return value
-            return Tracer(self, core.typeof(getattr(value, "jax", value)), value)
+            aval = core.typeof(getattr(value, "jax", value))
+            if isinstance(value, (bool, int, float, complex)):
+                value = np.asarray(value, aval.dtype)  # an operation may give it back as it is
+            return Tracer(self, aval, value)
 
         def lower(self, value: Any) -> Any:
             """The value of a tracer."""

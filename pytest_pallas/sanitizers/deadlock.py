@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pytest_pallas.checks.check import Check
-from pytest_pallas.checks.trial import Trial, TrialResult
+from pytest_pallas.checks.trial import Trial, TrialResult, under
 from pytest_pallas.errors import DeadlockError
 from pytest_pallas.sanitizers.runs import (
     requires_concurrency,
     requires_kernels,
-    under,
     under_schedules,
 )
 

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from pytest_pallas.checks.check import Check
-from pytest_pallas.checks.trial import Trial, TrialResult
+from pytest_pallas.checks.trial import Trial, TrialResult, under
 from pytest_pallas.errors import DmaError
 from pytest_pallas.findings import Finding
 from pytest_pallas.sanitizers.runs import (
     requires_kernels,
     requires_schedules,
-    under,
     under_schedules,
 )
 

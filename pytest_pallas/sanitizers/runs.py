@@ -19,7 +19,6 @@ from pytest_pallas.errors import (
     DeadlockError,
     DmaError,
     NotApplicableError,
-    PallasTestError,
     RaceError,
 )
 from pytest_pallas.spec import KernelSpec
@@ -115,15 +114,6 @@ def requires_kernels(
     if has_schedules(backend) and any(compat.has_parallel_dimension(k.eqn) for k in kernels):
         return None
     return SEQUENTIAL
-
-
-def under(schedule: Schedule, error: PallasTestError) -> PallasTestError:
-    """The error with the schedule that it came under, where that was not the plain one."""
-    if schedule == Schedule():
-        return error
-    told = error.with_message(f"{error}\n  with {schedule}")
-    told.schedule = schedule
-    return told
 
 
 def has_schedules(backend: Backend) -> bool:

@@ -124,6 +124,8 @@ def asked(error: PallasTestError, failure: Failure) -> Asked:
     if check == "gradient":
         cotangents = None if finding is None else finding.cotangents
         more = {"by": tuple(trial.differentiable), "cotangents": cotangents}
+    elif check == "determinism":
+        more = {"simulated": trial.backend.kind == "simulating"}
     elif check == "sharding":
         count = len(jax.devices(places.platform_of(trial.backend)))
         devices = tuple(n for n in (1, 2, 4, 8) if n <= count)

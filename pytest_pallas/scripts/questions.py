@@ -32,6 +32,7 @@ from pytest_pallas.scripts.parts import (
     split,
     wide,
 )
+from pytest_pallas.scripts.simulated import seeded
 
 
 def forward(case: Case) -> bool:
@@ -153,8 +154,9 @@ def differ(
 
 
 def determinism(case: Case) -> bool:
-    """Compare three runs, bit for bit."""
-    runs = [run(case, case.kernel, case.args, case.options | case.tuning) for _ in range(3)]
+    """Compare three runs, bit for bit; of a simulator, with three seeds."""
+    cases = [seeded(case, seed) if case.more["simulated"] else case for seed in range(3)]
+    runs = [run(each, case.kernel, case.args, case.options | case.tuning) for each in cases]
     return any(list(map(functools.partial(differ, runs[0]), runs[1:])))  # prints all
 
 

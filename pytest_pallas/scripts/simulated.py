@@ -44,6 +44,17 @@ def stand_in_beside_the_simulator() -> None:
         sys.meta_path.insert(0, StandIns(*names))
 
 
+def seeded(case: Case, seed: int) -> Case:
+    """The case with another order of everything that may happen in any."""
+
+    @contextmanager
+    def backend() -> Generator[Any]:
+        with case.backend() as simulator:
+            yield functools.partial(simulator, seed=seed)
+
+    return replace(case, backend=backend)
+
+
 def refilled(case: Case, value_of: Callable[[Any], Any]) -> Case:
     """The case with other values in memory that nobody has written; ``value_of`` gets a dtype."""
 

@@ -26,10 +26,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/broken.md"
 
 PACKAGES = ("wrong_kernels", "twins")
-BACKENDS = ("tpu-sim", "interpret", "tpu-interpret", "gpu-interpret")
-
-#: Those of them that a kernel runs on: the simulator, if it can simulate it, and the interpreters.
-SELECTED = ("auto", "interpreters")
+BACKENDS = ("tpu-sim", "gpu-interpret")
 SEEDS = (0, 1, 2)
 
 #: What the name of a right twin ends with.
@@ -154,17 +151,12 @@ def checks_of(spec: KernelSpec) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys((*spec.checks, *ASKED)))
 
 
-def ask(
-    folder: Path, checks: Checks, *options: str, seed: int = 0, backends: Iterable[str] = SELECTED
-) -> list[dict[str, Any]]:
+def ask(folder: Path, checks: Checks, *options: str, seed: int = 0) -> list[dict[str, Any]]:
     """The records of a run that asks each kernel of ``checks`` these checks, or all for None."""
-    process = start(folder, checks, *options, seed=seed, backends=backends)
-    return finish(folder, process)
+    return finish(folder, start(folder, checks, *options, seed=seed))
 
 
-def start(
-    folder: Path, checks: Checks, *options: str, seed: int = 0, backends: Iterable[str] = SELECTED
-) -> subprocess.Popen[str]:
+def start(folder: Path, checks: Checks, *options: str, seed: int = 0) -> subprocess.Popen[str]:
     """Start the run of ``ask`` in a new ``folder``."""
     folder.mkdir(parents=True)
     (folder / "pytest.ini").write_text("[pytest]\n")
@@ -179,7 +171,7 @@ def start(
     }
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--pallas-suite=asked"]
-        + [f"--pallas-backend={','.join(backends)}", f"--pallas-seed={seed}"]
+        + [f"--pallas-backend={','.join(BACKENDS)}", f"--pallas-seed={seed}"]
         + ["--pallas-results=results.json", "--pallas-isolate=never", "--pallas-timeout=20"]
         + list(options),
         cwd=folder,

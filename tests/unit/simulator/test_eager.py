@@ -110,3 +110,8 @@ def test_an_error_of_a_kernel_comes_out():
 
     with pytest.raises(BoundsError, match="index 4 of axis 0"):
         eagerly(function, X, np.array([4], np.int32))
+
+
+def test_a_number_becomes_an_array_as_in_jax():
+    real, whole = eagerly(lambda x: (jnp.asarray(2.0), jnp.asarray(3)), X)
+    assert (real.dtype, whole.dtype) == (np.float32, np.int32)

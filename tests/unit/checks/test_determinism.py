@@ -1,0 +1,53 @@
+"""``determinism``: what may happen in any order happens in another one each time."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pytest_pallas.backends.simulators import tpu_sim
+from pytest_pallas.checks.determinism import determinism
+from pytest_pallas.checks.trial import Trial
+from pytest_pallas.strategies.arguments import Arguments
+
+X = np.arange(64 * 128, dtype=np.int32).reshape(64, 128)
+
+
+def numbered(x, *, semantics):
+    """Each program adds how many came before it, and what the count held at first."""
+
+    def body(x_ref, o_ref, count):
+        count[0] = count[0] + 1
+        o_ref[...] = x_ref[...] + count[0]
+
+    spec = pl.BlockSpec((8, 128), lambda i: (i, 0))
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid=(8,),
+        in_specs=[spec],
+        out_specs=spec,
+        scratch_shapes=[pltpu.SMEM((1,), np.int32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=semantics),
+    )(x)
+
+
+def trial(semantics):
+    return Trial(
+        kernel=numbered,
+        reference=None,
+        arguments=Arguments((X,), options={"semantics": semantics}),
+        backend=tpu_sim(),
+    )
+
+
+def test_programs_in_another_order():
+    found = determinism(trial(("parallel",))).failed
+    assert found is not None
+    assert "of run 2 against run 1, with seed 1 of the schedule" in found.where
+
+
+def test_programs_in_their_order():
+    assert determinism(trial(("arbitrary",))).failed is None
