@@ -155,7 +155,7 @@ class Scheduler:
     def _loop(self, tasks: Sequence[Task]) -> None:
         while not all(task.done for task in tasks):
             if not self.ready:
-                raise self._deadlock()
+                raise self._deadlock([task for task in tasks if task.done])
             task = self._next()
             task.green.switch()
             if task.error is not None:
@@ -174,9 +174,13 @@ class Scheduler:
             self.ready.rotate(-at)
         return self.ready.popleft()
 
-    def _deadlock(self) -> DeadlockError:
+    def _deadlock(self, ended: Sequence[Task]) -> DeadlockError:
         blocked = [task for task in self.tasks.values() if task.blocked is not None]
         waits = tuple(task.blocked() for task in blocked if task.blocked is not None)
+        # Whoever could have signalled, and is through.
+        waits += tuple(
+            Wait(owner=task.thread.owner, on="", line="the end of the program") for task in ended
+        )
         return deadlock(self.machine, blocked[0].thread, waits)
 
     def _end(self) -> None:

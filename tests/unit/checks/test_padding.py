@@ -9,7 +9,8 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.backends.interpreters import gpu_interpret, interpret, tpu_interpret
+from pytest_pallas.backends.gpu_interpreter import gpu_interpret
+from pytest_pallas.backends.interpreters import interpret, tpu_interpret
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.padding import padding
 from pytest_pallas.errors import KernelError, NotApplicableError

@@ -9,7 +9,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas.backends.interpreters import gpu_interpret
+from pytest_pallas.backends.gpu_interpreter import gpu_interpret
 from pytest_pallas.backends.protocol import Call
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas.backends.interpreters import gpu_interpret
+from pytest_pallas.backends.gpu_interpreter import gpu_interpret
 from pytest_pallas.backends.protocol import Call
 
 X = np.arange(4 * 128, dtype=np.float32).reshape(4, 128)

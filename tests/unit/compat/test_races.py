@@ -11,7 +11,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.backends.interpreters import gpu_interpret, tpu_interpret
+from pytest_pallas.backends.gpu_interpreter import gpu_interpret
+from pytest_pallas.backends.interpreters import tpu_interpret
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.compat.watching_gpu import owner_of, thread_key
 from pytest_pallas.errors import RaceError

@@ -9,7 +9,6 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.backends.interpreters import interpret, tpu_interpret
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.trial import Trial
 from pytest_pallas.errors import MismatchError, NotApplicableError
@@ -24,9 +23,9 @@ def ask(kernel, backend, *args):
     return donation(Trial(kernel=kernel, reference=None, arguments=arguments, backend=backend))
 
 
-@pytest.fixture(params=[tpu_sim(), interpret(), tpu_interpret()], ids=lambda backend: backend.name)
-def backend(request):
-    return request.param
+@pytest.fixture
+def backend():
+    return tpu_sim()
 
 
 def in_place(body, x, *, in_map=lambda i: (i, 0), out_map=lambda i: (i, 0), scratch=(), space=None):
@@ -110,7 +109,7 @@ def test_right_kernels(backend, kernel):
 
 
 def test_copies_in_the_order_of_the_kernel_may_share_memory():
-    assert ask(previous_block_by_hand, tpu_interpret()).failed is None
+    assert ask(previous_block_by_hand, tpu_sim()).failed is None
 
 
 def test_a_block_that_is_read_after_it_was_overwritten(backend):
