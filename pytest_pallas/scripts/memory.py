@@ -44,7 +44,7 @@ def padding(case: Case) -> bool:
 
 @contextmanager
 def filled(value_of: Callable[[Any], Any]) -> Generator[None]:
-    """Let the interpreters fill memory so; ``value_of`` is given a dtype.
+    """Let the GPU interpreter fill memory so; ``value_of`` is given a dtype.
 
     Raises:
       RuntimeError: this JAX keeps elsewhere what decides that.
@@ -55,7 +55,7 @@ def filled(value_of: Callable[[Any], Any]) -> Generator[None]:
         except (AttributeError, ImportError) as error:
             raise RuntimeError(
                 f"JAX {jax.__version__} has no such function where JAX 0.11.2 and 0.12.0.1 have "
-                "what their interpreters fill memory with; run this script with one of these"
+                "what their GPU interpreter fills memory with; run this script with one of these"
             ) from error
         jax.clear_caches()  # of programs that fill it otherwise
         yield

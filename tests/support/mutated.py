@@ -10,11 +10,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import compat
 from pytest_pallas.backends import Call
-from pytest_pallas.backends.interpreters import tpu_interpret
+from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.backends.tracing import jitted, split
 from pytest_pallas.mutation import mutants_of
 
-BACKEND = tpu_interpret()
+BACKEND = tpu_sim()
 
 
 def traced(function, *args):

@@ -1,4 +1,4 @@
-"""A device that is not there: the interpreter itself takes -1 for the last one."""
+"""A device that is not there."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pytest_pallas.backends.interpreters import tpu_interpret
 from pytest_pallas.backends.protocol import Call
+from pytest_pallas.backends.simulators import tpu_sim
 
 
 def _signalling(steps: int, *, wraps: bool):
@@ -42,9 +42,9 @@ def _signalling(steps: int, *, wraps: bool):
 @pytest.mark.parametrize(("steps", "missing"), [(-1, -1), (1, 4)])
 def test_a_ring_without_its_modulus(steps, missing):
     x = jnp.ones((32, 128), jnp.float32)
-    backend = tpu_interpret()
+    backend = tpu_sim()
     right = backend.run(Call(function=_signalling(steps, wraps=True), args=(x,), devices=4))
     assert right.error is None
     wrong = backend.run(Call(function=_signalling(steps, wraps=False), args=(x,), devices=4))
-    assert f"there is no device {missing}, but 0 to 3" in str(wrong.error)
+    assert f"there is no device {missing} along the axis 'x', which has 4" in str(wrong.error)
     assert "test_devices_beyond.py" in str(wrong.error)

@@ -1,4 +1,4 @@
-"""``backends.fills``: what interpreters fill memory with that nobody has written."""
+"""``backends.fills``: what memory is filled with that nobody has written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_pallas import compat
 from pytest_pallas.analysis import kernel_calls
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.fills import FILLS, WORDS, words_of
-from pytest_pallas.backends.interpreters import interpret, tpu_interpret
+from pytest_pallas.backends.simulators import tpu_sim
 
 TOP = float(np.finfo(np.float32).max)
 
@@ -35,7 +35,6 @@ def unwritten(dtype):
 X = np.ones((8, 128), np.float32)
 
 
-@pytest.mark.parametrize("backend", [interpret(), tpu_interpret()], ids=lambda b: b.name)
 @pytest.mark.parametrize(
     ("dtype", "high", "low"),
     [
@@ -46,11 +45,10 @@ X = np.ones((8, 128), np.float32)
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_memory_holds_what_was_asked_for(backend, dtype, high, low):
-    """Also in turns: what is traced with one fill is not used with another."""
+def test_memory_holds_what_was_asked_for(dtype, high, low):
     kernel = unwritten(dtype)
     found = [
-        backend.run(Call(function=kernel, args=(X,), fill=fill)).unwrap()
+        tpu_sim().run(Call(function=kernel, args=(X,), fill=fill)).unwrap()
         for fill in ("high", "", "low", "high")
     ]
     assert [float(array[0, 0]) for array in (found[0], found[2], found[3])] == [high, low, high]
@@ -59,8 +57,7 @@ def test_memory_holds_what_was_asked_for(backend, dtype, high, low):
         assert np.isnan(found[1].astype(np.float32)).all()
 
 
-@pytest.mark.parametrize("backend", [interpret(), tpu_interpret()], ids=lambda b: b.name)
-def test_one_place_alone(backend):
+def test_one_place_alone():
     """Row by row: scratch, memory of the body, beyond the edge, never written, and written."""
 
     def kernel(x):
@@ -91,7 +88,7 @@ def test_one_place_alone(backend):
         "": (8, 9, 10, 11),
     }.items():
         fill = f"zero:{place}" if place else "zero"
-        found = backend.run(Call(function=kernel, args=(x,), fill=fill)).unwrap()
+        found = tpu_sim().run(Call(function=kernel, args=(x,), fill=fill)).unwrap()
         assert tuple(np.flatnonzero(found[8:, 0] == 0) + 8) == rows
         assert found[12, 0] == 1
 
@@ -115,9 +112,8 @@ def test_semaphores_start_at_zero():
             scratch_shapes=[pltpu.SemaphoreType.DMA],
         )(x)
 
-    for backend in (interpret(), tpu_interpret()):
-        call = Call(function=copies, args=(X,), fill="high", timeout=20)
-        np.testing.assert_array_equal(backend.run(call).unwrap(), X)
+    call = Call(function=copies, args=(X,), fill="high", timeout=20)
+    np.testing.assert_array_equal(tpu_sim().run(call).unwrap(), X)
 
 
 def test_every_fill_has_words():

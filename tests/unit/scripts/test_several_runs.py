@@ -38,10 +38,9 @@ def test_ignored_elements_get_the_same_poison(dtype):
 
 
 def test_it_is_said_where_jax_has_moved_the_fill(monkeypatch):
-    monkeypatch.delattr(
-        importlib.import_module("jax._src.pallas.primitives"), "uninitialized_value"
-    )
-    with pytest.raises(RuntimeError, match="what their interpreters fill memory with"):
+    utilities = importlib.import_module("jax._src.pallas.mosaic.interpret.utils")
+    monkeypatch.delattr(utilities, "get_uninitialized_value")
+    with pytest.raises(RuntimeError, match="what their GPU interpreter fills memory with"):
         memory.filled(highest).__enter__()
 
 
