@@ -19,7 +19,7 @@ from pytest_pallas.report.html.page import page
 #: Of so many records one fails.
 FAILING = 40
 
-BACKENDS = ("interpret", "tpu-interpret:v5e", "tpu-interpret:v6e", "gpu-interpret")
+BACKENDS = ("interpret", "tpu-sim:v5e", "tpu-sim:v6e", "gpu-interpret")
 CHECKS = ("forward", "gradient", "vmap", "determinism", "immutability", "dtype", "jit", "grid")
 
 MESSAGE = """{kernel}: {check} on {backend} is wrong

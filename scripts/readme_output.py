@@ -133,9 +133,9 @@ def hang() -> str:
 def sanitized(name: str) -> str:
     """What a sanitizer says of a kernel of its page."""
     files = {"copies.py": block(SANITIZERS, "copies.py")}
-    options = ["--pallas-backend=tpu-interpret", "--pallas-suite=copies", f"-k={name}"]
+    options = ["--pallas-backend=tpu-sim", "--pallas-suite=copies", f"-k={name}"]
     text = run_files(files, *options)
-    found = re.search(rf"(?ms)^\w+: {name} on tpu-interpret.*?(?=^  replay)", text)
+    found = re.search(rf"(?ms)^\w+: {name} on tpu-sim.*?(?=^  replay)", text)
     assert found is not None, text
     return found[0].strip()
 
@@ -145,7 +145,7 @@ def survivors() -> str:
     text = run_files(
         {"test_scale.py": block(MUTATION, "test_scale.py")},
         "--pallas-mutate=all",
-        "--pallas-backend=tpu-interpret",
+        "--pallas-backend=tpu-sim",
         "test_scale.py",
     )
     found = re.search(r"(?ms)^mutants$.*?^score .*?$", text)
