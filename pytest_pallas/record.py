@@ -14,9 +14,6 @@ SCHEMA = 1
 #: What a record's ``outcome`` can be.
 OUTCOMES = ("passed", "failed", "skipped", "xfailed", "xpassed")
 
-#: How the reason of a skip begins where an earlier check of the same kernel has raised.
-NOT_RUN = "not run: "
-
 
 @dataclass(frozen=True, kw_only=True)
 class NotApplicable:
@@ -57,6 +54,7 @@ class Record:
       outcome: one of ``OUTCOMES``.
       reason: why it was skipped or is expected to fail.
       requirement: why the check does not apply to any example; empty if it applies.
+      stopped_by: the test whose kernel raised, for which reason this one was not run; or empty.
       message: what went wrong, in full; empty unless failed or xfailed.
       explanation: the same as data, as ``explanations.to_json`` gives it.
       findings: of a failure, what is wrong with the kernel whatever it returned, such as a race or
@@ -96,6 +94,7 @@ class Record:
     mesh: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     reason: str = ""
     requirement: str = ""
+    stopped_by: str = ""
     message: str = ""
     explanation: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     findings: tuple[Mapping[str, Any], ...] = ()

@@ -387,7 +387,10 @@ SESSION = pytest.StashKey[Session]()
 #: whether that was expected.
 RAISED = pytest.StashKey[tuple[str, str, str, bool]]()
 
-#: The attribute of a report that holds the same.
+#: Set on an item that is not run because the kernel has raised: the name of the item where it did.
+STOPPED_BY = pytest.StashKey[str]()
+
+#: The attribute of a report that holds what ``RAISED`` says.
 RAISED_ON = "pallas_raised"
 
 #: The attribute that holds what pytest is to call its test, where that was skipped for a reason of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,11 +13,11 @@ from pytest_pallas import explanations, findings
 from pytest_pallas.backends import label
 from pytest_pallas.errors import DIED, PallasTestError
 from pytest_pallas.explanations import explanation_of
-from pytest_pallas.record import NOT_RUN, Record, from_json, to_json
+from pytest_pallas.record import Record, from_json, to_json
 from pytest_pallas.report.located import add_properties, locate
 from pytest_pallas.report.pictures import pictures_of
 from pytest_pallas.report.reporter import ATTRIBUTE
-from pytest_pallas.session import RAISED, RAISED_ON, STATUS, Session
+from pytest_pallas.session import RAISED, RAISED_ON, STATUS, STOPPED_BY, Session
 
 if TYPE_CHECKING:
     from pytest_pallas.scripts.saved import Saved
@@ -61,8 +62,8 @@ def attach(
             **(_files(saved) if ended == "failed" else {}),
             pictures=pictures_of(error, tally) if error is not None and ended == "failed" else {},
         )
-        records.append(record)
-    status = _status(records, reason)
+        records.append(replace(record, stopped_by=item.stash.get(STOPPED_BY, "")))
+    status = _status(records)
     if status:
         setattr(report, STATUS, status)
     if RAISED in item.stash and report.when == "call":
@@ -71,11 +72,11 @@ def attach(
     setattr(report, ATTRIBUTE, [to_json(record) for record in records])
 
 
-def _status(records: Sequence[Record], reason: str) -> str:
+def _status(records: Sequence[Record]) -> str:
     """What pytest is to call a test that was skipped for a reason of ours; "" for any other."""
     if records and all(record.requirement for record in records):
         return "not applicable"
-    return NOT_RUN.removesuffix(": ") if reason.startswith(NOT_RUN) else ""
+    return "not run" if any(record.stopped_by for record in records) else ""
 
 
 def _files(saved: Saved | None) -> dict[str, str]:

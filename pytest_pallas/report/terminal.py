@@ -7,7 +7,7 @@ from importlib import metadata
 
 from pytest_pallas import compat
 from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, label
-from pytest_pallas.record import NOT_RUN, Record
+from pytest_pallas.record import Record
 from pytest_pallas.report.not_applicable import count, number
 from pytest_pallas.session import Session
 
@@ -66,8 +66,7 @@ def footnotes(records: Iterable[Record], *, every: bool = False) -> list[str]:
         if record.outcome == "xfailed":
             groups["expected failure"].append(record)
         elif record.outcome == "skipped" and not record.requirement:
-            stopped = record.reason.startswith(NOT_RUN)
-            groups["not run" if stopped else "skipped"].append(record)
+            groups["not run" if record.stopped_by else "skipped"].append(record)
     for title, found in groups.items():
         reasons = list(_by_reason(found, every))
         if every or len(reasons) <= _REASONS:
@@ -100,4 +99,4 @@ def _by_reason(records: Iterable[Record], every: bool) -> Iterator[str]:
         places = ", ".join(dict.fromkeys(record.backend for record in found))
         few = every or len(kernels) <= _NAMED
         who = ", ".join(kernels) if few else number(len(kernels), "kernel")
-        yield f"({len(found)}) on {places}: {who}: {reason.removeprefix(NOT_RUN)}"
+        yield f"({len(found)}) on {places}: {who}: {reason}"

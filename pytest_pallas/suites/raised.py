@@ -20,8 +20,7 @@ from pytest_pallas.errors import (
     ReferenceError,
 )
 from pytest_pallas.isolation.isolator import Alone
-from pytest_pallas.record import NOT_RUN
-from pytest_pallas.session import RAISED, current
+from pytest_pallas.session import RAISED, STOPPED_BY, current
 
 if TYPE_CHECKING:
     from pytest_pallas.suites.item import SpecItem
@@ -42,7 +41,8 @@ def skip_if_raised(item: SpecItem) -> None:
     if expected and not item.expected:
         return
     _ = item.tally  # the record of this item is made of it
-    pytest.skip(f"{NOT_RUN}{check} raised; see `{name}`")
+    item.stash[STOPPED_BY] = name
+    pytest.skip(f"{check} raised; see `{name}`")
 
 
 def settle(item: SpecItem, error: PallasTestError) -> None:

@@ -7,7 +7,7 @@ import pytest
 SUITE = ("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=2")
 RUN = (*SUITE, "--pallas-checks=forward,determinism,immutability,dtype")
 
-NOT_RUN = "not run: forward raised; see `refused-forward[interpret]`"
+NOT_RUN = "forward raised; see `refused-forward[interpret]`"
 
 
 def outcomes(records):
@@ -83,7 +83,7 @@ def test_without_forward_the_first_that_raises_takes_its_place(project, args, fi
     project.specs('name="refused", kernel=add_raises')
     records = project.records(*SUITE, *args)
     assert (records[0]["check"], records[0]["outcome"]) == (first, "failed")
-    reason = f"not run: {first} raised; see `refused-{first}[interpret]`"
+    reason = f"{first} raised; see `refused-{first}[interpret]`"
     assert [record["reason"] for record in records[1:]] == [reason] * rest
 
 
@@ -133,3 +133,4 @@ def test_isolated(project):
     records = project.records(*RUN, "--pallas-isolate=always")
     assert [record["outcome"] for record in records] == ["failed", *["skipped"] * 3]
     assert records[1]["reason"] == NOT_RUN
+    assert records[1]["stopped_by"] == "refused-forward[interpret]"

@@ -95,7 +95,9 @@ def test_reasons_are_listed_where_they_are_few(outcome, title, titles):
 
 
 def test_what_was_not_run_is_told_apart_from_skips():
-    stopped = record("skipped", reason="not run: forward raised; see `k-forward[b]`")
+    stopped = record(
+        "skipped", reason="forward raised; see `k-forward[b]`", stopped_by="k-forward[b]"
+    )
     assert footnotes([stopped, record("skipped", reason="else")]) == [
         "not run (1) on b: k: forward raised; see `k-forward[b]`",
         "skipped (1) on b: k: else",
