@@ -84,7 +84,6 @@ class GpuInterpreter:
                 ),
                 runner=jitted(quick=True) if call.jit else None,
                 kernels=kernels,
-                notes=("races: on",) if races else (),
             )
         outcome = dataclasses.replace(outcome, told=tuple(told))
         if outcome.error is not None:

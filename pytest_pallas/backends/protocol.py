@@ -96,7 +96,7 @@ class Outcome:
       findings: what was found wrong besides, whatever it returned.
       told: the answers to ``Call.probe``.
       report: what the compiler said, on a compiling backend (``compilers.CompileReport``).
-      notes: what a reader of the record should know, such as "races: on".
+      notes: what a reader of the record should know.
     """
 
     values: Any = None

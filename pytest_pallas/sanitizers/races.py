@@ -27,7 +27,7 @@ def races(trial: Trial) -> TrialResult:
         seconds += outcome.seconds
         if isinstance(outcome.error, RaceError):
             raise under(schedule, outcome.error)
-    return TrialResult(comparisons=(), seconds=seconds, notes=("races: on",))
+    return TrialResult(comparisons=(), seconds=seconds)
 
 
 CHECK = Check(

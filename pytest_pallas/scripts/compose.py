@@ -16,7 +16,6 @@ from pytest_pallas import compat
 from pytest_pallas.backends.fills import highest, lowest
 from pytest_pallas.backends.interpreters import interpret
 from pytest_pallas.backends.simulators import Simulator
-from pytest_pallas.checks.trial import TrialResult
 from pytest_pallas.checks.verdict import Failure
 from pytest_pallas.errors import (
     DeadlockError,
@@ -106,7 +105,7 @@ def compose(
     script = asked(error, failure)
     trial, writer, missing = failure.trial, Writer(), list[str]()
     where = places.place_of(
-        trial.backend, races=_races(error, failure.finding), schedule=error.schedule
+        trial.backend, races=isinstance(error, RaceError), schedule=error.schedule
     )
     names: list[str] = []
     for number, backend in enumerate(script.backends, 1):
@@ -188,11 +187,6 @@ def _stand_ins(simulated: bool) -> Iterator[str]:
     if simulated:
         yield "stand_in_beside_the_simulator()"
     yield 'sys.meta_path.append(StandIns("pytest_pallas", "hypothesis", "pytest", "_pytest"))'
-
-
-def _races(error: PallasTestError, finding: TrialResult | None) -> bool:
-    """Whether the failing run looked for races."""
-    return isinstance(error, RaceError) or (finding is not None and "races: on" in finding.notes)
 
 
 def _header(

@@ -16,7 +16,7 @@ RECORD = Record(
     error=math.inf,
     baseline=0.5,
     multiple=math.nan,
-    notes=("races: on",),
+    notes=("run on interpret",),
     signatures=("ce4354d2b3574bae",),
     explanation={"summary": "race", "details": ["a", "b"], "facts": [{"name": "n", "text": "t"}]},
 )

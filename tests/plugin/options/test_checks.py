@@ -59,11 +59,11 @@ def test_choice(project, flag, names):
         'vmappable=True, batch_axes=(0, 0), inputs=pst.arguments(INPUTS, tuning={"block": 16})'
     )
     result = project.run(
-        "--pallas-suite=specs", "--pallas-backend=interpret", f"--pallas-checks={flag}",
+        "--pallas-suite=specs", "--pallas-backend=tpu-sim", f"--pallas-checks={flag}",
         "--collect-only", "-q",
     )  # fmt: skip
     found = [line for line in result.outlines if line.startswith("specs.py::")]
-    assert found == [f"specs.py::add-{name}[interpret]" for name in names]
+    assert found == [f"specs.py::add-{name}[tpu-sim]" for name in names]
 
 
 def test_checks_that_do_not_apply_are_left_out(project):

@@ -27,22 +27,44 @@ ALIASED = """
 """
 
 
+#: Two copies write the same to the same place, in no order: the answer is right.
+TWICE = """
+    import jax
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    def _body(x_ref, y_ref, o_ref, sum_ref, arrived):
+        sum_ref[...] = x_ref[...] + y_ref[...]
+        copies = [pltpu.make_async_copy(sum_ref, o_ref, arrived.at[i]) for i in range(2)]
+        for copy in copies:
+            copy.start()
+        for copy in copies:
+            copy.wait()
+
+    def add_twice(x, y):
+        return pl.pallas_call(
+            _body,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            out_specs=pl.BlockSpec(memory_space=pl.ANY),
+            scratch_shapes=[pltpu.VMEM(x.shape, x.dtype), pltpu.SemaphoreType.DMA((2,))],
+        )(x, y)
+"""
+
+
 @pytest.mark.parametrize(
-    ("flag", "mark", "notes"),
+    ("flag", "mark", "races"),
     [
-        ((), "", ["races: on"]),
+        ((), "", ["forward"]),
         (("--pallas-sanitize=none",), "", []),
-        (("--pallas-sanitize=races",), "", ["races: on"]),
-        ((), "@pytest.mark.pallas(sanitize='none')", []),
-        (("--pallas-sanitize=none",), "@pytest.mark.pallas(sanitize='races')", ["races: on"]),
+        (("--pallas-sanitize=races",), "", ["forward"]),
+        ((), "pytest.mark.pallas(sanitize='none')", []),
+        (("--pallas-sanitize=none",), "pytest.mark.pallas(sanitize='races')", ["forward"]),
     ],
 )
-def test_races(project, flag, mark, notes):
-    """The record says whether races were looked for."""
-    project.specs(
-        'name="add", kernel=add_sharded, reference=reference_on_mesh, meshes=({"x": 2},), '
-        "inputs=lambda mesh: INPUTS"
-    )
+def test_races(project, flag, mark, races):
+    """A sanitizer watches other checks, too, unless it is left out."""
+    project.write(twice=TWICE)
+    project.specs('name="add", kernel=__import__("twice").add_twice')
     if mark:
         project.write(
             conftest=f"""
@@ -50,17 +72,20 @@ def test_races(project, flag, mark, notes):
 
             def pytest_collection_modifyitems(items):
                 for item in items:
-                    item.add_marker({mark.removeprefix("@")})
+                    item.add_marker({mark})
             """
         )
-    record, *rest = project.records(
-        "--pallas-suite=specs", "--pallas-backend=tpu-interpret", "--pallas-checks=forward",
+    records = project.records(
+        "--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-checks=forward",
         "--pallas-max-examples=1", *flag,
     )  # fmt: skip
-    assert (record["check"], record["outcome"]) == ("forward", "passed")
+    found = {record["check"]: record for record in records}
     # A sanitizer that is chosen by name runs besides the checks that are.
-    assert [each["check"] for each in rest] == [name for name in ("races",) if name in str(flag)]
-    assert record["notes"] == notes
+    assert [*found] == ["forward", *(name for name in ("races",) if name in str(flag))]
+    failed = [name for name, record in found.items() if record["outcome"] == "failed"]
+    assert failed == races  # of a kernel that raises, no other check is run
+    for name in failed:
+        assert [finding["kind"] for finding in found[name]["findings"]] == ["race"]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +103,7 @@ def test_choice(project, where, value, names):
     chosen = [f"-opallas_sanitize={value}" if where == "ini" else f"--pallas-sanitize={value}"]
     chosen += ["--pallas-checks=forward"] if where == "besides a check" else []
     result = project.run(
-        "--pallas-suite=specs", "--pallas-backend=tpu-interpret", "--collect-only", "-q", *chosen
+        "--pallas-suite=specs", "--pallas-backend=tpu-sim", "--collect-only", "-q", *chosen
     )
     found = [line for line in result.outlines if line.startswith("specs.py::add-")]
     sanitizers = {"races", "dma", "deadlock", "schedule", "memory", "donation"}

@@ -213,13 +213,13 @@ def test_races_deadlocks_and_grids(project):
     text = (project.path / "specs.py").read_text()
     (project.path / "specs.py").write_text(text.replace("SPEC_0", f"{OTHERS}\nSPEC_0", 1))
     records = project.records(
-        "--pallas-suite=specs", "--pallas-backend=tpu-interpret", "--pallas-max-examples=1",
+        "--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-max-examples=1",
         "--pallas-html=report.html",
     )  # fmt: skip
     found = {(r["kernel"], r["check"]): r["pictures"] for r in records}
     findings = {r["kernel"]: [from_json(each) for each in r["findings"]] for r in records}
     [race] = findings["early"]
-    write, read = race.accesses
+    read, write = sorted(race.accesses, key=lambda access: access.kind)
     assert (write.kind, write.ref, write.copy) == ("write", "buffer", True)
     assert (read.kind, read.ref, read.copy) == ("read", "buffer", False)
     assert "specs.py:" in write.line

@@ -153,13 +153,14 @@ def show(scripts, packages, words, *, own=False):
 
 @pytest.mark.parametrize("backend", ["tpu-sim", "interpret"])
 def test_scripts_tell_wrong_kernels_from_mended_ones(project, tmp_path_factory, backend):
-    write(project, *(f'{spec}, checks=("{check}",)' for spec, (check, _) in SPECS.items()))
+    shown = {k: v for k, v in SPECS.items() if backend == "tpu-sim" or "over_edge" not in k}
+    write(project, *(f'{spec}, checks=("{check}",)' for spec, (check, _) in shown.items()))
     scripts = scripts_of(project.records(*QUICK, f"--pallas-backend={backend}"))
     assert [path.name for path in scripts] == [
-        f"{spec.split('"')[1]}-{check}-{backend}.py" for spec, (check, _) in SPECS.items()
+        f"{spec.split('"')[1]}-{check}-{backend}.py" for spec, (check, _) in shown.items()
     ]
     assert all(" this script asks forward" not in path.read_text() for path in scripts)
-    words = [words for _, words in SPECS.values()]
+    words = [words for _, words in shown.values()]
     show(scripts, tmp_path_factory.mktemp("packages"), words, own=backend == "tpu-sim")
 
 

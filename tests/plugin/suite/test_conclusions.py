@@ -96,7 +96,7 @@ def test_padding_and_strength_of_a_spec(project):
         'name="declared", kernel=add, checks=("padding",), '
         "ignored=lambda x, y: (np.ones(x.shape, bool), None)",
     )
-    results = project.results(*ONE, "--pallas-max-examples=2")
+    results = project.results(ONE[0], "--pallas-backend=tpu-sim", "--pallas-max-examples=2")
     found = {(r["kernel"], r["check"]): r for r in results["records"]}
     assert {key: r["outcome"] for key, r in found.items()} == {
         ("add", "oracle-strength"): "passed",
