@@ -52,6 +52,8 @@ def test_the_keyboard_opens_a_kernel_and_its_equivalent_mutants(opened):
 
 
 def test_source_code_is_shown_as_it_is(opened):
+    sources = "[...document.querySelectorAll('#mutants pre.source')]"
+    opened.until(f"return {sources}.filter(each => each.checkVisibility()).length >= 2", True)
     shown = [e.text for e in opened.all("#mutants pre.source") if e.is_displayed()]
     assert shown.count(SOURCE) == 2
 
