@@ -47,6 +47,15 @@ FILES = (
     "tpu_splash_attention_kernel_sharded_test",
     "tpu_splash_attention_mask_test",
     "tpu_pallas_random_test",
+    "tpu_all_gather_test",
+    "tpu_pallas_async_test",
+    "tpu_pallas_distributed_test",
+    "tpu_pallas_interpret_test",
+    "tpu_pallas_interpret_distributed_test",
+    "tpu_pallas_memory_space_test",
+    "tpu_sparsecore_pallas_test",
+    "tpu_sparsecore_pallas_distributed_test",
+    "tpu_sparsecore_pallas_debug_check_test",
 )
 
 

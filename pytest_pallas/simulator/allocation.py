@@ -11,6 +11,7 @@ from pytest_pallas.compat.transfers import semaphore_kind
 from pytest_pallas.simulator.machine import Machine, Thread
 from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.transfers import Semaphore, access, release
+from pytest_pallas.simulator.values import is_key_dtype
 
 
 def allocate(thread: Thread, aval: Any, name: str, *site: Any) -> Ref:
@@ -48,11 +49,21 @@ def made(thread: Thread, aval: Any, name: str) -> Ref:
 def memory_of(
     machine: Machine, shape: tuple[int, ...], dtype: Any, name: str, place: str
 ) -> np.ndarray[Any, Any]:
-    """Memory that was never written, or new semaphores; see ``Machine.uninitialized``."""
+    """Memory that was never written, or new semaphores; see ``Machine.uninitialized``.
+
+    Semaphores outlive the kernel, unless they are its scratch.
+    """
     kind = semaphore_kind(dtype)
-    if kind is not None:
-        return _semaphores(shape, kind, name)
-    return machine.uninitialized(shape, dtype, place)
+    if is_key_dtype(dtype):  # a reference to keys is one to their words
+        shape, dtype = (*shape, *dtype._impl.key_shape), np.uint32
+    if kind is None:
+        return machine.uninitialized(shape, dtype, place)
+    found = _semaphores(shape, kind, name)
+    if place != "scratch":
+        for semaphore in found.flat:
+            semaphore.lasting = True
+        machine.lasting += found.flat
+    return found
 
 
 def semaphores_of(refs: Iterable[Ref]) -> list[Semaphore]:

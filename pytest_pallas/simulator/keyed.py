@@ -23,6 +23,16 @@ def elements(eqn: Equation) -> np.dtype[Any]:
     return np.dtype(np.uint32) if is_key_dtype(eqn.out.dtype) else np.dtype(eqn.out.dtype)
 
 
+def words_of(value: Any) -> Any:
+    """What a reference to a value holds: the words of keys, and arrays as they are."""
+    return value.data if isinstance(value, Keys) else value
+
+
+def value_of(memory: Any, aval: Any) -> Any:
+    """The value of an abstract type that is in the memory of a reference."""
+    return Keys(memory, aval.dtype) if is_key_dtype(aval.dtype) else memory
+
+
 def on_words(eqn: Equation, evaluate: Evaluate) -> Evaluate:
     """Let a function of arrays evaluate an equation, also where its operands are keys.
 

@@ -327,10 +327,6 @@ def _outputs(kernel: Kernel, machine: Machine, inputs: list[Array]) -> list[Arra
         position = aliased.get(number)
         if position is None:
             memory = memory_of(machine, block.shape, block.dtype, block.name, "output")
-            if memory.dtype == object:
-                for semaphore in memory.flat:
-                    semaphore.lasting = True
-                machine.lasting += memory.flat
             outputs.append(memory)
             continue
         shared = inputs[position]

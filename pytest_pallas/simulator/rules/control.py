@@ -9,6 +9,7 @@ import numpy as np
 from pytest_pallas import compat
 from pytest_pallas.simulator.allocation import allocate, free
 from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.keyed import value_of, words_of
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.program import prepare, prepare_lifted
@@ -141,7 +142,7 @@ def _run_state(eqn: Equation) -> Evaluate:
             for n, ((aval, name), first) in enumerate(zip(memory, given, strict=True))
         ]
         run(program, thread, refs)
-        return [ref.data for ref in refs]
+        return [value_of(ref.data, aval) for ref, (aval, _) in zip(refs, memory, strict=True)]
 
     return evaluate
 
@@ -158,7 +159,7 @@ def _empty_ref(eqn: Equation) -> Evaluate:
 
 @rule("freeze")
 def _freeze(eqn: Equation) -> Evaluate:
-    return lambda ref: ref.data
+    return lambda ref: value_of(ref.data, eqn.out)
 
 
 @rule("free_ref")
@@ -171,4 +172,4 @@ def initialized(value: Any, aval: Any, name: str) -> Ref:
     if isinstance(value, Ref):
         return value
     space = str(aval.memory_space or "").lower().rpartition(".")[2]
-    return Ref(np.array(value), name, space)
+    return Ref(np.array(words_of(value)), name, space)

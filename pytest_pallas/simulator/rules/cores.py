@@ -11,8 +11,9 @@ import numpy as np
 from pytest_pallas import compat
 from pytest_pallas.compat.transfers import CoreMesh, core_meshes, is_reference, owner_of_space
 from pytest_pallas.findings import Owner
-from pytest_pallas.simulator.allocation import free, made
+from pytest_pallas.simulator.allocation import free, made, memory_of
 from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.keyed import value_of, words_of
 from pytest_pallas.simulator.launches import at_entry, launched, run_beside, traffic_of
 from pytest_pallas.simulator.machine import Grid, Thread
 from pytest_pallas.simulator.memory import Key, Ref
@@ -61,7 +62,9 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
     def evaluate(thread: Thread, *operands: Any) -> Any:
         # Scalars are passed as they are.
         refs = [
-            Ref(np.array(each), name, "any") if wrapped and not isinstance(each, Ref) else each
+            Ref(np.array(words_of(each)), name, "any")
+            if wrapped and not isinstance(each, Ref)
+            else each
             for each, name, wrapped in zip(operands, names, in_memory, strict=False)
         ]
         outputs: list[Ref] = []
@@ -70,7 +73,7 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
                 outputs.append(refs[aliases[number]])
                 continue
             shape, dtype = tuple(aval.shape), aval.dtype
-            memory = thread.machine.uninitialized(shape, dtype, "output")
+            memory = memory_of(thread.machine, shape, dtype, name, "output")
             outputs.append(Ref(memory, name, "any"))
         shared = [*refs, *outputs]
         points = [(number, point) for number, mesh in enumerate(meshes) for point in mesh.points]
@@ -101,8 +104,10 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
                 free(thread, list(memory.values()), eqn.line)
             if thread.recorded:
                 for ref in outputs:
+                    if ref.data.dtype == object:
+                        continue
                     access(thread, ref.data, "pass on", ref.name, eqn.line)
-        return [ref.data for ref in outputs]
+        return [value_of(ref.data, aval) for ref, aval in zip(outputs, avals, strict=True)]
 
     return evaluate
 

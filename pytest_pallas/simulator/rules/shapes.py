@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas import compat
+from pytest_pallas.compat.transfers import semaphore_kind
+from pytest_pallas.simulator.allocation import memory_of
 from pytest_pallas.simulator.dtypes import convert
 from pytest_pallas.simulator.keyed import elements, on_words, words
 from pytest_pallas.simulator.machine import Thread
@@ -135,8 +137,10 @@ def _iota(eqn: Equation) -> Evaluate:
 @rule("empty", "empty2", threaded=True)
 def _empty(eqn: Equation) -> Evaluate:
     # JAX gives zeros on the CPU; on a chip this is memory that was never written.
-    dtype = eqn.out.dtype
-    shape, element = tuple(eqn.out.shape) + words(eqn), elements(eqn)
+    dtype, shape = eqn.out.dtype, tuple(eqn.out.shape)
+    if semaphore_kind(dtype) is not None:
+        return lambda thread, *_: memory_of(thread.machine, shape, dtype, "semaphore", "output")
+    shape, element = shape + words(eqn), elements(eqn)
 
     def evaluate(thread: Thread, *_: Any) -> Any:
         memory = thread.machine.uninitialized(shape, element, "scratch")

@@ -81,8 +81,8 @@ def _masked_sort(eqn: Equation) -> Evaluate:
             if falling
             else keys.argsort(kind="stable")
         )
-        for mask in masks:  # what does not count comes last
-            order = order[(~mask[order]).argsort(kind="stable")]
+        for mask in masks:  # what does not count comes last, as it was
+            order = np.concatenate([order[mask[order]], np.flatnonzero(~mask)])
         return [each[order] for each in (keys, values, *masks)]
 
     return evaluate
