@@ -189,6 +189,9 @@ def _simulate_calls() -> None:
     from pytest_pallas.simulator.simulate import evaluate
 
     pjit: Any = importlib.import_module("jax._src.pjit")
+    interpreter: Any = importlib.import_module(
+        "jax._src.pallas.mosaic.interpret.interpret_pallas_call"
+    )
     before = pjit._pjit_call_impl_python
 
     def equations(jaxpr: Any) -> Iterator[Any]:
@@ -219,6 +222,8 @@ def _simulate_calls() -> None:
             SAID.append(f"{type(error).__name__}: {error}")
             raise
         SAID.extend(map(str, machine.findings))
+        races = any(finding.kind == "race" for finding in machine.findings)
+        interpreter.races = types.SimpleNamespace(races_found=races)
         return [jax.numpy.asarray(value) for value in values], None, None, []
 
     pjit._pjit_call_impl_python = called

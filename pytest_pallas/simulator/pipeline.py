@@ -128,6 +128,7 @@ class Kernel:
     Attributes:
       name: of the kernel.
       facts: what it says of its grid and operands.
+      captured: how many references from outside the body uses: its first inputs.
       body: its program.
       names: of the body's parameters.
       windows: of the inputs, then of the outputs.
@@ -139,6 +140,7 @@ class Kernel:
 
     name: str
     facts: GridFacts
+    captured: int
     body: Program
     names: tuple[str, ...]
     windows: tuple[Window, ...]
@@ -172,23 +174,25 @@ class _Run:
     Attributes:
       kernel: what is executed.
       thread: by whom.
+      captured: the references from outside.
       scalars: the prefetched operands.
       buffers: of its windows.
     """
 
     kernel: Kernel
     thread: Thread
+    captured: Sequence[Ref]
     scalars: list[Ref]
     buffers: list[_Buffer] = field(default_factory=list["_Buffer"])
 
 
-def execute(kernel: Kernel, thread: Thread, operands: Sequence[Array]) -> list[Array]:
+def execute(kernel: Kernel, thread: Thread, operands: Sequence[Any]) -> list[Array]:
     """Run every program of a kernel's grid.
 
     Args:
       kernel: the kernel.
       thread: the core that runs it.
-      operands: sizes of dynamic dimensions, prefetched scalars, inputs.
+      operands: captured references, sizes of dynamic dimensions, prefetched scalars, inputs.
 
     Returns:
       The outputs, as whole arrays.
@@ -198,6 +202,7 @@ def execute(kernel: Kernel, thread: Thread, operands: Sequence[Array]) -> list[A
       SimulationError: the body cannot be evaluated.
     """
     facts, machine = kernel.facts, thread.machine
+    captured, operands = operands[: kernel.captured], operands[kernel.captured :]
     sizes = iter(np.asarray(operands[position]).item() for position in facts.sizes)
     grid = tuple(next(sizes) if size is None else size for size in facts.grid)
     first = len(facts.sizes) + len(facts.scalars)
@@ -214,7 +219,7 @@ def execute(kernel: Kernel, thread: Thread, operands: Sequence[Array]) -> list[A
         # Prefetched scalars, windows and scratch are each core's own.
         buffers = [_Buffer(array) for array in (*inputs, *outputs)]
         own = [Ref(np.array(each.data), each.name, each.space) for each in scalars]
-        this = _Run(kernel, core, own, buffers)
+        this = _Run(kernel, core, captured, own, buffers)
         core.grids.append(Grid((0,) * len(body_sizes), body_sizes))
         outside = core.axes
         try:
@@ -272,7 +277,7 @@ def _programs(this: _Run, points: Iterator[tuple[int, ...]], scratch: list[Ref])
         refs = [buffer.ref for _, buffer in windows]
         timeline = thread.machine.timeline
         span = None if timeline is None else timeline.body(thread)
-        run(kernel.body, thread, [*this.scalars, *refs, *scratch])
+        run(kernel.body, thread, [*this.captured, *this.scalars, *refs, *scratch])
         if timeline is not None and span is not None:
             span.facts["blocks"] = {
                 window.facts.name: list(start)

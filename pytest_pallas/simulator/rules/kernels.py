@@ -14,7 +14,7 @@ from pytest_pallas.simulator.capacity import capacity_findings
 from pytest_pallas.simulator.launches import traffic_of
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.pipeline import Kernel, execute, window_of
-from pytest_pallas.simulator.program import prepare
+from pytest_pallas.simulator.program import prepare, prepare_lifted
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.values import Keys, is_key_dtype
 
@@ -55,11 +55,13 @@ def kernel_of(eqn: Equation) -> Kernel:
         outputs=tuple(map(_of_words, facts.outputs)),
     )
     body = eqn.params["jaxpr"]
+    inner = compat.open_jaxpr(body)[0]
     return Kernel(
         name=compat.kernel_name(origin),
         facts=facts,
-        body=prepare(body),
-        names=_names(compat.argument_names(compat.open_jaxpr(body)[0]), facts),
+        captured=len(inner.constvars),
+        body=prepare_lifted(body) if inner.constvars else prepare(body),
+        names=_names(compat.argument_names(inner), facts),
         windows=tuple(
             window_of(number, block, output=number >= len(facts.inputs), home=_home(eqn, number))
             for number, block in enumerate((*facts.inputs, *facts.outputs))
@@ -78,7 +80,8 @@ def kernel_of(eqn: Equation) -> Kernel:
 def _home(eqn: Equation, number: int) -> str:
     """The memory space that the array of an input was asked to be in, or ""."""
     facts = compat.grid_facts(eqn.origin)
-    at = len(facts.sizes) + len(facts.scalars) + number
+    captured = len(compat.open_jaxpr(eqn.params["jaxpr"])[0].constvars)
+    at = captured + len(facts.sizes) + len(facts.scalars) + number
     space = getattr(eqn.ins[at], "memory_space", None) if number < len(facts.inputs) else None
     return str(space or "").lower().rpartition(".")[2]
 

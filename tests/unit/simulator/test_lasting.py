@@ -64,6 +64,32 @@ def test_no_kernel_waits_for_a_copy(semaphore):
     assert any("not waited for" in each.message for each in run.findings)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_references_that_bodies_capture(seed):
+    """One kernel starts a copy between references of its surroundings; the next one waits."""
+    semaphore = pl.BlockSpec(memory_space=pltpu.SEMAPHORE)
+
+    def captured(x):
+        def main(refs):
+            x_ref, y_ref = refs
+
+            def start(arrived):
+                pltpu.make_async_copy(x_ref, y_ref, arrived).start()
+
+            def wait(arrived):
+                pltpu.make_async_copy(x_ref, y_ref, arrived).wait()
+
+            out = pltpu.SemaphoreType.DMA(())
+            arrived = pl.pallas_call(start, out_shape=out, out_specs=semaphore)()
+            pl.pallas_call(wait, out_shape=(), in_specs=[semaphore])(arrived)
+
+        return pl.run_state(main)((x, jnp.zeros_like(x)))[1]
+
+    run = simulate(captured, X, seed=seed)
+    np.testing.assert_array_equal(run.values, X)
+    assert run.findings == ()
+
+
 def test_a_random_key_in_memory():
     """References to keys, which kernels copy and load."""
 
