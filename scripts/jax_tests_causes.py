@@ -80,6 +80,15 @@ SUMS = Cause(
     "relative to what cancels",
     applies=True,
 )
+WEIGHTS = Cause(
+    "compares with a reference whose weights XLA rounds to bfloat16 on the CPU, so that their sum is "
+    "not 1; the simulator's answer is the nearer one",
+    applies=True,
+)
+CALLBACKS = Cause(
+    "runs a kernel in a program that XLA divides over devices, where it takes no callbacks",
+    applies=False,
+)
 PREFIXES = Cause(
     "compares a cumulative sum of 16-bit floats: the simulator rounds each result once, and JAX "
     "rounds the partial results too",
@@ -123,6 +132,7 @@ KNOWN: tuple[Known, ...] = (
         "Error not raised",
     ),
     Known(COMPILER, "::test_auto_assigned_barrier_semaphores_no_data_corruption", "0 not greater"),
+    Known(COMPILER, "::CoreMapTest::test_kernel_with_output_memory_space_", "has length of 0"),
     Known(COMPILER, "::test_automatic_single_buffering", "not raised"),
     Known(COMPILER, "::test_(cost_analysis|vector_input_output_aliasing)", "AssertionError"),
     Known(COMPILER, "::test_cost_analysis_vmap_symbolic_batch_size", "lowering platform tpu"),
@@ -142,6 +152,9 @@ KNOWN: tuple[Known, ...] = (
     Known(VERSION, "::test_bitcast_vmap1", "Invalid shape for `swap`"),
     Known(VERSION, "::test_empty_core_map_raises_error", "not raised"),
     Known(OUTSIDE, "tpu_pallas_interpret_distributed_test::.*::test_that_", "index 100 of axis 0"),
+    Known(SUMS, "tpu_pallas_state_test::.*::test_stateful_matmul$", "Error: ", 1e-4, 1e-3),
+    Known(WEIGHTS, "::PagedAttentionKernelTest::test_paged_attention", "Error: ", 0.07),
+    Known(CALLBACKS, "", "callbacks are only supported in spmd computations"),
     Known(RACE, "tpu_sparsecore_pallas_test::.*::test_barrier$", "Error: "),
     Known(SUMS, "::test_(dot_|fuse_transposed_lhs|megacore_splitting)", "Error: ", 3e-4),
     Known(SUMS, "::test_jnp_einsum_grad_y_pallas", "Error: ", 0.0, 1e-6),
