@@ -81,8 +81,8 @@ SUMS = Cause(
     applies=True,
 )
 WEIGHTS = Cause(
-    "compares with a reference whose weights XLA rounds to bfloat16 on the CPU, so that their sum is "
-    "not 1; the simulator's answer is the nearer one",
+    "compares with a reference whose weights XLA rounds to bfloat16 on the CPU, so that their sum "
+    "is not 1; the simulator's answer is the nearer one",
     applies=True,
 )
 CALLBACKS = Cause(
