@@ -82,7 +82,7 @@ def unknown(mutant: Mutant) -> Verdict:
         kernel=mutant.kernel,
         part=mutant.part,
         where=mutant.where,
-        path=mutant.path,
+        called_from=mutant.called_from,
         source=mutant.source,
         callers=mutant.callers,
         status="untried",

@@ -21,9 +21,9 @@ class Verdict:
       key: tells the mutant from all others.
       operator, change, kernel, part: as in ``mutation.Mutant``.
       where: ``file:line`` of the mutated code.
-      path: that and the lines it was called from, in short.
+      called_from: ``file:line`` of where it was called from, the innermost first, in short.
       source: the line of code.
-      callers: the lines that it was called from, the innermost first.
+      callers: the lines of code there.
       status: what became of it.
       by: the check and backend that caught it, or the test.
       how: the kind of failure, such as ``"MismatchError"``.
@@ -39,9 +39,9 @@ class Verdict:
     kernel: str
     part: str
     where: str
-    path: str
     source: str
     status: Status
+    called_from: tuple[str, ...] = ()
     callers: tuple[str, ...] = ()
     by: str = ""
     how: str = ""
@@ -65,7 +65,8 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
 def from_json(plain: Mapping[str, Any]) -> Verdict:
     """What ``to_json`` wrote."""
     fields = dict(plain)
-    fields["callers"] = tuple(plain.get("callers", ()))
+    for name in ("called_from", "callers"):
+        fields[name] = tuple(plain.get(name, ()))
     return Verdict(**fields)
 
 

@@ -17,6 +17,10 @@ _CALLED = frozenset({"jit", "pjit"})
 _SPREADING = frozenset({"broadcast_in_dim", "convert_element_type", "reshape"})
 
 
+def _short(place: Spot) -> str:
+    return f"{Path(place.file).name}:{place.line}"
+
+
 def _line(place: Spot) -> str:
     return linecache.getline(place.file, place.line).strip()
 
@@ -62,8 +66,13 @@ class Mutant:
     @property
     def path(self) -> str:
         """``file:line`` of all places, the innermost first, in short."""
-        told = [f"{Path(place.file).name}:{place.line}" for place in reversed(self.places)]
-        return ", called in ".join(told)
+        own = [_short(place) for place in self.places[-1:]]
+        return ", called in ".join((*own, *self.called_from))
+
+    @property
+    def called_from(self) -> tuple[str, ...]:
+        """``file:line`` of the places that it was called from, the innermost first, in short."""
+        return tuple(_short(place) for place in reversed(self.places[:-1]))
 
     def __str__(self) -> str:
         return f"{self.operator}: {self.change} at {self.path}"

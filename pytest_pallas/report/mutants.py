@@ -176,16 +176,12 @@ def _told(verdict: Verdict) -> bool:
 def _lines(group: Group, verdict: Verdict) -> Iterator[str]:
     part = f" ({verdict.part})" if verdict.part else ""
     yield f"  {verdict.status}  {group.kernel}  {verdict.operator}: {verdict.change}{part}"
-    yield f"            {verdict.where}{_callers(verdict)}"
+    callers = "".join(f", called in {place}" for place in verdict.called_from)
+    yield f"            {verdict.where}{callers}"
     if verdict.source:
         yield f"            > {verdict.source}"
     if verdict.reason:
         yield f"            {verdict.reason}"
-
-
-def _callers(verdict: Verdict) -> str:
-    _, called, rest = verdict.path.partition(", called in ")
-    return f"{called}{rest}"
 
 
 def _table(made: Sequence[Group], *, width: int, color: bool) -> str:

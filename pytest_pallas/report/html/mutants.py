@@ -155,14 +155,13 @@ def _entry(group: Group, verdict: Verdict) -> Entry:
     change, part = verdict.change, verdict.part
     if part and part not in change.split():  # "sub -> add" needs no "(sub)"
         change = f"{change} ({part})"
-    _, called, rest = verdict.path.partition(", called in ")
     count = "1 example" if verdict.examples == 1 else f"{verdict.examples:,} examples"
     return Entry(
         operator=verdict.operator,
         change=change,
         body="" if verdict.kernel == group.kernel else verdict.kernel,
         where=verdict.where,
-        callers=f"{called}{rest}",
+        callers="".join(f", called in {place}" for place in verdict.called_from),
         source=verdict.source,
         effort=f"{count}, {verdict.seconds:.1f} s" if verdict.examples else "",
         reason=verdict.reason,
