@@ -241,6 +241,8 @@ def access(
     """
     writes, adds = kind in ("write", "add", "free"), kind == "add"
     frees = kind in ("pass on", "free")
+    if kind == "pass on" and not line:  # JAX has none where the function it maps is a kernel itself
+        line = "the end of the kernel"
     thread.machine.recording.events.append(
         Touched(
             thread.number, memory, writes, name, line, thread.program, frees, adds, thread.kernel

@@ -256,19 +256,38 @@ def test_a_slot_that_is_given_back_while_it_is_read(seed, early):
         np.testing.assert_array_equal(found.values, np.roll(rows(4), 24, axis=0))
 
 
+def leave_early(x_ref: Any, o_ref: Any, sent: Any, received: Any) -> None:
+    """A copy to the next device that nobody waits for there."""
+    left, right = neighbours()
+    meet(left, right)
+    copy = pltpu.make_async_remote_copy(x_ref, o_ref, sent, received, device_id=(right,))
+    copy.start()
+    copy.wait_send()
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_device_that_leaves_before_its_buffer_is_full(seed):
     """The receiver does not wait, so the copy may arrive when its memory is another's."""
 
-    def body(x_ref, o_ref, sent, received):
-        left, right = neighbours()
-        meet(left, right)
-        copy = pltpu.make_async_remote_copy(x_ref, o_ref, sent, received, device_id=(right,))
-        copy.start()
-        copy.wait_send()
-
-    found = simulate(sharded(kernel(body, DMA, DMA, collective_id=0), 2), rows(2), seed=seed)
+    found = simulate(sharded(kernel(leave_early, DMA, DMA, collective_id=0), 2), rows(2), seed=seed)
     assert {"race", "unwaited"} & set(kinds(found))
+
+
+def test_the_end_of_a_kernel_is_a_place():
+    """What takes an output reads it there; JAX has no line where ``shard_map`` maps a kernel."""
+
+    call = pl.pallas_call(
+        leave_early,
+        out_shape=jax.ShapeDtypeStruct((8, 128), np.float32),
+        in_specs=[ANY],
+        out_specs=ANY,
+        scratch_shapes=[DMA, DMA],
+        compiler_params=pltpu.CompilerParams(collective_id=0),
+    )
+    races = [each for each in simulate(sharded(call, 2), rows(2)).findings if each.kind == "race"]
+    assert races
+    lines = {access.line for race in races for access in race.accesses if access.kind == "read"}
+    assert "the end of the kernel" in lines
 
 
 @pytest.mark.parametrize("seed", SEEDS)
