@@ -94,27 +94,27 @@ class Simulator:
         """
         key = _key(call) if call.jit else None
         found = None if key is None else self._kept.get(key)
-        if found is not None:
+        if found is not None and (found.monitored or not _is_monitored(call)):
             self._kept.move_to_end(key)
             _tell(call, found.jaxpr, found.outcome.kernels)
             if call.observer is not None:
                 call.observer.ended(call)
-            return dataclasses.replace(found.outcome, seconds=0.0)
+            return _judged(dataclasses.replace(found.outcome, seconds=0.0), call)
         outcome, jaxpr = self._run(call)
         if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
             return self._run_otherwise(call)
         if key is not None and outcome.error is None and _bytes(outcome) <= _KEPT_BYTES:
-            self._kept[key] = _Kept(outcome, jaxpr)
+            self._kept[key] = _Kept(outcome, jaxpr, _is_monitored(call))
             while len(self._kept) > _RUNS:
                 self._kept.popitem(last=False)
-        return outcome
+        return _judged(outcome, call)
 
     def run_anew(self, call: Call) -> Outcome:
         """As ``run``, and never an outcome that was kept: for what is timed."""
         outcome, _ = self._run(call)
         if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
             return self._run_otherwise(call)
-        return outcome
+        return _judged(outcome, call)
 
     def trace(self, call: Call) -> tuple[Timeline, Exception | None]:
         """Simulate a call: what happened when, and what it raised.
@@ -125,7 +125,7 @@ class Simulator:
 
         timeline = Timeline()
         outcome, _ = self._run(call, timeline)
-        return timeline, outcome.error
+        return timeline, _judged(outcome, call).error
 
     def _run_otherwise(self, call: Call) -> Outcome:
         assert self.otherwise is not None
@@ -134,7 +134,10 @@ class Simulator:
         return dataclasses.replace(outcome, notes=(*outcome.notes, note))
 
     def _run(self, call: Call, timeline: Timeline | None = None) -> tuple[Outcome, Any]:
-        """The outcome of a call, and the jaxpr that was simulated: None without jit."""
+        """The outcome of a call, whatever was found in it, and the jaxpr that was simulated.
+
+        Without jit, there is no jaxpr.
+        """
         started = time.perf_counter()
         outcome, jaxpr = Outcome(), None
         try:
@@ -153,10 +156,17 @@ class Simulator:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A run that is kept."""
+    """A run that is kept.
+
+    Attributes:
+      outcome: of the run; what was found in it is no error yet.
+      jaxpr: what was simulated.
+      monitored: whether it was looked at for what is out of order.
+    """
 
     outcome: Outcome
     jaxpr: Any
+    monitored: bool
 
 
 def _tell(call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
@@ -198,7 +208,6 @@ def _traced_run(backend: Simulator, call: Call, timeline: Timeline | None) -> tu
         told=tuple(told),
         findings=tuple(machine.findings),
         notes=_notes(machine),
-        error=_found(machine, call),
     )
     return outcome, jaxpr
 
@@ -225,17 +234,22 @@ def _eager_run(backend: Simulator, call: Call, timeline: Timeline | None) -> Out
         told=tuple(told),
         findings=tuple(machine.findings),
         notes=_notes(machine),
-        error=_found(machine, call),
     )
 
 
-def _found(machine: Any, call: Call) -> Exception | None:
-    """The error of a run that ended, and in which something was out of order or left behind."""
-    races = [each for each in machine.findings if call.races and each.kind in _RACES]
-    others = [each for each in machine.findings if call.dma and each.kind in _DMA]
-    if not races and not others:
-        return None
-    return (RaceError if races else DmaError).of(*races, *others)
+def _judged(outcome: Outcome, call: Call) -> Outcome:
+    """The outcome of a run that ended: an error, if the call asks for what was found in it."""
+    races = [each for each in outcome.findings if call.races and each.kind in _RACES]
+    others = [each for each in outcome.findings if call.dma and each.kind in _DMA]
+    if outcome.error is not None or not (races or others):
+        return outcome
+    error = (RaceError if races else DmaError).of(*races, *others)
+    return dataclasses.replace(outcome, error=error)
+
+
+def _is_monitored(call: Call) -> bool:
+    """Whether a call asks for what is out of order or left behind."""
+    return call.races or call.dma
 
 
 def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple[Any, list[Any]]:
@@ -251,6 +265,7 @@ def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple
         fill=fill_of(call.fill),
         ahead=call.probe != "late",
         separate=call.probe == "separate",
+        monitored=_is_monitored(call),
         timeline=timeline,
     )
     if call.probe == "outputs":
@@ -285,7 +300,7 @@ def _bytes(outcome: Outcome) -> int:
 
 
 def _key(call: Call) -> Hashable:
-    """Equal for calls that run alike."""
+    """Equal for calls that run alike, whatever they ask for of what is found."""
     from pytest_pallas.backends.digests import digest
     from pytest_pallas.backends.tracing import identity
 
@@ -293,7 +308,6 @@ def _key(call: Call) -> Hashable:
         identity(call.function),
         digest((call.args, dict(call.options))),
         (call.jit, call.devices, call.needs_kernel, call.fill, call.probe, call.schedule),
-        (call.races, call.dma),
         call.mutant,
     )
 

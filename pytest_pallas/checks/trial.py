@@ -187,7 +187,8 @@ def run(
 ) -> Outcome:
     """Run ``function`` on the trial's backend with the trial's options.
 
-    ``tuned=False`` leaves out its tuning, ``races=False`` does not look for races, ``fill`` is
+    ``tuned=False`` leaves out its tuning, ``races=False`` does not look for races, nor for copies
+    and semaphores that are left, ``fill`` is
     what memory holds that nobody has written, ``needs_kernel=False`` takes a function without
     a kernel, too, and ``rest`` are other fields of the call (see ``Call``).
 
@@ -195,7 +196,8 @@ def run(
       KernelError: the kernel raised.
     """
     made = call(trial, function, args, jit=jit, tuned=tuned)
-    made = replace(made, races=races and made.races, fill=fill, needs_kernel=needs_kernel, **rest)
+    made = replace(made, races=races and made.races, dma=races and made.dma)
+    made = replace(made, fill=fill, needs_kernel=needs_kernel, **rest)
     outcome = trial.backend.run(made)
     if outcome.error is not None:
         raise under(made.schedule, as_kernel_error(outcome.error))

@@ -145,6 +145,23 @@ class TestRunsThatAreKept:
         np.testing.assert_array_equal(simulator.run(call).values, X + 1)
         np.testing.assert_array_equal(simulator.run(call).values, X + 2)
 
+    def test_what_a_call_asks_for_makes_no_other_run(self):
+        """A kept run serves calls that ask for less of what was found, and not for more."""
+        simulator = tpu_sim()
+
+        def ran(**asked):
+            call = Call(function=kernels.read_before_wait, args=(X,), **asked)
+            outcome = simulator.run(call)
+            return type(outcome.error), outcome.seconds > 0
+
+        nothing = type(None)
+        assert ran(races=False, dma=False) == (nothing, True)
+        assert ran(races=False, dma=False) == (nothing, False)
+        assert ran() == (RaceError, True)
+        assert ran() == (RaceError, False)
+        assert ran(races=False) == (nothing, False)
+        assert ran(races=False, dma=False) == (nothing, False)
+
     def test_errors_are_not_kept(self):
         def function(x):
             raise ValueError(next(count))
