@@ -34,7 +34,7 @@ def test_the_survivors_of_the_example_are_shown(blocks, tmp_path):
     [text] = [block for name, block in blocks("docs/mutation.md") if name == "test_scale.py"]
     (tmp_path / "test_scale.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pallas-mutate=all"]
-    command += ["--pallas-backend=tpu-interpret", "test_scale.py"]
+    command += ["--pallas-backend=tpu-sim", "test_scale.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     printed = done.stdout.replace(f"{tmp_path.resolve()}/", "")
     shown = re.search(r"<!-- output: survivors -->\n```text\n(.*?)```", TEXT, re.DOTALL)[1]
