@@ -188,9 +188,9 @@ def run(
     """Run ``function`` on the trial's backend with the trial's options.
 
     ``tuned=False`` leaves out its tuning, ``races=False`` does not look for races, nor for copies
-    and semaphores that are left, ``fill`` is
-    what memory holds that nobody has written, ``needs_kernel=False`` takes a function without
-    a kernel, too, and ``rest`` are other fields of the call (see ``Call``).
+    and semaphores that are left, ``fill`` is what memory holds that nobody has written,
+    ``needs_kernel=False`` takes a function without a kernel, too, and ``rest`` are other fields of
+    the call (see ``Call``).
 
     Raises:
       KernelError: the kernel raised.
