@@ -12,8 +12,8 @@ failures in 21,749 examples on `tpu-sim` (seed 2, 60 a run): gradients of attent
 a query that sees one key only and next to nothing of the others, from a `delta` of the rounded
 output (see docs/judgement.md). What was found on the way, and mended: references that mask with
 -inf had no noise (five failures in 21,255 examples of seed 1, of which four pass now). On 21
-November: no failure in 11,768 examples on `interpret` (seeds 1 to 3) and in 5,787 on `tpu-
-interpret` (seeds 1 and 2).
+November: no failure in 11,768 examples on `interpret` (seeds 1 to 3) and in 5,787 on
+`tpu-interpret` (seeds 1 and 2).
 """
 
 from __future__ import annotations
