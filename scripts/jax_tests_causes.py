@@ -81,8 +81,8 @@ SUMS = Cause(
     applies=True,
 )
 REFERENCE = Cause(
-    "compares bfloat16 attention with a reference in bfloat16 on the CPU: they differ by 0.3 %, and "
-    "which is nearer was not looked into",
+    "compares bfloat16 attention with a reference in bfloat16 on the CPU: they differ by 0.3 %, "
+    "and which is nearer was not looked into",
     applies=True,
 )
 CALLBACKS = Cause(
