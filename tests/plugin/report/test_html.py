@@ -157,7 +157,7 @@ def test_messages_are_hostile(suite):
     shown = page(suite)
     assert "&lt;/script&gt;&lt;script&gt;document.title=1&lt;/script&gt;{{ 7*7 }}" in shown
     assert shown.count("<script") == 1
-    assert "49" not in re.sub(r"\d{3,}", "", shown.partition("<main")[2].partition("Replay")[0])
+    assert "document.title=1&lt;/script&gt;49" not in shown
 
 
 #: Kernels whose failures are no wrong numbers.
