@@ -21,7 +21,6 @@ from pytest_pallas.numerics import epsilon, is_complex, is_float
 from pytest_pallas.simulator import rules as rules  # which registers them
 from pytest_pallas.simulator.machine import Machine, Thread
 from pytest_pallas.simulator.program import Program, Step, prepare
-from pytest_pallas.simulator.rules.calls import CALLS, called
 from pytest_pallas.simulator.threads import one_thread
 from pytest_pallas.simulator.values import from_jax, to_output
 
@@ -167,11 +166,7 @@ class _Evaluator:
             values[slot] = value
         for step in program.steps:
             operands = [read(slot) for slot in step.ins]
-            if step.equation.name in CALLS:
-                results = self.evaluate(called(step.equation), operands)
-            else:
-                results = self._apply(step, operands)
-            for slot, value in zip(step.outs, results, strict=True):
+            for slot, value in zip(step.outs, self._apply(step, operands), strict=True):
                 values[slot] = value
         return [read(slot) for slot in program.outputs]
 

@@ -48,7 +48,7 @@ def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
                 env[slot] = None
     except SimulationError as error:
         if not error.line and step is not None:
-            error.at(step.equation.line, thread.place)
+            error.at(step.line, thread.place)
         raise
     except BoundsError as error:
         if step is not None:
@@ -63,14 +63,14 @@ def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
         wrapped = SimulationError(
             f"the simulator cannot evaluate {step.equation.name}: {type(error).__name__}: {error}"
         )
-        wrapped.at(step.equation.line, thread.place)
+        wrapped.at(step.line, thread.place)
         raise wrapped from error
     return [env[slot] for slot in program.outputs]
 
 
 def _place(error: BoundsError, step: Step, machine: Machine) -> None:
     """Give an access that JAX composed, of which no line is the user's, the line around it."""
-    finding, line = error.finding, step.equation.line
+    finding, line = error.finding, step.line
     if finding is None or finding.line or not line:
         return
     placed = replace(finding, line=line)

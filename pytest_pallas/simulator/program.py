@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,15 @@ from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.fallback import fallback
 from pytest_pallas.simulator.registry import Equation, find_rule
 from pytest_pallas.simulator.values import from_jax
+
+#: Primitives that call another program with their own operands.
+CALLS = frozenset(
+    {
+        *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat2"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+        *("custom_vmap_call", "composite", "custom_partitioning", "xla_metadata_call"),
+    }
+)
 
 #: Results from this size on are freed after their last use.
 _LARGE = 1 << 16
@@ -32,6 +41,7 @@ class Step:
       several: whether it gives a sequence of results.
       dead: slots of large arrays that nobody reads afterwards.
       equation: what it was prepared from.
+      calls: those in whose place it stands, the innermost first.
     """
 
     evaluate: Callable[..., Any]
@@ -41,6 +51,12 @@ class Step:
     several: bool
     dead: tuple[int, ...]
     equation: Equation
+    calls: tuple[Equation, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """``file:line`` of the code that made it, or else of the call, or ""."""
+        return next((each.line for each in (self.equation, *self.calls) if each.line), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +112,15 @@ def prepare_lifted(jaxpr: Any, around: str = "") -> Program:
     return found
 
 
+def called(params: Mapping[str, Any]) -> Any:
+    """The jaxpr that a call with these parameters runs."""
+    names = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
+    return next(params[name] for name in names if name in params)
+
+
 def _prepared(jaxpr: Any, consts: Sequence[Any] | None, around: str = "") -> Program:
     slots: list[Any] = []
+    sizes: dict[int, int] = {}
     where: dict[Any, int] = {}
 
     def slot(var: Any, value: Any = None) -> int:
@@ -117,35 +140,94 @@ def _prepared(jaxpr: Any, consts: Sequence[Any] | None, around: str = "") -> Pro
         for var, value in zip(jaxpr.constvars, consts, strict=True):
             slot(var, from_jax(value, var.aval))
         inputs = tuple(map(slot, jaxpr.invars))
-    last = {
-        atom: number
-        for number, eqn in enumerate(jaxpr.eqns)
-        for atom in eqn.invars
-        if not compat.is_literal(atom)
-    }
-    kept = {atom for atom in jaxpr.outvars if not compat.is_literal(atom)}
-    kept |= {*jaxpr.constvars, *jaxpr.invars}
     largest: tuple[int, Equation | None] = (0, None)
     steps: list[Step] = []
-    for number, eqn in enumerate(jaxpr.eqns):
-        step = prepare_equation(eqn, around)
+    for eqn in jaxpr.eqns:
         ins = tuple(map(read, eqn.invars))
+        program = _inlined(eqn)
+        if program is not None:
+            places = _append(program, ins, _equation(eqn, around), slots, sizes, steps)
+            where.update(zip(eqn.outvars, places, strict=True))
+            if program.largest[0] > largest[0]:
+                largest = program.largest
+            continue
+        step = prepare_equation(eqn, around)
         outs = tuple(map(slot, eqn.outvars))
-        dead = tuple(
-            {
-                where[atom]
-                for atom in eqn.invars
-                if not compat.is_literal(atom)
-                and last[atom] == number
-                and atom not in kept
-                and size_of(atom.aval) >= _LARGE
-            }
-        )
-        size = max(map(size_of, step.equation.outs), default=0)
+        sizes.update(zip(outs, map(size_of, step.equation.outs), strict=True))
+        size = max((sizes[out] for out in outs), default=0)
         if size > largest[0]:
             largest = (size, step.equation)
-        steps.append(replace(step, ins=ins, outs=outs, dead=dead))
-    return Program(slots, inputs, tuple(steps), tuple(map(read, jaxpr.outvars)), largest)
+        steps.append(replace(step, ins=ins, outs=outs))
+    outputs = tuple(map(read, jaxpr.outvars))
+    return Program(slots, inputs, _freeing(steps, sizes, outputs), outputs, largest)
+
+
+def _inlined(eqn: Any) -> Program | None:
+    """The program of a call whose equations can stand in its place, or None.
+
+    Most of what ``jax.numpy`` does is a call of a few equations. One that gets references is
+    evaluated as it is: a debugger knows references by the program that has them.
+    """
+    if eqn.primitive.name not in CALLS:
+        return None
+    if any(hasattr(atom.aval, "inner_aval") for atom in eqn.invars):
+        return None
+    return prepare(called(eqn.params))
+
+
+def _append(
+    program: Program,
+    ins: Sequence[int],
+    call: Equation,
+    slots: list[Any],
+    sizes: dict[int, int],
+    steps: list[Step],
+) -> list[int]:
+    """Append the steps of a program to those of another one, and give the slots of its results.
+
+    Args:
+      program: whose steps.
+      ins: slots of its inputs, in the other program.
+      call: in whose place they stand.
+      slots: of the other program.
+      sizes: bytes of what the slots get, for results of equations.
+      steps: of the other program.
+    """
+    given = dict(zip(program.inputs, ins, strict=True))
+    place: list[int] = []
+    for number, value in enumerate(program.slots):
+        if number in given:
+            place.append(given[number])
+        else:
+            slots.append(value)
+            place.append(len(slots) - 1)
+    for step in program.steps:
+        outs = tuple(place[slot] for slot in step.outs)
+        sizes.update(zip(outs, map(size_of, step.equation.outs), strict=True))
+        steps.append(
+            replace(
+                step,
+                ins=tuple(place[slot] for slot in step.ins),
+                outs=outs,
+                calls=(*step.calls, call),
+            )
+        )
+    return [place[slot] for slot in program.outputs]
+
+
+def _freeing(
+    steps: Sequence[Step], sizes: Mapping[int, int], outputs: Sequence[int]
+) -> tuple[Step, ...]:
+    """The steps, each with the large results that it is the last one to read."""
+    last = {slot: number for number, step in enumerate(steps) for slot in step.ins}
+    dead: dict[int, list[int]] = {}
+    for slot, number in last.items():
+        if sizes.get(slot, 0) >= _LARGE and slot not in outputs:
+            dead.setdefault(number, []).append(slot)
+    return tuple(
+        replace(step, dead=tuple(dead.get(number, ()))) if step.dead or number in dead else step
+        for number, step in enumerate(steps)
+    )
 
 
 def prepare_equation(eqn: Any, around: str = "") -> Step:
@@ -158,15 +240,7 @@ def prepare_equation(eqn: Any, around: str = "") -> Step:
     Raises:
       SimulationError: it cannot be evaluated: an effectful primitive has no rule, for one.
     """
-    equation = Equation(
-        name=eqn.primitive.name,
-        params=eqn.params,
-        ins=tuple(atom.aval for atom in eqn.invars),
-        outs=tuple(var.aval for var in eqn.outvars),
-        origin=eqn,
-        home=compat.home_of_primitive(eqn.primitive),
-        around=around,
-    )
+    equation = _equation(eqn, around)
     found = find_rule(equation.name, equation.home)
     try:
         evaluate = fallback(equation) if found is None else found.bind(equation)
@@ -182,6 +256,18 @@ def prepare_equation(eqn: Any, around: str = "") -> Step:
         several=eqn.primitive.multiple_results,
         dead=(),
         equation=equation,
+    )
+
+
+def _equation(eqn: Any, around: str) -> Equation:
+    return Equation(
+        name=eqn.primitive.name,
+        params=eqn.params,
+        ins=tuple(atom.aval for atom in eqn.invars),
+        outs=tuple(var.aval for var in eqn.outvars),
+        origin=eqn,
+        home=compat.home_of_primitive(eqn.primitive),
+        around=around,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pytest_pallas import compat
@@ -18,7 +19,7 @@ from pytest_pallas import compat
 Evaluate = Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Equation:
     """What is known of one equation before it is evaluated.
 
@@ -46,7 +47,7 @@ class Equation:
         """The abstract value of its only result."""
         return self.outs[0]
 
-    @property
+    @cached_property
     def line(self) -> str:
         """``file:line`` of the code that made it, or ""."""
         return (self.origin is not None and compat.source_line(self.origin)) or self.around

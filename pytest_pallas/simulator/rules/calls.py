@@ -10,27 +10,14 @@ from pytest_pallas import compat
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.program import Program, prepare, prepare_lifted
+from pytest_pallas.simulator.program import CALLS, called, prepare, prepare_lifted
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.values import to_jax
-
-#: Primitives that call another program with their own operands.
-CALLS = (
-    *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat2"),
-    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-    *("custom_vmap_call", "composite", "custom_partitioning", "xla_metadata_call"),
-)
-
-
-def called(eqn: Equation) -> Program:
-    """The program that a call runs."""
-    names = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
-    return prepare(next(eqn.params[name] for name in names if name in eqn.params))
 
 
 @rule(*CALLS, threaded=True)
 def _call(eqn: Equation) -> Evaluate:
-    program = called(eqn)
+    program = prepare(called(eqn.params))
     return lambda thread, *args: run(program, thread, args)
 
 
