@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,6 +69,7 @@ class Program:
       steps: the equations, in order.
       outputs: slots of the results.
       largest: bytes of the largest result of an equation, and what makes it.
+      large: slots of results that are freed after their last use.
     """
 
     slots: list[Any]
@@ -76,6 +77,7 @@ class Program:
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
     largest: tuple[int, Equation | None]
+    large: frozenset[int] = frozenset()
 
 
 _Cache = weakref.WeakKeyDictionary[Any, Program]
@@ -120,7 +122,7 @@ def called(params: Mapping[str, Any]) -> Any:
 
 def _prepared(jaxpr: Any, consts: Sequence[Any] | None, around: str = "") -> Program:
     slots: list[Any] = []
-    sizes: dict[int, int] = {}
+    large: set[int] = set()
     where: dict[Any, int] = {}
 
     def slot(var: Any, value: Any = None) -> int:
@@ -146,20 +148,24 @@ def _prepared(jaxpr: Any, consts: Sequence[Any] | None, around: str = "") -> Pro
         ins = tuple(map(read, eqn.invars))
         program = _inlined(eqn)
         if program is not None:
-            places = _append(program, ins, _equation(eqn, around), slots, sizes, steps)
-            where.update(zip(eqn.outvars, places, strict=True))
+            places = _append(program, ins, _equation(eqn, around), slots, steps)
+            where.update(zip(eqn.outvars, map(places.__getitem__, program.outputs), strict=True))
+            large.update(places[number] for number in program.large)
             if program.largest[0] > largest[0]:
                 largest = program.largest
             continue
         step = prepare_equation(eqn, around)
         outs = tuple(map(slot, eqn.outvars))
-        sizes.update(zip(outs, map(size_of, step.equation.outs), strict=True))
-        size = max((sizes[out] for out in outs), default=0)
-        if size > largest[0]:
-            largest = (size, step.equation)
+        for out, aval in zip(outs, step.equation.outs, strict=True):
+            size = size_of(aval)
+            if size >= _LARGE:
+                large.add(out)
+            if size > largest[0]:
+                largest = (size, step.equation)
         steps.append(replace(step, ins=ins, outs=outs))
     outputs = tuple(map(read, jaxpr.outvars))
-    return Program(slots, inputs, _freeing(steps, sizes, outputs), outputs, largest)
+    freeing = _freeing(steps, large.difference(outputs))
+    return Program(slots, inputs, freeing, outputs, largest, frozenset(large))
 
 
 def _inlined(eqn: Any) -> Program | None:
@@ -180,17 +186,15 @@ def _append(
     ins: Sequence[int],
     call: Equation,
     slots: list[Any],
-    sizes: dict[int, int],
     steps: list[Step],
 ) -> list[int]:
-    """Append the steps of a program to those of another one, and give the slots of its results.
+    """Append the steps of a program to those of another one, and give the new numbers of its slots.
 
     Args:
       program: whose steps.
       ins: slots of its inputs, in the other program.
       call: in whose place they stand.
       slots: of the other program.
-      sizes: bytes of what the slots get, for results of equations.
       steps: of the other program.
     """
     given = dict(zip(program.inputs, ins, strict=True))
@@ -202,27 +206,23 @@ def _append(
             slots.append(value)
             place.append(len(slots) - 1)
     for step in program.steps:
-        outs = tuple(place[slot] for slot in step.outs)
-        sizes.update(zip(outs, map(size_of, step.equation.outs), strict=True))
         steps.append(
             replace(
                 step,
                 ins=tuple(place[slot] for slot in step.ins),
-                outs=outs,
+                outs=tuple(place[slot] for slot in step.outs),
                 calls=(*step.calls, call),
             )
         )
-    return [place[slot] for slot in program.outputs]
+    return place
 
 
-def _freeing(
-    steps: Sequence[Step], sizes: Mapping[int, int], outputs: Sequence[int]
-) -> tuple[Step, ...]:
+def _freeing(steps: Sequence[Step], large: Collection[int]) -> tuple[Step, ...]:
     """The steps, each with the large results that it is the last one to read."""
     last = {slot: number for number, step in enumerate(steps) for slot in step.ins}
     dead: dict[int, list[int]] = {}
     for slot, number in last.items():
-        if sizes.get(slot, 0) >= _LARGE and slot not in outputs:
+        if slot in large:
             dead.setdefault(number, []).append(slot)
     return tuple(
         replace(step, dead=tuple(dead.get(number, ()))) if step.dead or number in dead else step
