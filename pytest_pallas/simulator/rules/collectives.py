@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.errors import MissingRuleError
+from pytest_pallas.errors import MissingRuleError, SimulationError
 from pytest_pallas.simulator.dtypes import convert
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.meeting import meet
@@ -48,7 +48,7 @@ def _axis_index(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-def _exchange(
+def exchange(
     eqn: Equation, thread: Thread, names: tuple[str, ...], groups: Any, value: Any
 ) -> tuple[list[Any], int]:
     """The values of all devices of the thread's group, in order, and its own position.
@@ -92,7 +92,7 @@ def _reduction(eqn: Equation) -> Evaluate:
     function = {"pmax": np.maximum, "pmin": np.minimum}.get(eqn.name, np.add)
 
     def evaluate(thread: Thread, *values: Any) -> Any:
-        given, _ = _exchange(eqn, thread, names, groups, values)
+        given, _ = exchange(eqn, thread, names, groups, values)
         return [_reduced(function, column) for column in zip(*given, strict=True)]
 
     return (
@@ -104,7 +104,7 @@ def _reduction(eqn: Equation) -> Evaluate:
 
 def _one(eqn: Equation, names: tuple[str, ...], groups: Any, collective: Collective) -> Evaluate:
     def evaluate(thread: Thread, value: Any) -> Any:
-        given, mine = _exchange(eqn, thread, names, groups, np.asarray(value))
+        given, mine = exchange(eqn, thread, names, groups, np.asarray(value))
         return np.ascontiguousarray(collective(given, mine))
 
     return evaluate
@@ -170,6 +170,37 @@ def _all_to_all(eqn: Equation) -> Evaluate:
     return _one(eqn, names, eqn.params.get("axis_index_groups"), exchanged)
 
 
-@rule("ragged_all_to_all", "pgather", threaded=True)
-def _communication(eqn: Equation) -> Evaluate:
-    raise MissingRuleError(f"the simulator does not simulate {eqn.name} yet")
+@rule("ragged_all_to_all", threaded=True)
+def _ragged_all_to_all(eqn: Equation) -> Evaluate:
+    """Each device sends runs of rows to every other, whose places in its output it names."""
+    names, groups = _names(eqn.params["axis_name"]), eqn.params.get("axis_index_groups")
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        given, mine = exchange(eqn, thread, names, groups, operands)
+        _, output, *_, received = operands
+        result = np.array(output)
+        runs = len(received) // len(given)
+        for sender, (rows, _, starts, sizes, places, _) in enumerate(given):
+            for number in range(runs):
+                ours, theirs = sender * runs + number, mine * runs + number
+                size, expected = int(sizes[theirs]), int(received[ours])
+                if size != expected:
+                    raise SimulationError(
+                        f"send_sizes[{theirs}] of device {sender} of the group is {size}, and "
+                        f"recv_sizes[{ours}] of device {mine}, which gets these rows, is {expected}"
+                    )
+                start, place = int(starts[theirs]), int(places[theirs])
+                _require_rows("operand", start, size, len(rows), sender)
+                _require_rows("output", place, size, len(result), mine)
+                result[place : place + size] = rows[start : start + size]
+        return result
+
+    return evaluate
+
+
+def _require_rows(array: str, start: int, size: int, count: int, device: int) -> None:
+    if start < 0 or size < 0 or start + size > count:
+        raise SimulationError(
+            f"rows {start} to {start + size - 1} are beyond the {array} of device {device} of the "
+            f"group, which has {count}"
+        )
