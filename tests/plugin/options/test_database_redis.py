@@ -139,7 +139,7 @@ def test_a_server_that_never_answers(project):
         start = time.monotonic()
         result = project.run("--pallas-backend=interpret", f"--pallas-database={url}")
     result.assert_outcomes(passed=1)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 30
     result.stdout.fnmatch_lines(["*cannot be reached (Timeout*"])
 
 

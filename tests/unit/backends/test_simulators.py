@@ -291,7 +291,7 @@ class TestWhatDoesNotEnd:
         assert isinstance(outcome.error, SimulationLimitError)
         assert "still not traced and simulated after 0.3 s" in str(outcome.error)
         assert re.search(r"--pallas-timeout, at .*test_simulators\.py:\d+$", str(outcome.error))
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15
 
     def test_a_loop_in_the_kernel(self):
         def body(x_ref, o_ref):

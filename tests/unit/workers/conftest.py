@@ -53,10 +53,10 @@ def do(pool, setup_for) -> Iterator[Callable[..., Result]]:
 
 @pytest.fixture(scope="session")
 def gone() -> Callable[[int], bool]:
-    """Whether a process ends within two seconds (or is dead and not yet waited for)."""
+    """Whether a process ends within ten seconds (or is dead and not yet waited for)."""
 
     def ends(pid: int) -> bool:
-        limit = time.monotonic() + 2
+        limit = time.monotonic() + 10
         while time.monotonic() < limit:
             try:
                 os.kill(pid, 0)

@@ -85,7 +85,7 @@ def test_closing_cancels_what_waits_and_ends_what_runs(setup_for):
     waiting = pool.submit(setup_for("echo"), b"", timeout=60)
     begin = time.monotonic()
     pool.close()
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 15
     with pytest.raises(CancelledError):
         waiting.result(timeout=1)
     assert running.result(timeout=1).status == "crashed"

@@ -17,8 +17,8 @@ def test_a_job_that_hangs_is_killed(do):
     result = do("hang", timeout=0.2)
     assert (result.status, result.value) == ("timed out", b"")
     assert "The test worker was killed: it was not done with a job within 0.2 s" in result.message
-    assert 0.2 <= result.seconds < 1
-    assert time.monotonic() - begin < 3
+    assert 0.2 <= result.seconds < 10
+    assert time.monotonic() - begin < 15
 
 
 def test_a_job_that_holds_the_interpreters_lock_is_killed(do, tmp_path):
@@ -84,7 +84,7 @@ def test_a_death_shows_although_a_child_holds_the_pipes(do):
     result = do("die_with_heir", b"5", timeout=10)
     assert result.status == "crashed"
     assert "code 5" in result.message
-    assert result.seconds < 5
+    assert result.seconds < 9
 
 
 def test_a_job_that_closes_the_pools_pipes(do, monkeypatch):
@@ -111,7 +111,7 @@ def test_a_job_above_its_memory_limit_is_killed(do, entry):
     result = do(entry, b"300", memory_bytes=200 * 2**20)
     assert result.status == "out of memory"
     assert "MiB of memory and may use 200 MiB" in result.message
-    assert result.seconds < 3
+    assert result.seconds < 15
 
 
 @linux
