@@ -29,23 +29,28 @@ def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
     ):
         _refuse(program, thread)
     machine.steps += len(steps)
+    inputs = program.inputs
+    if len(args) != len(inputs):
+        raise ValueError(f"a program of {len(inputs)} inputs gets {len(args)}")
     env = program.slots.copy()
-    for slot, value in zip(program.inputs, args, strict=True):
-        env[slot] = value
+    env[inputs.start : inputs.stop] = args
     if machine.inspector is not None:
         steps = machine.inspector.steps(steps, thread, env)
     step: Step | None = None
     try:
         for step in steps:
-            values = [env[slot] for slot in step.ins]
-            result = step.evaluate(thread, *values) if step.threaded else step.evaluate(*values)
-            if step.several:
+            if step.threaded:
+                result = step.evaluate(thread, *step.operands(env))
+            else:
+                result = step.evaluate(*step.operands(env))
+            if not step.several:
+                env[step.outs[0]] = result
+            elif step.outs:
                 for slot, value in zip(step.outs, result, strict=True):
                     env[slot] = value
-            else:
-                env[step.outs[0]] = result
-            for slot in step.dead:
-                env[slot] = None
+            if step.dead:
+                for slot in step.dead:
+                    env[slot] = None
     except SimulationError as error:
         if not error.line and step is not None:
             error.at(step.line, thread.place)

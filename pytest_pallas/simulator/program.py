@@ -6,6 +6,7 @@ import math
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ class Step:
       evaluate: see ``registry.Evaluate``.
       threaded: whether it takes the thread.
       ins: slots of its operands.
+      operands: gives the operands, of the values of all slots.
       outs: slots of its results.
       several: whether it gives a sequence of results.
       dead: slots of large arrays that nobody reads afterwards.
@@ -47,6 +49,7 @@ class Step:
     evaluate: Callable[..., Any]
     threaded: bool
     ins: tuple[int, ...]
+    operands: Callable[[list[Any]], Sequence[Any]]
     outs: tuple[int, ...]
     several: bool
     dead: tuple[int, ...]
@@ -65,7 +68,7 @@ class Program:
 
     Attributes:
       slots: initial values: constants and literals in place.
-      inputs: slots of the inputs.
+      inputs: slots of the inputs, which follow each other.
       steps: the equations, in order.
       outputs: slots of the results.
       largest: bytes of the largest result of an equation, and what makes it.
@@ -73,7 +76,7 @@ class Program:
     """
 
     slots: list[Any]
-    inputs: tuple[int, ...]
+    inputs: range
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
     largest: tuple[int, Equation | None]
@@ -136,12 +139,12 @@ def _prepared(jaxpr: Any, consts: Sequence[Any] | None, around: str = "") -> Pro
         slots.append(from_jax(atom.val, atom.aval))
         return len(slots) - 1
 
-    if consts is None:
-        inputs = tuple(map(slot, (*jaxpr.constvars, *jaxpr.invars)))
-    else:
-        for var, value in zip(jaxpr.constvars, consts, strict=True):
-            slot(var, from_jax(value, var.aval))
-        inputs = tuple(map(slot, jaxpr.invars))
+    for var, value in zip(jaxpr.constvars, consts or (), strict=consts is not None):
+        slot(var, from_jax(value, var.aval))
+    first = len(slots)
+    for var in (*(jaxpr.constvars if consts is None else ()), *jaxpr.invars):
+        slot(var)
+    inputs = range(first, len(slots))
     largest: tuple[int, Equation | None] = (0, None)
     steps: list[Step] = []
     for eqn in jaxpr.eqns:
@@ -162,7 +165,7 @@ def _prepared(jaxpr: Any, consts: Sequence[Any] | None, around: str = "") -> Pro
                 large.add(out)
             if size > largest[0]:
                 largest = (size, step.equation)
-        steps.append(replace(step, ins=ins, outs=outs))
+        steps.append(replace(step, ins=ins, operands=_getter(ins), outs=outs))
     outputs = tuple(map(read, jaxpr.outvars))
     freeing = _freeing(steps, large.difference(outputs))
     return Program(slots, inputs, freeing, outputs, largest, frozenset(large))
@@ -206,15 +209,24 @@ def _append(
             slots.append(value)
             place.append(len(slots) - 1)
     for step in program.steps:
+        moved = tuple(place[slot] for slot in step.ins)
         steps.append(
             replace(
                 step,
-                ins=tuple(place[slot] for slot in step.ins),
+                ins=moved,
+                operands=_getter(moved),
                 outs=tuple(place[slot] for slot in step.outs),
                 calls=(*step.calls, call),
             )
         )
     return place
+
+
+def _getter(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
+    """Gives the values of some slots. All of it is C, since every step does this."""
+    if len(slots) > 1:
+        return itemgetter(*slots)
+    return itemgetter(slice(slots[0], slots[0] + 1) if slots else slice(0))
 
 
 def _freeing(steps: Sequence[Step], large: Collection[int]) -> tuple[Step, ...]:
@@ -252,6 +264,7 @@ def prepare_equation(eqn: Any, around: str = "") -> Step:
         evaluate=evaluate,
         threaded=found is None or found.threaded,
         ins=(),
+        operands=_getter(()),
         outs=(),
         several=eqn.primitive.multiple_results,
         dead=(),
