@@ -20,7 +20,7 @@ import numpy as np
 from pytest_pallas.numerics import epsilon, is_complex, is_float
 from pytest_pallas.simulator import rules as rules  # which registers them
 from pytest_pallas.simulator.machine import Machine, Thread
-from pytest_pallas.simulator.program import Program, Step, prepare
+from pytest_pallas.simulator.program import CALLS, Program, Step, called, prepare
 from pytest_pallas.simulator.threads import one_thread
 from pytest_pallas.simulator.values import from_jax, to_output
 
@@ -166,7 +166,11 @@ class _Evaluator:
             values[slot] = value
         for step in program.steps:
             operands = [read(slot) for slot in step.ins]
-            for slot, value in zip(step.outs, self._apply(step, operands), strict=True):
+            if step.equation.name in CALLS:
+                results = self.evaluate(prepare(called(step.equation.params)), operands)
+            else:
+                results = self._apply(step, operands)
+            for slot, value in zip(step.outs, results, strict=True):
                 values[slot] = value
         return [read(slot) for slot in program.outputs]
 

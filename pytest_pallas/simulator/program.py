@@ -26,6 +26,9 @@ CALLS = frozenset(
     }
 )
 
+#: Calls of up to so many equations are replaced by them: calling costs as much as two or three.
+_SHORT = 64
+
 #: Results from this size on are freed after their last use.
 _LARGE = 1 << 16
 
@@ -181,7 +184,8 @@ def _inlined(eqn: Any) -> Program | None:
         return None
     if any(hasattr(atom.aval, "inner_aval") for atom in eqn.invars):
         return None
-    return prepare(called(eqn.params))
+    program = prepare(called(eqn.params))
+    return program if len(program.steps) <= _SHORT else None
 
 
 def _append(

@@ -46,6 +46,23 @@ def test_the_argument_of_an_approximated_function_is_rounded(function, slope):
     np.testing.assert_allclose(found, 1e-6 * exact * np.hypot(slope, 4), rtol=0.3)
 
 
+def test_a_function_within_jit_is_rounded_operation_by_operation():
+    """Also one that is so long that the simulator calls it."""
+
+    def many(x):
+        for _ in range(100):
+            x = x * 1.5 / 1.5
+        return x
+
+    def call(x):
+        return jax.jit(many)(x)
+
+    x = np.full(64, 3.0, np.float32)
+    alone, called = (deviation(each, x, wide=2.0**-20) for each in (many, call))
+    np.testing.assert_array_equal(called, alone)
+    assert alone.min() > 3 * 3 * 2.0**-20  # 200 roundings: more than ten times one
+
+
 def test_a_function_of_integers_stays_one():
     found = deviation(lambda x: x + jnp.asarray(2) ** jnp.arange(8), X, wide=1e-6)
     np.testing.assert_allclose(found, 1e-6 * np.abs(X + 2.0 ** np.arange(8)), rtol=0.3)

@@ -33,6 +33,19 @@ def test_a_call_of_a_call_becomes_its_equations():
     assert not {"jit", "pjit"} & set(names)
 
 
+def test_a_long_call_is_called():
+    """Calls in calls would make programs as long as all that they do."""
+
+    @jax.jit
+    def long(x):
+        for _ in range(100):
+            x = x + 1
+        return x
+
+    assert primitives(lambda x: long(x) * long(x + 1), 0) == ["jit", "add", "jit", "mul"]
+    assert simulate(lambda x: long(x) * long(x + 1), 0).values == 10_100
+
+
 def test_results_that_are_inputs_or_constants():
     @jax.jit
     def passes(x, y):
