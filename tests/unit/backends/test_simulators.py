@@ -12,8 +12,6 @@ import pytest
 import sample_kernels as kernels
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 from unknown_primitive import unknown
 
 from pytest_pallas.backends import Call, parse, select
@@ -200,21 +198,6 @@ class TestWhatIsNotSimulatedYet:
         outcome = completed().run(Call(function=copy_of_unknown, args=(X,), jit=jit))
         assert outcome.error is None
         np.testing.assert_array_equal(outcome.values, X)
-        assert "run on tpu-interpret, not simulated yet" in outcome.notes
-
-    def test_a_shard_map_inside_of_another_one(self):
-        def function(x):
-            inner = P(None, "y")
-            add = jax.shard_map(
-                kernels.add_one, in_specs=inner, out_specs=inner, axis_names={"y"}, check_vma=False
-            )
-            outer = {"mesh": mesh, "in_specs": P("x"), "out_specs": P("x"), "check_vma": False}
-            return jax.shard_map(add, axis_names={"x"}, **outer)(x)
-
-        mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
-        x = np.arange(16 * 256, dtype=np.float32).reshape(16, 256)
-        outcome = completed().run(Call(function=function, args=(x,), devices=4))
-        np.testing.assert_array_equal(outcome.values, x + 1)
         assert "run on tpu-interpret, not simulated yet" in outcome.notes
 
     def test_the_interpreter_finds_what_it_finds(self):
