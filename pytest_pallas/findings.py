@@ -18,7 +18,8 @@ from typing import Any, Literal
 #: memory that nothing orders, of which one writes. ``"unwaited"``: a copy that nothing waits for.
 #: ``"leftover"``: what a semaphore has when it ends. ``"deadlock"``: waits that never end.
 #: ``"entry"``: memory or a semaphore of a device that is not known to have entered the kernel, or
-#: that has left it.
+#: that has left it. ``"uninitialized"``: a load of what nobody has written. ``"overwritten"``: a
+#: block of an input that shares an output's memory, fetched for a program after another wrote it.
 Kind = Literal[
     "bounds",
     "input-write",
@@ -29,6 +30,8 @@ Kind = Literal[
     "leftover",
     "deadlock",
     "entry",
+    "uninitialized",
+    "overwritten",
 ]
 
 
@@ -166,7 +169,8 @@ class Finding:
       ref: name of the reference, or "".
       index: the index that was used, one entry for each axis, or ().
       shape: of the memory that was accessed.
-      accesses: of a race, both; of an entry, the one that comes too early or too late.
+      accesses: of a race and of what was overwritten, both; of an entry, the one that comes too
+        early or too late.
       waits: of a deadlock, everybody who waits; of a race, the waits that do not order it.
       seed: of the schedule in which it was seen.
       owners: on which cores it is so, where the message says nothing of them.

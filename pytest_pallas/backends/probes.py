@@ -11,8 +11,9 @@ from pytest_pallas import compat
 
 #: ``"outputs"``: what each kernel returned. ``"separate"``: nothing, but outputs that are aliased
 #: to an input get memory of their own. ``"late"``: nothing, but blocks are fetched just before the
-#: body that reads them (only the simulator is asked: interpreters always fetch so).
-Probe = Literal["", "outputs", "separate", "late"]
+#: body that reads them (interpreters always fetch so). ``"loads"``: what each load and copy read.
+#: Only the simulator is asked for the last two.
+Probe = Literal["", "outputs", "separate", "late", "loads"]
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def probed(probe: Probe) -> Generator[list[Any]]:
     """
     key = _key()  # always: a context that is made later empties jit's caches
     found: list[Any] = []
-    if probe in ("", "late"):
+    if probe in ("", "late", "loads"):
         yield found
         return
     import jax

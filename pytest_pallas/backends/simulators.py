@@ -48,7 +48,7 @@ class Simulator:
     platform: str = "tpu"
     kind: Kind = "simulating"
     fills: bool = True
-    probes: tuple[Probe, ...] = ("outputs", "separate", "late")
+    probes: tuple[Probe, ...] = ("outputs", "separate", "late", "loads")
     reorders: bool = True
     detects_races: bool = True
     _kept: OrderedDict[Hashable, _Kept] = field(
@@ -255,6 +255,7 @@ def _is_monitored(call: Call) -> bool:
 def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple[Any, list[Any]]:
     """The machine that a call runs on, and the list that its probe is answered in."""
     from pytest_pallas.backends.fills import fill_of
+    from pytest_pallas.simulator.loads import Loads
     from pytest_pallas.simulator.machine import Machine
 
     told: list[Any] = []
@@ -270,6 +271,8 @@ def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple
     )
     if call.probe == "outputs":
         machine.outputs = lambda eqn, values: told.append((eqn.params, list(values)))
+    if call.probe == "loads":
+        machine.inspector = Loads(loads=told)
     return machine, told
 
 

@@ -57,14 +57,6 @@ def untraced() -> AbstractContextManager[Any]:
     return importlib.import_module("jax._src.core").eval_context()
 
 
-def is_used(eqn: Any) -> bool:
-    """Whether anybody reads the first result of an equation; True where that is not known.
-
-    Seen in JAX 0.11.2 and 0.12.0.1.
-    """
-    return eqn is None or type(eqn.outvars[0]).__name__ != "DropVar"
-
-
 def masked_parts(name: str, params: Any, count: int) -> tuple[Any, Any, Any, Any]:
     """Reference, transforms, mask, and value or ``other`` of a masked load or store.
 

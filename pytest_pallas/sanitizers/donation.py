@@ -17,7 +17,8 @@ from pytest_pallas.checks.again import unchanged
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.errors import MismatchError, NotApplicableError
-from pytest_pallas.explanations import Explanation
+from pytest_pallas.explanations import Explanation, Fact
+from pytest_pallas.findings import Finding
 from pytest_pallas.numerics import Comparison, bitwise
 from pytest_pallas.spec import KernelSpec
 
@@ -60,8 +61,13 @@ def donation(trial: Trial) -> TrialResult:
         comparisons.append(bitwise(after, to_numpy(before), where=where))
     comparisons += _same(twice.values[1], twice.values[0], "of a second call with the same arrays")
     seconds += kept.seconds + twice.seconds
-    pairs = [pair for kernel in first.kernels for pair in _pipelined(kernel)]
     orders = [each for each in _ORDERS if each[0] in getattr(trial.backend, "probes", ())]
+    overwritten = [each for each in first.findings if each.kind == "overwritten"]
+    if _LATE in orders:
+        # The simulator sees which blocks could make a difference.
+        pairs = [_shared(each) for each in overwritten]
+    else:
+        pairs = [pair for kernel in first.kernels for pair in _pipelined(kernel)]
     if pairs and orders:
         failed: list[Comparison] = []
         for probe, words in orders:
@@ -77,7 +83,8 @@ def donation(trial: Trial) -> TrialResult:
                 "schedule. Read each block in the program that overwrites it or before, or drop "
                 "the alias."
             )
-            raise MismatchError.explained(explanation.under(summary))
+            seen = [Fact(each.kind, str(each)) for found in overwritten for each in found.accesses]
+            raise MismatchError.explained(explanation.under(summary).with_facts(*seen))
     return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds)
 
 
@@ -95,6 +102,12 @@ def _in_place(kernel: Any) -> bool:
     return bool(eqn.params.get("input_output_aliases")) or any(
         hasattr(var.aval, "inner_aval") for var in eqn.invars
     )
+
+
+def _shared(finding: Finding) -> str:
+    write, read = finding.accesses
+    where = f" ({finding.line})" if finding.line else ""
+    return f"{read.ref} and {write.ref} of {finding.kernel}{where} share memory"
 
 
 def _pipelined(kernel: Any) -> list[str]:

@@ -14,7 +14,8 @@ from pytest_pallas.checks.again import run_again, unchanged
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.errors import MismatchError
-from pytest_pallas.explanations import Explanation
+from pytest_pallas.explanations import Explanation, Fact
+from pytest_pallas.findings import Finding
 from pytest_pallas.numerics import Comparison
 from pytest_pallas.sanitizers.unwritten import PAIR, never_written
 
@@ -43,7 +44,7 @@ def memory(trial: Trial) -> TrialResult:
         failed = next((each for each in comparisons if not each.passed), None)
         if failed is not None:
             explanation = failed.explanation or Explanation("wrong")
-            raise MismatchError.explained(explanation.under(_explained(trial, first, fill)))
+            raise MismatchError.explained(_explained(trial, first, fill, explanation))
     return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds)
 
 
@@ -61,7 +62,7 @@ def _fills(trial: Trial, first: Outcome) -> Sequence[str]:
     return ("zero:output", "high:output") if low else ("zero:output",)
 
 
-def _explained(trial: Trial, first: Outcome, fill: str) -> str:
+def _explained(trial: Trial, first: Outcome, fill: str, explanation: Explanation) -> Explanation:
     """What it was that changed the answer, by more runs with a part of the memory filled."""
     args, (name, _, _) = trial.arguments.args, fill.partition(":")
     rest: Any = {"races": False}
@@ -71,19 +72,37 @@ def _explained(trial: Trial, first: Outcome, fill: str) -> str:
         for each in PAIR
     ]
     lines: list[str] = []
+    found: list[Finding | None] = []
     if any(_changes(each, first) for each in filled):
         lines = list(never_written(filled[0].told, filled[1].told))
         if not lines:
             lines = [
                 f"{_name(first)} reads an output before it writes it: its memory held {WORDS[name]}"
             ]
+            found.append(_load(trial, f"{name}:output"))
         elif len(first.kernels) == 1 and first.kernels[0].source:
             lines[-1] += f" ({first.kernels[0].source})"
     if _changes(scratch, first):
         lines.append(
             f"{_name(first)} reads scratch memory before it writes it: it held {WORDS[name]}"
         )
-    return "\n".join(lines) or f"the answer depends on what {words_of(fill).partition(' in ')[2]}"
+        found.append(_load(trial, f"{name}:scratch"))
+    summary = "\n".join(lines) or (
+        f"the answer depends on what {words_of(fill).partition(' in ')[2]}"
+    )
+    return explanation.under(summary).with_facts(*(Fact("read", str(f)) for f in found if f))
+
+
+def _load(trial: Trial, fill: str) -> Finding | None:
+    """The first load that gives something else if memory is filled so; None if nobody knows."""
+    if "loads" not in getattr(trial.backend, "probes", ()):
+        return None
+    from pytest_pallas.simulator.loads import uninitialized
+
+    args = trial.arguments.args
+    asked: Any = {"races": False, "probe": "loads"}
+    plain, other = (run(trial, trial.kernel, args, fill=each, **asked) for each in ("", fill))
+    return uninitialized(plain.told, other.told)
 
 
 def _changes(again: Outcome, first: Outcome) -> bool:

@@ -48,9 +48,10 @@ class Ref:
       space: its memory space, such as ``"vmem"``.
       input: whether it is the window of an input that shares no memory with an output.
       key: names the same memory on another device or core; None where there is none.
+      left: whether it is the window of an output's block that the grid had left before.
     """
 
-    __slots__ = ("data", "input", "key", "name", "space")
+    __slots__ = ("data", "input", "key", "left", "name", "space")
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class Ref:
         space: str = "",
         input: bool = False,
         key: Key | None = None,
+        left: bool = False,
     ) -> None:
         """Make a reference to ``data``, which it keeps and changes."""
         self.data = data
@@ -66,6 +68,7 @@ class Ref:
         self.space = space
         self.input = input
         self.key = key
+        self.left = left
 
     @property
     def shape(self) -> tuple[int, ...]:

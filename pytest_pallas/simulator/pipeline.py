@@ -20,13 +20,14 @@ import numpy as np
 from pytest_pallas import compat
 from pytest_pallas.compat import BlockFacts, GridFacts
 from pytest_pallas.errors import BoundsError, SimulationError
-from pytest_pallas.findings import Finding
+from pytest_pallas.findings import Access, Finding
 from pytest_pallas.simulator.allocation import allocate, free, memory_of
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.launches import Traffic, at_entry, beside_another, launched
 from pytest_pallas.simulator.machine import Grid, Machine, Thread
 from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.ordering import root
+from pytest_pallas.simulator.overlaps import Overlaps
 from pytest_pallas.simulator.program import Program, prepare
 from pytest_pallas.simulator.transfers import access
 
@@ -159,12 +160,16 @@ class _Buffer:
       start: of the block that the body sees.
       ref: of the body; None before the first block.
       fetched: the block of the next step, if it was fetched ahead.
+      left: the blocks that were written back.
+      overlaps: of memory that an input shares with an output; both have it.
     """
 
     array: Array
     start: Start | None = None
     ref: Ref | None = None
     fetched: tuple[Start, Array] | None = None
+    left: set[Start] = field(default_factory=set["Start"])
+    overlaps: Overlaps | None = None
 
 
 @dataclass(eq=False)
@@ -177,6 +182,7 @@ class _Run:
       captured: the references from outside.
       scalars: the prefetched operands.
       buffers: of its windows.
+      points: the programs that it has come to, in order.
     """
 
     kernel: Kernel
@@ -184,6 +190,7 @@ class _Run:
     captured: Sequence[Ref]
     scalars: list[Ref]
     buffers: list[_Buffer] = field(default_factory=list["_Buffer"])
+    points: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
 
 
 def execute(kernel: Kernel, thread: Thread, operands: Sequence[Any]) -> list[Array]:
@@ -227,7 +234,9 @@ def execute(kernel: Kernel, thread: Thread, operands: Sequence[Any]) -> list[Arr
                 allocate(core, aval, name, "scratch", number)
                 for number, (name, aval) in enumerate(facts.scratch)
             ]
+            _watch_shared_blocks(this)
             _programs(this, points, scratch)
+            _report_overwritten(this)
             free(core, scratch, line)
         finally:
             core.grids.pop()
@@ -260,6 +269,7 @@ def _programs(this: _Run, points: Iterator[tuple[int, ...]], scratch: list[Ref])
     first = True
     while point is not None:
         state.point = tuple(i for axis, i in enumerate(point) if axis not in vmapped)
+        this.points.append(state.point)
         if kernel.facts.axes:
             thread.axes = {**thread.axes, **dict(zip(kernel.facts.axes, point, strict=False))}
         for (window, buffer), start in zip(windows, starts, strict=True):
@@ -273,7 +283,7 @@ def _programs(this: _Run, points: Iterator[tuple[int, ...]], scratch: list[Ref])
         if next_starts is not None and thread.machine.ahead:
             for (window, buffer), start in zip(windows, next_starts, strict=True):
                 if window.ahead and window.loaded and not window.in_place and start != buffer.start:
-                    buffer.fetched = (start, _fetch(this, window, buffer.array, start))
+                    buffer.fetched = (start, _fetch(this, window, buffer, start, ahead=1))
         refs = [buffer.ref for _, buffer in windows]
         timeline = thread.machine.timeline
         span = None if timeline is None else timeline.body(thread)
@@ -367,10 +377,11 @@ def _enter(this: _Run, window: Window, buffer: _Buffer, start: Start) -> None:
     elif buffer.fetched is not None and buffer.fetched[0] == start:
         data = buffer.fetched[1]
     else:
-        data = _fetch(this, window, buffer.array, start)
+        data = _fetch(this, window, buffer, start)
     buffer.fetched = None
     buffer.start = start
-    buffer.ref = Ref(data, name, window.home, input=_is_input(this.kernel, window))
+    left = not window.loaded and start in buffer.left
+    buffer.ref = Ref(data, name, window.home, input=_is_input(this.kernel, window), left=left)
     if this.thread.recorded:
         this.thread.publish(buffer.ref, "operand", window.number, shared=window.in_place)
 
@@ -399,10 +410,16 @@ def _locate(this: _Run, window: Window, array: Array, start: Start) -> list[tupl
     return found
 
 
-def _fetch(this: _Run, window: Window, array: Array, start: Start) -> Array:
-    """A copy of a block; what of it is beyond the edge was never written."""
+def _fetch(this: _Run, window: Window, buffer: _Buffer, start: Start, *, ahead: int = 0) -> Array:
+    """A copy of a block; what of it is beyond the edge was never written.
+
+    It is for the program that is so many steps ahead.
+    """
+    array = buffer.array
     parts = _locate(this, window, array, start)
     inside = array[tuple(source for source, _ in parts)]
+    if buffer.overlaps is not None:
+        buffer.overlaps.fetch([source for source, _ in parts], len(this.points) - 1 + ahead)
     _record(this, inside, "read", window)
     if inside.shape == window.sizes:
         block = np.array(inside)
@@ -432,8 +449,59 @@ def _store(this: _Run, window: Window, buffer: _Buffer) -> None:
         targets.append(slice(begin, max(begin, end)))
         sources.append(slice(begin - first, max(begin, end) - first))
     part = buffer.array[tuple(targets)]
+    buffer.left.add(buffer.start)
+    if buffer.overlaps is not None:
+        buffer.overlaps.store(targets, len(this.points) - 1)
     _record(this, part, "write", window)
     part[...] = block[tuple(sources)]
+
+
+def _shared_windows(kernel: Kernel) -> Iterator[tuple[Window, Window]]:
+    """The inputs that are fetched, and the outputs that are written back to the same memory."""
+    outputs = [window for window in kernel.windows if window.output]
+    for position, number in kernel.facts.aliases:
+        source, target = kernel.windows[position], outputs[number]
+        if not (source.in_place or target.in_place):
+            yield source, target
+
+
+def _watch_shared_blocks(this: _Run) -> None:
+    for source, target in _shared_windows(this.kernel):
+        fetched, stored = this.buffers[source.number], this.buffers[target.number]
+        fetched.overlaps = stored.overlaps = Overlaps(fetched.array.shape)
+
+
+def _report_overwritten(this: _Run) -> None:
+    """Report blocks that were fetched for a program after another had overwritten them."""
+    kernel, thread = this.kernel, this.thread
+    for source, target in _shared_windows(kernel):
+        overlaps = this.buffers[source.number].overlaps
+        if overlaps is None or overlaps.first is None:
+            continue
+        found = overlaps.first
+        box = tuple((each.start, each.stop) for each in found.box)
+        common: dict[str, Any] = {"owner": thread.owner, "index": box}
+        writer, reader = this.points[found.writer], this.points[found.reader]
+        thread.machine.report(
+            Finding(
+                kind="overwritten",
+                message=(
+                    f"a block of the input {source.facts.name} is fetched for a program after "
+                    f"another one overwrote it through {target.facts.name}, which shares its "
+                    "memory: a chip reads the old contents or the new ones, as far as it fetches "
+                    "ahead"
+                ),
+                kernel=kernel.name,
+                program=reader,
+                line=compat.source_line(kernel.equation) or "",
+                ref=source.facts.name,
+                shape=tuple(overlaps.shape),
+                accesses=(
+                    Access(kind="write", ref=target.facts.name, program=writer, **common),
+                    Access(kind="read", ref=source.facts.name, program=reader, **common),
+                ),
+            )
+        )
 
 
 def _view(this: _Run, window: Window, array: Array, start: Start) -> Array:

@@ -150,6 +150,8 @@ def _prepared(jaxpr: Any, consts: Sequence[Any] | None, around: str = "") -> Pro
     inputs = range(first, len(slots))
     largest: tuple[int, Equation | None] = (0, None)
     steps: list[Step] = []
+    used = {atom for eqn in jaxpr.eqns for atom in eqn.invars if not compat.is_literal(atom)}
+    used.update(atom for atom in jaxpr.outvars if not compat.is_literal(atom))
     for eqn in jaxpr.eqns:
         ins = tuple(map(read, eqn.invars))
         program = _inlined(eqn)
@@ -160,7 +162,7 @@ def _prepared(jaxpr: Any, consts: Sequence[Any] | None, around: str = "") -> Pro
             if program.largest[0] > largest[0]:
                 largest = program.largest
             continue
-        step = prepare_equation(eqn, around)
+        step = prepare_equation(eqn, around, used=not used.isdisjoint(eqn.outvars))
         outs = tuple(map(slot, eqn.outvars))
         for out, aval in zip(outs, step.equation.outs, strict=True):
             size = size_of(aval)
@@ -246,17 +248,18 @@ def _freeing(steps: Sequence[Step], large: Collection[int]) -> tuple[Step, ...]:
     )
 
 
-def prepare_equation(eqn: Any, around: str = "") -> Step:
+def prepare_equation(eqn: Any, around: str = "", *, used: bool = True) -> Step:
     """One equation with its rule bound, and without slots.
 
     Args:
       eqn: of a jaxpr.
       around: ``file:line`` of the equation around it.
+      used: whether anybody reads a result.
 
     Raises:
       SimulationError: it cannot be evaluated: an effectful primitive has no rule, for one.
     """
-    equation = _equation(eqn, around)
+    equation = _equation(eqn, around, used=used)
     found = find_rule(equation.name, equation.home)
     try:
         evaluate = fallback(equation) if found is None else found.bind(equation)
@@ -276,7 +279,7 @@ def prepare_equation(eqn: Any, around: str = "") -> Step:
     )
 
 
-def _equation(eqn: Any, around: str) -> Equation:
+def _equation(eqn: Any, around: str, *, used: bool = True) -> Equation:
     return Equation(
         name=eqn.primitive.name,
         params=eqn.params,
@@ -285,6 +288,7 @@ def _equation(eqn: Any, around: str) -> Equation:
         origin=eqn,
         home=compat.home_of_primitive(eqn.primitive),
         around=around,
+        used=used,
     )
 
 

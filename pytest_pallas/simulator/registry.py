@@ -32,6 +32,7 @@ class Equation:
       home: the module that defines the primitive: names are not unique.
       around: ``file:line`` of the equation around it, for those that have none: JAX keeps no line
         of what it does itself in a scope (``sync_copy``).
+      used: whether anybody reads a result. Most stores give what was there before to nobody.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Equation:
     origin: Any = None
     home: str = ""
     around: str = ""
+    used: bool = True
 
     @property
     def out(self) -> Any:

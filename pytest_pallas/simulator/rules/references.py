@@ -46,7 +46,7 @@ def _get(eqn: Equation) -> Evaluate:
 @rule("swap", threaded=True)
 def _swap(eqn: Equation) -> Evaluate:
     window = transforms_of(eqn.params["tree"], 2, len(eqn.ins) - 2)
-    wanted = compat.is_used(eqn.origin)
+    wanted = eqn.used
 
     def evaluate(thread: Thread, ref: Ref, value: Any, *operands: Any) -> Any:
         note_write(thread, ref, eqn)
@@ -129,7 +129,7 @@ def _masked_load(eqn: Equation) -> Evaluate:
 @rule("masked_swap", threaded=True)
 def _masked_swap(eqn: Equation) -> Evaluate:
     ref_at, window, mask_at, value_at = _parts(eqn)
-    wanted = compat.is_used(eqn.origin)
+    wanted = eqn.used
     shape, dtype = tuple(eqn.out.shape), eqn.out.dtype
     assert value_at is not None
 

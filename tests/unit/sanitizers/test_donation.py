@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -116,7 +118,10 @@ def test_a_block_that_is_read_after_it_was_overwritten(backend):
     with pytest.raises(MismatchError) as raised:
         ask(previous_block, backend)
     text = str(raised.value)
-    assert "operand 0 and output 0 of body (" in text
+    assert "x_ref and o_ref of body (" in text
+    # Program 1 has the block of program 0 still in its window.
+    assert "write of o_ref[8:16, 0:128] by device 0, program (1)" in text
+    assert "read of x_ref[8:16, 0:128] by device 0, program (2)" in text
     assert "test_donation.py:" in text
     assert "is read after it was overwritten" in text
 
@@ -136,6 +141,44 @@ def test_however_far_ahead_blocks_are_fetched(backend, lag):
 
     with pytest.raises(MismatchError, match="is read after it was overwritten"):
         ask(kernel, backend)
+
+
+def test_a_block_that_is_fetched_too_late_and_not_used(backend):
+    """What no answer depends on is no error; the finding is there."""
+
+    def kernel(x):
+        def body(x_ref, o_ref):
+            o_ref[...] = jnp.where(pl.program_id(0) < 2, x_ref[...] + 1, 0)
+
+        return in_place(body, x, in_map=lambda i: (i % 2, 0))
+
+    found = ask(kernel, backend)
+    assert found.failed is None
+    (finding,) = found.outcome.findings
+    assert finding.kind == "overwritten"
+    assert (finding.program, finding.ref, finding.shape) == ((2,), "x_ref", (24, 128))
+    assert [(a.kind, a.ref, a.program) for a in finding.accesses] == [
+        ("write", "o_ref", (0,)),
+        ("read", "x_ref", (2,)),
+    ]
+    assert all(access.index == ((0, 8), (0, 128)) for access in finding.accesses)
+
+
+def test_kernels_without_such_blocks_are_run_in_one_order(backend, monkeypatch):
+    asked = []
+    module = importlib.import_module("pytest_pallas.sanitizers.donation")
+    real = module.run
+
+    def run(trial, kernel, args, **rest):
+        asked.append(rest.get("probe", ""))
+        return real(trial, kernel, args, **rest)
+
+    monkeypatch.setattr(module, "run", run)
+    ask(adds_one, backend)
+    assert set(asked) == {""}
+    with pytest.raises(MismatchError):
+        ask(previous_block, backend)
+    assert set(asked) == {"", "separate", "late"}
 
 
 def test_a_kernel_without_aliases(backend):
@@ -182,7 +225,7 @@ def test_several_aliases_and_prefetched_scalars(backend):
 
     with pytest.raises(MismatchError, match="is read after it was overwritten") as raised:
         ask(again, backend, s, X, X + 1)
-    assert "operand 1 and output 1 of body" in str(raised.value)
+    assert "x_ref and o_ref of body" in str(raised.value)
 
 
 def test_a_second_call_with_the_same_arrays(backend):

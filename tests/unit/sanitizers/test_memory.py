@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,8 +68,13 @@ def test_scratch_that_hides_from_the_answer(backend):
 
         return in_blocks(body, x, scratch=[pltpu.VMEM((8, 128), x.dtype)])
 
-    with pytest.raises(MismatchError, match=r"body \(.*test_memory\.py:\d+\) reads scratch memory"):
+    with pytest.raises(MismatchError) as raised:
         ask(kernel, backend)
+    text = str(raised.value)
+    assert re.search(r"body \(.*test_memory\.py:\d+\) reads scratch memory", text)
+    assert (
+        "  read      load from scratch [8, 128] before it is written in program (0) of body" in text
+    )
 
 
 def test_memory_of_the_body(backend):
@@ -152,6 +159,57 @@ def test_an_output_that_is_read_first(backend):
 
     with pytest.raises(MismatchError, match="reads an output before it writes it"):
         ask(kernel, backend)
+
+
+def test_a_block_that_is_visited_again(backend):
+    """The sum over the outer dimension, of which each step leaves the block it adds to."""
+
+    def kernel(x):
+        def body(x_ref, o_ref):
+            @pl.when(pl.program_id(0) == 0)
+            def _():
+                o_ref[...] = jnp.zeros_like(o_ref)
+
+            o_ref[...] = jnp.where(o_ref[...] > 5, 5, x_ref[...])
+
+        return pl.pallas_call(
+            body,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            grid=(2, 2),
+            in_specs=[pl.BlockSpec((8, 128), lambda i, j: (j, 0))],
+            out_specs=pl.BlockSpec((8, 128), lambda i, j: (j, 0)),
+        )(x)
+
+    with pytest.raises(MismatchError, match="reads an output before it writes it") as raised:
+        ask(kernel, backend)
+    text = str(raised.value)
+    assert "load from o_ref [8, 128] of a block that the grid visits again" in text
+    assert "in program (1, 0) of body" in text
+
+
+@pytest.mark.parametrize("how", ["added", "copied"])
+def test_memory_that_is_read_otherwise(backend, how):
+    """By a copy, which somebody else loads then, and by an update that adds to it."""
+
+    def kernel(x):
+        def copied(x_ref, o_ref, scratch, other, semaphore):
+            pltpu.async_copy(scratch, other, semaphore).wait()
+            o_ref[...] = jnp.where(other[...] > 100, 1, x_ref[...])
+
+        def added(x_ref, o_ref, scratch, other, semaphore):
+            other[...] = x_ref[...]
+            jax.ref.addupdate(scratch, slice(0, 4), x_ref[:4])
+            o_ref[...] = other[...]
+            o_ref[:4] = jnp.where(scratch[:4] > 100, 1, x_ref[:4])
+
+        vmem = pltpu.VMEM((8, 128), x.dtype)
+        body = {"added": added, "copied": copied}[how]
+        return in_blocks(body, x, scratch=[vmem, vmem, pltpu.SemaphoreType.DMA])
+
+    with pytest.raises(MismatchError, match="reads scratch memory") as raised:
+        ask(kernel, backend)
+    line = {"added": "load", "copied": "copy"}[how]
+    assert f"{line} from scratch [8, 128] before it is written in program (0)" in str(raised.value)
 
 
 def test_a_block_of_before_is_not_this_block(backend):

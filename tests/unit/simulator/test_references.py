@@ -14,6 +14,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from pytest_pallas.errors import BoundsError
 from pytest_pallas.simulator import simulate
+from pytest_pallas.simulator.program import prepare
 
 
 def array(*shape: int, dtype: Any = np.float32) -> Any:
@@ -276,3 +277,22 @@ def test_references_as_another_dtype(source: Any, target: Any):
     assert loaded.tobytes() == wanted.tobytes()
     stored = run(stores, loaded, out=jax.ShapeDtypeStruct(x.shape, x.dtype)).values
     assert stored.tobytes() == np.asarray(x).tobytes()
+
+
+def test_only_a_swap_that_somebody_reads_copies_what_was_there():
+    def body(x_ref, o_ref, old_ref):
+        o_ref[...] = x_ref[...]
+        old_ref[...] = jax.ref.swap(o_ref, slice(None), 2 * x_ref[...])
+
+    x = array(8, 4)
+
+    def kernel(x):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(body, out_shape=[shape, shape])(x)
+
+    new, old = simulate(kernel, x).values
+    np.testing.assert_array_equal(new, 2 * x)
+    np.testing.assert_array_equal(old, x)
+    (call,) = jax.make_jaxpr(kernel)(x).eqns
+    stores = [step for step in prepare(call.params["jaxpr"]).steps if step.equation.name == "swap"]
+    assert [step.equation.used for step in stores] == [False, True, False]
