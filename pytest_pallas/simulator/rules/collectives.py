@@ -75,24 +75,39 @@ def exchange(
 def _reduced(function: Any, values: Sequence[Array]) -> Array:
     """All values as one, in the order of the devices, rounded to their dtype once."""
     dtype = values[0].dtype
-    narrow = dtype.itemsize < 4 and dtype.kind in "fV"
-    wide = np.dtype(np.float32) if narrow else dtype
+    wide = _wide(dtype)
     total = convert(values[0], wide)
     for value in values[1:]:
         total = function(total, convert(value, wide)).astype(wide, copy=False)
     return convert(np.asarray(total), dtype)
 
 
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which values are added."""
+    return np.dtype(np.float32) if dtype.itemsize < 4 and dtype.kind in "fV" else dtype
+
+
+def _along(function: Any, value: Array, axes: tuple[int, ...]) -> Array:
+    """An array with some of its own axes reduced, rounded to its dtype once."""
+    if not axes:
+        return value
+    value = np.asarray(value)
+    total = function.reduce(convert(value, _wide(value.dtype)), axis=axes)
+    return convert(np.asarray(total).astype(_wide(value.dtype), copy=False), value.dtype)
+
+
 @rule(*("psum", "psum2", "psum_invariant", "pmax", "pmin", "unreduced_psum"), threaded=True)
 def _reduction(eqn: Equation) -> Evaluate:
-    names = _names(eqn.params.get("axes", eqn.params.get("axis_name")))
-    if any(not isinstance(name, str) for name in names):
-        raise MissingRuleError(f"the simulator does not simulate {eqn.name} over numbered axes")
+    axes = _names(eqn.params.get("axes", eqn.params.get("axis_name")))
+    # An axis of ``vmap`` has become one of the array.
+    numbers = tuple(axis for axis in axes if isinstance(axis, int))
+    names = tuple(axis for axis in axes if not isinstance(axis, int))
     groups = eqn.params.get("axis_index_groups")
     function = {"pmax": np.maximum, "pmin": np.minimum}.get(eqn.name, np.add)
 
     def evaluate(thread: Thread, *values: Any) -> Any:
-        given, _ = exchange(eqn, thread, names, groups, values)
+        own = [_along(function, value, numbers) for value in values]
+        given, _ = exchange(eqn, thread, names, groups, own)
         return [_reduced(function, column) for column in zip(*given, strict=True)]
 
     return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -151,3 +152,21 @@ def test_groups_of_a_ragged_all_to_all():
 def test_what_a_ragged_all_to_all_refuses(change, message):
     with pytest.raises(SimulationError, match=message):
         ragged(*{**EXAMPLE, **change}.values())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int32])
+@pytest.mark.parametrize("collective", [lax.psum, lax.pmax, lax.pmin, lax.pmean])
+@pytest.mark.parametrize("axes", [("x", "rows"), ("rows", "x")])
+def test_axes_of_vmap_and_of_the_mesh_together(axes, collective, dtype):
+    mesh = Mesh(np.array(jax.devices()[:4]), ("x",), axis_types=(AUTO,))
+
+    def rows(x):
+        return jax.vmap(lambda row: collective(row, axes), axis_name="rows")(x)
+
+    def function(x):
+        spec = P("x")
+        return jax.shard_map(rows, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(x)
+
+    x = np.random.default_rng(0).integers(-8, 8, (8, 6)).astype(dtype)
+    expected = np.asarray(jax.jit(function)(x))
+    np.testing.assert_array_equal(simulate(function, x).values, expected)
