@@ -83,8 +83,10 @@ def donation(trial: Trial) -> TrialResult:
                 "schedule. Read each block in the program that overwrites it or before, or drop "
                 "the alias."
             )
-            seen = [Fact(each.kind, str(each)) for found in overwritten for each in found.accesses]
-            raise MismatchError.explained(explanation.under(summary).with_facts(*seen))
+            seen = [Fact("accesses", "\n".join(map(str, each.accesses))) for each in overwritten]
+            error = MismatchError.explained(explanation.under(summary).with_facts(*seen))
+            error.findings = tuple(overwritten)
+            raise error
     return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds)
 
 

@@ -44,7 +44,7 @@ def memory(trial: Trial) -> TrialResult:
         failed = next((each for each in comparisons if not each.passed), None)
         if failed is not None:
             explanation = failed.explanation or Explanation("wrong")
-            raise MismatchError.explained(_explained(trial, first, fill, explanation))
+            raise _error(trial, first, fill, explanation)
     return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds)
 
 
@@ -62,7 +62,7 @@ def _fills(trial: Trial, first: Outcome) -> Sequence[str]:
     return ("zero:output", "high:output") if low else ("zero:output",)
 
 
-def _explained(trial: Trial, first: Outcome, fill: str, explanation: Explanation) -> Explanation:
+def _error(trial: Trial, first: Outcome, fill: str, explanation: Explanation) -> MismatchError:
     """What it was that changed the answer, by more runs with a part of the memory filled."""
     args, (name, _, _) = trial.arguments.args, fill.partition(":")
     rest: Any = {"races": False}
@@ -90,7 +90,11 @@ def _explained(trial: Trial, first: Outcome, fill: str, explanation: Explanation
     summary = "\n".join(lines) or (
         f"the answer depends on what {words_of(fill).partition(' in ')[2]}"
     )
-    return explanation.under(summary).with_facts(*(Fact("read", str(f)) for f in found if f))
+    loads = [each for each in found if each is not None]
+    facts = [Fact("read", str(each)) for each in loads]
+    error = MismatchError.explained(explanation.under(summary).with_facts(*facts))
+    error.findings = tuple(loads)
+    return error
 
 
 def _load(trial: Trial, fill: str) -> Finding | None:

@@ -176,9 +176,8 @@ def _finding(old: Load, new: Load, index: tuple[int, ...]) -> Finding:
     shape = list(new.shape)
     if new.left:
         why = (
-            "of a block that the grid visits again: what it wrote there is in the output, and is "
-            "not fetched again. Let the grid visit the block in consecutive programs, or ask for "
-            "RevisitMode.ANY"
+            "of a block that the grid visits again, which is not fetched again (let it visit the "
+            "block in consecutive programs, or ask for RevisitMode.ANY)"
         )
     else:
         why = "before it is written"

@@ -21,9 +21,12 @@ from pytest_pallas.simulator.values import Keys
 def _cond(eqn: Equation) -> Evaluate:
     branches = [prepare(branch) for branch in eqn.params["branches"]]
     last = len(branches) - 1
+    # Where a `pl.when` does not hold: half of all that kernels ask.
+    idle = [not (branch.steps or branch.outputs) for branch in branches]
 
     def evaluate(thread: Thread, index: Any, *args: Any) -> Any:
-        return run(branches[max(0, min(int(index), last))], thread, args)
+        chosen = max(0, min(int(index), last))
+        return () if idle[chosen] else run(branches[chosen], thread, args)
 
     return evaluate
 

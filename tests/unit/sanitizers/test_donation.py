@@ -122,6 +122,7 @@ def test_a_block_that_is_read_after_it_was_overwritten(backend):
     # Program 1 has the block of program 0 still in its window.
     assert "write of o_ref[8:16, 0:128] by device 0, program (1)" in text
     assert "read of x_ref[8:16, 0:128] by device 0, program (2)" in text
+    assert [finding.kind for finding in raised.value.findings] == ["overwritten"]
     assert "test_donation.py:" in text
     assert "is read after it was overwritten" in text
 

@@ -185,6 +185,7 @@ def test_a_block_that_is_visited_again(backend):
     text = str(raised.value)
     assert "load from o_ref [8, 128] of a block that the grid visits again" in text
     assert "in program (1, 0) of body" in text
+    assert [finding.kind for finding in raised.value.findings] == ["uninitialized"]
 
 
 @pytest.mark.parametrize("how", ["added", "copied"])
