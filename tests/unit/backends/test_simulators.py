@@ -204,7 +204,7 @@ class TestWhatIsNotSimulatedYet:
         def function(x):
             return unknown(kernels.wait_for_nobody(x))
 
-        outcome = completed().run(Call(function=function, args=(X,), timeout=20))
+        outcome = completed().run(Call(function=function, args=(X,), timeout=3))
         assert type(outcome.error).__name__ == "DeadlockError"
 
     @pytest.mark.parametrize("function", [kernels.add_one, kernels.copy_by_dma])
