@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.errors import SimulationLimitError
 from pytest_pallas.findings import Finding, Owner
 from pytest_pallas.simulator.inspector import Inspector
@@ -97,6 +98,11 @@ class Machine:
         """Count equation by equation where somebody wants to know when something happened."""
         if self.timeline is not None and self.inspector is None:
             self.inspector = Inspector()
+
+    @cached_property
+    def platform(self) -> str:
+        """``"tpu"`` or ``"gpu"``."""
+        return TARGETS[self.target].platform
 
     @cached_property
     def scheduler(self) -> Scheduler:

@@ -12,7 +12,7 @@ import numpy as np
 
 from pytest_pallas import compat
 from pytest_pallas.devices.absent import tracing_for
-from pytest_pallas.devices.targets import TARGETS, Target, targets_of
+from pytest_pallas.devices.targets import TARGETS, Target
 from pytest_pallas.errors import OptionError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator import rules as rules  # which registers them
@@ -163,7 +163,8 @@ def simulate(
     Args:
       fn: calls Pallas kernels, and may do anything else that JAX can trace.
       args: pytrees of arrays; leaves that are no arrays are passed as they are, untraced.
-      target: the chip: ``"v4"``, ``"v5e"``, ``"v5p"``, ``"v6e"`` or ``"tpu7x"``.
+      target: the chip: ``"v4"``, ``"v5e"``, ``"v5p"``, ``"v6e"``, ``"tpu7x"``, ``"a100"``,
+        ``"h100"``, ``"h200"`` or ``"b200"``.
       seed: decides everything that hardware may do in any order.
       limits: how many equations may be evaluated, and how much memory used.
       machine: where it runs, in place of a new one of that target, seed and limits.
@@ -184,8 +185,8 @@ def simulate(
     """
     target = target if machine is None else machine.target
     chip = TARGETS.get(target)
-    if chip is None or chip.platform != "tpu":
-        raise OptionError(f"unknown target {target!r}; valid: {', '.join(targets_of('tpu'))}")
+    if chip is None:
+        raise OptionError(f"unknown target {target!r}; valid: {', '.join(TARGETS)}")
     if machine is None:
         limits = limits or Limits()
         machine = Machine(target=target, seed=seed, cores=chip.cores, limits=limits)
