@@ -1,0 +1,1 @@
+"""GPUs: blocks of threads, their memory, and what works beside them."""
