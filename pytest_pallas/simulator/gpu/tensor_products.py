@@ -1,4 +1,4 @@
-"""Products of tensor cores: ``d = a @ b + c`` in the dtypes of ``mma``, ``wgmma`` and ``tcgen05.mma``.
+"""Products of tensor cores: ``d = a @ b + c`` as ``mma``, ``wgmma`` and ``tcgen05.mma`` compute it.
 
 Operands are float16, bfloat16, float32, float8 (e4m3, e5m2), float6, float4 or integers of 8 bits;
 the sums are float32, float16 or int32 (PTX ISA 9.0, 9.7.14 "Warp-level matrix multiply-accumulate",
@@ -7,8 +7,8 @@ the sums are float32, float16 or int32 (PTX ISA 9.0, 9.7.14 "Warp-level matrix m
 - Products of floats of at most 16 bits are exact in float32, where they are added. PTX leaves the
   order and the rounding of these sums open.
 - float32 operands are tf32: the tensor core does not read the lower 13 bits of a float32, so that
-  numbers are truncated (CUTLASS, ``round_half_ulp_truncate`` in ``numeric_conversion.h``, rounds for
-  that reason beforehand).
+  numbers are truncated (for that reason, CUTLASS rounds them before: ``round_half_ulp_truncate``
+  in ``numeric_conversion.h``).
 - An instruction contracts 256 bits of a row. Sums of float16 are rounded after each instruction.
 - Sums of integers wrap around: Pallas never sets ``.satfinite``.
 """
@@ -88,13 +88,13 @@ def instruction_depth(dtype: Any) -> int:
 
 def _require(lhs: Dtype, rhs: Dtype, out: Dtype) -> None:
     """Refuse what no tensor core multiplies."""
-    floats = is_float(lhs) and is_float(rhs) and max(lhs.itemsize, rhs.itemsize) <= 4
-    known = lhs.itemsize == rhs.itemsize and (
-        (floats and (lhs == rhs or lhs.itemsize == 1) and out == FLOAT32)
-        or (floats and lhs.itemsize < 4 and lhs.name != "bfloat16" and out == FLOAT16)
-        or (not floats and lhs.kind in "iu" and rhs.kind in "iu" and lhs.itemsize == 1)
-        and out == np.int32
-    )
+    widths = {lhs.itemsize, rhs.itemsize}
+    if all(map(is_float, (lhs, rhs))):
+        same = lhs == rhs or widths == {1}
+        sums = {FLOAT32: widths <= {1, 2, 4}, FLOAT16: widths == {1} or lhs == FLOAT16}
+        known = same and sums.get(out, False)
+    else:
+        known = lhs.kind in "iu" and rhs.kind in "iu" and widths == {1} and out == np.int32
     if not known:
         raise TypeError(f"tensor cores have no product of {lhs} and {rhs} with sums of {out}")
 
