@@ -42,7 +42,13 @@ _FLOAT8: frozenset[Dtype] = frozenset(
 
 
 def tensor_product(
-    lhs: Any, rhs: Any, out: Any, depth: int, *, float8_bits: int | None = None
+    lhs: Any,
+    rhs: Any,
+    out: Any,
+    depth: int,
+    *,
+    sparse: bool = False,
+    float8_bits: int | None = None,
 ) -> TensorProduct:
     """How tensor cores multiply matrices of these dtypes, and add the product to another matrix.
 
@@ -51,6 +57,8 @@ def tensor_product(
       rhs: dtype of the second operand.
       out: dtype of the sums: float32, float16 or int32.
       depth: length of the contracted dimension.
+      sparse: whether half of the first operand is known to be zero: then an instruction contracts
+        twice as many elements.
       float8_bits: how many bits sums of float8 products keep; None for all of float32. Hopper
         keeps ``HOPPER_FLOAT8_BITS``.
 
@@ -63,9 +71,9 @@ def tensor_product(
         integers = multiplier(lhs, rhs, out, depth)
         return lambda a, b, c: _added(integers(a, b), c)
     if float8_bits is not None and {lhs, rhs} <= _FLOAT8:
-        return _truncating(depth, float8_bits, out)
+        return _truncating(depth, instruction_depth(lhs) * (1 + sparse), float8_bits, out)
     if out == FLOAT16:
-        return _in_steps(lhs, rhs, depth)
+        return _in_steps(lhs, rhs, depth, instruction_depth(lhs) * (1 + sparse))
     product = multiplier(lhs, rhs, FLOAT32, depth)
     if FLOAT32 in (lhs, rhs):
         return lambda a, b, c: _added(product(to_tf32(a), to_tf32(b)), c)
@@ -103,9 +111,8 @@ def _added(product: Array, c: Array | None) -> Array:
     return product if c is None else product + c
 
 
-def _in_steps(lhs: Dtype, rhs: Dtype, depth: int) -> TensorProduct:
+def _in_steps(lhs: Dtype, rhs: Dtype, depth: int, step: int) -> TensorProduct:
     """Sums of float16: each instruction adds its products in float32, and rounds once."""
-    step = instruction_depth(lhs)
     product = multiplier(lhs, rhs, FLOAT32, min(step, depth))
 
     def evaluate(a: Array, b: Array, c: Array | None) -> Array:
@@ -118,13 +125,12 @@ def _in_steps(lhs: Dtype, rhs: Dtype, depth: int) -> TensorProduct:
     return evaluate
 
 
-def _truncating(depth: int, bits: int, out: Dtype) -> TensorProduct:
+def _truncating(depth: int, step: int, bits: int, out: Dtype) -> TensorProduct:
     """Sums that keep so many bits: see ``HOPPER_FLOAT8_BITS``.
 
     An instruction aligns its products and the sum so far to the largest exponent among them,
     cuts off what is below ``bits`` bits, and adds exactly.
     """
-    step = instruction_depth(np.int8)
 
     def evaluate(a: Array, b: Array, c: Array | None) -> Array:
         wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
