@@ -1,22 +1,25 @@
 """Cluster launch control: clusters of a grid that have not begun are taken over by others.
 
-A request cancels the launch of one cluster, whichever, and answers with its place in the grid; or it
-says that none is left (PTX ISA 9.0, 9.7.13.18 "clusterlaunchcontrol.try_cancel"). The answer goes to
-all blocks of the cluster that asks, as JAX's lowering has it (``.multicast::cluster::all``). How many
-clusters a GPU begins at once, and which one a request gets, is not published: here the first half
-begins and the next one is taken, or with a seed any number and any one. Another one begins when one
-ends, or when nobody else can go on.
+A request cancels the launch of one cluster, whichever, and answers with its place in the grid, or
+says that none is left (PTX ISA 9.0, 9.7.13.18 "clusterlaunchcontrol.try_cancel"). The answer goes
+to all blocks of the cluster that asks, as JAX's lowering has it (``.multicast::cluster::all``).
+
+How many clusters a GPU begins at once, and which one a request gets, is not published. Here the
+first half begins and the next one is taken, or with a seed any number and any one. Another one
+begins when one ends, or when nobody else can go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pytest_pallas.simulator.gpu.threads import Cluster, Launch
-from pytest_pallas.simulator.machine import Machine
+from pytest_pallas.findings import Wait
+from pytest_pallas.simulator.gpu.threads import Cluster, GpuThread, Launch
 
 #: Bytes of an answer.
 ANSWER = 16
@@ -31,11 +34,43 @@ NOTE = (
 )
 
 
-def clusters_at_first(machine: Machine, count: int) -> int:
-    """How many of ``count`` clusters begin at once."""
-    if count < 2:
-        return count
-    return int(machine.random.integers(1, count + 1)) if machine.seed else -(-count // 2)
+def hold_back(launch: Launch, clusters: Sequence[Cluster]) -> None:
+    """Let some clusters begin at once, and the others later or never."""
+    machine, count = launch.thread.machine, len(clusters)
+    first = int(machine.random.integers(1, count + 1)) if machine.seed else -(-count // 2)
+    launch.pending.extend(clusters[first:])
+
+
+@contextmanager
+def beginning_when_idle(launch: Launch) -> Generator[None]:
+    """When nobody can go on, another cluster begins."""
+    idle = launch.thread.machine.scheduler.idle
+    begin = partial(begin_next, launch)
+    idle.append(begin)
+    try:
+        yield
+    finally:
+        idle.remove(begin)
+
+
+def may_begin(thread: GpuThread) -> bool:
+    """Wait until the cluster of a thread begins; False if another one has taken it over."""
+    cluster = thread.block.cluster
+    launch, scheduler = cluster.launch, thread.machine.scheduler
+    while cluster in launch.pending:
+        task = scheduler.current
+        assert task is not None
+        launch.held.setdefault(id(cluster), []).append(task)
+        scheduler.block(lambda: Wait(owner=thread.owner, on="the begin of its cluster"))
+    return not cluster.cancelled
+
+
+def begin_next(launch: Launch) -> bool:
+    """Let the next cluster begin; False if there is none."""
+    if not launch.pending:
+        return False
+    _release(launch, launch.pending.popleft())
+    return True
 
 
 def take_over(launch: Launch) -> Cluster | None:
@@ -47,7 +82,13 @@ def take_over(launch: Launch) -> Cluster | None:
     cluster = pending[at]
     del pending[at]
     cluster.cancelled = True
+    _release(launch, cluster)
     return cluster
+
+
+def _release(launch: Launch, cluster: Cluster) -> None:
+    for task in launch.held.pop(id(cluster), ()):
+        launch.thread.machine.scheduler.wake(task)
 
 
 def answer_of(cluster: Cluster | None) -> np.ndarray[Any, Any]:

@@ -97,13 +97,14 @@ def begin(
     """
     mine = _started(thread)
     record = Asynchronous(what, list(sides), chain=_chain(thread.block))
-    events = thread.recording.events
+    operation, events = Operation(record, thread.block), thread.recording.events
 
     def done() -> None:
         steps[-1]()
         events.append(Finished(mine.number, record))
 
-    mine.unknown.append(start(thread, record, steps=[*steps[:-1], done], line=line))
+    mine.unknown.append(operation)
+    start(thread, operation, steps=[*steps[:-1], done], line=line)
 
 
 def commit(thread: GpuThread, barriers: Sequence[Barrier], line: str) -> None:
@@ -113,20 +114,16 @@ def commit(thread: GpuThread, barriers: Sequence[Barrier], line: str) -> None:
     mine.unknown = [each for each in mine.unknown if not each.waited]
     covered = list(mine.unknown)
     record = Asynchronous("the tcgen05 commit", [], chain=_chain(thread.block))
-    operation: Operation | None = None
+    operation = Operation(record, thread.block)
 
     def arrive() -> None:
-        assert operation is not None
         for barrier in barriers:
             phase = barrier.phases[-1]
             phase.operations += covered
             events.append(Released(mine.number, phase.token))
             arrive_with(operation, barrier, machine)
 
-    def first() -> None:
-        """So that ``operation`` is there before anything happens."""
-
-    operation = start(thread, record, steps=[first, arrive], barriers=barriers, line=line)
+    start(thread, operation, steps=[arrive], barriers=barriers, line=line)
 
 
 def _chain(block: Block) -> tuple[str, int]:
@@ -152,7 +149,8 @@ def wait_for_loads(thread: GpuThread) -> None:
 def store(thread: GpuThread, side: Side, write: Callable[[], None], line: str) -> None:
     """Start a store."""
     record = Asynchronous("the store to tensor memory", [side])
-    operation = start(thread, record, steps=[write], line=line)
+    operation = Operation(record, thread.block)
+    start(thread, operation, steps=[write], line=line)
     tensor_core(thread.block).stores.append(((thread.warpgroup, thread.lanes), operation))
 
 

@@ -25,9 +25,9 @@ from pytest_pallas.compat.tensor_memory import (
     union_parts,
 )
 from pytest_pallas.compat.windows import Aliased, Transform
-from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
+from pytest_pallas.simulator.gpu.chips import CHIPS
 from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.memory import Ref, Region
 from pytest_pallas.simulator.windows import read, region_of
@@ -128,6 +128,11 @@ class TensorMemory(Ref):
         )
         region = data if this.shares else self.data[:LANES, this.first : this.end]
         return Part(data, region, tuple(each for each in others if each is not this.data))
+
+    def forget(self, machine: Machine) -> None:
+        """End the life of what it holds: another scope begins."""
+        for data in (self.data, *(each.data for each in self.alternatives.values())):
+            data[...] = machine.uninitialized((), data.dtype, "scratch")
 
     def _require(self, data: Array) -> None:
         if not np.may_share_memory(data, self.data):
@@ -232,13 +237,13 @@ def tensor_memory_excess(
     """
     if not taken:
         return None
-    chip = TARGETS[target]
+    most = CHIPS[target].tmem if target in CHIPS else 0
     total = _total(taken)
     needed = max(_LEAST, 1 << (total - 1).bit_length())
-    if needed <= chip.tensor_memory_columns:
+    if needed <= most:
         return None
     parts = ", ".join(f"{name} {columns}" for name, columns in taken)
-    if not chip.tensor_memory_columns:
+    if not most:
         message = (
             f"{target} has no tensor memory, and the kernel allocates {total} columns ({parts})"
         )
@@ -246,7 +251,7 @@ def tensor_memory_excess(
     else:
         message = (
             f"tensor memory: the kernel takes {total} columns ({parts}), which are allocated as "
-            f"{needed}, and an SM of {target} has {chip.tensor_memory_columns}"
+            f"{needed}, and an SM of {target} has {most}"
         )
         remedy = "make the accumulators narrower, have fewer of them, or let them share memory"
     return Finding(

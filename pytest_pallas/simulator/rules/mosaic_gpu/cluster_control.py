@@ -59,19 +59,15 @@ def _try_cluster_cancel(eqn: Equation) -> Evaluate:
         ]
         sides = [Side(region, True, name, proxied=True) for _, region, name in answers]
         record = Asynchronous("the cluster cancel request", sides)
-        operation: Operation | None = None
-
-        def first() -> None:
-            """So that ``operation`` is there before anything happens."""
+        operation = Operation(record, block)
 
         def answer() -> None:
-            assert operation is not None
             found = answer_of(take_over(block.cluster.launch))
             for (data, _, _), barrier in zip(answers, barriers, strict=True):
                 data[...] = found.view(data.dtype).reshape(data.shape)
                 complete(operation, barrier, ANSWER, machine)
 
-        operation = start(thread, record, steps=[first, answer], barriers=barriers, line=eqn.line)
+        start(thread, operation, steps=[answer], barriers=barriers, line=eqn.line)
         return ()
 
     return evaluate
