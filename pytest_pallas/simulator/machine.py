@@ -55,6 +55,7 @@ class Machine:
       limits: what the run may use.
       fill: what memory holds that was never written; None for NaN and extreme integers.
       findings: what was found so far.
+      notes: what is to be known of the run: which of its behavior no document confirms.
       steps: equations evaluated so far.
       fallbacks: how often JAX evaluated a primitive that has no rule, by name.
       outputs: is called with each kernel's equation and outputs, or None.
@@ -79,6 +80,7 @@ class Machine:
     limits: Limits = field(default_factory=Limits)
     fill: Fill | None = None
     findings: list[Finding] = field(default_factory=list[Finding])
+    notes: list[str] = field(default_factory=list[str])
     steps: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter[str])
     outputs: Callable[[Any, list[Any]], None] | None = None
@@ -180,6 +182,11 @@ class Machine:
         """Keep a finding, once for each place of the kernel and kind."""
         if all(each.key != finding.key for each in self.findings):
             self.findings.append(finding)
+
+    def note(self, text: str) -> None:
+        """Keep a note, once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def uninitialized(self, shape: tuple[int, ...], dtype: Any, place: str) -> np.ndarray[Any, Any]:
         """Memory that was never written.

@@ -60,12 +60,14 @@ class Scheduler:
       ready: the tasks that can go on, in the order in which they became ready.
       tasks: those that have not ended.
       root: the greenlet that it runs in; None while nothing is scheduled.
+      idle: called when no task is ready: one lets another task go on, and says whether it did.
     """
 
     machine: Machine
     ready: deque[Task] = field(default_factory=deque[Task])
     tasks: dict[Any, Task] = field(default_factory=dict[Any, Task])
     root: Any = None
+    idle: list[Callable[[], bool]] = field(default_factory=list[Callable[[], bool]])
 
     def run(self, threads: Sequence[Thread], work: Callable[[Thread], Any]) -> list[Any]:
         """Run ``work`` for every thread, at the same time, and give their results.
@@ -154,7 +156,7 @@ class Scheduler:
 
     def _loop(self, tasks: Sequence[Task]) -> None:
         while not all(task.done for task in tasks):
-            if not self.ready:
+            if not self.ready and not any(begin() for begin in self.idle):
                 raise self._deadlock([task for task in tasks if task.done])
             task = self._next()
             task.green.switch()

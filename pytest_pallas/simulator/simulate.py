@@ -38,6 +38,7 @@ class Simulation:
       steps: how many equations were evaluated.
       fallbacks: how often JAX evaluated a primitive that has no rule, by name.
       watched: the changes of the references that were to be watched.
+      notes: which behavior of the run is unverified, as no document describes it.
     """
 
     values: Any
@@ -45,6 +46,7 @@ class Simulation:
     steps: int = 0
     fallbacks: dict[str, int]
     watched: tuple[Change, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def evaluate(jaxpr: Any, machine: Machine, args: Sequence[Any]) -> list[Any]:
@@ -198,6 +200,7 @@ def simulate(
         steps=machine.steps,
         fallbacks=dict(machine.fallbacks),
         watched=() if machine.inspector is None else tuple(machine.inspector.changes),
+        notes=tuple(machine.notes),
     )
 
 

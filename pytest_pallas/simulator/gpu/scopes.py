@@ -27,6 +27,7 @@ from pytest_pallas.compat.mosaic_gpu import (
 from pytest_pallas.compat.transfers import semaphore_kind
 from pytest_pallas.simulator.allocation import memory_of
 from pytest_pallas.simulator.gpu.barriers import Barrier
+from pytest_pallas.simulator.gpu.tensor_memory import TensorMemory, tensor_memory
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread, key_of
 from pytest_pallas.simulator.machine import default_fill
 from pytest_pallas.simulator.meeting import meet
@@ -150,6 +151,9 @@ def _place(block: Block, item: Item, top: int, *, first: bool) -> tuple[Ref, int
     if found is None:
         if facts is not None:
             found = Ref(_barriers(block, item), item.name, "barrier")
+        elif space_of(aval) == "tmem":
+            machine = block.cluster.launch.thread.machine
+            found = tensor_memory(machine, aval, item.name)
         else:
             machine = block.cluster.launch.thread.machine
             shape, dtype = tuple(aval.shape), aval.dtype
@@ -160,8 +164,8 @@ def _place(block: Block, item: Item, top: int, *, first: bool) -> tuple[Ref, int
             device = block.cluster.launch.thread
             device.publish_as(found, Key(device.launch, (), (*item.site, block.point)))
         block.memory[item.site] = found
-    elif first and found.space == "tmem":
-        found.data[...] = default_fill(found.data.dtype)
+    elif first and isinstance(found, TensorMemory):
+        found.forget(block.cluster.launch.thread.machine)
     return found, top
 
 

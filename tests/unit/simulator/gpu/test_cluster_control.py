@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -11,10 +12,10 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas.errors import MissingRuleError
+from pytest_pallas.errors import DeadlockError, MissingRuleError
 from pytest_pallas.simulator import simulate
-from pytest_pallas.simulator.gpu.cluster_control import answer_of, point_in
-from pytest_pallas.simulator.gpu.cluster_control import NOTE
+from pytest_pallas.simulator.gpu.cluster_control import NOTE, answer_of, point_in
+from pytest_pallas.simulator.machine import Machine
 
 SEEDS = (0, 1, 2, 3, 4)
 
@@ -71,9 +72,10 @@ def test_each_program_is_computed(grid: Any, mesh: dict[str, int], seed: int) ->
 
 
 def test_some_take_over_the_work_of_others() -> None:
-    """Half begin, in the plain order, and each takes over one; with seeds, other numbers do."""
+    """Half begin, in the plain order; with seeds, other numbers do."""
     plain = simulate(turns((8,)), target="b200").values.ravel()
-    assert sorted(plain) == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert plain[:4].tolist() == [1, 1, 1, 1]
+    assert plain.max() > 1
     found = {tuple(simulate(turns((8,)), target="b200", seed=s).values.ravel()) for s in (1, 2, 3)}
     assert len(found) == 3
 
@@ -81,12 +83,11 @@ def test_some_take_over_the_work_of_others() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_loop_that_is_not_told_of_its_cluster(seed: int) -> None:
     """Each of its blocks asks, and both answers go to the same place."""
-    function = turns((8,), blocks=2, told=False)
-    try:
-        findings = simulate(function, target="b200", seed=seed).findings
-    except Exception as error:
-        findings = (error.finding,)  # type: ignore[attr-defined]
-    assert {each.kind for each in findings} & {"race", "deadlock", "phase"}
+    machine = Machine(target="b200", seed=seed)
+    with suppress(DeadlockError):
+        simulate(turns((8,), blocks=2, told=False), machine=machine)
+    races = [each for each in machine.findings if each.kind == "race"]
+    assert "try_cancel_buffer" in {each.ref for each in races}
 
 
 def asking(*, again: bool = False, waits: bool = True) -> Any:
@@ -130,7 +131,7 @@ def test_who_takes_over_whom(seed: int) -> None:
         if who[program] != program:
             assert told[who[program]] == program
             assert told[program] == np.iinfo(np.int32).min  # it has never run
-    assert not seed or set(told) != {-1}
+    assert seed or {*told} - {-1, np.iinfo(np.int32).min}  # in the plain order, somebody does
 
 
 def test_an_answer_is_read_after_the_wait() -> None:
