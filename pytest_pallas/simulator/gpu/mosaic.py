@@ -21,8 +21,8 @@ from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.allocation import memory_of
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.gpu.cluster_control import (
-    beginning_when_idle,
     begin_next,
+    beginning_when_idle,
     hold_back,
     may_begin,
 )

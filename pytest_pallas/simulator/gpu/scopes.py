@@ -29,7 +29,6 @@ from pytest_pallas.simulator.allocation import memory_of
 from pytest_pallas.simulator.gpu.barriers import Barrier
 from pytest_pallas.simulator.gpu.tensor_memory import TensorMemory, tensor_memory
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread, key_of
-from pytest_pallas.simulator.machine import default_fill
 from pytest_pallas.simulator.meeting import meet
 from pytest_pallas.simulator.memory import Key, Ref
 from pytest_pallas.simulator.registry import Equation

@@ -94,14 +94,16 @@ class TensorMemory(Ref):
     def __init__(self, data: Array, name: str, layout: Layout, columns: int) -> None:
         """Make a reference to ``data``, which it keeps and changes."""
         super().__init__(data, name, "tmem")
-        self.layout = layout
+        self.layout: Layout = layout
         self.columns = columns
         self.alternatives: dict[Any, _Alternative] = {}
 
     def layout_of(self, transforms: Sequence[Transform]) -> Layout:
         """How the part lies that these transforms name."""
         first = transforms[0] if transforms else None
-        return tensor_memory_layout(first) if isinstance(first, Aliased) else self.layout
+        if isinstance(first, Aliased):
+            return tensor_memory_layout(first)
+        return self.layout
 
     def part(self, transforms: Sequence[Transform], operands: Sequence[Any]) -> Part:
         """What an operation accesses.

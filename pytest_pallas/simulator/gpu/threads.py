@@ -20,9 +20,9 @@ from pytest_pallas.simulator.recording import Acquired, Released, Token
 from pytest_pallas.simulator.transfers import access
 
 if TYPE_CHECKING:
-    from pytest_pallas.simulator.scheduler import Task
     from pytest_pallas.simulator.gpu.barriers import Barrier
     from pytest_pallas.simulator.gpu.operations import Operation
+    from pytest_pallas.simulator.scheduler import Task
 
 Array = np.ndarray[Any, Any]
 

@@ -13,8 +13,8 @@ from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.gpu import tensor_core
 from pytest_pallas.simulator.gpu.block_scales import paired_scales_of_copy, scales_of_copy
 from pytest_pallas.simulator.gpu.sparsity import metadata_of_copy
-from pytest_pallas.simulator.gpu.tensor_memory import TensorMemory
 from pytest_pallas.simulator.gpu.tensor_memory import Part as Accessed
+from pytest_pallas.simulator.gpu.tensor_memory import TensorMemory
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
 from pytest_pallas.simulator.memory import Ref, Region
 from pytest_pallas.simulator.recording import Side

@@ -30,8 +30,8 @@ def turns(grid: tuple[int, ...], *, threads: int = 1, blocks: int = 1, told: boo
       told: whether the loop is told of the axis of the cluster.
     """
     names = tuple(f"g{axis}" for axis in range(len(grid)))
-    cluster: Any = dict(cluster=(blocks,), cluster_names=("c",)) if blocks > 1 else {}
-    thread: Any = dict(num_threads=threads, thread_name="t") if threads > 1 else {}
+    cluster: Any = {"cluster": (blocks,), "cluster_names": ("c",)} if blocks > 1 else {}
+    thread: Any = {"num_threads": threads, "thread_name": "t"} if threads > 1 else {}
 
     def body(o: Any) -> None:
         loop = plgpu.dynamic_scheduling_loop(
@@ -179,5 +179,5 @@ def test_inline_fences() -> None:
 
 def test_other_inline_code() -> None:
     """An error names it."""
-    with pytest.raises(MissingRuleError, match="inline_mgpu .trap. is for compilers"):
+    with pytest.raises(MissingRuleError, match=r"inline_mgpu .trap. is for compilers"):
         simulate(inlined("trap;"), target="b200")

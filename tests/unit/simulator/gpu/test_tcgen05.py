@@ -18,7 +18,7 @@ from pytest_pallas.simulator import simulate
 
 M, K, N = 128, 64, 128
 SEEDS = (0, 1, 2)
-ROWS: Any = dict(transforms=(plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)))
+ROWS: Any = {"transforms": (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))}
 TC = plgpu.Barrier(orders_tensor_core=True)
 SUMS = plgpu.TMEM((M, N), jnp.float32)
 
@@ -31,7 +31,11 @@ def smem(*shape: int, dtype: Any = jnp.bfloat16) -> Any:
 
 
 def kernel(
-    body: Callable[..., None], *scratch: Any, shape: Any = (M, N), dtype: Any = jnp.float32, **mesh: Any
+    body: Callable[..., None],
+    *scratch: Any,
+    shape: Any = (M, N),
+    dtype: Any = jnp.float32,
+    **mesh: Any,
 ) -> Any:
     """A kernel with one output."""
     return plgpu.kernel(
@@ -80,7 +84,9 @@ def multiply(
     """A product of one block; ``start`` is what it is added to."""
     rhs = lhs if rhs is None else rhs
 
-    def body(a: Any, b: Any, o: Any, a_smem: Any, b_smem: Any, acc: Any, done: Any, *rest: Any) -> None:
+    def body(
+        a: Any, b: Any, o: Any, a_smem: Any, b_smem: Any, acc: Any, done: Any, *rest: Any
+    ) -> None:
         a_smem[...] = a[...]
         b_smem[...] = b[...]
         plgpu.commit_smem()
@@ -145,7 +151,9 @@ def test_a_product(case: dict[str, Any], seed: int, rng: np.random.Generator) ->
 def test_a_product_of_a_pair(m: int, seed: int, rng: np.random.Generator) -> None:
     """Each block has half of the rows, and half of the columns of the second operand."""
 
-    def body(a: Any, b: Any, o: Any, a_smem: Any, b_smem: Any, acc: Any, ready: Any, done: Any) -> None:
+    def body(
+        a: Any, b: Any, o: Any, a_smem: Any, b_smem: Any, acc: Any, ready: Any, done: Any
+    ) -> None:
         me = jax.lax.axis_index("pair")
         a_smem[...] = a[pl.ds(me * m, m)]
         b_smem[...] = b[:, pl.ds(me * 64, 64)]
@@ -188,7 +196,7 @@ def test_a_pair_needs_two_blocks(rng: np.random.Generator) -> None:
         cluster=(4,),
         cluster_names=("pair",),
     )
-    with pytest.raises(SimulationError, match="'pair' must have two blocks .* but has 4"):
+    with pytest.raises(SimulationError, match=r"'pair' must have two blocks .* but has 4"):
         simulate(function, target="b200")
 
 
@@ -202,9 +210,7 @@ def test_sparse_metadata_that_mean_nothing(rng: np.random.Generator) -> None:
         meta_smem[...] = meta[...]
         plgpu.commit_smem()
         plgpu.async_copy_sparse_metadata_to_tmem(meta_smem, meta_tmem)
-        plgpu.tcgen05_mma(
-            acc, a_smem, b_smem, done, a_sparse_metadata=meta_tmem, accumulate=False
-        )
+        plgpu.tcgen05_mma(acc, a_smem, b_smem, done, a_sparse_metadata=meta_tmem, accumulate=False)
         plgpu.barrier_wait(done)
         o[...] = plgpu.async_load_tmem(acc)
 
@@ -420,7 +426,9 @@ def test_nobody_waits_for_a_product() -> None:
 def test_products_follow_each_other(seed: int, rng: np.random.Generator) -> None:
     """Of one thread, without a wait: a copy of scales, or of an operand, and sums of sums."""
 
-    def body(a: Any, b: Any, o: Any, acc: Any, lhs: Any, a_smem: Any, b_smem: Any, done: Any) -> None:
+    def body(
+        a: Any, b: Any, o: Any, acc: Any, lhs: Any, a_smem: Any, b_smem: Any, done: Any
+    ) -> None:
         a_smem[...] = a[...]
         b_smem[...] = b[...]
         plgpu.commit_smem()
@@ -596,7 +604,7 @@ def test_a_commit_covers_its_own_thread(own: bool) -> None:
                 plgpu.barrier_wait(two)
             o[...] = plgpu.async_load_tmem(acc)
 
-    mesh: Any = dict(num_threads=2, thread_name="t")
+    mesh: Any = {"num_threads": 2, "thread_name": "t"}
     assert races(kernel(body, SUMS, smem(M, K), smem(K, N), TC, TC, TC, **mesh)) is not own
 
 
@@ -622,7 +630,7 @@ def test_products_of_two_threads(ordered: bool) -> None:
             plgpu.tcgen05_mma(acc, a_smem, b_smem, two)
             plgpu.barrier_wait(two)
 
-    mesh: Any = dict(num_threads=2, thread_name="t")
+    mesh: Any = {"num_threads": 2, "thread_name": "t"}
     assert races(kernel(body, SUMS, smem(M, K), smem(K, N), TC, TC, TC, **mesh)) is not ordered
 
 
