@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_pallas.compat.peers import Peer, peer_in
-from pytest_pallas.compat.transfers import Place
+from pytest_pallas.compat.transfers import Place, names_a_device
 from pytest_pallas.compat.windows import Operand, transforms_in
 
 
@@ -410,3 +410,30 @@ def query_parts(params: Any) -> tuple[Place, tuple[Any, ...]]:
 def _axes(params: Any) -> tuple[Any, ...]:
     axes = params.get("collective_axes") or ()
     return tuple(axes) if isinstance(axes, tuple | list) else (axes,)
+
+
+def reaches_devices(eqn: Any) -> bool:
+    """Whether an equation accesses the memory or the semaphores of other devices.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    name, count = eqn.primitive.name, len(eqn.invars)
+    if name in ("multimem_store", "multimem_load_reduce", "semaphore_signal_multicast"):
+        return True
+    if name == "semaphore_signal_parallel":
+        return any(peer is not None for _, _, peer in signal_parts(eqn.params, count))
+    if names_a_device(eqn):
+        return True
+    util = importlib.import_module("jax.tree_util")
+    trees = [each for each in eqn.params.values() if hasattr(each, "num_leaves")]
+    return any(
+        _holds_peer(util.tree_unflatten(tree, list(map(Operand, range(tree.num_leaves)))))
+        for tree in trees
+    )
+
+
+def _holds_peer(value: Any) -> bool:
+    if type(value).__name__ in ("PeerMemRef", "MulticastRef"):
+        return True
+    inner: Any = value if isinstance(value, tuple | list) else getattr(value, "transforms", ())
+    return any(map(_holds_peer, inner))

@@ -289,8 +289,7 @@ def _entry(this: Pass, event: Reached, seed: int) -> Finding:
         kind="entry",
         message=(
             f"{owner} {what} {event.name} of device {device}, and nothing orders that with the "
-            f"point at which device {device} has entered the kernel; let the devices wait for each "
-            "other before, with pltpu.get_barrier_semaphore()"
+            f"point at which device {device} has entered the kernel; {event.remedy}"
         ),
         kernel=event.kernel,
         program=event.program,

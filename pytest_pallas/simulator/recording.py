@@ -107,6 +107,7 @@ class Reached:
       line: ``file:line``.
       program: the grid point.
       kernel: name of the kernel, or "".
+      remedy: what the kernel should do.
     """
 
     thread: int
@@ -116,6 +117,7 @@ class Reached:
     line: str
     program: tuple[int, ...]
     kernel: str
+    remedy: str
 
 
 @dataclass(slots=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -37,3 +38,15 @@ CHIPS = {
 def capability(target: str) -> int:
     """Ten times the compute capability of a chip; 0 of one that is no GPU."""
     return CHIPS[target].capability if target in CHIPS else 0
+
+
+def attributes(target: str) -> dict[str, Any]:
+    """What ``jax.Device`` has on a GPU beside what it has on a CPU, for kernels that ask for it."""
+    chip = CHIPS.get(target)
+    if chip is None:
+        return {}
+    return {
+        "core_count": chip.multiprocessors,
+        "num_cores": chip.multiprocessors,
+        "compute_capability": f"{chip.capability // 10}.{chip.capability % 10}",
+    }

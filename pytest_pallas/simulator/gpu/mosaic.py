@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas import compat
-from pytest_pallas.compat.mosaic_gpu import BlockMesh, block_mesh, body_of
+from pytest_pallas.compat.mosaic_gpu import BlockMesh, block_mesh, body_of, reaches_devices
 from pytest_pallas.compat.transfers import is_reference
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.allocation import memory_of
@@ -28,7 +28,7 @@ from pytest_pallas.simulator.gpu.cluster_control import (
 )
 from pytest_pallas.simulator.gpu.footprints import Footprints
 from pytest_pallas.simulator.gpu.operations import settle
-from pytest_pallas.simulator.gpu.scopes import smem_bytes
+from pytest_pallas.simulator.gpu.scopes import Item, publish_semaphores, semaphores_in, smem_bytes
 from pytest_pallas.simulator.gpu.tensor_memory import allocated_columns, tensor_memory_excess
 from pytest_pallas.simulator.gpu.threads import Block, Cluster, GpuThread, Launch, leave
 from pytest_pallas.simulator.keyed import value_of, words_of
@@ -61,6 +61,7 @@ class GpuKernel:
       written: the parameters that it writes.
       aliases: for an output, the input whose memory it is.
       outputs: shapes and dtypes.
+      semaphores: that it makes.
       smem: bytes of shared memory that a block takes, as they are kept here.
       tmem: columns of tensor memory that a block takes, by the name of each reference.
       ordered: whether something orders clusters, so that they run at the same time.
@@ -78,6 +79,7 @@ class GpuKernel:
     written: frozenset[int]
     aliases: Mapping[int, int]
     outputs: tuple[Any, ...]
+    semaphores: tuple[Item, ...]
     smem: int
     tmem: Sequence[tuple[str, int]]
     ordered: bool
@@ -117,7 +119,7 @@ def kernel_of(eqn: Equation) -> GpuKernel:
     (jaxpr,) = eqn.params["jaxprs"]
     inner, _ = compat.open_jaxpr(jaxpr)
     names = {each.primitive.name for each in _equations(jaxpr)}
-    remote = any(_names_a_peer(each) for each in _equations(jaxpr))
+    remote = any(map(reaches_devices, _equations(jaxpr)))
     count = len(eqn.ins)
     aliases = {at: number for number, at in dict(eqn.params["input_output_aliases"]).items()}
     name, parameters = _body(jaxpr)
@@ -131,6 +133,7 @@ def kernel_of(eqn: Equation) -> GpuKernel:
         written=compat.written_inputs(inner),
         aliases=aliases,
         outputs=tuple(eqn.params["out_avals"]),
+        semaphores=tuple(semaphores_in(jaxpr)),
         smem=smem_bytes(jaxpr),
         tmem=allocated_columns(jaxpr),
         ordered=remote or not names.isdisjoint(_ORDERING),
@@ -155,10 +158,6 @@ def _equations(jaxpr: Any) -> Any:
         yield eqn
         for inner in compat.sub_jaxprs(eqn):
             yield from _equations(inner)
-
-
-def _names_a_peer(eqn: Any) -> bool:
-    return "PeerMemRef" in str(eqn.params) or "MulticastRef" in str(eqn.params)
 
 
 def _execute(
@@ -188,9 +187,11 @@ def _execute(
         for number, ref in enumerate(given):
             if isinstance(ref, Ref) and thread.recorded:
                 thread.publish(ref, "operand", number, shared=True)
-        at_entry(thread, traffic)
         _check_tensor_memory(kernel, machine)
         launch = Launch(thread, kernel.mesh)
+        sizes = [size for _, size in (*kernel.mesh.grid, *kernel.mesh.cluster)]
+        publish_semaphores(launch, kernel.semaphores, list(np.ndindex(*sizes)))
+        at_entry(thread, traffic)
         if kernel.ordered or kernel.dynamic:
             _all_at_once(kernel, launch, given)
         else:

@@ -9,7 +9,7 @@ together wait for each other there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from pytest_pallas.compat.transfers import semaphore_kind
 from pytest_pallas.simulator.allocation import memory_of
 from pytest_pallas.simulator.gpu.barriers import Barrier
 from pytest_pallas.simulator.gpu.tensor_memory import TensorMemory, tensor_memory
-from pytest_pallas.simulator.gpu.threads import Block, GpuThread, key_of
+from pytest_pallas.simulator.gpu.threads import Block, GpuThread, Launch, key_of
 from pytest_pallas.simulator.meeting import meet
 from pytest_pallas.simulator.memory import Key, Ref
 from pytest_pallas.simulator.registry import Equation
@@ -148,29 +148,63 @@ def _place(block: Block, item: Item, top: int, *, first: bool) -> tuple[Ref, int
         return block.memory[item.site], top + aligned(size)
     found = block.memory.get(item.site)
     if found is None:
+        launch = block.cluster.launch
         if facts is not None:
             found = Ref(_barriers(block, item), item.name, "barrier")
         elif space_of(aval) == "tmem":
-            machine = block.cluster.launch.thread.machine
-            found = tensor_memory(machine, aval, item.name)
+            found = tensor_memory(launch.thread.machine, aval, item.name)
         else:
-            machine = block.cluster.launch.thread.machine
+            found = launch.semaphores.get((*item.site, block.point))
+        if found is None:
             shape, dtype = tuple(aval.shape), aval.dtype
-            memory = memory_of(machine, shape, dtype, item.name, "scratch")
+            memory = memory_of(launch.thread.machine, shape, dtype, item.name, "scratch")
             found = Ref(memory, item.name, space_of(aval))
-        found.key = key_of(item.site)
-        if facts is None and memory_is_global(found):
-            device = block.cluster.launch.thread
-            device.publish_as(found, Key(device.launch, (), (*item.site, block.point)))
+        if found.key is None:
+            found.key = key_of(item.site)
         block.memory[item.site] = found
     elif first and isinstance(found, TensorMemory):
         found.forget(block.cluster.launch.thread.machine)
     return found, top
 
 
-def memory_is_global(ref: Ref) -> bool:
-    """Whether it consists of semaphores in global memory, which other devices reach."""
-    return ref.data.dtype == object and ref.space == "gmem"
+def semaphores_in(jaxpr: Any) -> Iterator[Item]:
+    """The semaphores of a kernel: of its scopes, which each block has, and those of the launch."""
+    for eqn in compat.open_jaxpr(jaxpr)[0].eqns:
+        if eqn.primitive.name == "get_global":
+            yield Item(eqn.params["what"], "a global semaphore", (), ("global", id(eqn)))
+        if eqn.primitive.name == "run_scoped":
+            inner, _ = compat.open_jaxpr(eqn.params["jaxpr"])
+            names = compat.argument_names(inner)
+            for number, (var, name) in enumerate(zip(inner.invars, names, strict=True)):
+                if semaphore_kind(getattr(var.aval, "dtype", None)) is not None:
+                    yield Item(var.aval, name, (), (id(eqn), number))
+        for within in compat.sub_jaxprs(eqn):
+            yield from semaphores_in(within)
+
+
+def publish_semaphores(
+    launch: Launch, items: Sequence[Item], points: Sequence[tuple[int, ...]]
+) -> None:
+    """Make the semaphores of a launch, which exist before it begins, and let others reach them.
+
+    They begin at 0 in each launch, and what is left on them at its end is lost.
+
+    Args:
+      launch: that has them.
+      items: which ones.
+      points: of the blocks.
+    """
+    device = launch.thread
+    for item in items:
+        shared = item.site[0] == "global"
+        for point in [()] if shared else points:
+            shape, dtype = tuple(item.aval.shape), item.aval.dtype
+            memory = memory_of(device.machine, shape, dtype, item.name, "scratch")
+            ref = Ref(memory, item.name, "gmem")
+            site = item.site if shared else (*item.site, point)
+            launch.semaphores[site] = ref
+            if device.recorded:
+                device.publish_as(ref, Key(device.launch, (), site))
 
 
 def _shared(block: Block, item: Item, start: int, size: int) -> Ref:

@@ -7,11 +7,10 @@ from typing import Any
 
 from pytest_pallas.compat.mosaic_gpu import multicast_parts, signal_parts
 from pytest_pallas.compat.transfers import Place
-from pytest_pallas.simulator.allocation import memory_of
 from pytest_pallas.simulator.gpu.peers import devices_along
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.memory import Key, Ref
+from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.peers import Where, peer_of, reach
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread
@@ -71,16 +70,5 @@ def _signal(
 @rule("get_global", threaded=True)
 def _get_global(eqn: Equation) -> Evaluate:
     """A semaphore that all blocks of a launch share."""
-    aval, site = eqn.params["what"], id(eqn.origin or eqn)
-
-    def evaluate(thread: Thread) -> Any:
-        launch = gpu_thread(thread).kernel_launch
-        found = launch.semaphores.get(site)
-        if found is None:
-            shape, dtype = tuple(aval.shape), aval.dtype
-            memory = memory_of(thread.machine, shape, dtype, "a global semaphore", "scratch")
-            found = launch.semaphores[site] = Ref(memory, "a global semaphore", "gmem")
-            thread.publish_as(found, Key(thread.launch, (), ("global", site)))
-        return found
-
-    return evaluate
+    site = ("global", id(eqn.origin or eqn))
+    return lambda thread: gpu_thread(thread).kernel_launch.semaphores[site]
