@@ -58,6 +58,8 @@ class Machine:
       notes: what is to be known of the run: which of its behavior no document confirms.
       steps: equations evaluated so far.
       fallbacks: how often JAX evaluated a primitive that has no rule, by name.
+      chip_precision: whether sums keep as few bits as those of the chip, where these are known to
+        be fewer: float8 on Hopper.
       outputs: is called with each kernel's equation and outputs, or None.
       ahead: whether the next block of an operand is fetched while the body runs, as a chip does.
       separate: whether outputs that alias a pipelined input get memory of their own.
@@ -83,6 +85,7 @@ class Machine:
     notes: list[str] = field(default_factory=list[str])
     steps: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter[str])
+    chip_precision: bool = False
     outputs: Callable[[Any, list[Any]], None] | None = None
     ahead: bool = True
     separate: bool = False

@@ -1,8 +1,9 @@
 """Products of tensor cores: ``d = a @ b + c`` as ``mma``, ``wgmma`` and ``tcgen05.mma`` compute it.
 
-Operands are float16, bfloat16, float32, float8 (e4m3, e5m2), float6, float4 or integers of 8 bits;
-the sums are float32, float16 or int32 (PTX ISA 9.0, 9.7.14 "Warp-level matrix multiply-accumulate",
-9.7.15 "wgmma", 9.7.16.2 "tcgen05: data types and matrix shapes").
+Operands are float16, bfloat16, float32, float8 (e4m3, e5m2), float6, float4 or integers of 8 and 4
+bits; the sums are float32, float16 or int32. ``mma`` also has float64 (PTX ISA 9.0, 9.7.14
+"Warp-level matrix multiply-accumulate", 9.7.15 "wgmma", 9.7.16.2 "tcgen05: data types and matrix
+shapes").
 
 - Products of floats of at most 16 bits are exact in float32, where they are added. PTX leaves the
   order and the rounding of these sums open.
@@ -21,7 +22,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pytest_pallas.simulator.dtypes import FLOAT16, FLOAT32, Array, Dtype, bit_width, is_float
+from pytest_pallas.simulator.dtypes import (
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    Array,
+    Dtype,
+    bit_width,
+    is_float,
+    is_integer,
+)
 from pytest_pallas.simulator.products import multiplier
 
 #: Gives ``a @ b + c`` for ``a [m, k]``, ``b [k, n]`` and ``c [m, n]``, or ``a @ b`` for None.
@@ -35,6 +45,9 @@ _INSTRUCTION_BITS = 256
 #: aligning 32 products to the largest exponent (DeepSeek-AI, "DeepSeek-V3 Technical Report",
 #: arXiv:2412.19437, sections 3.3.2 and 3.5.2).
 HOPPER_FLOAT8_BITS = 14
+
+#: Chips whose sums of float8 products keep fewer bits than float32 has, and how many.
+FLOAT8_BITS = {"h100": HOPPER_FLOAT8_BITS, "h200": HOPPER_FLOAT8_BITS}
 
 _FLOAT8: frozenset[Dtype] = frozenset(
     np.dtype(each) for each in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
@@ -74,7 +87,7 @@ def tensor_product(
         return _truncating(depth, instruction_depth(lhs) * (1 + sparse), float8_bits, out)
     if out == FLOAT16:
         return _in_steps(lhs, rhs, depth, instruction_depth(lhs) * (1 + sparse))
-    product = multiplier(lhs, rhs, FLOAT32, depth)
+    product = multiplier(lhs, rhs, out, depth)
     if FLOAT32 in (lhs, rhs):
         return lambda a, b, c: _added(product(to_tf32(a), to_tf32(b)), c)
     return lambda a, b, c: _added(product(a, b), c)
@@ -99,10 +112,15 @@ def _require(lhs: Dtype, rhs: Dtype, out: Dtype) -> None:
     widths = {lhs.itemsize, rhs.itemsize}
     if all(map(is_float, (lhs, rhs))):
         same = lhs == rhs or widths == {1}
-        sums = {FLOAT32: widths <= {1, 2, 4}, FLOAT16: widths == {1} or lhs == FLOAT16}
+        sums = {
+            FLOAT64: lhs == FLOAT64,
+            FLOAT32: widths <= {1, 2, 4},
+            FLOAT16: widths == {1} or lhs == FLOAT16,
+        }
         known = same and sums.get(out, False)
     else:
-        known = lhs.kind in "iu" and rhs.kind in "iu" and widths == {1} and out == np.int32
+        narrow = bit_width(lhs) == bit_width(rhs) and bit_width(lhs) in (4, 8)
+        known = is_integer(lhs) and is_integer(rhs) and narrow and out == np.int32
     if not known:
         raise TypeError(f"tensor cores have no product of {lhs} and {rhs} with sums of {out}")
 

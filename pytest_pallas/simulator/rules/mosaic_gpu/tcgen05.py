@@ -23,10 +23,10 @@ from pytest_pallas.simulator.gpu.block_scales import scaled_product
 from pytest_pallas.simulator.gpu.sparsity import disordered, expand, from_tensor_memory
 from pytest_pallas.simulator.gpu.tensor_memory import Part as Accessed
 from pytest_pallas.simulator.gpu.tensor_memory import TensorMemory
-from pytest_pallas.simulator.gpu.tensor_products import tensor_product
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
 from pytest_pallas.simulator.recording import Side
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.rules.mosaic_gpu.products import product_of
 from pytest_pallas.simulator.rules.mosaic_gpu.tensor_memory import (
     in_shared_memory,
     in_tensor_memory,
@@ -37,7 +37,6 @@ from pytest_pallas.simulator.windows import read
 
 Array = np.ndarray[Any, Any]
 
-_product_of = cache(tensor_product)
 _scaled_product_of = cache(scaled_product)
 
 
@@ -189,7 +188,7 @@ def _multiplied(
     depth, out, sparse = lhs.shape[1], given.sums.data.dtype, given.metadata is not None
     try:
         if scales is None:
-            product = _product_of(lhs.dtype, rhs.dtype, out, depth, sparse=sparse)
+            product = product_of(lhs.dtype, rhs.dtype, out, depth, sparse=sparse)
             return product(lhs, rhs, before)
         count = scales[0].shape[1]
         scaled = _scaled_product_of(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pytest_pallas.simulator import simulate
 from pytest_pallas.simulator.gpu import block_scales, sparsity
 from pytest_pallas.simulator.gpu.block_scales import scaled_product
 from pytest_pallas.simulator.gpu.tensor_products import (
@@ -98,6 +101,20 @@ def test_sums_of_integers_wrap(names: tuple[str, str], rng: np.random.Generator)
     assert (product(a, b, c) == wanted).all()
 
 
+def test_float64(rng: np.random.Generator) -> None:
+    """Of ``mma``."""
+    a, b = rng.normal(size=(8, 16)), rng.normal(size=(16, 8))
+    found = tensor_product(a.dtype, b.dtype, np.float64, 16)(a, b, None)
+    np.testing.assert_allclose(found, a @ b, rtol=1e-14)
+
+
+def test_integers_of_4_bits(rng: np.random.Generator) -> None:
+    """Of ``mma``."""
+    a, b = (rng.integers(-8, 8, (64, 64)).astype(ml_dtypes.int4) for _ in range(2))
+    found = tensor_product(a.dtype, b.dtype, np.int32, 64)(a, b, None)
+    assert (found == a.astype(np.int32) @ b.astype(np.int32)).all()
+
+
 @pytest.mark.parametrize("name", ["float16", "float8_e4m3fn"])
 def test_sums_of_float16_are_rounded_after_each_instruction(name: str) -> None:
     """What is less than half of the last place of the sum is lost, each time anew."""
@@ -149,7 +166,7 @@ def test_other_products_ignore_the_bits_of_float8(rng: np.random.Generator) -> N
         ("bfloat16", "float16", "float32"),
         ("bfloat16", "bfloat16", "float16"),
         ("float32", "float32", "float16"),
-        ("float64", "float64", "float64"),
+        ("float64", "float64", "float32"),
         ("int8", "int8", "float32"),
         ("int16", "int16", "int32"),
         ("float8_e4m3fn", "int8", "float32"),
@@ -270,3 +287,39 @@ def test_metadata_in_the_order_of_the_groups(name: str, rng: np.random.Generator
     copied = sparsity.metadata_of_copy(np.asarray(formatted).astype(np.uint8))
     assert copied.shape == (128, 128)
     assert (sparsity.from_tensor_memory(copied, name) == places).all()
+
+
+def hopper_product(a: Any, b: Any) -> Any:
+    """A product of float8 by ``wgmma``: a block of 64 rows."""
+
+    def body(a_gmem: Any, b_gmem: Any, o_gmem: Any, a_smem: Any, b_smem: Any, loaded: Any) -> None:
+        plgpu.copy_gmem_to_smem(a_gmem, a_smem, loaded)
+        plgpu.copy_gmem_to_smem(b_gmem, b_smem, loaded)
+        plgpu.barrier_wait(loaded)
+
+        def multiply(acc: Any) -> Any:
+            plgpu.wgmma(acc, a_smem, b_smem.T)
+            return acc[...]
+
+        o_gmem[...] = pl.run_scoped(multiply, plgpu.ACC((64, b.shape[0])))
+
+    transforms = (plgpu.TilingTransform((8, 128)), plgpu.SwizzleTransform(128))
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((64, b.shape[0]), jnp.float32),
+        scratch_types=[
+            plgpu.SMEM(a.shape, a.dtype, transforms=transforms),
+            plgpu.SMEM(b.shape, b.dtype, transforms=transforms),
+            plgpu.Barrier(num_arrivals=2),
+        ],
+    )(a, b)
+
+
+def test_the_precision_of_the_chip_is_an_option() -> None:
+    """Of a simulated H100: by default sums are float32."""
+    a, b = np.zeros((64, 128), _E4M3), np.ones((64, 128), _E4M3)
+    a[:, 0], a[:, 1:9] = 256, 2**-6
+    plain = simulate(hopper_product, a, b, target="h100").values
+    short = simulate(hopper_product, a, b, target="h100", chip_precision=True).values
+    assert (plain == 256 + 8 * 2**-6).all()
+    assert (short == 256).all()
