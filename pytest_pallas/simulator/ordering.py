@@ -14,9 +14,9 @@ nothing changes; what is proved only ever becomes less.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -104,6 +104,8 @@ class _Flight:
       thread: that started it.
       clock: of that thread when it did.
       bounds: of the region, as addresses.
+      place: of the allocation; see ``_Side``.
+      past: what it became when a wait proved it to be done.
     """
 
     copy: Copy
@@ -113,6 +115,8 @@ class _Flight:
     thread: int
     clock: Array
     bounds: tuple[int, int]
+    place: int
+    past: _Past | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -147,7 +151,7 @@ class _Memory:
       longest: bytes of the longest of these regions.
     """
 
-    flights: list[_Flight] = field(default_factory=list["_Flight"])
+    flights: dict[_Flight, None] = field(default_factory=dict["_Flight", None])
     past: dict[Any, _Past] = field(default_factory=dict[Any, "_Past"])
     starts: list[int] = field(default_factory=list[int])
     ordered: list[tuple[int, _Past]] = field(default_factory=list[tuple[int, "_Past"]])
@@ -175,6 +179,26 @@ class _Memory:
                 yield past
 
 
+class _Side(NamedTuple):
+    """Memory that an event accesses.
+
+    Attributes:
+      region: which part.
+      writes: whether it writes it.
+      place: equal for the parts of one allocation.
+      bounds: of the region, as addresses.
+    """
+
+    region: Region
+    writes: bool
+    place: int
+    bounds: tuple[int, int]
+
+
+#: The memory of each access and copy, which is the same in all passes.
+_Sides = dict[Any, list[_Side]]
+
+
 @dataclass(eq=False)
 class _Pass:
     """One pass over the events.
@@ -184,6 +208,8 @@ class _Pass:
       given: for a wait's number, what was promised later in the run that it could have taken, as
         known so far.
       users: the threads that access an allocation, or wait on a semaphore.
+      sides: the memory of each access and copy.
+      flights: the sides of each copy that was started.
       clocks: of the threads, a row each.
       counts: of the semaphores.
       memories: of the allocations, by the identity of the array that owns them.
@@ -197,6 +223,8 @@ class _Pass:
     owners: Sequence[Owner]
     given: dict[int, list[_Promise]]
     users: dict[Any, set[int]]
+    sides: _Sides
+    flights: dict[Copy, list[_Flight]] = field(default_factory=dict[Any, list["_Flight"]])
     clocks: Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     counts: dict[Semaphore, _Count] = field(default_factory=dict[Any, _Count])
     memories: dict[int, _Memory] = field(default_factory=dict[int, _Memory])
@@ -205,6 +233,13 @@ class _Pass:
     left: dict[int, list[_Promise]] = field(default_factory=dict[int, list[_Promise]])
     last: dict[tuple[int, Any], Waited] = field(default_factory=dict[Any, Waited])
     found: list[tuple[str, Any, Any]] = field(default_factory=list[Any])
+
+    def count(self, semaphore: Semaphore) -> _Count:
+        """What a semaphore has got and given so far."""
+        found = self.counts.get(semaphore)
+        if found is None:
+            found = self.counts[semaphore] = _Count()
+        return found
 
 
 def disorder(events: Sequence[Event], owners: Sequence[Owner], seed: int) -> list[Finding]:
@@ -215,14 +250,15 @@ def disorder(events: Sequence[Event], owners: Sequence[Owner], seed: int) -> lis
       owners: of its threads, by number.
       seed: of the run.
     """
-    users = _users(events)
-    this = _Pass(owners, {}, users)
+    sides = _sides(events)
+    users = _users(events, sides)
+    this = _Pass(owners, {}, users, sides)
     _go(this, events)
     for _ in range(_PASSES):
         given = this.given
         if all(len(more) <= len(given.get(n, ())) for n, more in this.rivals.items()):
             break
-        this = _Pass(owners, this.rivals, users)
+        this = _Pass(owners, this.rivals, users, sides)
         _go(this, events)
     return [_finding(this, each, seed) for each in this.found]
 
@@ -232,18 +268,11 @@ def _go(this: _Pass, events: Sequence[Event]) -> None:
     this.clocks = np.zeros((count, count), np.int64)
     np.fill_diagonal(this.clocks, 1)
     for number, event in enumerate(events):
-        if isinstance(event, Touched):
-            _touch(this, event)
-        elif isinstance(event, Started):
-            _start(this, event)
-        elif isinstance(event, Signalled):
-            _signal(this, event)
-        elif isinstance(event, Waited):
+        kind = type(event)
+        if kind is Waited:
             _wait(this, number, event)
-        elif isinstance(event, Synchronized):
-            _synchronize(this, event)
         else:
-            _reach(this, event)
+            _HANDLERS[kind](this, event)
 
 
 def _tick(this: _Pass, thread: int) -> Array:
@@ -260,12 +289,18 @@ def _start(this: _Pass, event: Started) -> None:
     for semaphore in dict.fromkeys((copy.sent, copy.done)):
         if semaphore is not None:
             _promise(this, semaphore, _Promise(thread, copy.size, clock, event, copy))
-    for region, writes in copy.sides:
-        adds = writes and copy.adds
-        flight = _Flight(copy, region, writes, adds, thread, clock, _bounds(region))
-        memory = this.memories.setdefault(id(root(region)), _Memory())
+    flights = this.flights[copy] = []
+    for side in this.sides[event]:
+        adds = side.writes and copy.adds
+        flight = _Flight(
+            copy, side.region, side.writes, adds, thread, clock, side.bounds, side.place
+        )
+        memory = this.memories.get(side.place)
+        if memory is None:
+            memory = this.memories[side.place] = _Memory()
         _check(this, memory, flight, flight.bounds, clock, thread)
-        memory.flights.append(flight)
+        memory.flights[flight] = None
+        flights.append(flight)
 
 
 def _signal(this: _Pass, event: Signalled) -> None:
@@ -275,7 +310,7 @@ def _signal(this: _Pass, event: Signalled) -> None:
 
 
 def _promise(this: _Pass, semaphore: Semaphore, promise: _Promise) -> None:
-    count = this.counts.setdefault(semaphore, _Count())
+    count = this.count(semaphore)
     count.promised += promise.amount
     count.open.append(promise)
     for waiter, (times, numbers) in count.waits.items():
@@ -285,12 +320,14 @@ def _promise(this: _Pass, semaphore: Semaphore, promise: _Promise) -> None:
 
 
 def _wait(this: _Pass, number: int, event: Waited) -> None:
-    count = this.counts.setdefault(event.semaphore, _Count())
+    count = this.count(event.semaphore)
     thread = event.thread
     row = this.clocks[thread]
     taken = count.taken + event.amount
-    rivals = this.given.get(number, [])
-    given = count.promised + sum(promise.amount for promise in rivals)
+    rivals = this.given.get(number, ())
+    given = count.promised
+    if rivals:
+        given += sum(promise.amount for promise in rivals)
     waiters = this.users[event.semaphore]
     unproved: set[int] = set()
     left: list[_Promise] = []
@@ -318,7 +355,7 @@ def _wait(this: _Pass, number: int, event: Waited) -> None:
 
 
 def _is_begun(
-    promise: _Promise, before: list[_Promise], rivals: list[_Promise], given: int, taken: int
+    promise: _Promise, before: list[_Promise], rivals: Sequence[_Promise], given: int, taken: int
 ) -> bool:
     """Whether a wait could not be satisfied without a promise, and what follows from it."""
     others = given - promise.amount
@@ -333,24 +370,17 @@ def _done(this: _Pass, copy: Copy, semaphore: Semaphore, thread: int, time: int)
     """A wait proves that the source is read, and the target written if it is of that side."""
     if copy.sent is not semaphore and copy.done is not semaphore:
         return
-    for region, writes in copy.sides:
-        if writes and copy.done is not semaphore:
+    for flight in this.flights.get(copy, ()):
+        if flight.writes and copy.done is not semaphore:
             continue
-        place = id(root(region))
-        memory = this.memories.get(place)
-        if memory is None:
+        if flight.past is not None:  # another wait has proved it, to another thread
+            flight.past.known.setdefault(thread, time)
             continue
-        key = (id(copy), id(region))
-        if key in memory.past:  # another wait has proved it, to another thread
-            memory.past[key].known.setdefault(thread, time)
-            continue
-        for flight in [each for each in memory.flights if each.copy is copy]:
-            if flight.region is not region:
-                continue
-            memory.flights.remove(flight)
-            if len(this.users[place]) > 1:
-                past = _Past({thread: time}, region, flight.writes, flight.adds, flight)
-                memory.keep(key, past, flight.bounds)
+        memory = this.memories[flight.place]
+        if memory.flights.pop(flight, flight) is None and len(this.users[flight.place]) > 1:
+            past = _Past({thread: time}, flight.region, flight.writes, flight.adds, flight)
+            memory.keep(flight, past, flight.bounds)
+            flight.past = past
 
 
 def _synchronize(this: _Pass, event: Synchronized) -> None:
@@ -361,7 +391,8 @@ def _synchronize(this: _Pass, event: Synchronized) -> None:
 
 
 def _touch(this: _Pass, event: Touched) -> None:
-    place = id(root(event.region))
+    (side,) = this.sides[event]
+    place, bounds = side.place, side.bounds
     memory = this.memories.get(place)
     if memory is None:
         if len(this.users[place]) < 2:
@@ -369,7 +400,6 @@ def _touch(this: _Pass, event: Touched) -> None:
         memory = this.memories[place] = _Memory()
     thread = event.thread
     row = this.clocks[thread]
-    bounds = _bounds(event.region)
     _check(this, memory, event, bounds, row, thread)
     if len(this.users[place]) > 1:
         region = event.region
@@ -427,20 +457,43 @@ def _reach(this: _Pass, event: Entered | Reached | Any) -> None:
         _note(this, "entry", event, home)
 
 
+_HANDLERS: dict[type, Callable[[_Pass, Any], None]] = {
+    Touched: _touch,
+    Started: _start,
+    Signalled: _signal,
+    Synchronized: _synchronize,
+    Entered: _reach,
+    Reached: _reach,
+}
+
+
 def _note(this: _Pass, kind: str, first: Any, second: Any) -> None:
     if len(this.found) < _MOST:
         this.found.append((kind, first, second))
 
 
-def _users(events: Sequence[Event]) -> dict[Any, set[int]]:
+def _sides(events: Sequence[Event]) -> _Sides:
+    """The memory that accesses and copies access."""
+    sides: _Sides = {}
+    for event in events:
+        if isinstance(event, Touched):
+            sides[event] = [_side(event.region, event.writes)]
+        elif isinstance(event, Started):
+            sides[event] = [_side(region, writes) for region, writes in event.copy.sides]
+    return sides
+
+
+def _side(region: Region, writes: bool) -> _Side:
+    return _Side(region, writes, id(root(region)), _bounds(region))
+
+
+def _users(events: Sequence[Event], sides: _Sides) -> dict[Any, set[int]]:
     """The threads that access an allocation, themselves or by copies, or wait on a semaphore."""
     users: dict[Any, set[int]] = {}
     for event in events:
-        if isinstance(event, Touched):
-            users.setdefault(id(root(event.region)), set()).add(event.thread)
-        elif isinstance(event, Started):
-            for region, _ in event.copy.sides:
-                users.setdefault(id(root(region)), set()).add(event.thread)
+        if isinstance(event, Touched | Started):
+            for side in sides[event]:
+                users.setdefault(side.place, set()).add(event.thread)
         elif isinstance(event, Waited):
             users.setdefault(event.semaphore, set()).add(event.thread)
     return users
