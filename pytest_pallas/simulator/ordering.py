@@ -268,11 +268,10 @@ def _go(this: _Pass, events: Sequence[Event]) -> None:
     this.clocks = np.zeros((count, count), np.int64)
     np.fill_diagonal(this.clocks, 1)
     for number, event in enumerate(events):
-        kind = type(event)
-        if kind is Waited:
+        if isinstance(event, Waited):
             _wait(this, number, event)
         else:
-            _HANDLERS[kind](this, event)
+            _HANDLERS[type(event)](this, event)
 
 
 def _tick(this: _Pass, thread: int) -> Array:
