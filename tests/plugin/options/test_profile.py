@@ -49,9 +49,5 @@ def test_of_several_devices_half_as_many_are_drawn(project):
         f"inputs=lambda mesh: {inputs}"
     )
     records = project.records(*RUN, "--pallas-backend=tpu-sim", "--pallas-profile=quick")
-    assert {
-        len(record["mesh"]) and record["mesh"]["x"]: record["examples"] for record in records
-    } == {
-        1: 16,
-        2: 8,
-    }
+    drawn = {record["mesh"]["x"]: record["examples"] for record in records}
+    assert drawn == {1: 16, 2: 8}
