@@ -34,6 +34,7 @@ from pytest_pallas.compat.grids import (
     batched_index_map,
     bind,
     grid_facts,
+    homes_of_kernel,
     masked_window,
     window_of,
 )
@@ -165,6 +166,7 @@ __all__ = [
     "holds_kernels",
     "home_of",
     "home_of_primitive",
+    "homes_of_kernel",
     "hypothesis_profile",
     "hypothesis_seed",
     "hypothesis_settings",
