@@ -39,8 +39,8 @@ _AGAINST: Mapping[Kind, tuple[Kind, ...]] = MappingProxyType(
 #: Bytes of the clocks that atomics leave at the elements that they access.
 _CLOCK_BYTES = 1 << 26
 
-#: Why it is none on the other platform.
-_TPU = "a TPU would allow it, where the grid is a loop"
+#: Why it is none on the other platform, and what to do.
+_TPU = "a TPU would allow it, where the grid is a loop: let one program loop, or use atomics"
 
 
 class Where(Protocol):
@@ -262,14 +262,12 @@ def _race(
     if private:
         message = (
             f"race on scratch {later.name}: program ({points[1]}) reads what program ({points[0]}) "
-            f"wrote, and on a GPU each program has scratch of its own; {_TPU}. Let one program "
-            "loop over what the grid axis counts"
+            f"wrote, and on a GPU each program has scratch of its own ({_TPU})"
         )
     else:
         message = (
             f"race on {later.name}: programs ({points[0]}) and ({points[1]}) run at the same time "
-            f"on a GPU, in any order, and nothing orders two accesses; {_TPU}. Let one program "
-            "loop over what the grid axis counts, or combine the values by atomics"
+            f"on a GPU, and nothing orders two accesses ({_TPU})"
         )
     return Finding(
         kind="race",
