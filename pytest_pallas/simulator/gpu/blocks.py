@@ -202,6 +202,9 @@ def _scatter(thread: Thread, ref: Ref, numbers: Array, values: Array, line: str)
     memory.array.reshape(-1)[numbers] = values
     if memory.shadow is not None:
         _note(thread, ref, "write", _Elements(numbers), line)
+    if ref.block.numbers is not None and thread.machine.inspector is not None:
+        inside = ref.block.numbers >= 0  # who looks at the reference sees its data
+        ref.data[inside] = memory.array.reshape(-1)[ref.block.numbers[inside]]
     _changed(ref.block)
 
 
