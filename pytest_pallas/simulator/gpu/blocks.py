@@ -67,9 +67,10 @@ class Memory:
     @property
     def indices(self) -> Array:
         """The number of each element."""
-        if self._indices is None:
-            self._indices = np.arange(self.array.size).reshape(self.array.shape)
-        return self._indices
+        found = self._indices
+        if found is None:
+            found = self._indices = np.arange(self.array.size).reshape(self.array.shape)
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -137,6 +137,10 @@ class Order:
             wrong &= self._time[events] > me.known[programs]
         return wrong if wrong.any() else None
 
+    def same_program(self, events: Array, event: int) -> Array:
+        """Which of some events are of the program of another one."""
+        return self._program[events] == self._program[event]
+
     def synchronize(self, me: Program, places: Sequence[Any], *, learns: bool) -> None:
         """Leave what ``me`` knows at elements that it accesses atomically.
 
@@ -238,7 +242,7 @@ class Shadow:
         key = (later.line, later.kind, earlier.line, earlier.kind, later.name, earlier.name)
         if not order.is_new(key):
             return
-        same = wrong & (order._program[events] == order._program[events[wrong].flat[0]])
+        same = wrong & order.same_program(events, int(events[wrong].flat[0]))
         indices = where.get(np.arange(int(np.prod(self.shape))).reshape(self.shape))
         index = _box(indices[same], self.shape)
         thread.machine.report(_race(thread, later, earlier, index, private=self.private))
