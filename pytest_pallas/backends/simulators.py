@@ -1,4 +1,4 @@
-"""The backend ``tpu-sim``: kernels on the simulated machine, which compiles nothing."""
+"""The backends ``tpu-sim`` and ``gpu-sim``: kernels on a simulated chip; nothing is compiled."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ class Simulator:
       target: the chip it stands for; None is the default.
       otherwise: runs what the simulator does not simulate yet; None if the simulator was named: it
         runs what it can, and refuses the rest.
+      name: the family.
+      platform: of the chip, ``"tpu"`` or ``"gpu"``.
     """
 
     target: Target | None = None
@@ -318,3 +320,11 @@ def _key(call: Call) -> Hashable:
 def tpu_sim(target: Target | None = None) -> Simulator:
     """The simulated TPU."""
     return Simulator(target)
+
+
+def gpu_sim(target: Target | None = None) -> Simulator:
+    """The simulated GPU.
+
+    Nothing is fetched ahead there, and aliased operands are one memory: neither can be otherwise.
+    """
+    return Simulator(target, name="gpu-sim", platform="gpu", probes=("outputs", "loads"))

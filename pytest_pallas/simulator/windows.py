@@ -14,6 +14,7 @@ from pytest_pallas.compat.windows import (
     Bitcast,
     Expanded,
     Indexed,
+    Listed,
     Operand,
     Reshaped,
     Span,
@@ -57,6 +58,64 @@ def read(array: Array, transforms: Sequence[Transform], operands: Sequence[Any])
     for transform in transforms:
         array = _applied(array, transform, operands)
     return array
+
+
+def reading(transforms: Sequence[Transform]) -> Callable[[Array, Sequence[Any]], Array]:
+    """``read`` for these transforms, with what is known of them decided once.
+
+    Args:
+      transforms: from the memory to the window.
+    """
+    if not transforms:
+        return lambda array, operands: array
+    last = transforms[-1]
+    if len(transforms) > 1 or not isinstance(last, Indexed) or last.repeated:
+        return lambda array, operands: read(array, transforms, operands)
+    return _reading(last)
+
+
+def _reading(indexed: Indexed) -> Callable[[Array, Sequence[Any]], Array]:
+    """``read`` for one index: a slice or a number for each axis, of which some are operands."""
+    template: list[Any] = [None] * len(indexed.indices)
+    spans: list[tuple[int, int, int, int, int]] = []
+    scalars: list[tuple[int, int, int]] = []
+    for axis, (index, dim) in enumerate(zip(indexed.indices, indexed.shape, strict=False)):
+        if isinstance(index, Operand):
+            scalars.append((axis, index.position, dim))
+        elif isinstance(index, Listed):
+            return lambda array, operands: read(array, (indexed,), operands)
+        elif isinstance(index, Span) and isinstance(index.start, Operand):
+            if isinstance(index.size, Operand) or index.size <= 0:
+                return lambda array, operands: read(array, (indexed,), operands)
+            reach = (index.size - 1) * index.stride + 1
+            spans.append((axis, index.start.position, reach, index.stride, dim))
+        else:
+            try:
+                alone = Indexed((index,), (dim,), ())
+                (template[axis],) = _key(alone, (dim,), ())
+            except (Outside, IndexError):  # the size is an operand, or the run will refuse it
+                return lambda array, operands: read(array, (indexed,), operands)
+
+    def read_it(array: Array, operands: Sequence[Any]) -> Array:
+        if array.shape != indexed.shape:
+            return read(array, (indexed,), operands)
+        key = template.copy()
+        for axis, position, reach, stride, dim in spans:
+            start = int(operands[position])
+            if start < 0 or start + reach > dim:
+                raise Outside(axis, start, start + reach - 1, array.shape)
+            key[axis] = slice(start, start + reach, stride)
+        for axis, position, dim in scalars:
+            value = operands[position]
+            if getattr(value, "ndim", None) != 0:  # an array of indices, or memory that has it
+                return read(array, (indexed,), operands)
+            value = int(value)
+            if not 0 <= value < dim:
+                raise Outside(axis, value, value, array.shape)
+            key[axis] = value
+        return array[tuple(key)]
+
+    return read_it
 
 
 def region_of(
@@ -218,6 +277,24 @@ def size_in_bytes(ref: Ref, transforms: Sequence[Transform], operands: Sequence[
     return total
 
 
+def fixed_size(aval: Any, transforms: Sequence[Transform]) -> int | None:
+    """Bytes of a window of a reference, or None where they are known only when it is evaluated.
+
+    Args:
+      aval: of the reference.
+      transforms: from the memory to the window.
+    """
+    indexed = [each for each in transforms if isinstance(each, Indexed)]
+    sizes = [span.size for each in indexed for span in each.indices if isinstance(span, Span)]
+    joint = [size for each in indexed for size in each.joint]
+    if any(isinstance(size, Operand) for size in (*sizes, *joint)):
+        return None
+    if not isinstance(aval.dtype, np.dtype):
+        return None
+    memory = np.broadcast_to(np.zeros((), aval.dtype), aval.shape)
+    return size_in_bytes(Ref(memory), transforms, ())
+
+
 def _undone(part: Array, transform: Transform, array: Array) -> Array:
     """The memory that a changed window belongs to."""
     if isinstance(transform, Bitcast):
@@ -310,6 +387,43 @@ def grid_of(indexed: Indexed, operands: Sequence[Any], result: tuple[int, ...]) 
                 shape[first : first + joint] = values.shape
         found.append(np.broadcast_to(values.reshape(shape), result))
     return found
+
+
+def masked(
+    array: Array,
+    window: Sequence[Transform],
+    operands: Sequence[Any],
+    shape: tuple[int, ...],
+    mask: Any,
+) -> tuple[Array, tuple[Array, ...]]:
+    """The memory of a masked access, and the index of each element, which the mask may leave out.
+
+    Args:
+      array: the memory.
+      window: of it; it may reach beyond the edge where it is masked.
+      operands: of the equation.
+      shape: of the window.
+      mask: of the window.
+
+    Raises:
+      Outside: an element beyond the edge is not left out.
+    """
+    whole = Indexed(tuple(Span(0, size, 1) for size in array.shape), array.shape, ())
+    *outer, last = window or (whole,)
+    if not isinstance(last, Indexed):
+        raise SimulationError("a masked access to a reshaped reference cannot be simulated")
+    memory = read(array, outer, operands)
+    if outer and not np.may_share_memory(memory, array):
+        raise SimulationError("a masked access to a reference that is indexed twice by arrays")
+    axes = grid_of(last, operands, shape)
+    chosen = np.broadcast_to(mask, shape)
+    key: list[Array] = []
+    for number, (axis, dim) in enumerate(zip(axes, memory.shape, strict=True)):
+        used = axis[chosen]
+        if used.size and (used.min() < 0 or used.max() >= dim):
+            raise Outside(number, int(used.min()), int(used.max()), memory.shape)
+        key.append(np.clip(axis, 0, max(dim - 1, 0)))
+    return memory, tuple(key)
 
 
 def refuse(thread: Thread, ref: Ref, access: Access, outside: Outside, line: str) -> BoundsError:

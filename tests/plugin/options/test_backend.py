@@ -71,7 +71,7 @@ def test_hardware_that_is_not_here_is_a_usage_error(here, platform):
     assert "Traceback" not in text + result.stdout.str()
     assert f"--pallas-backend: backend '{platform}' is not available: " in text
     assert f"finds no {platform.upper()}, only cpu" in text
-    assert "Available here: tpu-sim, interpret, tpu-interpret, gpu-interpret" in text
+    assert "Available here: tpu-sim, gpu-sim, interpret, tpu-interpret, gpu-interpret" in text
 
 
 def test_hardware_in_the_ini_file_is_a_usage_error_too(here):
@@ -88,7 +88,7 @@ def test_hardware_in_the_ini_file_is_a_usage_error_too(here):
             "tpu-interpert",
             [
                 "unknown backend 'tpu-interpert'. Did you mean 'tpu-interpret'?",
-                "auto, all, interpreters, tpu-sim[:v4|v5e|v5p|v6e|tpu7x], interpret, tpu-interpret",
+                "auto, all, interpreters, tpu-sim[:v4|v5e|v5p|v6e|tpu7x], gpu-sim[:a100|h100|h200|",
                 "gpu[:a100|h100|h200|b200]",
             ],
         ),
