@@ -94,8 +94,8 @@ def tracing_for(target: Target) -> Generator[None]:
     """Let functions that are traced in this context find a chip, on the host's CPU.
 
     What is traced for a target is traced once: JAX has the stand-in in the keys of its caches, and
-    it is equal to another one of the same target. Of a GPU, devices also say how many
-    multiprocessors they have, and their compute capability: grids of persistent blocks depend on it.
+    it is equal to another one of the same target. Devices of a GPU also say how many
+    multiprocessors they have, on which grids of persistent blocks depend, and their capability.
     """
     device = AbstractDevice(
         device_kind=target.device_kind,

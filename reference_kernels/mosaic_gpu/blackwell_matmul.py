@@ -296,7 +296,7 @@ def reference(x: jax.Array, y: jax.Array) -> jax.Array:
     return product.astype(dtype)
 
 
-_BACKENDS = ("gpu-interpret", "gpu-compile:b200", "gpu:b200")
+_BACKENDS = ("gpu-sim:b200", "gpu-interpret", "gpu-compile:b200", "gpu:b200")
 _RELATIONS = (
     Linear(0),
     Linear(1),

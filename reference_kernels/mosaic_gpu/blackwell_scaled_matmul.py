@@ -267,7 +267,7 @@ def _spec(name: str, block: int, *formats: tuple[str, str]) -> KernelSpec:
         kernel={"gpu": blackwell_scaled_matmul},
         reference=reference,
         inputs=_inputs(block, *formats),
-        backends=("gpu-interpret", "gpu-compile:b200", "gpu:b200"),
+        backends=("gpu-sim:b200", "gpu-interpret", "gpu-compile:b200", "gpu:b200"),
         exact=True,
         relations=(Permuted({0: 0, 2: 0}, output=0), Permuted({1: 0, 3: 0}, output=1)),
         typical=_typical(block, *formats),

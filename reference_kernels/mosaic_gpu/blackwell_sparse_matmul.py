@@ -220,7 +220,7 @@ SPEC = KernelSpec(
         ),
         tuning={"stages": st.sampled_from([2, 3])},
     ),
-    backends=("gpu-interpret", "gpu-compile:b200", "gpu:b200"),
+    backends=("gpu-sim:b200", "gpu-interpret", "gpu-compile:b200", "gpu:b200"),
     exact=True,
     relations=(
         Linear(0),

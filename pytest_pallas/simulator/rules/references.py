@@ -15,6 +15,7 @@ from pytest_pallas.compat.windows import (
     transforms_in,
     transforms_of,
 )
+from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.dtypes import convert
 from pytest_pallas.simulator.gpu import blocks
