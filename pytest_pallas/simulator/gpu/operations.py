@@ -174,7 +174,10 @@ def settle(block: Block, thread: GpuThread) -> None:
     for operation in list(block.open.values()):
         complete(operation)
         record = operation.record
-        if not record.sides or (operation.lasting and operation.released):
+        if not record.sides:
+            continue
+        if operation.lasting and operation.released:  # it is done when the kernel is
+            thread.recording.events.append(Finished(thread.number, record))
             continue
         names = [side.name for side in record.sides if side.name]
         thread.machine.report(
