@@ -99,7 +99,7 @@ def tracing_for(target: Target) -> Generator[None]:
     """
     device = AbstractDevice(
         device_kind=target.device_kind,
-        num_cores=target.multiprocessors or 1,
+        num_cores=target.multiprocessors,
         platform=target.platform,
     )
     said = {"core_count": target.multiprocessors, "compute_capability": target.capability}

@@ -14,7 +14,7 @@ class Target:
       platform: ``"tpu"`` or ``"gpu"``.
       device_kind: what ``jax.Device.device_kind`` says on that chip.
       cores: TensorCores that a kernel sees as one device (2 only where they are fused: v4, v5p).
-      multiprocessors: of a GPU, or 0.
+      multiprocessors: of a GPU, which kernels ask for to choose their grid; 1 of a TPU.
       capability: the compute capability of a GPU, or "".
     """
 
@@ -22,7 +22,7 @@ class Target:
     platform: str
     device_kind: str
     cores: int = 1
-    multiprocessors: int = 0
+    multiprocessors: int = 1
     capability: str = ""
 
 
