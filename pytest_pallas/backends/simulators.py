@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Generator, Hashable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pytest_pallas import compat
 from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.probes import Probe
 from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, chip_of
@@ -66,12 +68,15 @@ class Simulator:
         """Always None: the simulator needs nothing but numpy."""
         return None
 
-    def context(self, *, races: bool = False) -> Any:
+    @contextmanager
+    def context(self, *, races: bool = False) -> Generator[None]:
         """The context to trace in. ``races`` makes no difference."""
         from pytest_pallas.devices.absent import tracing_for
+        from pytest_pallas.simulator.gpu.chips import attributes
 
         del races
-        return tracing_for(self.chip)
+        with tracing_for(self.chip), compat.device_attributes(attributes(self.chip.name)):
+            yield
 
     def lacks(self, call: Call) -> str | None:
         """What of a call cannot be simulated yet, or None. The call is traced, and not run.

@@ -15,6 +15,7 @@ from typing import Any
 from pytest_pallas import compat
 from pytest_pallas.findings import Wait
 from pytest_pallas.simulator.gpu.blocks import Memory
+from pytest_pallas.simulator.gpu.chips import CHIPS
 from pytest_pallas.simulator.gpu.order import Program
 from pytest_pallas.simulator.machine import Machine, Thread
 from pytest_pallas.simulator.memory import Ref
@@ -23,12 +24,9 @@ from pytest_pallas.simulator.scheduler import Task
 #: How often all programs look again before it is a deadlock.
 _ROUNDS = 100
 
-#: Multiprocessors of the chips (NVIDIA's data sheets), and threads that one of them can have
-#: ("Technical Specifications per Compute Capability" in the CUDA C++ Programming Guide).
-_MULTIPROCESSORS = {"a100": 108, "h100": 132, "h200": 132, "b200": 148}
+#: Threads and blocks of threads that a multiprocessor can have ("Technical Specifications per
+#: Compute Capability" in the CUDA C++ Programming Guide).
 _THREADS = 2048
-
-#: Programs that a multiprocessor can have, whatever their size; of the same table.
 _RESIDENT = 32
 
 #: Warps of a program, where the kernel does not say (``pallas_call_registration.py``).
@@ -90,7 +88,7 @@ class Waiting:
         """
         begun = list(programs)
         each = min(_RESIDENT, _THREADS // (32 * (warps or _WARPS)))
-        places = min(len(begun), each * _MULTIPROCESSORS.get(self.machine.target, 100))
+        places = min(len(begun), each * CHIPS[self.machine.target].multiprocessors)
         # A program that ends makes place for the next one.
         shared = iter(begun)
         cores = [thread.child(thread.owner) for _ in range(places)]

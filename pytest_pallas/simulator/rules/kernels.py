@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from pytest_pallas.compat.transfers import semaphore_kind
 from pytest_pallas.errors import MissingRuleError, SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.capacity import capacity_findings
-from pytest_pallas.simulator.gpu import programs
+from pytest_pallas.simulator.gpu import mosaic, programs
 from pytest_pallas.simulator.launches import traffic_of
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.pipeline import Kernel, execute, window_of
@@ -85,19 +84,15 @@ def _require_platform(thread: Thread, written_for: str, other: str) -> None:
 
 
 def _mosaic_gpu(eqn: Equation) -> Evaluate:
-    """A kernel of Mosaic GPU."""
-    name = "pytest_pallas.simulator.gpu.mosaic"
-    try:
-        mosaic: Any = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        raise MissingRuleError("kernels of Mosaic GPU are not simulated yet") from None
+    """A kernel of Mosaic GPU with a grid of blocks."""
+    execute = getattr(mosaic, "execute", None)
+    if execute is None:
+        raise MissingRuleError("a pallas_call for Mosaic GPU is not simulated yet")
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         if thread.machine.platform != "gpu":
             _require_platform(thread, "Mosaic GPU", "Mosaic GPU")
-        outputs = mosaic.execute(eqn, thread, operands)
+        outputs = execute(eqn, thread, operands)
         if thread.machine.outputs is not None:
             thread.machine.outputs(eqn.origin, outputs)
         return outputs
