@@ -139,13 +139,13 @@ def _max_contiguous(eqn: Equation) -> Evaluate:
     return lambda value: value
 
 
-@rule("debug_barrier")
+@rule("debug_barrier", "debug_barrier_p")
 def _debug_barrier(eqn: Equation) -> Evaluate:
     """It is ``bar.sync``: of the threads of one program, which run as one here, not of the grid."""
     return lambda: ()
 
 
-@rule("elementwise_inline_asm")
+@rule("elementwise_inline_asm", "elementwise_inline_asm_p")
 def _inline_assembly(eqn: Equation) -> Evaluate:
     text = str(eqn.params["asm"]).strip()
     dtype = np.dtype(eqn.ins[0].dtype) if eqn.ins else np.dtype(np.float32)
