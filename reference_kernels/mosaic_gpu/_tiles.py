@@ -37,9 +37,9 @@ def width(dtype: Any) -> int:
     return SWIZZLE // jnp.dtype(dtype).itemsize
 
 
-def smem(shape: tuple[int, ...], dtype: Any) -> Any:
+def smem(shape: tuple[int, ...], dtype: Any, swizzle: int = SWIZZLE) -> Any:
     """Shared memory for matrices in tiles, as TMA writes and ``wgmma`` reads them."""
-    return plgpu.SMEM(shape, dtype, transforms=transforms(dtype))
+    return plgpu.SMEM(shape, dtype, transforms=transforms(dtype, swizzle))
 
 
 def aligned(x: jax.Array) -> jax.Array:
