@@ -18,7 +18,8 @@ which shared memory need not find room for:
   order of their issue, so neither needs a wait.
 
 TMEM has two blocks of ``x``: the next is written while the product of the last one runs. One warpgroup
-does everything, as in ``hopper_matmul``.
+does everything, as in ``hopper_matmul``; but only one of its warps starts copies (``warp_map``), so
+that the others need not come together for each.
 
 NVIDIA, "PTX ISA" 8.7, section "TensorCore 5th Generation Family Instructions".
 """
@@ -65,11 +66,17 @@ def _kernel(
 
     def fetch(step: Any) -> None:
         slot, terms = jax.lax.rem(step, stages), pl.ds(step * block_k, block_k)
-        for block, smem in (
-            (x_gmem.at[pl.ds(row, _ROWS), terms], x_smem),
-            (y_gmem.at[terms, pl.ds(column, block_n)], y_smem),
-        ):
-            plgpu.copy_gmem_to_smem(block, smem.at[slot], loaded.at[slot])
+
+        def by_one_warp(warp: Any) -> None:
+            @pl.when(warp == 0)
+            def _copy() -> None:
+                for block, smem in (
+                    (x_gmem.at[pl.ds(row, _ROWS), terms], x_smem),
+                    (y_gmem.at[terms, pl.ds(column, block_n)], y_smem),
+                ):
+                    plgpu.copy_gmem_to_smem(block, smem.at[slot], loaded.at[slot])
+
+        plgpu.warp_map(by_one_warp)
 
     pl.loop(0, min(stages, steps))(fetch)
 
