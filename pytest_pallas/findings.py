@@ -20,6 +20,7 @@ from typing import Any, Literal
 #: ``"entry"``: memory or a semaphore of a device that is not known to have entered the kernel, or
 #: that has left it. ``"uninitialized"``: a load of what nobody has written. ``"overwritten"``: a
 #: block of an input that shares an output's memory, fetched for a program after another wrote it.
+#: ``"phase"``: arrivals that the phase of a barrier cannot take, or a phase that a thread misses.
 Kind = Literal[
     "bounds",
     "input-write",
@@ -32,6 +33,7 @@ Kind = Literal[
     "entry",
     "uninitialized",
     "overwritten",
+    "phase",
 ]
 
 
@@ -69,6 +71,7 @@ class Access:
       line: ``file:line``, or what stands there: ``"the block copy of pallas_call"``; or "".
       program: the grid point, or ().
       copy: whether a copy (DMA) made it.
+      by: what made it for the owner, in words: ``"the TMA copy"``; "" for the owner or a DMA.
       clock: the owner's count of steps, by which accesses are ordered.
     """
 
@@ -80,6 +83,7 @@ class Access:
     line: str = ""
     program: tuple[int, ...] = ()
     copy: bool = False
+    by: str = ""
     clock: int = 0
 
     def __str__(self) -> str:
@@ -88,7 +92,8 @@ class Access:
         words = f"{self.kind} of {self.ref or 'memory'}" + (f"[{part}]" if part else "")
         if self.home is not None and self.home != self.owner.device:
             words += f" on device {self.home}"
-        words += f" by {'a copy of ' if self.copy else ''}{self.owner}"
+        by = self.by or ("a copy" if self.copy else "")
+        words += f" by {by and by + ' of '}{self.owner}"
         return words + _at(self.line, self.program)
 
 

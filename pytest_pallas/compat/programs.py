@@ -38,10 +38,14 @@ def home_of_primitive(primitive: Any) -> str:
 
 
 #: Names of several primitives, with the modules that define the less common ones.
-_AMBIGUOUS = dict.fromkeys(
-    ("gather", "scatter", "load", "swap", "scan_count", "pack", "unpack", "barrier"),
-    ("jax._src.pallas.mosaic.sc_primitives",),
-)
+_AMBIGUOUS = {
+    **dict.fromkeys(
+        ("gather", "scatter", "load", "swap", "scan_count", "pack", "unpack", "barrier"),
+        ("jax._src.pallas.mosaic.sc_primitives",),
+    ),
+    "load": ("jax._src.pallas.mosaic.sc_primitives", "jax._src.pallas.mosaic_gpu.primitives"),
+    "store": ("jax._src.pallas.mosaic_gpu.primitives",),
+}
 
 
 def has_effects(eqn: Any) -> bool:

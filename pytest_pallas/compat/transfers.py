@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_pallas.compat.peers import Peer as Peer
+from pytest_pallas.compat.peers import peer_in
 from pytest_pallas.compat.windows import Operand, Transform, transforms_in
 from pytest_pallas.errors import MissingRuleError
 
@@ -28,23 +30,6 @@ class Place:
     transforms: tuple[Transform, ...]
     choices: tuple[Place, ...] = ()
     chosen: Operand | int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The device or core that an operation names. Numbers are positions of operands.
-
-    Attributes:
-      number: of the device in the mesh, row by row; None if it is named otherwise.
-      point: indices along all axes of the mesh of devices; None if it is named otherwise.
-      axes: index along some axes, each a tuple of names, of the mesh of devices or of cores.
-      core: the index of the core, or None.
-    """
-
-    number: int | None = None
-    point: tuple[int, ...] | None = None
-    axes: tuple[tuple[tuple[str, ...], int], ...] = ()
-    core: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +79,7 @@ def copy_parts(params: Any, count: int) -> CopyParts:
       count: of its operands.
     """
     source, target, done, sent, device = params["tree"].unflatten(list(map(Operand, range(count))))
-    peer = _peer(device, None, params["device_id_type"])
+    peer = peer_in(device, None, params["device_id_type"])
     return CopyParts(_place(source), _place(target), _some(done), _some(sent), peer)
 
 
@@ -112,7 +97,7 @@ def semaphore_parts(name: str, params: Any, count: int) -> SemaphoreParts:
     semaphore = Place(ref.position, transforms_in(transforms))
     if name == "semaphore_signal":
         value, device, core = rest
-        peer = _peer(device, core, params["device_id_type"])
+        peer = peer_in(device, core, params["device_id_type"])
         return SemaphoreParts(semaphore, value.position, peer=peer)
     if name == "semaphore_wait":
         value, decrement = rest
@@ -201,24 +186,6 @@ def _place(given: Any) -> Place:
         index = select.idx if isinstance(select.idx, Operand) else int(select.idx)
         return Place(-1, (), tuple(map(_place, choices)), index)
     return Place(given.ref.position, transforms_in(given.transforms))
-
-
-def _peer(device: Any, core: Any, kind: Any) -> Peer | None:
-    """A ``device_id`` and a ``core_index``, as ``device_id_to_logical`` understands them."""
-    at = None if core is None else core.position
-    if device is None:
-        return None if at is None else Peer(core=at)
-    if isinstance(device, dict):
-        named: dict[Any, Any] = device
-        axes = tuple(
-            (axis if isinstance(axis, tuple) else (axis,), index.position)
-            for axis, index in named.items()
-        )
-        return Peer(axes=axes, core=at)
-    if kind.name == "LOGICAL":
-        return Peer(number=device.position, core=at)
-    leaves = importlib.import_module("jax.tree_util").tree_leaves(device)
-    return Peer(point=tuple(each.position for each in leaves), core=at)
 
 
 def _some(given: Any) -> Place | None:

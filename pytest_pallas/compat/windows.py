@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from pytest_pallas.compat.peers import Peer, peer_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +90,103 @@ class Bitcast:
 
 
 @dataclass(frozen=True, slots=True)
+class Untiled:
+    """The tiles of the last axes put together: ``(m // a, n // b, a, b)`` is ``(m, n)``."""
+
+    tiling: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """Columns divided among leading axes: ``(m, batch * n)`` is ``(*batch, m, n)``."""
+
+    batch: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aliased:
+    """A part of a union of references.
+
+    Attributes:
+      offset: of its first byte; of its first column in tensor memory.
+      shape: of the part.
+      dtype: of its elements.
+      tiling: of its last axes, whose tiles the next transform puts together, or ().
+      group: which of the alternatives of the union it belongs to.
+      layout: JAX's layout of tensor memory, or None.
+    """
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: Any
+    tiling: tuple[int, ...] = ()
+    group: int = 0
+    layout: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Im2Col:
+    """Windows of an array ``(n, *spatial, channels)``: ``(windows, *window, channels)``.
+
+    Attributes:
+      window: its shape.
+      padding: zeros before and after each spatial axis.
+    """
+
+    window: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AtPeer:
+    """The same memory on another device."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class AtBlock:
+    """The same memory of another block of the cluster.
+
+    Attributes:
+      axes: names of axes of the cluster, and the index along them.
+    """
+
+    axes: tuple[tuple[tuple[Any, ...], Operand | int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AtAll:
+    """The same memory on all devices along some axes of the mesh."""
+
+    axes: tuple[Any, ...]
+
+
+#: Names memory that is not the thread's own.
+Elsewhere = AtPeer | AtBlock | AtAll
+
+
+@dataclass(frozen=True, slots=True)
 class Unknown:
     """A transform that is none of the others."""
 
     name: str
 
 
-Transform = Indexed | Reshaped | Transposed | Bitcast | Unknown
+Transform = (
+    Indexed
+    | Reshaped
+    | Transposed
+    | Bitcast
+    | Untiled
+    | Expanded
+    | Aliased
+    | Im2Col
+    | AtPeer
+    | AtBlock
+    | AtAll
+    | Unknown
+)
 
 
 def transforms_of(tree: Any, first: int, count: int) -> tuple[Transform, ...]:
@@ -115,8 +207,21 @@ def transforms_of(tree: Any, first: int, count: int) -> tuple[Transform, ...]:
 def transforms_in(transforms: Any) -> tuple[Transform, ...]:
     """JAX's transforms of a reference as ours, without those that change nothing."""
     given: Sequence[Any] = transforms if isinstance(transforms, (tuple, list)) else (transforms,)
-    found = (_transform(each) for each in given)
-    return tuple(each for each in found if each is not None)
+    found = [each for each in map(_transform, given) if each is not None]
+    for number, each in enumerate(found[:-1]):
+        after = found[number + 1]
+        if isinstance(each, Aliased) and isinstance(after, Untiled):
+            found[number] = replace(each, tiling=after.tiling)
+    return tuple(found)
+
+
+def split_elsewhere(
+    transforms: Sequence[Transform],
+) -> tuple[tuple[Transform, ...], tuple[Elsewhere, ...]]:
+    """The transforms of a reference, apart from those that say whose memory it is."""
+    places = tuple(each for each in transforms if isinstance(each, AtPeer | AtBlock | AtAll))
+    rest = tuple(each for each in transforms if not isinstance(each, AtPeer | AtBlock | AtAll))
+    return rest, places
 
 
 def _transform(transform: Any) -> Transform | None:
@@ -141,7 +246,37 @@ def _transform(transform: Any) -> Transform | None:
         return Bitcast(transform.dtype)
     if kind in ("MemorySpaceCastTransform", "AccessAssumptionTransform"):
         return None
+    return _gpu_transform(kind, transform)
+
+
+def _gpu_transform(kind: str, transform: Any) -> Transform | None:
+    """The transforms of Mosaic GPU. Swizzling changes where elements lie, and nothing else."""
+    if kind in ("UnswizzleRef", "IdentityTransform"):
+        return None
+    if kind in ("UntilingTransform", "UntileRef"):
+        return Untiled(tuple(transform.tiling))
+    if kind == "ExpandLeadingBatchDimensionsTransform":
+        return Expanded(tuple(transform.batch_shape))
+    if kind == "ExtractAliasedRef":
+        layout = getattr(transform, "layout", None)
+        dtype, group = transform.dtype, getattr(transform, "alias_group_idx", 0)
+        return Aliased(transform.offset, tuple(transform.shape), dtype, (), group, layout)
+    if kind == "Im2ColTransform":
+        return Im2Col(tuple(transform.window_shape), tuple(map(tuple, transform.padding)))
+    if kind == "PeerMemRef":
+        peer = peer_in(transform.device_id, None, transform.device_id_type)
+        assert peer is not None
+        return AtPeer(peer)
+    if kind == "ClusterRefTransform":
+        named = zip(transform.dims, transform.idxs, strict=True)
+        return AtBlock(tuple((_names(dim), _number(index)) for dim, index in named))
+    if kind == "MulticastRef":
+        return AtAll(_names(transform.collective_axes))
     return Unknown(kind)
+
+
+def _names(axes: Any) -> tuple[Any, ...]:
+    return tuple(axes) if isinstance(axes, tuple | list) else (axes,)
 
 
 def _index(index: Any) -> Span | Operand | Listed | int:

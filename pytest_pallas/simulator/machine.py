@@ -8,15 +8,16 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from pytest_pallas.compat.windows import Elsewhere
 from pytest_pallas.devices.targets import TARGETS
-from pytest_pallas.errors import SimulationLimitError
+from pytest_pallas.errors import SimulationError, SimulationLimitError
 from pytest_pallas.findings import Finding, Owner
 from pytest_pallas.simulator.inspector import Inspector
-from pytest_pallas.simulator.memory import Key, Ref
+from pytest_pallas.simulator.memory import Key, Ref, Region
 from pytest_pallas.simulator.ordering import disorder
 from pytest_pallas.simulator.recording import Entered, Recording
 from pytest_pallas.simulator.scheduler import Scheduler, collecting_later
@@ -118,7 +119,11 @@ class Machine:
 
     def find_disorder(self) -> None:
         """Let the monitor of order read the recording, and report what it finds."""
-        events, self.recording.events = self.recording.events, []
+        self.find_disorder_in(self.recording)
+
+    def find_disorder_in(self, recording: Recording) -> None:
+        """As ``find_disorder``, of a recording of some threads, which ends with that."""
+        events, recording.events = recording.events, []
         if not events or not self.monitored:
             return
         with collecting_later():
@@ -197,10 +202,22 @@ class Grid:
     Attributes:
       point: the program's index along each dimension that the body counts.
       sizes: of those dimensions.
+      shown: how many of them messages name; None for all.
     """
 
     point: tuple[int, ...]
     sizes: tuple[int, ...]
+    shown: int | None = None
+
+
+class Beside(Protocol):
+    """Notes accesses to memory that others access at the same time, outside of the recording."""
+
+    def note(
+        self, thread: Thread, region: Region, name: str, line: str, *, writes: bool, adds: bool
+    ) -> None:
+        """Note an access, and report one that is in conflict with it."""
+        ...
 
 
 @dataclass(eq=False)
@@ -247,6 +264,8 @@ class Thread:
       launch: the kernel it is inside of that others can reach: which, and how often it was entered.
       recorded: whether what it does to memory is recorded.
       collective: the barrier semaphore of the kernel it is inside of, or None.
+      beside: notes what it does to memory that others use at the same time, or None.
+      own: a recording of what it does, in place of the machine's, or None.
     """
 
     machine: Machine
@@ -263,6 +282,8 @@ class Thread:
     launch: tuple[Any, ...] = ()
     recorded: bool = False
     collective: Any = None
+    beside: Beside | None = None
+    own: Recording | None = None
 
     def __post_init__(self) -> None:
         """Take a number, unless it has one."""
@@ -298,7 +319,12 @@ class Thread:
     @property
     def program(self) -> tuple[int, ...]:
         """The grid point it is at, or ()."""
-        return self.grids[-1].point if self.grids else ()
+        return self.grids[-1].point[: self.grids[-1].shown] if self.grids else ()
+
+    @property
+    def recording(self) -> Recording:
+        """Where what it does is recorded."""
+        return self.own or self.machine.recording
 
     @property
     def core(self) -> tuple[tuple[str, int], ...]:
@@ -333,6 +359,25 @@ class Thread:
                 self.device.memory.pop(ref.key, None)
                 self.device.freed.add(ref.key)
 
+    def elsewhere(
+        self, ref: Ref, places: Sequence[Elsewhere], operands: Sequence[Any], line: str
+    ) -> Ref:
+        """The memory of another device that corresponds to its own.
+
+        Args:
+          ref: its own memory.
+          places: whose memory is meant.
+          operands: of the equation.
+          line: of the equation.
+
+        Raises:
+          SimulationError: this thread cannot reach such memory.
+        """
+        raise SimulationError(
+            f"{ref.name or 'a reference'} of another device or block is accessed outside of a "
+            "kernel for a GPU"
+        )
+
     @contextmanager
     def inside(self, kernel: str) -> Generator[None]:
         """Evaluate the body of a kernel."""
@@ -353,7 +398,7 @@ class Thread:
             return ""
         if not self.grids or not self.grids[-1].sizes:
             return self.kernels[-1]
-        point = ", ".join(map(str, self.grids[-1].point))
+        point = ", ".join(map(str, self.program))
         return f"program ({point}) of {self.kernels[-1]}"
 
 

@@ -72,7 +72,7 @@ def meet(
         )
 
     if len(meeting.given) == len(members):
-        machine.recording.events.append(Synchronized(tuple(meeting.threads)))
+        thread.recording.events.append(Synchronized(tuple(meeting.threads)))
         for task in meeting.waiting:
             machine.scheduler.wake(task)
         del machine.meetings[place]

@@ -17,6 +17,12 @@ from pytest_pallas.simulator.memory import Key, Ref
 from pytest_pallas.simulator.recording import Reached
 from pytest_pallas.simulator.transfers import Semaphore
 
+#: What orders devices at the entry of a kernel.
+_REMEDIES = {
+    "tpu": "let the devices wait for each other before, with pltpu.get_barrier_semaphore()",
+    "gpu": "leave out plgpu.CompilerParams(skip_device_barrier=True)",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Where:
@@ -134,7 +140,7 @@ def reach(
         act(barrier_of(thread, where.device, key.site[1]))
         return
     key = key._replace(core=tuple((axis, where.core.get(axis, at)) for axis, at in key.core))
-    at = (line, thread.program, thread.kernel)
+    at = (line, thread.program, thread.kernel, _REMEDIES[machine.platform])
     event = Reached(thread.number, (where.device, key), ref.name, writes, *at)
     machine.recording.events.append(event)
     found = device.memory.get(key)

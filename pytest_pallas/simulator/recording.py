@@ -29,6 +29,7 @@ class Touched:
       frees: whether the kernel is done with the memory.
       adds: whether it wrote by adding, which is atomic.
       kernel: name of the kernel, or "".
+      home: the device whose memory it is, if not the thread's own.
     """
 
     thread: int
@@ -40,6 +41,7 @@ class Touched:
     frees: bool = False
     adds: bool = False
     kernel: str = ""
+    home: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +107,7 @@ class Reached:
       line: ``file:line``.
       program: the grid point.
       kernel: name of the kernel, or "".
+      remedy: what the kernel should do.
     """
 
     thread: int
@@ -114,9 +117,128 @@ class Reached:
     line: str
     program: tuple[int, ...]
     kernel: str
+    remedy: str
 
 
-Event = Touched | Started | Signalled | Waited | Synchronized | Entered | Reached
+@dataclass(slots=True, eq=False)
+class Token:
+    """Passes on what threads have done: one phase of a barrier, for example.
+
+    Attributes:
+      name: of what it belongs to.
+    """
+
+    name: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Side:
+    """Memory that an asynchronous operation reads or writes.
+
+    Attributes:
+      region: the memory.
+      writes: whether it writes.
+      name: of the reference.
+      adds: whether it writes by an atomic operation.
+      proxied: whether it does so through the asynchronous proxy, to which what threads wrote
+        before is visible only after a fence.
+      home: the device whose memory it is.
+    """
+
+    region: Region
+    writes: bool
+    name: str
+    adds: bool = False
+    proxied: bool = False
+    home: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Asynchronous:
+    """What an engine does beside the threads, as the monitor of order sees it.
+
+    Attributes:
+      what: it is, in words: ``"the TMA copy"``.
+      sides: the memory that it accesses.
+      thread: the number of the thread that started it.
+      line: where it was started.
+      program: the grid point at which it was started.
+      kernel: name of the kernel.
+      chain: operations with equal chains happen one after the other; None for those that have none.
+    """
+
+    what: str
+    sides: list[Side]
+    thread: int = -1
+    line: str = ""
+    program: tuple[int, ...] = ()
+    kernel: str = ""
+    chain: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class Released:
+    """What a thread has done happened before what those do who acquire the token later."""
+
+    thread: int
+    token: Token
+
+
+@dataclass(slots=True, eq=False)
+class Acquired:
+    """A thread knows what those had done who released the token, and what was completed with it."""
+
+    thread: int
+    token: Token
+
+
+@dataclass(slots=True, eq=False)
+class Fenced:
+    """What a thread knows to be written is visible to its asynchronous operations from here on."""
+
+    thread: int
+
+
+@dataclass(slots=True, eq=False)
+class Forked:
+    """A thread started an asynchronous operation."""
+
+    thread: int
+    operation: Asynchronous
+
+
+@dataclass(slots=True, eq=False)
+class Completed:
+    """An asynchronous operation is done, and whoever acquires the token knows that."""
+
+    operation: Asynchronous
+    token: Token
+
+
+@dataclass(slots=True, eq=False)
+class Finished:
+    """A thread knows that an operation has read its sources; with ``writes``, that it is done."""
+
+    thread: int
+    operation: Asynchronous
+    writes: bool = True
+
+
+Event = (
+    Touched
+    | Started
+    | Signalled
+    | Waited
+    | Synchronized
+    | Entered
+    | Reached
+    | Released
+    | Acquired
+    | Fenced
+    | Forked
+    | Completed
+    | Finished
+)
 
 
 @dataclass(eq=False)

@@ -234,6 +234,7 @@ def access(
     kind: Literal["read", "write", "add", "pass on", "free"],
     name: str,
     line: str,
+    home: int | None = None,
 ) -> None:
     """Record an access to memory, that it goes from a kernel to its caller, or that it ends.
 
@@ -243,9 +244,20 @@ def access(
     frees = kind in ("pass on", "free")
     if kind == "pass on" and not line:  # JAX has none where the function it maps is a kernel itself
         line = "the end of the kernel"
-    thread.machine.recording.events.append(
+    if thread.beside is not None and not frees:
+        thread.beside.note(thread, memory, name, line, writes=writes, adds=adds)
+    thread.recording.events.append(
         Touched(
-            thread.number, memory, writes, name, line, thread.program, frees, adds, thread.kernel
+            thread.number,
+            memory,
+            writes,
+            name,
+            line,
+            thread.program,
+            frees,
+            adds,
+            thread.kernel,
+            home,
         )
     )
 

@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.compat.windows import (
+    Aliased,
     Bitcast,
+    Expanded,
     Indexed,
     Operand,
     Reshaped,
     Span,
     Transform,
     Transposed,
-    Unknown,
+    Untiled,
 )
 from pytest_pallas.errors import BoundsError, SimulationError
 from pytest_pallas.findings import Finding
@@ -131,7 +133,53 @@ def _applied(array: Array, transform: Transform, operands: Sequence[Any]) -> Arr
         return array.transpose(transform.permutation)
     if isinstance(transform, Bitcast):
         return bitcast_rows(array, transform.dtype)
-    raise SimulationError(f"the simulator does not know the transform {transform.name}")
+    if isinstance(transform, Untiled):
+        return untiled(array, len(transform.tiling))
+    if isinstance(transform, Expanded):
+        rows, columns = array.shape[0], array.shape[1] // math.prod(transform.batch)
+        parts = array.reshape(rows, *transform.batch, columns)
+        return np.moveaxis(parts, 0, -2)
+    if isinstance(transform, Aliased):
+        return _aliased(array, transform)
+    name = getattr(transform, "name", type(transform).__name__)
+    raise SimulationError(f"the simulator does not know the transform {name}")
+
+
+def untiled(array: Array, count: int) -> Array:
+    """The tiles of the last ``count`` axes put together: a view where memory was made for it."""
+    outer = array.ndim - 2 * count
+    pairs = [axis for number in range(outer, outer + count) for axis in (number, number + count)]
+    moved = array.transpose(*range(outer), *pairs)
+    return moved.reshape(
+        *array.shape[:outer],
+        *(array.shape[axis] * array.shape[axis + count] for axis in range(outer, outer + count)),
+    )
+
+
+def tiled(array: Array, tiling: Sequence[int]) -> Array:
+    """A view of an array with its last axes in tiles; ``untiled`` of it is a view of it, too."""
+    outer = array.ndim - len(tiling)
+    pairs = [(size // t, t) for size, t in zip(array.shape[outer:], tiling, strict=True)]
+    apart = array.reshape(*array.shape[:outer], *(size for pair in pairs for size in pair))
+    moved = [*range(outer, apart.ndim, 2), *range(outer + 1, apart.ndim, 2)]
+    return apart.transpose(*range(outer), *moved)
+
+
+def _aliased(array: Array, part: Aliased) -> Array:
+    """A part of a union of references, which is an array of bytes."""
+    dtype, count = np.dtype(part.dtype), len(part.tiling)
+    size = math.prod(part.shape) * dtype.itemsize
+    if part.offset + size > array.size * array.itemsize:
+        raise SimulationError(
+            f"a part of a union of references of {dtype}{list(part.shape)} needs {size} bytes from "
+            f"byte {part.offset} on, and the union has {array.size * array.itemsize}"
+        )
+    memory = array.reshape(-1).view(np.uint8)[part.offset : part.offset + size].view(dtype)
+    if not count:
+        return memory.reshape(part.shape)
+    outer = part.shape[: -2 * count]
+    whole = [n * t for n, t in zip(part.shape[-2 * count : -count], part.tiling, strict=True)]
+    return tiled(memory.reshape(*outer, *whole), part.tiling)
 
 
 def _repeated(array: Array, indexed: Indexed, operands: Sequence[Any]) -> Array:
@@ -174,9 +222,11 @@ def _undone(part: Array, transform: Transform, array: Array) -> Array:
     """The memory that a changed window belongs to."""
     if isinstance(transform, Bitcast):
         return bitcast_rows(part, array.dtype)
-    assert not isinstance(transform, (Indexed, Unknown))
     if isinstance(transform, Transposed):
         return part.transpose(np.argsort(transform.permutation))
+    if isinstance(transform, Untiled):
+        return tiled(part, transform.tiling)
+    assert isinstance(transform, Reshaped)
     return part.reshape(array.shape)
 
 
@@ -281,7 +331,7 @@ def refuse(thread: Thread, ref: Ref, access: Access, outside: Outside, line: str
             f"{index} of axis {axis}, which has {outside.shape[axis]} elements"
         ),
         kernel=thread.kernels[-1] if thread.kernels else "",
-        program=thread.grids[-1].point if thread.grids else (),
+        program=thread.program,
         line=line,
         ref=ref.name,
         index=(first, last),

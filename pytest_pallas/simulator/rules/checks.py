@@ -27,7 +27,7 @@ def _check(eqn: Equation) -> Evaluate:
                     kind="assertion",
                     message=f"the kernel asserts what does not hold: {message}",
                     kernel=thread.kernels[-1] if thread.kernels else "",
-                    program=thread.grids[-1].point if thread.grids else (),
+                    program=thread.program,
                     line=eqn.line,
                 )
             )

@@ -24,7 +24,7 @@ def _names(axes: Any) -> tuple[Any, ...]:
 
 
 def _size(thread: Thread, name: str) -> int:
-    size = thread.sizes.get(name) or thread.cores.get(name)
+    size = thread.sizes.get(name) or thread.cores.get(name) or thread.others.get(name)
     if size is None:
         raise MissingRuleError(f"the simulator does not simulate the mesh axis {name!r} here")
     return size

@@ -9,6 +9,9 @@ import numpy as np
 from pytest_pallas import compat
 from pytest_pallas.simulator.allocation import allocate, free
 from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.gpu.operations import wait_groups
+from pytest_pallas.simulator.gpu.scopes import run_scope, scope_of
+from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.keyed import value_of, words_of
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory import Ref
@@ -111,7 +114,11 @@ def _run_scoped(eqn: Equation) -> Evaluate:
         for number, (var, name) in enumerate(zip(inner.invars, names, strict=True))
     ]
 
+    scope = scope_of(eqn)
+
     def evaluate(thread: Thread, *captured: Any) -> Any:
+        if isinstance(thread, GpuThread):
+            return run_scope(thread, scope, lambda refs: run(program, thread, (*captured, *refs)))
         refs = [
             allocate(thread, aval, name, id(eqn), number)
             for number, (aval, name) in enumerate(memory)
@@ -145,6 +152,8 @@ def _run_state(eqn: Equation) -> Evaluate:
             for n, ((aval, name), first) in enumerate(zip(memory, given, strict=True))
         ]
         run(program, thread, refs)
+        if isinstance(thread, GpuThread):  # JAX's lowering waits here for all `wgmma`
+            wait_groups(thread, thread.products, 0)
         return [value_of(ref.data, aval) for ref, (aval, _) in zip(refs, memory, strict=True)]
 
     return evaluate

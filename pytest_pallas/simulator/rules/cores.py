@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas import compat
+from pytest_pallas.compat.mosaic_gpu import block_mesh, warp_axis
 from pytest_pallas.compat.transfers import CoreMesh, core_meshes, is_reference, owner_of_space
 from pytest_pallas.findings import Owner
 from pytest_pallas.simulator.allocation import free, made, memory_of
 from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.gpu import mosaic
+from pytest_pallas.simulator.gpu.warps import bind_warps
 from pytest_pallas.simulator.keyed import value_of, words_of
 from pytest_pallas.simulator.launches import at_entry, launched, run_beside, traffic_of
 from pytest_pallas.simulator.machine import Grid, Thread
@@ -43,6 +46,10 @@ class _Scratch:
 
 @rule("mpmd_map", threaded=True)
 def _mpmd_map(eqn: Equation) -> Evaluate:
+    if block_mesh(eqn.params["meshes"]) is not None:
+        return mosaic.bind(eqn)
+    if warp_axis(eqn.params["meshes"]) is not None:
+        return bind_warps(eqn)
     meshes = core_meshes(eqn.params["meshes"])
     jaxprs = eqn.params["jaxprs"]
     programs = [prepare(jaxpr) for jaxpr in jaxprs]

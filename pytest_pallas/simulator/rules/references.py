@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from pytest_pallas import compat
-from pytest_pallas.compat.windows import Indexed, Transform, transforms_in, transforms_of
+from pytest_pallas.compat.windows import (
+    Indexed,
+    Transform,
+    split_elsewhere,
+    transforms_in,
+    transforms_of,
+)
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.dtypes import convert
@@ -22,11 +29,13 @@ from pytest_pallas.simulator.windows import Outside, grid_of, read, refuse, regi
 
 @rule("get", threaded=True)
 def _get(eqn: Equation) -> Evaluate:
-    window = transforms_of(eqn.params["tree"], 1, len(eqn.ins) - 1)
+    window, places = split_elsewhere(transforms_of(eqn.params["tree"], 1, len(eqn.ins) - 1))
     dtype = eqn.out.dtype
     whole = not window and not is_key_dtype(dtype)
 
     def load(thread: Thread, ref: Ref, *operands: Any) -> Any:
+        if places:
+            ref = thread.elsewhere(ref, places, (ref, *operands), eqn.line)
         if whole and not thread.recorded:
             return ref.data.copy()
         try:
@@ -43,12 +52,32 @@ def _get(eqn: Equation) -> Evaluate:
     return load
 
 
+@rule("load", threaded=True, home="primitives")
+def _load(eqn: Equation) -> Evaluate:
+    """``plgpu.load``: as ``get``."""
+    return _get(eqn)
+
+
+@rule("store", threaded=True, home="primitives")
+def _store(eqn: Equation) -> Evaluate:
+    """``plgpu.store``: a ``swap`` whose old elements nobody gets."""
+    store = _swap(dataclasses.replace(eqn, used=False))
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        store(thread, *operands)
+        return ()
+
+    return evaluate
+
+
 @rule("swap", threaded=True)
 def _swap(eqn: Equation) -> Evaluate:
-    window = transforms_of(eqn.params["tree"], 2, len(eqn.ins) - 2)
+    window, places = split_elsewhere(transforms_of(eqn.params["tree"], 2, len(eqn.ins) - 2))
     wanted = eqn.used
 
     def evaluate(thread: Thread, ref: Ref, value: Any, *operands: Any) -> Any:
+        if places:
+            ref = thread.elsewhere(ref, places, (ref, value, *operands), eqn.line)
         note_write(thread, ref, eqn)
         old: Any = None
         try:
@@ -225,7 +254,7 @@ def note_write(thread: Thread, ref: Ref, eqn: Equation) -> None:
                 "what the next program or the caller reads there depends on the chip"
             ),
             kernel=thread.kernels[-1] if thread.kernels else "",
-            program=thread.grids[-1].point if thread.grids else (),
+            program=thread.program,
             line=eqn.line,
             ref=ref.name,
             shape=tuple(ref.shape),

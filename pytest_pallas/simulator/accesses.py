@@ -1,0 +1,192 @@
+"""Accesses to memory while the events of a run are gone through, and which of them overlap."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytest_pallas.simulator.memory import Elements, Region
+from pytest_pallas.simulator.recording import Asynchronous, Side, Touched
+
+if TYPE_CHECKING:
+    from pytest_pallas.simulator.transfers import Copy
+
+Array = np.ndarray[Any, Any]
+
+#: How hard ``numpy.shares_memory`` may try; views of one array are decided long before.
+_WORK = 10_000
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One side of a copy, or of an asynchronous operation, that is not proved to be done.
+
+    Attributes:
+      origin: which copy or operation.
+      region: the memory of this side.
+      writes: whether it is the target.
+      adds: whether it is written by adding, which is atomic.
+      thread: that started it.
+      clock: of that thread when it did.
+      bounds: of the region, as addresses.
+      side: the memory that an asynchronous operation accesses; None of a copy.
+      seen: the clock of the writes of threads that it sees, if not all that its thread knows.
+      chain: of the operation: see ``Asynchronous``.
+    """
+
+    origin: Copy | Asynchronous
+    region: Region
+    writes: bool
+    adds: bool
+    thread: int
+    clock: Array
+    bounds: tuple[int, int]
+    side: Side | None = None
+    seen: Array | None = None
+    chain: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class Past:
+    """An access that happened: known to whoever knows the time of one of some threads.
+
+    Attributes:
+      known: the time from which each thread knows it: the one that made it, or those whose waits
+        prove that a copy did.
+      region: the memory.
+      writes: whether it wrote.
+      adds: whether it wrote by adding.
+      event: what it was.
+    """
+
+    known: dict[int, int]
+    region: Region
+    writes: bool
+    adds: bool
+    event: Touched | Flight
+
+
+@dataclass(slots=True, eq=False)
+class Memory:
+    """One allocation while the events are gone through.
+
+    Attributes:
+      flights: the sides of copies that are not proved to be done.
+      past: the last access of each kind to each region, by thread.
+      starts: where the regions of ``ordered`` begin, in order.
+      ordered: the accesses of ``past`` with the end of their region, in that order.
+      longest: bytes of the longest of these regions.
+    """
+
+    flights: list[Flight] = field(default_factory=list["Flight"])
+    past: dict[Any, Past] = field(default_factory=dict[Any, "Past"])
+    starts: list[int] = field(default_factory=list[int])
+    ordered: list[tuple[int, Past]] = field(default_factory=list[tuple[int, "Past"]])
+    longest: int = 0
+
+    def keep(self, key: Any, past: Past, bounds: tuple[int, int]) -> None:
+        """Note an access to a region; ``key`` is equal for those that it makes superfluous."""
+        before = self.past.get(key)
+        if before is not None:
+            before.known, before.event = past.known, past.event
+            return
+        self.past[key] = past
+        start, end = bounds
+        at = bisect_right(self.starts, start)
+        self.starts.insert(at, start)
+        self.ordered.insert(at, (end, past))
+        self.longest = max(self.longest, end - start)
+
+    def near(self, start: int, end: int) -> Iterator[Past]:
+        """The accesses to regions that may have bytes between two addresses."""
+        first = bisect_right(self.starts, start - self.longest)
+        last = bisect_left(self.starts, end)
+        for stop, past in self.ordered[first:last]:
+            if stop > start:
+                yield past
+
+
+def conflict(one: Touched | Flight, other: Flight | Past) -> bool:
+    """Whether two accesses must be ordered: one writes, unless both add."""
+    return (one.writes or other.writes) and not (one.adds and other.adds)
+
+
+def root(region: Region) -> Array:
+    """The array that owns the memory of a region."""
+    array = region.memory if isinstance(region, Elements) else region
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def bounds_of(region: Region) -> tuple[int, int]:
+    """The addresses of the first byte of a region, and behind its last."""
+    array = region.memory if isinstance(region, Elements) else region
+    start: int = array.__array_interface__["data"][0]
+    if array.flags.c_contiguous:
+        return start, start + array.nbytes
+    low, high = np.lib.array_utils.byte_bounds(array)
+    return int(low), int(high)
+
+
+def place_of(region: Region) -> tuple[Any, ...]:
+    """Equal for regions that are the same elements."""
+    if isinstance(region, Elements):
+        return (*place_of(region.memory), *(axis.tobytes() for axis in region.key))
+    return (region.__array_interface__["data"][0], region.shape, region.strides)
+
+
+def overlap(one: Region, other: Region) -> bool:
+    """Whether two regions share an element."""
+    if isinstance(one, Elements):
+        if not np.may_share_memory(one.memory, root(other)):
+            return False
+        if (
+            isinstance(other, Elements)
+            and place_of(one.memory) == place_of(other.memory)
+            and len(one.key) == len(other.key)
+        ):
+            return not _points(one).isdisjoint(_points(other))
+        return any(overlap(other, part) for part in _parts(one))
+    if isinstance(other, Elements):
+        return overlap(other, one)
+    if not one.size or not other.size or not np.may_share_memory(one, other):
+        return False
+    try:
+        return bool(np.shares_memory(one, other, max_work=_WORK))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _parts(elements: Elements) -> Iterator[Array]:
+    """A view of each element, or of each row where only the first axes are indexed."""
+    for point in _points(elements):
+        yield elements.memory[(*point, ...)]
+
+
+def _points(elements: Elements) -> set[tuple[int, ...]]:
+    """The index of each element along the first axes."""
+    return {*zip(*(axis.tolist() for axis in elements.key), strict=True)}
+
+
+def index_of(region: Region) -> tuple[tuple[int, int], ...]:
+    """The elements of its allocation that a region begins and ends at, along each axis."""
+    whole = root(region)
+    if isinstance(region, Elements):
+        return ()
+    if whole.ndim == 0 or not whole.size or not whole.flags.c_contiguous:
+        return ()
+    if region.dtype != whole.dtype or not region.size:
+        return ()
+    offset = region.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    starts = np.unravel_index(offset // whole.itemsize, whole.shape)
+    steps = dict(zip(region.strides, region.shape, strict=True))
+    ends = [
+        int(start) + steps.get(stride, 1)
+        for start, stride in zip(starts, whole.strides, strict=True)
+    ]
+    return tuple((int(start), end) for start, end in zip(starts, ends, strict=True))

@@ -1,0 +1,13 @@
+"""The machine model of a GPU.
+
+    mosaic      launches: grids, clusters, blocks and warpgroups of a Mosaic GPU kernel
+    threads     who runs: ``Launch``, ``Cluster``, ``Block``, ``GpuThread``
+    operations  what engines do beside the threads: TMA copies, ``wgmma``, ``tcgen05``, ...
+    barriers    barriers with phases, arrival counts and expected bytes
+    scopes      shared memory, barriers and registers of a ``run_scoped``
+    footprints  what blocks that nothing orders do to global memory
+
+Rules of Mosaic GPU's primitives are in ``rules/mosaic_gpu``. Sources: PTX ISA 8.7 ("Memory
+Consistency Model", "mbarrier", "cp.async.bulk", "wgmma"), and JAX's lowering, which says what a
+primitive of Pallas becomes.
+"""

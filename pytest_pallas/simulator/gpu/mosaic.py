@@ -1,0 +1,301 @@
+"""Launches of Mosaic GPU kernels: grids of clusters, their blocks, and the warpgroups of each.
+
+Where nothing that a kernel does orders one cluster with another one (it has no semaphores and names
+no other device), clusters run one after the other, in an order that the seed decides: what they do
+to global memory is compared by ``footprints``, and the monitor of order reads each of them by
+itself. Otherwise all clusters run at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas import compat
+from pytest_pallas.compat.mosaic_gpu import BlockMesh, block_mesh, body_of, reaches_devices
+from pytest_pallas.compat.transfers import is_reference
+from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.allocation import memory_of
+from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.gpu.footprints import Footprints
+from pytest_pallas.simulator.gpu.operations import settle
+from pytest_pallas.simulator.gpu.scopes import Item, publish_semaphores, semaphores_in, smem_bytes
+from pytest_pallas.simulator.gpu.threads import Block, Cluster, GpuThread, Launch, leave
+from pytest_pallas.simulator.keyed import value_of, words_of
+from pytest_pallas.simulator.launches import Traffic, at_entry, launched
+from pytest_pallas.simulator.machine import Grid, Thread
+from pytest_pallas.simulator.memory import Ref
+from pytest_pallas.simulator.program import Program, prepare
+from pytest_pallas.simulator.recording import Recording, Synchronized
+from pytest_pallas.simulator.registry import Equation, Evaluate
+from pytest_pallas.simulator.transfers import access
+
+#: What orders blocks of different clusters, or devices.
+_ORDERING = frozenset(
+    {
+        *("semaphore_signal", "semaphore_wait", "semaphore_read", "semaphore_signal_parallel"),
+        *("semaphore_signal_multicast", "multimem_store", "multimem_load_reduce"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class GpuKernel:
+    """A Mosaic GPU kernel, prepared.
+
+    Attributes:
+      name: of its body.
+      mesh: its grid.
+      program: its body.
+      names: of the parameters of the body.
+      written: the parameters that it writes.
+      aliases: for an output, the input whose memory it is.
+      outputs: shapes and dtypes.
+      semaphores: that it makes.
+      smem: bytes of shared memory that a block takes, as they are kept here.
+      ordered: whether something orders clusters, so that they run at the same time.
+      dynamic: whether clusters take over the work of others.
+      remote: whether it reaches other devices.
+      params: compiler parameters.
+      equation: JAX's.
+      line: ``file:line`` of the call.
+    """
+
+    name: str
+    mesh: BlockMesh
+    program: Program
+    names: tuple[str, ...]
+    written: frozenset[int]
+    aliases: Mapping[int, int]
+    outputs: tuple[Any, ...]
+    semaphores: tuple[Item, ...]
+    smem: int
+    ordered: bool
+    dynamic: bool
+    remote: bool
+    params: Any
+    equation: Any
+    line: str
+
+
+def bind(eqn: Equation) -> Evaluate:
+    """How a ``mpmd_map`` over a grid of blocks is evaluated."""
+    kernel = kernel_of(eqn)
+    in_memory = [is_reference(aval) for aval in kernel_inputs(eqn)]
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        if thread.machine.platform != "gpu":
+            raise SimulationError(
+                f"{kernel.name} is a kernel for a GPU, and the target {thread.machine.target} is "
+                "none; name one, such as h100"
+            )
+        return _execute(kernel, thread, operands, in_memory)
+
+    return evaluate
+
+
+def kernel_inputs(eqn: Equation) -> Sequence[Any]:
+    """Abstract values of the parameters of the body."""
+    inner, _ = compat.open_jaxpr(eqn.params["jaxprs"][0])
+    return [var.aval for var in inner.invars]
+
+
+def kernel_of(eqn: Equation) -> GpuKernel:
+    """The kernel of a ``mpmd_map``, prepared."""
+    mesh = block_mesh(eqn.params["meshes"])
+    assert mesh is not None
+    (jaxpr,) = eqn.params["jaxprs"]
+    inner, _ = compat.open_jaxpr(jaxpr)
+    names = {each.primitive.name for each in _equations(jaxpr)}
+    remote = any(map(reaches_devices, _equations(jaxpr)))
+    count = len(eqn.ins)
+    aliases = {at: number for number, at in dict(eqn.params["input_output_aliases"]).items()}
+    name, parameters = _body(jaxpr)
+    own = [f"operand {number}" for number in range(count)]
+    own += [f"output {number}" for number in range(len(inner.invars) - count)]
+    return GpuKernel(
+        name=name or eqn.params["name"] or "kernel",
+        mesh=mesh,
+        program=prepare(jaxpr),
+        names=(*parameters[: len(own)], *own[len(parameters) :]),
+        written=compat.written_inputs(inner),
+        aliases=aliases,
+        outputs=tuple(eqn.params["out_avals"]),
+        semaphores=tuple(semaphores_in(jaxpr)),
+        smem=smem_bytes(jaxpr),
+        ordered=remote or not names.isdisjoint(_ORDERING),
+        dynamic="try_cluster_cancel" in names,
+        remote=remote,
+        params=eqn.params["compiler_params"],
+        equation=eqn.origin or eqn,
+        line=eqn.line,
+    )
+
+
+def _body(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
+    """Name and parameters of the user's body, which JAX wraps."""
+    for each in _equations(jaxpr):
+        if each.primitive.name == "run_scoped":
+            return body_of(compat.open_jaxpr(each.params["jaxpr"])[0])
+    return body_of(compat.open_jaxpr(jaxpr)[0])
+
+
+def _equations(jaxpr: Any) -> Any:
+    for eqn in compat.open_jaxpr(jaxpr)[0].eqns:
+        yield eqn
+        for inner in compat.sub_jaxprs(eqn):
+            yield from _equations(inner)
+
+
+def _execute(
+    kernel: GpuKernel, thread: Thread, operands: Sequence[Any], in_memory: Sequence[bool]
+) -> list[Any]:
+    machine, count = thread.machine, len(operands)
+    refs: list[Any] = []
+    for number, (value, wrapped) in enumerate(zip(operands, in_memory, strict=False)):
+        if isinstance(value, Ref) or not wrapped:
+            refs.append(value)
+            continue
+        memory = words_of(value)
+        written = number in kernel.written or number in kernel.aliases.values()
+        refs.append(Ref(np.array(memory) if written else memory, kernel.names[number], "gmem"))
+    outputs: list[Ref] = []
+    for number, aval in enumerate(kernel.outputs):
+        if number in kernel.aliases:
+            outputs.append(refs[kernel.aliases[number]])
+            continue
+        name = kernel.names[count + number]
+        memory = memory_of(machine, tuple(aval.shape), aval.dtype, name, "output")
+        outputs.append(Ref(memory, name, "gmem"))
+    given = [*refs, *outputs]
+    skips = getattr(kernel.params, "skip_device_barrier", False)
+    traffic = Traffic(kernel.ordered, kernel.remote, None, kernel.remote and not skips)
+    with thread.inside(kernel.name), launched(thread, kernel.equation, traffic, several=True):
+        for number, ref in enumerate(given):
+            if isinstance(ref, Ref) and thread.recorded:
+                thread.publish(ref, "operand", number, shared=True)
+        launch = Launch(thread, kernel.mesh)
+        sizes = [size for _, size in (*kernel.mesh.grid, *kernel.mesh.cluster)]
+        publish_semaphores(launch, kernel.semaphores, list(np.ndindex(*sizes)))
+        at_entry(thread, traffic)
+        if kernel.ordered or kernel.dynamic:
+            _all_at_once(kernel, launch, given)
+        else:
+            _one_by_one(kernel, launch, given)
+        for ref in outputs:
+            if ref.data.dtype != object:
+                access(thread, ref.data, "pass on", ref.name, kernel.line)
+    return [value_of(ref.data, aval) for ref, aval in zip(outputs, kernel.outputs, strict=True)]
+
+
+def _points(launch: Launch) -> list[tuple[int, ...]]:
+    """The grid points of the clusters, in the order in which they are begun."""
+    sizes = [size for _, size in launch.mesh.grid]
+    points = list(np.ndindex(*sizes))
+    machine = launch.thread.machine
+    if machine.seed and len(points) > 1:
+        points = [points[at] for at in machine.random.permutation(len(points))]
+    return points
+
+
+def _one_by_one(kernel: GpuKernel, launch: Launch, given: Sequence[Any]) -> None:
+    points = _points(launch)
+    machine = launch.thread.machine
+    footprints = Footprints(machine.seed) if len(points) > 1 else None
+    if footprints is not None:
+        for number, ref in enumerate(given):
+            is_written = number >= len(given) - len(kernel.outputs) or number in kernel.written
+            if is_written and isinstance(ref, Ref) and ref.data.dtype != object:
+                footprints.watch(ref.data)
+    recording = Recording()
+    for number, point in enumerate(points):
+        if footprints is not None:
+            footprints.cluster = number
+        cluster = _cluster(kernel, launch, point, footprints, recording)
+        _run(kernel, [cluster], given)
+        machine.find_disorder_in(recording)
+
+
+def _all_at_once(kernel: GpuKernel, launch: Launch, given: Sequence[Any]) -> None:
+    clusters = [_cluster(kernel, launch, point, None, None) for point in _points(launch)]
+    threads = [
+        each for cluster in clusters for block in cluster.blocks for each in block.warpgroups
+    ]
+    numbers = (launch.thread.number, *(each.number for each in threads))
+    events = launch.thread.recording.events
+    events.append(Synchronized(numbers))
+    _run(kernel, clusters, given)
+    events.append(Synchronized(numbers))
+
+
+def _threads(clusters: Sequence[Cluster]) -> list[GpuThread]:
+    blocks = [block for cluster in clusters for block in cluster.blocks]
+    return [thread for block in blocks for thread in block.warpgroups]
+
+
+def _run(kernel: GpuKernel, clusters: Sequence[Cluster], given: Sequence[Any]) -> None:
+    """Run clusters at the same time."""
+    threads = [
+        each for cluster in clusters for block in cluster.blocks for each in block.warpgroups
+    ]
+
+    def work(thread: GpuThread) -> None:
+        timeline = thread.machine.timeline
+        span = None if timeline is None else timeline.begin(thread, "body", kernel.name)
+        run(kernel.program, thread, given)
+        if timeline is not None and span is not None:
+            timeline.end(thread, span)
+        leave(thread)
+        if not thread.block.running:
+            settle(thread.block, thread)
+
+    if len(threads) == 1:
+        work(threads[0])
+        return
+    threads[0].machine.scheduler.run(threads, work)
+
+
+def _cluster(
+    kernel: GpuKernel,
+    launch: Launch,
+    point: tuple[int, ...],
+    footprints: Footprints | None,
+    recording: Recording | None,
+) -> Cluster:
+    """A cluster with its blocks and their warpgroups, none of which has begun."""
+    mesh, cluster = launch.mesh, Cluster(launch, point)
+    for place in np.ndindex(*(size for _, size in mesh.cluster)):
+        block = Block(cluster, place, np.full(kernel.smem, 0xFF, np.uint8))
+        cluster.blocks.append(block)
+        for number in range(mesh.warpgroups):
+            thread = _thread(launch, block, number)
+            thread.beside, thread.own, thread.recorded = footprints, recording, True
+            block.warpgroups.append(thread)
+        block.running = mesh.warpgroups
+    return cluster
+
+
+def _thread(launch: Launch, block: Block, number: int) -> GpuThread:
+    device, mesh = launch.thread, launch.mesh
+    axes = [*mesh.grid, *mesh.cluster, *([mesh.threads] if mesh.threads else [])]
+    point = (*block.point, *([number] if mesh.threads else []))
+    where = f"block ({', '.join(map(str, block.point))})" if block.point else "block 0"
+    who = f"{where}, warpgroup {number}" if mesh.warpgroups > 1 else where
+    names = [name for name, _ in axes]
+    thread = GpuThread(
+        device.machine,
+        block=block,
+        warpgroup=number,
+        owner=replace(device.owner, thread=who),
+        grids=[*device.grids, Grid(point, tuple(size for _, size in axes), len(block.point))],
+        kernels=list(device.kernels),
+        axes={**device.axes, **dict(zip(names, point, strict=True))},
+        sizes=device.sizes,
+        others={**device.others, **dict(axes)},
+        launch=device.launch,
+        collective=device.collective,
+    )
+    return thread

@@ -1,0 +1,194 @@
+"""What engines do beside the threads of a block: TMA copies, ``cp.async``, ``wgmma``, ``tcgen05``.
+
+An operation is a few steps (its sources are read, its targets are written, a barrier is told),
+which happen at any time between its start and the wait that proves it done: with seed 0 as late as
+a wait lets them, with another seed at any time before. To add one:
+
+    sides = [Side(source, False, "x_ref"), Side(target, True, "buffer")]
+    operation = Operation(Asynchronous("the TMA copy", sides), thread.block)
+    start(thread, operation, steps=[read, write_and_tell], barriers=[barrier], line=line)
+
+``steps`` are functions without arguments, called in order. ``barriers`` are those that the last
+step tells, with ``barriers.complete``: a wait on one of them makes the operation go on. What is
+waited for otherwise (``wait_smem_to_gmem``, ``wgmma_wait``) is kept by the thread in ``Groups``;
+``finish`` makes it happen and records that the thread knows. Operations with equal
+``Asynchronous.chain`` happen one after the other, in the order in which they were started, as those
+of one tensor core do.
+
+The monitor of order reads the sides: an access to them that neither comes before the start nor
+after what proves the operation done is a race. ``Side.proxied`` is for engines that see what
+threads wrote only after ``commit_smem``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pytest_pallas.findings import Finding
+from pytest_pallas.simulator.gpu.threads import GpuThread, Groups, Launch
+from pytest_pallas.simulator.recording import Asynchronous, Finished, Forked
+
+if TYPE_CHECKING:
+    from pytest_pallas.simulator.gpu.barriers import Barrier
+    from pytest_pallas.simulator.gpu.threads import Block
+
+Step = Callable[[], None]
+
+#: With a seed, the share of events at which an operation goes on: one of these for the whole run,
+#: so that engines are fast in some runs and late in others.
+_GOES_ON = (0.05, 0.3, 0.7)
+
+
+@dataclass(eq=False)
+class Operation:
+    """An operation that was started.
+
+    Attributes:
+      record: what the monitor of order sees of it.
+      block: that started it.
+      steps: what is left of it.
+      reads: how many steps are left when its sources have been read.
+      barriers: that wait for it.
+      lasting: whether its writes may come after the end of its block.
+      waited: whether a thread knows that it is done.
+      released: whether a thread knows that its sources were read.
+    """
+
+    record: Asynchronous
+    block: Block
+    steps: deque[Step] = field(default_factory=deque[Step])
+    reads: int = 0
+    barriers: Sequence[Barrier] = ()
+    lasting: bool = False
+    waited: bool = False
+    released: bool = False
+
+
+def start(
+    thread: GpuThread,
+    operation: Operation,
+    *,
+    steps: Sequence[Step],
+    line: str,
+    barriers: Sequence[Barrier] = (),
+    reads: int | None = None,
+) -> None:
+    """Begin an operation, of which nothing need have happened when this returns.
+
+    Args:
+      thread: who starts it.
+      operation: what it is, and the memory that it accesses.
+      steps: what happens, in order.
+      line: ``file:line`` of the start.
+      barriers: that the last step tells.
+      reads: how many steps are left when its sources have been read; one less than there are if
+        that is not given.
+    """
+    launch, record = thread.kernel_launch, operation.record
+    record.thread, record.line = thread.number, line
+    record.program, record.kernel = thread.program, thread.kernel
+    operation.steps.extend(steps)
+    operation.reads = max(len(steps) - 1, 0) if reads is None else reads
+    operation.barriers = barriers
+    thread.recording.events.append(Forked(thread.number, record))
+    if thread.beside is not None:
+        for side in record.sides:
+            thread.beside.note(
+                thread, side.region, side.name, line, writes=side.writes, adds=side.adds
+            )
+    launch.operations.append(operation)
+    thread.block.open[id(operation)] = operation
+    for barrier in barriers:
+        barrier.coming.append(operation)
+        barrier.wake(thread.machine)
+    go_on(thread)
+    thread.machine.scheduler.pause()
+
+
+def go_on(thread: GpuThread) -> None:
+    """With a seed: let some operations happen."""
+    machine, launch = thread.machine, thread.kernel_launch
+    if not machine.seed:
+        return
+    share = _GOES_ON[machine.seed % len(_GOES_ON)]
+    while launch.operations and machine.random.random() < share:
+        at = int(machine.random.integers(len(launch.operations)))
+        advance(launch, launch.operations[at])
+
+
+def advance(launch: Launch, operation: Operation) -> None:
+    """Let the next step of an operation happen, or of one that must happen before it."""
+    chain = operation.record.chain
+    if chain is not None:
+        operation = next(each for each in launch.operations if each.record.chain == chain)
+    if operation.steps:
+        operation.steps.popleft()()
+    if not operation.steps:
+        launch.operations.remove(operation)
+        for barrier in operation.barriers:
+            barrier.coming.remove(operation)
+
+
+def complete(operation: Operation, *, sources_only: bool = False) -> None:
+    """Let an operation happen: all of it, or until its sources have been read."""
+    launch = operation.block.cluster.launch
+    left = operation.reads if sources_only else 0
+    while len(operation.steps) > left:
+        advance(launch, operation)
+
+
+def finish(thread: GpuThread, operation: Operation, *, sources_only: bool = False) -> None:
+    """A thread waits for an operation, or until its sources have been read."""
+    complete(operation, sources_only=sources_only)
+    operation.released = True
+    if not sources_only:
+        know(operation)
+    thread.recording.events.append(
+        Finished(thread.number, operation.record, writes=not sources_only)
+    )
+
+
+def wait_groups(
+    thread: GpuThread, groups: Groups, left: int, *, sources_only: bool = False
+) -> None:
+    """Wait until at most ``left`` groups are under way."""
+    count = max(len(groups.closed) - left, 0)
+    for group in groups.closed[:count]:
+        for operation in group:
+            finish(thread, operation, sources_only=sources_only)
+    if not sources_only:
+        del groups.closed[:count]
+
+
+def know(operation: Operation) -> None:
+    """Note that a thread knows that an operation is done."""
+    operation.waited = True
+    operation.block.open.pop(id(operation), None)
+
+
+def settle(block: Block, thread: GpuThread) -> None:
+    """Let what a block has under way happen at its end, and report what nobody waited for."""
+    for operation in list(block.open.values()):
+        complete(operation)
+        record = operation.record
+        if not record.sides or (operation.lasting and operation.released):
+            continue
+        names = [side.name for side in record.sides if side.name]
+        thread.machine.report(
+            Finding(
+                kind="unwaited",
+                message=(
+                    f"{record.what} of {' and '.join(dict.fromkeys(names))} is not waited for "
+                    "before its block ends"
+                ),
+                kernel=record.kernel,
+                program=record.program,
+                line=record.line,
+                ref=names[-1] if names else "",
+                seed=thread.machine.seed,
+            )
+        )
+    block.open.clear()

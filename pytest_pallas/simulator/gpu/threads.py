@@ -1,0 +1,255 @@
+"""Who runs on a GPU: a launch of a kernel, its clusters and blocks, and their warpgroups."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytest_pallas.compat.mosaic_gpu import BlockMesh
+from pytest_pallas.compat.windows import AtBlock, AtPeer, Elsewhere, Operand
+from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory import Key, Ref
+from pytest_pallas.simulator.peers import Where, peer_of, reach
+from pytest_pallas.simulator.recording import Acquired, Released, Token
+from pytest_pallas.simulator.transfers import access
+
+if TYPE_CHECKING:
+    from pytest_pallas.simulator.gpu.barriers import Barrier
+    from pytest_pallas.simulator.gpu.operations import Operation
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(eq=False)
+class Launch:
+    """One launch of a kernel on a device.
+
+    Attributes:
+      thread: the device.
+      mesh: the kernel's grid.
+      operations: those that were started and are not done, in the order in which they were started.
+      pending: clusters that were not begun, and that others may take over, by their grid point.
+      semaphores: of allocations that all blocks share.
+    """
+
+    thread: Thread
+    mesh: BlockMesh
+    operations: list[Operation] = field(default_factory=list["Operation"])
+    pending: deque[tuple[int, ...]] = field(default_factory=deque[tuple[int, ...]])
+    semaphores: dict[Any, Ref] = field(default_factory=dict[Any, Ref])
+
+
+@dataclass(eq=False)
+class Cluster:
+    """Blocks that run at the same time, and reach each other's shared memory.
+
+    Attributes:
+      launch: it belongs to.
+      point: its grid point.
+      blocks: in the order of their ranks.
+    """
+
+    launch: Launch
+    point: tuple[int, ...]
+    blocks: list[Block] = field(default_factory=list["Block"])
+
+    def block_at(self, block: Block, indices: Mapping[Any, int]) -> Block:
+        """The block that differs from another one in these indices along the cluster's axes.
+
+        Raises:
+          SimulationError: there is no such block.
+        """
+        rank = 0
+        for (name, size), at in zip(self.launch.mesh.cluster, block.place, strict=True):
+            index = indices.get(name, at)
+            if not 0 <= index < size:
+                raise SimulationError(
+                    f"there is no block {index} along the axis {name!r} of the cluster, which has "
+                    f"{size}"
+                )
+            rank = rank * size + index
+        return self.blocks[rank]
+
+    def along(self, block: Block, axes: Sequence[Any]) -> list[Block]:
+        """The blocks that differ from one at most along some axes of the cluster, in order."""
+        names = [name for name, _ in self.launch.mesh.cluster]
+        known = [name for name in axes if name in names]
+        sizes = [size for name, size in self.launch.mesh.cluster if name in known]
+        known = [name for name in names if name in known]
+        return [
+            self.block_at(block, dict(zip(known, point, strict=True)))
+            for point in np.ndindex(*sizes)
+        ]
+
+
+@dataclass(eq=False)
+class Block:
+    """A block of threads.
+
+    Attributes:
+      cluster: it belongs to.
+      place: its index along each axis of the cluster.
+      arena: its shared memory, as bytes.
+      memory: its allocations, by the place in the program that makes them.
+      entered: how often a scope was entered, by the place of the scope and the thread.
+      warpgroups: its threads.
+      running: how many of them have not ended.
+      end: passes on what they have done to the one that ends last.
+      doors: one byte for each of its barriers, which other blocks touch when they arrive there.
+      barriers: its barriers.
+      open: operations that it started and nobody knows to be done, by identity.
+    """
+
+    cluster: Cluster
+    place: tuple[int, ...]
+    arena: Array
+    memory: dict[Any, Ref] = field(default_factory=dict[Any, Ref])
+    entered: dict[Any, int] = field(default_factory=dict[Any, int])
+    warpgroups: list[GpuThread] = field(default_factory=list["GpuThread"])
+    running: int = 0
+    end: Token = field(default_factory=Token)
+    doors: Array = field(default_factory=lambda: np.zeros(1024, np.uint8))
+    barriers: list[Barrier] = field(default_factory=list["Barrier"])
+    open: dict[int, Operation] = field(default_factory=dict[int, "Operation"])
+
+    @property
+    def point(self) -> tuple[int, ...]:
+        """Its index along each axis of the grid and of the cluster."""
+        return (*self.cluster.point, *self.place)
+
+
+@dataclass(eq=False)
+class Groups:
+    """Asynchronous operations of a thread that are waited for in the order in which they began.
+
+    Attributes:
+      open: those that belong to no group yet.
+      closed: the groups, the oldest first.
+    """
+
+    open: list[Operation] = field(default_factory=list["Operation"])
+    closed: list[list[Operation]] = field(default_factory=list[list["Operation"]])
+
+    def commit(self) -> None:
+        """Make a group of those that belong to none."""
+        self.closed.append(self.open)
+        self.open = []
+
+
+@dataclass(eq=False, kw_only=True)
+class GpuThread(Thread):
+    """A warpgroup, or one of its warps.
+
+    Attributes:
+      block: it belongs to.
+      warpgroup: its number in the block.
+      lanes: the warps that it consists of: all four, or one.
+      top: bytes of shared memory that the scopes around take.
+      stores: its copies to global memory.
+      loads: its ``cp.async`` copies.
+      products: its ``wgmma`` operations.
+      chained: its other operations that something waits for later, by kind (``"tcgen05"``).
+    """
+
+    block: Block
+    warpgroup: int = 0
+    lanes: tuple[int, ...] = (0, 1, 2, 3)
+    top: int = 0
+    stores: Groups = field(default_factory=Groups)
+    loads: Groups = field(default_factory=Groups)
+    products: Groups = field(default_factory=Groups)
+    chained: dict[str, list[Operation]] = field(default_factory=dict[str, list["Operation"]])
+
+    @property
+    def kernel_launch(self) -> Launch:
+        """The launch that it belongs to."""
+        return self.block.cluster.launch
+
+    def elsewhere(
+        self, ref: Ref, places: Sequence[Elsewhere], operands: Sequence[Any], line: str
+    ) -> Ref:
+        """The memory of another block, or of another device, that corresponds to its own."""
+        for place in places:
+            if isinstance(place, AtBlock):
+                ref = self.of_block(ref, block_of(self, place, operands))
+            elif isinstance(place, AtPeer):
+                where = peer_of(self, place.peer, operands)
+                ref = ref if where is None else memory_at(self, where, ref, line)
+            else:
+                raise SimulationError("only multimem operations access all devices at once")
+        return ref
+
+    def of_block(self, ref: Ref, block: Block) -> Ref:
+        """The shared memory of a block of the cluster that corresponds to its own.
+
+        Raises:
+          SimulationError: that block has not allocated it.
+        """
+        if block is self.block:
+            return ref
+        found = None if ref.key is None else block.memory.get(ref.key.site)
+        if found is None:
+            raise SimulationError(
+                f"block {block.point} of the cluster has not allocated {ref.name or 'memory'}, "
+                f"which block {self.block.point} accesses"
+            )
+        return found
+
+
+def memory_at(thread: Thread, where: Where, ref: Ref, line: str) -> Ref:
+    """The memory of another device that corresponds to the thread's own.
+
+    Raises:
+      SimulationError: the device has not entered the kernel, or has left it.
+    """
+    found: list[Ref] = []
+    reach(thread, where, ref, line, found.append, writes=True)
+    if not found:
+        raise SimulationError(
+            f"device {where.device} has not entered the kernel, or has left it, when "
+            f"{thread.owner} accesses its {ref.name or 'memory'}"
+        )
+    return found[0]
+
+
+def block_of(thread: GpuThread, place: AtBlock, operands: Sequence[Any]) -> Block:
+    """The block of the cluster that a reference names."""
+    cluster = thread.block.cluster
+    sizes = dict(cluster.launch.mesh.cluster)
+    indices: dict[Any, int] = {}
+    for names, given in place.axes:
+        index = int(operands[given.position]) if isinstance(given, Operand) else given
+        if len(names) == 1:
+            indices[names[0]] = index
+            continue
+        if not 0 <= index < math.prod(sizes[name] for name in names):
+            raise SimulationError(f"there is no block {index} along the axes {names}")
+        point = np.unravel_index(index, [sizes[name] for name in names])
+        indices.update({name: int(at) for name, at in zip(names, point, strict=True)})
+    return cluster.block_at(thread.block, indices)
+
+
+def key_of(site: tuple[Any, ...]) -> Key:
+    """Names shared memory alike in all blocks."""
+    return Key((), (), site)
+
+
+def leave(thread: GpuThread) -> None:
+    """End a warpgroup; with the last one, the shared memory of its block ends."""
+    block = thread.block
+    block.running -= 1
+    thread.recording.events.append(Released(thread.number, block.end))
+    if block.running:
+        return
+    thread.recording.events.append(Acquired(thread.number, block.end))
+    if len(block.cluster.blocks) > 1:
+        line = "the end of the block"
+        for memory, name in ((block.arena, "shared memory"), (block.doors, "a barrier")):
+            if memory.size:
+                access(thread, memory, "free", name, line)

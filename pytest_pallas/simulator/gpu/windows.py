@@ -1,0 +1,247 @@
+"""Windows of global memory that copy engines read and write.
+
+A window may begin before the array and reach beyond it: what is read there is zero, what is written
+there is dropped (PTX ISA, "Tensors", "Out of Boundary Access"). The first axis may be indexed by a
+list of rows. ``im2col`` windows are those of ``plgpu.im2col_ref``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.compat.windows import Im2Col, Indexed, Operand, Span, Transform
+from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.memory import Elements, Ref, Region
+from pytest_pallas.simulator.windows import Outside, read
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A part of an array, as far as there is one.
+
+    Attributes:
+      region: the elements that the array has.
+      shape: of the whole window.
+      inside: the index of these elements in the window; None if it has no others.
+      array: the array, where the window is more than a part of it.
+      axes: the indices along each axis of the array, a number for those that the window has not.
+    """
+
+    region: Region
+    shape: tuple[int, ...]
+    inside: tuple[Any, ...] | None = None
+    array: Array | None = None
+    axes: tuple[Array | int, ...] = ()
+
+    def load(self, fill: Any = 0) -> Array:
+        """The elements; ``fill`` in place of those that the array does not have."""
+        values = _values(self.region)
+        if self.inside is None:
+            return values.reshape(self.shape)
+        whole = np.full(self.shape, fill, values.dtype)
+        whole[self.inside] = values.reshape(whole[self.inside].shape)
+        return whole
+
+    def store(self, values: Array, change: Any = None) -> None:
+        """Write the elements that the array has.
+
+        Args:
+          values: of the whole window.
+          change: gives the new elements of the old ones and ``values``, or None to overwrite.
+        """
+        part = values if self.inside is None else values[self.inside]
+        region = self.region
+        if isinstance(region, Elements):
+            old = region.memory[region.key]
+            part = part.reshape(old.shape)
+            region.memory[region.key] = part if change is None else change(old, part)
+        else:
+            part = part.reshape(region.shape)
+            region[...] = part if change is None else change(region, part)
+
+    def part(self, axis: int, start: int, stop: int) -> Window:
+        """A slice of the window along an axis."""
+        if self.array is None:
+            key = (slice(None),) * axis + (slice(start, stop),)
+            assert not isinstance(self.region, Elements)
+            region = self.region[key]
+            return Window(region, region.shape)
+        axes = list(self.axes)
+        number = [at for at, each in enumerate(axes) if not isinstance(each, int)][axis]
+        indices = axes[number]
+        assert not isinstance(indices, int)
+        axes[number] = indices[start:stop]
+        return _gathered(self.array, axes)
+
+
+def _values(region: Region) -> Array:
+    return region.memory[region.key] if isinstance(region, Elements) else region.copy()
+
+
+def window_of(
+    ref: Ref, transforms: Sequence[Transform], operands: Sequence[Any], *, promised: bool = False
+) -> Window:
+    """The window that an equation names.
+
+    Args:
+      ref: the array.
+      transforms: from the array to the window.
+      operands: of the equation.
+      promised: whether the kernel promises that it is inside of the array.
+
+    Raises:
+      Outside: it is not, and was promised to be.
+      SimulationError: an engine cannot have such a window.
+    """
+    if transforms and isinstance(transforms[0], Im2Col):
+        return _im2col(ref.data, transforms, operands)
+    try:
+        part = read(ref.data, transforms, operands)
+    except Outside:
+        if promised:
+            raise
+        return _composed(ref.data, transforms, operands)
+    if np.may_share_memory(part, ref.data) or not part.size:
+        return Window(part, part.shape)
+    return _composed(ref.data, transforms, operands)
+
+
+def _composed(array: Array, transforms: Sequence[Transform], operands: Sequence[Any]) -> Window:
+    """A window of which some elements are not there, or whose rows are listed."""
+    axes: list[Array | int] = [np.arange(size) for size in array.shape]
+    left = list(range(array.ndim))
+    for transform in transforms:
+        if not isinstance(transform, Indexed):
+            raise SimulationError(
+                "a copy engine reads and writes slices of an array in global memory, and no "
+                f"{type(transform).__name__.lower()} one"
+            )
+        kept: list[int] = []
+        for axis, index in zip(left, transform.indices, strict=True):
+            before = axes[axis]
+            assert not isinstance(before, int)
+            start = int(before[0]) if before.size else 0
+            step = int(before[1]) - start if before.size > 1 else 1
+            if isinstance(index, Span):
+                first, size = _number(index.start, operands), _number(index.size, operands)
+                axes[axis] = start + step * (first + index.stride * np.arange(size))
+                kept.append(axis)
+                continue
+            assert isinstance(index, Operand | int)
+            value = np.asarray(_value(index, operands)).astype(np.int64)
+            if value.ndim == 0:
+                axes[axis] = start + step * int(value)
+                continue
+            axes[axis] = start + step * value.ravel()
+            kept.append(axis)
+        left = kept
+    return _gathered(array, axes)
+
+
+def _gathered(array: Array, axes: Sequence[Array | int]) -> Window:
+    shape = tuple(each.size for each in axes if not isinstance(each, int))
+    lists = [np.atleast_1d(each) for each in axes]
+    there = [(each >= 0) & (each < size) for each, size in zip(lists, array.shape, strict=True)]
+    used = [each[ok] for each, ok in zip(lists, there, strict=True)]
+    whole = all(ok.all() for ok in there)
+    inside = None
+    if not whole:
+        inside = np.ix_(
+            *(ok for ok, each in zip(there, axes, strict=True) if not isinstance(each, int))
+        )
+        if not all(ok.all() for ok, each in zip(there, axes, strict=True) if isinstance(each, int)):
+            inside = tuple(np.zeros((0,) * len(shape), np.int64) for _ in shape)
+            used = [np.zeros(0, np.int64) for _ in used]
+    if all(_is_range(each) for each in used):
+        steps = tuple(
+            slice(int(each[0]), int(each[-1]) + 1, _step(each)) if each.size else slice(0, 0)
+            for each in used
+        )
+        return Window(array[steps], shape, inside, array, tuple(axes))
+    key = np.broadcast_arrays(*np.ix_(*used))
+    region = Elements(array, tuple(each.ravel() for each in key))
+    return Window(region, shape, inside, array, tuple(axes))
+
+
+def _is_range(indices: Array) -> bool:
+    if indices.size < 2:
+        return True
+    step = indices[1] - indices[0]
+    return bool(step > 0 and (np.diff(indices) == step).all())
+
+
+def _step(indices: Array) -> int:
+    return int(indices[1] - indices[0]) if indices.size > 1 else 1
+
+
+def _im2col(array: Array, transforms: Sequence[Transform], operands: Sequence[Any]) -> Window:
+    """Rows of windows of a padded image: one element of each window, and some channels of it."""
+    first, *rest = transforms
+    assert isinstance(first, Im2Col)
+    images, *spatial, channels = array.shape
+    sizes = [
+        size + low + high - window + 1
+        for size, window, (low, high) in zip(spatial, first.window, first.padding, strict=True)
+    ]
+    shape = (images * math.prod(sizes), *first.window, channels)
+    axes: list[Array | int] = [np.arange(size) for size in shape]
+    left = list(range(len(shape)))
+    for transform in rest:
+        if not isinstance(transform, Indexed):
+            raise SimulationError("an im2col reference can only be indexed")
+        kept: list[int] = []
+        for axis, index in zip(left, transform.indices, strict=True):
+            before = axes[axis]
+            assert not isinstance(before, int)
+            start = int(before[0]) if before.size else 0
+            if isinstance(index, Span):
+                first_, size = _number(index.start, operands), _number(index.size, operands)
+                axes[axis] = start + first_ + np.arange(size)
+                kept.append(axis)
+            else:
+                assert isinstance(index, Operand | int)
+                axes[axis] = start + int(np.asarray(_value(index, operands)))
+        left = kept
+    rows, columns = axes[0], axes[-1]
+    if isinstance(rows, int) or isinstance(columns, int) or len(left) != 2:
+        raise SimulationError(
+            "an im2col reference must be indexed by a slice of rows, a number along each axis of "
+            "the window and a slice of channels"
+        )
+    places: list[Array] = []
+    flat = rows
+    for size in reversed(sizes):
+        places.append(flat % size)
+        flat = flat // size
+    places.reverse()
+    indices = [flat]
+    there = (flat >= 0) & (flat < images)
+    for place, offset, size, (low, _) in zip(
+        places, axes[1:-1], spatial, first.padding, strict=True
+    ):
+        assert isinstance(offset, int)
+        index = place - low + offset
+        indices.append(index)
+        there &= (index >= 0) & (index < size)
+    within = (columns >= 0) & (columns < channels)
+    used = columns[within]
+    memory = array[..., int(used[0]) : int(used[-1]) + 1] if used.size else array[..., :0]
+    key = tuple(index[there] for index in indices)
+    inside = None if there.all() and within.all() else np.ix_(there, within)
+    return Window(Elements(memory, key), (rows.size, columns.size), inside)
+
+
+def _number(value: int | Operand, operands: Sequence[Any]) -> int:
+    return int(operands[value.position]) if isinstance(value, Operand) else value
+
+
+def _value(index: int | Operand, operands: Sequence[Any]) -> Any:
+    value = operands[index.position] if isinstance(index, Operand) else index
+    return value.data if isinstance(value, Ref) else value

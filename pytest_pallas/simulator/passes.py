@@ -1,0 +1,214 @@
+"""One pass of the monitor of order over the events of a run: clocks, and the check of an access."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytest_pallas.findings import Owner
+from pytest_pallas.simulator.accesses import Flight, Memory, conflict, overlap, root
+from pytest_pallas.simulator.recording import (
+    Asynchronous,
+    Event,
+    Forked,
+    Signalled,
+    Started,
+    Token,
+    Touched,
+    Waited,
+)
+
+if TYPE_CHECKING:
+    from pytest_pallas.simulator.transfers import Copy, Semaphore
+
+Array = np.ndarray[Any, Any]
+
+#: Findings of one run: a race of a loop shows at every step.
+MOST = 32
+
+
+@dataclass(slots=True, eq=False)
+class Promise:
+    """What a semaphore gets: a copy's bytes, or a signal.
+
+    Attributes:
+      thread: who promised it.
+      amount: how much it is.
+      clock: of that thread when it did.
+      event: the signal, or the start of the copy.
+      copy: the copy, or None.
+      done: whether a wait proved the copy to be done.
+      known: to which threads a wait proved that it was begun.
+    """
+
+    thread: int
+    amount: int
+    clock: Array
+    event: Started | Signalled
+    copy: Copy | None = None
+    done: bool = False
+    known: set[int] = field(default_factory=set[int])
+
+    def follows(self, other: Promise) -> bool:
+        """Whether it happens only after another one."""
+        return self is not other and bool(self.clock[other.thread] >= other.clock[other.thread])
+
+
+@dataclass(slots=True, eq=False)
+class Count:
+    """A semaphore while the events are gone through.
+
+    Attributes:
+      promised: by all promises so far.
+      taken: by all waits so far.
+      open: promises that no wait has proved.
+      waits: for each thread that waited, the times and numbers of its waits, in order.
+    """
+
+    promised: int = 0
+    taken: int = 0
+    open: list[Promise] = field(default_factory=list["Promise"])
+    waits: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict[int, Any])
+
+
+@dataclass(slots=True, eq=False)
+class Passed:
+    """What a token passes on.
+
+    Attributes:
+      clock: of all that released it.
+      fenced: what of that their asynchronous operations see.
+      operations: those that were completed with it.
+      owners: the threads that acquired it, with the time at which they did.
+    """
+
+    clock: Array
+    fenced: Array
+    operations: list[Asynchronous] = field(default_factory=list[Asynchronous])
+    owners: dict[int, int] = field(default_factory=dict[int, int])
+
+
+@dataclass(eq=False)
+class Pass:
+    """One pass over the events.
+
+    Attributes:
+      owners: of the threads, by number.
+      given: for a wait's number, what was promised later in the run that it could have taken, as
+        known so far.
+      users: the threads that access an allocation, or wait on a semaphore.
+      clocks: of the threads, a row each.
+      counts: of the semaphores.
+      memories: of the allocations, by the identity of the array that owns them.
+      entered: who made an allocation of a device, and when.
+      rivals: for a wait's number, what was promised later that it could have taken.
+      left: for a wait's number, what was promised before and not proved by it.
+      fenced: as ``clocks``, of the writes that each thread's asynchronous operations see.
+      tokens: what whoever acquires a token knows.
+      last: the last wait of a thread on a semaphore.
+      found: kinds and events of what is out of order.
+    """
+
+    owners: Sequence[Owner]
+    given: dict[int, list[Promise]]
+    users: dict[Any, set[int]]
+    clocks: Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    counts: dict[Semaphore, Count] = field(default_factory=dict[Any, Count])
+    memories: dict[int, Memory] = field(default_factory=dict[int, Memory])
+    entered: dict[Any, tuple[int, int]] = field(default_factory=dict[Any, tuple[int, int]])
+    rivals: dict[int, list[Promise]] = field(default_factory=dict[int, list[Promise]])
+    left: dict[int, list[Promise]] = field(default_factory=dict[int, list[Promise]])
+    fenced: Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    tokens: dict[Token, Passed] = field(default_factory=dict[Any, "Passed"])
+    last: dict[tuple[int, Any], Waited] = field(default_factory=dict[Any, Waited])
+    found: list[tuple[str, Any, Any]] = field(default_factory=list[Any])
+
+
+def tick(this: Pass, thread: int) -> Array:
+    """The clock that others learn now; what the thread does from here on they do not know."""
+    row = this.clocks[thread]
+    told = row.copy()
+    row[thread] += 1
+    return told
+
+
+def check(
+    this: Pass,
+    memory: Memory,
+    event: Touched | Flight,
+    bounds: tuple[int, int],
+    clock: Array,
+    thread: int,
+) -> None:
+    """Note the accesses that are not ordered with one."""
+    region = event.region
+    frees = isinstance(event, Touched) and event.frees
+    start, end = bounds
+    for flight in memory.flights:
+        if flight.bounds[0] >= end or flight.bounds[1] <= start or not conflict(event, flight):
+            continue
+        if isinstance(event, Flight) and are_in_order(event, flight):
+            continue
+        if frees and is_known(flight):
+            continue
+        if overlap(region, flight.region):
+            note(this, "race", event, flight)
+    seen = event.seen if isinstance(event, Flight) else None
+    for past in memory.near(start, end):
+        if not conflict(event, past):
+            continue
+        known = past.known.items()
+        ordered = any(each == thread or clock[each] >= time for each, time in known)
+        if seen is not None and isinstance(past.event, Touched) and past.event.writes:
+            fenced = any(seen[each] >= time for each, time in known)
+        else:
+            fenced = True
+        if ordered and fenced:
+            continue
+        both = isinstance(event, Flight) and isinstance(past.event, Flight)
+        if both and are_in_order(event, past.event):
+            continue
+        if overlap(region, past.region):
+            note(this, "fence" if ordered else "race", event, past.event)
+
+
+def are_in_order(one: Flight, other: Flight) -> bool:
+    """Whether they are sides of the same copy or operation, or of two of one chain."""
+    if one.origin is other.origin:
+        return True
+    return one.chain is not None and one.chain == other.chain
+
+
+def is_known(flight: Flight) -> bool:
+    """Whether it was found that nothing waits for a copy, or a later kernel may."""
+    copy = flight.origin
+    if isinstance(copy, Asynchronous):
+        return False
+    return copy.reported or (copy.done is not None and copy.done.lasting)
+
+
+def note(this: Pass, kind: str, first: Any, second: Any) -> None:
+    """Keep what is out of order: ``"race"``, ``"fence"`` or ``"entry"``, and its events."""
+    if len(this.found) < MOST:
+        this.found.append((kind, first, second))
+
+
+def users_of(events: Sequence[Event]) -> dict[Any, set[int]]:
+    """The threads that access an allocation, themselves or by copies, or wait on a semaphore."""
+    users: dict[Any, set[int]] = {}
+    for event in events:
+        if isinstance(event, Touched):
+            users.setdefault(id(root(event.region)), set()).add(event.thread)
+        elif isinstance(event, Started):
+            for region, _ in event.copy.sides:
+                users.setdefault(id(root(region)), set()).add(event.thread)
+        elif isinstance(event, Forked):
+            for side in event.operation.sides:
+                # The engine is a user of its own.
+                users.setdefault(id(root(side.region)), set()).update({event.thread, -1})
+        elif isinstance(event, Waited):
+            users.setdefault(event.semaphore, set()).add(event.thread)
+    return users

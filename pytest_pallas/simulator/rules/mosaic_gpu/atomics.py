@@ -1,0 +1,89 @@
+"""Rules: atomic operations on memory, and operations on the memory of all devices at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.compat.mosaic_gpu import atomic_parts, multimem_parts, reduction_name
+from pytest_pallas.compat.windows import split_elsewhere
+from pytest_pallas.simulator.dtypes import convert
+from pytest_pallas.simulator.gpu.peers import at_device, devices_along
+from pytest_pallas.simulator.gpu.reductions import reducer
+from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
+from pytest_pallas.simulator.transfers import access
+from pytest_pallas.simulator.windows import Outside, read, refuse, region_of, write
+
+Array = np.ndarray[Any, Any]
+
+
+@rule("mgpu_atomic_store", threaded=True)
+def _atomic(eqn: Equation) -> Evaluate:
+    place, value_at, name = atomic_parts(eqn.params, len(eqn.ins))
+    line, reduce = eqn.line, reducer(name, eqn.ins[value_at].dtype)
+    window, _ = split_elsewhere(place.transforms)
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        who = gpu_thread(thread)
+        ref, part = part_of(who, place, operands, "atomic access to", line)
+        region = region_of(part, ref.data, window, operands)
+        access(who, region, "add", ref.name, line)
+        write(ref.data, window, operands, lambda old: reduce(old, operands[value_at]))
+        return ()
+
+    return evaluate
+
+
+@rule("multimem_store", threaded=True)
+def _multimem_store(eqn: Equation) -> Evaluate:
+    place, axes = multimem_parts(eqn.params, stores=True)
+    line = eqn.line
+    window, _ = split_elsewhere(place.transforms)
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        who = gpu_thread(thread)
+        for device in devices_along(who, axes):
+            ref = at_device(who, device, operands[place.position], line)
+            try:
+                part = read(ref.data, window, operands)
+            except Outside as outside:
+                raise refuse(who, ref, "store to", outside, line) from None
+            region = region_of(part, ref.data, window, operands)
+            access(who, region, "write", ref.name, line, home=device)
+            write(ref.data, window, operands, lambda _: operands[0])
+        return ()
+
+    return evaluate
+
+
+@rule("multimem_load_reduce", threaded=True)
+def _multimem_load(eqn: Equation) -> Evaluate:
+    """The elements of all devices, reduced in the order of the devices.
+
+    The switch accumulates 16-bit floats in float32 (PTX ISA, "multimem.ld_reduce", ``.acc::f32``).
+    """
+    place, axes = multimem_parts(eqn.params, stores=False)
+    line, dtype = eqn.line, np.dtype(eqn.out.dtype)
+    wide = np.dtype(np.float32) if dtype.itemsize < 4 and dtype.kind not in "iu" else dtype
+    reduce = reducer(reduction_name(eqn.params), wide)
+    window, _ = split_elsewhere(place.transforms)
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        who = gpu_thread(thread)
+        total: Array | None = None
+        for device in devices_along(who, axes):
+            ref = at_device(who, device, operands[place.position], line)
+            try:
+                part = read(ref.data, window, operands)
+            except Outside as outside:
+                raise refuse(who, ref, "load from", outside, line) from None
+            region = region_of(part, ref.data, window, operands)
+            access(who, region, "read", ref.name, line, home=device)
+            value = convert(np.array(part), wide)
+            total = value if total is None else reduce(total, value)
+        return convert(total, dtype)
+
+    return evaluate

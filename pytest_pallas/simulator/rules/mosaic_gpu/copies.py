@@ -1,0 +1,314 @@
+"""Rules: copies between global and shared memory, by TMA and by ``cp.async``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.compat.mosaic_gpu import LoadParts, load_parts, prefetch_parts, store_parts
+from pytest_pallas.compat.transfers import Place
+from pytest_pallas.compat.windows import split_elsewhere
+from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.gpu.barriers import Barrier, arrive, barrier_at
+from pytest_pallas.simulator.gpu.barriers import complete as tell
+from pytest_pallas.simulator.gpu.chips import capability
+from pytest_pallas.simulator.gpu.operations import Operation, start, wait_groups
+from pytest_pallas.simulator.gpu.peers import memories_of
+from pytest_pallas.simulator.gpu.reductions import reducer
+from pytest_pallas.simulator.gpu.threads import Block, GpuThread
+from pytest_pallas.simulator.gpu.windows import Window, window_of
+from pytest_pallas.simulator.machine import Thread, default_fill
+from pytest_pallas.simulator.memory import Ref
+from pytest_pallas.simulator.recording import Asynchronous, Fenced, Side
+from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
+from pytest_pallas.simulator.windows import Outside, read, refuse
+
+Array = np.ndarray[Any, Any]
+
+
+@rule("copy_gmem_to_smem", threaded=True)
+def _load(eqn: Equation) -> Evaluate:
+    parts, line = load_parts(eqn.params), eqn.line
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        who = gpu_thread(thread)
+        _check_engine(who, parts)
+        if parts.predicate is not None and not bool(operands[parts.predicate]):
+            return ()
+        source, name, home = _window(
+            who, parts.source, operands, line, "load from", promised=parts.fill == "promise"
+        )
+        ref, target = part_of(who, parts.target, operands, "load to", line)
+        if parts.barrier is None:
+            _load_in_order(who, source, target, (name, ref.name), line)
+        elif not parts.axes:
+            _, found = part_of(who, parts.barrier, operands, "use of", line)
+            barrier = barrier_at(found)
+            arrive(who, barrier, line, expects=target.nbytes)
+            fill = _fill(parts, target)
+            _start_load(who, source, [target], [barrier], (name, ref.name), fill, home, line)
+        else:
+            _load_together(who, parts, source, operands, (name, ref.name), home, line)
+        return ()
+
+    return evaluate
+
+
+def _check_engine(thread: GpuThread, parts: LoadParts) -> None:
+    has_tma = capability(thread.machine.target) >= 90
+    if has_tma and parts.barrier is None:
+        raise SimulationError(
+            "copy_gmem_to_smem without a barrier is a cp.async, for chips before Hopper: pass a "
+            "barrier"
+        )
+    if not has_tma and (parts.barrier is not None or parts.axes):
+        raise SimulationError(
+            f"{thread.machine.target} has no TMA, which copies with a barrier: leave out the "
+            "barrier, and call plgpu.wait_gmem_to_smem"
+        )
+
+
+def _fill(parts: LoadParts, target: Array) -> Any:
+    return default_fill(target.dtype) if parts.fill == "undefined" else 0
+
+
+def _window(
+    thread: GpuThread,
+    place: Place,
+    operands: Sequence[Any],
+    line: str,
+    how: str,
+    *,
+    promised: bool = False,
+) -> tuple[Window, str, int]:
+    """A window of global memory, the name of the reference, and the device that has it."""
+    (found,) = _windows(thread, place, operands, line, how, promised=promised)
+    return found
+
+
+def _windows(
+    thread: GpuThread,
+    place: Place,
+    operands: Sequence[Any],
+    line: str,
+    how: str,
+    *,
+    promised: bool = False,
+) -> list[tuple[Window, str, int]]:
+    """As ``_window``, on all devices that the reference names."""
+    window, places = split_elsewhere(place.transforms)
+    found: list[tuple[Window, str, int]] = []
+    for ref, home in memories_of(thread, operands[place.position], places, operands, line):
+        try:
+            part = window_of(ref, window, operands, promised=promised)
+        except Outside as outside:
+            raise refuse(thread, ref, how, outside, line) from None
+        found.append((part, ref.name, home))
+    return found
+
+
+def _start_load(
+    thread: GpuThread,
+    source: Window,
+    targets: Sequence[Array],
+    barriers: Sequence[Barrier],
+    names: tuple[str, str],
+    fill: Any,
+    home: int,
+    line: str,
+) -> None:
+    """Begin a TMA load to one or several blocks, each of whose barriers it tells."""
+    values: list[Array] = []
+    operation: Operation | None = None
+
+    def read_it() -> None:
+        values.append(source.load(fill))
+
+    def write_it() -> None:
+        (value,) = values
+        for target, barrier in zip(targets, barriers, strict=True):
+            target[...] = value.reshape(target.shape)
+            assert operation is not None
+            tell(operation, barrier, target.nbytes, thread.machine)
+
+    sides = [Side(source.region, False, names[0], home=home)]
+    here = thread.owner.device
+    sides += [Side(each, True, names[1], proxied=True, home=here) for each in targets]
+    record = Asynchronous("the TMA copy", sides)
+    operation = Operation(record, thread.block)
+    start(thread, operation, steps=[read_it, write_it], line=line, barriers=list(barriers))
+
+
+def _load_in_order(
+    thread: GpuThread, source: Window, target: Array, names: tuple[str, str], line: str
+) -> None:
+    """Begin a ``cp.async``, which its own thread waits for."""
+    values: list[Array] = []
+    record = Asynchronous(
+        "the cp.async copy",
+        [Side(source.region, False, names[0]), Side(target, True, names[1])],
+    )
+
+    def write_it() -> None:
+        target[...] = values[0].reshape(target.shape)
+
+    operation = Operation(record, thread.block)
+    start(thread, operation, steps=[lambda: values.append(source.load()), write_it], line=line)
+    thread.loads.open.append(operation)
+    thread.loads.commit()
+
+
+def _load_together(
+    thread: GpuThread,
+    parts: LoadParts,
+    source: Window,
+    operands: Sequence[Any],
+    names: tuple[str, str],
+    home: int,
+    line: str,
+) -> None:
+    """A load that blocks of a cluster do together."""
+    assert parts.barrier is not None
+    block, cluster = thread.block, thread.block.cluster
+    blocks = cluster.along(block, parts.axes)
+    mine, count = blocks.index(block), len(blocks)
+    _, target = part_of(thread, parts.target, operands, "load to", line)
+    fill = _fill(parts, target)
+    if parts.leader:
+        barrier = _barrier_in(thread, parts.barrier, blocks[0], operands)
+        if mine == 0:
+            arrive(thread, barrier, line, expects=target.nbytes * count)
+        if parts.partition is not None:
+            size = target.shape[parts.partition]
+            source = source.part(parts.partition, mine * size, (mine + 1) * size)
+        _start_load(thread, source, [target], [barrier], names, fill, home, line)
+        return
+    barriers = [_barrier_in(thread, parts.barrier, each, operands) for each in blocks]
+    arrive(thread, barriers[mine], line, expects=target.nbytes)
+    # Each block loads a slice for all of them.
+    axis = next((axis for axis, size in enumerate(target.shape) if size % count == 0), None)
+    if axis is None:
+        raise SimulationError(
+            f"a multicast copy of {list(target.shape)} cannot be divided among {count} blocks"
+        )
+    size = target.shape[axis] // count
+    key = (slice(None),) * axis + (slice(mine * size, (mine + 1) * size),)
+    targets = [_target_in(thread, parts.target, each, operands)[key] for each in blocks]
+    piece = source.part(axis, mine * size, (mine + 1) * size)
+    _start_load(thread, piece, targets, barriers, names, fill, home, line)
+
+
+def _target_in(thread: GpuThread, place: Place, block: Block, operands: Sequence[Any]) -> Array:
+    """The part of another block's memory that corresponds to the thread's own."""
+    ref = thread.of_block(operands[place.position], block)
+    return read(ref.data, place.transforms, operands)
+
+
+def _barrier_in(thread: GpuThread, place: Place, block: Block, operands: Sequence[Any]) -> Barrier:
+    return barrier_at(_target_in(thread, place, block, operands))
+
+
+@rule("copy_smem_to_gmem", threaded=True)
+def _store(eqn: Equation) -> Evaluate:
+    parts, line = store_parts(eqn.params), eqn.line
+    dtype = np.dtype(eqn.ins[0].dtype)
+    reduce: Callable[[Array, Array], Array] | None = None
+    if parts.reduction is not None:
+        reduce = reducer(parts.reduction, dtype)
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        who = gpu_thread(thread)
+        if parts.predicate is None or bool(operands[parts.predicate]):
+            ref, source = part_of(who, parts.source, operands, "copy from", line)
+            targets = _windows(who, parts.target, operands, line, "copy to")
+            _start_store(who, ref, source, targets, reduce, line)
+        if parts.commits:
+            who.stores.commit()
+        return ()
+
+    return evaluate
+
+
+def _start_store(
+    thread: GpuThread,
+    ref: Ref,
+    source: Array,
+    targets: Sequence[tuple[Window, str, int]],
+    reduce: Callable[[Array, Array], Array] | None,
+    line: str,
+) -> None:
+    values: list[Array] = []
+
+    def write_it() -> None:
+        for target, _, _ in targets:
+            target.store(values[0].reshape(target.shape), reduce)
+
+    sides = [Side(source, False, ref.name, proxied=True, home=thread.owner.device)]
+    sides += [
+        Side(target.region, True, name, adds=reduce is not None, home=home)
+        for target, name, home in targets
+    ]
+    operation = Operation(Asynchronous("the TMA copy", sides), thread.block, lasting=True)
+    thread.stores.open.append(operation)
+    start(thread, operation, steps=[lambda: values.append(source.copy()), write_it], line=line)
+
+
+@rule("commit_group", threaded=True)
+def _commit_group(eqn: Equation) -> Evaluate:
+    def evaluate(thread: Thread) -> Any:
+        gpu_thread(thread).stores.commit()
+        return ()
+
+    return evaluate
+
+
+@rule("wait_smem_to_gmem", threaded=True)
+def _wait_stores(eqn: Equation) -> Evaluate:
+    left, sources_only = eqn.params["n"], bool(eqn.params["wait_read_only"])
+
+    def evaluate(thread: Thread) -> Any:
+        who = gpu_thread(thread)
+        wait_groups(who, who.stores, left, sources_only=sources_only)
+        return ()
+
+    return evaluate
+
+
+@rule("wait_gmem_to_smem", threaded=True)
+def _wait_loads(eqn: Equation) -> Evaluate:
+    left = eqn.params["n"]
+
+    def evaluate(thread: Thread) -> Any:
+        who = gpu_thread(thread)
+        wait_groups(who, who.loads, left)
+        return ()
+
+    return evaluate
+
+
+@rule("commit_smem", threaded=True)
+def _commit_smem(eqn: Equation) -> Evaluate:
+    def evaluate(thread: Thread) -> Any:
+        gpu_thread(thread)
+        thread.recording.events.append(Fenced(thread.number))
+        return ()
+
+    return evaluate
+
+
+@rule("async_prefetch", threaded=True)
+def _prefetch(eqn: Equation) -> Evaluate:
+    """It changes no memory, and no order."""
+    place, predicate = prefetch_parts(eqn.params)
+    line = eqn.line
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        who = gpu_thread(thread)
+        if predicate is None or bool(operands[predicate]):
+            _windows(who, place, operands, line, "prefetch of")
+        return ()
+
+    return evaluate

@@ -1,0 +1,54 @@
+"""The memory that an equation of Mosaic GPU names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.compat.transfers import Place
+from pytest_pallas.compat.windows import split_elsewhere
+from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.gpu.threads import GpuThread
+from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory import Ref
+from pytest_pallas.simulator.windows import Outside, read, refuse
+
+Array = np.ndarray[Any, Any]
+
+
+def gpu_thread(thread: Thread) -> GpuThread:
+    """The thread, if it is a warpgroup or a warp of a GPU.
+
+    Raises:
+      SimulationError: it is not.
+    """
+    if not isinstance(thread, GpuThread):
+        raise SimulationError("this is for kernels of Mosaic GPU, inside of plgpu.kernel")
+    return thread
+
+
+def part_of(
+    thread: GpuThread, place: Place, operands: Sequence[Any], how: str, line: str
+) -> tuple[Ref, Any]:
+    """The reference that an equation names, on whichever block or device, and its part.
+
+    Args:
+      thread: who names it.
+      place: what it names.
+      operands: of the equation.
+      how: ``"load from"``, ``"store to"`` or the like, for messages.
+      line: of the equation.
+
+    Raises:
+      BoundsError: it is beyond an edge.
+    """
+    ref: Ref = operands[place.position]
+    window, places = split_elsewhere(place.transforms)
+    if places:
+        ref = thread.elsewhere(ref, places, operands, line)
+    try:
+        return ref, read(ref.data, window, operands)
+    except Outside as outside:
+        raise refuse(thread, ref, how, outside, line) from None

@@ -1,0 +1,136 @@
+"""Rules: products of matrices on the tensor cores of Ampere (``mma``) and Hopper (``wgmma``).
+
+``wgmma`` runs beside its warpgroup: it reads its operands in shared memory, and adds to its
+registers, at any time until it is waited for (PTX ISA, "Asynchronous Warpgroup Level Matrix
+Instructions"). Those of one warpgroup happen in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.compat.mosaic_gpu import product_parts
+from pytest_pallas.compat.transfers import Place
+from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.gpu.chips import capability
+from pytest_pallas.simulator.gpu.operations import Operation, start, wait_groups
+from pytest_pallas.simulator.gpu.threads import GpuThread
+from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory import Ref
+from pytest_pallas.simulator.products import multiplier
+from pytest_pallas.simulator.recording import Asynchronous, Side
+from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
+from pytest_pallas.simulator.rules.references import adding
+from pytest_pallas.simulator.transfers import access
+
+Array = np.ndarray[Any, Any]
+
+
+@rule("mma")
+def _mma(eqn: Equation) -> Evaluate:
+    acc, lhs, rhs = eqn.ins
+    multiply = multiplier(lhs.dtype, rhs.dtype, acc.dtype, lhs.shape[1])
+    dtype = np.dtype(acc.dtype)
+    return lambda acc, a, b: adding(dtype, multiply(a, b))(acc)
+
+
+@rule("wgmma_ref", threaded=True)
+def _wgmma(eqn: Equation) -> Evaluate:
+    places, line = product_parts(eqn.params), eqn.line
+    dtype = np.dtype(eqn.ins[0].dtype)
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        who = gpu_thread(thread)
+        if capability(who.machine.target) != 90:
+            raise SimulationError(
+                f"wgmma is an instruction of Hopper, and {who.machine.target} does not have it"
+            )
+        acc, a, b = (_operand(who, place, operands, line) for place in places)
+        into: Ref = operands[places[0].position]
+        multiply = multiplier(a[1].dtype, b[1].dtype, dtype, a[1].shape[1])
+        sides = [
+            Side(part, False, name, proxied=True) for name, part, in_memory in (a, b) if in_memory
+        ]
+        sides.append(Side(acc[1], True, into.name))
+        record = Asynchronous("the wgmma", sides, chain=("wgmma", who.number))
+        _start_product(who, record, a[1], b[1], acc[1], multiply, line)
+        return ()
+
+    return evaluate
+
+
+def _operand(
+    thread: GpuThread, place: Place, operands: Sequence[Any], line: str
+) -> tuple[str, Array, bool]:
+    """Name and elements of an operand, and whether it is in memory."""
+    if isinstance(operands[place.position], Ref):
+        ref, part = part_of(thread, place, operands, "wgmma of", line)
+        return ref.name, part, True
+    return "", np.asarray(operands[place.position]), False
+
+
+def _start_product(
+    thread: GpuThread,
+    record: Asynchronous,
+    a: Array,
+    b: Array,
+    acc: Array,
+    multiply: Callable[[Array, Array], Array],
+    line: str,
+) -> None:
+    read: list[Array] = []
+
+    def read_it() -> None:
+        read.extend((a.copy(), b.copy()))
+
+    def add_it() -> None:
+        acc[...] = adding(acc.dtype, multiply(*read))(acc)
+
+    operation = Operation(record, thread.block)
+    thread.products.open.append(operation)
+    thread.products.commit()
+    start(thread, operation, steps=[read_it, add_it], line=line)
+
+
+@rule("wgmma_wait", threaded=True)
+def _wgmma_wait(eqn: Equation) -> Evaluate:
+    left = eqn.params["n"]
+
+    def evaluate(thread: Thread) -> Any:
+        who = gpu_thread(thread)
+        wait_groups(who, who.products, left)
+        return ()
+
+    return evaluate
+
+
+@rule("wgmma_accumulator_deref", threaded=True)
+def _accumulator(eqn: Equation) -> Evaluate:
+    left, line = eqn.params.get("wait_n", 0), eqn.line
+
+    def evaluate(thread: Thread, ref: Ref) -> Any:
+        who = gpu_thread(thread)
+        if left is not None:
+            wait_groups(who, who.products, left)
+        access(who, ref.data, "read", ref.name, line)
+        return ref.data.copy()
+
+    return evaluate
+
+
+@rule("wgmma_accumulator_store", threaded=True)
+def _set_accumulator(eqn: Equation) -> Evaluate:
+    line = eqn.line
+
+    def evaluate(thread: Thread, ref: Ref, value: Any) -> Any:
+        access(gpu_thread(thread), ref.data, "write", ref.name, line)
+        ref.data[...] = value
+        return (
+            () if eqn.origin is None or eqn.origin.primitive.multiple_results else ref.data.copy()
+        )
+
+    return evaluate

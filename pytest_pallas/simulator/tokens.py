@@ -1,0 +1,135 @@
+"""Order that tokens pass on, and asynchronous operations: the monitor of order for a GPU.
+
+A barrier says exactly which arrivals and which operations completed a phase. So there is nothing to
+be proved of amounts here: whoever acquires a token knows what those did who released it, and that
+the operations are done that were completed with it.
+
+An operation is like a thread that forks from the one that starts it, and joins whoever knows that
+it is done. Through the asynchronous proxy it sees what threads wrote only as far as a fence came
+between (PTX ISA, "Memory Consistency Model", "Proxies", and ``fence.proxy.async``): each thread has
+a second clock, which says how far the writes of others, and its own, are fenced.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pytest_pallas.simulator.accesses import Flight, Memory, Past, bounds_of, place_of, root
+from pytest_pallas.simulator.passes import Pass, Passed, check, tick
+from pytest_pallas.simulator.recording import (
+    Acquired,
+    Asynchronous,
+    Completed,
+    Fenced,
+    Finished,
+    Forked,
+    Released,
+    Side,
+    Token,
+)
+
+
+def pass_on(
+    this: Pass, event: Released | Acquired | Fenced | Forked | Completed | Finished
+) -> None:
+    """Go on by one of the events that this module knows."""
+    if isinstance(event, Released):
+        _release(this, event)
+    elif isinstance(event, Acquired):
+        _acquire(this, event)
+    elif isinstance(event, Forked):
+        _fork(this, event)
+    elif isinstance(event, Completed):
+        _passed(this, event.token).operations.append(event.operation)
+    elif isinstance(event, Finished):
+        _finish(this, event.operation, event.thread, sources_only=not event.writes)
+    else:
+        this.fenced[event.thread] = this.clocks[event.thread]
+        tick(this, event.thread)
+
+
+def _passed(this: Pass, token: Token) -> Passed:
+    found = this.tokens.get(token)
+    if found is None:
+        count = len(this.owners)
+        nothing = np.zeros(count, np.int64)
+        found = this.tokens[token] = Passed(nothing, nothing.copy())
+    return found
+
+
+def _release(this: Pass, event: Released) -> None:
+    passed = _passed(this, event.token)
+    np.maximum(passed.clock, tick(this, event.thread), out=passed.clock)
+    np.maximum(passed.fenced, this.fenced[event.thread], out=passed.fenced)
+
+
+def _acquire(this: Pass, event: Acquired) -> None:
+    thread, passed = event.thread, _passed(this, event.token)
+    row, fenced = this.clocks[thread], this.fenced[thread]
+    np.maximum(row, passed.clock, out=row)
+    np.maximum(fenced, passed.fenced, out=fenced)
+    tick(this, thread)
+    for operation in passed.operations:
+        _finish(this, operation, thread)
+
+
+def _fork(this: Pass, event: Forked) -> None:
+    operation, thread = event.operation, event.thread
+    clock = tick(this, thread)
+    fenced = this.fenced[thread].copy()
+    for side in operation.sides:
+        flight = Flight(
+            operation,
+            side.region,
+            side.writes,
+            side.adds,
+            thread,
+            clock,
+            bounds_of(side.region),
+            side,
+            fenced if side.proxied else None,
+            operation.chain,
+        )
+        memory = this.memories.setdefault(id(root(side.region)), Memory())
+        check(this, memory, flight, flight.bounds, clock, thread)
+        memory.flights.append(flight)
+
+
+def _finish(
+    this: Pass, operation: Asynchronous, thread: int, *, sources_only: bool = False
+) -> None:
+    """A thread knows that an operation is done, or that it has read its sources."""
+    row = this.clocks[thread]
+    time = int(row[thread])
+    for side in operation.sides:
+        if sources_only and side.writes:
+            continue
+        memory = this.memories.get(id(root(side.region)))
+        if memory is None:
+            continue
+        flight = next((each for each in memory.flights if each.side is side), None)
+        if flight is None:
+            _known_to(memory, side, thread, time)
+            continue
+        memory.flights.remove(flight)
+        np.maximum(row, flight.clock, out=row)
+        _keep(memory, flight, thread, time)
+
+
+def _known_to(memory: Memory, side: Side, thread: int, time: int) -> None:
+    """Another thread has learnt before that it is done."""
+    for past in memory.past.values():
+        if isinstance(past.event, Flight) and past.event.side is side:
+            past.known.setdefault(thread, time)
+
+
+def _keep(memory: Memory, flight: Flight, thread: int, time: int) -> None:
+    """Note an operation as an access that is over, in place of one that it comes after."""
+    key = ("operation", flight.thread, flight.writes, flight.adds, *place_of(flight.region))
+    before = memory.past.get(key)
+    if before is not None:
+        clock = flight.clock
+        if not any(clock[each] >= when for each, when in before.known.items()):
+            key = (*key, id(flight))
+    past = Past({thread: time}, flight.region, flight.writes, flight.adds, flight)
+    memory.keep(key, past, flight.bounds)
