@@ -25,7 +25,7 @@ _FLOAT8 = jnp.dtype(jnp.float8_e4m3fn)
 _DTYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 
 
-def transforms(dtype: Any, swizzle: int = SWIZZLE) -> tuple[Any, Any]:
+def transforms(dtype: Any, swizzle: int = SWIZZLE) -> tuple[plgpu.Transform, plgpu.Transform]:
     """How a matrix lies in shared memory: in tiles of ``ROWS`` rows of ``swizzle`` bytes."""
     pallas: Any = plgpu  # whose transforms a type checker takes for abstract classes
     tile = pallas.TilingTransform((ROWS, swizzle // jnp.dtype(dtype).itemsize))

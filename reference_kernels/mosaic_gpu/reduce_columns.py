@@ -104,7 +104,8 @@ def reduce_columns(x: jax.Array, *, op: Operation = "add", block_rows: int = 32)
     _require.positive(block_rows=block_rows)
     x = jnp.pad(x, ((0, 0), (0, -n % _THREADS)))
     width = _THREADS * (1 if x.shape[1] % (4 * _THREADS) else 4)
-    o = jax.new_ref(jnp.full((x.shape[1],), _neutral(op, x.dtype), x.dtype))
+    start = jnp.full((x.shape[1],), _neutral(op, x.dtype), x.dtype)
+    o = jax.new_ref(start, memory_space=plgpu.GMEM)
     plgpu.kernel(
         functools.partial(_kernel, op=op, block_rows=block_rows, width=width),
         grid=(pl.cdiv(m, block_rows), x.shape[1] // width),
