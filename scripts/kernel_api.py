@@ -16,12 +16,12 @@ sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 HEAD = """# Which kernel uses what
 
 Every public name of `jax.experimental.pallas` (`pl`), `jax.experimental.pallas.tpu` (`pltpu`),
-`jax.experimental.pallas.tpu_sc` (`plsc`) and `jax.experimental.pallas.mosaic_gpu` (`plgpu`) of
-JAX {version} that is not deprecated, and the modules of `reference_kernels` whose code uses it; or
-why none does. Written by `scripts/kernel_api.py`; a test computes it anew.
+`jax.experimental.pallas.tpu_sc` (`plsc`) and `jax.experimental.pallas.mosaic_gpu` (`plgpu`) of JAX
+{version} that is not deprecated, and the modules of `reference_kernels` whose code uses it; or why
+none does. Written by `scripts/kernel_api.py`; a test computes it anew.
 
-There are {names} names. {outside} are not for kernels, but for who runs, compiles or embeds them. Of
-the other {inside}, {used} are used, {share:.1%}.
+There are {names} names. {outside} are not for kernels, but for who runs, compiles or embeds them.
+Of the other {inside}, {used} are used, {share:.1%}.
 """
 
 

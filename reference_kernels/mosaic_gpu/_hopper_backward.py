@@ -15,10 +15,10 @@ product as they are, in registers. It goes over all heads of queries that read i
 
 As in the forward kernel, two warpgroups compute and one copies.
 
-A ``d`` of 256 takes twice the room. In shared memory there is one block that goes by, instead of two:
-its copies do not overlap with the products of the block before. In registers there is room for half
-the columns of ``dk`` and ``dv``: another block of the grid has the other half, and computes the scores
-once more.
+A ``d`` of 256 takes twice the room. In shared memory there is one block that goes by, instead of
+two: its copies do not overlap with the products of the block before. In registers there is room for
+half the columns of ``dk`` and ``dv``: another block of the grid has the other half, and computes
+the scores once more.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What norms of rows share: ``o = y w``, or ``y w + b``, where ``y = (x - mean) r`` of each row, with
-``r = 1 / sqrt(mean of squares + eps)``; the mean is taken off by layer norm only.
+"""What norms of rows share: ``o = y w``, or ``y w + b``, where ``y = (x - mean) r`` of each row,
+with ``r = 1 / sqrt(mean of squares + eps)``; the mean is taken off by layer norm only.
 
-Backward, with ``g = do w``: ``dx = r (g - mean(g) - y mean(g y))``, the mean of ``g`` for layer norm
-only; ``dw = sum_i do y`` and ``db = sum_i do``. These sum over all rows, so the grid is as large as
-the GPU and no larger: each block goes over its share of the rows and keeps its sums in registers,
-where a thread has the same columns of every row. The sums of the blocks are written once each, and
-added up outside. Floating point atomics would add them in place, in another order every time.
+Backward, with ``g = do w``: ``dx = r (g - mean(g) - y mean(g y))``, the mean of ``g`` for layer
+norm only; ``dw = sum_i do y`` and ``db = sum_i do``. These sum over all rows, so the grid is as
+large as the GPU and no larger: each block goes over its share of the rows and keeps its sums in
+registers, where a thread has the same columns of every row. The sums of the blocks are written once
+each, and added up outside. Floating point atomics would add them in place, in another order every
+time.
 """
 
 from __future__ import annotations

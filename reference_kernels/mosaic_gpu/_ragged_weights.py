@@ -1,10 +1,12 @@
-"""The gradient of the weights of a grouped product: ``dw[g] = x_g^T @ do_g`` for the rows of each group.
+"""The gradient of the weights of a grouped product: ``dw[g] = x_g^T @ do_g`` for the rows of each
+group.
 
 Here the rows are the terms of the sums, and it is the *length* of the sums that is known only while
-the program runs. A block has a tile of one group's ``dw``, and goes over the rows of its group. These
-begin at any row, but a copy into swizzled shared memory only at every eighth. So the first step may
-have rows of the group before, and the last one of the group after. Threads replace them with zeros
-before ``wgmma`` reads them. They do so in both operands: zero times what is not a number is none.
+the program runs. A block has a tile of one group's ``dw``, and goes over the rows of its group.
+These begin at any row, but a copy into swizzled shared memory only at every eighth. So the first
+step may have rows of the group before, and the last one of the group after. Threads replace them
+with zeros before ``wgmma`` reads them. They do so in both operands: zero times what is not a number
+is none.
 
 A group without rows has no step, and its weights get zeros.
 """

@@ -1,32 +1,31 @@
 """Matrix product ``o = (scales x) @ y`` on a Blackwell GPU with its left operand in tensor memory.
 
-Shapes: ``x (m, k)``, ``scales (m,)`` or none, ``y (k, n)``, ``o (m, n)``. Dtypes: ``y`` is bfloat16, as
-is ``o``; ``x`` is int8 with float32 ``scales``, or bfloat16 without; sums are float32. int8 for
-weights, one scale for each row, is the usual quantization of large models; the product is then that
-of the transposed matrices.
+Shapes: ``x (m, k)``, ``scales (m,)`` or none, ``y (k, n)``, ``o (m, n)``. Dtypes: ``y`` is
+bfloat16, as is ``o``; ``x`` is int8 with float32 ``scales``, or bfloat16 without; sums are float32.
+int8 for weights, one scale for each row, is the usual quantization of large models; the product is
+then that of the transposed matrices.
 
-``tcgen05.mma`` multiplies operands of one dtype. So int8 must become bfloat16 on the way, and threads
-do that in registers. In ``blackwell_matmul`` both operands lie in shared memory. The left one may lie
-in tensor memory (TMEM) instead, 128 lanes of 512 columns of 32 bits, which threads reach faster and
-which shared memory need not find room for:
+``tcgen05.mma`` multiplies operands of one dtype. So int8 must become bfloat16 on the way, and
+threads do that in registers. In ``blackwell_matmul`` both operands lie in shared memory. The left
+one may lie in tensor memory (TMEM) instead, 128 lanes of 512 columns of 32 bits, which threads
+reach faster and which shared memory need not find room for:
 
 - int8: threads load a block from shared memory, convert it and store it to TMEM
-  (``async_store_tmem``). The store is asynchronous: ``commit_tmem`` waits for it, so that the tensor
-  core, which works beside the threads, reads what was written.
+  (``async_store_tmem``). The store is asynchronous: ``commit_tmem`` waits for it, so that the
+  tensor core, which works beside the threads, reads what was written.
 - bfloat16: nothing is to be converted, and a copy without threads is enough
-  (``async_copy_smem_to_tmem``, PTX ISA "tcgen05.cp"). The tensor core does copies and products in the
-  order of their issue, so neither needs a wait.
+  (``async_copy_smem_to_tmem``, PTX ISA "tcgen05.cp"). The tensor core does copies and products in
+  the order of their issue, so neither needs a wait.
 
-TMEM has two blocks of ``x``: the next is written while the product of the last one runs. One warpgroup
-does everything, as in ``hopper_matmul``; but only one of its warps starts copies (``warp_map``), so
-that the others need not come together for each.
+TMEM has two blocks of ``x``: the next is written while the product of the last one runs. One
+warpgroup does everything, as in ``hopper_matmul``; but only one of its warps starts copies
+(``warp_map``), so that the others need not come together for each.
 
 NVIDIA, "PTX ISA" 8.7, section "TensorCore 5th Generation Family Instructions".
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax

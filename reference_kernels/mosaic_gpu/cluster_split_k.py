@@ -6,8 +6,8 @@ rounded once.
 ``split_k`` lets blocks add their parts of a sum in global memory, by atomic operations: float32,
 and different in its last bits from run to run. The blocks of a Hopper cluster run at the same time
 and reach each other's shared memory (distributed shared memory; PTX ISA, "st.async" and "mapa"). So
-here the blocks of a cluster share a tile of the output, each multiplies its range of ``k``, and each
-finishes the columns of the tile that are its own, ``block_n / cluster`` of them:
+here the blocks of a cluster share a tile of the output, each multiplies its range of ``k``, and
+each finishes the columns of the tile that are its own, ``block_n / cluster`` of them:
 
 - ``by="push"``: a block stores what it has of the columns of others into their shared memory.
   The stores are asynchronous: they count their bytes at a barrier of the receiver, which waits for
@@ -36,12 +36,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
-from reference_kernels import _require
+from reference_kernels import _gpu
 from reference_kernels.matmul._operands import check_operands
 from reference_kernels.mosaic_gpu import _tiles
 from reference_kernels.mosaic_gpu.hopper_matmul import reference
 
 Transport = Literal["push", "pull"]
+
+_NEW = "barrier_arrive_and_wait"  # in JAX 0.12
 
 
 def _kernel(
@@ -166,7 +168,9 @@ def cluster_split_k(
     Raises:
       ValueError: an operand has a wrong rank, size or dtype, a block size is not allowed, or
         ``cluster`` or ``by`` is not as above.
+      NotImplementedError: before JAX 0.12.
     """
+    _gpu.check_names("cluster_split_k", _NEW)
     m, k, n = check_operands(x, y)
     _tiles.check_dtype("x", x)
     _tiles.check_blocks(x.dtype, block_m=block_m, block_n=block_n, block_k=block_k, stages=stages)
@@ -210,7 +214,7 @@ def _spec(by: Transport) -> KernelSpec:
     return KernelSpec(
         name=f"cluster_split_k_{by}",
         kernel={"gpu": functools.partial(cluster_split_k, by=by)},
-        backends=("gpu-compile:h100", "gpu-compile:h200", "gpu"),
+        backends=("gpu-compile:h100", "gpu-compile:h200", "gpu") if _gpu.has(_NEW) else (),
         reference=reference,
         inputs=pst.arguments(
             pst.arrays(

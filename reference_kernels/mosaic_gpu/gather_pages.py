@@ -4,8 +4,8 @@ Shapes: ``pages (p, ...)``, ``table (t,)``, ``o (t, ...)``; a page has a multipl
 Dtypes: any of 8, 16 or 32 bits, int32 for ``table``. That is how a paged cache of keys and values
 becomes contiguous.
 
-Nothing is computed, so no thread touches the data: TMA brings a page to shared memory and TMA writes
-it out. A block has ``slots`` pages under way for each of its four warps, which work apart
+Nothing is computed, so no thread touches the data: TMA brings a page to shared memory and TMA
+writes it out. A block has ``slots`` pages under way for each of its four warps, which work apart
 (``plgpu.WarpMesh``): warp-level code has scalars and references, and no arrays.
 
 Pages that lie in the L2 cache arrive long before others that do not. A warp that waits for one page
@@ -38,7 +38,14 @@ _MOST = 256  # rows of a TMA copy
 
 
 def _kernel(
-    table_gmem: Any, pages_gmem: Any, o_gmem: Any, buffers: Any, arrived: Any, *, slots: int, rounds: int
+    table_gmem: Any,
+    pages_gmem: Any,
+    o_gmem: Any,
+    buffers: Any,
+    arrived: Any,
+    *,
+    slots: int,
+    rounds: int,
 ) -> None:
     @pl.kernel(mesh=plgpu.WarpMesh(axis_name="warp"))
     def _each_warp() -> None:
@@ -83,7 +90,9 @@ def _kernel(
     _each_warp()
 
 
-def gather_pages(pages: jax.Array, table: jax.Array, *, slots: int = 2, rounds: int = 16) -> jax.Array:
+def gather_pages(
+    pages: jax.Array, table: jax.Array, *, slots: int = 2, rounds: int = 16
+) -> jax.Array:
     """The pages that ``table`` names, one after another.
 
     Args:
@@ -148,7 +157,10 @@ def _inputs(draw: st.DrawFn) -> pst.Arguments:
     )
     length = draw(st.sampled_from([1, 4, 7, 19]))
     table = draw(pst.indices(length, size=drawn[0].shape[0], dtype="int32"))
-    return pst.Arguments((*drawn, table), tuning={"slots": draw(st.sampled_from([1, 2, 3])), "rounds": draw(st.sampled_from([1, 4]))})
+    return pst.Arguments(
+        (*drawn, table),
+        tuning={"slots": draw(st.sampled_from([1, 2, 3])), "rounds": draw(st.sampled_from([1, 4]))},
+    )
 
 
 SPEC = KernelSpec(

@@ -1,9 +1,9 @@
 """Flash attention on a Hopper GPU: ``o = softmax(scale q k^T) v`` by blocks of keys.
 
-Shapes: ``q (b, h, q_len, d)``, ``k`` and ``v`` ``(b, g, kv_len, d)``, ``o`` like ``q``; ``d`` is 64,
-128 or 256, and ``g`` divides ``h``: head ``i`` of the queries reads head ``i // (h / g)`` of the keys,
-so one head of keys is multi-query attention. Dtypes: bfloat16 or float16, the same for all; scores
-and sums are float32.
+Shapes: ``q (b, h, q_len, d)``, ``k`` and ``v`` ``(b, g, kv_len, d)``, ``o`` like ``q``; ``d`` is
+64, 128 or 256, and ``g`` divides ``h``: head ``i`` of the queries reads head ``i // (h / g)`` of
+the keys, so one head of keys is multi-query attention. Dtypes: bfloat16 or float16, the same for
+all; scores and sums are float32.
 
 Sources: Dao et al., "FlashAttention", 2022 (arXiv:2205.14135); Shah et al., "FlashAttention-3",
 2024 (arXiv:2407.08608), for what follows; PTX ISA, wgmma.mma_async and setmaxnreg.

@@ -23,8 +23,8 @@ instructions are those of ``hopper_matmul``, which is simpler: read it first. Wh
 At its end a block waits until all its slots are free. Without that it might be gone when the other
 one's last words on ``free`` reach its shared memory.
 
-Backward: ``dx = do @ y^T`` and ``dy = x^T @ do``, by the same kernel, which contracts whichever axes it
-is told to. ``wgmma`` takes 16-bit operands either way, so nothing is transposed in memory.
+Backward: ``dx = do @ y^T`` and ``dy = x^T @ do``, by the same kernel, which contracts whichever
+axes it is told to. ``wgmma`` takes 16-bit operands either way, so nothing is transposed in memory.
 """
 
 from __future__ import annotations

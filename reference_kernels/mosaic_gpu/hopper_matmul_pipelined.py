@@ -3,8 +3,8 @@
 Shapes: ``x (m, k)``, ``y (k, n)``, ``o (m, n)``. Dtypes: bfloat16 or float16; sums are float32.
 
 ``hopper_matmul`` and ``hopper_matmul_persistent`` start every copy and wait at every barrier
-themselves. Here the same is said by block specs, as on a TPU: which block of an operand a step needs,
-and how it lies in shared memory.
+themselves. Here the same is said by block specs, as on a TPU: which block of an operand a step
+needs, and how it lies in shared memory.
 
 - ``specialize=False``: ``plgpu.emit_pipeline``. One warpgroup copies ahead and multiplies. A
   ``wgmma`` is still under way when its step ends, so a block is released one step later

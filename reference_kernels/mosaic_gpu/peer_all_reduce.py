@@ -3,20 +3,20 @@
 Shapes: ``x`` and ``o`` are of any shape, the same on every device. Dtypes: float32, bfloat16 or
 float16; sums are float32 and rounded once.
 
-``"direct"``: each device reads all of ``x`` from every device and adds. ``devices - 1`` arrays arrive
-at each device. That is more than a ring would move, but it is one step: for small arrays, such as the
-activations of a few tokens, nothing is faster ("one-shot").
+``"direct"``: each device reads all of ``x`` from every device and adds. ``devices - 1`` arrays
+arrive at each device. That is more than a ring would move, but it is one step: for small arrays,
+such as the activations of a few tokens, nothing is faster ("one-shot").
 
-``"switch"``: each device is responsible for a share of the elements. It loads their sum from a multicast
-address, where the NVLink switch reads from all devices and adds, and stores it to a multicast address,
-where the switch writes to all (NVLink SHARP). One array arrives at each device and one leaves it,
-however many there are.
+``"switch"``: each device is responsible for a share of the elements. It loads their sum from a
+multicast address, where the NVLink switch reads from all devices and adds, and stores it to a
+multicast address, where the switch writes to all (NVLink SHARP). One array arrives at each device
+and one leaves it, however many there are.
 
-A device must not end while others read its ``x`` or write its ``o``. Its blocks count themselves at a
-semaphore that only this GPU sees (``memory_scope="gpu"``, which needs not be visible on NVLink). When
-all of them are done, the first block tells the other devices, with one signal: to a multicast address
-too, if there is a switch. It then waits for theirs. The semaphores are made outside of the kernel
-(``alloc_semaphore``) and are zero again when it ends.
+A device must not end while others read its ``x`` or write its ``o``. Its blocks count themselves at
+a semaphore that only this GPU sees (``memory_scope="gpu"``, which needs not be visible on NVLink).
+When all of them are done, the first block tells the other devices, with one signal: to a multicast
+address too, if there is a switch. It then waits for theirs. The semaphores are made outside of the
+kernel (``alloc_semaphore``) and are zero again when it ends.
 
 NVIDIA, "PTX ISA" 8.7, sections "multimem.ld_reduce, multimem.st, multimem.red".
 """
@@ -41,6 +41,8 @@ from reference_kernels.mosaic_gpu import _peers
 from reference_kernels.mosaic_gpu._peers import Schedule
 
 _ROWS = 8  # of a tile
+
+_NEW = "alloc_semaphore"  # in JAX 0.12
 
 
 def _kernel(
@@ -108,7 +110,9 @@ def peer_all_reduce(
 
     Raises:
       ValueError: ``x`` is empty or has another dtype, or a setting is not as above.
+      NotImplementedError: before JAX 0.12.
     """
+    _gpu.check_names("peer_all_reduce", _NEW)
     _require.nonempty("x", x)
     if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
         raise ValueError(f"x must be float32, bfloat16 or float16, but its dtype is {x.dtype}")
@@ -195,13 +199,15 @@ def _typical(mesh: jax.sharding.Mesh) -> Any:
     ]
 
 
+_BACKENDS = ("gpu-compile:h100", "gpu-compile:h200", "gpu-compile:b200", "gpu")
+
 SPEC = KernelSpec(
     name="peer_all_reduce",
     kernel={"gpu": peer_all_reduce_on_mesh},
     reference=reference,
     inputs=_inputs,
     meshes=({"x": 1}, {"x": 2}, {"x": 2, "y": 2}),
-    backends=("gpu-compile:h100", "gpu-compile:h200", "gpu-compile:b200", "gpu"),
+    backends=_BACKENDS if _gpu.has(_NEW) else (),
     exact=True,
     relations=(Linear(0), Permuted({0: 2}, output=-1, exact=True)),
     vmappable=False,  # as on_each_device

@@ -3,13 +3,15 @@
 Shapes: ``x (m, n)``, ``lengths (m,)``, ``o (m,)``. Dtypes: float32 or bfloat16, int32 for
 ``lengths``; sums are float32 and rounded once.
 
-The rows need different times, and nobody knows before which. With a share of the rows for each block,
-fixed in advance, the block with the longest rows ends last. So there is a block for each row, and one
-that is done takes over another that has not been launched yet (cluster launch control):
+The rows need different times, and nobody knows before which. With a share of the rows for each
+block, fixed in advance, the block with the longest rows ends last. So there is a block for each
+row, and one that is done takes over another that has not been launched yet (cluster launch
+control):
 
-1. ``try_cluster_cancel`` asks the hardware to cancel a launch. That takes a while, so the block sums
-   its own row meanwhile. The answer arrives at a barrier like a copy.
-2. ``query_cluster_cancel`` reads it: the row of the block that will not be launched, if there was one.
+1. ``try_cluster_cancel`` asks the hardware to cancel a launch. That takes a while, so the block
+   sums its own row meanwhile. The answer arrives at a barrier like a copy.
+2. ``query_cluster_cancel`` reads it: the row of the block that will not be launched, if there was
+one.
 
 Blocks that take over rows save what a launch costs, and go on where they are.
 ``dynamic_scheduling_loop``, which ``blackwell_matmul`` uses, is this loop for several warpgroups.
@@ -19,12 +21,10 @@ NVIDIA, "PTX ISA" 8.7, section "clusterlaunchcontrol".
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -36,9 +36,7 @@ from reference_kernels import _require
 _CHUNK = 512  # elements at a time, four for each thread
 
 
-def _kernel(
-    x_gmem: Any, lengths_gmem: Any, o_gmem: Any, answer: Any, answered: Any
-) -> None:
+def _kernel(x_gmem: Any, lengths_gmem: Any, o_gmem: Any, answer: Any, answered: Any) -> None:
     layout = plgpu.Layout.WG_STRIDED((_CHUNK,), vec_size=4)
     place = plgpu.broadcasted_iota(jnp.int32, (_CHUNK,), 0, layout=layout)
 
@@ -121,16 +119,12 @@ SPEC = KernelSpec(
             dims={"m": [1, 3, 9], "n": [1, 512, 700]},
         ),
         then=lambda drawn: {
-            "lengths": pst.lengths(
-                drawn.recipe["m"], max_length=drawn.recipe["n"], around=512
-            )
+            "lengths": pst.lengths(drawn.recipe["m"], max_length=drawn.recipe["n"], around=512)
         },
     ),
     exact=True,
     vmappable=False,  # as with dynamic_scheduling_loop
     relations=(Linear(0), Permuted({0: 0, 1: 0}, output=0)),
     ignored=_ignored,
-    typical=(
-        pst.shaped("m n, m", dtype=("bfloat16", "int32"), dims={"m": 8192, "n": 8192}),
-    ),
+    typical=(pst.shaped("m n, m", dtype=("bfloat16", "int32"), dims={"m": 8192, "n": 8192}),),
 )

@@ -1,11 +1,11 @@
 """Reduction over the last axis on a GPU: ``o[i] = op_j x[i, j]``.
 
-Shapes: ``x (..., n)``, ``o (...)``, ``n`` up to 16384. Dtypes: float32, bfloat16 or float16, reduced
-in float32 and rounded once. ``op`` is ``"sum"``, ``"prod"``, ``"max"`` or ``"min"``.
+Shapes: ``x (..., n)``, ``o (...)``, ``n`` up to 16384. Dtypes: float32, bfloat16 or float16,
+reduced in float32 and rounded once. ``op`` is ``"sum"``, ``"prod"``, ``"max"`` or ``"min"``.
 
 The rows lie in registers as in ``row_softmax``, a row to a warp or to all four of them. What a
-thread has of a row it reduces alone, and ``accumulators`` says in how many chains: an addition takes
-four cycles and one can begin in each, so a single chain of additions would wait for itself
+thread has of a row it reduces alone, and ``accumulators`` says in how many chains: an addition
+takes four cycles and one can begin in each, so a single chain of additions would wait for itself
 (Volkov, "Better Performance at Lower Occupancy", 2010). The threads then exchange what they have:
 five shuffles among the lanes of a warp, and a step through shared memory among warps.
 
@@ -27,10 +27,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import KernelSpec
-from reference_kernels import _require
+from reference_kernels import _gpu, _require
 from reference_kernels.mosaic_gpu import _rows
 
 Operation = Literal["sum", "prod", "max", "min"]
+
+_NEW = ("sum", "prod", "max", "min")  # in JAX 0.12
 
 #: What changes nothing.
 _NEUTRAL: dict[Operation, float] = {
@@ -78,7 +80,9 @@ def reduce_rows(
     Raises:
       ValueError: ``x`` is a scalar, empty, of another dtype or too long; ``op`` is unknown; or
         ``block_rows`` or ``accumulators`` is not positive.
+      NotImplementedError: before JAX 0.12.
     """
+    _gpu.check_names("reduce_rows", *_NEW)
     m, n = _rows.check(x)
     if op not in get_args(Operation):
         raise ValueError(f"op must be one of {get_args(Operation)}, but it is {op!r}")
@@ -103,10 +107,12 @@ def reference(x: jax.Array, *, op: Operation = "sum") -> jax.Array:
     return getattr(jnp, op)(wide, axis=-1).astype(x.dtype)
 
 
+_BACKENDS = (*(f"gpu-compile:{chip}" for chip in ("a100", "h100", "h200", "b200")), "gpu")
+
 SPEC = KernelSpec(
     name="reduce_rows",
     kernel={"gpu": reduce_rows},
-    backends=tuple(f"gpu-compile:{chip}" for chip in ("a100", "h100", "h200", "b200")) + ("gpu",),
+    backends=_BACKENDS if _gpu.has(*_NEW) else (),
     reference=reference,
     inputs=pst.arguments(
         pst.arrays(
@@ -115,7 +121,10 @@ SPEC = KernelSpec(
             dims={"m": [1, 8, 11], "n": [40, 256, 2176]},
         ),
         options={"op": st.sampled_from(get_args(Operation))},
-        tuning={"block_rows": st.sampled_from([None, 4, 6]), "accumulators": st.sampled_from([1, 4])},
+        tuning={
+            "block_rows": st.sampled_from([None, 4, 6]),
+            "accumulators": st.sampled_from([1, 4]),
+        },
     ),
     relations=(Permuted({0: 0}, output=0), Permuted({0: 1})),
     typical=(

@@ -5,11 +5,11 @@ Shapes: ``x`` and ``o`` have any shape. Dtype: uint32.
 A fast Fourier transform of ``2**b`` elements leaves them in the order of reversed indices, and
 reversed counters are the points of van der Corput's sequence.
 
-A GPU has one instruction for it (PTX ISA, "brev"); in jnp it takes five steps that swap halves, pairs
-of bytes, and so on. Pallas has no name for it, so ``plgpu.inline_mgpu`` puts it there: a function that
-is given the memory of a reference and returns registers, and that is written with Mosaic GPU's own
-arrays and LLVM's operations. ``RefType`` says that its argument is a reference, and
-``plgpu.ShapeDtypeStruct`` which thread holds what of its result. No interpreter can run that.
+A GPU has one instruction for it (PTX ISA, "brev"); in jnp it takes five steps that swap halves,
+pairs of bytes, and so on. Pallas has no name for it, so ``plgpu.inline_mgpu`` puts it there: a
+function that is given the memory of a reference and returns registers, and that is written with
+Mosaic GPU's own arrays and LLVM's operations. ``RefType`` says that its argument is a reference,
+and ``plgpu.ShapeDtypeStruct`` which thread holds what of its result. No interpreter can run that.
 """
 
 from __future__ import annotations

@@ -3,13 +3,14 @@
 
 Ba, Kiros and Hinton, "Layer Normalization", 2016 (arXiv:1607.06450).
 
-Shapes: ``x`` and ``o`` are ``(..., n)``, ``w`` and ``b`` ``(n,)``, ``n`` up to 16384. Dtypes: float32,
-bfloat16 or float16, which ``w`` and ``b`` may have apart from ``x``; computed in float32, rounded once.
+Shapes: ``x`` and ``o`` are ``(..., n)``, ``w`` and ``b`` ``(n,)``, ``n`` up to 16384. Dtypes:
+float32, bfloat16 or float16, which ``w`` and ``b`` may have apart from ``x``; computed in float32,
+rounded once.
 
-A row stays in registers, so its variance is the mean square of what is left when the mean is off, in a
-second pass that costs no traffic. The difference of ``mean x^2`` and ``mean^2``, which one pass can have,
-loses all its bits where the mean is much larger than the deviation. Padded columns are zero before the
-mean is taken off and not after it, so a vector says which they are.
+A row stays in registers, so its variance is the mean square of what is left when the mean is off,
+in a second pass that costs no traffic. The difference of ``mean x^2`` and ``mean^2``, which one
+pass can have, loses all its bits where the mean is much larger than the deviation. Padded columns
+are zero before the mean is taken off and not after it, so a vector says which they are.
 
 Backward: see ``_norms``, which also has the kernels.
 """

@@ -1,19 +1,21 @@
 """``o[i, j] = x[i, j] w[j]`` on a GPU, and two ways to look at a kernel that does it.
 
-Shapes: ``x`` and ``o`` are ``(m, n)``, ``w (n,)``. Dtypes: float32, bfloat16 or float16, the same for
-all.
+Shapes: ``x`` and ``o`` are ``(m, n)``, ``w (n,)``. Dtypes: float32, bfloat16 or float16, the same
+for all.
 
-A block has 64 rows and as many columns as a warp loads at once, 16 bytes a lane. Each of the four warps
-has a row in four, so all need the same elements of ``w``: its layout has one copy of the vector in
-every warp (``plgpu.Replicated``). Multiplied, each element meets its own, and nothing is exchanged.
+A block has 64 rows and as many columns as a warp loads at once, 16 bytes a lane. Each of the four
+warps has a row in four, so all need the same elements of ``w``: its layout has one copy of the
+vector in every warp (``plgpu.Replicated``). Multiplied, each element meets its own, and nothing is
+exchanged.
 
-Layouts decide which instructions a kernel becomes, and mostly the compiler infers them. To look at it:
+Layouts decide which instructions a kernel becomes, and mostly the compiler infers them. To look at
+it:
 
-- ``show=True``: ``plgpu.print_layout`` prints, when the kernel is compiled, who holds what of ``x`` and
-  ``w``.
-- ``trace_dir``: on a GPU, the kernel writes a file there that trace viewers such as Perfetto open: when
-  each block was in which ``jax.named_scope``. ``plgpu.TraceScope`` says whether a warpgroup or each of
-  its warps has a line of its own.
+- ``show=True``: ``plgpu.print_layout`` prints, when the kernel is compiled, who holds what of ``x``
+  and ``w``.
+- ``trace_dir``: on a GPU, the kernel writes a file there that trace viewers such as Perfetto open:
+  when each block was in which ``jax.named_scope``. ``plgpu.TraceScope`` says whether a warpgroup or
+  each of its warps has a line of its own.
 """
 
 from __future__ import annotations
@@ -43,9 +45,7 @@ def _layouts(dtype: Any) -> tuple[int, Any, Any]:
     columns = _LANES * vector
     layout: Any = functools.partial(plgpu.Layout.TILED, lane_dims=(-2,), vector_dim=-1)
     tiles = layout(plgpu.Tiling(((_WARPS, columns), (vector,))), warp_dims=(-3,))
-    copies = layout(
-        plgpu.Tiling(((columns,), (vector,))), warp_dims=(plgpu.Replicated(_WARPS),)
-    )
+    copies = layout(plgpu.Tiling(((columns,), (vector,))), warp_dims=(plgpu.Replicated(_WARPS),))
     return columns, tiles, copies
 
 

@@ -37,7 +37,7 @@ def test_nearly_all_names_for_kernels_are_used(page: str) -> None:
     names, inside, used = api_coverage.share()
     assert used >= 0.95 * inside
     assert f"{names} names" in page
-    assert f"the other {inside}, {used} are used" in page
+    assert f"Of the other {inside}, {used} are used" in page
 
 
 def test_names_in_comments_and_texts_do_not_count() -> None:
