@@ -193,8 +193,8 @@ TABLE: tuple[Option, ...] = (
         parse=words,
         metavar="LIST",
         help="backends to run on: auto (default: the accelerator if there is one, otherwise the "
-        "simulator, and JAX's interpreters for what it does not simulate), interpreters, all, or "
-        "a list of NAME, NAME:TARGET, NAME:all, such as tpu-sim:v6e,interpret",
+        "simulators, and JAX's interpreters for what they do not simulate), interpreters, all, or "
+        "a list of NAME, NAME:TARGET, NAME:all, such as tpu-sim:v6e,gpu-sim",
     ),
     Option(
         name="suite",

@@ -7,6 +7,7 @@ import functools
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, cast
 
 from pytest_pallas.backends.protocol import Backend, Kind, label
@@ -51,6 +52,12 @@ FAMILIES: tuple[Family, ...] = (
         kind="simulating",
         targets=targets_of("tpu"),
         implied=True,
+    ),
+    Family(
+        name="gpu-sim",
+        make=_maker("simulators:gpu_sim"),
+        kind="simulating",
+        targets=targets_of("gpu"),
     ),
     Family(
         name="interpret", make=_maker("interpreters:interpret"), kind="interpreting", implied=True
@@ -123,16 +130,19 @@ class Selection:
     automatic: frozenset[str] = frozenset()
 
     def replaced(self, backend: Backend) -> bool:
-        """Whether the simulator takes the place of a backend that ``auto`` brought."""
-        simulators = any(each.kind == "simulating" for each in self.backends)
-        return simulators and backend.name in REPLACED and label(backend) in self.automatic
+        """Whether a simulator takes the place of a backend that ``auto`` brought."""
+        instead = any(backend.name in REPLACED.get(each.name, ()) for each in self.backends)
+        return instead and label(backend) in self.automatic
 
 
 #: What ``--pallas-backend`` takes besides names.
 WORDS = ("auto", "all", "interpreters")
 
-#: Interpreters that the simulator takes the place of under ``auto``.
-REPLACED = frozenset({"interpret", "tpu-interpret"})
+#: Interpreters that each simulator takes the place of under ``auto``. The last one runs what the
+#: simulator does not simulate.
+REPLACED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"tpu-sim": ("interpret", "tpu-interpret"), "gpu-sim": ("gpu-interpret",)}
+)
 
 
 def select(words: Iterable[str], families: Mapping[str, Family]) -> Selection:
@@ -215,7 +225,7 @@ def with_target(backend: Backend, target: str, families: Mapping[str, Family]) -
 
 
 def _auto(families: Mapping[str, Family]) -> list[Backend]:
-    """Hardware if there is some, else the simulator and every interpreter."""
+    """Hardware if there is some, else the simulators and every interpreter."""
     made = [(family, family.make(None)) for family in families.values()]
     hardware = [b for family, b in made if family.kind == "hardware" and b.available() is None]
     return hardware or [
@@ -227,9 +237,10 @@ def _auto(families: Mapping[str, Family]) -> list[Backend]:
 
 def _complete(backend: Backend, families: Mapping[str, Family]) -> Backend:
     """A simulator with an interpreter for what it does not simulate yet."""
-    if backend.kind != "simulating" or "tpu-interpret" not in families:
+    name = next(iter(REPLACED.get(backend.name, ())[-1:]), "")
+    if backend.kind != "simulating" or name not in families:
         return backend
-    instead = families["tpu-interpret"].make(backend.target)
+    instead = families[name].make(backend.target)
     return dataclasses.replace(cast("Any", backend), otherwise=instead)
 
 

@@ -1,16 +1,18 @@
-"""The backend ``tpu-sim``: kernels on the simulated machine, which compiles nothing."""
+"""The backends ``tpu-sim`` and ``gpu-sim``: kernels on a simulated chip; nothing is compiled."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Generator, Hashable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pytest_pallas import compat
 from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.probes import Probe
 from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, chip_of
@@ -40,6 +42,8 @@ class Simulator:
       target: the chip it stands for; None is the default.
       otherwise: runs what the simulator does not simulate yet; None if the simulator was named: it
         runs what it can, and refuses the rest.
+      name: the family.
+      platform: of the chip, ``"tpu"`` or ``"gpu"``.
     """
 
     target: Target | None = None
@@ -64,12 +68,15 @@ class Simulator:
         """Always None: the simulator needs nothing but numpy."""
         return None
 
-    def context(self, *, races: bool = False) -> Any:
+    @contextmanager
+    def context(self, *, races: bool = False) -> Generator[None]:
         """The context to trace in. ``races`` makes no difference."""
         from pytest_pallas.devices.absent import tracing_for
+        from pytest_pallas.simulator.gpu.chips import attributes
 
         del races
-        return tracing_for(self.chip)
+        with tracing_for(self.chip), compat.device_attributes(attributes(self.chip.name)):
+            yield
 
     def lacks(self, call: Call) -> str | None:
         """What of a call cannot be simulated yet, or None. The call is traced, and not run.
@@ -318,3 +325,11 @@ def _key(call: Call) -> Hashable:
 def tpu_sim(target: Target | None = None) -> Simulator:
     """The simulated TPU."""
     return Simulator(target)
+
+
+def gpu_sim(target: Target | None = None) -> Simulator:
+    """The simulated GPU.
+
+    Nothing is fetched ahead there, and aliased operands are one memory: neither can be otherwise.
+    """
+    return Simulator(target, name="gpu-sim", platform="gpu", probes=("outputs", "loads"))

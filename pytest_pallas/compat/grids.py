@@ -98,6 +98,21 @@ def grid_facts(eqn: Any) -> GridFacts:
     )
 
 
+def homes_of_kernel(eqn: Any) -> frozenset[str]:
+    """The modules that define what a ``pallas_call`` says of its platform.
+
+    That is its compiler parameters, the memory spaces of its blocks and scratch operands, and what
+    is done to its blocks. Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    mapping, body = eqn.params["grid_mapping"], eqn.params["jaxpr"]
+    first = mapping.num_index_operands + len(mapping.block_mappings)
+    said: list[Any] = [eqn.params.get("compiler_params")]
+    for block in mapping.block_mappings:
+        said += [block.transformed_block_aval.memory_space, *getattr(block, "transforms", ())]
+    said += [getattr(var.aval, "memory_space", None) for var in body.invars[first:]]
+    return frozenset(type(each).__module__ for each in said if each is not None)
+
+
 def _block_facts(block: Any, name: str) -> BlockFacts:
     tree = importlib.import_module("jax.tree_util")
     dims: list[tuple[str, int, tuple[int, int]]] = []

@@ -205,6 +205,18 @@ def parallel_programs(eqn: Any) -> int:
     return math.prod(sizes)
 
 
+def grid_programs(eqn: Any) -> int | None:
+    """How many programs the grid of a ``pallas_call`` has; None if an operand says so.
+
+    1 of what is none. Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    mapping = eqn.params.get("grid_mapping")
+    if mapping is None:
+        return 1
+    sizes = list(mapping.grid)
+    return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None
+
+
 def has_semantics(eqn: Any) -> bool:
     """Whether a ``pallas_call`` says what each of its grid dimensions is.
 

@@ -73,7 +73,7 @@ def settle_trace(session: Session) -> None:
         names = ", ".join(map(label, backends))
         raise OptionError(
             f"{flag}: only the simulator has timelines, and the backend is {names}; give "
-            "--pallas-backend=tpu-sim"
+            "--pallas-backend=tpu-sim or gpu-sim"
         )
     session.options = dataclasses.replace(session.options, trace=absolute)
 

@@ -31,7 +31,8 @@ SEEDS = (1, 2)
 
 #: Why the sanitizers of schedules do not apply to a kernel.
 SEQUENTIAL = (
-    "no example starts a DMA, uses a semaphore or a barrier, or divides a parallel grid dimension"
+    "no example starts a DMA, uses a semaphore or a barrier, or divides a parallel grid dimension "
+    "(on a GPU: has several programs)"
 )
 
 
@@ -111,9 +112,13 @@ def requires_kernels(
     del spec
     if any(kernel.asynchronous for kernel in kernels):
         return None
-    if has_schedules(backend) and any(compat.has_parallel_dimension(k.eqn) for k in kernels):
-        return None
-    return SEQUENTIAL
+    if not has_schedules(backend):
+        return SEQUENTIAL
+    if backend.platform == "gpu":
+        several = any(compat.grid_programs(kernel.eqn) != 1 for kernel in kernels)
+    else:
+        several = any(compat.has_parallel_dimension(kernel.eqn) for kernel in kernels)
+    return None if several else SEQUENTIAL
 
 
 def has_schedules(backend: Backend) -> bool:
@@ -126,11 +131,13 @@ def schedules(trial: Trial, kernels: Sequence[Any]) -> list[Schedule]:
     if not has_schedules(trial.backend):
         return []
     found: list[Schedule] = []
-    programs = max((compat.parallel_programs(kernel.eqn) for kernel in kernels), default=1)
+    gpu = trial.backend.platform == "gpu"  # where all programs of a grid run at once
+    count = compat.grid_programs if gpu else compat.parallel_programs
+    programs = max((count(kernel.eqn) or 2 for kernel in kernels), default=1)
     if programs > 1 or any(kernel.asynchronous for kernel in kernels):
         # A seed decides about copies, cores, devices and parallel programs alike.
         found += [Schedule(seed=seed) for seed in SEEDS]
     target = trial.backend.target
-    if programs > 1 and (target is None or target.cores > 1):
+    if programs > 1 and not gpu and (target is None or target.cores > 1):
         found.append(Schedule(cores=2))
     return found

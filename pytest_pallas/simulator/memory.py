@@ -49,9 +49,10 @@ class Ref:
       input: whether it is the window of an input that shares no memory with an output.
       key: names the same memory on another device or core; None where there is none.
       left: whether it is the window of an output's block that the grid had left before.
+      block: of a program of a GPU's grid: which memory of all programs it is part of; else None.
     """
 
-    __slots__ = ("data", "input", "key", "left", "name", "space")
+    __slots__ = ("block", "data", "input", "key", "left", "name", "space")
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class Ref:
         input: bool = False,
         key: Key | None = None,
         left: bool = False,
+        block: Any = None,
     ) -> None:
         """Make a reference to ``data``, which it keeps and changes."""
         self.data = data
@@ -69,6 +71,7 @@ class Ref:
         self.input = input
         self.key = key
         self.left = left
+        self.block = block
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -60,12 +60,14 @@ class Scheduler:
       ready: the tasks that can go on, in the order in which they became ready.
       tasks: those that have not ended.
       root: the greenlet that it runs in; None while nothing is scheduled.
+      idle: asked when no task is ready, whether they can wake one.
     """
 
     machine: Machine
     ready: deque[Task] = field(default_factory=deque[Task])
     tasks: dict[Any, Task] = field(default_factory=dict[Any, Task])
     root: Any = None
+    idle: list[Callable[[], bool]] = field(default_factory=list[Callable[[], bool]])
 
     def run(self, threads: Sequence[Thread], work: Callable[[Thread], Any]) -> list[Any]:
         """Run ``work`` for every thread, at the same time, and give their results.
@@ -154,7 +156,7 @@ class Scheduler:
 
     def _loop(self, tasks: Sequence[Task]) -> None:
         while not all(task.done for task in tasks):
-            if not self.ready:
+            if not self.ready and not any(wake() for wake in self.idle):
                 raise self._deadlock([task for task in tasks if task.done])
             task = self._next()
             task.green.switch()
@@ -217,9 +219,14 @@ def deadlock(machine: Machine, thread: Thread, waits: tuple[Wait, ...]) -> Deadl
       thread: one that waits.
       waits: of everybody.
     """
+    message = (
+        "deadlock: every program and thread waits, and nothing is pending that could wake one"
+        if machine.platform == "gpu"
+        else "deadlock: every core is blocked and no signal or copy is pending"
+    )
     finding = Finding(
         kind="deadlock",
-        message="deadlock: every core is blocked and no signal or copy is pending",
+        message=message,
         kernel=thread.kernel,
         program=thread.program,
         line=waits[0].line,

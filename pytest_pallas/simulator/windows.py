@@ -312,6 +312,43 @@ def grid_of(indexed: Indexed, operands: Sequence[Any], result: tuple[int, ...]) 
     return found
 
 
+def masked(
+    array: Array,
+    window: Sequence[Transform],
+    operands: Sequence[Any],
+    shape: tuple[int, ...],
+    mask: Any,
+) -> tuple[Array, tuple[Array, ...]]:
+    """The memory of a masked access, and the index of each element, which the mask may leave out.
+
+    Args:
+      array: the memory.
+      window: of it; it may reach beyond the edge where it is masked.
+      operands: of the equation.
+      shape: of the window.
+      mask: of the window.
+
+    Raises:
+      Outside: an element beyond the edge is not left out.
+    """
+    whole = Indexed(tuple(Span(0, size, 1) for size in array.shape), array.shape, ())
+    *outer, last = window or (whole,)
+    if not isinstance(last, Indexed):
+        raise SimulationError("a masked access to a reshaped reference cannot be simulated")
+    memory = read(array, outer, operands)
+    if outer and not np.may_share_memory(memory, array):
+        raise SimulationError("a masked access to a reference that is indexed twice by arrays")
+    axes = grid_of(last, operands, shape)
+    chosen = np.broadcast_to(mask, shape)
+    key: list[Array] = []
+    for number, (axis, dim) in enumerate(zip(axes, memory.shape, strict=True)):
+        used = axis[chosen]
+        if used.size and (used.min() < 0 or used.max() >= dim):
+            raise Outside(number, int(used.min()), int(used.max()), memory.shape)
+        key.append(np.clip(axis, 0, max(dim - 1, 0)))
+    return memory, tuple(key)
+
+
 def refuse(thread: Thread, ref: Ref, access: Access, outside: Outside, line: str) -> BoundsError:
     """Report an access beyond the edge, and give the error that ends the run.
 

@@ -1,4 +1,4 @@
-"""Which backends ``auto`` takes for a spec: the simulator, or the interpreters of JAX."""
+"""Which backends ``auto`` takes for a spec: simulators, or the interpreters of JAX."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pytest_pallas.backends import REPLACED, Backend, Call, label
 from pytest_pallas.session import Session
 from pytest_pallas.spec import KernelSpec
 
-#: Why specs cannot be simulated, by file and name; None for one that can be.
-_LACKS = pytest.StashKey[dict[tuple[str, str], str | None]]()
+#: Why specs cannot be simulated, by file, name and simulator; None for one that can be.
+_LACKS = pytest.StashKey[dict[tuple[str, str, str], str | None]]()
 
 
 def without_replaced(
@@ -20,8 +20,8 @@ def without_replaced(
 ) -> tuple[Backend, ...]:
     """The backends to run a spec on, of those that were chosen.
 
-    Where ``auto`` chose, the simulator takes the place of the interpreters for a spec that it can
-    simulate, and they take its place for others. What was named is kept.
+    Where ``auto`` chose, a simulator takes the place of the interpreters of its platform for a spec
+    that it can simulate, and they take its place for others. What was named is kept.
 
     Args:
       session: keeps what was found out.
@@ -29,22 +29,21 @@ def without_replaced(
       backends: those that were chosen.
       automatic: labels of those that nobody named; see ``Selection``.
     """
-    simulators = [each for each in backends if each.kind == "simulating"]
-    if not any(label(each) in automatic for each in simulators):
-        return tuple(backends)
-    simulated = spec.claims(simulators[0].name) and lacks(session, spec, simulators[0]) is None
+    dropped: set[str] = set()
+    for each in backends:
+        if each.kind != "simulating" or label(each) not in automatic:
+            continue
+        simulated = spec.claims(label(each)) and lacks(session, spec, each) is None
+        dropped.update(REPLACED.get(each.name, ()) if simulated else (each.name,))
     return tuple(
-        each
-        for each in backends
-        if label(each) not in automatic
-        or not (each.name in REPLACED if simulated else each.kind == "simulating")
+        each for each in backends if label(each) not in automatic or each.name not in dropped
     )
 
 
 def lacks(session: Session, spec: KernelSpec, simulator: Any) -> str | None:
     """Why the simulator cannot simulate a spec, or None. One call is drawn and traced."""
     known = session.config.stash.setdefault(_LACKS, {})
-    key = (spec.file, spec.name)
+    key = (spec.file, spec.name, label(simulator))
     if key not in known:
         known[key] = _lacks(spec, simulator, session.options.timeout)
     return known[key]

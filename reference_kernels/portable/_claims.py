@@ -2,4 +2,7 @@
 
 #: ``gpu-interpret`` is not among them: it interprets kernels of Mosaic GPU, and Pallas takes these
 #: through Triton.
-BACKENDS = ("tpu-sim", "interpret", "tpu-interpret", "tpu-compile", "tpu", "gpu-compile", "gpu")
+BACKENDS = (
+    *("tpu-sim", "interpret", "tpu-interpret", "tpu-compile", "tpu"),
+    *("gpu-sim", "gpu-compile", "gpu"),
+)

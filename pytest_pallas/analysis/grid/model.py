@@ -134,9 +134,24 @@ class GridCall:
         """The kernel's jaxpr."""
         return self.call.eqn.params["jaxpr"]
 
+    @cached_property
+    def synchronizes(self) -> bool:
+        """Whether programs may order themselves by atomics: a lock, or a ticket."""
+        return _has_atomics(self.body)
+
     def point(self, program: int) -> tuple[int, ...]:
         """The grid point of a program."""
         return tuple(int(i) for i in self.points[:, program])
+
+
+_ATOMICS = frozenset({"atomic_rmw", "atomic_cas"})
+
+
+def _has_atomics(jaxpr: Any) -> bool:
+    return any(
+        eqn.primitive.name in _ATOMICS or any(map(_has_atomics, compat.sub_jaxprs(eqn)))
+        for eqn in compat.open_jaxpr(jaxpr)[0].eqns
+    )
 
 
 _CONCURRENT = frozenset({"parallel", "core_parallel", "subcore_parallel", "vmapped", "concurrent"})

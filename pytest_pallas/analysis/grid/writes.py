@@ -24,8 +24,8 @@ def written_twice(call: GridCall, window: Window, accesses: Accesses) -> Iterato
     if window.whole:
         return  # the body writes where it wants to
     blocks, which = window.distinct
-    if call.platform == "gpu" and not accesses.always(window):
-        return  # each program may write a part of its own
+    if call.platform == "gpu" and (call.synchronizes or not accesses.always(window)):
+        return  # one after the other, or each program a part of its own
     for dim in call.concurrent:
         along = call.points[dim]
         low = np.full(blocks.shape[1], np.iinfo(np.int64).max)
@@ -97,7 +97,8 @@ def read_after_write(call: GridCall, window: Window, accesses: Accesses) -> Iter
         return
     if not accesses.reads(window):
         return
-    if call.platform == "gpu" and not (accesses.always(window) and accesses.always(output)):
+    always = accesses.always(window) and accesses.always(output)
+    if call.platform == "gpu" and (call.synchronizes or not always):
         return
     pair = _hazard(call, window, output)
     if pair is None:

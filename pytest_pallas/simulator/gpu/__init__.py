@@ -6,6 +6,10 @@
     barriers    barriers with phases, arrival counts and expected bytes
     scopes      shared memory, barriers and registers of a ``run_scoped``
     footprints  what blocks that nothing orders do to global memory
+    programs    grids of kernels of ``pl`` alone and of the Triton route
+    blocks      what a program accesses: blocks of the memory that all programs share
+    order       which accesses of programs nothing orders
+    waiting     programs that wait for each other by looking at memory
 
 Rules of Mosaic GPU's primitives are in ``rules/mosaic_gpu``. Sources: PTX ISA 8.7 ("Memory
 Consistency Model", "mbarrier", "cp.async.bulk", "wgmma"), and JAX's lowering, which says what a

@@ -67,16 +67,26 @@ def _custom_fusion(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-@rule("platform_index")
+#: What JAX calls the platforms of the simulated chips in ``lax.platform_dependent``.
+_PLATFORMS = {"tpu": "tpu", "gpu": "cuda"}
+
+
+@rule("platform_index", threaded=True)
 def _platform_index(eqn: Equation) -> Evaluate:
-    """Which branch of ``lax.platform_dependent`` is for a TPU; else that for the host."""
+    """Which branch of ``lax.platform_dependent`` is for the machine; else that for the host."""
     platforms = eqn.params["platforms"]
-    for name in ("tpu", None, "cpu"):
-        for number, names in enumerate(platforms):
-            if name in (names or (None,)):
-                chosen = np.int32(number)
-                return lambda: chosen
-    raise SimulationError(f"lax.platform_dependent has no branch for a TPU, only {platforms}")
+
+    def evaluate(thread: Thread) -> Any:
+        wanted = thread.machine.platform
+        for name in (_PLATFORMS[wanted], None, "cpu"):
+            for number, names in enumerate(platforms):
+                if name in (names or (None,)):
+                    return np.int32(number)
+        raise SimulationError(
+            f"lax.platform_dependent has no branch for a {wanted.upper()}, only {platforms}"
+        )
+
+    return evaluate
 
 
 @rule("pure_callback", "io_callback")

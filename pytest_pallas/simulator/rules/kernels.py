@@ -9,8 +9,10 @@ import numpy as np
 
 from pytest_pallas import compat
 from pytest_pallas.compat.transfers import semaphore_kind
+from pytest_pallas.errors import MissingRuleError, SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.capacity import capacity_findings
+from pytest_pallas.simulator.gpu import mosaic, programs
 from pytest_pallas.simulator.launches import traffic_of
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.pipeline import Kernel, execute, window_of
@@ -18,28 +20,81 @@ from pytest_pallas.simulator.program import prepare, prepare_lifted
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.values import Keys, is_key_dtype
 
+#: Modules that a kernel's parameters and memory spaces are defined in, and what it is written for.
+_WRITTEN_FOR = {".mosaic_gpu.": "Mosaic GPU", ".triton.": "Triton", ".mosaic.": "TPUs"}
+
 
 @rule("pallas_call", threaded=True)
 def _pallas_call(eqn: Equation) -> Evaluate:
+    written_for = _written_for(eqn)
+    if written_for == "Mosaic GPU":
+        return _mosaic_gpu(eqn)
     kernel = kernel_of(eqn)
     keys = [aval.dtype if is_key_dtype(aval.dtype) else None for aval in eqn.outs]
 
     excesses: dict[str, tuple[Finding, ...]] = {}
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
-        target = thread.machine.target
-        if target not in excesses:
-            excesses[target] = tuple(capacity_findings(kernel, target))
-        for finding in excesses[target]:
-            thread.machine.report(finding)
         words = [each.data if isinstance(each, Keys) else each for each in operands]
-        outputs: list[Any] = execute(kernel, thread, words)
+        outputs: list[Any]
+        if thread.machine.platform == "gpu":
+            _require_platform(thread, written_for, "TPUs")
+            outputs = programs.execute(kernel, thread, words)
+        else:
+            target = thread.machine.target
+            _require_platform(thread, written_for, "Triton")
+            if target not in excesses:
+                excesses[target] = tuple(capacity_findings(kernel, target))
+            for finding in excesses[target]:
+                thread.machine.report(finding)
+            outputs = execute(kernel, thread, words)
         outputs = [
             each if dtype is None else Keys(each, dtype)
             for each, dtype in zip(outputs, keys, strict=True)
         ]
         if thread.machine.outputs is not None:
             thread.machine.outputs(kernel.equation, outputs)
+        return outputs
+
+    return evaluate
+
+
+def _written_for(eqn: Equation) -> str:
+    """What a kernel is written for, by its parameters and memory spaces; "" for anything."""
+    homes = compat.homes_of_kernel(eqn.origin)
+    for part, name in _WRITTEN_FOR.items():
+        if any(part in f"{home}." for home in homes):
+            return name
+    return ""
+
+
+def _require_platform(thread: Thread, written_for: str, other: str) -> None:
+    """Refuse a kernel of another platform.
+
+    Raises:
+      SimulationError: it is written for ``other``.
+    """
+    if written_for == other:
+        machine = thread.machine
+        backend = "tpu-sim" if machine.platform == "gpu" else "gpu-sim"
+        raise SimulationError(
+            f"this kernel is written for {other}, by its compiler parameters or memory spaces, and "
+            f"the simulated chip is {machine.target}: use {backend}, or simulate(..., target=...)"
+        )
+
+
+def _mosaic_gpu(eqn: Equation) -> Evaluate:
+    """A kernel of Mosaic GPU with a grid of blocks."""
+    execute = getattr(mosaic, "execute", None)
+    if execute is None:
+        raise MissingRuleError("a pallas_call for Mosaic GPU is not simulated yet")
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        if thread.machine.platform != "gpu":
+            _require_platform(thread, "Mosaic GPU", "Mosaic GPU")
+        outputs = execute(eqn, thread, operands)
+        if thread.machine.outputs is not None:
+            thread.machine.outputs(eqn.origin, outputs)
         return outputs
 
     return evaluate

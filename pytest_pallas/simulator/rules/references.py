@@ -10,21 +10,20 @@ import numpy as np
 
 from pytest_pallas import compat
 from pytest_pallas.compat.windows import (
-    Indexed,
     Transform,
     split_elsewhere,
     transforms_in,
     transforms_of,
 )
-from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.dtypes import convert
+from pytest_pallas.simulator.gpu import blocks
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory import Elements, Ref
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.transfers import access
 from pytest_pallas.simulator.values import Keys, is_key_dtype
-from pytest_pallas.simulator.windows import Outside, grid_of, read, refuse, region_of, write
+from pytest_pallas.simulator.windows import Outside, masked, read, refuse, region_of, write
 
 
 @rule("get", threaded=True)
@@ -36,6 +35,8 @@ def _get(eqn: Equation) -> Evaluate:
     def load(thread: Thread, ref: Ref, *operands: Any) -> Any:
         if places:
             ref = thread.elsewhere(ref, places, (ref, *operands), eqn.line)
+        if ref.block is not None:
+            return blocks.load(thread, ref, window, (ref, *operands), eqn.line)
         if whole and not thread.recorded:
             return ref.data.copy()
         try:
@@ -80,6 +81,12 @@ def _swap(eqn: Equation) -> Evaluate:
             ref = thread.elsewhere(ref, places, (ref, value, *operands), eqn.line)
         note_write(thread, ref, eqn)
         old: Any = None
+        if ref.block is not None:
+            given = (ref, value, *operands)
+            if wanted:
+                old = blocks.load(thread, ref, window, given, eqn.line)
+            blocks.store(thread, ref, window, given, value, eqn.line)
+            return old
         try:
             if thread.recorded:
                 part = read(ref.data, window, (ref, value, *operands))
@@ -105,6 +112,12 @@ def _addupdate(eqn: Equation) -> Evaluate:
 
     def evaluate(thread: Thread, ref: Ref, value: Any, *operands: Any) -> Any:
         note_write(thread, ref, eqn)
+        if ref.block is not None:
+            # ``_addupdate_lowering_rule`` makes an atomic of it.
+            given, shape = (ref, value, *operands), tuple(eqn.ins[1].shape)
+            add = sums_of(ref.dtype)
+            blocks.update(thread, ref, window, given, shape, None, add, value, eqn.line, used=False)
+            return ()
         try:
             if thread.recorded:
                 part = read(ref.data, window, (ref, value, *operands))
@@ -121,20 +134,32 @@ def _addupdate(eqn: Equation) -> Evaluate:
 
 def adding(dtype: Any, value: Any) -> Callable[[Any], Any]:
     """Adds as ``lax.add`` does: narrow floats in float32, rounded once."""
+    add = sums_of(dtype)
+    return lambda old: add(old, value)
+
+
+def sums_of(dtype: Any) -> Callable[[Any, Any], Any]:
+    """As ``adding``, of both operands."""
     if dtype.kind in "fiuc" and dtype.itemsize >= 4:
-        return lambda old: old + value
+        return lambda old, value: old + value
     wide = np.dtype(np.int32 if dtype.kind in "iu" else np.float32)
-    return lambda old: convert(np.add(convert(old, wide), convert(value, wide)), dtype)
+    return lambda old, value: convert(np.add(convert(old, wide), convert(value, wide)), dtype)
 
 
 @rule("masked_load", threaded=True)
 def _masked_load(eqn: Equation) -> Evaluate:
     ref_at, window, mask_at, other_at = _parts(eqn)
     shape, dtype = tuple(eqn.out.shape), eqn.out.dtype
+    volatile = bool(eqn.params.get("is_volatile"))
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         ref: Ref = operands[ref_at]
         mask = None if mask_at is None else operands[mask_at]
+        if ref.block is not None:
+            other = None if other_at is None else operands[other_at]
+            return blocks.load_masked(
+                thread, ref, window, operands, shape, mask, other, eqn.line, volatile=volatile
+            )
         try:
             if mask is None:
                 part = read(ref.data, window, operands)
@@ -142,7 +167,7 @@ def _masked_load(eqn: Equation) -> Evaluate:
                     region = region_of(part, ref.data, window, operands)
                     access(thread, region, "read", ref.name, eqn.line)
                 return np.array(part)
-            before, key = _masked(ref, window, operands, shape, mask)
+            before, key = masked(ref.data, window, operands, shape, mask)
         except Outside as outside:
             raise refuse(thread, ref, "load from", outside, eqn.line) from None
         if thread.recorded:
@@ -167,6 +192,12 @@ def _masked_swap(eqn: Equation) -> Evaluate:
         value = operands[value_at]
         mask = None if mask_at is None else operands[mask_at]
         note_write(thread, ref, eqn)
+        if ref.block is not None:
+            old = None
+            if wanted:
+                old = blocks.load_masked(thread, ref, window, operands, shape, mask, None, eqn.line)
+            blocks.store_masked(thread, ref, window, operands, shape, mask, value, eqn.line)
+            return old
         try:
             if mask is None:
                 part = read(ref.data, window, operands)
@@ -176,7 +207,7 @@ def _masked_swap(eqn: Equation) -> Evaluate:
                 old = np.array(part) if wanted else None
                 write(ref.data, window, operands, lambda _: value)
                 return old
-            before, key = _masked(ref, window, operands, shape, mask)
+            before, key = masked(ref.data, window, operands, shape, mask)
         except Outside as outside:
             raise refuse(thread, ref, "store to", outside, eqn.line) from None
         nothing = thread.machine.uninitialized((), dtype, "padding")
@@ -201,45 +232,8 @@ def _at(operand: Any) -> int | None:
     return None if operand is None else operand.position
 
 
-def _masked(
-    ref: Ref,
-    window: Sequence[Transform],
-    operands: Sequence[Any],
-    shape: tuple[int, ...],
-    mask: Any,
-) -> tuple[Any, tuple[Any, ...]]:
-    """The memory of a masked access, and the index of each element, which the mask may leave out.
-
-    Raises:
-      Outside: an element beyond the edge is not left out.
-    """
-    if not window:
-        window = (_whole(ref.shape),)
-    *outer, last = window
-    if not isinstance(last, Indexed):
-        raise SimulationError("a masked access to a reshaped reference cannot be simulated")
-    memory = read(ref.data, outer, operands)
-    if not np.may_share_memory(memory, ref.data):
-        raise SimulationError("a masked access to a reference that is indexed twice by arrays")
-    axes = grid_of(last, operands, shape)
-    chosen = np.broadcast_to(mask, shape)
-    key: list[Any] = []
-    for number, (axis, dim) in enumerate(zip(axes, memory.shape, strict=True)):
-        used = axis[chosen]
-        if used.size and (used.min() < 0 or used.max() >= dim):
-            raise Outside(number, int(used.min()), int(used.max()), memory.shape)
-        key.append(np.clip(axis, 0, max(dim - 1, 0)))
-    return memory, tuple(key)
-
-
 def _chosen(memory: Any, key: Sequence[Any], chosen: Any) -> Elements:
     return Elements(memory, tuple(axis[chosen] for axis in key))
-
-
-def _whole(shape: tuple[int, ...]) -> Indexed:
-    from pytest_pallas.compat.windows import Span
-
-    return Indexed(tuple(Span(0, size, 1) for size in shape), shape, ())
 
 
 def note_write(thread: Thread, ref: Ref, eqn: Equation) -> None:

@@ -33,6 +33,8 @@ def ids(result: pytest.RunResult) -> list[str]:
         ("all", ["tpu-sim", "interpret", "tpu-interpret"]),
         ("auto,interpret", ["tpu-sim", "interpret"]),
         ("auto,gpu-interpret", ["tpu-sim", "gpu-interpret"]),
+        ("auto,gpu-sim", ["tpu-sim", "gpu-sim"]),
+        ("gpu-sim:all", [f"gpu-sim:{chip}" for chip in ("a100", "h100", "h200", "b200")]),
         ("tpu-sim,tpu-interpret", ["tpu-sim", "tpu-interpret"]),
         ("tpu-sim:all", [f"tpu-sim:{chip}" for chip in ("v4", "v5e", "v5p", "v6e", "tpu7x")]),
         ("interpret", ["interpret"]),
@@ -56,7 +58,8 @@ def test_all_leaves_out_what_is_not_here_and_says_why(here):
     result.assert_outcomes(passed=3)  # this test claims no GPU
     result.stdout.fnmatch_lines(
         [
-            "pallas: runs on tpu-sim (as *), interpret, tpu-interpret (as *), gpu-interpret (as *)",
+            "pallas: runs on tpu-sim (as TPU v6 lite), gpu-sim (as NVIDIA H100*), interpret, "
+            "tpu-interpret (as *), gpu-interpret (as *)",
             "pallas: without tpu: *finds no TPU, only cpu*",
             "pallas: without gpu: *finds no GPU, only cpu*",
         ]
@@ -71,7 +74,7 @@ def test_hardware_that_is_not_here_is_a_usage_error(here, platform):
     assert "Traceback" not in text + result.stdout.str()
     assert f"--pallas-backend: backend '{platform}' is not available: " in text
     assert f"finds no {platform.upper()}, only cpu" in text
-    assert "Available here: tpu-sim, interpret, tpu-interpret, gpu-interpret" in text
+    assert "Available here: tpu-sim, gpu-sim, interpret, tpu-interpret, gpu-interpret" in text
 
 
 def test_hardware_in_the_ini_file_is_a_usage_error_too(here):
@@ -88,7 +91,7 @@ def test_hardware_in_the_ini_file_is_a_usage_error_too(here):
             "tpu-interpert",
             [
                 "unknown backend 'tpu-interpert'. Did you mean 'tpu-interpret'?",
-                "auto, all, interpreters, tpu-sim[:v4|v5e|v5p|v6e|tpu7x], interpret, tpu-interpret",
+                "auto, all, interpreters, tpu-sim[:v4|v5e|v5p|v6e|tpu7x], gpu-sim[:a100|h100|h200|",
                 "gpu[:a100|h100|h200|b200]",
             ],
         ),
@@ -253,6 +256,98 @@ class TestSpecs:
         here.specs('name="copy", kernel=__import__("copies").copy, reference=lambda x, y: x')
         [record] = here.records(*ALL_SPECS)
         assert (record["backend"], record["outcome"]) == ("tpu-sim", "passed")
+
+
+PORTABLE = """
+    import jax
+    from jax.experimental import pallas as pl
+
+    def _add(x_ref, y_ref, o_ref):
+        o_ref[...] = x_ref[...] + y_ref[...]
+
+    def add(x, y):
+        return pl.pallas_call(_add, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x, y)
+
+    def minus(x, y):
+        return add(x, -y)
+
+    def unknown_add(x, y):
+        from unknown_primitive import unknown
+
+        return unknown(add(x, y))
+"""
+
+
+class TestPortableSpecs:
+    """Kernels for both platforms run on both simulators, each function on its own."""
+
+    @pytest.fixture(autouse=True)
+    def specs(self, here):
+        here.write(portable=PORTABLE)
+        both = 'backends=("tpu-sim", "interpret", "gpu-sim", "gpu-interpret")'
+        module = '__import__("portable")'
+        here.specs(
+            f'name="both", kernel={module}.add, {both}',
+            f'name="apart", kernel={{"tpu": {module}.add, "gpu": {module}.minus}}, {both}',
+            f'name="gpu", kernel={{"gpu": {module}.add}}, backends=("gpu-sim", "gpu-interpret")',
+            f'name="lost", kernel={{"gpu": {module}.unknown_add}}, {both}',
+        )
+
+    @pytest.mark.parametrize(
+        ("flag", "both", "gpu", "lost"),
+        [
+            ("auto", ["tpu-sim", "gpu-sim"], ["gpu-sim"], ["interpret", "gpu-interpret"]),
+            ("gpu-sim:b200", *3 * [["gpu-sim:b200"]]),
+            (
+                "auto,gpu-interpret",
+                ["tpu-sim", "gpu-sim", "gpu-interpret"],
+                ["gpu-sim", "gpu-interpret"],
+                ["interpret", "gpu-interpret"],
+            ),
+        ],
+    )
+    def test_choice(self, here, flag, both, gpu, lost):
+        result = here.run(*ALL_SPECS, f"--pallas-backend={flag}", "--collect-only", "-q")
+        found = [line.partition("::")[2] for line in result.outlines if "::" in line]
+        assert [name for name in found if "unclaimed" not in name] == [
+            *(f"both-forward[{name}]" for name in both),
+            *(f"apart-forward[{name}]" for name in both),
+            *(f"gpu-forward[{name}]" for name in gpu),
+            *(f"lost-forward[{name}]" for name in lost),
+        ]
+
+    def test_results(self, here):
+        records = here.records(*ALL_SPECS, "--pallas-backend=tpu-sim,gpu-sim", "-k", "not lost")
+        assert [(r["kernel"], r["backend"], r["outcome"]) for r in records] == [
+            ("both", "tpu-sim", "passed"),
+            ("both", "gpu-sim", "passed"),
+            ("apart", "tpu-sim", "passed"),
+            ("apart", "gpu-sim", "failed"),
+            ("gpu", "tpu-sim", "skipped"),
+            ("gpu", "gpu-sim", "passed"),
+        ]
+
+    def test_fixtures(self, here):
+        here.write(
+            test_where="""
+            import numpy as np
+            import pytest
+            from portable import add, minus
+
+            X = np.ones((8, 128), np.float32)
+
+            @pytest.mark.pallas(backends=["tpu-sim", "gpu-sim:a100"])
+            def test_both(pallas_backend, pallas_run, pallas_check):
+                gpu = pallas_backend.platform == "gpu"
+                assert pallas_run(minus if gpu else add, X, X)[0, 0] == (0 if gpu else 2)
+                pallas_check(add, X, X, reference=lambda x, y: x + y)
+            """,
+        )
+        records = here.records()
+        assert [(r["backend"], r["outcome"]) for r in records] == [
+            ("tpu-sim", "passed"),
+            ("gpu-sim:a100", "passed"),
+        ]
 
 
 def test_a_test_of_ones_own_that_is_interpreted_says_so_in_its_record(here):

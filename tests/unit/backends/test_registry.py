@@ -32,25 +32,26 @@ def labels(selection):
     return [label(backend) for backend in selection.backends]
 
 
-HERE = ["tpu-sim", "interpret", "tpu-interpret", "gpu-interpret"]
-INTERPRETERS = HERE[1:]
+HERE = ["tpu-sim", "gpu-sim", "interpret", "tpu-interpret", "gpu-interpret"]
+INTERPRETERS = HERE[2:]
 NO_HARDWARE = {**KNOWN, "tpu": fake("tpu", "no TPU"), "gpu": fake("gpu", "no GPU")}
 
 
-def simulator_of(selection):
-    return next(each for each in selection.backends if each.name == "tpu-sim")
+def simulator_of(selection, name="tpu-sim"):
+    return next(each for each in selection.backends if each.name == name)
 
 
 def replaced(selection):
     return [label(each) for each in selection.backends if selection.replaced(each)]
 
 
-def test_auto_takes_the_simulator_and_every_interpreter_where_there_is_no_hardware():
+def test_auto_takes_the_simulators_and_every_interpreter_where_there_is_no_hardware():
     selection = select(["auto"], NO_HARDWARE)
     assert labels(selection) == HERE
     assert selection.automatic == {*HERE}
-    assert replaced(selection) == ["interpret", "tpu-interpret"]
+    assert replaced(selection) == INTERPRETERS
     assert simulator_of(selection).otherwise.name == "tpu-interpret"
+    assert simulator_of(selection, "gpu-sim").otherwise.name == "gpu-interpret"
 
 
 @pytest.mark.parametrize(
@@ -59,10 +60,15 @@ def test_auto_takes_the_simulator_and_every_interpreter_where_there_is_no_hardwa
         (["interpreters"], INTERPRETERS, []),
         (["all"], HERE, []),
         (["auto", "interpreters"], HERE, []),
-        (["auto", "interpret"], HERE, ["tpu-interpret"]),
-        (["tpu-interpret", "auto"], ["tpu-interpret", *HERE[:2], HERE[3]], ["interpret"]),
+        (["auto", "interpret"], HERE, ["tpu-interpret", "gpu-interpret"]),
+        (
+            ["tpu-interpret", "auto"],
+            ["tpu-interpret", *HERE[:3], HERE[4]],
+            ["interpret", "gpu-interpret"],
+        ),
         (["tpu-sim", "interpret"], ["tpu-sim", "interpret"], []),
-        (["tpu-sim:v5e", "auto"], ["tpu-sim:v5e", *HERE], ["interpret", "tpu-interpret"]),
+        (["gpu-sim", "gpu-interpret"], ["gpu-sim", "gpu-interpret"], []),
+        (["tpu-sim:v5e", "auto"], ["tpu-sim:v5e", *HERE], INTERPRETERS),
     ],
 )
 def test_the_simulator_takes_the_place_only_of_what_nobody_asked_for(words, chosen, taken_over):
@@ -93,6 +99,9 @@ def test_a_target_keeps_what_a_simulator_falls_back_to():
     chosen = simulator_of(select(["auto"], NO_HARDWARE))
     made = with_target(chosen, "v5e", KNOWN)
     assert (label(made), label(made.otherwise)) == ("tpu-sim:v5e", "tpu-interpret:v5e")
+    chosen = simulator_of(select(["auto"], NO_HARDWARE), "gpu-sim")
+    made = with_target(chosen, "b200", KNOWN)
+    assert (label(made), label(made.otherwise)) == ("gpu-sim:b200", "gpu-interpret:b200")
     assert with_target(select(["tpu-sim"], KNOWN).backends[0], "v5e", KNOWN).otherwise is None
 
 
@@ -115,9 +124,10 @@ def test_targets():
     assert [label(b) for b in parse("tpu-sim:all", KNOWN)] == [
         f"tpu-sim:{target}" for target in ("v4", "v5e", "v5p", "v6e", "tpu7x")
     ]
-    assert [label(b) for b in parse("gpu-interpret:all", KNOWN)] == [
-        f"gpu-interpret:{target}" for target in ("a100", "h100", "h200", "b200")
-    ]
+    for name in ("gpu-sim", "gpu-interpret"):
+        assert [label(b) for b in parse(f"{name}:all", KNOWN)] == [
+            f"{name}:{target}" for target in ("a100", "h100", "h200", "b200")
+        ]
 
 
 def test_repetitions_run_once():
@@ -131,6 +141,7 @@ def test_repetitions_run_once():
         ("tpu-interpret:h100", "unknown target 'h100' of backend 'tpu-interpret'; its targets: v4"),
         ("interpret:v6e", "its targets: none"),
         ("tpu-sim:h100", "unknown target 'h100' of backend 'tpu-sim'; its targets: v4, v5e, v5p"),
+        ("gpu-sim:v6e", "unknown target 'v6e' of backend 'gpu-sim'; its targets: a100, h100, h200"),
         ("tpu_sim", "unknown backend 'tpu_sim'. Did you mean 'tpu-sim'?"),
         ("interpreter", "unknown backend 'interpreter'. Did you mean 'interpreters'?"),
     ],
@@ -146,4 +157,4 @@ def test_a_named_backend_that_is_not_there_is_an_error():
     with pytest.raises(BackendUnavailableError) as caught:
         select(["tpu"], families)
     assert "JAX finds no TPU" in str(caught.value)
-    assert "Available here: tpu-sim, interpret, tpu-interpret, gpu-interpret." in str(caught.value)
+    assert f"Available here: {', '.join(HERE)}." in str(caught.value)

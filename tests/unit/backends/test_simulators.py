@@ -12,10 +12,12 @@ import pytest
 import sample_kernels as kernels
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import triton as plgpu
 from unknown_primitive import unknown
 
 from pytest_pallas.backends import Call, parse, select
 from pytest_pallas.backends.registry import FAMILIES
+from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.errors import (
     BoundsError,
@@ -58,7 +60,7 @@ class Noting:
         self.told.append("ended")
 
 
-@pytest.mark.parametrize("word", ["tpu-sim", "tpu-sim:v5e"])
+@pytest.mark.parametrize("word", ["tpu-sim", "tpu-sim:v5e", "gpu-sim", "gpu-sim:b200"])
 def test_runs_a_kernel(word):
     outcome = backend(word).run(Call(function=kernels.add_one, args=(X,)))
     assert outcome.error is None
@@ -105,6 +107,94 @@ def test_nothing_is_compiled():
             logging.getLogger("jax").removeHandler(handler)
     assert outcome.error is None
     assert not [each for each in records if "Compiling" in each.getMessage()]
+
+
+class TestGpu:
+    """The same machinery for GPU targets."""
+
+    @staticmethod
+    def summed(x):
+        """All rows of blocks into one: a loop over the grid on a TPU, a race on a GPU."""
+
+        def body(x_ref, o_ref):
+            @pl.when(pl.program_id(0) == 0)
+            def _():
+                o_ref[...] = jnp.zeros_like(o_ref)
+
+            o_ref[...] += x_ref[...]
+
+        return pl.pallas_call(
+            body,
+            out_shape=jax.ShapeDtypeStruct((8, 128), x.dtype),
+            grid=(x.shape[0] // 8,),
+            in_specs=[pl.BlockSpec((8, 128), lambda i: (i, 0))],
+            out_specs=pl.BlockSpec((8, 128), lambda i: (0, 0)),
+        )(x)
+
+    def test_a_race_is_an_error_where_it_is_asked_for(self):
+        call = Call(function=self.summed, args=(np.ones((32, 128), np.float32),))
+        assert backend("tpu-sim").run(call).error is None
+        outcome = backend("gpu-sim").run(call)
+        assert isinstance(outcome.error, RaceError)
+        assert "a TPU would allow it" in str(outcome.error)
+        unasked = backend("gpu-sim").run(Call(function=call.function, args=call.args, races=False))
+        np.testing.assert_array_equal(unasked.unwrap(), np.full((8, 128), 4))
+        assert [each.kind for each in unasked.findings][:1] == ["race"]
+
+    def test_a_schedule_is_another_order_of_programs(self):
+        def body(_zero, o_ref, count_ref):
+            o_ref[...] = jnp.full((1,), plgpu.atomic_add(count_ref, (0,), 1))
+
+        def order():
+            one = pl.BlockSpec((1,), lambda i: (0,))
+            return pl.pallas_call(
+                body,
+                out_shape=[jax.ShapeDtypeStruct((n,), jnp.int32) for n in (8, 1)],
+                grid=(8,),
+                in_specs=[one],
+                out_specs=[pl.BlockSpec((1,), lambda i: (i,)), one],
+                input_output_aliases={0: 1},
+            )(jnp.zeros(1, jnp.int32))[0]
+
+        first, other = (
+            backend("gpu-sim").run(Call(function=order, schedule=Schedule(seed=seed))).values
+            for seed in (0, 1)
+        )
+        assert first.tolist() == list(range(8)) == sorted(other.tolist())
+        assert other.tolist() != first.tolist()
+
+    def test_memory_is_filled(self):
+        def body(x_ref, o_ref):
+            o_ref[:4] = x_ref[:4]
+
+        call = pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(X.shape, X.dtype))
+        outcome = backend("gpu-sim").run(Call(function=call, args=(X,), fill="zero"))
+        assert (outcome.unwrap()[4:] == 0).all()
+
+    def test_it_answers_what_makes_sense_there(self):
+        gpu = backend("gpu-sim")
+        assert gpu.probes == ("outputs", "loads")
+        told = gpu.run(Call(function=kernels.add_one, args=(X,), probe="outputs")).told
+        np.testing.assert_array_equal(told[0][1][0], X + 1)
+
+    def test_kernels_see_the_target(self):
+        seen = []
+
+        def function(x):
+            device = jax.sharding.get_abstract_mesh().abstract_device
+            seen.append((device.platform, device.device_kind, jax.devices()[0].core_count))
+            return kernels.add_one(x)
+
+        assert backend("gpu-sim:b200").run(Call(function=function, args=(X,))).error is None
+        assert seen[0] == ("gpu", "NVIDIA B200", 148)
+
+    def test_what_is_not_simulated_is_interpreted_where_auto_chose(self):
+        families = {name: each for name, each in KNOWN.items() if each.kind != "hardware"}
+        chosen = {each.name: each for each in select(["auto"], families).backends}
+        call = Call(function=lambda x: unknown(kernels.add_one(x)), args=(X,))
+        outcome = chosen["gpu-sim"].run(call)
+        assert "run on gpu-interpret, not simulated yet" in outcome.notes
+        assert isinstance(backend("gpu-sim").run(call).error, MissingRuleError)
 
 
 class TestRunsThatAreKept:

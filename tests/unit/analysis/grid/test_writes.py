@@ -274,6 +274,28 @@ class TestGpu:
 
         assert kinds(self.sums(body, ((16, 128), lambda i: (0, 0))), X) == []
 
+    def test_programs_may_order_themselves_by_atomics(self):
+        def body(x_ref, lock_ref, o_ref):
+            def taken(_):
+                return plgpu.atomic_cas(lock_ref, 0, 1) == 1
+
+            jax.lax.while_loop(taken, lambda done: done, 0)
+            o_ref[...] = o_ref[...] + x_ref[...]
+            plgpu.atomic_xchg(lock_ref, (), 0)
+
+        def function(x):
+            blocks = pl.BlockSpec((16, 128), lambda i: (i, 0)), pl.BlockSpec((), lambda i: ())
+            return pl.pallas_call(
+                body,
+                grid=(4,),
+                in_specs=blocks,
+                out_specs=pl.BlockSpec((16, 128), lambda i: (0, 0)),
+                out_shape=Shape((16, 128), F32),
+                compiler_params=self.params,
+            )(x, jnp.int32(0))
+
+        assert kinds(function, X) == []
+
     def test_no_vmem_and_no_tiles(self):
         def function(x):
             return rows(copy, x.shape, 2, compiler_params=self.params)(x)

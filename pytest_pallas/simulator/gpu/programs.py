@@ -1,0 +1,269 @@
+"""The grid of a ``pallas_call`` on a GPU, for kernels of ``pl`` alone and of the Triton route.
+
+Each program of the grid is one block of threads. All of them run at the same time, and in any
+order: here one after the other, in an order that is a function of the seed. What operands they have
+is the memory itself, not windows that are copied; ``blocks.py`` says what they do to it, and
+``order.py`` whether two of them may. Programs that wait for each other (a lock by
+``plgpu.atomic_cas``) run as greenlets: see ``waiting.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas import compat
+from pytest_pallas.compat.triton import masks_edges
+from pytest_pallas.simulator.allocation import allocate, free, memory_of
+from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.gpu.blocks import (
+    BEYOND,
+    HANGING,
+    MASKED,
+    Block,
+    Memory,
+    block_of,
+)
+from pytest_pallas.simulator.gpu.order import Order, Program, Shadow
+from pytest_pallas.simulator.gpu.waiting import Waiting, may_wait
+from pytest_pallas.simulator.machine import Grid, Machine, Thread
+from pytest_pallas.simulator.memory import Ref
+from pytest_pallas.simulator.pipeline import IN_PLACE, Kernel, Window
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(eq=False)
+class _Run:
+    """One execution of a kernel.
+
+    Attributes:
+      kernel: what is executed.
+      order: of the accesses of its programs.
+      captured: the references from outside that its body uses, with their memory.
+      scalars: the prefetched operands.
+      memories: of its operands, inputs first.
+      starts: of blocks that do not depend on the program, by operand.
+      waiting: how its programs wait for each other, or None if they do not.
+      scratch: the last writers of scratch, by number; see ``Shadow.private``.
+    """
+
+    kernel: Kernel
+    order: Order
+    captured: list[tuple[Ref, Memory]]
+    scalars: list[Array]
+    memories: list[Memory]
+    waiting: Waiting | None
+    scratch: dict[int, Shadow] = dataclasses.field(default_factory=dict[int, Shadow])
+
+
+def execute(kernel: Kernel, thread: Thread, operands: Sequence[Any]) -> list[Array]:
+    """Run every program of a kernel's grid.
+
+    Args:
+      kernel: the kernel.
+      thread: the device that runs it.
+      operands: captured references, sizes of dynamic dimensions, prefetched scalars, inputs.
+
+    Returns:
+      The outputs, as whole arrays.
+
+    Raises:
+      BoundsError: an access is beyond the edge of its block or array.
+      DeadlockError: programs wait for each other, and none can go on.
+      SimulationError: the body cannot be evaluated.
+    """
+    facts, machine = kernel.facts, thread.machine
+    captured, operands = operands[: kernel.captured], operands[kernel.captured :]
+    sizes = iter(np.asarray(operands[position]).item() for position in facts.sizes)
+    grid = tuple(next(sizes) if size is None else size for size in facts.grid)
+    first = len(facts.sizes) + len(facts.scalars)
+    arrays = _memory(kernel, machine, [np.asarray(each) for each in operands[first:]])
+    order = Order(int(np.prod(grid)) if grid else 1)
+    waits = may_wait(kernel.equation)
+    this = _Run(
+        kernel=kernel,
+        order=order,
+        captured=[(ref, Memory(ref.data, Shadow(order, ref.shape))) for ref in captured],
+        scalars=[np.asarray(operands[position]) for position in facts.scalars],
+        memories=_memories(kernel, order, arrays),
+        waiting=Waiting(machine) if waits else None,
+    )
+    programs = _programs(grid, facts.vmapped, machine.seed)
+    with thread.inside(kernel.name):
+        if this.waiting is None:
+            _one_by_one(this, thread, grid, programs)
+        else:
+            warps = getattr(facts.params, "num_warps", None)
+            this.waiting.run(
+                thread, programs, lambda core, mine: _one_by_one(this, core, grid, mine), warps
+            )
+    return [memory.array for memory in this.memories[len(facts.inputs) :]]
+
+
+def _one_by_one(
+    this: _Run,
+    thread: Thread,
+    grid: tuple[int, ...],
+    programs: Iterator[tuple[Program, tuple[int, ...]]],
+) -> None:
+    """Programs one after the other."""
+    facts = this.kernel.facts
+    inner = tuple(size for axis, size in enumerate(grid) if axis not in facts.vmapped)
+    thread.grids.append(Grid((0,) * len(inner), inner))
+    outside, owner = thread.axes, thread.owner
+    try:
+        for program, point in programs:
+            thread.grids[-1].point = program.point
+            if this.waiting is not None:
+                name = f"program ({', '.join(map(str, program.point))})"
+                thread.owner = dataclasses.replace(owner, thread=name)
+            if facts.axes:
+                thread.axes = {**outside, **dict(zip(facts.axes, point, strict=False))}
+            _run(this, thread, program, point)
+    finally:
+        thread.grids.pop()
+        thread.axes, thread.owner = outside, owner
+
+
+def _run(this: _Run, thread: Thread, program: Program, point: tuple[int, ...]) -> None:
+    """One program."""
+    kernel = this.kernel
+    scalars = [
+        Ref(np.array(each), name, "smem")
+        for each, name in zip(this.scalars, kernel.names, strict=False)
+    ]
+    captured = [_whole(ref, memory, program, this.waiting) for ref, memory in this.captured]
+    blocks = [
+        _block(this, thread, window, memory, program, window.start(thread, point, scalars))
+        for window, memory in zip(kernel.windows, this.memories, strict=True)
+    ]
+    scratch = [
+        _scratch(this, thread, program, number, name, aval)
+        for number, (name, aval) in enumerate(kernel.facts.scratch)
+    ]
+    timeline = thread.machine.timeline
+    span = None if timeline is None else timeline.body(thread)
+    run(kernel.body, thread, [*captured, *scalars, *blocks, *scratch])
+    if timeline is not None and span is not None:
+        timeline.end(thread, span)
+    free(thread, scratch, compat.source_line(kernel.equation) or "")
+
+
+def _block(
+    this: _Run,
+    thread: Thread,
+    window: Window,
+    memory: Memory,
+    program: Program,
+    start: tuple[int, ...],
+) -> Ref:
+    facts = window.facts
+    return block_of(
+        thread.machine,
+        memory,
+        program,
+        start,
+        window.sizes,
+        window.squeezed,
+        _codes(window),
+        this.kernel.names[len(this.scalars) + window.number],
+        "gmem" if window.home == "default" else window.home,
+        launch=this.waiting,
+        input=not window.output
+        and all(position != window.number for position, _ in this.kernel.facts.aliases)
+        and facts.shape == memory.array.shape,
+    )
+
+
+def _codes(window: Window) -> list[int]:
+    """What an element beyond the edge is, for each axis."""
+    codes: list[int] = []
+    for (kind, size, _), dim in zip(window.facts.dims, window.facts.shape, strict=True):
+        if kind == "Squeezed":
+            codes.append(BEYOND)
+        elif masks_edges() and size and (dim % size or (kind == "Element" and size > 1)):
+            codes.append(MASKED)
+        else:
+            codes.append(HANGING if size and dim % size else BEYOND)
+    return codes
+
+
+def _whole(ref: Ref, memory: Memory, program: Program, waiting: Waiting | None) -> Ref:
+    """A reference from outside, as a program has it."""
+    block = Block(memory, program, (...,), launch=waiting)
+    return Ref(ref.data, ref.name, ref.space, block=block)
+
+
+def _scratch(
+    this: _Run, thread: Thread, program: Program, number: int, name: str, aval: Any
+) -> Ref:
+    """Scratch memory of a program."""
+    ref = allocate(thread, aval, name, "scratch", number)
+    if ref.data.dtype == object or this.waiting is not None:
+        return ref
+    shadow = this.scratch.get(number)
+    if shadow is None:
+        shadow = this.scratch[number] = Shadow(this.order, ref.shape, private=True)
+    ref.block = Block(Memory(ref.data, shadow), program, (...,))
+    return ref
+
+
+def _programs(
+    grid: tuple[int, ...], vmapped: Sequence[int], seed: int
+) -> Iterator[tuple[Program, tuple[int, ...]]]:
+    """The programs, each with its grid point, in the order in which they begin."""
+    count = int(np.prod(grid)) if grid else 1
+    numbers: Any = range(count)
+    if seed and count > 1:
+        generator = np.random.Generator(np.random.Philox(seed))
+        numbers = generator.permutation(count)
+        while (numbers == np.arange(count)).all():
+            numbers = generator.permutation(count)
+    for number in numbers:
+        point = tuple(map(int, np.unravel_index(number, grid))) if grid else ()
+        inner = tuple(index for axis, index in enumerate(point) if axis not in vmapped)
+        yield Program(int(number), inner), point
+
+
+def _memory(kernel: Kernel, machine: Machine, inputs: list[Array]) -> list[Array]:
+    """The arrays of the inputs and outputs; an aliased output is its input's, which is a copy."""
+    facts = kernel.facts
+    aliased = {output: position for position, output in facts.aliases}
+    first = kernel.captured + len(facts.scalars)
+    inputs = [
+        np.array(array, order="C")
+        if first + number in kernel.written
+        else np.asarray(array, order="C")
+        for number, array in enumerate(inputs)
+    ]
+    outputs: list[Array] = []
+    for number, block in enumerate(facts.outputs):
+        position = aliased.get(number)
+        if position is None:
+            outputs.append(memory_of(machine, block.shape, block.dtype, block.name, "output"))
+            continue
+        shared = np.array(inputs[position], order="C")
+        if not (machine.separate and facts.inputs[position].space not in IN_PLACE):
+            inputs[position] = shared
+        outputs.append(shared)
+    return [*inputs, *outputs]
+
+
+def _memories(kernel: Kernel, order: Order, arrays: Sequence[Array]) -> list[Memory]:
+    """The memory of each operand; what no program writes has no shadow."""
+    first = kernel.captured + len(kernel.facts.scalars)
+    writable = {
+        id(array)
+        for number, array in enumerate(arrays)
+        if number >= len(kernel.facts.inputs) or first + number in kernel.written
+    }
+    found: dict[int, Memory] = {}
+    for array in arrays:
+        if id(array) not in found:
+            shadow = Shadow(order, array.shape) if id(array) in writable else None
+            found[id(array)] = Memory(array, shadow)
+    return [found[id(array)] for array in arrays]

@@ -1,0 +1,166 @@
+"""Rules: what kernels of the Triton route say besides loads and stores.
+
+Sources are JAX's lowering (``jax/_src/pallas/triton/primitives.py``) and NVIDIA's PTX ISA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.compat.triton import atomic_parts
+from pytest_pallas.compat.windows import Transform, transforms_in
+from pytest_pallas.errors import MissingRuleError, SimulationError
+from pytest_pallas.simulator.dtypes import convert
+from pytest_pallas.simulator.gpu import blocks
+from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory import Ref
+from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.rounding import rounded_to_bits
+from pytest_pallas.simulator.rules.references import note_write, sums_of
+
+Array = np.ndarray[Any, Any]
+
+#: What ``tanh.approx`` keeps of float32: its relative error is at most 2^-11 (PTX ISA,
+#: "Floating Point Instructions: tanh"). Of float16 and bfloat16 it is nearly all bits.
+_TANH_BITS = 11
+
+
+@rule("atomic_rmw", threaded=True)
+def _atomic_rmw(eqn: Equation) -> Evaluate:
+    ref, transforms, value, mask = atomic_parts(eqn.params, len(eqn.ins))
+    window = transforms_in(transforms)
+    at = (ref.position, value.position, None if mask is None else mask.position)
+    change = _change(str(eqn.params["atomic_type"].value), np.dtype(eqn.out.dtype))
+    return _updating(eqn, at, window, tuple(eqn.out.shape), change)
+
+
+def _updating(
+    eqn: Equation,
+    at: tuple[int, int, int | None],
+    window: Sequence[Transform],
+    shape: tuple[int, ...],
+    change: Callable[[Array, Any], Array],
+) -> Evaluate:
+    ref_at, value_at, mask_at = at
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        ref = _shared(thread, operands[ref_at])
+        note_write(thread, ref, eqn)
+        return blocks.update(
+            thread,
+            ref,
+            window,
+            operands,
+            shape,
+            None if mask_at is None else operands[mask_at],
+            change,
+            operands[value_at],
+            eqn.line,
+            used=eqn.used,
+        )
+
+    return evaluate
+
+
+def _shared(thread: Thread, ref: Ref) -> Ref:
+    """A reference to memory of all programs; of memory of one's own, as one to such memory."""
+    if ref.block is not None:
+        return ref
+    from pytest_pallas.simulator.gpu.order import Program
+
+    if not ref.data.flags.c_contiguous:
+        raise SimulationError("an atomic access to a part of memory that is not contiguous")
+    block = blocks.Block(blocks.Memory(ref.data), Program(0, thread.program), (...,))
+    return Ref(ref.data, ref.name, ref.space, block=block)
+
+
+def _change(kind: str, dtype: np.dtype[Any]) -> Callable[[Array, Any], Array]:
+    if kind in ("max", "min") and dtype.kind not in "iu":
+        return _ordered(kind, dtype)
+    functions: dict[str, Callable[[Array, Any], Array]] = {
+        "xchg": lambda old, value: value,
+        "add": sums_of(dtype),
+        "max": np.maximum,
+        "min": np.minimum,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+    }
+    if kind not in functions:
+        raise MissingRuleError(f"the simulator does not know the atomic operation {kind!r}")
+    return functions[kind]
+
+
+def _ordered(kind: str, dtype: np.dtype[Any]) -> Callable[[Array, Any], Array]:
+    """The larger or the smaller float, by integers (``_expand_atomic_fp_min_max``).
+
+    Where the operand's sign bit is not set, as signed integers; else the other one of both as
+    unsigned integers. So NaN is larger than all that have its sign bit.
+    """
+    signed, unsigned = (np.dtype(f"{letter}{dtype.itemsize}") for letter in "iu")
+    positive, negative = (np.maximum, np.minimum) if kind == "max" else (np.minimum, np.maximum)
+
+    def change(old: Array, value: Any) -> Array:
+        value = np.ascontiguousarray(value, dtype)
+        old = np.ascontiguousarray(old)
+        ahead = positive(old.view(signed), value.view(signed)).view(dtype)
+        behind = negative(old.view(unsigned), value.view(unsigned)).view(dtype)
+        return np.where(value.view(signed) >= 0, ahead, behind)
+
+    return change
+
+
+@rule("atomic_cas", threaded=True)
+def _atomic_cas(eqn: Equation) -> Evaluate:
+    dtype = np.dtype(eqn.out.dtype)
+    bits = np.dtype(f"u{dtype.itemsize}")
+
+    def evaluate(thread: Thread, ref: Ref, expected: Any, value: Any) -> Any:
+        wanted = np.asarray(expected, dtype).reshape(1).view(bits)
+
+        def change(old: Array, new: Any) -> Array:
+            return np.where(np.ascontiguousarray(old).view(bits) == wanted, new, old)
+
+        note_write(thread, ref, eqn)
+        ref = _shared(thread, ref)
+        given = (ref, expected, value)
+        # Whatever it gives, who goes on knows what others did before.
+        found = blocks.update(thread, ref, (), given, (), None, change, value, eqn.line, used=True)
+        return np.asarray(found)
+
+    return evaluate
+
+
+@rule("max_contiguous")
+def _max_contiguous(eqn: Equation) -> Evaluate:
+    return lambda value: value
+
+
+@rule("debug_barrier")
+def _debug_barrier(eqn: Equation) -> Evaluate:
+    """It is ``bar.sync``: of the threads of one program, which run as one here, not of the grid."""
+    return lambda: ()
+
+
+@rule("elementwise_inline_asm")
+def _inline_assembly(eqn: Equation) -> Evaluate:
+    text = str(eqn.params["asm"]).strip()
+    dtype = np.dtype(eqn.ins[0].dtype) if eqn.ins else np.dtype(np.float32)
+    instruction = text.partition(" ")[0]
+    names = {"tanh.approx.f32", "tanh.approx.f16", "tanh.approx.bf16"}
+    if instruction not in names or len(eqn.ins) != 1 or text.count(";") != 1:
+        raise MissingRuleError(
+            f"inline assembly cannot be simulated ({text!r}); of its instructions the simulator "
+            "knows those of plgpu.approx_tanh only"
+        )
+
+    def evaluate(x: Array) -> Sequence[Array]:
+        exact = np.tanh(convert(x, np.dtype(np.float32)))
+        return [
+            rounded_to_bits(exact, _TANH_BITS) if dtype.itemsize == 4 else convert(exact, dtype)
+        ]
+
+    return evaluate
