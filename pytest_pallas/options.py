@@ -128,11 +128,16 @@ class Options:
     database: tuple[Place, ...] = ()
     asked: frozenset[str] = frozenset()
 
-    def examples_on(self, kind: str) -> int:
-        """How many examples each check draws on a kind of backend."""
+    def examples_on(self, kind: str, devices: int = 1) -> int:
+        """How many examples each check draws on a kind of backend.
+
+        Args:
+          kind: of the backend.
+          devices: of the mesh. A run on several is as many runs, so half as many are drawn.
+        """
         if kind != "simulating" or "max_examples" in self.asked:
             return self.max_examples
-        return max(self.max_examples, self.simulated_examples)
+        return max(self.max_examples, self.simulated_examples // (1 if devices == 1 else 2))
 
     def replaced(self, **values: Any) -> Options:
         """These options with what a mark says in place of some.
@@ -213,14 +218,14 @@ TABLE: tuple[Option, ...] = (
         parse=_one_of(*PROFILES),
         metavar="NAME",
         help="how much to draw where nothing else is said: quick (2 examples a check), ci (8, the "
-        "default) or thorough (128); on the simulator quick and ci draw 16",
+        "default) or thorough (128); on the simulator quick and ci draw 16, of several devices 8",
     ),
     Option(
         name="max_examples",
         parse=_whole(1),
         metavar="N",
-        help="examples drawn for each check of a spec (default: 8, on the simulator 16; checks "
-        "that cost more a piece draw fewer)",
+        help="examples drawn for each check of a spec (default: 8, on the simulator 16, of "
+        "several devices 8; checks that cost more a piece draw fewer)",
         marked=True,
     ),
     Option(

@@ -274,6 +274,16 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
     return (status, "-", status.upper()) if status and report.skipped else None
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the checks of a kernel together: they share what they draw, trace and run."""
+    if not current(config).options.suite:
+        return None
+    from pytest_pallas.suites.scheduling import scheduler_for
+
+    return scheduler_for(config, log)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Tell the process that reports, if this is a worker, which checks do not apply."""
     output = getattr(session.config, "workeroutput", None)

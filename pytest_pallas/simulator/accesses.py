@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,8 @@ class Flight:
       side: the memory that an asynchronous operation accesses; None of a copy.
       seen: the clock of the writes of threads that it sees, if not all that its thread knows.
       chain: of the operation: see ``Asynchronous``.
+      place: of the allocation: see ``Located``.
+      past: what it became when a wait proved it to be done.
     """
 
     origin: Copy | Asynchronous
@@ -48,6 +50,8 @@ class Flight:
     side: Side | None = None
     seen: Array | None = None
     chain: Any = None
+    place: int = 0
+    past: Past | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +86,7 @@ class Memory:
       longest: bytes of the longest of these regions.
     """
 
-    flights: list[Flight] = field(default_factory=list["Flight"])
+    flights: dict[Flight, None] = field(default_factory=dict["Flight", None])
     past: dict[Any, Past] = field(default_factory=dict[Any, "Past"])
     starts: list[int] = field(default_factory=list[int])
     ordered: list[tuple[int, Past]] = field(default_factory=list[tuple[int, "Past"]])
@@ -108,6 +112,27 @@ class Memory:
         for stop, past in self.ordered[first:last]:
             if stop > start:
                 yield past
+
+
+class Located(NamedTuple):
+    """Where in memory an access or one side of a copy is.
+
+    Attributes:
+      region: which part.
+      writes: whether it is written.
+      place: equal for the parts of one allocation.
+      bounds: of the region, as addresses.
+    """
+
+    region: Region
+    writes: bool
+    place: int
+    bounds: tuple[int, int]
+
+
+def locate(region: Region, *, writes: bool) -> Located:
+    """Find the allocation and the addresses of a region."""
+    return Located(region, writes, id(root(region)), bounds_of(region))
 
 
 def conflict(one: Touched | Flight, other: Flight | Past) -> bool:

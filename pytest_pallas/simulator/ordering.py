@@ -14,7 +14,7 @@ nothing changes; what is proved only ever becomes less.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,14 +22,19 @@ import numpy as np
 from pytest_pallas.findings import Access, Finding, Owner, Signal, Wait
 from pytest_pallas.simulator.accesses import (
     Flight,
-    Memory,
     Past,
-    bounds_of,
     index_of,
     place_of,
-    root,
 )
-from pytest_pallas.simulator.passes import Count, Pass, Promise, check, note, tick, users_of
+from pytest_pallas.simulator.passes import (
+    Pass,
+    Promise,
+    check,
+    locate_all,
+    note,
+    tick,
+    users_of,
+)
 from pytest_pallas.simulator.recording import (
     Asynchronous,
     Completed,
@@ -62,14 +67,15 @@ def disorder(events: Sequence[Event], owners: Sequence[Owner], seed: int) -> lis
       seed: of the run.
     """
     owners = _renumber(events, owners)
-    users = users_of(events)
-    this = Pass(owners, {}, users)
+    located = locate_all(events)
+    users = users_of(events, located)
+    this = Pass(owners, {}, users, located)
     _go(this, events)
     for _ in range(_PASSES):
         given = this.given
         if all(len(more) <= len(given.get(n, ())) for n, more in this.rivals.items()):
             break
-        this = Pass(owners, this.rivals, users)
+        this = Pass(owners, this.rivals, users, located)
         _go(this, events)
     return [_finding(this, each, seed) for each in this.found]
 
@@ -95,20 +101,10 @@ def _go(this: Pass, events: Sequence[Event]) -> None:
     np.fill_diagonal(this.clocks, 1)
     this.fenced = this.clocks.copy()
     for number, event in enumerate(events):
-        if isinstance(event, Touched):
-            _touch(this, event)
-        elif isinstance(event, Started):
-            _start(this, event)
-        elif isinstance(event, Signalled):
-            _signal(this, event)
-        elif isinstance(event, Waited):
+        if isinstance(event, Waited):
             _wait(this, number, event)
-        elif isinstance(event, Synchronized):
-            _synchronize(this, event)
-        elif isinstance(event, Entered | Reached):
-            _reach(this, event)
         else:
-            pass_on(this, event)
+            _HANDLERS.get(type(event), pass_on)(this, event)
 
 
 def _start(this: Pass, event: Started) -> None:
@@ -117,12 +113,14 @@ def _start(this: Pass, event: Started) -> None:
     for semaphore in dict.fromkeys((copy.sent, copy.done)):
         if semaphore is not None:
             _promise(this, semaphore, Promise(thread, copy.size, clock, event, copy))
-    for region, writes in copy.sides:
+    flights = this.flights[copy] = []
+    for region, writes, place, bounds in this.located[event]:
         adds = writes and copy.adds
-        flight = Flight(copy, region, writes, adds, thread, clock, bounds_of(region))
-        memory = this.memories.setdefault(id(root(region)), Memory())
-        check(this, memory, flight, flight.bounds, clock, thread)
-        memory.flights.append(flight)
+        flight = Flight(copy, region, writes, adds, thread, clock, bounds, place=place)
+        memory = this.memory(place)
+        check(this, memory, flight, bounds, clock, thread)
+        memory.flights[flight] = None
+        flights.append(flight)
 
 
 def _signal(this: Pass, event: Signalled) -> None:
@@ -132,7 +130,7 @@ def _signal(this: Pass, event: Signalled) -> None:
 
 
 def _promise(this: Pass, semaphore: Semaphore, promise: Promise) -> None:
-    count = this.counts.setdefault(semaphore, Count())
+    count = this.count(semaphore)
     count.promised += promise.amount
     count.open.append(promise)
     for waiter, (times, numbers) in count.waits.items():
@@ -142,12 +140,14 @@ def _promise(this: Pass, semaphore: Semaphore, promise: Promise) -> None:
 
 
 def _wait(this: Pass, number: int, event: Waited) -> None:
-    count = this.counts.setdefault(event.semaphore, Count())
+    count = this.count(event.semaphore)
     thread = event.thread
     row = this.clocks[thread]
     taken = count.taken + event.amount
-    rivals = this.given.get(number, [])
-    given = count.promised + sum(promise.amount for promise in rivals)
+    rivals = this.given.get(number, ())
+    given = count.promised
+    if rivals:
+        given += sum(promise.amount for promise in rivals)
     waiters = this.users[event.semaphore]
     unproved: set[int] = set()
     left: list[Promise] = []
@@ -175,7 +175,7 @@ def _wait(this: Pass, number: int, event: Waited) -> None:
 
 
 def _is_begun(
-    promise: Promise, before: list[Promise], rivals: list[Promise], given: int, taken: int
+    promise: Promise, before: list[Promise], rivals: Sequence[Promise], given: int, taken: int
 ) -> bool:
     """Whether a wait could not be satisfied without a promise, and what follows from it."""
     others = given - promise.amount
@@ -190,24 +190,17 @@ def _done(this: Pass, copy: Copy, semaphore: Semaphore, thread: int, time: int) 
     """A wait proves that the source is read, and the target written if it is of that side."""
     if copy.sent is not semaphore and copy.done is not semaphore:
         return
-    for region, writes in copy.sides:
-        if writes and copy.done is not semaphore:
+    for flight in this.flights.get(copy, ()):
+        if flight.writes and copy.done is not semaphore:
             continue
-        place = id(root(region))
-        memory = this.memories.get(place)
-        if memory is None:
+        if flight.past is not None:  # another wait has proved it, to another thread
+            flight.past.known.setdefault(thread, time)
             continue
-        key = (id(copy), id(region))
-        if key in memory.past:  # another wait has proved it, to another thread
-            memory.past[key].known.setdefault(thread, time)
-            continue
-        for flight in [each for each in memory.flights if each.origin is copy]:
-            if flight.region is not region:
-                continue
-            memory.flights.remove(flight)
-            if len(this.users[place]) > 1:
-                past = Past({thread: time}, region, flight.writes, flight.adds, flight)
-                memory.keep(key, past, flight.bounds)
+        memory = this.memory(flight.place)
+        if memory.flights.pop(flight, flight) is None and len(this.users[flight.place]) > 1:
+            past = Past({thread: time}, flight.region, flight.writes, flight.adds, flight)
+            memory.keep(flight, past, flight.bounds)
+            flight.past = past
 
 
 def _synchronize(this: Pass, event: Synchronized) -> None:
@@ -219,18 +212,16 @@ def _synchronize(this: Pass, event: Synchronized) -> None:
 
 
 def _touch(this: Pass, event: Touched) -> None:
-    place = id(root(event.region))
+    ((region, _, place, bounds),) = this.located[event]
     memory = this.memories.get(place)
     if memory is None:
         if len(this.users[place]) < 2:
             return
-        memory = this.memories[place] = Memory()
+        memory = this.memory(place)
     thread = event.thread
     row = this.clocks[thread]
-    bounds = bounds_of(event.region)
     check(this, memory, event, bounds, row, thread)
     if len(this.users[place]) > 1:
-        region = event.region
         key = (thread, event.writes, event.adds, *place_of(region))
         time = int(row[thread])
         past = Past({thread: time}, region, event.writes, event.adds, event)
@@ -245,6 +236,16 @@ def _reach(this: Pass, event: Entered | Reached | Any) -> None:
     home = this.entered.get(event.key)
     if home is None or this.clocks[event.thread, home[0]] < home[1]:
         note(this, "entry", event, home)
+
+
+_HANDLERS: dict[type, Callable[[Pass, Any], None]] = {
+    Touched: _touch,
+    Started: _start,
+    Signalled: _signal,
+    Synchronized: _synchronize,
+    Entered: _reach,
+    Reached: _reach,
+}
 
 
 def _finding(this: Pass, found: tuple[str, Any, Any], seed: int) -> Finding:

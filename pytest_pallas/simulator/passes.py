@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pytest_pallas.findings import Owner
-from pytest_pallas.simulator.accesses import Flight, Memory, conflict, overlap, root
+from pytest_pallas.simulator.accesses import (
+    Flight,
+    Located,
+    Memory,
+    conflict,
+    locate,
+    overlap,
+    root,
+)
 from pytest_pallas.simulator.recording import (
     Asynchronous,
     Event,
@@ -100,6 +108,8 @@ class Pass:
       given: for a wait's number, what was promised later in the run that it could have taken, as
         known so far.
       users: the threads that access an allocation, or wait on a semaphore.
+      located: where the accesses and copies are; the same in all passes.
+      flights: the sides of each copy that was started.
       clocks: of the threads, a row each.
       counts: of the semaphores.
       memories: of the allocations, by the identity of the array that owns them.
@@ -115,6 +125,8 @@ class Pass:
     owners: Sequence[Owner]
     given: dict[int, list[Promise]]
     users: dict[Any, set[int]]
+    located: Mapping[Any, Sequence[Located]]
+    flights: dict[Copy, list[Flight]] = field(default_factory=dict[Any, list[Flight]])
     clocks: Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     counts: dict[Semaphore, Count] = field(default_factory=dict[Any, Count])
     memories: dict[int, Memory] = field(default_factory=dict[int, Memory])
@@ -125,6 +137,20 @@ class Pass:
     tokens: dict[Token, Passed] = field(default_factory=dict[Any, "Passed"])
     last: dict[tuple[int, Any], Waited] = field(default_factory=dict[Any, Waited])
     found: list[tuple[str, Any, Any]] = field(default_factory=list[Any])
+
+    def count(self, semaphore: Semaphore) -> Count:
+        """What a semaphore has got and given so far."""
+        found = self.counts.get(semaphore)
+        if found is None:
+            found = self.counts[semaphore] = Count()
+        return found
+
+    def memory(self, place: int) -> Memory:
+        """What was done to an allocation so far."""
+        found = self.memories.get(place)
+        if found is None:
+            found = self.memories[place] = Memory()
+        return found
 
 
 def tick(this: Pass, thread: int) -> Array:
@@ -196,15 +222,26 @@ def note(this: Pass, kind: str, first: Any, second: Any) -> None:
         this.found.append((kind, first, second))
 
 
-def users_of(events: Sequence[Event]) -> dict[Any, set[int]]:
+def locate_all(events: Sequence[Event]) -> Mapping[Any, Sequence[Located]]:
+    """Where the accesses and the sides of copies are, by event."""
+    located: dict[Any, list[Located]] = {}
+    for event in events:
+        if isinstance(event, Touched):
+            located[event] = [locate(event.region, writes=event.writes)]
+        elif isinstance(event, Started):
+            located[event] = [locate(region, writes=writes) for region, writes in event.copy.sides]
+    return located
+
+
+def users_of(
+    events: Sequence[Event], located: Mapping[Any, Sequence[Located]]
+) -> dict[Any, set[int]]:
     """The threads that access an allocation, themselves or by copies, or wait on a semaphore."""
     users: dict[Any, set[int]] = {}
     for event in events:
-        if isinstance(event, Touched):
-            users.setdefault(id(root(event.region)), set()).add(event.thread)
-        elif isinstance(event, Started):
-            for region, _ in event.copy.sides:
-                users.setdefault(id(root(region)), set()).add(event.thread)
+        if isinstance(event, Touched | Started):
+            for each in located[event]:
+                users.setdefault(each.place, set()).add(event.thread)
         elif isinstance(event, Forked):
             for side in event.operation.sides:
                 # The engine is a user of its own.

@@ -139,7 +139,8 @@ def reach(
     if key.site and key.site[0] == "barrier":
         act(barrier_of(thread, where.device, key.site[1]))
         return
-    key = key._replace(core=tuple((axis, where.core.get(axis, at)) for axis, at in key.core))
+    if key.core:
+        key = key._replace(core=tuple((axis, where.core.get(axis, at)) for axis, at in key.core))
     at = (line, thread.program, thread.kernel, _REMEDIES[machine.platform])
     event = Reached(thread.number, (where.device, key), ref.name, writes, *at)
     machine.recording.events.append(event)

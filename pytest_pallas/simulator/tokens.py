@@ -92,7 +92,7 @@ def _fork(this: Pass, event: Forked) -> None:
         )
         memory = this.memories.setdefault(id(root(side.region)), Memory())
         check(this, memory, flight, flight.bounds, clock, thread)
-        memory.flights.append(flight)
+        memory.flights[flight] = None
 
 
 def _finish(
@@ -111,7 +111,7 @@ def _finish(
         if flight is None:
             _known_to(memory, side, thread, time)
             continue
-        memory.flights.remove(flight)
+        del memory.flights[flight]
         np.maximum(row, flight.clock, out=row)
         _keep(memory, flight, thread, time)
 

@@ -33,7 +33,7 @@ _GOES_ON = (0.05, 0.3, 0.7)
 _CHUNKS = 4
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Semaphore:
     """A counter that copies and signals add to, and waits take from.
 
@@ -77,7 +77,7 @@ class Chunk:
     values: Array | None = None
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Copy:
     """A copy that was started.
 

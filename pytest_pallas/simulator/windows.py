@@ -14,6 +14,7 @@ from pytest_pallas.compat.windows import (
     Bitcast,
     Expanded,
     Indexed,
+    Listed,
     Operand,
     Reshaped,
     Span,
@@ -57,6 +58,64 @@ def read(array: Array, transforms: Sequence[Transform], operands: Sequence[Any])
     for transform in transforms:
         array = _applied(array, transform, operands)
     return array
+
+
+def reading(transforms: Sequence[Transform]) -> Callable[[Array, Sequence[Any]], Array]:
+    """``read`` for these transforms, with what is known of them decided once.
+
+    Args:
+      transforms: from the memory to the window.
+    """
+    if not transforms:
+        return lambda array, operands: array
+    last = transforms[-1]
+    if len(transforms) > 1 or not isinstance(last, Indexed) or last.repeated:
+        return lambda array, operands: read(array, transforms, operands)
+    return _reading(last)
+
+
+def _reading(indexed: Indexed) -> Callable[[Array, Sequence[Any]], Array]:
+    """``read`` for one index: a slice or a number for each axis, of which some are operands."""
+    template: list[Any] = [None] * len(indexed.indices)
+    spans: list[tuple[int, int, int, int, int]] = []
+    scalars: list[tuple[int, int, int]] = []
+    for axis, (index, dim) in enumerate(zip(indexed.indices, indexed.shape, strict=False)):
+        if isinstance(index, Operand):
+            scalars.append((axis, index.position, dim))
+        elif isinstance(index, Listed):
+            return lambda array, operands: read(array, (indexed,), operands)
+        elif isinstance(index, Span) and isinstance(index.start, Operand):
+            if isinstance(index.size, Operand) or index.size <= 0:
+                return lambda array, operands: read(array, (indexed,), operands)
+            reach = (index.size - 1) * index.stride + 1
+            spans.append((axis, index.start.position, reach, index.stride, dim))
+        else:
+            try:
+                alone = Indexed((index,), (dim,), ())
+                (template[axis],) = _key(alone, (dim,), ())
+            except (Outside, IndexError):  # the size is an operand, or the run will refuse it
+                return lambda array, operands: read(array, (indexed,), operands)
+
+    def read_it(array: Array, operands: Sequence[Any]) -> Array:
+        if array.shape != indexed.shape:
+            return read(array, (indexed,), operands)
+        key = template.copy()
+        for axis, position, reach, stride, dim in spans:
+            start = int(operands[position])
+            if start < 0 or start + reach > dim:
+                raise Outside(axis, start, start + reach - 1, array.shape)
+            key[axis] = slice(start, start + reach, stride)
+        for axis, position, dim in scalars:
+            value = operands[position]
+            if getattr(value, "ndim", None) != 0:  # an array of indices, or memory that has it
+                return read(array, (indexed,), operands)
+            value = int(value)
+            if not 0 <= value < dim:
+                raise Outside(axis, value, value, array.shape)
+            key[axis] = value
+        return array[tuple(key)]
+
+    return read_it
 
 
 def region_of(
@@ -216,6 +275,24 @@ def size_in_bytes(ref: Ref, transforms: Sequence[Transform], operands: Sequence[
             sizes += [int(operands[s.position]) if isinstance(s, Operand) else s for s in joint]
             total = width * math.prod(max(size, 0) for size in sizes)
     return total
+
+
+def fixed_size(aval: Any, transforms: Sequence[Transform]) -> int | None:
+    """Bytes of a window of a reference, or None where they are known only when it is evaluated.
+
+    Args:
+      aval: of the reference.
+      transforms: from the memory to the window.
+    """
+    indexed = [each for each in transforms if isinstance(each, Indexed)]
+    sizes = [span.size for each in indexed for span in each.indices if isinstance(span, Span)]
+    joint = [size for each in indexed for size in each.joint]
+    if any(isinstance(size, Operand) for size in (*sizes, *joint)):
+        return None
+    if not isinstance(aval.dtype, np.dtype):
+        return None
+    memory = np.broadcast_to(np.zeros((), aval.dtype), aval.shape)
+    return size_in_bytes(Ref(memory), transforms, ())
 
 
 def _undone(part: Array, transform: Transform, array: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import shlex
 import traceback
 from collections.abc import Mapping, Sequence
@@ -207,7 +208,8 @@ class SpecItem(pytest.Item):
 
     def examples(self, options: Options) -> int:
         """How many examples to draw, where no time is given."""
-        return self.check.examples(options.examples_on(self.backend.kind))
+        devices = math.prod(self.mesh.values())
+        return self.check.examples(options.examples_on(self.backend.kind, devices))
 
     def slot(self) -> float | None:
         """Seconds that it may fuzz, of the session's time; None if it draws a number of examples.

@@ -1,5 +1,14 @@
 """The machine model of a GPU.
 
+Kernels of ``pl`` alone and of the Triton route:
+
+    programs    the grid: programs in any order and at once
+    blocks      what a program's loads and stores do to the memory of its operands
+    order       which accesses of two programs nothing orders
+    waiting     programs that wait for each other
+
+Mosaic GPU kernels:
+
     mosaic      launches: grids, clusters, blocks and warpgroups of a Mosaic GPU kernel
     threads     who runs: ``Launch``, ``Cluster``, ``Block``, ``GpuThread``
     operations  what engines do beside the threads: TMA copies, ``wgmma``, ``tcgen05``, ...

@@ -26,7 +26,14 @@ from pytest_pallas.simulator.transfers import (
     start,
     wait,
 )
-from pytest_pallas.simulator.windows import Outside, read, refuse, size_in_bytes, write
+from pytest_pallas.simulator.windows import (
+    Outside,
+    fixed_size,
+    reading,
+    refuse,
+    size_in_bytes,
+    write,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -35,29 +42,34 @@ Array = np.ndarray[Any, Any]
 def _dma_start(eqn: Equation) -> Evaluate:
     named = copy_parts(eqn.params, len(eqn.ins))
     line, adds = eqn.line, eqn.params["add"]
+    # Where an index chooses between references, all this is known only with its value.
+    chooses = _chooses(named)
+    bound = None if chooses else _bound(named, eqn.ins)
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
-        parts = _chosen(named, operands)
-        if is_indexed(parts, eqn.ins):
+        parts, indexed, from_part, to_part, sent_part, done_part = bound or _bound(
+            _chosen(named, operands), eqn.ins
+        )
+        if indexed:
             _start_indexed(thread, eqn, parts, operands)
             return ()
-        source = _accessed(thread, parts.source, operands, "copy from", line)
+        source = _accessed(thread, parts.source, from_part, operands, "copy from", line)
         from_: Ref = operands[parts.source.position]
         to: Ref = operands[parts.target.position]
         if not source.size:
             return ()
         note_write(thread, to, eqn)
         peer = peer_of(thread, parts.peer, operands)
-        target = _accessed(thread, parts.target, operands, "copy to", line)
+        target = _accessed(thread, parts.target, to_part, operands, "copy to", line)
         is_view = np.may_share_memory(source, from_.data)
         copy = Copy(
             source=source,
             target=None,
-            read=source.copy if is_view else lambda: np.array(_part(parts.source, operands)),
+            read=source.copy if is_view else lambda: np.array(from_part(from_.data, operands)),
             write=lambda _: None,
             names=(from_.name, to.name),
             size=source.nbytes,
-            sent=_semaphore(parts.sent, operands),
+            sent=_semaphore(parts.sent, sent_part, operands),
             done=None,
             line=line,
             home=thread.owner.device if peer is None else peer.device,
@@ -81,16 +93,15 @@ def _dma_start(eqn: Equation) -> Evaluate:
 
         if peer is None:
             aim(to.data, target)
-            copy.done = _semaphore(parts.done, operands)
+            copy.done = _semaphore(parts.done, done_part, operands)
             start(thread, copy)
             return ()
 
         def arrive(memory: Ref) -> None:
-            aim(memory.data, read(memory.data, parts.target.transforms, operands))
+            aim(memory.data, to_part(memory.data, operands))
 
         def count(memory: Ref) -> None:
-            assert parts.done is not None
-            copy.done = _one(read(memory.data, parts.done.transforms, operands))
+            copy.done = _one(done_part(memory.data, operands))
             if copy.begun:
                 promise(thread.machine, copy.done, copy)
 
@@ -123,7 +134,8 @@ def _start_indexed(
     adds = eqn.params["add"]
     copy = indexed_copy(thread, parts, eqn.ins, operands, eqn.line, adds=adds)
     if copy.size:
-        copy.sent, copy.done = _semaphore(parts.sent, operands), _semaphore(parts.done, operands)
+        copy.sent = _semaphore(parts.sent, _reader(parts.sent), operands)
+        copy.done = _semaphore(parts.done, _reader(parts.done), operands)
         start(thread, copy)
 
 
@@ -131,13 +143,19 @@ def _start_indexed(
 def _dma_wait(eqn: Equation) -> Evaluate:
     named = copy_parts(eqn.params, len(eqn.ins))
     line = eqn.line
+    chooses = _chooses(named)
+    target, of_done = named.target, _reader(named.done)
+    # The descriptor of a wait says how many bytes, and accesses nothing.
+    fixed = None if chooses else fixed_size(eqn.ins[target.position], target.transforms)
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
-        parts = _chosen(named, operands)
-        semaphore = _semaphore(parts.done, operands)
-        ref: Ref = operands[parts.target.position]
-        # The descriptor of a wait says how many bytes, and accesses nothing.
-        size = size_in_bytes(ref, parts.target.transforms, operands)
+        parts = _chosen(named, operands) if chooses else named
+        reader = _reader(parts.done) if chooses else of_done
+        semaphore = _semaphore(parts.done, reader, operands)
+        size = fixed
+        if size is None:
+            ref: Ref = operands[parts.target.position]
+            size = size_in_bytes(ref, parts.target.transforms, operands)
         if semaphore is not None and size:
             wait(thread, semaphore, size, line)
         return ()
@@ -149,19 +167,20 @@ def _dma_wait(eqn: Equation) -> Evaluate:
 def _signal(eqn: Equation) -> Evaluate:
     parts = semaphore_parts(eqn.name, eqn.params, len(eqn.ins))
     position, place, line = parts.value, parts.semaphore, eqn.line
+    reader = _reader(place)
     assert position is not None
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         value = int(operands[position])
         peer = peer_of(thread, parts.peer, operands)
         if peer is None:
-            semaphore = _semaphore(place, operands)
+            semaphore = _semaphore(place, reader, operands)
             assert semaphore is not None
             signal(thread, semaphore, value, line)
             return ()
 
         def act(memory: Ref) -> None:
-            signal(thread, _one(read(memory.data, place.transforms, operands)), value, line)
+            signal(thread, _one(reader(memory.data, operands)), value, line)
 
         reach(thread, peer, operands[place.position], line, act)
         return ()
@@ -175,9 +194,10 @@ def _wait(eqn: Equation) -> Evaluate:
     value, decrement, line = parts.value, parts.decrement, eqn.line
     assert value is not None
     assert decrement is not None
+    reader = _reader(parts.semaphore)
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
-        semaphore = _semaphore(parts.semaphore, operands)
+        semaphore = _semaphore(parts.semaphore, reader, operands)
         assert semaphore is not None
         takes = bool(operands[decrement])
         wait(thread, semaphore, int(operands[value]), line, decrement=takes)
@@ -189,9 +209,10 @@ def _wait(eqn: Equation) -> Evaluate:
 @rule("semaphore_read", threaded=True)
 def _read(eqn: Equation) -> Evaluate:
     parts = semaphore_parts(eqn.name, eqn.params, len(eqn.ins))
+    reader = _reader(parts.semaphore)
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
-        semaphore = _semaphore(parts.semaphore, operands)
+        semaphore = _semaphore(parts.semaphore, reader, operands)
         assert semaphore is not None
         # A loop that reads until others have signalled must let them, and copies too.
         machine = thread.machine
@@ -220,11 +241,32 @@ def _barrier_semaphore(eqn: Equation) -> Evaluate:
     return evaluate
 
 
+#: Gives a part of a memory, for the operands of an equation.
+_Reader = Callable[[Array, Sequence[Any]], Any]
+
+
+def _bound(
+    parts: CopyParts, avals: Sequence[Any]
+) -> tuple[CopyParts, bool, _Reader, _Reader, _Reader, _Reader]:
+    """What is known of a copy before it is evaluated, and how its parts are read."""
+    places = (parts.source, parts.target, parts.sent, parts.done)
+    source, target, sent, done = map(_reader, places)
+    return parts, is_indexed(parts, avals), source, target, sent, done
+
+
+def _reader(place: Place | None) -> _Reader:
+    return reading(() if place is None else place.transforms)
+
+
+def _chooses(parts: CopyParts) -> bool:
+    """Whether an index chooses between references."""
+    places = (parts.source, parts.target, parts.done, parts.sent)
+    return any(place is not None and place.choices for place in places)
+
+
 def _chosen(parts: CopyParts, operands: Sequence[Any]) -> CopyParts:
     """The parts of a copy, where an index chooses between references."""
     places = (parts.source, parts.target, parts.done, parts.sent)
-    if not any(place is not None and place.choices for place in places):
-        return parts
     source, target, done, sent = (
         None if place is None else _choice(place, operands) for place in places
     )
@@ -245,28 +287,26 @@ def _choice(place: Place, operands: Sequence[Any]) -> Place:
     return _choice(place.choices[index], operands)
 
 
-def _part(place: Place, operands: Sequence[Any]) -> Any:
-    return read(operands[place.position].data, place.transforms, operands)
-
-
-def _accessed(thread: Thread, place: Place, operands: Sequence[Any], how: str, line: str) -> Any:
+def _accessed(
+    thread: Thread, place: Place, reader: _Reader, operands: Sequence[Any], how: str, line: str
+) -> Any:
     """The memory of one side of a copy.
 
     Raises:
       BoundsError: it is beyond an edge.
     """
     try:
-        return _part(place, operands)
+        return reader(operands[place.position].data, operands)
     except Outside as outside:
         raise refuse(thread, operands[place.position], how, outside, line) from None
 
 
-def _semaphore(place: Place | None, operands: Sequence[Any]) -> Semaphore | None:
-    return None if place is None else _one(_part(place, operands))
+def _semaphore(place: Place | None, reader: _Reader, operands: Sequence[Any]) -> Semaphore | None:
+    return None if place is None else _one(reader(operands[place.position].data, operands))
 
 
 def _one(found: Any) -> Semaphore:
-    return found if isinstance(found, Semaphore) else found.reshape(())[()]
+    return found if type(found) is Semaphore else found.reshape(())[()]
 
 
 @rule("has_memory_space")

@@ -40,3 +40,14 @@ def test_examples(suite, words, examples):
 def test_more_shapes_are_drawn_where_a_new_one_is_cheap(suite, words, examples):
     (record,) = suite.records(*RUN, "--pallas-backend=tpu-sim", *words)
     assert (record["examples"], len(record["signatures"])) == (examples, examples)
+
+
+def test_of_several_devices_half_as_many_are_drawn(project):
+    inputs = 'pst.arrays("m n, m n", around=8, multiple_of={"m": 2})'
+    project.specs(
+        'name="add", kernel=add_sharded, reference=reference_on_mesh, meshes=({"x": 1}, {"x": 2}), '
+        f"inputs=lambda mesh: {inputs}"
+    )
+    records = project.records(*RUN, "--pallas-backend=tpu-sim", "--pallas-profile=quick")
+    drawn = {record["mesh"]["x"]: record["examples"] for record in records}
+    assert drawn == {1: 16, 2: 8}
