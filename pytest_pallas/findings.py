@@ -21,6 +21,7 @@ from typing import Any, Literal
 #: that has left it. ``"uninitialized"``: a load of what nobody has written. ``"overwritten"``: a
 #: block of an input that shares an output's memory, fetched for a program after another wrote it.
 #: ``"phase"``: arrivals that the phase of a barrier cannot take, or a phase that a thread misses.
+#: ``"undefined"``: what the documents of the hardware leave undefined.
 Kind = Literal[
     "bounds",
     "input-write",
@@ -34,6 +35,7 @@ Kind = Literal[
     "uninitialized",
     "overwritten",
     "phase",
+    "undefined",
 ]
 
 

@@ -94,10 +94,17 @@ def tracing_for(target: Target) -> Generator[None]:
     """Let functions that are traced in this context find a chip, on the host's CPU.
 
     What is traced for a target is traced once: JAX has the stand-in in the keys of its caches, and
-    it is equal to another one of the same target.
+    it is equal to another one of the same target. Of a GPU, devices also say how many
+    multiprocessors they have, and their compute capability: grids of persistent blocks depend on it.
     """
-    device = AbstractDevice(device_kind=target.device_kind, num_cores=1, platform=target.platform)
+    device = AbstractDevice(
+        device_kind=target.device_kind,
+        num_cores=target.multiprocessors or 1,
+        platform=target.platform,
+    )
+    said = {"core_count": target.multiprocessors, "compute_capability": target.capability}
     with (
+        compat.device_attributes(said if target.platform == "gpu" else {}),
         jax.default_device(jax.devices("cpu")[0]),
         compat.meshes_of(device),
         jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)),

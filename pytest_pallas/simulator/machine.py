@@ -55,8 +55,11 @@ class Machine:
       limits: what the run may use.
       fill: what memory holds that was never written; None for NaN and extreme integers.
       findings: what was found so far.
+      notes: what is to be known of the run: which of its behavior no document confirms.
       steps: equations evaluated so far.
       fallbacks: how often JAX evaluated a primitive that has no rule, by name.
+      chip_precision: whether sums keep as few bits as those of the chip, where these are known to
+        be fewer: float8 on Hopper.
       outputs: is called with each kernel's equation and outputs, or None.
       ahead: whether the next block of an operand is fetched while the body runs, as a chip does.
       separate: whether outputs that alias a pipelined input get memory of their own.
@@ -79,8 +82,10 @@ class Machine:
     limits: Limits = field(default_factory=Limits)
     fill: Fill | None = None
     findings: list[Finding] = field(default_factory=list[Finding])
+    notes: list[str] = field(default_factory=list[str])
     steps: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter[str])
+    chip_precision: bool = False
     outputs: Callable[[Any, list[Any]], None] | None = None
     ahead: bool = True
     separate: bool = False
@@ -180,6 +185,11 @@ class Machine:
         """Keep a finding, once for each place of the kernel and kind."""
         if all(each.key != finding.key for each in self.findings):
             self.findings.append(finding)
+
+    def note(self, text: str) -> None:
+        """Keep a note, once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def uninitialized(self, shape: tuple[int, ...], dtype: Any, place: str) -> np.ndarray[Any, Any]:
         """Memory that was never written.

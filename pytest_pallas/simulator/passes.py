@@ -205,7 +205,10 @@ def are_in_order(one: Flight, other: Flight) -> bool:
     """Whether they are sides of the same copy or operation, or of two of one chain."""
     if one.origin is other.origin:
         return True
-    return one.chain is not None and one.chain == other.chain
+    if one.chain is None or one.chain != other.chain:
+        return False
+    # Of two threads, only if the later one knows that the other has started its own.
+    return bool(one.clock[other.thread] >= other.clock[other.thread])
 
 
 def is_known(flight: Flight) -> bool:

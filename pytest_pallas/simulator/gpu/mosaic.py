@@ -20,13 +20,20 @@ from pytest_pallas.compat.transfers import is_reference
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.allocation import memory_of
 from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.gpu.cluster_control import (
+    begin_next,
+    beginning_when_idle,
+    hold_back,
+    may_begin,
+)
 from pytest_pallas.simulator.gpu.footprints import Footprints
 from pytest_pallas.simulator.gpu.operations import settle
 from pytest_pallas.simulator.gpu.scopes import Item, publish_semaphores, semaphores_in, smem_bytes
+from pytest_pallas.simulator.gpu.tensor_memory import allocated_columns, tensor_memory_excess
 from pytest_pallas.simulator.gpu.threads import Block, Cluster, GpuThread, Launch, leave
 from pytest_pallas.simulator.keyed import value_of, words_of
 from pytest_pallas.simulator.launches import Traffic, at_entry, launched
-from pytest_pallas.simulator.machine import Grid, Thread
+from pytest_pallas.simulator.machine import Grid, Machine, Thread
 from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.program import Program, prepare
 from pytest_pallas.simulator.recording import Recording, Synchronized
@@ -56,6 +63,7 @@ class GpuKernel:
       outputs: shapes and dtypes.
       semaphores: that it makes.
       smem: bytes of shared memory that a block takes, as they are kept here.
+      tmem: columns of tensor memory that a block takes, by the name of each reference.
       ordered: whether something orders clusters, so that they run at the same time.
       dynamic: whether clusters take over the work of others.
       remote: whether it reaches other devices.
@@ -73,6 +81,7 @@ class GpuKernel:
     outputs: tuple[Any, ...]
     semaphores: tuple[Item, ...]
     smem: int
+    tmem: Sequence[tuple[str, int]]
     ordered: bool
     dynamic: bool
     remote: bool
@@ -126,6 +135,7 @@ def kernel_of(eqn: Equation) -> GpuKernel:
         outputs=tuple(eqn.params["out_avals"]),
         semaphores=tuple(semaphores_in(jaxpr)),
         smem=smem_bytes(jaxpr),
+        tmem=allocated_columns(jaxpr),
         ordered=remote or not names.isdisjoint(_ORDERING),
         dynamic="try_cluster_cancel" in names,
         remote=remote,
@@ -177,6 +187,7 @@ def _execute(
         for number, ref in enumerate(given):
             if isinstance(ref, Ref) and thread.recorded:
                 thread.publish(ref, "operand", number, shared=True)
+        _check_tensor_memory(kernel, machine)
         launch = Launch(thread, kernel.mesh)
         sizes = [size for _, size in (*kernel.mesh.grid, *kernel.mesh.cluster)]
         publish_semaphores(launch, kernel.semaphores, list(np.ndindex(*sizes)))
@@ -189,6 +200,13 @@ def _execute(
             if ref.data.dtype != object:
                 access(thread, ref.data, "pass on", ref.name, kernel.line)
     return [value_of(ref.data, aval) for ref, aval in zip(outputs, kernel.outputs, strict=True)]
+
+
+def _check_tensor_memory(kernel: GpuKernel, machine: Machine) -> None:
+    """Report what the chip has not enough of."""
+    finding = tensor_memory_excess(kernel.tmem, machine.target, kernel.name, kernel.line)
+    if finding is not None:
+        machine.report(finding)
 
 
 def _points(launch: Launch) -> list[tuple[int, ...]]:
@@ -221,13 +239,16 @@ def _one_by_one(kernel: GpuKernel, launch: Launch, given: Sequence[Any]) -> None
 
 def _all_at_once(kernel: GpuKernel, launch: Launch, given: Sequence[Any]) -> None:
     clusters = [_cluster(kernel, launch, point, None, None) for point in _points(launch)]
+    if kernel.dynamic:
+        hold_back(launch, clusters)
     threads = [
         each for cluster in clusters for block in cluster.blocks for each in block.warpgroups
     ]
     numbers = (launch.thread.number, *(each.number for each in threads))
     events = launch.thread.recording.events
     events.append(Synchronized(numbers))
-    _run(kernel, clusters, given)
+    with beginning_when_idle(launch):
+        _run(kernel, clusters, given)
     events.append(Synchronized(numbers))
 
 
@@ -243,6 +264,8 @@ def _run(kernel: GpuKernel, clusters: Sequence[Cluster], given: Sequence[Any]) -
     ]
 
     def work(thread: GpuThread) -> None:
+        if not may_begin(thread):
+            return
         timeline = thread.machine.timeline
         span = None if timeline is None else timeline.begin(thread, "body", kernel.name)
         run(kernel.program, thread, given)
@@ -251,6 +274,8 @@ def _run(kernel: GpuKernel, clusters: Sequence[Cluster], given: Sequence[Any]) -
         leave(thread)
         if not thread.block.running:
             settle(thread.block, thread)
+        if not any(block.running for block in thread.block.cluster.blocks):
+            begin_next(thread.kernel_launch)
 
     if len(threads) == 1:
         work(threads[0])

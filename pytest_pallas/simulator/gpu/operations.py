@@ -171,9 +171,12 @@ def know(operation: Operation) -> None:
 
 def settle(block: Block, thread: GpuThread) -> None:
     """Let what a block has under way happen at its end, and report what nobody waited for."""
+    device = block.cluster.launch.thread.number
     for operation in list(block.open.values()):
         complete(operation)
         record = operation.record
+        # Whatever a kernel has under way is done when it ends.
+        thread.recording.events.append(Finished(device, record))
         if not record.sides or (operation.lasting and operation.released):
             continue
         names = [side.name for side in record.sides if side.name]

@@ -27,8 +27,8 @@ from pytest_pallas.compat.mosaic_gpu import (
 from pytest_pallas.compat.transfers import semaphore_kind
 from pytest_pallas.simulator.allocation import memory_of
 from pytest_pallas.simulator.gpu.barriers import Barrier
+from pytest_pallas.simulator.gpu.tensor_memory import TensorMemory, tensor_memory
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread, Launch, key_of
-from pytest_pallas.simulator.machine import default_fill
 from pytest_pallas.simulator.meeting import meet
 from pytest_pallas.simulator.memory import Key, Ref
 from pytest_pallas.simulator.registry import Equation
@@ -151,6 +151,8 @@ def _place(block: Block, item: Item, top: int, *, first: bool) -> tuple[Ref, int
         launch = block.cluster.launch
         if facts is not None:
             found = Ref(_barriers(block, item), item.name, "barrier")
+        elif space_of(aval) == "tmem":
+            found = tensor_memory(launch.thread.machine, aval, item.name)
         else:
             found = launch.semaphores.get((*item.site, block.point))
         if found is None:
@@ -160,8 +162,8 @@ def _place(block: Block, item: Item, top: int, *, first: bool) -> tuple[Ref, int
         if found.key is None:
             found.key = key_of(item.site)
         block.memory[item.site] = found
-    elif first and found.space == "tmem":
-        found.data[...] = default_fill(found.data.dtype)
+    elif first and isinstance(found, TensorMemory):
+        found.forget(block.cluster.launch.thread.machine)
     return found, top
 
 

@@ -22,6 +22,7 @@ from pytest_pallas.simulator.transfers import access
 if TYPE_CHECKING:
     from pytest_pallas.simulator.gpu.barriers import Barrier
     from pytest_pallas.simulator.gpu.operations import Operation
+    from pytest_pallas.simulator.scheduler import Task
 
 Array = np.ndarray[Any, Any]
 
@@ -34,14 +35,16 @@ class Launch:
       thread: the device.
       mesh: the kernel's grid.
       operations: those that were started and are not done, in the order in which they were started.
-      pending: clusters that were not begun, and that others may take over, by their grid point.
+      pending: clusters that have not begun, and that others may take over.
+      held: the threads of these, by the identity of the cluster.
       semaphores: of allocations that all blocks share.
     """
 
     thread: Thread
     mesh: BlockMesh
     operations: list[Operation] = field(default_factory=list["Operation"])
-    pending: deque[tuple[int, ...]] = field(default_factory=deque[tuple[int, ...]])
+    pending: deque[Cluster] = field(default_factory=deque["Cluster"])
+    held: dict[int, list[Task]] = field(default_factory=dict[int, list["Task"]])
     semaphores: dict[Any, Ref] = field(default_factory=dict[Any, Ref])
 
 
@@ -53,11 +56,13 @@ class Cluster:
       launch: it belongs to.
       point: its grid point.
       blocks: in the order of their ranks.
+      cancelled: whether another cluster has taken it over before it began.
     """
 
     launch: Launch
     point: tuple[int, ...]
     blocks: list[Block] = field(default_factory=list["Block"])
+    cancelled: bool = False
 
     def block_at(self, block: Block, indices: Mapping[Any, int]) -> Block:
         """The block that differs from another one in these indices along the cluster's axes.
@@ -104,6 +109,7 @@ class Block:
       doors: one byte for each of its barriers, which other blocks touch when they arrive there.
       barriers: its barriers.
       open: operations that it started and nobody knows to be done, by identity.
+      engines: the state of units that it uses, and what it knows of them, by kind.
     """
 
     cluster: Cluster
@@ -117,6 +123,7 @@ class Block:
     doors: Array = field(default_factory=lambda: np.zeros(1024, np.uint8))
     barriers: list[Barrier] = field(default_factory=list["Barrier"])
     open: dict[int, Operation] = field(default_factory=dict[int, "Operation"])
+    engines: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
     @property
     def point(self) -> tuple[int, ...]:

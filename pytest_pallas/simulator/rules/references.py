@@ -35,6 +35,7 @@ def _get(eqn: Equation) -> Evaluate:
     def load(thread: Thread, ref: Ref, *operands: Any) -> Any:
         if places:
             ref = thread.elsewhere(ref, places, (ref, *operands), eqn.line)
+        _require_plain(ref)
         if ref.block is not None:
             return blocks.load(thread, ref, window, (ref, *operands), eqn.line)
         if whole and not thread.recorded:
@@ -80,6 +81,7 @@ def _swap(eqn: Equation) -> Evaluate:
         if places:
             ref = thread.elsewhere(ref, places, (ref, value, *operands), eqn.line)
         note_write(thread, ref, eqn)
+        _require_plain(ref)
         old: Any = None
         if ref.block is not None:
             given = (ref, value, *operands)
@@ -130,6 +132,19 @@ def _addupdate(eqn: Equation) -> Evaluate:
         return ()
 
     return evaluate
+
+
+def _require_plain(ref: Ref) -> None:
+    """Refuse what JAX's lowering refuses: tensor memory has no loads and stores like these.
+
+    Raises:
+      SimulationError: the reference is one to tensor memory.
+    """
+    if ref.space == "tmem":
+        raise SimulationError(
+            f"{ref.name or 'a reference'} is in tensor memory: load from it by "
+            "plgpu.async_load_tmem, and store to it by plgpu.async_store_tmem"
+        )
 
 
 def adding(dtype: Any, value: Any) -> Callable[[Any], Any]:

@@ -7,7 +7,8 @@ Instructions"). Those of one warpgroup happen in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,13 @@ from pytest_pallas.compat.transfers import Place
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.gpu.chips import capability
 from pytest_pallas.simulator.gpu.operations import Operation, start, wait_groups
+from pytest_pallas.simulator.gpu.tensor_products import FLOAT8_BITS, TensorProduct, tensor_product
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory import Ref
-from pytest_pallas.simulator.products import multiplier
 from pytest_pallas.simulator.recording import Asynchronous, Side
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
-from pytest_pallas.simulator.rules.references import adding
 from pytest_pallas.simulator.transfers import access
 
 Array = np.ndarray[Any, Any]
@@ -33,9 +33,29 @@ Array = np.ndarray[Any, Any]
 @rule("mma")
 def _mma(eqn: Equation) -> Evaluate:
     acc, lhs, rhs = eqn.ins
-    multiply = multiplier(lhs.dtype, rhs.dtype, acc.dtype, lhs.shape[1])
-    dtype = np.dtype(acc.dtype)
-    return lambda acc, a, b: adding(dtype, multiply(a, b))(acc)
+    product = product_of(lhs.dtype, rhs.dtype, acc.dtype, lhs.shape[1])
+    return lambda acc, a, b: product(a, b, acc)
+
+
+@cache
+def product_of(
+    lhs: Any,
+    rhs: Any,
+    out: Any,
+    depth: int,
+    *,
+    sparse: bool = False,
+    float8_bits: int | None = None,
+) -> TensorProduct:
+    """As ``tensor_product``, made once.
+
+    Raises:
+      SimulationError: tensor cores have no such product.
+    """
+    try:
+        return tensor_product(lhs, rhs, out, depth, sparse=sparse, float8_bits=float8_bits)
+    except TypeError as error:
+        raise SimulationError(str(error)) from None
 
 
 @rule("wgmma_ref", threaded=True)
@@ -51,7 +71,10 @@ def _wgmma(eqn: Equation) -> Evaluate:
             )
         acc, a, b = (_operand(who, place, operands, line) for place in places)
         into: Ref = operands[places[0].position]
-        multiply = multiplier(a[1].dtype, b[1].dtype, dtype, a[1].shape[1])
+        machine = who.machine
+        bits = FLOAT8_BITS.get(machine.target) if machine.chip_precision else None
+        dtypes = np.dtype(a[1].dtype), np.dtype(b[1].dtype), dtype
+        multiply = product_of(*dtypes, a[1].shape[1], float8_bits=bits)
         sides = [
             Side(part, False, name, proxied=True) for name, part, in_memory in (a, b) if in_memory
         ]
@@ -79,7 +102,7 @@ def _start_product(
     a: Array,
     b: Array,
     acc: Array,
-    multiply: Callable[[Array, Array], Array],
+    multiply: TensorProduct,
     line: str,
 ) -> None:
     read: list[Array] = []
@@ -88,7 +111,7 @@ def _start_product(
         read.extend((a.copy(), b.copy()))
 
     def add_it() -> None:
-        acc[...] = adding(acc.dtype, multiply(*read))(acc)
+        acc[...] = multiply(read[0], read[1], acc)
 
     operation = Operation(record, thread.block)
     thread.products.open.append(operation)

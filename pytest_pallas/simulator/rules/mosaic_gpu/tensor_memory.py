@@ -1,0 +1,210 @@
+"""Rules: loads from tensor memory, stores to it, and copies from shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.compat.tensor_memory import Part, copy_operands
+from pytest_pallas.compat.windows import transforms_of
+from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.gpu import tensor_core
+from pytest_pallas.simulator.gpu.block_scales import paired_scales_of_copy, scales_of_copy
+from pytest_pallas.simulator.gpu.sparsity import metadata_of_copy
+from pytest_pallas.simulator.gpu.tensor_memory import Part as Accessed
+from pytest_pallas.simulator.gpu.tensor_memory import TensorMemory
+from pytest_pallas.simulator.gpu.threads import Block, GpuThread
+from pytest_pallas.simulator.memory import Ref, Region
+from pytest_pallas.simulator.recording import Side
+from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.windows import Outside, read, refuse, region_of
+
+Array = np.ndarray[Any, Any]
+
+
+@rule("async_load", threaded=True)
+def _async_load(eqn: Equation) -> Evaluate:
+    window = Part(0, transforms_of(eqn.params["tree"], 1, len(eqn.ins) - 1))
+    reduce = _REDUCTIONS[eqn.params.get("reduce")]
+
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
+        ref, part = in_tensor_memory(thread, thread.block, window, operands, "load from", eqn.line)
+        values = np.array(part.data)
+        tensor_core.load(thread, Side(part.region, False, ref.name), eqn.line)
+        return (values,) if reduce is None else (values, reduce(values))
+
+    return evaluate
+
+
+#: Of the values of a row: NaN if one of them is (PTX ISA 9.0, 9.7.16.8.3 "tcgen05.ld.red", ".NaN").
+_REDUCTIONS: dict[str | None, Callable[[Array], Array] | None] = {
+    None: None,
+    "max": lambda values: values.max(axis=-1),
+    "min": lambda values: values.min(axis=-1),
+    "absmax": lambda values: np.abs(values).max(axis=-1),
+    "absmin": lambda values: np.abs(values).min(axis=-1),
+}
+
+
+@rule("wait_load_tmem", threaded=True)
+def _wait_load_tmem(_: Equation) -> Evaluate:
+    def evaluate(thread: GpuThread) -> Any:
+        tensor_core.wait_for_loads(thread)
+        return ()
+
+    return evaluate
+
+
+@rule("async_store_tmem", threaded=True)
+def _async_store_tmem(eqn: Equation) -> Evaluate:
+    window = Part(0, transforms_of(eqn.params["tree"], 2, len(eqn.ins) - 2))
+
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
+        ref, part = in_tensor_memory(thread, thread.block, window, operands, "store to", eqn.line)
+        values = np.asarray(operands[1])
+        side = Side(part.region, True, ref.name)
+        tensor_core.store(thread, side, lambda: write(thread, part, values), eqn.line)
+        return ()
+
+    return evaluate
+
+
+@rule("commit_tmem", threaded=True)
+def _commit_tmem(_: Equation) -> Evaluate:
+    def evaluate(thread: GpuThread) -> Any:
+        tensor_core.wait_for_stores(thread)
+        return ()
+
+    return evaluate
+
+
+@rule("async_copy_smem_to_tmem", threaded=True)
+def _copy(eqn: Equation) -> Evaluate:
+    return _copying(eqn, "the copy to tensor memory", lambda ref, window: np.array)
+
+
+@rule("async_copy_scales_to_tmem", threaded=True)
+def _copy_scales(eqn: Equation) -> Evaluate:
+    def chosen(ref: TensorMemory, window: Part) -> Callable[[Array], Array]:
+        paired = ref.layout_of(window.transforms) == "scales of a pair"
+        return paired_scales_of_copy if paired else scales_of_copy
+
+    return _copying(eqn, "the copy of scales to tensor memory", chosen)
+
+
+@rule("async_copy_sparse_metadata_to_tmem", threaded=True)
+def _copy_metadata(eqn: Equation) -> Evaluate:
+    words = "the copy of sparse metadata to tensor memory"
+    return _copying(eqn, words, lambda ref, window: metadata_of_copy)
+
+
+def _copying(
+    eqn: Equation, what: str, arranging: Callable[[TensorMemory, Part], Callable[[Array], Array]]
+) -> Evaluate:
+    """A copy by ``tcgen05.cp``; the first block of a pair starts it for both.
+
+    Args:
+      eqn: the equation.
+      what: it is, in words.
+      arranging: gives the function that arranges what was read as tensor memory has it.
+    """
+    parts = copy_operands(eqn.params, len(eqn.ins))
+
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
+        for block in pair_of(thread, parts.pair_axis):
+            source, region, name = in_shared_memory(thread, block, parts.source, operands, eqn.line)
+            ref, target = in_tensor_memory(
+                thread, block, parts.target, operands, "copy to", eqn.line
+            )
+            arrange = arranging(ref, parts.target)
+            sides = [Side(region, False, name, proxied=True), Side(target.region, True, ref.name)]
+            steps = _reading_and_writing(thread, source, arrange, target)
+            tensor_core.begin(thread, what, sides, steps, eqn.line)
+        return ()
+
+    return evaluate
+
+
+def _reading_and_writing(
+    thread: GpuThread, source: Array, arrange: Callable[[Array], Array], target: Accessed
+) -> list[Callable[[], None]]:
+    values: list[Array] = []
+    return [
+        lambda: values.append(arrange(np.array(source))),
+        lambda: write(thread, target, values[0]),
+    ]
+
+
+def pair_of(thread: GpuThread, axis: Any) -> list[Block]:
+    """The blocks that an operation of a thread is for.
+
+    Args:
+      thread: whose operation it is.
+      axis: along which two blocks work together; None for the thread's own block.
+
+    Returns:
+      Its own block; both of a pair in order if it is in the first one, and none if in the second:
+      there the operation is nothing (``_collective_mma_predicate`` of JAX's lowering).
+
+    Raises:
+      SimulationError: the axis has not two blocks.
+    """
+    if axis is None:
+        return [thread.block]
+    blocks = thread.block.cluster.along(thread.block, (axis,))
+    if len(blocks) != 2:
+        raise SimulationError(
+            f"collective_axis {axis!r} must have two blocks of the cluster, but has {len(blocks)}"
+        )
+    return blocks if blocks[0] is thread.block else []
+
+
+def in_tensor_memory(
+    thread: GpuThread, block: Block, part: Part, operands: Any, access: str, line: str
+) -> tuple[TensorMemory, Accessed]:
+    """The tensor memory of a block that an operand names, and what of it.
+
+    Args:
+      thread: who accesses it.
+      block: whose it is.
+      part: of the operands.
+      operands: of the equation.
+      access: what it is called where it is beyond the edge.
+      line: ``file:line``.
+
+    Raises:
+      SimulationError: it is no tensor memory.
+      BoundsError: it is beyond the edge.
+    """
+    ref = thread.of_block(operands[part.position], block)
+    if not isinstance(ref, TensorMemory):
+        raise SimulationError(f"{ref.name or 'a reference'} is in {ref.space}, not tensor memory")
+    try:
+        return ref, ref.part(part.transforms, operands)
+    except Outside as outside:
+        raise refuse(thread, ref, access, outside, line) from None
+
+
+def in_shared_memory(
+    thread: GpuThread, block: Block, part: Part, operands: Any, line: str
+) -> tuple[Array, Region, str]:
+    """The shared memory of a block that an operand names: elements, region, name.
+
+    Raises:
+      BoundsError: it is beyond the edge.
+    """
+    ref: Ref = thread.of_block(operands[part.position], block)
+    try:
+        data = read(ref.data, part.transforms, operands)
+    except Outside as outside:
+        raise refuse(thread, ref, "tcgen05 operand from", outside, line) from None
+    return data, region_of(data, ref.data, part.transforms, operands), ref.name
+
+
+def write(thread: GpuThread, part: Accessed, values: Array) -> None:
+    """Change tensor memory, and destroy what shares it."""
+    part.write(values)
+    for other in part.overwritten:
+        other[...] = thread.machine.uninitialized((), other.dtype, "scratch")

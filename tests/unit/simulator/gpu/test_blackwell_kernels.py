@@ -1,0 +1,141 @@
+"""Whole kernels for Blackwell: the reference kernels, and those that JAX comes with."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import suppress
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from pytest_pallas.errors import DeadlockError
+from pytest_pallas.simulator import simulate
+from pytest_pallas.simulator.machine import Machine
+from pytest_pallas.spec import KernelSpec
+
+SEEDS = (0, 1, 2)
+
+
+def specs() -> dict[str, KernelSpec]:
+    """The specs of the reference kernels for Blackwell, by name."""
+    names = ("blackwell_matmul", "blackwell_scaled_matmul", "blackwell_sparse_matmul")
+    modules = [importlib.import_module(f"reference_kernels.mosaic_gpu.{name}") for name in names]
+    found = [each for module in modules for each in vars(module).values()]
+    return {each.name: each for each in found if isinstance(each, KernelSpec)}
+
+
+def test_there_are_specs() -> None:
+    """Static, dynamic and of pairs; scaled in two formats; sparse."""
+    assert len(specs()) == 6
+
+
+@pytest.mark.parametrize("name", sorted(specs()))
+def test_reference_kernels(name: str) -> None:
+    """Drawn calls, each with three seeds: equal to the reference, and without a finding."""
+    spec = specs()[name]
+    assert spec.exact  # their values are integers, of which every sum is exact
+    kernel: Any = spec.kernel
+    reference: Any = spec.reference
+
+    @settings(
+        max_examples=2,
+        database=None,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(call=spec.inputs)
+    def check(call: Any) -> None:
+        wanted = np.asarray(reference(*call.args, **call.options), np.float64)
+        for seed in SEEDS:
+            run = simulate(
+                kernel["gpu"], *call.args, **call.options, **call.tuning, target="b200", seed=seed
+            )
+            assert not run.findings, run.findings[0]
+            np.testing.assert_array_equal(np.asarray(run.values, np.float64), wanted)
+
+    check()
+
+
+def whole(rng: np.random.Generator, *shape: int) -> Any:
+    """Small integers."""
+    return rng.integers(-3, 4, shape).astype(np.float16)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Of the same numbers in each run."""
+    return np.random.default_rng(5)
+
+
+def product_of(*, collective: bool) -> Any:
+    """JAX's product for Blackwell."""
+    from jax.experimental.pallas.ops.gpu import blackwell_matmul_mgpu as bundled
+
+    config = bundled.TuningConfig(
+        tile_m=128,
+        tile_n=128,
+        tile_k=64,
+        max_concurrent_steps=2,
+        collective=collective,
+        epilogue_tile_n=64,
+    )
+    return lambda a, b: bundled.matmul_kernel(a, b, config)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_product_that_jax_comes_with(seed: int, rng: np.random.Generator) -> None:
+    """It is right, but its blocks end while TMA reads their shared memory for the last time."""
+    a, b = whole(rng, 256, 192), whole(rng, 192, 256)
+    run = simulate(product_of(collective=False), a, b, target="b200", seed=seed)
+    assert (run.values == (a.astype(np.float32) @ b.astype(np.float32))).all()
+    (finding,) = run.findings
+    assert finding.kind == "unwaited"
+    assert "acc_smem and out_gmem" in finding.message
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_its_pairs_take_over_two_clusters(seed: int, rng: np.random.Generator) -> None:
+    """It does not tell ``dynamic_scheduling_loop`` of the axis of its clusters: both blocks ask."""
+    machine = Machine(target="b200", seed=seed)
+    with suppress(DeadlockError):
+        simulate(
+            product_of(collective=True), whole(rng, 512, 64), whole(rng, 64, 512), machine=machine
+        )
+    races = [each for each in machine.findings if each.kind == "race"]
+    assert "try_cancel_buffer" in {each.ref for each in races}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_ragged_product_that_jax_comes_with(seed: int, rng: np.random.Generator) -> None:
+    """As it is, over pairs of blocks."""
+    from jax.experimental.pallas.ops.gpu import blackwell_matmul_mgpu, blackwell_ragged_dot_mgpu
+
+    bundled = blackwell_ragged_dot_mgpu
+    config = bundled.TuningConfig(
+        tile_m=128,
+        tile_n=128,
+        tile_k=64,
+        max_concurrent_steps=2,
+        collective=True,
+        grid_tile_width=1,
+        grid_minor_dim=blackwell_matmul_mgpu.MatmulDimension.N,
+    )
+    a, b = whole(rng, 512, 128), whole(rng, 3, 128, 256)
+    sizes = np.array([100, 0, 412], np.int32)
+    run = simulate(
+        lambda a, b, sizes: bundled.ragged_dot_kernel(a, b, sizes, config),
+        *(a, b, sizes),
+        target="b200",
+        seed=seed,
+    )
+    wanted = jax.lax.ragged_dot(
+        jnp.asarray(a), jnp.asarray(b), jnp.asarray(sizes), preferred_element_type=jnp.float16
+    )
+    assert not run.findings
+    assert (run.values == np.asarray(wanted)).all()
