@@ -90,7 +90,7 @@ def test_a_test_that_fails_is_not_mutated(project):
 
 def test_with_xdist(project):
     project.write(kernels=KERNELS, test_loose=LOOSE, test_strict=STRICT)
-    result = project.spawn("--pallas-mutate", "-n", "2", "--pallas-isolate=auto")
+    result = project.run("--pallas-mutate", "-n2", "--pallas-isolate=auto")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["score 100.0 %: * mutants, * caught"])
 

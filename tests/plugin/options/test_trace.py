@@ -75,7 +75,7 @@ def test_the_last_test_if_all_pass(project):
 @pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["here", "n2"])
 def test_the_test_that_fails(project, workers):
     project.specs('name="bad", kernel=add_off', 'name="good", kernel=add')
-    result = (project.spawn if workers else project.run)(*SUITE, *workers)
+    result = project.run(*SUITE, *workers)
     result.assert_outcomes(passed=1, failed=1)
     text = result.stdout.str()
     assert "  of the failing example of specs.py::bad-forward[tpu-sim]: bad on tpu-sim" in text

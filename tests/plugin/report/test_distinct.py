@@ -44,7 +44,7 @@ def lines(result):
 
 @pytest.mark.parametrize("workers", ["-n0", "-n2"])
 def test_backends_and_workers_count_together(suite, workers):
-    result = suite.spawn(*RUN, workers)
+    result = suite.run(*RUN, workers)
     document = json.loads((suite.path / "results.json").read_text())
     examples = sum(record["examples"] for record in document["records"])
     # Two specs with two shapes for forward, two for determinism and one for jit.

@@ -63,7 +63,7 @@ def test_same_records_under_xdist(suite):
     for number, workers in enumerate(["-n0", "-n2"]):
         # What failed before would be tried again first.
         shutil.rmtree(suite.path / ".hypothesis", ignore_errors=True)
-        suite.spawn(*SUITE, workers, f"--pallas-results=r{number}.json")
+        suite.run(*SUITE, workers, f"--pallas-results=r{number}.json")
         document = read(suite, f"r{number}.json")
         for record in document["records"]:
             del record["seconds"], record["kernel_seconds"]

@@ -77,7 +77,7 @@ def test_under_xdist(mixed):
     one = table(mixed.run(*run))
     # What failed before would be tried again first.
     shutil.rmtree(mixed.path / ".hypothesis", ignore_errors=True)
-    assert without_counts(table(mixed.spawn(*run, "-n2"))) == without_counts(one)
+    assert without_counts(table(mixed.run(*run, "-n2"))) == without_counts(one)
 
 
 def test_color(mixed):

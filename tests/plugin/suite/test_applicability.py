@@ -87,7 +87,7 @@ def test_workers_tell_each_once(aliasing):
     specs(*(f'name="k{number}", kernel=add' for number in range(3)))
     words = (*RUN, "--pallas-checks=forward,donation,gradient")
     one = project.results(*words)["not_applicable"]
-    result = project.spawn(*words, "-n2", "--pallas-results=two.json")
+    result = project.run(*words, "-n2", "--pallas-results=two.json")
     assert len(one) == 6
     assert json.loads((project.path / "two.json").read_text())["not_applicable"] == one
     assert "not applicable: 6 checks of 3 kernels (-v lists them)" in result.stdout.str()

@@ -121,7 +121,7 @@ def test_last_failed(project):
 def test_workers_find_out_for_themselves(project):
     """Wherever the items run, a worker reports one failure of the kernel at most."""
     project.specs('name="refused", kernel=add_raises')
-    records = project.records(*RUN, "-n2", spawn=True)
+    records = project.records(*RUN, "-n2")
     found = [record["outcome"] for record in records]
     assert len(found) == 4
     assert 1 <= found.count("failed") <= 3  # a worker, and forward wherever it comes

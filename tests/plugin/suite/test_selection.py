@@ -85,7 +85,7 @@ def test_deselect(suite):
 
 
 def test_xdist(suite):
-    suite.spawn(*SUITE, "-n2").assert_outcomes(failed=1, passed=3)
+    suite.run(*SUITE, "-n2").assert_outcomes(failed=1, passed=3)
 
 
 def test_a_backend_that_a_spec_does_not_claim(suite):
