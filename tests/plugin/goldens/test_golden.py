@@ -70,9 +70,7 @@ class TestReplay:
         edit(recorded, "kernel=add_off", "kernel=add", "specs.py")
         result = recorded.run(*BASIC, ELSEWHERE, golden("replay"))
         result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(
-            ["*forward on interpret (against the golden of tpu-sim (*"]
-        )
+        result.stdout.fnmatch_lines(["*forward on interpret (against the golden of tpu-sim (*"])
 
     def test_bits_count_where_nothing_has_changed(self, recorded: Any) -> None:
         store = recorded.path / "pallas_goldens"

@@ -25,7 +25,9 @@ def test_at_the_kernel(project, extra):
     specs = project.path / "specs.py"
     specs.write_text("import functools\nimport jax\n" + specs.read_text())
     project.write(conftest=ANNOTATE)
-    project.run("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=1", *extra)
+    project.run(
+        "--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=1", *extra
+    )
     source = (project.path / "kernels.py").read_text().splitlines()
     off, raises = (
         source.index(f"def {name}(x: Any, y: Any) -> Any:") + 1
