@@ -54,20 +54,6 @@ def test_nothing_comes_from_elsewhere(suite):
     assert "url(" not in page(suite)
 
 
-def test_same_page_under_xdist(suite):
-    import shutil
-
-    found = []
-    for number, workers in enumerate(["-n0", "-n2"]):
-        shutil.rmtree(suite.path / ".hypothesis", ignore_errors=True)
-        args = [*SUITE[:-1], workers, f"--pallas-html=r{number}.html"]
-        suite.run(*args).assert_outcomes(failed=1, passed=3)
-        text = re.sub(r"[\d,.]+ s\b|\d+-\d+-\d+ \d+:\d+ UTC", "", page(suite, f"r{number}.html"))
-        text = re.sub(r'data-value="[^"]*">[\d.]+</td>|<td class="number">\d+\.\d</td>', "", text)
-        found.append(re.sub(r"-n\d|r\d\.html|runpytest-\d", "", text))
-    assert found[0] == found[1]
-
-
 def test_no_tests_ran(project):
     project.write(test_a="def test_a(): pass")
     result = project.run("--pallas-html=report.html")

@@ -66,12 +66,6 @@ def test_records(suite):
     assert sorted(both) == ["128", "256", "384"]
 
 
-def test_workers_run_checks_of_one_spec(suite):
-    """Each worker knows its own draws; the lines are those of a run in one process."""
-    run = (*RUN, "--pallas-checks=forward,determinism,jit", "--pallas-max-examples=2")
-    assert lines(suite.run(*run, "-n2")) == lines(suite.run(*run)) != []
-
-
 def test_calls_of_ones_own(project):
     """Nothing is declared, so nothing is missed."""
     project.write(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 #: What annotates failures does: pytest-github-actions-annotate-failures 0.4 reads the same fields.
 ANNOTATE = """
     def pytest_runtest_logreport(report):
@@ -14,8 +12,7 @@ ANNOTATE = """
 """
 
 
-@pytest.mark.parametrize("extra", [(), ("-n1",), ("--pallas-isolate=always",)], ids=str)
-def test_at_the_kernel(project, extra):
+def test_at_the_kernel(project):
     project.specs(
         'name="off", kernel=add_off, checks=("forward",)',
         'name="raises", kernel=add_raises, checks=("forward",)',
@@ -25,9 +22,7 @@ def test_at_the_kernel(project, extra):
     specs = project.path / "specs.py"
     specs.write_text("import functools\nimport jax\n" + specs.read_text())
     project.write(conftest=ANNOTATE)
-    project.run(
-        "--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=1", *extra
-    )
+    project.run("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=1")
     source = (project.path / "kernels.py").read_text().splitlines()
     off, raises = (
         source.index(f"def {name}(x: Any, y: Any) -> Any:") + 1

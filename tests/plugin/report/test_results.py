@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from importlib import metadata
 
 import pytest
@@ -55,21 +54,6 @@ def test_ini(suite):
     suite.ini(pallas_results="from_ini.json")
     suite.run(*SUITE)
     assert len(read(suite, "from_ini.json")["records"]) == 4
-
-
-def test_same_records_under_xdist(suite):
-    """Apart from times, and in the same order."""
-    found = []
-    for number, workers in enumerate(["-n0", "-n2"]):
-        # What failed before would be tried again first.
-        shutil.rmtree(suite.path / ".hypothesis", ignore_errors=True)
-        suite.run(*SUITE, workers, f"--pallas-results=r{number}.json")
-        document = read(suite, f"r{number}.json")
-        for record in document["records"]:
-            del record["seconds"], record["kernel_seconds"]
-        found.append(document)
-    assert found[0] == found[1]
-    assert len(found[0]["records"]) == 4
 
 
 def test_written_when_the_run_stops_early(suite):

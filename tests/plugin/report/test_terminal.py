@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 
 import pytest
 
@@ -61,23 +60,6 @@ def test_reasons(mixed):
     assert "expected failure (2) on interpret, tpu-interpret:v5e: refused: #12 (JAX 0.12)" in text
     assert "not run (1) on interpret: refused: forward raised; see `refused-forward[inte" in text
     assert "skipped (4) on gpu-interpret: good, wrong, refused, mended: claims tpu-sim, int" in text
-
-
-def test_under_xdist(mixed):
-    """The same table, but for the examples that a failure took.
-
-    What failed on one backend is tried first on the next, if that has not begun yet. One check
-    only: whether a second is run after a forward that raised depends on which worker has it.
-    """
-
-    def without_counts(lines):
-        return [re.sub(r"\s+\d+$", "", line) if "FAILED" in line else line for line in lines]
-
-    run = (*RUN, "--pallas-checks=forward")
-    one = table(mixed.run(*run))
-    # What failed before would be tried again first.
-    shutil.rmtree(mixed.path / ".hypothesis", ignore_errors=True)
-    assert without_counts(table(mixed.run(*run, "-n2"))) == without_counts(one)
 
 
 def test_color(mixed):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -80,17 +79,6 @@ def test_a_check_that_does_not_apply_is_no_item_and_is_recorded(aliasing):
             "found": "collection",
         }
     ]
-
-
-def test_workers_tell_each_once(aliasing):
-    project, specs = aliasing
-    specs(*(f'name="k{number}", kernel=add' for number in range(3)))
-    words = (*RUN, "--pallas-checks=forward,donation,gradient")
-    one = project.results(*words)["not_applicable"]
-    result = project.run(*words, "-n2", "--pallas-results=two.json")
-    assert len(one) == 6
-    assert json.loads((project.path / "two.json").read_text())["not_applicable"] == one
-    assert "not applicable: 6 checks of 3 kernels (-v lists them)" in result.stdout.str()
 
 
 @pytest.mark.parametrize(
