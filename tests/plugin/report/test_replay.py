@@ -45,7 +45,7 @@ def forget(project) -> None:
     shutil.rmtree(project.path / ".hypothesis", ignore_errors=True)
 
 
-@pytest.mark.parametrize("extra", [(), ("--pallas-seed=3",), ("-n2",)], ids=["plain", "seed", "n2"])
+@pytest.mark.parametrize("extra", [(), ("--pallas-seed=3",), ("-n1",)], ids=["plain", "seed", "n1"])
 def test_of_a_spec(project, extra):
     project.specs('name="picky", kernel=picky, checks=("forward",)')
     text = (project.path / "specs.py").read_text()
