@@ -24,7 +24,7 @@ SPEC = KernelSpec(
     vmappable=False,
 )
 """
-RUN = ("--pallas-suite=specs", "--pallas-backend=interpret")
+RUN = ("--pallas-suite=specs", "--pallas-backend=tpu-sim")
 
 
 @pytest.fixture
@@ -80,5 +80,5 @@ def test_calls_of_ones_own(project):
             pallas_check(add, x, x, reference=reference)
         """
     )
-    result = project.run("--pallas-backend=interpret")
+    result = project.run("--pallas-backend=tpu-sim")
     assert lines(result) == ["inputs: 1 kernel, 2 shapes, 1 dtype"]

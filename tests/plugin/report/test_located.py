@@ -22,7 +22,7 @@ def test_at_the_kernel(project):
     specs = project.path / "specs.py"
     specs.write_text("import functools\nimport jax\n" + specs.read_text())
     project.write(conftest=ANNOTATE)
-    project.run("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=1")
+    project.run("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-max-examples=1")
     source = (project.path / "kernels.py").read_text().splitlines()
     off, raises = (
         source.index(f"def {name}(x: Any, y: Any) -> Any:") + 1
@@ -30,10 +30,10 @@ def test_at_the_kernel(project):
     )
     found = set((project.path / "annotated.txt").read_text().splitlines())
     assert found == {
-        f"kernels.py:{off} off-forward[interpret] str",
-        f"kernels.py:{raises} raises-forward[interpret] str",
-        f"kernels.py:{off} jitted-forward[interpret] str",
-        f"kernels.py:{off} partly-forward[interpret] str",
+        f"kernels.py:{off} off-forward[tpu-sim] str",
+        f"kernels.py:{raises} raises-forward[tpu-sim] str",
+        f"kernels.py:{off} jitted-forward[tpu-sim] str",
+        f"kernels.py:{off} partly-forward[tpu-sim] str",
     }
 
 
@@ -46,6 +46,6 @@ def test_a_kernel_from_elsewhere_is_at_its_spec(project):
     specs = project.path / "specs.py"
     specs.write_text("import jax.numpy as jnp\n" + specs.read_text())
     project.write(conftest=ANNOTATE)
-    project.run("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=1")
+    project.run("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-max-examples=1")
     found = (project.path / "annotated.txt").read_text().splitlines()
     assert {line.partition(":")[0] for line in found} == {"specs.py"}

@@ -8,7 +8,7 @@ from importlib import metadata
 
 import pytest
 
-SUITE = ("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=2",
+SUITE = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-max-examples=2",
          "--pallas-checks=forward,determinism")  # fmt: skip
 
 
@@ -30,14 +30,14 @@ def test_document(suite):
     assert document["schema"] == 1
     assert document["environment"]["jax"] == metadata.version("jax")
     assert document["options"]["seed"] == 5
-    assert document["options"]["backends"] == ["interpret"]
+    assert document["options"]["backends"] == ["tpu-sim"]
     bad, _, good, repeated = document["records"]
     assert {name: good[name] for name in ("test", "kernel", "family", "check", "backend")} == {
-        "test": "specs.py::good-forward[interpret]",
+        "test": "specs.py::good-forward[tpu-sim]",
         "kernel": "good",
         "family": "kernels",
         "check": "forward",
-        "backend": "interpret",
+        "backend": "tpu-sim",
     }
     assert (good["outcome"], good["message"], good["replay"]) == ("passed", "", "")
     assert (good["examples"], good["seed"]) == (2, 5)
@@ -46,8 +46,8 @@ def test_document(suite):
     assert good["seconds"] >= good["kernel_seconds"] > 0
     assert repeated["error"] is None
     assert bad["outcome"] == "failed"
-    assert bad["message"].startswith("bad: forward on interpret is wrong\n")
-    assert bad["replay"].startswith("pytest --pallas-suite=specs --pallas-backend=interpret ")
+    assert bad["message"].startswith("bad: forward on tpu-sim is wrong\n")
+    assert bad["replay"].startswith("pytest --pallas-suite=specs --pallas-backend=tpu-sim ")
 
 
 def test_ini(suite):
@@ -139,10 +139,10 @@ def test_outcomes_of_tests_of_ones_own(project):
         def test_no_kernel(pallas_backend): pass
         """
     )
-    records = project.records("--pallas-backend=interpret")
+    records = project.records("--pallas-backend=tpu-sim")
     assert [(r["test"].partition("::")[2], r["kernel"], r["outcome"]) for r in records] == [
-        ("test_pass[interpret]", "add", "passed"),
-        ("test_fail[interpret]", "add", "passed"),
-        ("test_fail[interpret]", "add_off", "failed"),
-        ("test_skip[interpret]", "add", "skipped"),
+        ("test_pass[tpu-sim]", "add", "passed"),
+        ("test_fail[tpu-sim]", "add", "passed"),
+        ("test_fail[tpu-sim]", "add_off", "failed"),
+        ("test_skip[tpu-sim]", "add", "skipped"),
     ]
