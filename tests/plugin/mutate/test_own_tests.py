@@ -131,7 +131,8 @@ def test_a_mutant_that_waits_for_ever_is_ended_and_caught(project, args):
                 pallas_check(copy, x, reference=lambda x: x, checks=["forward", "races"])
         """,
     )
-    [*_, record] = project.records("--pallas-mutate", "--pallas-timeout=300", *args)
+    asked = ("--pallas-mutate", "--pallas-mutate-operators=start,wait", "--pallas-timeout=300")
+    [*_, record] = project.records(*asked, *args)
     by = {f"{m['operator']}: {m['change']}": m for m in record["mutants"]}
     assert by["start: dropped"]["how"] == "DeadlockError"
     assert by["wait: dropped"]["status"] == "caught"
