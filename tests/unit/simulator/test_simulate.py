@@ -75,7 +75,7 @@ def test_a_primitive_that_runs_a_program_and_has_no_rule_is_an_error_with_its_li
 
 def test_an_unknown_target_is_an_error_with_the_valid_ones():
     with pytest.raises(
-        OptionError, match="unknown target 'v7'; valid: v4, v5e, .*, a100, h100, h200, b200"
+        OptionError, match=r"unknown target 'v7'; valid: v4, v5e, .*, a100, h100, h200, b200"
     ):
         simulate(lambda x: x, X, target="v7")
 
