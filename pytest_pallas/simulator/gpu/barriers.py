@@ -101,7 +101,7 @@ def arrive(
       expects: bytes.
       count: how many arrivals it is.
     """
-    machine = thread.machine
+    machine, line = thread.machine, line or thread.around
     _touch(thread, barrier, line)
     thread.recording.events.append(Released(thread.number, barrier.phases[-1].token))
     barrier.expected += expects
@@ -175,7 +175,7 @@ def test(thread: GpuThread, barrier: Barrier, line: str) -> bool:
 
 
 def _wait_for(thread: GpuThread, barrier: Barrier, turn: int, line: str) -> None:
-    machine, timeline = thread.machine, thread.machine.timeline
+    machine, timeline, line = thread.machine, thread.machine.timeline, line or thread.around
     span = None if timeline is None else timeline.begin(thread, "wait", barrier.name)
 
     def blocked() -> Wait:
