@@ -126,9 +126,11 @@ class Token:
 
     Attributes:
       name: of what it belongs to.
+      after: of the next phase of the barrier, once this one is complete.
     """
 
     name: str = ""
+    after: Token | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -190,6 +192,9 @@ class Acquired:
 
     thread: int
     token: Token
+    line: str = ""
+    program: tuple[int, ...] = ()
+    kernel: str = ""
 
 
 @dataclass(slots=True, eq=False)

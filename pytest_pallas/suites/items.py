@@ -19,7 +19,7 @@ from pytest_pallas.suites.item import SpecItem, node_id
 from pytest_pallas.suites.left_out import leave_out
 from pytest_pallas.suites.mutants import mutants_item
 from pytest_pallas.suites.others import backends_before
-from pytest_pallas.suites.simulable import without_replaced
+from pytest_pallas.suites.simulable import on_claimed_chips, without_replaced
 from pytest_pallas.tally import Tally
 
 #: Which modules of a suite were collected, and whether they define specs.
@@ -119,6 +119,7 @@ def _spec_items(
 ) -> Iterator[pytest.Item]:
     """The items of one spec."""
     backends, named, automatic = _backends(session, parent)
+    backends, automatic = on_claimed_chips(session, spec, backends, automatic)
     backends = without_replaced(session, spec, backends, automatic)
     for backend in backends:
         if not spec.claims(label(backend)):

@@ -1,18 +1,50 @@
-"""Which backends ``auto`` takes for a spec: simulators, or the interpreters of JAX."""
+"""Which backends a spec is run on: simulators, of which chip, or the interpreters of JAX."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import Any
 
 import pytest
 
-from pytest_pallas.backends import REPLACED, Backend, Call, label
+from pytest_pallas.backends import REPLACED, Backend, Call, label, with_target
 from pytest_pallas.session import Session
 from pytest_pallas.spec import KernelSpec
 
 #: Why specs cannot be simulated, by file, name and simulator; None for one that can be.
 _LACKS = pytest.StashKey[dict[tuple[str, str, str], str | None]]()
+
+
+def on_claimed_chips(
+    session: Session, spec: KernelSpec, backends: Sequence[Backend], automatic: Collection[str]
+) -> tuple[Sequence[Backend], Collection[str]]:
+    """The backends to run a spec on, each simulator for a chip that the spec claims.
+
+    A simulator of no chip in particular stands for the default one of its platform. For a spec that
+    claims other chips only, as a kernel for Blackwell does, it stands for the first of them.
+
+    Args:
+      session: knows the families of backends.
+      spec: the spec.
+      backends: those that were chosen.
+      automatic: labels of those that nobody named; see ``Selection``.
+
+    Returns:
+      The backends, and the labels of those that nobody named.
+    """
+    found: dict[str, Backend] = {}
+    unnamed = set(automatic)
+    for each in backends:
+        backend = each
+        if each.kind == "simulating" and each.target is None and not spec.claims(label(each)):
+            names = [name.partition(":") for name in spec.claimed]
+            claimed = [chip for name, _, chip in names if name == each.name and chip]
+            if claimed:
+                backend = with_target(each, claimed[0], session.families)
+                if label(each) in automatic:
+                    unnamed.add(label(backend))
+        found.setdefault(label(backend), backend)
+    return tuple(found.values()), unnamed
 
 
 def without_replaced(

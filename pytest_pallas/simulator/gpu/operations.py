@@ -88,7 +88,7 @@ def start(
         that is not given.
     """
     launch, record = thread.kernel_launch, operation.record
-    record.thread, record.line = thread.number, line
+    record.thread, record.line = thread.number, line or thread.around
     record.program, record.kernel = thread.program, thread.kernel
     operation.steps.extend(steps)
     operation.reads = max(len(steps) - 1, 0) if reads is None else reads

@@ -105,12 +105,13 @@ def run_scope(
     turn = block.entered[key] = block.entered.get(key, 0) + 1
     first = turn > block.entered.get(scope.site, 0)
     block.entered[scope.site] = max(turn, block.entered.get(scope.site, 0))
-    before = thread.top
+    before, around = thread.top, thread.around
+    thread.around = scope.line or around
     if first and turn == 1:
         _reserve(thread, scope)
     refs = [_made(thread, item, first=first) for item in scope.items]
     results = work(refs)
-    thread.top = before
+    thread.top, thread.around = before, around
     return results
 
 

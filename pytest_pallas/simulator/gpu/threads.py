@@ -158,6 +158,7 @@ class GpuThread(Thread):
       warpgroup: its number in the block.
       lanes: the warps that it consists of: all four, or one.
       top: bytes of shared memory that the scopes around take.
+      around: ``file:line`` of the innermost of them, for what JAX does itself in it.
       stores: its copies to global memory.
       loads: its ``cp.async`` copies.
       products: its ``wgmma`` operations.
@@ -168,6 +169,7 @@ class GpuThread(Thread):
     warpgroup: int = 0
     lanes: tuple[int, ...] = (0, 1, 2, 3)
     top: int = 0
+    around: str = ""
     stores: Groups = field(default_factory=Groups)
     loads: Groups = field(default_factory=Groups)
     products: Groups = field(default_factory=Groups)

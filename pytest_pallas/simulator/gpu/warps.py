@@ -47,6 +47,7 @@ def _warp(thread: GpuThread, axis: Any, number: int, count: int) -> GpuThread:
         warpgroup=thread.warpgroup,
         lanes=(number,),
         top=thread.top,
+        around=thread.around,
         owner=replace(thread.owner, thread=f"{thread.owner.thread}, warp {number}"),
         grids=list(thread.grids),
         kernels=list(thread.kernels),

@@ -26,8 +26,18 @@ def product(x: jax.Array, y: jax.Array, *, wrong: str = "") -> jax.Array:
     """``x @ y`` for x ``(128, k)`` and y ``(k, 128)`` in bfloat16, in steps of 64 terms."""
     steps = x.shape[1] // _STEP
 
-    def body(x_gmem: Any, y_gmem: Any, o_gmem: Any, x_smem: Any, y_smem: Any, *rest: Any) -> None:
-        o_smem, sums, loaded, consumed, summed = rest
+    def body(
+        x_gmem: Any,
+        y_gmem: Any,
+        o_gmem: Any,
+        x_smem: Any,
+        y_smem: Any,
+        o_smem: Any,
+        sums: Any,
+        loaded: Any,
+        consumed: Any,
+        summed: Any,
+    ) -> None:
         waits = wrong != "overwritten early"
 
         @pl.loop(0, steps)
@@ -77,9 +87,18 @@ def doubled_product(x: jax.Array, y: jax.Array, *, wrong: str = "") -> jax.Array
     """``2 x @ y`` of the same shapes: threads double x, and store it to tensor memory."""
     steps = x.shape[1] // _STEP
 
-    def body(x_gmem: Any, y_gmem: Any, o_gmem: Any, x_smem: Any, y_smem: Any, *rest: Any) -> None:
-        o_smem, x_tmem, sums, loaded, summed = rest
-
+    def body(
+        x_gmem: Any,
+        y_gmem: Any,
+        o_gmem: Any,
+        x_smem: Any,
+        y_smem: Any,
+        o_smem: Any,
+        x_tmem: Any,
+        sums: Any,
+        loaded: Any,
+        summed: Any,
+    ) -> None:
         @pl.loop(0, steps)
         def _step(step: Any) -> None:
             terms = pl.ds(step * _STEP, _STEP)
@@ -115,8 +134,17 @@ def doubled_product(x: jax.Array, y: jax.Array, *, wrong: str = "") -> jax.Array
 def products(x: jax.Array, y: jax.Array, *, wrong: str = "") -> jax.Array:
     """``x[i] @ y`` for x ``(n, 128, 64)`` and y ``(64, 128)``: one tile of sums for all of them."""
 
-    def body(x_gmem: Any, y_gmem: Any, o_gmem: Any, x_smem: Any, y_smem: Any, *rest: Any) -> None:
-        o_smem, sums, loaded, summed = rest
+    def body(
+        x_gmem: Any,
+        y_gmem: Any,
+        o_gmem: Any,
+        x_smem: Any,
+        y_smem: Any,
+        o_smem: Any,
+        sums: Any,
+        loaded: Any,
+        summed: Any,
+    ) -> None:
         plgpu.copy_gmem_to_smem(y_gmem, y_smem, loaded)
         plgpu.barrier_wait(loaded)
 
@@ -214,9 +242,7 @@ SPEC_LOAD_NOT_WAITED_FOR = _spec(
     name="load_not_waited_for",
     kernel={"gpu": load_not_waited_for},
     inputs=pst.arguments(
-        pst.arrays(
-            "b m k, k n", dtype="bfloat16", dims={"b": [2, 3], "m": 128, "k": 64, "n": 128}
-        )
+        pst.arrays("b m k, k n", dtype="bfloat16", dims={"b": [2, 3], "m": 128, "k": 64, "n": 128})
     ),
 )
 SPEC_LOAD_NOT_WAITED_FOR_RIGHT = twin(SPEC_LOAD_NOT_WAITED_FOR, products)

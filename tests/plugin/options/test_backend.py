@@ -316,6 +316,29 @@ class TestPortableSpecs:
             *(f"lost-forward[{name}]" for name in lost),
         ]
 
+    @pytest.mark.parametrize(
+        ("flag", "found"),
+        [
+            ("auto", ["gpu-sim:b200"]),
+            ("gpu-sim", ["gpu-sim:b200"]),
+            ("gpu-sim,gpu-sim:b200", ["gpu-sim:b200"]),
+            ("gpu-sim:h200", ["gpu-sim:h200"]),
+            ("gpu-sim:h100", []),
+            ("auto,gpu-interpret", ["gpu-sim:b200", "gpu-interpret"]),
+        ],
+    )
+    def test_a_chip_that_is_not_the_default(self, here, flag, found):
+        """A simulator without a chip stands for the first that a spec claims."""
+        module = '__import__("portable")'
+        here.specs(
+            f'name="gpu", kernel={{"gpu": {module}.add}}, '
+            'backends=("gpu-sim:b200", "gpu-sim:h200", "gpu-interpret")',
+        )
+        result = here.run(*ALL_SPECS, f"--pallas-backend={flag}", "--collect-only", "-q")
+        names = [line.partition("::")[2] for line in result.outlines if "::" in line]
+        wanted = [f"gpu-forward[{name}]" for name in found]
+        assert [name for name in names if "unclaimed" not in name] == wanted
+
     def test_results(self, here):
         records = here.records(*ALL_SPECS, "--pallas-backend=tpu-sim,gpu-sim", "-k", "not lost")
         assert [(r["kernel"], r["backend"], r["outcome"]) for r in records] == [

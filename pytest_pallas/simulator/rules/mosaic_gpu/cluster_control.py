@@ -47,7 +47,7 @@ def _try_cluster_cancel(eqn: Equation) -> Evaluate:
         if not (first_block and first_thread):
             return ()
         if _FAILED in block.engines:
-            _report_again(thread, eqn.line)
+            _report_again(thread, eqn.line or thread.around)
         blocks = block.cluster.blocks
         answers = [
             in_shared_memory(thread, each, parts.answer, operands, eqn.line) for each in blocks
@@ -105,7 +105,7 @@ def _query_cluster_cancel(eqn: Equation) -> Evaluate:
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         data, region, name = in_shared_memory(thread, thread.block, part, operands, eqn.line)
         _require_size(data)
-        access(thread, region, "read", name, eqn.line)
+        access(thread, region, "read", name, eqn.line or thread.around)
         grid = thread.block.cluster.launch.mesh.grid
         point = point_in(data, [size for _, size in grid])
         if point is None:

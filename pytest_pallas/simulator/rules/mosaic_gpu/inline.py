@@ -14,7 +14,7 @@ from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 _PROXY_FENCE = "fence.proxy.async"
 
 
-@rule("inline_mgpu", threaded=True)
+@rule("inline_mgpu", "inline_mgpu_p", threaded=True)  # the latter is that of JAX 0.11
 def _inline_mgpu(eqn: Equation) -> Evaluate:
     """Fences, which ``plgpu.dynamic_scheduling_loop`` inlines; nothing else can be simulated.
 

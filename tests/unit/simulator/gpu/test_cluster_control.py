@@ -88,6 +88,7 @@ def test_a_loop_that_is_not_told_of_its_cluster(seed: int) -> None:
         simulate(turns((8,), blocks=2, told=False), machine=machine)
     races = [each for each in machine.findings if each.kind == "race"]
     assert "try_cancel_buffer" in {each.ref for each in races}
+    assert all("test_cluster_control.py" in each.line for each in races if "try" in each.ref)
 
 
 def asking(*, again: bool = False, waits: bool = True) -> Any:
