@@ -190,7 +190,7 @@ def reference(x: jax.Array, y: jax.Array, scales: jax.Array | None = None) -> ja
     return (product if scales is None else scales[:, None] * product).astype(y.dtype)
 
 
-_BACKENDS = ("gpu-interpret", "gpu-compile:b200", "gpu:b200")
+_BACKENDS = ("gpu-sim:b200", "gpu-interpret", "gpu-compile:b200", "gpu:b200")
 _DIMS: dict[str, Any] = {"m": [1, 129], "k": [1, 65, 250], "n": [64, 100]}
 _TUNING = {"block_n": 64, "stages": st.sampled_from([2, 3])}
 _LARGE: dict[str, Any] = {"m": 4096, "k": 4096, "n": 4096}

@@ -210,11 +210,17 @@ def cluster_split_k(
     )(x, y)[:m, :n]
 
 
+_BACKENDS = (
+    *(f"{name}:{chip}" for name in ("gpu-sim", "gpu-compile") for chip in ("h100", "h200")),
+    "gpu",
+)
+
+
 def _spec(by: Transport) -> KernelSpec:
     return KernelSpec(
         name=f"cluster_split_k_{by}",
         kernel={"gpu": functools.partial(cluster_split_k, by=by)},
-        backends=("gpu-compile:h100", "gpu-compile:h200", "gpu") if _gpu.has(_NEW) else (),
+        backends=_BACKENDS if _gpu.has(_NEW) else (),
         reference=reference,
         inputs=pst.arguments(
             pst.arrays(

@@ -166,7 +166,10 @@ def _inputs(draw: st.DrawFn) -> pst.Arguments:
 SPEC = KernelSpec(
     name="gather_pages",
     kernel={"gpu": gather_pages},
-    backends=("gpu-compile:h100", "gpu-compile:h200", "gpu-compile:b200", "gpu"),
+    backends=(
+        *(f"{n}:{chip}" for n in ("gpu-sim", "gpu-compile") for chip in ("h100", "h200", "b200")),
+        "gpu",
+    ),
     reference=reference,
     inputs=_inputs(),
     exact=True,

@@ -596,7 +596,7 @@ SPEC_WIDE = dataclasses.replace(
     SPEC,
     name="hopper_flash_attention_wide",
     inputs=_inputs(d=256),
-    backends=("gpu-compile:h100", "gpu-compile:h200", "gpu"),
+    backends=("gpu-sim:h100", "gpu-sim:h200", "gpu-compile:h100", "gpu-compile:h200", "gpu"),
     checks=("forward", "gradient"),
     relations=(),
     xfail={},

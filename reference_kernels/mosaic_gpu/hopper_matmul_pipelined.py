@@ -247,10 +247,15 @@ def _inputs(**tuning: Any) -> Any:
 
 _TYPICAL = pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 4096, "k": 4096, "n": 4096})
 
+_BACKENDS = (
+    *(f"{name}:{chip}" for name in ("gpu-sim", "gpu-compile") for chip in ("h100", "h200")),
+    "gpu",
+)
+
 SPEC = KernelSpec(
     name="hopper_matmul_pipelined",
     kernel={"gpu": functools.partial(hopper_matmul_pipelined, specialize=False)},
-    backends=("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu"),
+    backends=("gpu-interpret", *_BACKENDS),
     reference=reference,
     inputs=_inputs(block_m=64),
     exact=True,
@@ -262,7 +267,7 @@ SPEC_OVERLAP = dataclasses.replace(
     SPEC,
     name="hopper_matmul_pipelined_overlap",
     kernel={"gpu": functools.partial(hopper_matmul_pipelined, specialize=False, overlap=True)},
-    backends=("gpu-compile:h100", "gpu-compile:h200", "gpu"),  # JAX interprets no griddepcontrol
+    backends=_BACKENDS,  # JAX interprets no griddepcontrol
     checks=("forward",),
     relations=(),
 )

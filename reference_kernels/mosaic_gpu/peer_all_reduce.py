@@ -199,7 +199,10 @@ def _typical(mesh: jax.sharding.Mesh) -> Any:
     ]
 
 
-_BACKENDS = ("gpu-compile:h100", "gpu-compile:h200", "gpu-compile:b200", "gpu")
+_BACKENDS = (
+    *(f"{name}:{chip}" for name in ("gpu-sim", "gpu-compile") for chip in ("h100", "h200", "b200")),
+    "gpu",
+)
 
 SPEC = KernelSpec(
     name="peer_all_reduce",

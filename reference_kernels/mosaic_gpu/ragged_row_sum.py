@@ -110,7 +110,7 @@ def _ignored(x: Any, lengths: Any) -> tuple[Any, None]:
 SPEC = KernelSpec(
     name="ragged_row_sum",
     kernel={"gpu": ragged_row_sum},
-    backends=("gpu-interpret", "gpu-compile:b200", "gpu:b200"),
+    backends=("gpu-sim:b200", "gpu-interpret", "gpu-compile:b200", "gpu:b200"),
     reference=reference,
     inputs=pst.arguments(
         pst.arrays(

@@ -118,7 +118,11 @@ def reference(x: jax.Array, w: jax.Array) -> jax.Array:
 SPEC = KernelSpec(
     name="scale_columns",
     kernel={"gpu": scale_columns},
-    backends=tuple(f"gpu-compile:{chip}" for chip in ("a100", "h100", "h200", "b200")) + ("gpu",),
+    backends=(
+        "gpu-sim",
+        *(f"gpu-compile:{chip}" for chip in ("a100", "h100", "h200", "b200")),
+        "gpu",
+    ),
     reference=reference,
     inputs=pst.arrays(
         "m n, n",
