@@ -122,8 +122,10 @@ def test_blocks_know_what_is_visible_in_them(sizes: tuple[int, int, int, int]) -
 def test_the_default_blocks_of_the_largest_heads_fit_in_vmem(pallas_compile: Any) -> None:
     x = jax.ShapeDtypeStruct((1024, 256), jnp.float32)
 
-    def both(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+    def forward_and_keys(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
         out, pull = jax.vjp(lambda *args: flash_attention(*args, causal=True), q, k, v)
-        return pull(out)
+        # The kernel of q's gradient has an accumulator less than that of k's and v's, and the
+        # compiler would work on it for 8 s.
+        return pull(out)[1:]
 
-    assert pallas_compile(both, x, x, x, target="v5e").vmem_bytes < 16 * 2**20
+    assert pallas_compile(forward_and_keys, x, x, x, target="v5e").vmem_bytes < 16 * 2**20
