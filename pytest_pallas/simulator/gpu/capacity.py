@@ -21,7 +21,7 @@ _BARRIER = 8
 def smem_findings(jaxpr: Any, params: Any, target: str, name: str, line: str) -> Iterator[Finding]:
     """What a block needs beyond the shared memory of a chip.
 
-    Counted as JAX's lowering does (``mosaic_gpu/lowering.py``, ``_estimate_resources``): what scopes
+    Counted as JAX does (``mosaic_gpu/lowering.py``, ``_estimate_resources``): what scopes
     around each other make, with the memory that reductions between warps are given.
 
     Args:
