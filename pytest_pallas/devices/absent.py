@@ -96,7 +96,11 @@ def tracing_for(target: Target) -> Generator[None]:
     What is traced for a target is traced once: JAX has the stand-in in the keys of its caches, and
     it is equal to another one of the same target.
     """
-    device = AbstractDevice(device_kind=target.device_kind, num_cores=1, platform=target.platform)
+    device = AbstractDevice(
+        device_kind=target.device_kind,
+        num_cores=target.multiprocessors,
+        platform=target.platform,
+    )
     with (
         jax.default_device(jax.devices("cpu")[0]),
         compat.meshes_of(device),

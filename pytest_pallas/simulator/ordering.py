@@ -31,6 +31,8 @@ from pytest_pallas.simulator.accesses import (
 )
 from pytest_pallas.simulator.passes import Count, Pass, Promise, check, note, tick, users_of
 from pytest_pallas.simulator.recording import (
+    END_OF_BLOCK,
+    Acquired,
     Asynchronous,
     Completed,
     Entered,
@@ -42,7 +44,7 @@ from pytest_pallas.simulator.recording import (
     Touched,
     Waited,
 )
-from pytest_pallas.simulator.tokens import pass_on
+from pytest_pallas.simulator.tokens import find_overruns, pass_on
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.transfers import Copy, Semaphore
@@ -71,6 +73,7 @@ def disorder(events: Sequence[Event], owners: Sequence[Owner], seed: int) -> lis
             break
         this = Pass(owners, this.rivals, users)
         _go(this, events)
+    find_overruns(this)
     return [_finding(this, each, seed) for each in this.found]
 
 
@@ -251,9 +254,16 @@ def _finding(this: Pass, found: tuple[str, Any, Any], seed: int) -> Finding:
     kind, first, second = found
     if kind == "entry":
         return _entry(this, first, seed)
+    if kind == "phase":
+        return _overrun(this, first, seed)
     later, earlier = _access(this, first), _access(this, second)
     waits = tuple(_unproved(this, second))
     what = f"race on {later.ref or 'memory'}: nothing orders two accesses"
+    if END_OF_BLOCK in (later.line, earlier.line):
+        what = (
+            f"race on {later.ref or 'memory'}: a block of the cluster may end before another one "
+            "accesses its memory; let them wait for each other"
+        )
     if kind == "fence":
         what = (
             f"race on {later.ref or 'memory'}: {later.by} may not see what a thread wrote; call "
@@ -268,6 +278,23 @@ def _finding(this: Pass, found: tuple[str, Any, Any], seed: int) -> Finding:
         ref=later.ref,
         accesses=(later, earlier),
         waits=waits,
+        seed=seed,
+    )
+
+
+def _overrun(this: Pass, event: Acquired, seed: int) -> Finding:
+    name = event.token.name
+    return Finding(
+        kind="phase",
+        message=(
+            f"nothing keeps {name} from completing another phase before "
+            f"{this.owners[event.thread]} has waited for this one: a wait tells only odd phases "
+            "from even ones"
+        ),
+        kernel=event.kernel,
+        program=event.program,
+        line=event.line,
+        ref=name,
         seed=seed,
     )
 

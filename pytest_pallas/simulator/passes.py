@@ -11,6 +11,7 @@ import numpy as np
 from pytest_pallas.findings import Owner
 from pytest_pallas.simulator.accesses import Flight, Memory, conflict, overlap, root
 from pytest_pallas.simulator.recording import (
+    Acquired,
     Asynchronous,
     Event,
     Forked,
@@ -82,13 +83,13 @@ class Passed:
       clock: of all that released it.
       fenced: what of that their asynchronous operations see.
       operations: those that were completed with it.
-      owners: the threads that acquired it, with the time at which they did.
+      waits: of the threads that acquired it, with the time at which they did.
     """
 
     clock: Array
     fenced: Array
     operations: list[Asynchronous] = field(default_factory=list[Asynchronous])
-    owners: dict[int, int] = field(default_factory=dict[int, int])
+    waits: dict[int, tuple[int, Acquired]] = field(default_factory=dict[int, Any])
 
 
 @dataclass(eq=False)
@@ -108,6 +109,7 @@ class Pass:
       left: for a wait's number, what was promised before and not proved by it.
       fenced: as ``clocks``, of the writes that each thread's asynchronous operations see.
       tokens: what whoever acquires a token knows.
+      forks: what the thread knew that started an operation, by the identity of that.
       last: the last wait of a thread on a semaphore.
       found: kinds and events of what is out of order.
     """
@@ -122,6 +124,7 @@ class Pass:
     rivals: dict[int, list[Promise]] = field(default_factory=dict[int, list[Promise]])
     left: dict[int, list[Promise]] = field(default_factory=dict[int, list[Promise]])
     fenced: Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    forks: dict[int, Array] = field(default_factory=dict[int, Any])
     tokens: dict[Token, Passed] = field(default_factory=dict[Any, "Passed"])
     last: dict[tuple[int, Any], Waited] = field(default_factory=dict[Any, Waited])
     found: list[tuple[str, Any, Any]] = field(default_factory=list[Any])
@@ -168,9 +171,9 @@ def check(
             fenced = True
         if ordered and fenced:
             continue
-        both = isinstance(event, Flight) and isinstance(past.event, Flight)
-        if both and are_in_order(event, past.event):
-            continue
+        if isinstance(event, Flight) and isinstance(past.event, Flight):  # noqa: SIM102
+            if are_in_order(event, past.event):
+                continue
         if overlap(region, past.region):
             note(this, "fence" if ordered else "race", event, past.event)
 

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from pytest_pallas.simulator.transfers import Copy, Semaphore
 
 
+#: Stands for the line of the access that ends the shared memory of a block.
+END_OF_BLOCK = "the end of the block"
+
+
 @dataclass(slots=True, eq=False)
 class Touched:
     """A thread read or wrote memory.
@@ -126,9 +130,11 @@ class Token:
 
     Attributes:
       name: of what it belongs to.
+      after: of the next phase of the barrier, once this one is complete.
     """
 
     name: str = ""
+    after: Token | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -190,6 +196,9 @@ class Acquired:
 
     thread: int
     token: Token
+    line: str = ""
+    program: tuple[int, ...] = ()
+    kernel: str = ""
 
 
 @dataclass(slots=True, eq=False)

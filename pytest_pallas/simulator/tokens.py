@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from pytest_pallas.simulator.accesses import Flight, Memory, Past, bounds_of, place_of, root
-from pytest_pallas.simulator.passes import Pass, Passed, check, tick
+from pytest_pallas.simulator.passes import Pass, Passed, check, note, tick
 from pytest_pallas.simulator.recording import (
     Acquired,
     Asynchronous,
@@ -40,7 +40,9 @@ def pass_on(
     elif isinstance(event, Forked):
         _fork(this, event)
     elif isinstance(event, Completed):
-        _passed(this, event.token).operations.append(event.operation)
+        passed = _passed(this, event.token)
+        passed.operations.append(event.operation)
+        np.maximum(passed.clock, this.forks[id(event.operation)], out=passed.clock)
     elif isinstance(event, Finished):
         _finish(this, event.operation, event.thread, sources_only=not event.writes)
     else:
@@ -69,13 +71,28 @@ def _acquire(this: Pass, event: Acquired) -> None:
     np.maximum(row, passed.clock, out=row)
     np.maximum(fenced, passed.fenced, out=fenced)
     tick(this, thread)
+    passed.waits.setdefault(thread, (int(row[thread]), event))
     for operation in passed.operations:
         _finish(this, operation, thread)
 
 
+def find_overruns(this: Pass) -> None:
+    """Note the waits for a phase that the next phase of the barrier may complete before.
+
+    Whoever is late then sees the parity that it had before, and waits for a phase too many.
+    """
+    for token, passed in this.tokens.items():
+        after = token.after and this.tokens.get(token.after)
+        if not after or token.after is None or token.after.after is None:
+            continue
+        for thread, (time, event) in passed.waits.items():
+            if after.clock[thread] < time:
+                note(this, "phase", event, None)
+
+
 def _fork(this: Pass, event: Forked) -> None:
     operation, thread = event.operation, event.thread
-    clock = tick(this, thread)
+    clock = this.forks[id(operation)] = tick(this, thread)
     fenced = this.fenced[thread].copy()
     for side in operation.sides:
         flight = Flight(

@@ -203,7 +203,8 @@ def _wait_for(thread: GpuThread, barrier: Barrier, turn: int, line: str) -> None
     if barrier.completed > turn + 1:
         _report_overrun(thread, barrier, turn, line)
     for phase in barrier.phases[turn : barrier.completed]:
-        thread.recording.events.append(Acquired(thread.number, phase.token))
+        at = (line, thread.program, thread.kernel)
+        thread.recording.events.append(Acquired(thread.number, phase.token, *at))
         for operation in phase.operations:
             know(operation)
     if timeline is not None and span is not None:
@@ -219,7 +220,9 @@ def _go_on_to_next(machine: Machine, barrier: Barrier) -> None:
     if barrier.pending or barrier.expected:
         return
     barrier.pending = barrier.arrivals
-    barrier.phases.append(Phase(Token(barrier.name)))
+    after = Token(barrier.name)
+    barrier.phases[-1].token.after = after
+    barrier.phases.append(Phase(after))
     barrier.wake(machine)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_pallas.devices.targets import TARGETS
+
 
 @dataclass(frozen=True)
 class GpuChip:
@@ -15,23 +17,20 @@ class GpuChip:
       smem: bytes of shared memory that one block may have.
       registers: 32-bit registers of a multiprocessor; a thread has at most 255.
       tmem: columns of tensor memory of a multiprocessor, or 0.
-      multiprocessors: how many it has.
     """
 
     capability: int
     smem: int
     registers: int = 65536
     tmem: int = 0
-    multiprocessors: int = 132
 
 
-#: CUDA C++ Programming Guide 13, "Compute Capabilities": technical specifications. Multiprocessors
-#: from NVIDIA's data sheets.
+#: CUDA C++ Programming Guide 13, "Compute Capabilities": technical specifications.
 CHIPS = {
-    "a100": GpuChip(80, 163 * 1024, multiprocessors=108),
+    "a100": GpuChip(80, 163 * 1024),
     "h100": GpuChip(90, 227 * 1024),
     "h200": GpuChip(90, 227 * 1024),
-    "b200": GpuChip(100, 227 * 1024, tmem=512, multiprocessors=148),
+    "b200": GpuChip(100, 227 * 1024, tmem=512),
 }
 
 
@@ -46,7 +45,7 @@ def attributes(target: str) -> dict[str, Any]:
     if chip is None:
         return {}
     return {
-        "core_count": chip.multiprocessors,
-        "num_cores": chip.multiprocessors,
+        "core_count": TARGETS[target].multiprocessors,
+        "num_cores": TARGETS[target].multiprocessors,
         "compute_capability": f"{chip.capability // 10}.{chip.capability % 10}",
     }

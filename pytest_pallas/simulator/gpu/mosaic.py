@@ -8,7 +8,7 @@ itself. Otherwise all clusters run at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +18,10 @@ from pytest_pallas import compat
 from pytest_pallas.compat.mosaic_gpu import BlockMesh, block_mesh, body_of, reaches_devices
 from pytest_pallas.compat.transfers import is_reference
 from pytest_pallas.errors import SimulationError
+from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.allocation import memory_of
 from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.gpu.capacity import smem_findings
 from pytest_pallas.simulator.gpu.footprints import Footprints
 from pytest_pallas.simulator.gpu.operations import settle
 from pytest_pallas.simulator.gpu.scopes import Item, publish_semaphores, semaphores_in, smem_bytes
@@ -85,6 +87,7 @@ def bind(eqn: Equation) -> Evaluate:
     """How a ``mpmd_map`` over a grid of blocks is evaluated."""
     kernel = kernel_of(eqn)
     in_memory = [is_reference(aval) for aval in kernel_inputs(eqn)]
+    excesses: dict[str, tuple[Finding, ...]] = {}
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         if thread.machine.platform != "gpu":
@@ -92,9 +95,30 @@ def bind(eqn: Equation) -> Evaluate:
                 f"{kernel.name} is a kernel for a GPU, and the target {thread.machine.target} is "
                 "none; name one, such as h100"
             )
-        return _execute(kernel, thread, operands, in_memory)
+        target = thread.machine.target
+        if target not in excesses:
+            at = (kernel.params, target, kernel.name, kernel.line)
+            excesses[target] = tuple(smem_findings(eqn.params["jaxprs"][0], *at))
+        for finding in excesses[target]:
+            thread.machine.report(finding)
+        outputs = _execute(kernel, thread, operands, in_memory)
+        if thread.machine.outputs is not None:
+            thread.machine.outputs(kernel.equation, outputs)
+        return outputs
 
     return evaluate
+
+
+def execute(kernel_equation: Equation, thread: Thread, operands: Sequence[Any]) -> list[Any]:
+    """Refuse a ``pl.pallas_call`` with parameters of Mosaic GPU, as JAX does for a GPU.
+
+    Raises:
+      SimulationError: always; JAX 0.11.2 and 0.12.0.1 lower no such call.
+    """
+    raise SimulationError(
+        "JAX compiles no pl.pallas_call with plgpu.CompilerParams for a GPU: call plgpu.kernel, "
+        "plgpu.emit_pipeline inside of it for a grid of blocks"
+    )
 
 
 def kernel_inputs(eqn: Equation) -> Sequence[Any]:
@@ -215,15 +239,15 @@ def _one_by_one(kernel: GpuKernel, launch: Launch, given: Sequence[Any]) -> None
         if footprints is not None:
             footprints.cluster = number
         cluster = _cluster(kernel, launch, point, footprints, recording)
-        _run(kernel, [cluster], given)
-        machine.find_disorder_in(recording)
+        try:
+            _run(kernel, [cluster], given)
+        finally:
+            machine.find_disorder_in(recording)
 
 
 def _all_at_once(kernel: GpuKernel, launch: Launch, given: Sequence[Any]) -> None:
     clusters = [_cluster(kernel, launch, point, None, None) for point in _points(launch)]
-    threads = [
-        each for cluster in clusters for block in cluster.blocks for each in block.warpgroups
-    ]
+    threads = _threads(clusters)
     numbers = (launch.thread.number, *(each.number for each in threads))
     events = launch.thread.recording.events
     events.append(Synchronized(numbers))
@@ -238,9 +262,7 @@ def _threads(clusters: Sequence[Cluster]) -> list[GpuThread]:
 
 def _run(kernel: GpuKernel, clusters: Sequence[Cluster], given: Sequence[Any]) -> None:
     """Run clusters at the same time."""
-    threads = [
-        each for cluster in clusters for block in cluster.blocks for each in block.warpgroups
-    ]
+    threads = _threads(clusters)
 
     def work(thread: GpuThread) -> None:
         timeline = thread.machine.timeline
@@ -255,7 +277,8 @@ def _run(kernel: GpuKernel, clusters: Sequence[Cluster], given: Sequence[Any]) -
     if len(threads) == 1:
         work(threads[0])
         return
-    threads[0].machine.scheduler.run(threads, work)
+    task: Callable[[Any], None] = work
+    threads[0].machine.scheduler.run(threads, task)
 
 
 def _cluster(

@@ -174,16 +174,19 @@ def settle(block: Block, thread: GpuThread) -> None:
     for operation in list(block.open.values()):
         complete(operation)
         record = operation.record
-        if not record.sides or (operation.lasting and operation.released):
+        if not record.sides:
+            continue
+        if operation.lasting and operation.released:  # it is done when the kernel is
+            thread.recording.events.append(Finished(thread.number, record))
             continue
         names = [side.name for side in record.sides if side.name]
+        from_ = [side.name for side in record.sides if not side.writes and side.name]
+        to = [side.name for side in record.sides if side.writes and side.name]
+        between = " to ".join(" and ".join(dict.fromkeys(each)) for each in (from_, to) if each)
         thread.machine.report(
             Finding(
                 kind="unwaited",
-                message=(
-                    f"{record.what} of {' and '.join(dict.fromkeys(names))} is not waited for "
-                    "before its block ends"
-                ),
+                message=f"{record.what} from {between} is not waited for before its block ends",
                 kernel=record.kernel,
                 program=record.program,
                 line=record.line,

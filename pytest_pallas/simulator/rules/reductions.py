@@ -21,13 +21,13 @@ from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 Array = np.ndarray[Any, Any]
 
 
-@rule("reduce_sum")
+@rule("reduce_sum", "mosaic_gpu_reduce_sum")
 def _reduce_sum(eqn: Equation) -> Evaluate:
     # From +0.0, as XLA does: a sum of nothing but -0.0 is +0.0.
     return _from_identity(eqn, np.add, 0)
 
 
-@rule("reduce_prod")
+@rule("reduce_prod", "mosaic_gpu_reduce_prod")
 def _reduce_prod(eqn: Equation) -> Evaluate:
     return _from_identity(eqn, np.multiply, 1)
 
@@ -64,12 +64,12 @@ def _from_identity(eqn: Equation, operation: np.ufunc, identity: Any) -> Evaluat
     return lambda value: narrow(reduce(widen(value), axes, wide, None, False, start))
 
 
-@rule("reduce_max")
+@rule("reduce_max", "mosaic_gpu_reduce_max")
 def _reduce_max(eqn: Equation) -> Evaluate:
     return _extremum(eqn, largest=True)
 
 
-@rule("reduce_min")
+@rule("reduce_min", "mosaic_gpu_reduce_min")
 def _reduce_min(eqn: Equation) -> Evaluate:
     return _extremum(eqn, largest=False)
 

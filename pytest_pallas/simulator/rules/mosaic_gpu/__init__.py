@@ -5,4 +5,5 @@ from pytest_pallas.simulator.rules.mosaic_gpu import barriers as barriers
 from pytest_pallas.simulator.rules.mosaic_gpu import copies as copies
 from pytest_pallas.simulator.rules.mosaic_gpu import hints as hints
 from pytest_pallas.simulator.rules.mosaic_gpu import products as products
+from pytest_pallas.simulator.rules.mosaic_gpu import remote_stores as remote_stores
 from pytest_pallas.simulator.rules.mosaic_gpu import semaphores as semaphores

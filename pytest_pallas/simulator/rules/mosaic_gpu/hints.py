@@ -16,7 +16,7 @@ def _layout_cast(eqn: Equation) -> Evaluate:
 _OVERLAP = ("griddepcontrol_wait", "griddepcontrol_launch_dependents")
 
 
-@rule("set_max_registers", "print_layout", *_OVERLAP)
+@rule("set_max_registers", "set_max_registers_p", "print_layout", *_OVERLAP)
 def _ignored(eqn: Equation) -> Evaluate:
     def evaluate(*_: Any) -> Any:
         return ()

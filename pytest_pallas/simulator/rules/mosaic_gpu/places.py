@@ -45,10 +45,17 @@ def part_of(
       BoundsError: it is beyond an edge.
     """
     ref: Ref = operands[place.position]
-    window, places = split_elsewhere(place.transforms)
+    places = split_elsewhere(place.transforms)[1]
     if places:
         ref = thread.elsewhere(ref, places, operands, line)
+    return ref, located(thread, ref, place, operands, how, line)
+
+
+def located(
+    thread: GpuThread, ref: Ref, place: Place, operands: Sequence[Any], how: str, line: str
+) -> Any:
+    """As ``part_of``, of a reference that is known: the part alone."""
     try:
-        return ref, read(ref.data, window, operands)
+        return read(ref.data, split_elsewhere(place.transforms)[0], operands)
     except Outside as outside:
         raise refuse(thread, ref, how, outside, line) from None

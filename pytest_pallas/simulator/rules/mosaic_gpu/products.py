@@ -108,7 +108,11 @@ def _wgmma_wait(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-@rule("wgmma_accumulator_deref", threaded=True)
+#: JAX 0.11 has another name for it.
+_DEREF = ("wgmma_accumulator_deref", "wgmma_accumulator_deref_p")
+
+
+@rule(*_DEREF, threaded=True)
 def _accumulator(eqn: Equation) -> Evaluate:
     left, line = eqn.params.get("wait_n", 0), eqn.line
 
@@ -122,7 +126,7 @@ def _accumulator(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-@rule("wgmma_accumulator_store", threaded=True)
+@rule("wgmma_accumulator_store", "wgmma_accumulator_store_p", threaded=True)
 def _set_accumulator(eqn: Equation) -> Evaluate:
     line = eqn.line
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from pytest_pallas.compat.mosaic_gpu import multicast_parts, signal_parts
-from pytest_pallas.compat.transfers import Place
+from pytest_pallas.compat.transfers import Place, semaphore_kind
+from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.allocation import memory_of
 from pytest_pallas.simulator.gpu.peers import devices_along
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.machine import Thread
@@ -72,3 +76,21 @@ def _get_global(eqn: Equation) -> Evaluate:
     """A semaphore that all blocks of a launch share."""
     site = ("global", id(eqn.origin or eqn))
     return lambda thread: gpu_thread(thread).kernel_launch.semaphores[site]
+
+
+@rule("to_edtype", threaded=True)
+def _to_semaphores(eqn: Equation) -> Evaluate:
+    """``plgpu.alloc_semaphore``: semaphores that outlive the kernels that use them."""
+    dtype = eqn.params["edtype"]
+    if semaphore_kind(dtype) is None:
+        raise SimulationError(f"the simulator does not know arrays of {dtype}")
+
+    def evaluate(thread: Thread, counts: Any) -> Any:
+        shape = np.shape(counts)
+        found: Any = memory_of(thread.machine, shape, dtype, "a semaphore", "scratch")
+        for point in np.ndindex(*shape):
+            found[point].count = found[point].promised = int(counts[point])
+            found[point].lasting = True
+        return found
+
+    return evaluate
