@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 
 def multiprocessors() -> int:
@@ -27,6 +28,21 @@ def capability() -> int:
       ValueError: there is neither a GPU nor a backend that stands for one.
     """
     return int(str(_asked("compute_capability")).partition(".")[0])
+
+
+def has(*names: str) -> bool:
+    """Whether this JAX has all ``names`` in ``jax.experimental.pallas.mosaic_gpu``."""
+    return all(hasattr(plgpu, name) for name in names)
+
+
+def check_names(kernel: str, *names: str) -> None:
+    """Raise NotImplementedError unless this JAX has all ``names`` that came with JAX 0.12."""
+    missing = [f"plgpu.{name}" for name in names if not has(name)]
+    if missing:
+        raise NotImplementedError(
+            f"{kernel} needs {' and '.join(missing)}, new in JAX 0.12, but this is JAX "
+            f"{jax.__version__}; install a newer JAX"
+        )
 
 
 def _asked(name: str) -> Any:

@@ -6,7 +6,8 @@ CHECKOUT is a work tree of https://github.com/jax-ml/jax of a version near the i
 ``tests/pallas`` are run as they are, against the installed JAX. ``jax_tests_plugin.py`` says what
 is replaced: kernels run on the simulator, and everything else is XLA's. Each file runs twice: once
 as on a TPU v6e, where the tests of hardware run, and once as on a CPU, where those of interpret
-mode run. A test passes if it passes wherever it is not skipped. ``--cases N`` runs about N cases of
+mode run. With ``--device gpu`` it runs once, as on an H100; its files must be named. A test passes
+if it passes wherever it is not skipped. ``--cases N`` runs about N cases of
 a test with parameters, of which some have more than a thousand.
 
 It exits 1 if a test fails for a reason that ``jax_tests_causes.py`` does not have.
@@ -196,7 +197,7 @@ def main() -> int:
     parser.add_argument("checkout", type=Path)
     parser.add_argument("files", nargs="*", default=FILES, help="names without .py")
     parser.add_argument("-k", default="", help="as pytest's")
-    parser.add_argument("--device", choices=("tpu", "cpu", "both"), default="both")
+    parser.add_argument("--device", choices=("tpu", "cpu", "gpu", "both"), default="both")
     parser.add_argument("--seconds", type=int, default=120, help="limit of a test")
     parser.add_argument("--cases", type=int, default=0, help="cases of a test, evenly drawn")
     parser.add_argument("--json", type=Path, help="write all outcomes to this file")

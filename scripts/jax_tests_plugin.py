@@ -5,8 +5,8 @@ It runs in the child process (``-p jax_tests_plugin``), and replaces:
 - the lowering of ``pallas_call`` and ``mpmd_map``: it checks nothing of ``interpret`` and of the
   platform, and is a host callback into the simulator. What is around kernels, and what a test
   compares with, is still compiled by XLA for the CPU: the simulator never confirms itself;
-- as ``tpu``, what tests ask about the device: ``jtu.device_under_test`` says ``tpu``, and the
-  device kind, also inside of kernels, is that of a v6e;
+- as ``tpu`` and ``gpu``, what tests ask about the device: ``jtu.device_under_test`` says so, and
+  the device kind, also inside of kernels, is that of a v6e, or of an H100;
 - the option ``jax_pallas_use_mosaic_gpu``, where JAX has it no more, by one that is off;
 - the lowering of ``with_memory_space_constraint``, ``pin`` and ``unpin``, which XLA has for TPUs
   only, by nothing.
@@ -52,8 +52,8 @@ SAID: list[str] = []
 #: The kernels that the simulator has run in this test.
 RUN: list[str] = []
 
-#: What a v6e says of itself.
-KIND = "TPU v6 lite"
+#: The chips that the devices stand for; kernels of interpret mode run on the first one.
+CHIPS = {"cpu": "v6e", "tpu": "v6e", "gpu": "h100"}
 
 
 class _TestUtilities(importlib.abc.MetaPathFinder):
@@ -158,7 +158,7 @@ def _simulate_kernels() -> None:
             RUN.append(str(params["name"]))
             inputs = list(map(as_value, values, avals))
             with told(), np.errstate(all="ignore"):
-                results = run(program, Thread(Machine()), inputs)
+                results = run(program, Thread(Machine(target=CHIPS[DEVICE])), inputs)
             return list(map(as_array, results, jaxpr.out_avals))
 
         def implementation(*operands: Any) -> list[Any]:
@@ -215,7 +215,7 @@ def _simulate_calls() -> None:
         if alone or not concrete:
             return before(*args, jaxpr=jaxpr, **params)
         RUN.append(str(params.get("name")))
-        machine = Machine()
+        machine = Machine(target=CHIPS[DEVICE])
         try:
             values = evaluate(jaxpr, machine, [np.asarray(each) for each in args])
         except PallasTestError as error:
@@ -237,23 +237,37 @@ def _memory_spaces_are_nothing() -> None:
         mlir.register_lowering(getattr(primitives, name), lambda ctx, x, **_: [x])
 
 
-def _stand_for_a_tpu() -> None:
-    """Let tests and kernels find a v6e."""
+def _stand_for_a_chip() -> None:
+    """Let tests and kernels find a chip."""
+    from pytest_pallas.devices.targets import TARGETS
+    from pytest_pallas.simulator.gpu.chips import attributes
+
     utilities: Any = importlib.import_module("jax._src.test_util")
     bridge = utilities.xla_bridge
+    chip = TARGETS[CHIPS[DEVICE]]
 
     class Device:
-        """The CPU that says it is a TPU."""
+        """The CPU that says it is a chip."""
 
-        device_kind = KIND
-        platform = "tpu"
+        device_kind = chip.device_kind
+        platform = DEVICE
         num_cores = 1
 
         def __init__(self, device: Any) -> None:
             self._device = device
+            vars(self).update(attributes(chip.name))
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._device, name)
+
+    class Client:
+        """The CPU's client that says it is the chip's."""
+
+        platform = DEVICE
+        platform_version = "cuda 13000" if DEVICE == "gpu" else "tpu"
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(bridge.get_backend(), name)
 
     class Bridge(types.ModuleType):
         """``xla_bridge`` as the test utilities see it."""
@@ -261,12 +275,18 @@ def _stand_for_a_tpu() -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(bridge, name)
 
-        def devices(self, *args: Any) -> Sequence[Any]:
-            """The devices, each of which says it is a TPU."""
-            return [Device(device) for device in bridge.devices(*args)]
+        def get_backend(self, *_: Any) -> Any:
+            """The client of the chip."""
+            return Client()
+
+        def devices(self, *_: Any, **__: Any) -> Sequence[Any]:
+            """The devices, each of which says it is the chip."""
+            return [Device(device) for device in bridge.devices()]
+
+        local_devices = devices
 
     utilities.xla_bridge = Bridge("xla_bridge")
-    utilities.device_under_test = lambda: "tpu"
+    utilities.device_under_test = lambda: DEVICE
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -277,8 +297,8 @@ def pytest_configure(config: pytest.Config) -> None:
     _simulate_kernels()
     _simulate_calls()
     _memory_spaces_are_nothing()
-    if DEVICE == "tpu":
-        _stand_for_a_tpu()
+    if DEVICE != "cpu":
+        _stand_for_a_chip()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -340,15 +360,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Let kernels find a v6e."""
+    """Let kernels find the chip."""
     del item
-    if DEVICE != "tpu":
+    if DEVICE == "cpu":
         yield
         return
+    from pytest_pallas import compat
     from pytest_pallas.devices.absent import tracing_for
     from pytest_pallas.devices.targets import TARGETS
+    from pytest_pallas.simulator.gpu.chips import attributes
 
-    with tracing_for(TARGETS["v6e"]):
+    chip = CHIPS[DEVICE]
+    with tracing_for(TARGETS[chip]), compat.device_attributes(attributes(chip)):
         yield
 
 

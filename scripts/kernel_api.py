@@ -15,10 +15,13 @@ sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 
 HEAD = """# Which kernel uses what
 
-Every public name of `jax.experimental.pallas` (`pl`), `jax.experimental.pallas.tpu` (`pltpu`) and
-`jax.experimental.pallas.tpu_sc` (`plsc`) of JAX {version} that is not deprecated, and the modules
-of `reference_kernels` whose code uses it; or why none does. Written by `scripts/kernel_api.py`; a
-test computes it anew.
+Every public name of `jax.experimental.pallas` (`pl`), `jax.experimental.pallas.tpu` (`pltpu`),
+`jax.experimental.pallas.tpu_sc` (`plsc`) and `jax.experimental.pallas.mosaic_gpu` (`plgpu`) of JAX
+{version} that is not deprecated, and the modules of `reference_kernels` whose code uses it; or why
+none does. Written by `scripts/kernel_api.py`; a test computes it anew.
+
+There are {names} names. {outside} are not for kernels, but for who runs, compiles or embeds them.
+Of the other {inside}, {used} are used, {share:.1%}.
 """
 
 
@@ -26,10 +29,20 @@ def main() -> None:
     """Write the page."""
     import api_coverage
 
-    parts = [HEAD.format(version=jax.__version__)]
+    names, inside, used = api_coverage.share()
+    parts = [
+        HEAD.format(
+            version=jax.__version__,
+            names=names,
+            outside=names - inside,
+            inside=inside,
+            used=used,
+            share=used / inside,
+        )
+    ]
     for short, module in api_coverage.MODULES.items():
-        names = importlib.import_module(module)
-        parts.append(f"## {module}\n\n{api_coverage.table(short, names)}")
+        table = api_coverage.table(short, importlib.import_module(module))
+        parts.append(f"## {module}\n\n{table}")
     api_coverage.PAGE.write_text("\n".join(parts), encoding="utf-8")
 
 

@@ -7,13 +7,13 @@ false), and in integers and bools that look like any other.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
-from pytest_pallas import compat
+#: Memory that a kernel gets without contents: what pads a block beyond the edge of its array, an
+#: output, and scratch, which includes what the body allocates.
+Place = Literal["padding", "output", "scratch"]
 
 
 def highest(dtype: Any) -> Any:
@@ -60,7 +60,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
 )
 
 #: Which memory is filled, by name, and what a reader is told.
-PLACES: Mapping[str, tuple[frozenset[compat.Place], str]] = MappingProxyType(
+PLACES: Mapping[str, tuple[frozenset[Place], str]] = MappingProxyType(
     {
         "": (frozenset({"padding", "output", "scratch"}), "memory that nobody has written"),
         "padding": (frozenset({"padding"}), "what is beyond the edges of arrays"),
@@ -80,45 +80,15 @@ def words_of(fill: str) -> str:
     return f"{WORDS[name]} in {PLACES[place][1]}"
 
 
-@contextmanager
-def filled(fill: str) -> Generator[None]:
-    """Fill memory so in the GPU interpreter; "" changes nothing.
-
-    What is traced inside is not mixed up with other traces: the fill is part of jit's key.
-
-    Args:
-      fill: a name of ``FILLS``, for all memory; or name and place, such as ``"zero:scratch"``.
-    """
-    key = _key()  # always: a context that is made later empties jit's caches
-    if not fill:
-        yield
-        return
-    name, _, place = fill.partition(":")
-    value, places = FILLS[name], PLACES[place][0]
-
-    def value_of(dtype: Any) -> Any:
-        return value(dtype) if compat.memory_place() in places else None
-
-    with compat.memory_filled(value_of), compat.memory_placed(), key(fill):
-        yield
-
-
 def fill_of(fill: str) -> Callable[[Any, str], Any] | None:
     """What a simulator fills memory with: of a dtype and a place; None for its own.
 
     Args:
-      fill: as ``filled`` takes it.
+      fill: a name of ``FILLS``, for all memory; or name and place, such as ``"zero:scratch"``; ""
+        changes nothing.
     """
     if not fill:
         return None
     name, _, place = fill.partition(":")
     value, places = FILLS[name], PLACES[place][0]
     return lambda dtype, where: value(dtype) if where in places else None
-
-
-@functools.cache
-def _key() -> Any:
-    """A context whose value is part of jit's key."""
-    import jax
-
-    return jax.make_user_context(default_value="")

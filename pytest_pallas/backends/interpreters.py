@@ -1,4 +1,4 @@
-"""The backends ``interpret`` and ``tpu-interpret``: JAX's own interpreters, as they are.
+"""The backends ``interpret``, ``tpu-interpret``, ``gpu-interpret``: JAX's interpreters as they are.
 
 They are somebody else's opinion of what a kernel does, to compare the simulator's with.
 """
@@ -14,6 +14,7 @@ from typing import Any
 from pytest_pallas import compat
 from pytest_pallas.backends.protocol import Call, Kind, Outcome, chip_of
 from pytest_pallas.backends.watchdog import watchdog
+from pytest_pallas.compilers import gpu_chips
 from pytest_pallas.devices.targets import Target
 
 
@@ -39,6 +40,12 @@ class Interpreter:
 
         if self.name == "interpret":
             return True
+        if self.platform == "gpu":
+            from jax.experimental.pallas import mosaic_gpu as plgpu
+
+            return plgpu.InterpretGPUParams(
+                uninitialized_memory="nan", out_of_bounds_reads="raise"
+            )
         return pltpu.InterpretParams(uninitialized_memory="nan", out_of_bounds_reads="raise")
 
     def available(self) -> str | None:
@@ -78,6 +85,9 @@ class Interpreter:
         with ExitStack() as stack:
             stack.enter_context(jax.default_device(jax.devices("cpu")[0]))
             stack.enter_context(compat.meshes_of(device))
+            if chip.platform == "gpu":
+                attributes = gpu_chips.attributes(chip.name)
+                stack.enter_context(compat.device_attributes(attributes))
             stack.enter_context(compat.quiet_callbacks())
             stack.enter_context(pltpu.force_tpu_interpret_mode(self.parameters))
             stack.enter_context(
@@ -89,6 +99,11 @@ class Interpreter:
 def interpret(target: Target | None = None) -> Interpreter:
     """Pallas' portable interpreter, which runs the kernel's arithmetic as HLO."""
     return Interpreter("interpret", "any", target)
+
+
+def gpu_interpret(target: Target | None = None) -> Interpreter:
+    """Mosaic GPU interpret mode: shared memory, barriers, asynchronous copies."""
+    return Interpreter("gpu-interpret", "gpu", target)
 
 
 def tpu_interpret(target: Target | None = None) -> Interpreter:

@@ -58,7 +58,7 @@ class Call:
       races: whether to look for races, where the backend can and the kernel could have some.
       dma: whether it is an error to leave DMAs without a wait, or semaphores that are not 0.
       dump: folder to keep what a compiling backend makes of the call, or None.
-      fill: what memory is filled with that nobody has written, as ``fills.filled`` takes it, or ""
+      fill: what memory is filled with that nobody has written, as ``fills.fill_of`` takes it, or ""
         for NaN and extreme integers. Backends without ``fills`` do not look at it.
       probe: what is asked of the run besides. Backends without ``probes`` do not look at it.
       schedule: the order in which the simulator does what has none. Others do not look at it.

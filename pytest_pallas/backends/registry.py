@@ -71,7 +71,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="gpu-interpret",
-        make=_maker("gpu_interpreter:gpu_interpret"),
+        make=_maker("interpreters:gpu_interpret"),
         kind="interpreting",
         targets=targets_of("gpu"),
     ),

@@ -6,9 +6,7 @@ something, this is the place to mend.
 
 from __future__ import annotations
 
-from pytest_pallas.compat.aliases import pipelined_aliases, separate_aliases
-from pytest_pallas.compat.barriers_gpu import barriers_checked
-from pytest_pallas.compat.bounds_gpu import gpu_bounds_named
+from pytest_pallas.compat.aliases import pipelined_aliases
 from pytest_pallas.compat.compilers import (
     device_attributes,
     devices_answer,
@@ -41,7 +39,6 @@ from pytest_pallas.compat.grids import (
 from pytest_pallas.compat.interpreters import (
     clear_effect_tokens,
     fail_interpreters,
-    printed_races,
     quiet_callbacks,
     release_interpreters,
     reset_interpreters,
@@ -63,15 +60,6 @@ from pytest_pallas.compat.jaxprs import (
     unwritten_memory,
     written_inputs,
 )
-from pytest_pallas.compat.memory_gpu import (
-    Place,
-    memory_filled,
-    memory_place,
-    memory_placed,
-    outputs_told,
-)
-from pytest_pallas.compat.mended_gpu import mended_gpu_interpreter
-from pytest_pallas.compat.negative_gpu import negative_indices_refused
 from pytest_pallas.compat.programs import (
     argument_names,
     composition,
@@ -83,8 +71,6 @@ from pytest_pallas.compat.programs import (
     scan_parts,
     untraced,
 )
-from pytest_pallas.compat.proxies_gpu import wgmma_reads_checked
-from pytest_pallas.compat.races_gpu import races_collected
 from pytest_pallas.compat.rewriting import (
     Spot,
     closed_with,
@@ -126,20 +112,15 @@ from pytest_pallas.compat.testing import (
     session_of,
     terminal_width,
 )
-from pytest_pallas.compat.tma import tma_windows_from_before
-from pytest_pallas.compat.watching_gpu import BarrierWait, watched_threads
 
 __all__ = [
     "FOREIGN_PRIMITIVES",
     "KERNEL_PRIMITIVES",
-    "BarrierWait",
     "BlockFacts",
     "GridFacts",
-    "Place",
     "Setting",
     "Spot",
     "argument_names",
-    "barriers_checked",
     "batched_index_map",
     "bind",
     "called_jaxpr",
@@ -157,7 +138,6 @@ __all__ = [
     "expanded",
     "fail_interpreters",
     "fixture_is_overridden",
-    "gpu_bounds_named",
     "grid_facts",
     "grid_programs",
     "guarded",
@@ -189,31 +169,22 @@ __all__ = [
     "literal",
     "masked_parts",
     "masked_window",
-    "memory_filled",
-    "memory_place",
-    "memory_placed",
-    "mended_gpu_interpreter",
     "meshes_of",
-    "negative_indices_refused",
     "open_jaxpr",
     "operand_groups",
-    "outputs_told",
     "overhanging_blocks",
     "own_lines",
     "parallel_programs",
     "pipelined_aliases",
     "place_of_call",
     "places_in_kernel",
-    "printed_races",
     "quiet_callbacks",
-    "races_collected",
     "reindexed",
     "release_interpreters",
     "renamed",
     "reset_interpreters",
     "sampled_elements",
     "scan_parts",
-    "separate_aliases",
     "session_of",
     "set_database_key",
     "set_hypothesis_settings",
@@ -221,13 +192,10 @@ __all__ = [
     "source_line",
     "sub_jaxprs",
     "terminal_width",
-    "tma_windows_from_before",
     "untraced",
     "unwritten_memory",
     "variable",
     "variables_of_imports",
-    "watched_threads",
-    "wgmma_reads_checked",
     "window_of",
     "with_equations",
     "with_index_map",

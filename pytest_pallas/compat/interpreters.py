@@ -64,31 +64,6 @@ def release_interpreters() -> None:
 
 
 @contextmanager
-def printed_races() -> Generator[list[str]]:
-    """Collect the races that the GPU interpreter prints instead of raising.
-
-    JAX 0.11.2 has no ``on_race`` and prints; 0.12.0.1 raises, and this collects nothing.
-    """
-    races: list[str] = []
-
-    def collect(*words: object, **options: object) -> None:
-        del options
-        races.append(" ".join(map(str, words)))
-
-    modules: list[Any] = [
-        importlib.import_module(f"jax._src.pallas.{kind}.interpret.race_detection_state")
-        for kind in ("mosaic", "mosaic_gpu")
-    ]
-    for module in modules:
-        module.print = collect  # shadows the builtin for that module
-    try:
-        yield races
-    finally:
-        for module in modules:
-            del module.print
-
-
-@contextmanager
 def quiet_callbacks() -> Generator[None]:
     """Keep JAX from logging the traceback of a callback that fails: the error itself has it.
 

@@ -21,7 +21,6 @@ from pytest_pallas.errors import (
     DeadlockError,
     KernelError,
     PallasTestError,
-    RaceError,
     SimulationLimitError,
 )
 from pytest_pallas.scripts import (
@@ -79,8 +78,6 @@ _IMPORTS = {
 _OTHERS = (
     highest,
     lowest,
-    compat.memory_filled,
-    compat.printed_races,
     compat.quiet_callbacks,
     compat.written_inputs,
 )
@@ -104,15 +101,13 @@ def compose(
     failure = _compiled(failure)
     script = asked(error, failure)
     trial, writer, missing = failure.trial, Writer(), list[str]()
-    where = places.place_of(
-        trial.backend, races=isinstance(error, RaceError), schedule=error.schedule
-    )
+    where = places.place_of(trial.backend, schedule=error.schedule)
     names: list[str] = []
     for number, backend in enumerate(script.backends, 1):
         same = backend == trial.backend
         names.append("backend" if same else f"backend_{number}")
         if not same:
-            where = where.beside(places.place_of(backend, races=False), names[-1])
+            where = where.beside(places.place_of(backend), names[-1])
 
     def written(what: str, value: Any, indent: int = 4) -> str:
         try:

@@ -3,17 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pytest_pallas.backends.fills import highest, lowest
-from pytest_pallas.compat import memory_filled
 from pytest_pallas.scripts.parts import Case, run, wide
 from pytest_pallas.scripts.questions import differ
 from pytest_pallas.scripts.simulated import refilled
@@ -30,36 +25,12 @@ def padding(case: Case) -> bool:
     fills = {"the largest finite number": highest, "the lowest finite number": lowest}
     for words, value_of in fills.items() if case.more["fills"] else ():
         print(f"with {words} in memory that nobody has written")
-        if case.more["simulated"]:
-            again = unified(run(refilled(case, value_of), case.kernel, case.args, options))
-        else:
-            with filled(value_of):
-                again = unified(run(case, case.kernel, case.args, options))
+        again = unified(run(refilled(case, value_of), case.kernel, case.args, options))
         failed |= differ(first, again)
     for words, args in poisoned(case.args, case.more["masks"]):
         print(f"with {words} in the ignored elements of the arguments")
         failed |= differ(first, unified(run(case, case.kernel, args, options)))
     return failed
-
-
-@contextmanager
-def filled(value_of: Callable[[Any], Any]) -> Generator[None]:
-    """Let the GPU interpreter fill memory so; ``value_of`` is given a dtype.
-
-    Raises:
-      RuntimeError: this JAX keeps elsewhere what decides that.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(memory_filled(value_of))
-        except (AttributeError, ImportError) as error:
-            raise RuntimeError(
-                f"JAX {jax.__version__} has no such function where JAX 0.11.2 and 0.12.0.1 have "
-                "what their GPU interpreter fills memory with; run this script with one of these"
-            ) from error
-        jax.clear_caches()  # of programs that fill it otherwise
-        yield
-    jax.clear_caches()
 
 
 def unified(outputs: dict[str, Any]) -> dict[str, Any]:

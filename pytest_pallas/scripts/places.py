@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_pallas.backends import Backend, chip_of
-from pytest_pallas.backends.gpu_interpreter import GpuInterpreter
 from pytest_pallas.backends.interpreters import Interpreter
 from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.backends.simulators import Simulator
@@ -54,20 +53,17 @@ def platform_of(backend: Backend) -> str:
     return backend.platform if backend.kind == "hardware" else "cpu"
 
 
-def place_of(backend: Backend, *, races: bool, schedule: Schedule | None = None) -> Place:
+def place_of(backend: Backend, *, schedule: Schedule | None = None) -> Place:
     """How to force a backend.
 
     Args:
       backend: one of this package's, or any that runs on hardware.
-      races: whether to look for races.
       schedule: in which order a simulator works.
     """
     if isinstance(backend, Simulator):
         return _simulator(backend, schedule or Schedule())
     if isinstance(backend, Interpreter):
-        return _interpreter(backend, backend.parameters, races=False)
-    if isinstance(backend, GpuInterpreter):
-        return _interpreter(backend, backend.parameters(races=races), races=races)
+        return _interpreter(backend, backend.parameters)
     if backend.kind == "compiling":
         return _compiler(backend)
     lines = [
@@ -96,13 +92,11 @@ def _simulator(backend: Simulator, schedule: Schedule) -> Place:
     return Place("\n".join([*lines, "\n"]), {"JAX_PLATFORMS": "cpu"}, imports)
 
 
-def _interpreter(backend: Backend, parameters: Any, *, races: bool) -> Place:
+def _interpreter(backend: Backend, parameters: Any) -> Place:
     target = chip_of(backend)
     contexts = ['jax.default_device(jax.devices("cpu")[0])']
     if parameters is not True:
         contexts.append("quiet_callbacks()")
-    if races:
-        contexts.append("printed_races() as reports")
     words = Writer().write(parameters)
     for module, alias in _ALIASES.items():
         words = words.replace(f"{module}.", f"{alias}.")
@@ -117,8 +111,6 @@ def _interpreter(backend: Backend, parameters: Any, *, races: bool) -> Place:
         "    ):",
         "        yield",
     ]
-    if races:
-        lines += ["    if reports:", "        raise RuntimeError(reports[0])"]
     imports = [
         f"from {module.rpartition('.')[0]} import {module.rpartition('.')[2]} as {alias}"
         for module, alias in _ALIASES.items()

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_pallas.backends import Backend, label
-from pytest_pallas.backends.gpu_interpreter import GpuInterpreter
 from pytest_pallas.backends.interpreters import Interpreter
 from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.checks.cross import accepted
@@ -18,7 +17,7 @@ from pytest_pallas.scripts.literals import UnwritableError, Writer
 from pytest_pallas.strategies.arguments import Arguments
 
 #: Backends that a script can have beside each other: they need nothing but the host's CPU.
-_HERE = (GpuInterpreter, Interpreter, Simulator)
+_HERE = (Interpreter, Simulator)
 
 
 def calls(related: Related, comparisons: Sequence[Comparison]) -> tuple[Arguments, dict[str, Any]]:
@@ -73,7 +72,6 @@ def unimportant(trial: Trial) -> dict[str, Any]:
     masks = masks_of(trial.ignored, trial.arguments)
     return {
         "fills": bool(getattr(trial.backend, "fills", False)),
-        "simulated": trial.backend.kind == "simulating",
         "masks": tuple(masks or [None] * len(trial.arguments.args)),
     }
 

@@ -14,6 +14,11 @@ product as they are, in registers. It goes over all heads of queries that read i
 ``dk`` and ``dv`` of a group are summed in float32 too.
 
 As in the forward kernel, two warpgroups compute and one copies.
+
+A ``d`` of 256 takes twice the room. In shared memory there is one block that goes by, instead of
+two: its copies do not overlap with the products of the block before. In registers there is room for
+half the columns of ``dk`` and ``dv``: another block of the grid has the other half, and computes
+the scores once more.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from reference_kernels.mosaic_gpu import _rows
 from reference_kernels.mosaic_gpu._hopper_blocks import (
     COMPUTE_REGISTERS,
     CONSUMERS,
@@ -39,7 +45,7 @@ from reference_kernels.mosaic_gpu._hopper_blocks import (
 )
 
 _BLOCK = ROWS  # queries or keys of a block that goes by
-_STAGES = 2  # of these blocks
+_WIDEST = 128  # columns of dk and dv that are summed up at a time
 _ACC = plgpu.WGMMAAccumulatorRef((ROWS, _BLOCK), jnp.float32)
 
 
@@ -117,8 +123,8 @@ def _queries_kernel(
 ) -> None:
     head = jax.lax.axis_index("head")
     tile = q_gmem.shape[1] // TILE - 1 - jax.lax.axis_index("tile")
-    seen, whole = settings.seen(tile, _BLOCK), settings.whole(tile, _BLOCK)
     stages = ready.shape[0]
+    seen, whole = settings.seen(tile, _BLOCK), settings.whole(tile, _BLOCK)
 
     def copy() -> None:
         kv_head = jax.lax.div(head, jnp.int32(q_gmem.shape[0] // k_gmem.shape[0]))
@@ -201,6 +207,8 @@ def _keys_kernel(
 ) -> None:
     kv_head, tile = jax.lax.axis_index("head"), jax.lax.axis_index("tile")
     group, stages = q_gmem.shape[0] // k_gmem.shape[0], ready.shape[0]
+    width = min(k_gmem.shape[-1], _WIDEST)
+    columns = pl.ds(jax.lax.axis_index("part") * width, width)  # of dk and dv
     blocks = q_gmem.shape[1] // _BLOCK  # of a head
     first = settings.first_query(tile) // _BLOCK if settings.causal else 0
     count = group * (blocks - first)
@@ -261,19 +269,24 @@ def _keys_kernel(
                     return p * (dp[...] - numbers(1, slot))
 
                 p = pl.run_scoped(p_of, _ACC)
-                plgpu.wgmma(dv, _operand(p.astype(q.dtype), buffer(0)), do)
+                plgpu.wgmma(dv, _operand(p.astype(q.dtype), buffer(0)), do.at[:, columns])
                 if settings.causal:  # the mask takes the registers of weights in flight
                     plgpu.wgmma_wait(0)
                 ds = pl.run_scoped(ds_of, _ACC)
-                plgpu.wgmma(dk, _operand(ds.astype(q.dtype), buffer(1)), q)
+                plgpu.wgmma(dk, _operand(ds.astype(q.dtype), buffer(1)), q.at[:, columns])
                 plgpu.wgmma_wait(0)
                 plgpu.barrier_arrive(free.at[slot])
 
             return dk[...], dv[...]
 
-        acc = plgpu.WGMMAAccumulatorRef((ROWS, k_gmem.shape[-1]), jnp.float32)
+        acc = plgpu.WGMMAAccumulatorRef((ROWS, width), jnp.float32)
         dk, dv = pl.run_scoped(sum_up, acc, acc)
-        k[...] = (dk * settings.scale).astype(dk_gmem.dtype)
+        dk *= settings.scale
+        if width < k_gmem.shape[-1]:  # part of a row is not contiguous, as TMA wants it
+            _rows.store(dk_gmem.at[kv_head, rows, columns], dk)
+            _rows.store(dv_gmem.at[kv_head, rows, columns], dv)
+            return
+        k[...] = dk.astype(dk_gmem.dtype)
         v[...] = dv.astype(dv_gmem.dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(k, dk_gmem.at[kv_head, rows])
@@ -296,7 +309,8 @@ def _call(
 ) -> Any:
     """Run a kernel over tiles of ``own``, past which blocks of ``passing`` go."""
     heads, length, d = own[0].shape
-    dtype = own[0].dtype
+    dtype, stages = own[0].dtype, 2 if d <= _WIDEST else 1
+    parts = pl.cdiv(d, _WIDEST) if outputs == 2 else 1  # two sums are too many for registers
 
     def kernel(*refs: Any, **scratch: Any) -> None:
         body(*refs, settings=settings, **scratch)
@@ -304,22 +318,22 @@ def _call(
     kernel.__name__ = name
     scratch: dict[str, Any] = {
         "own_smem": in_shared(2, CONSUMERS, ROWS, d, dtype=dtype),
-        "passing_smem": in_shared(2, _STAGES, _BLOCK, d, dtype=dtype),
-        "numbers_smem": plgpu.SMEM((2, _STAGES if numbers_pass else CONSUMERS, ROWS), jnp.float32),
+        "passing_smem": in_shared(2, stages, _BLOCK, d, dtype=dtype),
+        "numbers_smem": plgpu.SMEM((2, stages if numbers_pass else CONSUMERS, ROWS), jnp.float32),
         "product_smem": None
         if settings.in_registers
         else in_shared(2, CONSUMERS, ROWS, _BLOCK, dtype=dtype),
         # The matrices, and the numbers where they are.
         "own_ready": plgpu.Barrier(num_arrivals=2 if numbers_pass else 4, num_barriers=CONSUMERS),
-        "ready": plgpu.Barrier(num_arrivals=4 if numbers_pass else 2, num_barriers=_STAGES),
-        "free": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=_STAGES),
+        "ready": plgpu.Barrier(num_arrivals=4 if numbers_pass else 2, num_barriers=stages),
+        "free": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
     }
     return plgpu.kernel(
         kernel,
         out_type=[jax.ShapeDtypeStruct(own[0].shape, dtype)] * outputs,
         scratch_types=scratch,
-        grid=(heads, length // TILE),
-        grid_names=("head", "tile"),
+        grid=(heads, length // TILE, parts),
+        grid_names=("head", "tile", "part"),
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True),

@@ -25,7 +25,7 @@ _FLOAT8 = jnp.dtype(jnp.float8_e4m3fn)
 _DTYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 
 
-def transforms(dtype: Any, swizzle: int = SWIZZLE) -> tuple[Any, Any]:
+def transforms(dtype: Any, swizzle: int = SWIZZLE) -> tuple[plgpu.Transform, plgpu.Transform]:
     """How a matrix lies in shared memory: in tiles of ``ROWS`` rows of ``swizzle`` bytes."""
     pallas: Any = plgpu  # whose transforms a type checker takes for abstract classes
     tile = pallas.TilingTransform((ROWS, swizzle // jnp.dtype(dtype).itemsize))
@@ -37,9 +37,9 @@ def width(dtype: Any) -> int:
     return SWIZZLE // jnp.dtype(dtype).itemsize
 
 
-def smem(shape: tuple[int, ...], dtype: Any) -> Any:
+def smem(shape: tuple[int, ...], dtype: Any, swizzle: int = SWIZZLE) -> Any:
     """Shared memory for matrices in tiles, as TMA writes and ``wgmma`` reads them."""
-    return plgpu.SMEM(shape, dtype, transforms=transforms(dtype))
+    return plgpu.SMEM(shape, dtype, transforms=transforms(dtype, swizzle))
 
 
 def aligned(x: jax.Array) -> jax.Array:

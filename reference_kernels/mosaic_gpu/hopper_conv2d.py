@@ -42,7 +42,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
-from reference_kernels import _require
+from reference_kernels import _gpu, _require
 from reference_kernels.matmul.conv2d import Padding, reference
 from reference_kernels.mosaic_gpu import _tiles
 
@@ -191,11 +191,7 @@ def hopper_conv2d(
             f"x must be as large as the window, {kh} by {kw}, with padding 'VALID', but its shape "
             f"is {x.shape}"
         )
-    if not hasattr(plgpu, "im2col_ref"):
-        raise NotImplementedError(
-            "hopper_conv2d needs jax.experimental.pallas.mosaic_gpu.im2col_ref, which came with "
-            f"JAX 0.12, but this is JAX {jax.__version__}"
-        )
+    _gpu.check_names("hopper_conv2d", "im2col_ref")
     windows = functools.partial(plgpu.im2col_ref, window_shape=(kh, kw), padding=margins)
     blocks = {"block_m": block_m, "block_n": block_n, "stages": stages}
     return _convolve(x, w, b * oh * ow, windows, **blocks).reshape(b, oh, ow, d)
@@ -207,7 +203,7 @@ _BACKENDS = ("gpu-compile:h100", "gpu-compile:h200", "gpu")
 SPEC = KernelSpec(
     name="hopper_conv2d",
     kernel={"gpu": hopper_conv2d},
-    backends=_BACKENDS if hasattr(plgpu, "im2col_ref") else (),
+    backends=_BACKENDS if _gpu.has("im2col_ref") else (),
     reference=reference,
     inputs=pst.arguments(
         pst.arrays(

@@ -1,9 +1,9 @@
 """Flash attention on a Hopper GPU: ``o = softmax(scale q k^T) v`` by blocks of keys.
 
-Shapes: ``q (b, h, q_len, d)``, ``k`` and ``v`` ``(b, g, kv_len, d)``, ``o`` like ``q``; ``d`` is 64
-or 128, and ``g`` divides ``h``: head ``i`` of the queries reads head ``i // (h / g)`` of the keys,
-so one head of keys is multi-query attention. Dtypes: bfloat16 or float16, the same for all; scores
-and sums are float32.
+Shapes: ``q (b, h, q_len, d)``, ``k`` and ``v`` ``(b, g, kv_len, d)``, ``o`` like ``q``; ``d`` is
+64, 128 or 256, and ``g`` divides ``h``: head ``i`` of the queries reads head ``i // (h / g)`` of
+the keys, so one head of keys is multi-query attention. Dtypes: bfloat16 or float16, the same for
+all; scores and sums are float32.
 
 Sources: Dao et al., "FlashAttention", 2022 (arXiv:2205.14135); Shah et al., "FlashAttention-3",
 2024 (arXiv:2407.08608), for what follows; PTX ISA, wgmma.mma_async and setmaxnreg.
@@ -23,7 +23,9 @@ of overlap:
 
 A third warpgroup does nothing but start copies, K and V of a block apart, ``stages`` blocks ahead.
 It gives its registers to the others, 240 a thread: of these, the output takes 64 for a ``d`` of
-128, the scores 64 and the weights 32.
+128, the scores 64 and the weights 32. For a ``d`` of 256 the output takes 128. Then blocks have 64
+keys, whose scores and weights take half, shared memory has two of them instead of three, and a
+warpgroup computes one product after the other: overlap is left to the two warpgroups.
 
 Whether a block needs a mask is a branch inside of one loop. Two loops, without and with a mask,
 meet at a point where weights are copied between registers while ``wgmma`` reads them, and ptxas
@@ -71,6 +73,8 @@ from reference_kernels.mosaic_gpu._hopper_blocks import (
 
 Weights = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
+_WIDEST = 128  # the d for which a warpgroup has room for two products at a time
+
 
 def _attention_kernel(
     q_gmem: Any,
@@ -94,6 +98,7 @@ def _attention_kernel(
     # Causal tiles have work in proportion to their number: the long ones first.
     tile = pl.cdiv(settings.q_len, TILE) - 1 - jax.lax.axis_index("tile")
     seen, whole = settings.seen(tile, settings.block_kv), settings.whole(tile, settings.block_kv)
+    wide = q_smem.shape[-1] > _WIDEST
 
     @pl.when(warpgroup == CONSUMERS)
     def _copy() -> None:
@@ -140,8 +145,10 @@ def _attention_kernel(
                 v_smem.at[slot_of(j)],
             )
 
-        def weigh(scores: Any, top: jax.Array, total: jax.Array, j: Any) -> Weights:
-            s = plgpu.wgmma_accumulator_load(scores, wait_n=1)
+        def weigh(
+            scores: Any, top: jax.Array, total: jax.Array, j: Any, *, after: int = 1
+        ) -> Weights:
+            s = plgpu.wgmma_accumulator_load(scores, wait_n=after)  # but not for those after it
             plgpu.barrier_arrive(free.at[0, slot_of(j)])
             if settings.masks(settings.block_kv):
                 s = jax.lax.cond(
@@ -227,12 +234,43 @@ def _attention_kernel(
             pl.when(warpgroup == 0)(pass_turn)
             return out[...]
 
+        def wide_step(j: Any, carry: Any) -> Any:
+            """A block, one product after the other: there are no registers for two at a time."""
+            out, top, total = carry
+
+            def weights_of(scores: Any) -> Weights:
+                plgpu.barrier_wait(turn.at[warpgroup])
+                issue_scores(scores, j)
+                pl.when(jnp.logical_or(warpgroup == 0, j + 1 < seen))(pass_turn)
+                return weigh(scores, top, total, j, after=0)
+
+            p, rescale, top, total = pl.run_scoped(weights_of, scores_type)
+            out *= over_columns(rescale, out.shape)
+            weights = rounded(p)
+            if settings.in_registers:
+                acc = plgpu.WGMMAAccumulatorRef.init(out)
+                out = pl.run_state(lambda out: issue_output(out, weights, j))(acc)
+            else:
+
+                def product(acc: Any) -> jax.Array:
+                    issue_output(acc, weights, j)
+                    return acc[...]
+
+                out += pl.run_scoped(product, out_type)
+            plgpu.barrier_arrive(free.at[1, slot_of(j)])
+            return out, top, total
+
         pl.when(warpgroup == 1)(pass_turn)
-        p, _, top, total = pl.run_scoped(first, scores_type)
-        carry = (zeros(ROWS, q_smem.shape[-1]), rounded(p), top, total)
-        out, weights, top, total = jax.lax.fori_loop(1, seen, step, carry)
-        out += pl.run_scoped(last, out_type)
-        plgpu.barrier_arrive(free.at[1, slot_of(seen - 1)])
+        if wide:
+            plgpu.barrier_wait(ready.at[0, 0])
+            carry = zeros(ROWS, q_smem.shape[-1]), of_rows(-jnp.inf), of_rows(0.0)
+            out, top, total = jax.lax.fori_loop(0, seen, wide_step, carry)
+        else:
+            p, _, top, total = pl.run_scoped(first, scores_type)
+            carry = (zeros(ROWS, q_smem.shape[-1]), rounded(p), top, total)
+            out, weights, top, total = jax.lax.fori_loop(1, seen, step, carry)
+            out += pl.run_scoped(last, out_type)
+            plgpu.barrier_arrive(free.at[1, slot_of(seen - 1)])
 
         nothing = total == 0.0
         out *= over_columns(1.0 / jnp.where(nothing, 1.0, total), out.shape)
@@ -314,8 +352,8 @@ def hopper_flash_attention(
     *,
     causal: bool = False,
     scale: float | None = None,
-    block_kv: int = 128,
-    stages: int = 3,
+    block_kv: int | None = None,
+    stages: int | None = None,
     in_registers: bool = True,
 ) -> jax.Array:
     """Attention of ``h`` heads of queries to ``g`` heads of keys, in ``b`` batches.
@@ -323,13 +361,15 @@ def hopper_flash_attention(
     It can be differentiated by ``q``, ``k`` and ``v``.
 
     Args:
-      q: queries, ``(b, h, q_len, d)``, bfloat16 or float16; ``d`` is 64 or 128.
+      q: queries, ``(b, h, q_len, d)``, bfloat16 or float16; ``d`` is 64, 128 or 256.
       k: keys, ``(b, g, kv_len, d)``; ``g`` divides ``h``: 1 is multi-query attention.
       v: values, ``(b, g, kv_len, d)``.
       causal: query ``i`` sees only the keys up to ``i + kv_len - q_len``.
       scale: factor of the scores, positive; ``d ** -0.5`` by default.
-      block_kv: keys of a block, 64 or 128.
-      stages: blocks of keys and of values in shared memory, at least 2.
+      block_kv: keys of a block, 64 or 128; by default 128, or 64 for a ``d`` of 256, which allows
+        no more.
+      stages: blocks of keys and of values in shared memory, at least 2; by default 3, or 2 for a
+        ``d`` of 256.
       in_registers: let the tensor core take the weights from registers and add to the output there.
         Otherwise the weights go through shared memory, and the products are added by the threads:
         the GPU interpreter can do that, but it takes as many registers again for the output, and
@@ -354,14 +394,19 @@ def hopper_flash_attention(
         raise ValueError(
             f"k must have a number of heads g that divides the h of q, {h}, but its g is {g}"
         )
-    if d not in (64, 128):
-        raise ValueError(f"q must have a d of 64 or 128, but its d is {d}")
+    if d not in (64, 128, 256):
+        raise ValueError(f"q must have a d of 64, 128 or 256, but its d is {d}")
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         raise ValueError(f"q must be bfloat16 or float16, but its dtype is {q.dtype}")
     _require.same_dtype(q=q, k=k, v=v)
     factor = d**-0.5 if scale is None else scale
     if not factor > 0:
         raise ValueError(f"scale must be positive, but it is {factor!r}")
+    wide = d > _WIDEST
+    block_kv = (64 if wide else 128) if block_kv is None else block_kv
+    stages = (2 if wide else 3) if stages is None else stages
+    if wide and block_kv != 64:
+        raise ValueError(f"block_kv must be 64 for a d of 256, but it is {block_kv}")
     if block_kv not in (64, 128):
         raise ValueError(f"block_kv must be 64 or 128, but it is {block_kv}")
     _require.positive(stages=stages)
@@ -390,14 +435,14 @@ _TYPICAL = pst.shaped(
 )
 
 
-def _inputs(keys: Sequence[int] = (70, 230), **options: Any) -> Any:
+def _inputs(keys: Sequence[int] = (70, 230), d: int = 64, **options: Any) -> Any:
     return pst.arguments(
         pst.arrays(
             "b h q d, b g k d, b g k d",
             dtype=pst.floats("bfloat16", "float16"),
             # Fewer and more blocks of keys than there are stages; of 70, the first 70 queries see
             # none, if causal, and the first tile sees one block.
-            dims={"b": 1, "h": 4, "g": 2, "q": 140, "k": list(keys), "d": 64},
+            dims={"b": 1, "h": 4, "g": 2, "q": 140, "k": list(keys), "d": d},
         ),
         options={"causal": st.booleans(), **options},
         tuning={"block_kv": 64, "stages": st.sampled_from([2, 3])},
@@ -544,4 +589,24 @@ SPEC_SHARP = dataclasses.replace(
     differentiable=(),
     relations=(),
     equivalent=_FORWARD,
+)
+
+#: Of the size of Gemma's heads.
+SPEC_WIDE = dataclasses.replace(
+    SPEC,
+    name="hopper_flash_attention_wide",
+    inputs=_inputs(d=256),
+    backends=("gpu-sim:h100", "gpu-sim:h200", "gpu-compile:h100", "gpu-compile:h200", "gpu"),
+    checks=("forward", "gradient"),
+    relations=(),
+    xfail={},
+    typical=tuple(
+        pst.shaped(
+            "b h n d, b g n d, b g n d",
+            dtype="bfloat16",
+            dims={"b": 1, "h": 8, "g": 1, "n": 4096, "d": 256},
+            options={"causal": causal},
+        )
+        for causal in (True, False)
+    ),
 )

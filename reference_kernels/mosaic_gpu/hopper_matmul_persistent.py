@@ -22,10 +22,14 @@ instructions are those of ``hopper_matmul``, which is simpler: read it first. Wh
 
 At its end a block waits until all its slots are free. Without that it might be gone when the other
 one's last words on ``free`` reach its shared memory.
+
+Backward: ``dx = do @ y^T`` and ``dy = x^T @ do``, by the same kernel, which contracts whichever
+axes it is told to. ``wgmma`` takes 16-bit operands either way, so nothing is transposed in memory.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -57,13 +61,17 @@ def _matmul_kernel(
     arrived: Any,
     free: Any,
     *,
+    axes: tuple[int, int],
     tiles: tuple[int, int],
     steps: int,
     width: int,
 ) -> None:
-    """Tiles ``index``, ``index + clusters``, ... of this cluster, one after the other."""
-    stages, block_m, block_k = x_smem.shape
-    block_n, rows = y_smem.shape[2], block_m // _MULTIPLYING
+    """Tiles ``index``, ``index + clusters``, ... of this cluster, one after the other.
+
+    Axis ``axes[0]`` of ``x`` is contracted with ``axes[1]`` of ``y``.
+    """
+    stages, block_m, block_k = x_smem.shape[0], x_smem.shape[2 - axes[0]], x_smem.shape[1 + axes[0]]
+    block_n, rows = y_smem.shape[2 - axes[1]], block_m // _MULTIPLYING
     cluster, clusters = jax.lax.axis_index("cluster"), jax.lax.axis_size("cluster")
     in_cluster, blocks = jax.lax.axis_index("block"), jax.lax.axis_size("block")
     warpgroup = jax.lax.axis_index("warpgroup")
@@ -90,10 +98,12 @@ def _matmul_kernel(
                 pl.when(fetched >= stages)(lambda: plgpu.barrier_wait(free.at[slot]))
                 terms = pl.ds(step * block_k, block_k)
                 plgpu.copy_gmem_to_smem(
-                    x_gmem.at[pl.ds(row, block_m), terms], x_smem.at[slot], arrived.at[slot]
+                    x_gmem.at[_placed(terms, pl.ds(row, block_m), axes[0])],
+                    x_smem.at[slot],
+                    arrived.at[slot],
                 )
                 plgpu.copy_gmem_to_smem(
-                    y_gmem.at[terms, pl.ds(column, block_n)],
+                    y_gmem.at[_placed(terms, pl.ds(column, block_n), axes[1])],
                     y_smem.at[slot],
                     arrived.at[slot],
                     collective_axes="block" if blocks > 1 else None,
@@ -108,7 +118,7 @@ def _matmul_kernel(
     @pl.when(warpgroup < _MULTIPLYING)
     def _multiply() -> None:
         plgpu.set_max_registers(_MANY_REGISTERS, action="increase")
-        half = pl.ds(warpgroup * rows, rows)
+        half = _placed(slice(None), pl.ds(warpgroup * rows, rows), axes[0])
 
         @pl.loop(0, mine)
         def _tile(turn: Any) -> None:
@@ -120,7 +130,8 @@ def _matmul_kernel(
                 def _step(step: Any) -> None:
                     slot = jax.lax.rem(begin + step, stages)
                     plgpu.barrier_wait(arrived.at[slot])
-                    plgpu.wgmma(acc, x_smem.at[slot, half], y_smem.at[slot])
+                    x, y = x_smem.at[slot, *half], y_smem.at[slot]
+                    plgpu.wgmma(acc, x if axes[0] == 1 else x.T, y if axes[1] == 0 else y.T)
                     plgpu.wgmma_wait(1)  # the product of the step before has read its slot
                     before = jax.lax.rem(begin + step + (stages - 1), stages)
                     pl.when(step > 0)(lambda: plgpu.barrier_arrive(free.at[before]))
@@ -138,6 +149,82 @@ def _matmul_kernel(
         plgpu.wait_smem_to_gmem(0)
 
 
+def _placed(terms: Any, others: Any, axis: int) -> tuple[Any, Any]:
+    """Both in the order of an operand's axes, of which ``axis`` has the terms of the sums."""
+    return (terms, others) if axis == 0 else (others, terms)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """What a product is computed with, besides its operands: see ``hopper_matmul_persistent``."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+    cluster: int
+    width: int
+    clusters: int
+
+
+def _contract(x: jax.Array, y: jax.Array, axes: tuple[int, int], settings: _Settings) -> jax.Array:
+    """``x`` and ``y`` contracted over ``axes``."""
+    m, n, k = x.shape[1 - axes[0]], y.shape[1 - axes[1]], x.shape[axes[0]]
+    block_m, block_n, block_k = settings.block_m, settings.block_n, settings.block_k
+    stages, cluster = settings.stages, settings.cluster
+    tiles = pl.cdiv(m, block_m * cluster), pl.cdiv(n, block_n)
+    x, y = _tiles.aligned(x), _tiles.aligned(y)
+    free: Any = plgpu.Barrier(num_arrivals=_MULTIPLYING, num_barriers=stages)
+    if cluster > 1:
+        free = plgpu.ClusterBarrier(
+            collective_axes=("block",), num_arrivals=_MULTIPLYING, num_barriers=stages
+        )
+    return plgpu.kernel(
+        functools.partial(
+            _matmul_kernel,
+            axes=axes,
+            tiles=tiles,
+            steps=pl.cdiv(k, block_k),
+            width=settings.width,
+        ),
+        out_type=jax.ShapeDtypeStruct(_tiles.whole((m, n), x.dtype), x.dtype),
+        scratch_types=[
+            _tiles.smem((stages, *_placed(block_k, block_m, axes[0])), x.dtype),
+            _tiles.smem((stages, *_placed(block_k, block_n, axes[1])), x.dtype),
+            _tiles.staging(x.dtype, _MULTIPLYING),
+            plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+            free,
+        ],
+        grid=(min(settings.clusters, tiles[0] * tiles[1]),),
+        grid_names=("cluster",),
+        cluster=(cluster,),
+        cluster_names=("block",),
+        num_threads=_MULTIPLYING + 1,
+        thread_name="warpgroup",
+    )(x, y)[:m, :n]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _matmul(x: jax.Array, y: jax.Array, settings: _Settings) -> jax.Array:
+    return _contract(x, y, (1, 0), settings)
+
+
+def _forward(
+    x: jax.Array, y: jax.Array, settings: _Settings
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _matmul(x, y, settings), (x, y)
+
+
+def _backward(
+    settings: _Settings, operands: tuple[jax.Array, jax.Array], do: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, y = operands
+    return _contract(do, y, (1, 1), settings), _contract(x, do, (0, 0), settings)
+
+
+_matmul.defvjp(_forward, _backward)
+
+
 def hopper_matmul_persistent(
     x: jax.Array,
     y: jax.Array,
@@ -150,7 +237,7 @@ def hopper_matmul_persistent(
     width: int = 8,
     clusters: int | None = None,
 ) -> jax.Array:
-    """``x @ y``. It can be vmapped.
+    """``x @ y``. It can be differentiated by both operands, and vmapped.
 
     The defaults are for products of thousands of rows and columns on an H100 or H200: they take
     224 of the 227 kB of shared memory.
@@ -173,7 +260,7 @@ def hopper_matmul_persistent(
     Raises:
       ValueError: an operand has a wrong rank, size or dtype, or a block size is not allowed.
     """
-    m, k, n = check_operands(x, y)
+    check_operands(x, y)
     _tiles.check_dtype("x", x)
     _tiles.check_blocks(x.dtype, block_m=block_m, block_n=block_n, block_k=block_k, stages=stages)
     if block_m % (64 * _MULTIPLYING):
@@ -187,31 +274,8 @@ def hopper_matmul_persistent(
     if clusters is None:
         clusters = max(_gpu.multiprocessors() // cluster, 1)
     _require.positive(clusters=clusters)
-    tiles = pl.cdiv(m, block_m * cluster), pl.cdiv(n, block_n)
-    x, y = _tiles.aligned(x), _tiles.aligned(y)
-    out = jax.ShapeDtypeStruct(_tiles.whole((m, n), x.dtype), x.dtype)
-    free: Any = plgpu.Barrier(num_arrivals=_MULTIPLYING, num_barriers=stages)
-    if cluster > 1:
-        free = plgpu.ClusterBarrier(
-            collective_axes=("block",), num_arrivals=_MULTIPLYING, num_barriers=stages
-        )
-    return plgpu.kernel(
-        functools.partial(_matmul_kernel, tiles=tiles, steps=pl.cdiv(k, block_k), width=width),
-        out_type=out,
-        scratch_types=[
-            _tiles.smem((stages, block_m, block_k), x.dtype),
-            _tiles.smem((stages, block_k, block_n), x.dtype),
-            _tiles.staging(x.dtype, _MULTIPLYING),
-            plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-            free,
-        ],
-        grid=(min(clusters, tiles[0] * tiles[1]),),
-        grid_names=("cluster",),
-        cluster=(cluster,),
-        cluster_names=("block",),
-        num_threads=_MULTIPLYING + 1,
-        thread_name="warpgroup",
-    )(x, y)[:m, :n]
+    settings = _Settings(block_m, block_n, block_k, stages, cluster, width, clusters)
+    return _matmul(x, y, settings)
 
 
 _TUNING = {
@@ -239,6 +303,7 @@ SPEC = KernelSpec(
         tuning=_TUNING,
     ),
     exact=True,
+    differentiable=(0, 1),
     relations=(Linear(0), Linear(1), Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0})),
     equivalent=(
         EquivalentMutant(

@@ -18,10 +18,14 @@ A tile that two groups share is multiplied by two blocks, at the same time perha
 its own rows only. TMA copies boxes whose size is a constant, so a range of rows is cut into pieces
 of 64, 32, ... rows, one for each bit that is set in its length. The pieces begin at any row, and a
 tile of swizzled shared memory only at every eighth: what is written lies in plain rows.
+
+Backward: ``dx`` is the same product with transposed weights, and ``dw[g] = x_g^T @ do_g``, see
+``_ragged_weights``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -38,6 +42,7 @@ from reference_kernels import _require
 from reference_kernels.matmul._group_schedule import group_schedule
 from reference_kernels.matmul.grouped_matmul import reference
 from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu._ragged_weights import products_of_groups
 
 _COLUMNS = 64  # that are written at a time
 
@@ -122,6 +127,59 @@ def _copy_rows(smem: Any, gmem: Any, start: Any, length: Any, row: Any, columns:
         size //= 2
 
 
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """What a product is computed with, besides its operands: see ``ragged_dot``."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _product(
+    x: jax.Array, w: jax.Array, group_sizes: jax.Array, axis: int, settings: _Settings
+) -> jax.Array:
+    """The rows of each group contracted with ``axis`` of its weights."""
+    m, k, n = x.shape[0], w.shape[1 + axis], w.shape[2 - axis]
+    block_m, block_n, block_k = settings.block_m, settings.block_n, settings.block_k
+    rest = jnp.maximum(m - jnp.sum(group_sizes), 0)
+    schedule = group_schedule(jnp.append(group_sizes, rest), m, block_m, visit_empty=False)
+    x, w = _tiles.aligned(x), _tiles.aligned(w)
+    w_block = (block_n, block_k) if axis else (block_k, block_n)
+    return plgpu.kernel(
+        functools.partial(_ragged_dot_kernel, axis=axis, steps=pl.cdiv(k, block_k)),
+        out_type=jax.ShapeDtypeStruct(_tiles.whole((m, n), x.dtype), x.dtype),
+        scratch_types=[
+            _tiles.smem((settings.stages, block_m, block_k), x.dtype),
+            _tiles.smem((settings.stages, *w_block), w.dtype),
+            plgpu.SMEM((block_m, _COLUMNS), x.dtype),
+            plgpu.Barrier(num_arrivals=2, num_barriers=settings.stages),
+        ],
+        grid=(schedule.groups.size, pl.cdiv(n, block_n)),
+        grid_names=("visit", "column"),
+    )(*schedule[:4], schedule.count[None], x, w)[:m, :n]
+
+
+def _forward(
+    x: jax.Array, w: jax.Array, group_sizes: jax.Array, axis: int, settings: _Settings
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    return _product(x, w, group_sizes, axis, settings), (x, w, group_sizes)
+
+
+def _backward(
+    axis: int, settings: _Settings, operands: tuple[jax.Array, ...], do: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
+    x, w, group_sizes = operands
+    dx = _product(do, w, group_sizes, 1 - axis, settings)
+    left, right = (do, x) if axis else (x, do)
+    return dx, products_of_groups(left, right, group_sizes, **dataclasses.asdict(settings)), None
+
+
+_product.defvjp(_forward, _backward)
+
+
 def ragged_dot(
     x: jax.Array,
     w: jax.Array,
@@ -133,7 +191,9 @@ def ragged_dot(
     block_k: int = 64,
     stages: int = 3,
 ) -> jax.Array:
-    """``x[r] @ w[g]`` for the rows ``r`` of each group ``g``. It can be vmapped.
+    """``x[r] @ w[g]`` for the rows ``r`` of each group ``g``.
+
+    It can be differentiated by ``x`` and ``w``, and vmapped.
 
     Args:
       x: ``(m, k)``, bfloat16 or float16, the rows of group 0 first, then those of group 1, and so
@@ -155,10 +215,9 @@ def ragged_dot(
     Raises:
       ValueError: an operand has a wrong rank, size or dtype, or a block size is not allowed.
     """
-    m, k = _require.axes("x", x, "m k")
+    _, k = _require.axes("x", x, "m k")
     groups, *sizes = _require.axes("w", w, "groups n k" if transpose_rhs else "groups k n")
     axis = int(transpose_rhs)
-    n = sizes[1 - axis]
     _require.same_size("k", ("x", k), ("w", sizes[axis]))
     _tiles.check_dtype("x", x)
     _require.same_dtype(x=x, w=w)
@@ -169,22 +228,7 @@ def ragged_dot(
     _tiles.check_blocks(x.dtype, block_m=block_m, block_n=block_n, block_k=block_k, stages=stages)
     if block_m not in (64, 128):
         raise ValueError(f"block_m must be 64 or 128, but it is {block_m}")
-    rest = jnp.maximum(m - jnp.sum(group_sizes), 0)
-    schedule = group_schedule(jnp.append(group_sizes, rest), m, block_m, visit_empty=False)
-    x, w = _tiles.aligned(x), _tiles.aligned(w)
-    w_block = (block_n, block_k) if axis else (block_k, block_n)
-    return plgpu.kernel(
-        functools.partial(_ragged_dot_kernel, axis=axis, steps=pl.cdiv(k, block_k)),
-        out_type=jax.ShapeDtypeStruct(_tiles.whole((m, n), x.dtype), x.dtype),
-        scratch_types=[
-            _tiles.smem((stages, block_m, block_k), x.dtype),
-            _tiles.smem((stages, *w_block), w.dtype),
-            plgpu.SMEM((block_m, _COLUMNS), x.dtype),
-            plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-        ],
-        grid=(schedule.groups.size, pl.cdiv(n, block_n)),
-        grid_names=("visit", "column"),
-    )(*schedule[:4], schedule.count[None], x, w)[:m, :n]
+    return _product(x, w, group_sizes, axis, _Settings(block_m, block_n, block_k, stages))
 
 
 def _ignored(
@@ -240,6 +284,7 @@ SPEC = KernelSpec(
     reference=reference,
     inputs=_inputs("m k, g k n"),
     exact=True,
+    differentiable=(0, 1),
     relations=(
         Linear(0),
         Linear(1),
@@ -257,7 +302,8 @@ SPEC_TRANSPOSED = KernelSpec(
     reference=reference,
     inputs=_inputs("m k, g n k", transpose_rhs=True),
     exact=True,
-    checks=("forward", "permutation", "vmap"),
+    differentiable=(0, 1),
+    checks=("forward", "gradient", "permutation", "vmap"),
     relations=(Permuted({0: 1, 1: 2}),),
     typical=(_typical("m k, g n k", transpose_rhs=True),),
 )

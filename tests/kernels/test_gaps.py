@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import functools
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
+from operands import i32
 
 from pytest_pallas.backends.interpreters import Interpreter, interpret, tpu_interpret
 from pytest_pallas.checks.forward import forward
@@ -17,9 +21,13 @@ from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.once import draw_several
 from pytest_pallas.suites import suite
 from reference_kernels._gaps import GAPS, KNOWN_LATE, REACHING, SCALAR_CORES, Gap
+from reference_kernels.refs import add_one_to_first
 
 #: Some calls need nothing that is missing: an empty mask, or a single block.
 _CALLS = 8
+
+#: Those of an interpreter that lacks nothing.
+_FEW_CALLS = 2
 
 _MAKERS = {"interpret": interpret, "tpu-interpret": tpu_interpret}
 
@@ -39,7 +47,7 @@ def split(label: str) -> tuple[str, str, str]:
     return label.partition(":")
 
 
-def runs(spec: KernelSpec, name: str) -> bool:
+def runs(spec: KernelSpec, name: str, calls: int = _CALLS) -> bool:
     """Whether an interpreter runs every one of a few calls of a kernel, and is right."""
     backend = interpreter(name, spec)
     kernel, reference, inputs = spec.kernel_for(backend.platform), spec.reference, spec.inputs
@@ -48,7 +56,7 @@ def runs(spec: KernelSpec, name: str) -> bool:
         mesh = make_mesh(spec.meshes[1], "cpu")
         kernel, reference = (functools.partial(each, mesh=mesh) for each in (kernel, reference))
         inputs, devices = inputs(mesh), mesh.size
-    for arguments in draw_several(inputs, _CALLS):
+    for arguments in draw_several(inputs, calls):
         trial = Trial(
             kernel=kernel,
             reference=reference,
@@ -88,4 +96,11 @@ def test_the_gap_is_there(specs: dict[str, KernelSpec], gap: Gap, name: str) -> 
 def test_the_other_interpreter_runs_it(specs: dict[str, KernelSpec], gap: Gap) -> None:
     """So it is no mistake of how these tests ask."""
     assert gap.interpreters == ("interpret",)
-    assert runs(specs[gap.shown_by], "tpu-interpret")
+    assert runs(specs[gap.shown_by], "tpu-interpret", _FEW_CALLS)
+
+
+@pytest.mark.xfail(reason="JAX 0.12.0.1: masked stores of more rows than columns", strict=True)
+def test_more_rows_than_columns_under_the_tpu_interpreter() -> None:
+    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):
+        out = add_one_to_first(i32(5, 4), jnp.array([5], jnp.int32))
+        np.testing.assert_array_equal(out, 1)

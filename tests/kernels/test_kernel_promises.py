@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 from operands import normal
+from simulating import simulating
 
 import reference_kernels
 from pytest_pallas.spec import KernelSpec
@@ -23,10 +22,9 @@ from reference_kernels.sparse import block_dynamic_slice
 
 
 @pytest.fixture(autouse=True)
-def interpreted() -> Iterator[None]:
-    """Run the kernels by the portable interpreter, which fills what lies beyond an end with NaN."""
-    interpret: Any = True
-    with pltpu.force_tpu_interpret_mode(interpret):
+def simulated() -> Iterator[None]:
+    """Simulate the kernels: what lies beyond an end is NaN."""
+    with simulating():
         yield
 
 

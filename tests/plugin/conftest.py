@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,31 @@ class Project:
         return json.loads((self.path / "results.json").read_text())
 
 
+class Installed:
+    """A distribution whose files are read once: each inner run asks for all of them."""
+
+    def __init__(self, distribution: metadata.Distribution) -> None:
+        self._distribution = distribution
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._distribution, name)
+        if name in ("entry_points", "files", "metadata", "version"):
+            setattr(self, name, value)
+        return value
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _imported() -> None:
+def _imported() -> Iterator[None]:
     import_everything()
+    distributions = metadata.distributions
+    installed = [*map(Installed, distributions())]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            metadata,
+            "distributions",
+            lambda **context: distributions(**context) if context else iter(installed),
+        )
+        yield
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,16 +19,14 @@ MODULES = {
     "pl": "jax.experimental.pallas",
     "pltpu": "jax.experimental.pallas.tpu",
     "plsc": "jax.experimental.pallas.tpu_sc",
+    "plgpu": "jax.experimental.pallas.mosaic_gpu",
 }
 
 _ELSEWHERE = "says where a kernel runs, which is not a kernel's business: the backend does"
 
-#: Names that no reference kernel uses, and why.
-UNUSED: Mapping[str, Mapping[str, str]] = {
+#: Names that are not for kernels, but for who runs, compiles or embeds them; and why.
+OUTSIDE: Mapping[str, Mapping[str, str]] = {
     "pl": {
-        "CompilerParams": "the base class of `pltpu.CompilerParams`",
-        "broadcast_to": "of Triton: Mosaic refuses it; `jnp.broadcast_to` is what it recommends",
-        "empty": "another name of `jax.lax.empty`; kernels use `pl.empty_like`",
         "enable_debug_checks": "a setting of the caller; see the tests of `debug_probe`",
         "enable_poison_buffers": "a setting of the caller",
         "lower_as_mlir": "looks at a lowered function; `--pallas-dump` does",
@@ -35,23 +34,58 @@ UNUSED: Mapping[str, Mapping[str, str]] = {
         "pallas_export_experimental": "exports a lowered function; the check `export` does",
     },
     "pltpu": {
-        "CMEM": "refused as scratch and as an operand, on v4 too",
-        "GridDimensionSemantics": "the class of `pltpu.PARALLEL` and `pltpu.ARBITRARY`",
         "InterpretParams": _ELSEWHERE,
         "LoweringException": "raised by the lowering",
-        "PipelineStep": "given to a pipeline's body only on a private request",
-        "SUBCORE_PARALLEL": "what a `plsc.VectorSubcoreMesh` says of its subcores; pipelines take "
-        "`pltpu.PARALLEL`",
         "force_tpu_interpret_mode": _ELSEWHERE,
         "reset_tpu_interpret_mode_state": _ELSEWHERE,
         "set_tpu_interpret_mode": _ELSEWHERE,
     },
+    "plsc": {"SparseCorePushStreamWarning": "a warning of the lowering"},
+    "plgpu": {
+        "InterpretGPUParams": _ELSEWHERE,
+        "as_torch_kernel": "makes a function of PyTorch's tensors of a call, whatever the kernel; it "
+        "needs PyTorch and a GPU",
+        "force_gpu_interpret_mode": _ELSEWHERE,
+        "set_gpu_interpret_mode": _ELSEWHERE,
+    },
+}
+
+#: Names that a kernel could use and none does, and why.
+UNUSED: Mapping[str, Mapping[str, str]] = {
+    "pl": {
+        "CompilerParams": "the base class of `pltpu.CompilerParams`",
+        "broadcast_to": "of Triton: Mosaic refuses it; `jnp.broadcast_to` is what it recommends",
+        "empty": "another name of `jax.lax.empty`; kernels use `pl.empty_like`",
+    },
+    "pltpu": {
+        "CMEM": "refused as scratch and as an operand, on v4 too",
+        "GridDimensionSemantics": "the class of `pltpu.PARALLEL` and `pltpu.ARBITRARY`",
+        "PipelineStep": "given to a pipeline's body only on a private request",
+        "SUBCORE_PARALLEL": "what a `plsc.VectorSubcoreMesh` says of its subcores; pipelines take "
+        "`pltpu.PARALLEL`",
+    },
     "plsc": {
-        "SparseCorePushStreamWarning": "a warning of the lowering",
         "slice_subcore_vmem_from_shared": "compiled only for buffers with rows of 128 elements, 8 "
         "for each subcore, which are no register of tpu7x; and no interpreter has it",
     },
+    "plgpu": {
+        "MemorySpace": "the class of `plgpu.GMEM`, `plgpu.SMEM` and `plgpu.TMEM`",
+        "PeerMemRef": "what `plgpu.remote_ref` puts on a reference",
+        "REGS": "where accumulators lie, which `plgpu.WGMMAAccumulatorRef` asks for",
+    },
 }
+
+
+def share() -> tuple[int, int, int]:
+    """How many public names there are, how many of them are for kernels, and how many are used."""
+    names = [
+        (short, name)
+        for short, module in MODULES.items()
+        for name in public_names(importlib.import_module(module))
+    ]
+    inside = [(short, name) for short, name in names if name not in OUTSIDE[short]]
+    used = {short: users(short) for short in MODULES}
+    return len(names), len(inside), sum(name in used[short] for short, name in inside)
 
 
 def public_names(module: Any) -> list[str]:
@@ -107,6 +141,6 @@ def table(short: str, module: Any) -> str:
             more = len(used[name]) - 4
             text = f"{shown} and {more} more" if more > 0 else shown
         else:
-            text = UNUSED[short].get(name, "**nobody**")
+            text = {**OUTSIDE[short], **UNUSED[short]}.get(name, "**nobody**")
         lines.append(f"| `{short}.{name}` | {text} |")
     return "\n".join(lines) + "\n"

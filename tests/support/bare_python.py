@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,30 @@ OWN = Path(__file__).parents[2] / "pytest_pallas"
 NEEDED = ("threadpoolctl.py", "greenlet")
 
 
+#: Runs scripts that set the same variables before they import jax, which takes longer than all that
+#: comes after it: jax is imported once, as the scripts would, and each runs in a fork.
+DRIVER = """
+import os, runpy, sys, warnings
+
+settings, modules, *paths = sys.argv[1:]
+exec(settings)
+for module in modules.split():
+    __import__(module)
+warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # there are no threads yet
+for path in paths:
+    child = os.fork()
+    if not child:
+        output = os.open(path + ".output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        warnings.resetwarnings()
+        sys.argv, sys.path[0] = [path], os.path.dirname(path)
+        runpy.run_path(path, run_name="__main__")
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a script ended: its exit status, and what it wrote."""
@@ -46,7 +70,7 @@ def run_bare(
     *,
     own: bool = False,
 ) -> list[Ended]:
-    """Run scripts, two at a time.
+    """Run scripts, each in a process of its own.
 
     Args:
       scripts: the files.
@@ -63,20 +87,33 @@ def run_bare(
         for name in NEEDED:
             (packages / name).symlink_to(installed / name)
     variables = {"PATH": os.defpath, "PYTHONPATH": str(packages), **(environment or {})}
-    ended: list[Ended] = []
-    for first in range(0, len(scripts), 2):
-        started = [
-            subprocess.Popen(
-                [sys.executable, "-S", str(script)],  # without site-packages
-                env=variables,
-                cwd=packages,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for script in scripts[first : first + 2]
-        ]
-        for process in started:
-            output, _ = process.communicate(timeout=120)
-            ended.append(Ended(process.returncode, output))
-    return ended
+    alike: dict[str, list[Path]] = {}
+    for script in scripts:
+        alike.setdefault("\n".join(_settings(script)), []).append(script)
+    ended: dict[Path, Ended] = {}
+    for settings, paths in alike.items():
+        modules = "jax numpy pytest_pallas.simulator" if own else "jax numpy"
+        driven = subprocess.run(
+            # Without site-packages.
+            [sys.executable, "-S", "-c", DRIVER, settings, modules, *map(str, paths)],
+            env=variables,
+            cwd=packages,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120 * len(paths),
+        )
+        assert driven.returncode == 0, driven.stdout
+        for path, status in zip(paths, driven.stdout.split(), strict=True):
+            output = Path(f"{path}.output")
+            ended[path] = Ended(int(status), output.read_text())
+            output.unlink()
+    return [ended[path] for path in scripts]
+
+
+def _settings(script: Path) -> Iterator[str]:
+    """The statements of a script before it imports jax that are no imports."""
+    lines = script.read_text().splitlines()
+    for line in lines[lines.index("import os") : lines.index("import jax")]:
+        if not line.startswith(("import ", "from ")):
+            yield line

@@ -18,8 +18,10 @@ from pytest_pallas import compat
 from pytest_pallas.compat.mosaic_gpu import BlockMesh, block_mesh, body_of, reaches_devices
 from pytest_pallas.compat.transfers import is_reference
 from pytest_pallas.errors import SimulationError
+from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.allocation import memory_of
 from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.gpu.capacity import smem_findings
 from pytest_pallas.simulator.gpu.cluster_control import (
     begin_next,
     beginning_when_idle,
@@ -94,6 +96,7 @@ def bind(eqn: Equation) -> Evaluate:
     """How a ``mpmd_map`` over a grid of blocks is evaluated."""
     kernel = kernel_of(eqn)
     in_memory = [is_reference(aval) for aval in kernel_inputs(eqn)]
+    excesses: dict[str, tuple[Finding, ...]] = {}
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         if thread.machine.platform != "gpu":
@@ -101,7 +104,16 @@ def bind(eqn: Equation) -> Evaluate:
                 f"{kernel.name} is a kernel for a GPU, and the target {thread.machine.target} is "
                 "none; name one, such as h100"
             )
-        return _execute(kernel, thread, operands, in_memory)
+        target = thread.machine.target
+        if target not in excesses:
+            at = (kernel.params, target, kernel.name, kernel.line)
+            excesses[target] = tuple(smem_findings(eqn.params["jaxprs"][0], *at))
+        for finding in excesses[target]:
+            thread.machine.report(finding)
+        outputs = _execute(kernel, thread, operands, in_memory)
+        if thread.machine.outputs is not None:
+            thread.machine.outputs(kernel.equation, outputs)
+        return outputs
 
     return evaluate
 

@@ -180,13 +180,13 @@ def settle(block: Block, thread: GpuThread) -> None:
         if not record.sides or (operation.lasting and operation.released):
             continue
         names = [side.name for side in record.sides if side.name]
+        from_ = [side.name for side in record.sides if not side.writes and side.name]
+        to = [side.name for side in record.sides if side.writes and side.name]
+        between = " to ".join(" and ".join(dict.fromkeys(each)) for each in (from_, to) if each)
         thread.machine.report(
             Finding(
                 kind="unwaited",
-                message=(
-                    f"{record.what} of {' and '.join(dict.fromkeys(names))} is not waited for "
-                    "before its block ends"
-                ),
+                message=f"{record.what} from {between} is not waited for before its block ends",
                 kernel=record.kernel,
                 program=record.program,
                 line=record.line,

@@ -27,6 +27,9 @@ Array = np.ndarray[Any, Any]
 #: "Floating Point Instructions: tanh"). Of float16 and bfloat16 it is nearly all bits.
 _TANH_BITS = 11
 
+#: The instruction by type; ``x2`` takes two elements at a time.
+_TANH = frozenset(f"tanh.approx.{kind}" for kind in ("f32", "f16", "f16x2", "bf16", "bf16x2"))
+
 
 @rule("atomic_rmw", threaded=True)
 def _atomic_rmw(eqn: Equation) -> Evaluate:
@@ -139,22 +142,21 @@ def _max_contiguous(eqn: Equation) -> Evaluate:
     return lambda value: value
 
 
-@rule("debug_barrier")
+@rule("debug_barrier", "debug_barrier_p")
 def _debug_barrier(eqn: Equation) -> Evaluate:
     """It is ``bar.sync``: of the threads of one program, which run as one here, not of the grid."""
     return lambda: ()
 
 
-@rule("elementwise_inline_asm")
+@rule("elementwise_inline_asm", "elementwise_inline_asm_p")
 def _inline_assembly(eqn: Equation) -> Evaluate:
     text = str(eqn.params["asm"]).strip()
     dtype = np.dtype(eqn.ins[0].dtype) if eqn.ins else np.dtype(np.float32)
     instruction = text.partition(" ")[0]
-    names = {"tanh.approx.f32", "tanh.approx.f16", "tanh.approx.bf16"}
-    if instruction not in names or len(eqn.ins) != 1 or text.count(";") != 1:
+    if instruction not in _TANH or len(eqn.ins) != 1 or text.count(";") != 1:
         raise MissingRuleError(
             f"inline assembly cannot be simulated ({text!r}); of its instructions the simulator "
-            "knows those of plgpu.approx_tanh only"
+            "knows tanh.approx only, which is that of plgpu.approx_tanh"
         )
 
     def evaluate(x: Array) -> Sequence[Array]:

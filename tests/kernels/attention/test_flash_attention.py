@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 from operands import f32, i32
+from simulating import simulating
 
 from reference_kernels.attention import batched_mha, flash_attention
 from reference_kernels.attention._flash_blocks import Blocks
@@ -18,10 +18,9 @@ from reference_kernels.attention._operands import reference
 
 
 @pytest.fixture
-def interpreted() -> Iterator[None]:
-    """Run the kernels by the portable interpreter, which fills what lies beyond an end with NaN."""
-    interpret: Any = True
-    with pltpu.force_tpu_interpret_mode(interpret):
+def simulated() -> Iterator[None]:
+    """Simulate the kernels: what lies beyond an end is NaN."""
+    with simulating():
         yield
 
 
@@ -54,7 +53,7 @@ def test_segment_ids_of_batches() -> None:
         batched_mha(x, x, x, segment_ids=(i32(2, 3), i32(1, 3)))
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.usefixtures("simulated")
 def test_a_query_without_keys_has_output_zero_and_leaves_no_trace_in_the_gradients() -> None:
     q, k, v = normal(3, 8), normal(4, 8), normal(4, 8, seed=1)
     ids = (jnp.array([1, 9, 2], jnp.int32), jnp.array([1, 2, 2, 5], jnp.int32))
@@ -73,7 +72,7 @@ def test_a_query_without_keys_has_output_zero_and_leaves_no_trace_in_the_gradien
     assert np.isfinite(np.concatenate([dq, dk, dv])).all()
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.usefixtures("simulated")
 def test_nothing_visible_at_all() -> None:
     x = normal(3, 8)
     ids = (jnp.zeros(3, jnp.int32), jnp.ones(3, jnp.int32))
@@ -82,7 +81,7 @@ def test_nothing_visible_at_all() -> None:
         np.testing.assert_array_equal(each, np.zeros((3, 8)))
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.usefixtures("simulated")
 @pytest.mark.parametrize("scale", [0.0, -0.3])
 def test_scales_that_are_not_positive(scale: float) -> None:
     q, k, v = normal(5, 8), normal(7, 8), normal(7, 8, seed=1)
@@ -90,7 +89,7 @@ def test_scales_that_are_not_positive(scale: float) -> None:
     np.testing.assert_allclose(out, reference(q, k, v, scale=scale), atol=1e-6)
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.usefixtures("simulated")
 def test_scores_far_from_zero_do_not_overflow() -> None:
     q, k = jnp.full((2, 8), 300.0), jnp.concatenate([jnp.full((1, 8), 300.0), jnp.zeros((1, 8))])
     v = jnp.array([[1.0], [2.0]])
@@ -123,8 +122,10 @@ def test_blocks_know_what_is_visible_in_them(sizes: tuple[int, int, int, int]) -
 def test_the_default_blocks_of_the_largest_heads_fit_in_vmem(pallas_compile: Any) -> None:
     x = jax.ShapeDtypeStruct((1024, 256), jnp.float32)
 
-    def both(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+    def forward_and_keys(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
         out, pull = jax.vjp(lambda *args: flash_attention(*args, causal=True), q, k, v)
-        return pull(out)
+        # The kernel of q's gradient has an accumulator less than that of k's and v's, and the
+        # compiler would work on it for 8 s.
+        return pull(out)[1:]
 
-    assert pallas_compile(both, x, x, x, target="v5e").vmem_bytes < 16 * 2**20
+    assert pallas_compile(forward_and_keys, x, x, x, target="v5e").vmem_bytes < 16 * 2**20

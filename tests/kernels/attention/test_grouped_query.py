@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 from operands import f32, refuses
+from simulating import simulating
 
 from reference_kernels.attention import (
     grouped_query_attention,
@@ -70,8 +70,7 @@ def test_segment_ids_belong_to_a_batch_and_not_to_a_head(attention: Any) -> None
     q, k, v = (jnp.asarray(rng.normal(size=(2, heads, 5, 8)), jnp.float32) for heads in (4, 2, 2))
     ids = jnp.array([[0, 0, 0, 1, 1], [0, 1, 1, 1, 2]], jnp.int32)
     wanted, wanted_pull = jax.vjp(lambda *args: reference(*args, segment_ids=(ids, ids)), q, k, v)
-    interpret: Any = True
-    with pltpu.force_tpu_interpret_mode(interpret):
+    with simulating():
         out, pull = jax.vjp(lambda *args: attention(*args, segment_ids=(ids, ids)), q, k, v)
         gradients = pull(out)
     np.testing.assert_allclose(out, wanted, atol=1e-5)

@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 from operands import f32, i32, refuses
+from simulating import simulating
 
 from reference_kernels.attention import paged_attention
 from reference_kernels.attention.paged_attention import reference
@@ -67,9 +67,8 @@ class TestMisuse:
 
 class TestPromises:
     @pytest.fixture(autouse=True)
-    def interpreted(self) -> Iterator[None]:
-        interpret: Any = pltpu.InterpretParams(dma_execution_mode="on_wait")
-        with pltpu.force_tpu_interpret_mode(interpret):
+    def simulated(self) -> Iterator[None]:
+        with simulating():
             yield
 
     def drawn(self, lengths: list[int], table: Any) -> tuple[Any, ...]:

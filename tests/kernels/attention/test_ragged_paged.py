@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 from operands import f32, i32, refuses
+from simulating import simulating
 
 from reference_kernels.attention import ragged_paged_attention, update_kv_pages
 from reference_kernels.attention.ragged_paged_attention import reference
@@ -74,9 +74,8 @@ class TestMisuse:
 
 class TestPromises:
     @pytest.fixture(autouse=True)
-    def interpreted(self) -> Iterator[None]:
-        interpret: Any = pltpu.InterpretParams(dma_execution_mode="on_wait")
-        with pltpu.force_tpu_interpret_mode(interpret):
+    def simulated(self) -> Iterator[None]:
+        with simulating():
             yield
 
     def drawn(self, tokens: int) -> tuple[Any, Any]:

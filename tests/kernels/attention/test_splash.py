@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 from operands import f32, i32, refuses
+from simulating import simulating
 
 from reference_kernels.attention._splash_mask import EMPTY, FIRST, LAST, PARTIAL, plan
 from reference_kernels.attention.splash_attention import ArrayMask, Mask, splash_attention
@@ -23,9 +23,8 @@ def call(**changed: Any) -> Callable[[], Any]:
 
 
 @pytest.fixture
-def interpreted() -> Iterator[None]:
-    interpret: Any = True
-    with pltpu.force_tpu_interpret_mode(interpret):
+def simulated() -> Iterator[None]:
+    with simulating():
         yield
 
 
@@ -110,14 +109,14 @@ class TestVisits:
             assert (rule.flags & 15).tolist() == (other.flags & 15).tolist()
 
 
-def test_a_chunk_that_is_no_power_of_two(interpreted: None) -> None:
+def test_a_chunk_that_is_no_power_of_two(simulated: None) -> None:
     q = k = jnp.zeros((1, 7, 2))
     v = jnp.arange(1.0, 8.0)[None, :, None]
     out = splash_attention(q, k, v, mask=Mask(right=0, chunk=3))
     np.testing.assert_allclose(out[0, :, 0], [1, 1.5, 2, 4, 4.5, 5, 7], rtol=1e-6)
 
 
-def test_the_cap_comes_before_the_mask(interpreted: None) -> None:
+def test_the_cap_comes_before_the_mask(simulated: None) -> None:
     # A cap after the mask would turn the score of a hidden key into a finite one.
     q, k = jnp.full((1, 2, 1), 100.0), jnp.full((1, 2, 1), -100.0)
     v = jnp.array([[[1.0], [2.0]]])
@@ -125,7 +124,7 @@ def test_the_cap_comes_before_the_mask(interpreted: None) -> None:
     np.testing.assert_allclose(out[0, :, 0], [1.0, 1.5], rtol=1e-6)
 
 
-def test_queries_that_see_nothing_give_zero_and_no_gradient(interpreted: None) -> None:
+def test_queries_that_see_nothing_give_zero_and_no_gradient(simulated: None) -> None:
     seen = np.ones((40, 40), bool)
     seen[:17] = False  # a whole block of queries, and one more
     rng = np.random.default_rng(0)

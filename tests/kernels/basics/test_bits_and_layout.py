@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
+from simulating import simulating
 
 from reference_kernels import basics
 from reference_kernels.basics.fp6 import dequantize_reference, split_reference
@@ -18,9 +18,8 @@ from reference_kernels.basics.stochastic_round import reference as rounded
 
 
 @pytest.fixture(autouse=True)
-def interpreted() -> Iterator[None]:
-    interpret: Any = True
-    with pltpu.force_tpu_interpret_mode(interpret):
+def simulated() -> Iterator[None]:
+    with simulating():
         yield
 
 

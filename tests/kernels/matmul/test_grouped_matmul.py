@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.experimental.pallas import tpu as pltpu
 from operands import f32, normal, refuses
+from simulating import simulating
 
 from reference_kernels.matmul import gmm, tgmm
 from reference_kernels.matmul._group_schedule import group_schedule
 
 
 @pytest.fixture(autouse=True, scope="module")
-def interpreted() -> Iterator[None]:
-    """Run the kernels by the portable interpreter, which fills what lies beyond an end with NaN."""
-    interpret: Any = True
-    with pltpu.force_tpu_interpret_mode(interpret):
+def simulated() -> Iterator[None]:
+    """Simulate the kernels: what lies beyond an end is NaN."""
+    with simulating():
         yield
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 from operands import f32, normal, refuses
+from simulating import simulating
 
 from reference_kernels.matmul import batched_matmul, matmul
 from reference_kernels.matmul._tiling import default_blocks, divisor, fit_axis, vmem_limit
@@ -29,10 +30,9 @@ CHIPS = {
 
 
 @pytest.fixture(autouse=True)
-def interpreted() -> Iterator[None]:
-    """Run the kernels by the portable interpreter, which fills what lies beyond an end with NaN."""
-    interpret: Any = True
-    with pltpu.force_tpu_interpret_mode(interpret):
+def simulated() -> Iterator[None]:
+    """Simulate the kernels: what lies beyond an end is NaN."""
+    with simulating():
         yield
 
 

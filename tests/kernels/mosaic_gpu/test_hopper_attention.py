@@ -15,7 +15,7 @@ from reference_kernels.attention.grouped_query import reference
 from reference_kernels.mosaic_gpu import hopper_flash_attention as attend
 from reference_kernels.mosaic_gpu._hopper_blocks import TILE, Settings
 
-HOPPER = ("h100", "h200")
+HOPPER = ("h100",)  # an h200 runs the same code
 
 
 def f16(*shape: int) -> Any:

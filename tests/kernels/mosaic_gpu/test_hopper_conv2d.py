@@ -135,7 +135,7 @@ def test_every_pixel_of_a_window_meets_its_weights(
 
 @pytest.mark.skipif(not hasattr(plgpu, "im2col_ref"), reason="im2col_ref came with JAX 0.12")
 class TestMachineCode:
-    @pytest.mark.parametrize("target", ["h100", "h200"])
+    @pytest.mark.parametrize("target", ["h100"])  # an h200 runs the same code
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     def test_the_defaults_neither_spill_nor_serialize(
         self, pallas_compile: Any, target: str, dtype: str

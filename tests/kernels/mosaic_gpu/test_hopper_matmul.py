@@ -74,7 +74,7 @@ def test_whole_tiles_are_not_copied() -> None:
     assert around_the_kernel(8, 65) == 2  # both operands are padded
 
 
-@pytest.mark.parametrize("target", ["h100", "h200"])
+@pytest.mark.parametrize("target", ["h100"])  # an h200 runs the same code
 @pytest.mark.parametrize("activation", [None, jax.nn.gelu])
 def test_the_defaults_do_not_spill_and_two_blocks_share_a_multiprocessor(
     pallas_compile: Any, target: str, activation: Any

@@ -62,7 +62,7 @@ def test_every_tile_is_computed_whatever_the_number_of_clusters(cluster: int) ->
     )
 
 
-@pytest.mark.parametrize("target", ["h100", "h200"])
+@pytest.mark.parametrize("target", ["h100"])  # an h200 runs the same code
 def test_the_defaults_neither_spill_nor_serialize(pallas_compile: Any, target: str) -> None:
     x = jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16)
     report = pallas_compile(hopper_matmul_persistent, x, x, target=target)

@@ -16,7 +16,7 @@ from reference_kernels.mosaic_gpu._rows import LONGEST, Plan
 from reference_kernels.reductions.rms_norm import reference as rms_norm
 from reference_kernels.reductions.softmax import reference as softmax
 
-HOPPER = ("h100", "h200")
+HOPPER = ("h100",)  # an h200 runs the same code
 
 
 def shaped(*shape: int, dtype: str = "bfloat16") -> jax.ShapeDtypeStruct:

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 from operands import refuses
+from simulating import simulating
 
 from reference_kernels.reductions import accumulate_sum, accumulate_sum_by_rows
 
@@ -35,8 +35,7 @@ class TestMisuse:
 
 @pytest.mark.parametrize("total", SUMS)
 def test_sums_are_wider_than_bfloat16_and_int32_wraps_around(total: Any) -> None:
-    interpret: Any = True
-    with pltpu.force_tpu_interpret_mode(interpret):
+    with simulating():
         # In bfloat16, 256 + 1 is 256.
         ones = jnp.ones((300, 2), jnp.bfloat16)
         np.testing.assert_array_equal(total(ones, block_m=16), [300.0, 300.0])
@@ -45,8 +44,7 @@ def test_sums_are_wider_than_bfloat16_and_int32_wraps_around(total: Any) -> None
 
 
 def test_the_gradient_of_a_sum_is_its_cotangent_in_every_row() -> None:
-    interpret: Any = True
-    with pltpu.force_tpu_interpret_mode(interpret):
+    with simulating():
         do = jnp.array([1.0, 2.0, 3.0])
         dx = jax.grad(lambda x: accumulate_sum(x) @ do)(jnp.zeros((5, 3)))
     np.testing.assert_array_equal(dx, np.tile(do, (5, 1)))

@@ -9,16 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 from operands import f32, normal, refuses
+from simulating import simulating
 
 from reference_kernels.reductions import layer_norm, rms_norm
 
 
 @pytest.fixture(autouse=True)
-def interpreted() -> Iterator[None]:
-    interpret: Any = True
-    with pltpu.force_tpu_interpret_mode(interpret):
+def simulated() -> Iterator[None]:
+    with simulating():
         yield
 
 

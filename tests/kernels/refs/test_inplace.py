@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 from operands import f32, i32, refuses
+from simulating import simulating
 
 from reference_kernels.refs import (
     add_one_by_ref,
@@ -24,10 +24,9 @@ from reference_kernels.refs import (
 
 
 @pytest.fixture(autouse=True)
-def interpreted() -> Iterator[None]:
-    """Run the kernels by the portable interpreter."""
-    interpret: Any = True
-    with pltpu.force_tpu_interpret_mode(interpret):
+def simulated() -> Iterator[None]:
+    """Simulate the kernels."""
+    with simulating():
         yield
 
 
@@ -67,13 +66,6 @@ def test_operands_of_add_one_to_first() -> None:
 def test_any_count_is_a_number_of_rows(count: int, changed: int) -> None:
     out = add_one_to_first(i32(3, 2), jnp.array([count], jnp.int32))
     np.testing.assert_array_equal(out[:, 0], np.arange(3) < changed)
-
-
-@pytest.mark.xfail(reason="JAX 0.12.0.1: masked stores of more rows than columns", strict=True)
-def test_more_rows_than_columns_under_the_tpu_interpreter() -> None:
-    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):
-        out = add_one_to_first(i32(5, 4), jnp.array([5], jnp.int32))
-        np.testing.assert_array_equal(out, 1)
 
 
 def test_operands_of_route_rows() -> None:

@@ -8,17 +8,16 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 from operands import f32, i32, refuses
+from simulating import simulating
 
 from reference_kernels.sparse import fused_gather
 
 
 @pytest.fixture(autouse=True)
-def interpreted() -> Iterator[None]:
-    """Run the kernels by the portable interpreter."""
-    interpret: Any = True
-    with pltpu.force_tpu_interpret_mode(interpret):
+def simulated() -> Iterator[None]:
+    """Simulate the kernels."""
+    with simulating():
         yield
 
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 from operands import f32, i32, refuses
+from simulating import simulating
 
 from reference_kernels.sparse import tile_dynamic_slice
 
 
 @pytest.fixture(autouse=True)
-def interpreted() -> Iterator[None]:
-    """Run the kernels by the portable interpreter."""
-    interpret: Any = True
-    with pltpu.force_tpu_interpret_mode(interpret):
+def simulated() -> Iterator[None]:
+    """Simulate the kernels."""
+    with simulating():
         yield
 
 

@@ -3,7 +3,7 @@
 import json
 
 #: As many kernels as processes.
-ROWS = (8, 16, 24, 32)
+ROWS = (8, 16)
 
 TESTS = f"""
     import pytest
@@ -15,22 +15,19 @@ TESTS = f"""
 """
 
 
-def test_four_processes_compile_side_by_side(compiling):
+def test_two_processes_compile_side_by_side(compiling):
     compiling.write(test_it=TESTS)
-    result = compiling.spawn(
-        "-n",
-        "4",
-        "--pallas-backend=tpu-compile:v5e,tpu-compile:v6e",
+    result = compiling.run(
+        "-n2",
+        "--pallas-backend=tpu-compile:v5e",
         "--pallas-results=results.json",
     )
-    result.assert_outcomes(passed=8)
-    result.stdout.fnmatch_lines(
-        ["kernel *v5e *v6e", *(f"double_{rows} *compiled *compiled" for rows in ROWS)]
-    )
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["kernel *v5e", *(f"double_{rows} *compiled" for rows in ROWS)])
     records = json.loads((compiling.path / "results.json").read_text())["records"]
     reports = [report for record in records for report in record["compiled"]]
     assert {(report["signature"], report["target"]) for report in reports} == {
-        (f"float32[{rows},480]", target) for rows in ROWS for target in ("v5e", "v6e")
+        (f"float32[{rows},480]", "v5e") for rows in ROWS
     }
     assert {report["status"] for report in reports} == {"compiled"}
     assert "lockfile" not in result.stdout.str() + result.stderr.str()

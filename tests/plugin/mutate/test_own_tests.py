@@ -90,7 +90,7 @@ def test_a_test_that_fails_is_not_mutated(project):
 
 def test_with_xdist(project):
     project.write(kernels=KERNELS, test_loose=LOOSE, test_strict=STRICT)
-    result = project.spawn("--pallas-mutate", "-n", "2", "--pallas-isolate=auto")
+    result = project.run("--pallas-mutate", "-n2", "--pallas-isolate=auto")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["score 100.0 %: * mutants, * caught"])
 
@@ -131,7 +131,8 @@ def test_a_mutant_that_waits_for_ever_is_ended_and_caught(project, args):
                 pallas_check(copy, x, reference=lambda x: x, checks=["forward", "races"])
         """,
     )
-    [*_, record] = project.records("--pallas-mutate", "--pallas-timeout=300", *args)
+    asked = ("--pallas-mutate", "--pallas-mutate-operators=start,wait", "--pallas-timeout=300")
+    [*_, record] = project.records(*asked, *args)
     by = {f"{m['operator']}: {m['change']}": m for m in record["mutants"]}
     assert by["start: dropped"]["how"] == "DeadlockError"
     assert by["wait: dropped"]["status"] == "caught"

@@ -281,7 +281,10 @@ def test_mutants_that_hang_or_crash_are_caught_and_the_rest_goes_on(project):
         """,
     )
     [record] = project.records(
-        *RUN, "--pallas-backend=interpret", "--pallas-isolate=auto", spawn=True
+        *RUN,
+        "--pallas-backend=interpret",
+        "--pallas-isolate=auto",
+        "--pallas-mutate-operators=comparison,store",
     )
     by = {f"{m['operator']}: {m['change']}": m for m in record["mutants"]}
     assert by["comparison: ge -> lt"]["how"] == "CrashError"

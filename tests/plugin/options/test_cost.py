@@ -33,8 +33,7 @@ TEST = """
 def run(project):
     def run(operation, *args):
         project.write(chips=KERNELS.format(operation=operation), test_it=TEST)
-        # In a process of its own: a module that changes is not read again in this one.
-        return project.spawn("--pallas-backend=tpu-compile:v6e", *args)
+        return project.run("--pallas-backend=tpu-compile:v6e", *args)
 
     run.project = project
     return run

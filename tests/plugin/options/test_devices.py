@@ -26,7 +26,7 @@ def clean(project, monkeypatch):
     ("args", "count", "passed"),
     [
         ((), 8, 1),
-        (("--pallas-devices=3", "-n2"), 3, 1),
+        (("--pallas-devices=3", "-n1"), 3, 1),
         # To know whether hardware is there, JAX is started: not before the count is settled.
         (("--pallas-backend=auto,interpret",), 8, 2),
     ],

@@ -50,7 +50,7 @@ def test_specs(project):
 
 def test_workers_of_xdist_keep_to_it(project):
     project.write(test_draw=GIVEN)
-    project.spawn("-n1", "--pallas-max-bytes=8KiB").assert_outcomes(passed=1)
+    project.run("-n1", "--pallas-max-bytes=8KiB").assert_outcomes(passed=1)
     assert 4_096 < max(drawn(project)) <= 8_192
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-QUICK = ("--pallas-backend=interpret", "--pallas-checks=forward", "--pallas-max-examples=1")
+QUICK = ("--pallas-backend=tpu-sim", "--pallas-checks=forward", "--pallas-max-examples=1")
 
 
 def test_module(project):
@@ -22,8 +22,8 @@ def test_package_with_all_below_it(project):
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(
         [
-            "package/first.py::one-forward[[]interpret[]] PASSED*",
-            "package/inner/second.py::two-forward[[]interpret[]] PASSED*",
+            "package/first.py::one-forward[[]tpu-sim[]] PASSED*",
+            "package/inner/second.py::two-forward[[]tpu-sim[]] PASSED*",
         ]
     )
     result = project.run("--pallas-suite=package.inner", *QUICK)

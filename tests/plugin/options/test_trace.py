@@ -72,10 +72,9 @@ def test_the_last_test_if_all_pass(project):
     assert len(kernels) == 1
 
 
-@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["here", "n2"])
-def test_the_test_that_fails(project, workers):
+def test_the_test_that_fails(project):
     project.specs('name="bad", kernel=add_off', 'name="good", kernel=add')
-    result = (project.spawn if workers else project.run)(*SUITE, *workers)
+    result = project.run(*SUITE)
     result.assert_outcomes(passed=1, failed=1)
     text = result.stdout.str()
     assert "  of the failing example of specs.py::bad-forward[tpu-sim]: bad on tpu-sim" in text
@@ -83,12 +82,6 @@ def test_the_test_that_fails(project, workers):
     assert (about["kernel"], about["failed"]) == ("bad", True)
     assert about["drawn"].startswith("float32[8, 128], float32")  # the smallest that fails
     assert kernels == ["_off_body"]
-
-
-def test_in_a_worker_of_its_own(project):
-    project.specs('name="bad", kernel=add_off', 'name="good", kernel=add')
-    project.run(*SUITE, "--pallas-isolate=always").assert_outcomes(passed=1, failed=1)
-    assert read(project)[0]["kernel"] == "bad"
 
 
 def test_a_race(project):

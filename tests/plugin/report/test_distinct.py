@@ -42,9 +42,8 @@ def lines(result):
     return [line for line in result.outlines if line.startswith("distinct:")]
 
 
-@pytest.mark.parametrize("workers", ["-n0", "-n2"])
-def test_backends_and_workers_count_together(suite, workers):
-    result = suite.spawn(*RUN, workers)
+def test_backends_count_together(suite):
+    result = suite.run(*RUN)
     document = json.loads((suite.path / "results.json").read_text())
     examples = sum(record["examples"] for record in document["records"])
     # Two specs with two shapes for forward, two for determinism and one for jit.

@@ -11,7 +11,7 @@ from pytest_pallas.findings import from_json
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pytest-pallas[report]'")
 
-SUITE = ("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=2",
+SUITE = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-max-examples=2",
          "--pallas-checks=forward,determinism", "--pallas-html=report.html")  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def test_what_is_on_the_page(suite):
     assert '<h1 id="verdict">1 check failed, in 1 of 2 kernels</h1>' in text
     assert re.findall(r'<th scope="row"><a href="#kernel-\d+">(\w+)</a>', text) == ["bad", "good"]
     assert "output, float32[8, 128]: wrong in 1024 of 1024 elements (100 %)" in text
-    assert re.search(r"<dd>pytest .*--pallas-suite=specs --pallas-backend=interpret", text)
+    assert re.search(r"<dd>pytest .*--pallas-suite=specs --pallas-backend=tpu-sim", text)
     assert re.search(r"<code>pytest --pallas-suite=specs .*specs.py::bad-forward", text)
     drawn = titles(text)
     assert any(t.startswith("Error map of output, float32[8, 128]: 1,024 of 1,024") for t in drawn)
@@ -52,20 +52,6 @@ def test_nothing_comes_from_elsewhere(suite):
     assert all(source.startswith(("#", "data:")) for source in sources), sources
     assert "@import" not in page(suite)
     assert "url(" not in page(suite)
-
-
-def test_same_page_under_xdist(suite):
-    import shutil
-
-    found = []
-    for number, workers in enumerate(["-n0", "-n2"]):
-        shutil.rmtree(suite.path / ".hypothesis", ignore_errors=True)
-        args = [*SUITE[:-1], workers, f"--pallas-html=r{number}.html"]
-        suite.spawn(*args).assert_outcomes(failed=1, passed=3)
-        text = re.sub(r"[\d,.]+ s\b|\d+-\d+-\d+ \d+:\d+ UTC", "", page(suite, f"r{number}.html"))
-        text = re.sub(r'data-value="[^"]*">[\d.]+</td>|<td class="number">\d+\.\d</td>', "", text)
-        found.append(re.sub(r"-n\d|r\d\.html|runpytest-\d", "", text))
-    assert found[0] == found[1]
 
 
 def test_no_tests_ran(project):
@@ -259,7 +245,7 @@ def test_of_a_test_of_ones_own(project):
             pallas_check(kernel, *args, reference=reference, name="picky")
         """
     )
-    [record] = project.records("--pallas-backend=interpret", "--pallas-html=report.html")
+    [record] = project.records("--pallas-backend=tpu-sim", "--pallas-html=report.html")
     axis = "axis 1 of argument 0"
     failed = {p["dims"][axis]: p["failed"] for p in record["pictures"]["examples"]}
     assert failed == {128: False, 256: True}

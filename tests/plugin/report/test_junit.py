@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-import pytest
 
-
-def properties(project, *args, spawn=False):
+def properties(project, *args):
     """Properties by test, as pairs."""
-    (project.spawn if spawn else project.run)(*args, "--junit-xml=junit.xml")
+    project.run(*args, "--junit-xml=junit.xml")
     cases = ElementTree.parse(project.path / "junit.xml").iter("testcase")
     return {
         case.get("name"): [
@@ -23,10 +21,9 @@ RUN = ("--pallas-suite=specs", "--pallas-backend=interpret,tpu-interpret:v5e",
        "--pallas-checks=forward", "--pallas-max-examples=2", "--pallas-seed=5")  # fmt: skip
 
 
-@pytest.mark.parametrize("extra", [(), ("-n2",), ("--pallas-isolate=always",)], ids=str)
-def test_of_specs(project, extra):
+def test_of_specs(project):
     project.specs('name="good", kernel=add, exact=False', 'name="bad", kernel=add_off')
-    found = properties(project, *RUN, *extra, spawn=bool(extra))
+    found = properties(project, *RUN)
     good, bad = (
         dict(found["good-forward[interpret]"]),
         dict(found["bad-forward[tpu-interpret:v5e]"]),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 #: What annotates failures does: pytest-github-actions-annotate-failures 0.4 reads the same fields.
 ANNOTATE = """
     def pytest_runtest_logreport(report):
@@ -14,8 +12,7 @@ ANNOTATE = """
 """
 
 
-@pytest.mark.parametrize("extra", [(), ("-n1",), ("--pallas-isolate=always",)], ids=str)
-def test_at_the_kernel(project, extra):
+def test_at_the_kernel(project):
     project.specs(
         'name="off", kernel=add_off, checks=("forward",)',
         'name="raises", kernel=add_raises, checks=("forward",)',
@@ -25,8 +22,7 @@ def test_at_the_kernel(project, extra):
     specs = project.path / "specs.py"
     specs.write_text("import functools\nimport jax\n" + specs.read_text())
     project.write(conftest=ANNOTATE)
-    run = project.spawn if extra else project.run
-    run("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=1", *extra)
+    project.run("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-max-examples=1")
     source = (project.path / "kernels.py").read_text().splitlines()
     off, raises = (
         source.index(f"def {name}(x: Any, y: Any) -> Any:") + 1
@@ -34,10 +30,10 @@ def test_at_the_kernel(project, extra):
     )
     found = set((project.path / "annotated.txt").read_text().splitlines())
     assert found == {
-        f"kernels.py:{off} off-forward[interpret] str",
-        f"kernels.py:{raises} raises-forward[interpret] str",
-        f"kernels.py:{off} jitted-forward[interpret] str",
-        f"kernels.py:{off} partly-forward[interpret] str",
+        f"kernels.py:{off} off-forward[tpu-sim] str",
+        f"kernels.py:{raises} raises-forward[tpu-sim] str",
+        f"kernels.py:{off} jitted-forward[tpu-sim] str",
+        f"kernels.py:{off} partly-forward[tpu-sim] str",
     }
 
 
@@ -50,6 +46,6 @@ def test_a_kernel_from_elsewhere_is_at_its_spec(project):
     specs = project.path / "specs.py"
     specs.write_text("import jax.numpy as jnp\n" + specs.read_text())
     project.write(conftest=ANNOTATE)
-    project.run("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=1")
+    project.run("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-max-examples=1")
     found = (project.path / "annotated.txt").read_text().splitlines()
     assert {line.partition(":")[0] for line in found} == {"specs.py"}

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-RUN = ("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-checks=forward,determinism",
+RUN = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-checks=forward,determinism",
        "--pallas-max-examples=1")  # fmt: skip
 
 
@@ -37,9 +37,9 @@ def lines(result):
 def test_on_a_terminal(long):
     found = [re.sub(r"\d+ s,", "N s,", line) for line in lines(long.run(*RUN))]
     assert found == [
-        "pallas: N s, 1 of 4 tests, no failures; now good-determinism[interpret]",
-        "pallas: N s, 2 of 4 tests, no failures; now bad-forward[interpret]",
-        "pallas: N s, 3 of 4 tests, 1 failure; now bad-determinism[interpret]",
+        "pallas: N s, 1 of 4 tests, no failures; now good-determinism[tpu-sim]",
+        "pallas: N s, 2 of 4 tests, no failures; now bad-forward[tpu-sim]",
+        "pallas: N s, 3 of 4 tests, 1 failure; now bad-determinism[tpu-sim]",
     ]
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from importlib import metadata
 
 import pytest
 
-SUITE = ("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=2",
+SUITE = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-max-examples=2",
          "--pallas-checks=forward,determinism")  # fmt: skip
 
 
@@ -31,14 +30,14 @@ def test_document(suite):
     assert document["schema"] == 1
     assert document["environment"]["jax"] == metadata.version("jax")
     assert document["options"]["seed"] == 5
-    assert document["options"]["backends"] == ["interpret"]
+    assert document["options"]["backends"] == ["tpu-sim"]
     bad, _, good, repeated = document["records"]
     assert {name: good[name] for name in ("test", "kernel", "family", "check", "backend")} == {
-        "test": "specs.py::good-forward[interpret]",
+        "test": "specs.py::good-forward[tpu-sim]",
         "kernel": "good",
         "family": "kernels",
         "check": "forward",
-        "backend": "interpret",
+        "backend": "tpu-sim",
     }
     assert (good["outcome"], good["message"], good["replay"]) == ("passed", "", "")
     assert (good["examples"], good["seed"]) == (2, 5)
@@ -47,29 +46,14 @@ def test_document(suite):
     assert good["seconds"] >= good["kernel_seconds"] > 0
     assert repeated["error"] is None
     assert bad["outcome"] == "failed"
-    assert bad["message"].startswith("bad: forward on interpret is wrong\n")
-    assert bad["replay"].startswith("pytest --pallas-suite=specs --pallas-backend=interpret ")
+    assert bad["message"].startswith("bad: forward on tpu-sim is wrong\n")
+    assert bad["replay"].startswith("pytest --pallas-suite=specs --pallas-backend=tpu-sim ")
 
 
 def test_ini(suite):
     suite.ini(pallas_results="from_ini.json")
     suite.run(*SUITE)
     assert len(read(suite, "from_ini.json")["records"]) == 4
-
-
-def test_same_records_under_xdist(suite):
-    """Apart from times, and in the same order."""
-    found = []
-    for number, workers in enumerate(["-n0", "-n2"]):
-        # What failed before would be tried again first.
-        shutil.rmtree(suite.path / ".hypothesis", ignore_errors=True)
-        suite.spawn(*SUITE, workers, f"--pallas-results=r{number}.json")
-        document = read(suite, f"r{number}.json")
-        for record in document["records"]:
-            del record["seconds"], record["kernel_seconds"]
-        found.append(document)
-    assert found[0] == found[1]
-    assert len(found[0]["records"]) == 4
 
 
 def test_written_when_the_run_stops_early(suite):
@@ -155,10 +139,10 @@ def test_outcomes_of_tests_of_ones_own(project):
         def test_no_kernel(pallas_backend): pass
         """
     )
-    records = project.records("--pallas-backend=interpret")
+    records = project.records("--pallas-backend=tpu-sim")
     assert [(r["test"].partition("::")[2], r["kernel"], r["outcome"]) for r in records] == [
-        ("test_pass[interpret]", "add", "passed"),
-        ("test_fail[interpret]", "add", "passed"),
-        ("test_fail[interpret]", "add_off", "failed"),
-        ("test_skip[interpret]", "add", "skipped"),
+        ("test_pass[tpu-sim]", "add", "passed"),
+        ("test_fail[tpu-sim]", "add", "passed"),
+        ("test_fail[tpu-sim]", "add_off", "failed"),
+        ("test_skip[tpu-sim]", "add", "skipped"),
     ]

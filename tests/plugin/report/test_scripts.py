@@ -265,15 +265,6 @@ def test_none_for_expected_failures(project):
     assert not (project.path / "pallas-failures").exists()
 
 
-def test_under_xdist(project):
-    write(project, *SPECS[:2])
-    quick = (*QUICK, "--pallas-backend=interpret")
-    records = project.records("-n2", *quick, spawn=True)
-    names = [Path(record["script"]).name for record in records]
-    assert names == ["off-forward-interpret.py", "off_gradient-gradient-interpret.py"]
-    assert all(Path(record["script"]).is_file() for record in records)
-
-
 OWN = """
     import os
     import pytest

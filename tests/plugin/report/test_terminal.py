@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
 
 import pytest
 
-RUN = ("--pallas-suite=specs", "--pallas-backend=interpret,tpu-interpret:v5e,gpu-interpret",
+RUN = ("--pallas-suite=specs", "--pallas-backend=interpret,tpu-sim:v5e,gpu-interpret",
        "--pallas-checks=forward,determinism", "--pallas-max-examples=2")  # fmt: skip
 
 
@@ -18,8 +17,8 @@ def mixed(project):
         'name="good", kernel=add, exact=False',
         'name="wrong", kernel=add_off',
         'name="refused", kernel=add_raises, xfail={"interpret": ExpectedFailure('
-        'reason="#12", jax="0.12"), "tpu-interpret": ExpectedFailure(reason="#12", jax="0.12")}',
-        'name="mended", kernel=add, xfail={"tpu-interpret:v5e": ExpectedFailure('
+        'reason="#12", jax="0.12"), "tpu-sim": ExpectedFailure(reason="#12", jax="0.12")}',
+        'name="mended", kernel=add, xfail={"tpu-sim:v5e": ExpectedFailure('
         'reason="#13", jax="0.12", checks=("forward",))}',
     )
     return project
@@ -44,7 +43,7 @@ def test_cells(mixed):
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     found = rows(table(result))
     assert found["kernel"] == [
-        "interpret", "tpu-interpret:v5e", "gpu-interpret", "examples", "seconds",
+        "tpu-sim:v5e", "interpret", "gpu-interpret", "examples", "seconds",
     ]  # fmt: skip
     good = found["good"]
     assert good[0].startswith("2 ok")
@@ -52,32 +51,15 @@ def test_cells(mixed):
     assert good[2] == "1 skipped"
     assert found["wrong"][:3] == ["1 ok 1 FAILED", "1 ok 1 FAILED", "1 skipped"]
     assert found["refused"][:3] == ["1 xfail", "1 xfail", "1 skipped"]  # forward alone is run
-    assert found["mended"][1] == "1 ok 1 FAILED"  # it passes, and that must be noticed
+    assert found["mended"][0] == "1 ok 1 FAILED"  # it passes, and that must be noticed
     assert int(good[3]) == 6  # forward draws 2, determinism 1, on two backends
 
 
 def test_reasons(mixed):
     text = "\n".join(table(mixed.run(*RUN)))
-    assert "expected failure (2) on interpret, tpu-interpret:v5e: refused: #12 (JAX 0.12)" in text
+    assert "expected failure (2) on interpret, tpu-sim:v5e: refused: #12 (JAX 0.12)" in text
     assert "not run (1) on interpret: refused: forward raised; see `refused-forward[inte" in text
     assert "skipped (4) on gpu-interpret: good, wrong, refused, mended: claims tpu-sim, int" in text
-
-
-def test_under_xdist(mixed):
-    """The same table, but for the examples that a failure took.
-
-    What failed on one backend is tried first on the next, if that has not begun yet. One check
-    only: whether a second is run after a forward that raised depends on which worker has it.
-    """
-
-    def without_counts(lines):
-        return [re.sub(r"\s+\d+$", "", line) if "FAILED" in line else line for line in lines]
-
-    run = (*RUN, "--pallas-checks=forward")
-    one = table(mixed.run(*run))
-    # What failed before would be tried again first.
-    shutil.rmtree(mixed.path / ".hypothesis", ignore_errors=True)
-    assert without_counts(table(mixed.spawn(*run, "-n2"))) == without_counts(one)
 
 
 def test_color(mixed):
@@ -121,7 +103,7 @@ def test_quiet(mixed):
 def test_verbose(project):
     """All kernels and requirements are listed, and nothing that was never drawn is left out."""
     project.specs(*(f'name="k{number}", kernel=add' for number in range(30)))
-    run = ("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-checks=forward,donation",
+    run = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-checks=forward,donation",
            "--pallas-max-examples=1")  # fmt: skip
     short, whole = (project.run(*run, *extra).stdout.str() for extra in ((), ("-v",)))
     names = ", ".join(f"k{number}" for number in range(30))
@@ -129,7 +111,7 @@ def test_verbose(project):
     assert "more kernels (-v lists them)" in short
     assert "no example aliases an input" not in short
     assert "not applicable: 30 checks of 30 kernels\n" in whole
-    assert f"  no example aliases an input (30): donation on interpret: {names}" in whole
+    assert f"  no example aliases an input (30): donation on tpu-sim: {names}" in whole
     assert not re.search("more kernels", whole)
     assert "never drawn: something of 25 more kernels" in short
     assert "never drawn: something" not in whole
@@ -140,5 +122,5 @@ def test_narrow(mixed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "50")
     found = table(mixed.run(*RUN))
     at = next(i for i, line in enumerate(found) if re.match(r"wrong  \d+ in", line))
-    assert found[at + 1].split() == ["interpret", "1", "ok", "1", "FAILED"]
-    assert found[at + 2].split()[0] == "tpu-interpret:v5e"
+    assert found[at + 1].split() == ["tpu-sim:v5e", "1", "ok", "1", "FAILED"]
+    assert found[at + 2].split()[0] == "interpret"

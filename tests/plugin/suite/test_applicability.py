@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 
-RUN = ("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=2")
+RUN = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-max-examples=2")
 
 KERNELS = """
 import jax
@@ -70,27 +69,16 @@ def test_a_check_that_does_not_apply_is_no_item_and_is_recorded(aliasing):
     ]  # fmt: skip
     assert results["not_applicable"] == [
         {
-            "test": "specs.py::plain-donation[interpret]",
+            "test": "specs.py::plain-donation[tpu-sim]",
             "kernel": "plain",
             "family": "kernels",
             "check": "donation",
-            "backend": "interpret",
+            "backend": "tpu-sim",
             "mesh": {},
             "requirement": "no example aliases an input",
             "found": "collection",
         }
     ]
-
-
-def test_workers_tell_each_once(aliasing):
-    project, specs = aliasing
-    specs(*(f'name="k{number}", kernel=add' for number in range(3)))
-    words = (*RUN, "--pallas-checks=forward,donation,gradient")
-    one = project.results(*words)["not_applicable"]
-    result = project.spawn(*words, "-n2", "--pallas-results=two.json")
-    assert len(one) == 6
-    assert json.loads((project.path / "two.json").read_text())["not_applicable"] == one
-    assert "not applicable: 6 checks of 3 kernels (-v lists them)" in result.stdout.str()
 
 
 @pytest.mark.parametrize(
@@ -130,7 +118,7 @@ def test_one_trace_serves_all_checks_and_backends(aliasing):
             print("traced", len(aliasing.TRACED))
         """
     )
-    words = ("--pallas-backend=interpret,tpu-interpret,tpu-interpret:v6e", "--collect-only")
+    words = ("--pallas-backend=tpu-sim,tpu-interpret,tpu-interpret:v6e", "--collect-only")
     every = project.run("--pallas-suite=specs", "--pallas-checks=all", *words, "-s")
     assert "traced 1" in every.outlines
     none = project.run("--pallas-suite=specs", "--pallas-checks=forward,vmap", *words, "-s")
@@ -167,7 +155,7 @@ def test_an_example_of_another_kind_is_asked_about_all_the_same(aliasing):
     assert [entry["check"] for entry in results["not_applicable"]] == ["late"]
     [record] = results["records"]
     assert (record["check"], record["outcome"]) == ("forward", "failed")
-    assert "k: late on interpret: asked about a kernel with an alias" in record["message"]
+    assert "k: late on tpu-sim: asked about a kernel with an alias" in record["message"]
     assert any(note.startswith("asked late, too") for note in record["notes"])
 
 
@@ -177,9 +165,9 @@ def test_an_example_of_another_kind_is_asked_about_all_the_same(aliasing):
         ((), "4 checks of 2 kernels"),
         (("-k", "one"), "2 checks of 1 kernel"),
         (("-k", "two and (forward or gradient)"), "1 check of 1 kernel"),
-        (("--deselect", "specs.py::one-forward[interpret]"), "2 checks of 1 kernel"),
+        (("--deselect", "specs.py::one-forward[tpu-sim]"), "2 checks of 1 kernel"),
         (("-k", "forward"), None),
-        (("specs.py::one-forward[interpret]",), None),
+        (("specs.py::one-forward[tpu-sim]",), None),
     ],
 )
 def test_only_what_was_selected_is_counted(project, args, counts):

@@ -4,54 +4,54 @@ from __future__ import annotations
 
 import pytest
 
-SUITE = ("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-checks=forward",
+SUITE = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-checks=forward",
          "--pallas-max-examples=2")  # fmt: skip
 
 BAD = {
     "kernel raises": (
         "kernel=add_raises",
         [
-            "bad: forward on interpret: the kernel raised ValueError: no block divides 8 rows",
+            "bad: forward on tpu-sim: the kernel raised ValueError: no block divides 8 rows",
             "kernels.py:",
         ],
     ),
     "kernel without a kernel": (
         "kernel=reference",
-        ["bad: forward on interpret: reference traces to no Pallas kernel"],
+        ["bad: forward on tpu-sim: reference traces to no Pallas kernel"],
     ),
     "reference raises": (
         "kernel=add, reference=add_raises",
-        ["bad: forward on interpret: the reference add_raises raised", "ValueError: no block"],
+        ["bad: forward on tpu-sim: the reference add_raises raised", "ValueError: no block"],
     ),
     "reference of another tree": (
         "kernel=add, reference=lambda x, y: {'sum': x + y}",
-        ["bad: forward on interpret", "['sum']"],
+        ["bad: forward on tpu-sim", "['sum']"],
     ),
     "reference of another shape": (
         "kernel=add, reference=lambda x, y: (x + y)[:4]",
-        ["bad: forward on interpret", "shape"],
+        ["bad: forward on tpu-sim", "shape"],
     ),
     "reference of another dtype": (
         "kernel=add, reference=lambda x, y: (x + y).astype('int32')",
-        ["bad: forward on interpret", "int32", "float32"],
+        ["bad: forward on tpu-sim", "int32", "float32"],
     ),
     "reference without arrays": (
         "kernel=add, reference=lambda x, y: 'sum'",
-        ["bad: forward on interpret", "must return an array"],
+        ["bad: forward on tpu-sim", "must return an array"],
     ),
     "NaN in the oracle": (
         "kernel=add, reference=lambda x, y: (x + y) / 0 * 0",
-        ["bad: forward on interpret: the oracle is NaN in", "nan_ok=True"],
+        ["bad: forward on tpu-sim: the oracle is NaN in", "nan_ok=True"],
     ),
     "dtypes that do not go together": (
         'kernel=add, inputs=pst.arrays("m n, m n", dtype=("float32", "int32"), '
         'dims={"m": [8], "n": [128]}), reference=lambda x, y: x + y.T',
-        ["bad: forward on interpret: the reference <lambda> raised", "int32"],
+        ["bad: forward on tpu-sim: the reference <lambda> raised", "int32"],
     ),
     "axis that does not exist": (
         'kernel=lambda x, y, mesh: add_sharded(x, y, mesh=mesh) + jax.lax.axis_index("rows"), '
         'reference=reference_on_mesh, meshes=({"x": 2},), inputs=lambda mesh: INPUTS',
-        ["bad: forward on interpret", "the kernel raised", "rows"],
+        ["bad: forward on tpu-sim", "the kernel raised", "rows"],
     ),
     "mesh without devices": (
         'kernel=add_sharded, reference=reference_on_mesh, meshes=({"x": 0},), '
@@ -74,7 +74,7 @@ def test_bad_input(project, kind):
     assert '"kernel": "good"' in (project.path / "results.json").read_text()
 
 
-@pytest.mark.parametrize("backend", ["interpret", "tpu-interpret"])
+@pytest.mark.parametrize("backend", ["tpu-sim", "tpu-interpret"])
 def test_zero_sized_dims(project, backend):
     """An empty array is an input like any other; what cannot be run is said to be so."""
     project.specs(

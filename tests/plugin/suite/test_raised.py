@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-SUITE = ("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=2")
+SUITE = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-max-examples=2")
 RUN = (*SUITE, "--pallas-checks=forward,determinism,immutability,dtype")
 
-NOT_RUN = "forward raised; see `refused-forward[interpret]`"
+NOT_RUN = "forward raised; see `refused-forward[tpu-sim]`"
 
 
 def outcomes(records):
@@ -28,18 +28,18 @@ def test_one_failure(project):
     result.stdout.fnmatch_lines(["*1 failed, 4 passed, 3 not run in*"])
     text = result.stdout.str()
     assert "SKIPPED" not in text
-    told = "forward raised; see `refused-forward[interpret]`"
-    assert f"not run (3) on interpret: refused: {told}" in text
+    told = "forward raised; see `refused-forward[tpu-sim]`"
+    assert f"not run (3) on tpu-sim: refused: {told}" in text
 
 
 def test_each_backend_has_its_own(project):
     project.specs(
         'name="refused", kernel={"tpu": add_raises, "gpu": add}, '
-        'backends=("interpret", "gpu-interpret")'
+        'backends=("tpu-sim", "gpu-interpret")'
     )
-    records = project.records(*RUN, "--pallas-backend=interpret,gpu-interpret")
+    records = project.records(*RUN, "--pallas-backend=tpu-sim,gpu-interpret")
     found = {(r["check"], r["backend"]): r["outcome"] for r in records}
-    assert found["dtype", "interpret"] == "skipped"
+    assert found["dtype", "tpu-sim"] == "skipped"
     assert found["dtype", "gpu-interpret"] == "passed"
 
 
@@ -52,7 +52,7 @@ def test_a_wrong_number_stops_nothing(project):
 def test_expected_errors_are_not_run_one_by_one(project):
     """The first still has to fail. What is not expected to fail is run."""
     project.specs(
-        'name="refused", kernel=add_raises, xfail={"interpret": ExpectedFailure('
+        'name="refused", kernel=add_raises, xfail={"tpu-sim": ExpectedFailure('
         'reason="#1", jax="0.12", checks=("forward", "determinism", "immutability"))}',
     )
     records = project.records(*SUITE, "--pallas-checks=forward,determinism,immutability,jit")
@@ -66,7 +66,7 @@ def test_expected_errors_are_not_run_one_by_one(project):
 
 def test_the_day_that_it_works_is_noticed(project):
     project.specs(
-        'name="mended", kernel=add, xfail={"interpret": ExpectedFailure(reason="#1", jax="0.12")}'
+        'name="mended", kernel=add, xfail={"tpu-sim": ExpectedFailure(reason="#1", jax="0.12")}'
     )
     records = project.records(*RUN)
     assert {record["outcome"] for record in records} == {"xpassed"}
@@ -83,7 +83,7 @@ def test_without_forward_the_first_that_raises_takes_its_place(project, args, fi
     project.specs('name="refused", kernel=add_raises')
     records = project.records(*SUITE, *args)
     assert (records[0]["check"], records[0]["outcome"]) == (first, "failed")
-    reason = f"{first} raised; see `refused-{first}[interpret]`"
+    reason = f"{first} raised; see `refused-{first}[tpu-sim]`"
     assert [record["reason"] for record in records[1:]] == [reason] * rest
 
 
@@ -121,7 +121,7 @@ def test_last_failed(project):
 def test_workers_find_out_for_themselves(project):
     """Wherever the items run, a worker reports one failure of the kernel at most."""
     project.specs('name="refused", kernel=add_raises')
-    records = project.records(*RUN, "-n2", spawn=True)
+    records = project.records(*RUN, "-n2")
     found = [record["outcome"] for record in records]
     assert len(found) == 4
     assert 1 <= found.count("failed") <= 3  # a worker, and forward wherever it comes
@@ -133,4 +133,4 @@ def test_isolated(project):
     records = project.records(*RUN, "--pallas-isolate=always")
     assert [record["outcome"] for record in records] == ["failed", *["skipped"] * 3]
     assert records[1]["reason"] == NOT_RUN
-    assert records[1]["stopped_by"] == "refused-forward[interpret]"
+    assert records[1]["stopped_by"] == "refused-forward[tpu-sim]"

@@ -84,10 +84,6 @@ def test_deselect(suite):
     suite.run(*SUITE, "--deselect", IDS[0]).assert_outcomes(passed=3, deselected=1)
 
 
-def test_xdist(suite):
-    suite.spawn(*SUITE, "-n2").assert_outcomes(failed=1, passed=3)
-
-
 def test_a_backend_that_a_spec_does_not_claim(suite):
     """It is skipped where the backend was named, and left out where it was not."""
     result = suite.run("--pallas-suite=specs", "--pallas-backend=gpu-interpret", "-rs")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-QUICK = ("--pallas-backend=interpret", "--pallas-checks=forward", "--pallas-max-examples=1")
+QUICK = ("--pallas-backend=tpu-sim", "--pallas-checks=forward", "--pallas-max-examples=1")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_by_module_name_and_by_spec(package, sources, names):
     )
     result = package.run(*QUICK, "--collect-only", "-q")
     found = [line for line in result.outlines if line.startswith("test_kernels.py::")]
-    ids = [f"test_kernels.py::test_kernels::{name}-forward[interpret]" for name in names]
+    ids = [f"test_kernels.py::test_kernels::{name}-forward[tpu-sim]" for name in names]
     assert found == [*ids, "test_kernels.py::test_own"]
     package.run(*QUICK).assert_outcomes(passed=len(names) + 1)
 
@@ -54,7 +54,7 @@ def test_by_node_id(package):
         test_kernels = suite("package")
         """
     )
-    result = package.run(*QUICK, "test_kernels.py::test_kernels::two-forward[interpret]")
+    result = package.run(*QUICK, "test_kernels.py::test_kernels::two-forward[tpu-sim]")
     result.assert_outcomes(passed=1)
     package.run(*QUICK, "test_kernels.py::test_kernels", "-k", "one").assert_outcomes(
         passed=1, deselected=2

@@ -10,9 +10,8 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.extend.core import Primitive
 
-from pytest_pallas.backends.gpu_interpreter import gpu_interpret
 from pytest_pallas.backends.hardware import tpu
-from pytest_pallas.backends.interpreters import interpret, tpu_interpret
+from pytest_pallas.backends.interpreters import gpu_interpret, interpret, tpu_interpret
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.export import RoundTrip, SimulatedTrip, export, requires_backend
 from pytest_pallas.errors import KernelError, NotApplicableError

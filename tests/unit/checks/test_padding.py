@@ -9,9 +9,8 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.backends.gpu_interpreter import gpu_interpret
-from pytest_pallas.backends.interpreters import interpret, tpu_interpret
-from pytest_pallas.backends.simulators import tpu_sim
+from pytest_pallas.backends.interpreters import gpu_interpret, interpret, tpu_interpret
+from pytest_pallas.backends.simulators import gpu_sim, tpu_sim
 from pytest_pallas.checks.padding import padding
 from pytest_pallas.errors import KernelError, NotApplicableError
 from pytest_pallas.strategies.arguments import Arguments
@@ -169,5 +168,5 @@ def test_what_is_ignored_needs_no_fills(trial_of):
 
 
 def test_which_backends_can_be_told():
-    told = (tpu_sim(), interpret(), tpu_interpret(), gpu_interpret())
-    assert [getattr(b, "fills", False) for b in told] == [True, False, False, True]
+    told = (tpu_sim(), gpu_sim(), interpret(), tpu_interpret(), gpu_interpret())
+    assert [getattr(b, "fills", False) for b in told] == [True, True, False, False, False]

@@ -11,8 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas.backends import Call
-from pytest_pallas.backends.gpu_interpreter import gpu_interpret
-from pytest_pallas.backends.simulators import tpu_sim
+from pytest_pallas.backends.simulators import gpu_sim, tpu_sim
 from pytest_pallas.errors import DeadlockError
 from pytest_pallas.sanitizers.deadlock import deadlock
 
@@ -114,13 +113,13 @@ def gpu_kernel(x, *, arrives):
 
 def test_threads_of_a_gpu_are_named(trial):
     x = np.ones((128, 128), np.float32)
-    asked = trial(rings.other(gpu_kernel, arrives=False), x, backend=gpu_interpret())
+    asked = trial(rings.other(gpu_kernel, arrives=False), x, backend=gpu_sim())
     with pytest.raises(DeadlockError) as raised:
         deadlock(asked)
     for group in range(2):
         assert re.search(
-            rf"device 0, block 0, warpgroup {group} is blocked at a barrier: needs 1 arrivals, "
-            r"has 0, at \S+test_deadlock\.py:\d+",
+            rf"warpgroup {group} is blocked at copied \(phase 0\): needs 1 arrivals, has 0, "
+            r"at \S+test_deadlock\.py:\d+",
             str(raised.value),
         )
-    deadlock(trial(rings.other(gpu_kernel, arrives=True), x, backend=gpu_interpret()))
+    deadlock(trial(rings.other(gpu_kernel, arrives=True), x, backend=gpu_sim()))

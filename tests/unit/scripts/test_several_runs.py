@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pytest_pallas.backends.fills import highest
 from pytest_pallas.checks import ignored
 from pytest_pallas.scripts import memory, parts, related
 
@@ -35,13 +33,6 @@ def test_ignored_elements_get_the_same_poison(dtype):
         assert one[0].dtype == other[0].dtype
         assert one[0].tobytes() == other[0].tobytes()
         assert one[1] is other[1]
-
-
-def test_it_is_said_where_jax_has_moved_the_fill(monkeypatch):
-    utilities = importlib.import_module("jax._src.pallas.mosaic.interpret.utils")
-    monkeypatch.delattr(utilities, "get_uninitialized_value")
-    with pytest.raises(RuntimeError, match="what their GPU interpreter fills memory with"):
-        memory.filled(highest).__enter__()
 
 
 def case(kernel: Any, *calls: Any, exact: bool = False, **claim: Any) -> parts.Case:

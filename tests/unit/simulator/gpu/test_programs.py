@@ -535,11 +535,11 @@ class TestWaiting:
         assert found.findings == ()
 
     @staticmethod
-    def barrier(_zero, o_ref, count_ref):
+    def barrier(_zero, o_ref, count_ref, *, count):
         plgpu.atomic_add(count_ref, (0,), 1)
 
         def early(_):
-            return plgpu.atomic_add(count_ref, (0,), 0) < pl.num_programs(0)
+            return plgpu.atomic_add(count_ref, (0,), 0) < count
 
         jax.lax.while_loop(early, lambda done: done, 0)
         o_ref[...] = jnp.ones_like(o_ref)
@@ -547,7 +547,7 @@ class TestWaiting:
     def meeting(self, count):
         one = pl.BlockSpec((1,), lambda i: (0,))
         return pl.pallas_call(
-            self.barrier,
+            functools.partial(self.barrier, count=count),
             out_shape=[jax.ShapeDtypeStruct((n,), jnp.int32) for n in (count, 1)],
             grid=(count,),
             in_specs=[one],

@@ -306,6 +306,22 @@ def test_approximate_tanh(dtype):
     assert math.copysign(1, found[251]) == -1
 
 
+@pytest.mark.parametrize(("kind", "dtype"), [("f16x2", jnp.float16), ("bf16x2", jnp.bfloat16)])
+def test_approximate_tanh_of_pairs(kind, dtype):
+    def paired(x):
+        (found,) = plgpu.elementwise_inline_asm(
+            f"tanh.approx.{kind} $0, $1;",
+            args=[x],
+            constraints="=r,r",
+            pack=2,
+            result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
+        )
+        return found
+
+    x = np.linspace(-3, 3, 64).astype(dtype)
+    np.testing.assert_array_equal(elementwise(paired, x), elementwise(plgpu.approx_tanh, x))
+
+
 def test_other_inline_assembly_is_refused():
     def body(x_ref, o_ref):
         (o_ref[...],) = plgpu.elementwise_inline_asm(

@@ -1,0 +1,281 @@
+"""Matrix product ``o = x @ y`` on a Hopper GPU, by the pipelines that Pallas emits.
+
+Shapes: ``x (m, k)``, ``y (k, n)``, ``o (m, n)``. Dtypes: bfloat16 or float16; sums are float32.
+
+``hopper_matmul`` and ``hopper_matmul_persistent`` start every copy and wait at every barrier
+themselves. Here the same is said by block specs, as on a TPU: which block of an operand a step
+needs, and how it lies in shared memory.
+
+- ``specialize=False``: ``plgpu.emit_pipeline``. One warpgroup copies ahead and multiplies. A
+  ``wgmma`` is still under way when its step ends, so a block is released one step later
+  (``delay_release``).
+- ``specialize=True``: ``plgpu.emit_pipeline_warp_specialized``. A warpgroup of its own copies, two
+  multiply half a tile each. Blocks are persistent, and the pipelines of their tiles are chained
+  (``PipelinePipeline``): the first fills the buffers, each of the others goes on in buffers that
+  are full, and the last empties them. So the copies of a tile begin while the tile before is
+  written. A chain needs tiles of equally many steps, a multiple of the buffers: beyond the end of
+  ``k`` TMA reads zeros.
+
+``overlap=True`` uses programmatic dependent launch (PTX ISA, griddepcontrol). ``y`` holds weights,
+which no kernel before this one writes. So a block asks for its first blocks of ``y`` to be brought
+into the L2 cache (PTX ISA, cp.async.bulk.prefetch.tensor), and then waits for the kernel that
+writes ``x``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from hypothesis import strategies as st
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Linear, Permuted
+from pytest_pallas.spec import KernelSpec
+from reference_kernels import _gpu, _require
+from reference_kernels.matmul._operands import check_operands
+from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu.hopper_matmul import reference
+
+_MULTIPLYING = 2  # warpgroups, besides the one that copies
+_COPY_REGISTERS = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class _Blocks:
+    """Sizes of blocks, and how many steps and buffers there are."""
+
+    m: int
+    n: int
+    k: int
+    steps: int
+    stages: int
+
+    def specs(self, row: Any, column: Any, dtype: Any, *, delay_release: int = 0) -> list[Any]:
+        """Blocks of ``x`` and ``y`` for the tile at ``row`` and ``column``, counted in tiles."""
+        settings: dict[str, Any] = {
+            "transforms": _tiles.transforms(dtype),
+            "memory_space": plgpu.SMEM,
+            "delay_release": delay_release,
+        }
+        return [
+            plgpu.BlockSpec((self.m, self.k), lambda step: (row, step), **settings),
+            plgpu.BlockSpec((self.k, self.n), lambda step: (step, column), **settings),
+        ]
+
+
+def _kernel(
+    x_gmem: Any, y_gmem: Any, o_gmem: Any, o_smem: Any, *, blocks: _Blocks, overlap: bool
+) -> None:
+    row, column = jax.lax.axis_index("row"), jax.lax.axis_index("column")
+    if overlap:
+
+        @pl.loop(0, min(blocks.stages, blocks.steps))
+        def _prefetch(step: Any) -> None:
+            here = pl.ds(step * blocks.k, blocks.k), pl.ds(column * blocks.n, blocks.n)
+            plgpu.async_prefetch(y_gmem.at[here])
+
+        plgpu.griddepcontrol_wait()
+
+    def accumulate(acc: Any) -> jax.Array:
+        def multiply(_: Any, x_smem: Any, y_smem: Any) -> None:
+            plgpu.wgmma(acc, x_smem, y_smem)
+            plgpu.wgmma_wait(1)  # the product of the step before has read its blocks
+
+        plgpu.emit_pipeline(
+            multiply,
+            grid=(blocks.steps,),
+            in_specs=blocks.specs(row, column, x_gmem.dtype, delay_release=1),
+            max_concurrent_steps=blocks.stages,
+        )(x_gmem, y_gmem)
+        return acc[...]
+
+    total = pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((blocks.m, blocks.n), jnp.float32))
+    _tiles.store(total, o_smem, o_gmem, row * blocks.m, column * blocks.n)
+    plgpu.wait_smem_to_gmem(0)
+    if overlap:
+        plgpu.griddepcontrol_launch_dependents()
+
+
+def _specialized_kernel(
+    x_gmem: Any, y_gmem: Any, o_gmem: Any, o_smem: Any, *, blocks: _Blocks, tiles: tuple[int, int]
+) -> None:
+    warpgroup = jax.lax.axis_index("warpgroup")
+    rows = blocks.m // _MULTIPLYING
+
+    def pipeline(body: Any, context: Any, row: Any, column: Any, state: Any) -> Any:
+        return plgpu.emit_pipeline_warp_specialized(
+            body,
+            grid=(blocks.steps,),
+            memory_registers=_COPY_REGISTERS,
+            in_specs=blocks.specs(row, column, x_gmem.dtype),
+            max_concurrent_steps=blocks.stages,
+            wg_axis="warpgroup",
+            num_compute_wgs=_MULTIPLYING,
+            pipeline_state=state,
+            compute_context=context,
+        )
+
+    def all_tiles(allocations: Any) -> None:
+        @plgpu.nd_loop(tiles, collective_axes="block")
+        def _tile(info: plgpu.NDLoopInfo) -> None:
+            row, column = info.index
+            states, last = plgpu.PipelinePipeline, info.local_index == info.num_local_steps - 1
+            state = jnp.where(last, states.STOP, states.STEADY)
+            # Of a single tile nobody empties the buffers: nothing comes after it.
+            state = jnp.where(info.local_index == 0, states.START, state)
+
+            def multiply(_: Any, x_smem: Any, y_smem: Any, acc: Any) -> Any:
+                half = pl.ds(warpgroup * rows, rows)
+                plgpu.wgmma(acc, x_smem.at[half], y_smem)
+                plgpu.wgmma_wait(0)
+                return acc
+
+            def compute(steps: Any) -> None:
+                def accumulate(acc: Any) -> jax.Array:
+                    steps(acc)
+                    return acc[...]
+
+                total = pl.run_scoped(
+                    accumulate, plgpu.WGMMAAccumulatorRef((rows, blocks.n), jnp.float32)
+                )
+                first = row * blocks.m + warpgroup * rows
+                _tiles.store(total, o_smem.at[warpgroup], o_gmem, first, column * blocks.n)
+
+            run = pipeline(multiply, compute, row, column, state)
+            run(x_gmem, y_gmem, allocations=allocations)
+
+    def nothing(*_: Any) -> None:
+        """What is computed does not matter for the allocations."""
+
+    allocations = pipeline(nothing, nothing, 0, 0, None).get_allocations(x_gmem, y_gmem)
+    pl.run_scoped(all_tiles, allocations, collective_axes="warpgroup")
+    plgpu.wait_smem_to_gmem(0)
+
+
+def hopper_matmul_pipelined(
+    x: jax.Array,
+    y: jax.Array,
+    *,
+    specialize: bool = True,
+    overlap: bool = False,
+    block_m: int = 128,
+    block_n: int = 128,
+    block_k: int = 64,
+    stages: int = 4,
+    programs: int | None = None,
+) -> jax.Array:
+    """``x @ y``. It can be vmapped.
+
+    Args:
+      x: ``(m, k)``, bfloat16 or float16. It and ``y`` are copied first unless sizes are whole tiles
+        (see ``hopper_matmul``).
+      y: ``(k, n)``, of the dtype of ``x``.
+      specialize: let a warpgroup of its own copy, and blocks take one tile after the other.
+      overlap: launch the kernel by programmatic dependent launch; not with ``specialize``. ``y``
+        must not be written by the kernel before.
+      block_m: rows of a tile of the output, a multiple of 64, or of 128 with ``specialize``.
+      block_n: columns of it, a multiple of 64, at most 256.
+      block_k: terms of the sums in one step, a multiple of 64.
+      stages: how many steps fit in shared memory, at least 2.
+      programs: how many blocks take tiles, with ``specialize``; by default one for each SM.
+
+    Returns:
+      ``(m, n)``, of the dtype of ``x``.
+
+    Raises:
+      ValueError: an operand has a wrong rank, size or dtype, a block size is not allowed, or
+        ``overlap`` is asked for with ``specialize``.
+    """
+    m, k, n = check_operands(x, y)
+    _tiles.check_dtype("x", x)
+    _tiles.check_blocks(x.dtype, block_m=block_m, block_n=block_n, block_k=block_k, stages=stages)
+    if specialize and overlap:
+        raise ValueError("overlap must be False with specialize, but both are True")
+    if specialize and block_m % (64 * _MULTIPLYING):
+        raise ValueError(
+            f"block_m must be a multiple of {64 * _MULTIPLYING}, 64 rows for each warpgroup, "
+            f"but it is {block_m}"
+        )
+    x, y = _tiles.aligned(x), _tiles.aligned(y)
+    tiles = pl.cdiv(m, block_m), pl.cdiv(n, block_n)
+    steps = pl.cdiv(k, block_k)
+    settings: dict[str, Any] = {
+        "out_type": jax.ShapeDtypeStruct(_tiles.whole((m, n), x.dtype), x.dtype)
+    }
+    if not specialize:
+        blocks = _Blocks(block_m, block_n, block_k, steps, max(2, min(stages, steps)))
+        return plgpu.kernel(
+            functools.partial(_kernel, blocks=blocks, overlap=overlap),
+            scratch_types=[_tiles.staging(x.dtype)],
+            grid=tiles,
+            grid_names=("row", "column"),
+            **settings,
+        )(x, y)[:m, :n]
+    programs = _gpu.multiprocessors() if programs is None else programs
+    _require.positive(programs=programs)
+    stages = min(stages, steps)
+    blocks = _Blocks(block_m, block_n, block_k, pl.cdiv(steps, stages) * stages, stages)
+    return plgpu.kernel(
+        functools.partial(_specialized_kernel, blocks=blocks, tiles=tiles),
+        scratch_types=[_tiles.staging(x.dtype, _MULTIPLYING)],
+        grid=(min(programs, tiles[0] * tiles[1]),),
+        grid_names=("block",),
+        num_threads=_MULTIPLYING + 1,
+        thread_name="warpgroup",
+        **settings,
+    )(x, y)[:m, :n]
+
+
+def _inputs(**tuning: Any) -> Any:
+    return pst.arguments(
+        pst.arrays(
+            "m k, k n",
+            dtype=pst.floats("bfloat16", "float16"),
+            around={"m": 128, "n": 64},
+            dims={"k": [1, 65, 200, 320]},  # up to five steps: more than there are buffers
+            max_bytes=2**17,
+        ),
+        tuning={"block_n": 64, "stages": st.sampled_from([2, 3]), **tuning},
+    )
+
+
+_TYPICAL = pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 4096, "k": 4096, "n": 4096})
+
+_BACKENDS = (
+    *(f"{name}:{chip}" for name in ("gpu-sim", "gpu-compile") for chip in ("h100", "h200")),
+    "gpu",
+)
+
+SPEC = KernelSpec(
+    name="hopper_matmul_pipelined",
+    kernel={"gpu": functools.partial(hopper_matmul_pipelined, specialize=False)},
+    backends=("gpu-interpret", *_BACKENDS),
+    reference=reference,
+    inputs=_inputs(block_m=64),
+    exact=True,
+    relations=(Linear(0), Linear(1), Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0})),
+    typical=(_TYPICAL,),
+)
+
+SPEC_OVERLAP = dataclasses.replace(
+    SPEC,
+    name="hopper_matmul_pipelined_overlap",
+    kernel={"gpu": functools.partial(hopper_matmul_pipelined, specialize=False, overlap=True)},
+    backends=_BACKENDS,  # JAX interprets no griddepcontrol
+    checks=("forward",),
+    relations=(),
+)
+
+SPEC_SPECIALIZED = dataclasses.replace(
+    SPEC,
+    name="hopper_matmul_pipelined_specialized",
+    kernel={"gpu": hopper_matmul_pipelined},
+    # Few programs, so that each gets several tiles.
+    inputs=_inputs(programs=st.sampled_from([1, 2])),
+)

@@ -1,0 +1,159 @@
+"""Reduction over rows on a GPU by atomic operations: ``o[j] = op_i x[i, j]``.
+
+Shapes: ``x (m, n)``, ``o (n,)``. Dtypes: int32 or uint32 for each ``op`` (``"add"``, ``"max"``,
+``"min"``, ``"and"``, ``"or"`` or ``"xor"``); float32 for ``"add"``.
+
+A thread has some columns of ``block_rows`` rows: it reduces them in registers and ends with one
+atomic operation for each column (PTX ISA, "red"), whose results meet in the L2 cache. There is no
+second kernel and no scratch memory, and the output begins as the neutral element of ``op``.
+
+All these operations of integers give the same answer in any order. A sum of floats does not: it is
+rounded after each addition, and blocks add in any order. So its last bits differ from run to run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Permuted
+from pytest_pallas.spec import KernelSpec
+from reference_kernels import _require
+
+Operation = Literal["add", "max", "min", "and", "or", "xor"]
+
+_THREADS = 128  # of a block
+
+#: What two elements become, and what an element of memory and one of a register become.
+_PAIRS: dict[Operation, Callable[..., jax.Array]] = {
+    "add": jnp.add,
+    "max": jnp.maximum,
+    "min": jnp.minimum,
+    "and": jnp.bitwise_and,
+    "or": jnp.bitwise_or,
+    "xor": jnp.bitwise_xor,
+}
+
+
+def _atomic(op: Operation) -> Callable[..., None]:
+    atomics: dict[Operation, Callable[..., None]] = {
+        "add": plgpu.atomic_add,
+        "max": plgpu.atomic_max,
+        "min": plgpu.atomic_min,
+        "and": plgpu.atomic_and,
+        "or": plgpu.atomic_or,
+        "xor": plgpu.atomic_xor,
+    }
+    return atomics[op]
+
+
+def _neutral(op: Operation, dtype: Any) -> Any:
+    """What changes nothing: ``op(neutral, x) = x``."""
+    if op in ("max", "min"):
+        limits = jnp.iinfo(dtype)
+        return limits.min if op == "max" else limits.max
+    return np.array(-1).astype(dtype) if op == "and" else 0
+
+
+def _kernel(x_gmem: Any, o_gmem: Any, *, op: Operation, block_rows: int, width: int) -> None:
+    first = jax.lax.axis_index("rows") * block_rows
+    columns = pl.ds(jax.lax.axis_index("columns") * width, width)
+    layout = plgpu.Layout.WG_STRIDED((width,), vec_size=width // _THREADS)
+
+    def row(i: Any) -> jax.Array:
+        return plgpu.load(x_gmem.at[i, columns], layout=layout)
+
+    end = jnp.minimum(first + block_rows, x_gmem.shape[0])
+    total = jax.lax.fori_loop(first + 1, end, lambda i, some: _PAIRS[op](some, row(i)), row(first))
+    _atomic(op)(o_gmem.at[columns], total)
+
+
+def reduce_columns(x: jax.Array, *, op: Operation = "add", block_rows: int = 32) -> jax.Array:
+    """``op`` of all rows of ``x``.
+
+    Args:
+      x: ``(m, n)``, int32 or uint32, or float32 for ``"add"``. Columns that are not a multiple of
+        128 are padded, in a copy; a multiple of 512 is read 16 bytes at a time.
+      op: what rows are reduced by.
+      block_rows: rows of a block; there is an atomic operation for each of its columns.
+
+    Returns:
+      ``(n,)``, of the dtype of ``x``. Integer sums wrap around. The last bits of a float32 sum
+      differ from run to run.
+
+    Raises:
+      ValueError: ``x`` is not a matrix, is empty, or has a dtype that ``op`` does not take;
+        ``op`` is unknown; or ``block_rows`` is not positive.
+    """
+    m, n = _require.axes("x", x, "m n")
+    if op not in get_args(Operation):
+        raise ValueError(f"op must be one of {get_args(Operation)}, but it is {op!r}")
+    dtypes = ("int32", "uint32", *(["float32"] if op == "add" else []))
+    if x.dtype.name not in dtypes:
+        raise ValueError(f"x must be {' or '.join(dtypes)} for {op!r}, but its dtype is {x.dtype}")
+    _require.positive(block_rows=block_rows)
+    x = jnp.pad(x, ((0, 0), (0, -n % _THREADS)))
+    width = _THREADS * (1 if x.shape[1] % (4 * _THREADS) else 4)
+    start = jnp.full((x.shape[1],), _neutral(op, x.dtype), x.dtype)
+    o = jax.new_ref(start, memory_space=plgpu.GMEM)
+    plgpu.kernel(
+        functools.partial(_kernel, op=op, block_rows=block_rows, width=width),
+        grid=(pl.cdiv(m, block_rows), x.shape[1] // width),
+        grid_names=("rows", "columns"),
+    )(x, o)
+    return jax.freeze(o)[:n]
+
+
+def reference(x: jax.Array, *, op: Operation = "add") -> jax.Array:
+    """``op`` over the rows."""
+    return functools.reduce(_PAIRS[op], x)
+
+
+# Not gpu-interpret, which has no atomic operations (JAX 0.12.0.1).
+_BACKENDS = (
+    "gpu-sim",
+    *(f"gpu-compile:{chip}" for chip in ("a100", "h100", "h200", "b200")),
+    "gpu",
+)
+_DIMS = {"m": [1, 7, 16, 35], "n": [5, 128, 200, 512, 1024]}
+_TUNING = {"block_rows": st.sampled_from([8, 16])}
+
+SPEC = KernelSpec(
+    name="reduce_columns",
+    kernel={"gpu": reduce_columns},
+    backends=_BACKENDS,
+    reference=reference,
+    inputs=pst.arguments(
+        pst.arrays("m n", dtype=pst.dtypes("int32", "uint32"), dims=_DIMS),
+        options={"op": st.sampled_from(get_args(Operation))},
+        tuning=_TUNING,
+    ),
+    vmappable=False,  # a reference that is written has no axis of a batch
+    relations=(Permuted({0: 0}, exact=True), Permuted({0: 1}, output=0, exact=True)),
+    typical=(pst.shaped("m n", dtype="int32", dims={"m": 8192, "n": 8192}),),
+)
+
+SPEC_FLOATS = KernelSpec(
+    name="reduce_columns_floats",
+    kernel={"gpu": reduce_columns},
+    backends=_BACKENDS,
+    reference=reference,
+    inputs=pst.arguments(
+        pst.arrays("m n", dtype=pst.floats("float32"), dims=_DIMS), tuning=_TUNING
+    ),
+    exact=True,
+    vmappable=False,
+    # Not determinism, nor what compares bits of two runs: blocks add in any order.
+    checks=("forward", "dtype", "permutation"),
+    relations=(Permuted({0: 0}), Permuted({0: 1}, output=0)),
+    typical=(pst.shaped("m n", dtype="float32", dims={"m": 8192, "n": 8192}),),
+)
