@@ -106,10 +106,10 @@ def _matmul_kernel(
                 )
 
     def multiply(turn: Any, slot: Any) -> None:
-        pl.when(turn >= 2)(lambda: plgpu.barrier_wait(emptied.at[slot]))
-
         @pl.when(member == 0)
         def _first_of_pair() -> None:
+            pl.when(turn >= 2)(lambda: plgpu.barrier_wait(emptied.at[slot]))
+
             @pl.loop(0, steps)
             def _step(step: Any) -> None:
                 stage = jax.lax.rem(turn * steps + step, stages)
@@ -139,6 +139,10 @@ def _matmul_kernel(
             plgpu.copy_smem_to_gmem(o_smem.at[half], o_gmem.at[here])
         plgpu.wait_load_tmem()
         plgpu.barrier_arrive(emptied.at[slot])
+        if pair:
+            # The second one starts no products. Who waits must arrive as well, or the barrier could
+            # go on by two phases before it looks.
+            pl.when(member == 1)(lambda: plgpu.barrier_wait(emptied.at[slot]))
 
     def compute_tile(info: Any, carry: Any) -> Any:
         turn = info.local_index
@@ -171,7 +175,8 @@ def _matmul_kernel(
             plgpu.barrier_wait(barriers.at[jax.lax.rem(each, slots)])
 
     pl.when(role == _LOADS)(lambda: see_last(consumed, turns * steps))
-    pl.when(role == _PRODUCTS)(lambda: see_last(emptied, turns))
+    own = jnp.where(member == 0, turns, 0) if pair else turns
+    pl.when(role == _PRODUCTS)(lambda: see_last(emptied, own))
     pl.when(role == _OUTPUT)(lambda: plgpu.wait_smem_to_gmem(0))
 
 

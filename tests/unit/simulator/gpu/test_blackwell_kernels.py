@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from contextlib import suppress
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.errors import DeadlockError
 from pytest_pallas.simulator import simulate
 from pytest_pallas.simulator.machine import Machine
@@ -96,7 +98,7 @@ def test_the_product_that_jax_comes_with(seed: int, rng: np.random.Generator) ->
     assert (run.values == (a.astype(np.float32) @ b.astype(np.float32))).all()
     (finding,) = run.findings
     assert finding.kind == "unwaited"
-    assert "acc_smem and out_gmem" in finding.message
+    assert "from acc_smem to out_gmem" in finding.message
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -139,3 +141,35 @@ def test_the_ragged_product_that_jax_comes_with(seed: int, rng: np.random.Genera
     )
     assert not run.findings
     assert (run.values == np.asarray(wanted)).all()
+
+
+def test_its_pairs_overwrite_sums(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """From the third tile of a pair on: only the first block says that its sums were read.
+
+    ``store_done_barrier`` is a ``Barrier``, so that the products of the first block do not wait for
+    the second one, which may still read the sums that they overwrite.
+    """
+    from jax.experimental.pallas.ops.gpu import blackwell_matmul_mgpu, blackwell_ragged_dot_mgpu
+
+    few = dataclasses.replace(TARGETS["b200"], multiprocessors=4)
+    monkeypatch.setitem(TARGETS, "b200", few)
+    bundled = blackwell_ragged_dot_mgpu
+    config = bundled.TuningConfig(
+        tile_m=128,
+        tile_n=128,
+        tile_k=64,
+        max_concurrent_steps=2,
+        collective=True,
+        grid_tile_width=1,
+        grid_minor_dim=blackwell_matmul_mgpu.MatmulDimension.N,
+    )
+    run = simulate(
+        lambda a, b, sizes: bundled.ragged_dot_kernel(a, b, sizes, config),
+        *(whole(rng, 512, 64), whole(rng, 2, 64, 1024), np.array([200, 312], np.int32)),
+        target="b200",
+    )
+    (race,) = (each for each in run.findings if each.kind == "race")
+    later, earlier = race.accesses
+    assert (later.by, earlier.by) == ("the tcgen05 product", "the load from tensor memory")

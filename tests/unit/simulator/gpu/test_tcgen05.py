@@ -182,6 +182,77 @@ def test_a_product_of_a_pair(m: int, seed: int, rng: np.random.Generator) -> Non
     assert (run.values == a.astype(np.float32) @ b.astype(np.float32)).all()
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("m", [64, 128])
+def test_a_scaled_product_of_a_pair(m: int, seed: int, rng: np.random.Generator) -> None:
+    """Scales of the rows are each block's own, and both have those of all columns."""
+    k, n, scales = 128, 128, 4
+    paired = m == 64
+
+    def body(*refs: Any) -> None:
+        a, b, a_scale, b_scale, o, a_smem, b_smem, a_rows, b_rows, *rest = refs
+        a_tmem, b_tmem, acc, ready, done = rest
+        me = jax.lax.axis_index("pair")
+        a_smem[...] = a[pl.ds(me * m, m)]
+        b_smem[...] = b[pl.ds(me * (n // 2), n // 2)]
+        a_rows[...] = a_scale[pl.ds(me, 1)]
+        b_rows[...] = b_scale[...]
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(ready)
+        plgpu.barrier_wait(ready)
+        plgpu.async_copy_scales_to_tmem(a_rows, a_tmem, collective_axis="pair")
+        plgpu.async_copy_scales_to_tmem(b_rows, b_tmem, collective_axis="pair")
+        plgpu.tcgen05_mma(
+            acc,
+            a_smem,
+            b_smem.T,
+            done,
+            a_scale=a_tmem,
+            b_scale=b_tmem,
+            accumulate=False,
+            collective_axis="pair",
+        )
+        plgpu.barrier_wait(done)
+        o[pl.ds(me * m, m)] = plgpu.async_load_tmem(acc)
+
+    layouts = plgpu.TMEMLayout
+    columns = layouts.SCALES_M64_COLLECTIVE_LAYOUT if paired else layouts.SCALES_LAYOUT
+    e8m0: Any = jnp.float8_e8m0fnu
+    function = kernel(
+        body,
+        smem(m, k, dtype=jnp.float8_e4m3fn),
+        smem(n // 2, k, dtype=jnp.float8_e4m3fn),
+        plgpu.SMEM((1, 1, 32, 16), e8m0),
+        plgpu.SMEM((1, 1, 64 if paired else 32, 16), e8m0),
+        plgpu.TMEM((128, scales), e8m0, layout=layouts.SCALES_LAYOUT, collective=True),
+        plgpu.TMEM((256 if paired else 128, scales), e8m0, layout=columns, collective=True),
+        plgpu.TMEM((m, n), jnp.float32, collective=True),
+        plgpu.ClusterBarrier(collective_axes=("pair",), orders_tensor_core=True),
+        TC,
+        shape=(2 * m, n),
+        cluster=(2,),
+        cluster_names=("pair",),
+    )
+    a, b = (whole(rng, size, k, dtype=jnp.float8_e4m3fn) for size in (2 * m, n))
+    rows, cols = (np.exp2(rng.integers(-2, 3, (size, scales))) for size in (2 * m, n))
+    padded = np.ones((2, 128, scales))
+    padded[:, :m] = rows.reshape(2, m, scales)
+    a_scale = padded.reshape(2, 4, 32, 1, 4).transpose(0, 3, 2, 1, 4).reshape(2, 1, 32, 16)
+    if paired:
+        parts = cols.reshape(2, 2, 32, 1, 4).transpose(3, 0, 2, 1, 4).reshape(1, 1, 64, 8)
+        b_scale = np.pad(parts, ((0, 0), (0, 0), (0, 0), (0, 8)), constant_values=1)
+    else:
+        b_scale = cols.reshape(1, 4, 32, 1, 4).transpose(0, 3, 2, 1, 4).reshape(1, 1, 32, 16)
+    run = simulate(
+        function, a, b, a_scale.astype(e8m0), b_scale.astype(e8m0), target="b200", seed=seed
+    )
+    wanted = (a.astype(np.float64) * rows.repeat(32, axis=1)) @ (
+        b.astype(np.float64) * cols.repeat(32, axis=1)
+    ).T
+    assert not run.findings
+    assert (run.values == wanted).all()
+
+
 def test_a_pair_needs_two_blocks(rng: np.random.Generator) -> None:
     """The axis of four is named."""
 
