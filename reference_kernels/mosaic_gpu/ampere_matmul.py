@@ -164,6 +164,7 @@ SPEC = KernelSpec(
     name="ampere_matmul",
     kernel={"gpu": ampere_matmul},
     backends=(
+        "gpu-sim",
         "gpu-interpret",
         *(f"gpu-compile:{chip}" for chip in ("a100", "h100", "h200", "b200")),
         "gpu",

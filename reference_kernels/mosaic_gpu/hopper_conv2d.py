@@ -45,6 +45,7 @@ from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels.matmul.conv2d import Padding, reference
 from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu._claims import WGMMA
 
 _BYTES = 16  # TMA wants strides of arrays to be multiples of
 _LARGEST = {"SAME": 256, "VALID": 129}  # windows: corners and offsets are 8 bits each
@@ -202,7 +203,8 @@ def hopper_conv2d(
 
 
 # Not "gpu-interpret", which cannot; before JAX 0.12, none of them.
-_BACKENDS = ("gpu-compile:h100", "gpu-compile:h200", "gpu")
+#: All but the GPU interpreter, which has no copies by windows.
+_BACKENDS = tuple(name for name in WGMMA if name != "gpu-interpret")
 
 SPEC = KernelSpec(
     name="hopper_conv2d",

@@ -41,6 +41,7 @@ from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels.matmul._operands import check_operands
 from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu._claims import WGMMA
 from reference_kernels.mosaic_gpu._tiles import Activation
 
 
@@ -263,8 +264,6 @@ _BLOCKS = {
     "block_n": st.sampled_from([64, 128, 192]),  # stored in one part, in two, and in one's place
     "stages": st.sampled_from([2, 3]),
 }
-_BACKENDS = ("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu")
-
 #: Rows of ``x``, and the terms of every sum.
 _PERMUTED = (Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0}))
 
@@ -273,7 +272,7 @@ _LARGE = {"m": 4096, "k": 4096, "n": 4096}
 SPEC = KernelSpec(
     name="hopper_matmul",
     kernel={"gpu": hopper_matmul},
-    backends=_BACKENDS,
+    backends=WGMMA,
     reference=reference,
     inputs=pst.arguments(
         pst.arrays("m k, k n", dtype=_DTYPE, around=_AROUND, dims=_TERMS, max_bytes=_MAX_BYTES),
@@ -293,7 +292,7 @@ SPEC = KernelSpec(
 SPEC_ACTIVATION = KernelSpec(
     name="hopper_matmul_activation",
     kernel={"gpu": hopper_matmul},
-    backends=_BACKENDS,
+    backends=WGMMA,
     reference=reference,
     inputs=pst.arguments(
         pst.arrays("m k, n k", dtype=_DTYPE, around=_AROUND, dims=_TERMS, max_bytes=_MAX_BYTES),
@@ -317,7 +316,7 @@ SPEC_ACTIVATION = KernelSpec(
 SPEC_FLOAT8 = KernelSpec(
     name="hopper_matmul_float8",
     kernel={"gpu": hopper_matmul},
-    backends=_BACKENDS,
+    backends=WGMMA,
     reference=reference,
     inputs=pst.arguments(
         pst.arrays(

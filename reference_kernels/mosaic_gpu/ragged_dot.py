@@ -38,6 +38,7 @@ from reference_kernels import _require
 from reference_kernels.matmul._group_schedule import group_schedule
 from reference_kernels.matmul.grouped_matmul import reference
 from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu._claims import WGMMA
 
 _COLUMNS = 64  # that are written at a time
 
@@ -236,7 +237,7 @@ def _typical(shapes: str, **options: Any) -> Any:
 SPEC = KernelSpec(
     name="hopper_ragged_dot",
     kernel={"gpu": ragged_dot},
-    backends=("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu"),
+    backends=WGMMA,
     reference=reference,
     inputs=_inputs("m k, g k n"),
     exact=True,
@@ -253,7 +254,7 @@ SPEC = KernelSpec(
 SPEC_TRANSPOSED = KernelSpec(
     name="hopper_ragged_dot_transposed",
     kernel={"gpu": ragged_dot},
-    backends=("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu"),
+    backends=WGMMA,
     reference=reference,
     inputs=_inputs("m k, g n k", transpose_rhs=True),
     exact=True,

@@ -33,6 +33,7 @@ from pytest_pallas.relations import Linear, Permuted, Relation
 from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
 from reference_kernels import _gpu, _require
 from reference_kernels.mosaic_gpu import _rows
+from reference_kernels.mosaic_gpu._claims import TMA
 from reference_kernels.reductions.rms_norm import reference
 
 
@@ -220,11 +221,7 @@ _LARGE_EPS = pst.arguments(
 SPEC = KernelSpec(
     name="row_rms_norm",
     kernel={"gpu": row_rms_norm},
-    backends=(
-        "gpu-interpret",
-        *(f"gpu-compile:{chip}" for chip in ("h100", "h200", "b200")),
-        "gpu",
-    ),
+    backends=TMA,
     reference=reference,
     inputs=st.one_of(_ANY, _LARGE_EPS),
     differentiable=(0, 1),

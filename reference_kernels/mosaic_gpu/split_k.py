@@ -36,6 +36,7 @@ from reference_kernels import _require
 from reference_kernels._unsupported import cannot_execute
 from reference_kernels.matmul._operands import check_operands
 from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu._claims import WGMMA
 
 
 def _split_k_kernel(
@@ -163,7 +164,7 @@ def _spec(name: str, by: Literal["tma", "atomic"], reason: str) -> KernelSpec:
     return KernelSpec(
         name=name,
         kernel={"gpu": functools.partial(split_k_matmul, by=by)},
-        backends=("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu"),
+        backends=WGMMA,
         reference=reference,
         inputs=pst.arguments(
             pst.arrays(
