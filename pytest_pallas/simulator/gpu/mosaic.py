@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas import compat
-from pytest_pallas.compat.mosaic_gpu import BlockMesh, block_mesh, body_of, reaches_devices
+from pytest_pallas.compat.mosaic_gpu import (
+    BlockMesh,
+    block_mesh,
+    body_of,
+    makes_paired_memory,
+    reaches_devices,
+)
 from pytest_pallas.compat.transfers import is_reference
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
@@ -57,6 +63,7 @@ class GpuKernel:
       aliases: for an output, the input whose memory it is.
       outputs: shapes and dtypes.
       semaphores: that it makes.
+      paired: whether pairs of blocks share tensor memory.
       smem: bytes of shared memory that a block takes, as they are kept here.
       ordered: whether something orders clusters, so that they run at the same time.
       dynamic: whether clusters take over the work of others.
@@ -74,6 +81,7 @@ class GpuKernel:
     aliases: Mapping[int, int]
     outputs: tuple[Any, ...]
     semaphores: tuple[Item, ...]
+    paired: bool
     smem: int
     ordered: bool
     dynamic: bool
@@ -148,6 +156,7 @@ def kernel_of(eqn: Equation) -> GpuKernel:
         written=compat.written_inputs(inner),
         aliases=aliases,
         outputs=tuple(eqn.params["out_avals"]),
+        paired=any(map(makes_paired_memory, _equations(jaxpr))),
         semaphores=tuple(semaphores_in(jaxpr)),
         smem=smem_bytes(jaxpr),
         ordered=remote or not names.isdisjoint(_ORDERING),
@@ -289,7 +298,7 @@ def _cluster(
     recording: Recording | None,
 ) -> Cluster:
     """A cluster with its blocks and their warpgroups, none of which has begun."""
-    mesh, cluster = launch.mesh, Cluster(launch, point)
+    mesh, cluster = launch.mesh, Cluster(launch, point, together=kernel.paired)
     for place in np.ndindex(*(size for _, size in mesh.cluster)):
         block = Block(cluster, place, np.full(kernel.smem, 0xFF, np.uint8))
         cluster.blocks.append(block)
