@@ -43,9 +43,7 @@ class Interpreter:
         if self.platform == "gpu":
             from jax.experimental.pallas import mosaic_gpu as plgpu
 
-            return plgpu.InterpretGPUParams(
-                uninitialized_memory="nan", out_of_bounds_reads="raise"
-            )
+            return plgpu.InterpretGPUParams(uninitialized_memory="nan", out_of_bounds_reads="raise")
         return pltpu.InterpretParams(uninitialized_memory="nan", out_of_bounds_reads="raise")
 
     def available(self) -> str | None:

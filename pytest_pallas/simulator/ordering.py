@@ -36,6 +36,7 @@ from pytest_pallas.simulator.passes import (
     users_of,
 )
 from pytest_pallas.simulator.recording import (
+    END_OF_BLOCK,
     Acquired,
     Asynchronous,
     Completed,
@@ -259,6 +260,11 @@ def _finding(this: Pass, found: tuple[str, Any, Any], seed: int) -> Finding:
     later, earlier = _access(this, first), _access(this, second)
     waits = tuple(_unproved(this, second))
     what = f"race on {later.ref or 'memory'}: nothing orders two accesses"
+    if END_OF_BLOCK in (later.line, earlier.line):
+        what = (
+            f"race on {later.ref or 'memory'}: a block of the cluster may end before another one "
+            "accesses its memory; let them wait for each other"
+        )
     if kind == "fence":
         what = (
             f"race on {later.ref or 'memory'}: {later.by} may not see what a thread wrote; call "

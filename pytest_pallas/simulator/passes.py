@@ -197,9 +197,9 @@ def check(
             fenced = True
         if ordered and fenced:
             continue
-        both = isinstance(event, Flight) and isinstance(past.event, Flight)
-        if both and are_in_order(event, past.event):
-            continue
+        if isinstance(event, Flight) and isinstance(past.event, Flight):  # noqa: SIM102
+            if are_in_order(event, past.event):
+                continue
         if overlap(region, past.region):
             note(this, "fence" if ordered else "race", event, past.event)
 

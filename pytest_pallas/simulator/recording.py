@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from pytest_pallas.simulator.transfers import Copy, Semaphore
 
 
+#: Stands for the line of the access that ends the shared memory of a block.
+END_OF_BLOCK = "the end of the block"
+
+
 @dataclass(slots=True, eq=False)
 class Touched:
     """A thread read or wrote memory.

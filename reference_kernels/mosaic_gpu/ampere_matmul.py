@@ -35,7 +35,6 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _gpu, _require
-from reference_kernels._unsupported import cannot_execute
 from reference_kernels.matmul._operands import check_operands
 from reference_kernels.mosaic_gpu import _tiles
 from reference_kernels.mosaic_gpu.hopper_matmul import reference
@@ -164,7 +163,7 @@ SPEC = KernelSpec(
     name="ampere_matmul",
     kernel={"gpu": ampere_matmul},
     backends=(
-        "gpu-interpret",
+        "gpu-sim",
         *(f"gpu-compile:{chip}" for chip in ("a100", "h100", "h200", "b200")),
         "gpu",
     ),
@@ -186,5 +185,4 @@ SPEC = KernelSpec(
     exact=True,
     relations=(Linear(0), Linear(1), Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0})),
     typical=(pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 4096, "k": 4096, "n": 4096}),),
-    xfail=cannot_execute("the GPU interpreter has no mma", "gpu-interpret"),
 )

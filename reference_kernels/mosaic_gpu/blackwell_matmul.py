@@ -52,9 +52,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _gpu, _require
-from reference_kernels._unsupported import cannot_execute
 from reference_kernels.mosaic_gpu import _tiles
 
 Schedule = Literal["static", "dynamic"]
@@ -301,7 +300,7 @@ def reference(x: jax.Array, y: jax.Array) -> jax.Array:
     return product.astype(dtype)
 
 
-_BACKENDS = ("gpu-sim:b200", "gpu-interpret", "gpu-compile:b200", "gpu:b200")
+_BACKENDS = ("gpu-sim:b200", "gpu-compile:b200", "gpu:b200")
 _RELATIONS = (
     Linear(0),
     Linear(1),
@@ -329,13 +328,6 @@ def _typical(**tuning: Any) -> tuple[pst.Arguments, ...]:
         for dtype in ("bfloat16", "float8_e4m3fn")
     )
 
-
-_PAIR = "products over a pair of blocks are not interpreted"
-_DEFAULT_IS_PAIR = {
-    "gpu-interpret": ExpectedFailure(
-        reason=f"compares with the default, and {_PAIR}", jax="0.12.0.1", checks=("blocks",)
-    )
-}
 
 _ALL_ARRIVED = "without pairs nobody else arrives, and what the output waits for comes last"
 _NO_PAIR = (
@@ -385,7 +377,6 @@ SPEC = KernelSpec(
     exact=True,
     relations=_RELATIONS,
     typical=_typical(pair=False, schedule="static"),
-    xfail=_DEFAULT_IS_PAIR,
     equivalent=_NO_PAIR,
 )
 
@@ -399,7 +390,6 @@ SPEC_DYNAMIC = KernelSpec(
     vmappable=False,
     relations=_RELATIONS,
     typical=_typical(pair=False, schedule="dynamic"),
-    xfail=_DEFAULT_IS_PAIR,
     equivalent=_NO_PAIR,
 )
 
@@ -413,5 +403,4 @@ SPEC_PAIR = KernelSpec(
     vmappable=False,
     relations=_RELATIONS,
     typical=(*_typical(), *_typical(schedule="static")),
-    xfail=cannot_execute(_PAIR, "gpu-interpret"),
 )

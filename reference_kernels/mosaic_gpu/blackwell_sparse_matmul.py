@@ -36,7 +36,6 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels._unsupported import cannot_execute
 from reference_kernels.mosaic_gpu import _tiles
 
 #: Which two of four elements are kept.
@@ -220,7 +219,7 @@ SPEC = KernelSpec(
         ),
         tuning={"stages": st.sampled_from([2, 3])},
     ),
-    backends=("gpu-sim:b200", "gpu-interpret", "gpu-compile:b200", "gpu:b200"),
+    backends=("gpu-sim:b200", "gpu-compile:b200", "gpu:b200"),
     exact=True,
     relations=(
         Linear(0),
@@ -236,5 +235,4 @@ SPEC = KernelSpec(
         )
         for each in _DTYPES[::2]
     ),
-    xfail=cannot_execute("sparse products are not interpreted", "gpu-interpret"),
 )

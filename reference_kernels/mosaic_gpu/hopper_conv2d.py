@@ -198,7 +198,7 @@ def hopper_conv2d(
 
 
 # Not "gpu-interpret", which cannot; before JAX 0.12, none of them.
-_BACKENDS = ("gpu-compile:h100", "gpu-compile:h200", "gpu")
+_BACKENDS = ("gpu-sim:h100", "gpu-sim:h200", "gpu-compile:h100", "gpu-compile:h200", "gpu")
 
 SPEC = KernelSpec(
     name="hopper_conv2d",

@@ -52,7 +52,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
+from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
 from reference_kernels.attention._operands import lowered
 from reference_kernels.attention.grouped_query import reference
@@ -460,7 +460,7 @@ def _with_equal_keys(call: pst.Arguments) -> pst.Arguments:
     return dataclasses.replace(low, args=(q, *alike))
 
 
-_BACKENDS = ("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu")  # wgmma
+_BACKENDS = ("gpu-sim:h100", "gpu-sim:h200", "gpu-compile:h100", "gpu-compile:h200", "gpu")  # wgmma
 
 SPEC = KernelSpec(
     name="hopper_flash_attention",
@@ -477,16 +477,6 @@ SPEC = KernelSpec(
         Permuted({1: 2, 2: 2}, when=_is_not_causal),
     ),
     typical=(_TYPICAL, dataclasses.replace(_TYPICAL, options={"causal": False})),
-    xfail={
-        "gpu-interpret": ExpectedFailure(
-            reason="the interpreter has no wgmma of registers, and no accumulator with a value",
-            jax="0.12.0.1",
-            checks=(
-                *("forward", "gradient", "vmap", "determinism", "immutability", "jit", "blocks"),
-                *("linearity", "permutation", "memory", "padding", "donation"),
-            ),
-        )
-    },
 )
 
 _FORWARD = (
@@ -576,7 +566,6 @@ SPEC_SHARED = dataclasses.replace(
     name="hopper_flash_attention_shared",
     kernel={"gpu": functools.partial(hopper_flash_attention, in_registers=False)},
     typical=(),
-    xfail={},
     equivalent=(*_FORWARD, *_BACKWARD),
 )
 
@@ -599,7 +588,6 @@ SPEC_WIDE = dataclasses.replace(
     backends=("gpu-sim:h100", "gpu-sim:h200", "gpu-compile:h100", "gpu-compile:h200", "gpu"),
     checks=("forward", "gradient"),
     relations=(),
-    xfail={},
     typical=tuple(
         pst.shaped(
             "b h n d, b g n d, b g n d",

@@ -263,7 +263,14 @@ _BLOCKS = {
     "block_n": st.sampled_from([64, 128, 192]),  # stored in one part, in two, and in one's place
     "stages": st.sampled_from([2, 3]),
 }
-_BACKENDS = ("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu")
+_BACKENDS = (
+    "gpu-sim:h100",
+    "gpu-sim:h200",
+    "gpu-interpret",
+    "gpu-compile:h100",
+    "gpu-compile:h200",
+    "gpu",
+)
 
 #: Rows of ``x``, and the terms of every sum.
 _PERMUTED = (Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0}))

@@ -290,7 +290,14 @@ _TUNING = {
 SPEC = KernelSpec(
     name="hopper_matmul_persistent",
     kernel={"gpu": hopper_matmul_persistent},
-    backends=("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu"),
+    backends=(
+        "gpu-sim:h100",
+        "gpu-sim:h200",
+        "gpu-interpret",
+        "gpu-compile:h100",
+        "gpu-compile:h200",
+        "gpu",
+    ),
     reference=reference,
     inputs=pst.arguments(
         pst.arrays(

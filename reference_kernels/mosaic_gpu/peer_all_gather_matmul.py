@@ -44,7 +44,6 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _gpu, _mesh, _require
-from reference_kernels._unsupported import cannot_execute
 from reference_kernels.collective_matmul.all_gather_matmul import reference as on_tpu
 from reference_kernels.mosaic_gpu import _peers, _tiles
 
@@ -266,10 +265,15 @@ SPEC = KernelSpec(
     reference=reference,
     inputs=_inputs,
     meshes=({"x": 1}, {"x": 2}, {"x": 2, "y": 2}),
-    backends=("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu"),  # wgmma
+    backends=(
+        "gpu-sim:h100",
+        "gpu-sim:h200",
+        "gpu-compile:h100",
+        "gpu-compile:h200",
+        "gpu",
+    ),  # wgmma
     exact=True,
     relations=(Linear(0), Linear(1), Permuted({0: 2, 1: 1}), Permuted({1: 2}, output=2)),
     vmappable=False,  # as on_each_device
     typical=_typical,
-    xfail=cannot_execute("memory of other devices is not interpreted", "gpu-interpret"),
 )

@@ -37,7 +37,6 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _gpu, _mesh, _require
-from reference_kernels._unsupported import cannot_execute
 from reference_kernels.collectives.reduce_scatter import reference as on_tpu
 from reference_kernels.mosaic_gpu import _peers
 from reference_kernels.mosaic_gpu._peers import Schedule
@@ -199,10 +198,9 @@ SPEC = KernelSpec(
     reference=reference,
     inputs=_inputs,
     meshes=({"x": 1}, {"x": 2}, {"x": 2, "y": 2}),
-    backends=("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu-compile:b200", "gpu"),
+    backends=("gpu-sim", "gpu-compile:h100", "gpu-compile:h200", "gpu-compile:b200", "gpu"),
     exact=True,
     relations=(Linear(0), Permuted({0: 2}, output=-1)),
     vmappable=False,  # as on_each_device
     typical=_typical,
-    xfail=cannot_execute("memory of other devices is not interpreted", "gpu-interpret"),
 )

@@ -280,7 +280,14 @@ def _typical(shapes: str, **options: Any) -> Any:
 SPEC = KernelSpec(
     name="hopper_ragged_dot",
     kernel={"gpu": ragged_dot},
-    backends=("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu"),
+    backends=(
+        "gpu-sim:h100",
+        "gpu-sim:h200",
+        "gpu-interpret",
+        "gpu-compile:h100",
+        "gpu-compile:h200",
+        "gpu",
+    ),
     reference=reference,
     inputs=_inputs("m k, g k n"),
     exact=True,
@@ -298,7 +305,14 @@ SPEC = KernelSpec(
 SPEC_TRANSPOSED = KernelSpec(
     name="hopper_ragged_dot_transposed",
     kernel={"gpu": ragged_dot},
-    backends=("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu"),
+    backends=(
+        "gpu-sim:h100",
+        "gpu-sim:h200",
+        "gpu-interpret",
+        "gpu-compile:h100",
+        "gpu-compile:h200",
+        "gpu",
+    ),
     reference=reference,
     inputs=_inputs("m k, g n k", transpose_rhs=True),
     exact=True,

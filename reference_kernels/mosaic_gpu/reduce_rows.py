@@ -107,7 +107,11 @@ def reference(x: jax.Array, *, op: Operation = "sum") -> jax.Array:
     return getattr(jnp, op)(wide, axis=-1).astype(x.dtype)
 
 
-_BACKENDS = (*(f"gpu-compile:{chip}" for chip in ("a100", "h100", "h200", "b200")), "gpu")
+_BACKENDS = (
+    "gpu-sim",
+    *(f"gpu-compile:{chip}" for chip in ("a100", "h100", "h200", "b200")),
+    "gpu",
+)
 
 SPEC = KernelSpec(
     name="reduce_rows",

@@ -100,11 +100,11 @@ def scale_columns(
     mesh = plgpu.Mesh(
         grid=(x.shape[0] // _ROWS, x.shape[1] // columns),
         grid_names=("row", "column"),
-        kernel_name="scale_columns",
     )
     return pl.kernel(
         functools.partial(_kernel, show=show),
         mesh=mesh,
+        name="scale_columns",
         out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
         compiler_params=plgpu.CompilerParams(**trace),
     )(x, jnp.pad(w, (0, -n % columns)))[:m, :n]

@@ -33,7 +33,6 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels._unsupported import cannot_execute
 from reference_kernels.matmul._operands import check_operands
 from reference_kernels.mosaic_gpu import _tiles
 
@@ -159,11 +158,11 @@ def reference(x: jax.Array, y: jax.Array) -> jax.Array:
 _LONG = pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 128, "k": 65536, "n": 512})
 
 
-def _spec(name: str, by: Literal["tma", "atomic"], reason: str) -> KernelSpec:
+def _spec(name: str, by: Literal["tma", "atomic"]) -> KernelSpec:
     return KernelSpec(
         name=name,
         kernel={"gpu": functools.partial(split_k_matmul, by=by)},
-        backends=("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu"),
+        backends=("gpu-sim:h100", "gpu-sim:h200", "gpu-compile:h100", "gpu-compile:h200", "gpu"),
         reference=reference,
         inputs=pst.arguments(
             pst.arrays(
@@ -185,12 +184,9 @@ def _spec(name: str, by: Literal["tma", "atomic"], reason: str) -> KernelSpec:
         checks=("forward", "dtype", "permutation"),
         relations=(Permuted({0: 1, 1: 0}),),
         typical=(dataclasses.replace(_LONG, tuning={"splits": 32}),),
-        xfail=cannot_execute(reason, "gpu-interpret"),
     )
 
 
-SPEC = _spec(
-    "split_k_matmul", "tma", "the GPU interpreter has no reduction_op of copy_smem_to_gmem"
-)
+SPEC = _spec("split_k_matmul", "tma")
 
-SPEC_ATOMIC = _spec("split_k_matmul_atomic", "atomic", "the GPU interpreter has no atomic_add")
+SPEC_ATOMIC = _spec("split_k_matmul_atomic", "atomic")

@@ -88,7 +88,14 @@ SPEC = KernelSpec(
     name="tma_copy_add",
     kernel={"gpu": tma_copy_add},
     # The TMA is there from Hopper on.
-    backends=("gpu-interpret", "gpu-compile:h100", "gpu-compile:h200", "gpu-compile:b200", "gpu"),
+    backends=(
+        "gpu-sim",
+        "gpu-interpret",
+        "gpu-compile:h100",
+        "gpu-compile:h200",
+        "gpu-compile:b200",
+        "gpu",
+    ),
     reference=reference,
     inputs=pst.arguments(
         pst.arrays(

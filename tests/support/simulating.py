@@ -12,17 +12,17 @@ from jax._src import core
 from pytest_pallas.compat.eager import _trace_type
 from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.devices.targets import TARGETS
-from pytest_pallas.simulator import rules as rules  # which registers them
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.machine import Machine, Thread
 from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.program import prepare
+from pytest_pallas.simulator.simulate import _monitored
 from pytest_pallas.simulator.threads import one_thread
 from pytest_pallas.simulator.values import from_jax
 
 
 @contextmanager
-def simulating(target: str = "v6e") -> Generator[Machine]:
+def simulating(target: str = "v6e") -> Generator[None]:
     """Kernels run on a simulated chip, and so does all else that JAX is asked: nothing compiles.
 
     Arrays are tracers, whose values tests may look at. Memory that nobody has written is NaN.
@@ -41,8 +41,12 @@ def simulating(target: str = "v6e") -> Generator[Machine]:
         ]
         return run(prepare(jaxpr), thread, inputs)
 
-    trace = _trace_type()(evaluate)
-    with tracing_for(chip), np.errstate(all="ignore"), one_thread(), core.set_current_trace(trace):
-        yield machine
-    machine.find_disorder()
+    with (
+        tracing_for(chip),
+        np.errstate(all="ignore"),
+        one_thread(),
+        _monitored(thread),
+        core.set_current_trace(_trace_type()(evaluate)),
+    ):
+        yield
     assert not machine.findings

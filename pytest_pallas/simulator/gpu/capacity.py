@@ -21,8 +21,8 @@ _BARRIER = 8
 def smem_findings(jaxpr: Any, params: Any, target: str, name: str, line: str) -> Iterator[Finding]:
     """What a block needs beyond the shared memory of a chip.
 
-    Counted as JAX's lowering does (``mosaic_gpu/lowering.py``, ``_estimate_resources``): what scopes
-    around each other make, with the memory that reductions between warps are given.
+    Counted as JAX's lowering does (``_estimate_resources`` in ``mosaic_gpu/lowering.py``): what
+    scopes around each other make, with the memory that reductions between warps are given.
 
     Args:
       jaxpr: body of the kernel.

@@ -8,7 +8,7 @@ itself. Otherwise all clusters run at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -257,17 +257,17 @@ def _one_by_one(kernel: GpuKernel, launch: Launch, given: Sequence[Any]) -> None
         if footprints is not None:
             footprints.cluster = number
         cluster = _cluster(kernel, launch, point, footprints, recording)
-        _run(kernel, [cluster], given)
-        machine.find_disorder_in(recording)
+        try:
+            _run(kernel, [cluster], given)
+        finally:
+            machine.find_disorder_in(recording)
 
 
 def _all_at_once(kernel: GpuKernel, launch: Launch, given: Sequence[Any]) -> None:
     clusters = [_cluster(kernel, launch, point, None, None) for point in _points(launch)]
     if kernel.dynamic:
         hold_back(launch, clusters)
-    threads = [
-        each for cluster in clusters for block in cluster.blocks for each in block.warpgroups
-    ]
+    threads = _threads(clusters)
     numbers = (launch.thread.number, *(each.number for each in threads))
     events = launch.thread.recording.events
     events.append(Synchronized(numbers))
@@ -283,9 +283,7 @@ def _threads(clusters: Sequence[Cluster]) -> list[GpuThread]:
 
 def _run(kernel: GpuKernel, clusters: Sequence[Cluster], given: Sequence[Any]) -> None:
     """Run clusters at the same time."""
-    threads = [
-        each for cluster in clusters for block in cluster.blocks for each in block.warpgroups
-    ]
+    threads = _threads(clusters)
 
     def work(thread: GpuThread) -> None:
         if not may_begin(thread):
@@ -304,7 +302,8 @@ def _run(kernel: GpuKernel, clusters: Sequence[Cluster], given: Sequence[Any]) -
     if len(threads) == 1:
         work(threads[0])
         return
-    threads[0].machine.scheduler.run(threads, work)
+    task: Callable[[Any], None] = work
+    threads[0].machine.scheduler.run(threads, task)
 
 
 def _cluster(

@@ -124,7 +124,7 @@ class Order:
         if not events.size:
             return None
         first = int(events.flat[0])
-        if (events == first).all():
+        if events.size == 1 or (events == first).all():
             other = int(self._program[first])
             if first == 0 or other == me.number:
                 return None

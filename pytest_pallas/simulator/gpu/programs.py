@@ -10,6 +10,8 @@ is the memory itself, not windows that are copied; ``blocks.py`` says what they 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,6 +38,27 @@ from pytest_pallas.simulator.pipeline import IN_PLACE, Kernel, Window
 Array = np.ndarray[Any, Any]
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Operand:
+    """An operand of all programs.
+
+    Attributes:
+      window: its blocks.
+      memory: the array that they are in.
+      name: of the body's parameter.
+      space: memory space of the body's reference.
+      input: whether it is an input that shares no memory with an output.
+      codes: what an element beyond the edge is, for each axis.
+    """
+
+    window: Window
+    memory: Memory
+    name: str
+    space: str
+    input: bool
+    codes: Sequence[int]
+
+
 @dataclasses.dataclass(eq=False)
 class _Run:
     """One execution of a kernel.
@@ -45,9 +68,9 @@ class _Run:
       order: of the accesses of its programs.
       captured: the references from outside that its body uses, with their memory.
       scalars: the prefetched operands.
-      memories: of its operands, inputs first.
-      starts: of blocks that do not depend on the program, by operand.
+      operands: inputs first.
       waiting: how its programs wait for each other, or None if they do not.
+      line: ``file:line`` of the call.
       scratch: the last writers of scratch, by number; see ``Shadow.private``.
     """
 
@@ -55,8 +78,9 @@ class _Run:
     order: Order
     captured: list[tuple[Ref, Memory]]
     scalars: list[Array]
-    memories: list[Memory]
+    operands: list[_Operand]
     waiting: Waiting | None
+    line: str
     scratch: dict[int, Shadow] = dataclasses.field(default_factory=dict[int, Shadow])
 
 
@@ -82,15 +106,16 @@ def execute(kernel: Kernel, thread: Thread, operands: Sequence[Any]) -> list[Arr
     grid = tuple(next(sizes) if size is None else size for size in facts.grid)
     first = len(facts.sizes) + len(facts.scalars)
     arrays = _memory(kernel, machine, [np.asarray(each) for each in operands[first:]])
-    order = Order(int(np.prod(grid)) if grid else 1)
+    order = Order(math.prod(grid))
     waits = may_wait(kernel.equation)
     this = _Run(
         kernel=kernel,
         order=order,
         captured=[(ref, Memory(ref.data, Shadow(order, ref.shape))) for ref in captured],
         scalars=[np.asarray(operands[position]) for position in facts.scalars],
-        memories=_memories(kernel, order, arrays),
+        operands=_operands(kernel, order, arrays),
         waiting=Waiting(machine) if waits else None,
+        line=compat.source_line(kernel.equation) or "",
     )
     programs = _programs(grid, facts.vmapped, machine.seed)
     with thread.inside(kernel.name):
@@ -101,7 +126,7 @@ def execute(kernel: Kernel, thread: Thread, operands: Sequence[Any]) -> list[Arr
             this.waiting.run(
                 thread, programs, lambda core, mine: _one_by_one(this, core, grid, mine), warps
             )
-    return [memory.array for memory in this.memories[len(facts.inputs) :]]
+    return [operand.memory.array for operand in this.operands[len(facts.inputs) :]]
 
 
 def _one_by_one(
@@ -138,8 +163,8 @@ def _run(this: _Run, thread: Thread, program: Program, point: tuple[int, ...]) -
     ]
     captured = [_whole(ref, memory, program, this.waiting) for ref, memory in this.captured]
     blocks = [
-        _block(this, thread, window, memory, program, window.start(thread, point, scalars))
-        for window, memory in zip(kernel.windows, this.memories, strict=True)
+        _block(this, thread, operand, program, operand.window.start(thread, point, scalars))
+        for operand in this.operands
     ]
     scratch = [
         _scratch(this, thread, program, number, name, aval)
@@ -150,32 +175,25 @@ def _run(this: _Run, thread: Thread, program: Program, point: tuple[int, ...]) -
     run(kernel.body, thread, [*captured, *scalars, *blocks, *scratch])
     if timeline is not None and span is not None:
         timeline.end(thread, span)
-    free(thread, scratch, compat.source_line(kernel.equation) or "")
+    if scratch:
+        free(thread, scratch, this.line)
 
 
 def _block(
-    this: _Run,
-    thread: Thread,
-    window: Window,
-    memory: Memory,
-    program: Program,
-    start: tuple[int, ...],
+    this: _Run, thread: Thread, operand: _Operand, program: Program, start: tuple[int, ...]
 ) -> Ref:
-    facts = window.facts
     return block_of(
         thread.machine,
-        memory,
+        operand.memory,
         program,
         start,
-        window.sizes,
-        window.squeezed,
-        _codes(window),
-        this.kernel.names[len(this.scalars) + window.number],
-        "gmem" if window.home == "default" else window.home,
+        operand.window.sizes,
+        operand.window.squeezed,
+        operand.codes,
+        operand.name,
+        operand.space,
         launch=this.waiting,
-        input=not window.output
-        and all(position != window.number for position, _ in this.kernel.facts.aliases)
-        and facts.shape == memory.array.shape,
+        input=operand.input,
     )
 
 
@@ -216,17 +234,19 @@ def _programs(
     grid: tuple[int, ...], vmapped: Sequence[int], seed: int
 ) -> Iterator[tuple[Program, tuple[int, ...]]]:
     """The programs, each with its grid point, in the order in which they begin."""
-    count = int(np.prod(grid)) if grid else 1
-    numbers: Any = range(count)
-    if seed and count > 1:
-        generator = np.random.Generator(np.random.Philox(seed))
+    count = math.prod(grid)
+    seen = [axis for axis in range(len(grid)) if axis not in vmapped]
+    if not seed or count < 2:
+        for number, point in enumerate(itertools.product(*map(range, grid))):
+            yield Program(number, tuple([point[axis] for axis in seen])), point
+        return
+    generator = np.random.Generator(np.random.Philox(seed))
+    numbers = generator.permutation(count)
+    while (numbers == np.arange(count)).all():
         numbers = generator.permutation(count)
-        while (numbers == np.arange(count)).all():
-            numbers = generator.permutation(count)
     for number in numbers:
-        point = tuple(map(int, np.unravel_index(number, grid))) if grid else ()
-        inner = tuple(index for axis, index in enumerate(point) if axis not in vmapped)
-        yield Program(int(number), inner), point
+        point = tuple(map(int, np.unravel_index(number, grid)))
+        yield Program(int(number), tuple([point[axis] for axis in seen])), point
 
 
 def _memory(kernel: Kernel, machine: Machine, inputs: list[Array]) -> list[Array]:
@@ -253,17 +273,30 @@ def _memory(kernel: Kernel, machine: Machine, inputs: list[Array]) -> list[Array
     return [*inputs, *outputs]
 
 
-def _memories(kernel: Kernel, order: Order, arrays: Sequence[Array]) -> list[Memory]:
-    """The memory of each operand; what no program writes has no shadow."""
-    first = kernel.captured + len(kernel.facts.scalars)
+def _operands(kernel: Kernel, order: Order, arrays: Sequence[Array]) -> list[_Operand]:
+    """The operands; what no program writes has no shadow."""
+    facts = kernel.facts
+    scalars, inputs = len(facts.scalars), len(facts.inputs)
     writable = {
         id(array)
         for number, array in enumerate(arrays)
-        if number >= len(kernel.facts.inputs) or first + number in kernel.written
+        if number >= inputs or kernel.captured + scalars + number in kernel.written
     }
-    found: dict[int, Memory] = {}
-    for array in arrays:
-        if id(array) not in found:
+    aliased = {position for position, _ in facts.aliases}
+    memories: dict[int, Memory] = {}
+    operands: list[_Operand] = []
+    for window, array in zip(kernel.windows, arrays, strict=True):
+        if id(array) not in memories:
             shadow = Shadow(order, array.shape) if id(array) in writable else None
-            found[id(array)] = Memory(array, shadow)
-    return [found[id(array)] for array in arrays]
+            memories[id(array)] = Memory(array, shadow)
+        operands.append(
+            _Operand(
+                window=window,
+                memory=memories[id(array)],
+                name=kernel.names[scalars + window.number],
+                space="gmem" if window.home == "default" else window.home,
+                input=not window.output and window.number not in aliased,
+                codes=_codes(window),
+            )
+        )
+    return operands

@@ -16,7 +16,7 @@ from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory import Key, Ref
 from pytest_pallas.simulator.peers import Where, peer_of, reach
-from pytest_pallas.simulator.recording import Acquired, Released, Token
+from pytest_pallas.simulator.recording import END_OF_BLOCK, Acquired, Released, Token
 from pytest_pallas.simulator.transfers import access
 
 if TYPE_CHECKING:
@@ -258,7 +258,6 @@ def leave(thread: GpuThread) -> None:
         return
     thread.recording.events.append(Acquired(thread.number, block.end))
     if len(block.cluster.blocks) > 1:
-        line = "the end of the block"
         for memory, name in ((block.arena, "shared memory"), (block.doors, "a barrier")):
             if memory.size:
-                access(thread, memory, "free", name, line)
+                access(thread, memory, "free", name, END_OF_BLOCK)

@@ -9,7 +9,7 @@ import numpy as np
 
 from pytest_pallas import compat
 from pytest_pallas.compat.transfers import semaphore_kind
-from pytest_pallas.errors import MissingRuleError, SimulationError
+from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.capacity import capacity_findings
 from pytest_pallas.simulator.gpu import mosaic, programs
@@ -84,18 +84,12 @@ def _require_platform(thread: Thread, written_for: str, other: str) -> None:
 
 
 def _mosaic_gpu(eqn: Equation) -> Evaluate:
-    """A kernel of Mosaic GPU with a grid of blocks."""
-    execute = getattr(mosaic, "execute", None)
-    if execute is None:
-        raise MissingRuleError("a pallas_call for Mosaic GPU is not simulated yet")
+    """A ``pallas_call`` with parameters or memory spaces of Mosaic GPU."""
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         if thread.machine.platform != "gpu":
             _require_platform(thread, "Mosaic GPU", "Mosaic GPU")
-        outputs = execute(eqn, thread, operands)
-        if thread.machine.outputs is not None:
-            thread.machine.outputs(eqn.origin, outputs)
-        return outputs
+        return mosaic.execute(eqn, thread, operands)
 
     return evaluate
 

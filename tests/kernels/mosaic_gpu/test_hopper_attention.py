@@ -47,7 +47,7 @@ def test_heads() -> None:
 
 def test_head_dimension() -> None:
     x = f16(1, 1, 2, 40)
-    refuses(lambda: attend(x, x, x), "q must have a d of 64 or 128", "its d is 40")
+    refuses(lambda: attend(x, x, x), "q must have a d of 64, 128 or 256", "its d is 40")
 
 
 def test_dtypes() -> None:
@@ -60,6 +60,8 @@ def test_options() -> None:
     x = f16(1, 1, 2, 64)
     refuses(lambda: attend(x, x, x, scale=0.0), "scale must be positive", "0.0")
     refuses(lambda: attend(x, x, x, block_kv=96), "block_kv must be 64 or 128", "96")
+    wide = f16(1, 1, 2, 256)
+    refuses(lambda: attend(wide, wide, wide, block_kv=128), "block_kv must be 64 for a d of 256")
     refuses(lambda: attend(x, x, x, stages=0), "stages must be a positive integer")
     refuses(lambda: attend(x, x, x, stages=1), "stages must be at least 2")
 

@@ -10,13 +10,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
 from operands import f32, i32, refuses
 
+from reference_kernels import _gpu
 from reference_kernels.mosaic_gpu.peer_all_gather import peer_all_gather_on_mesh
 from reference_kernels.mosaic_gpu.peer_all_gather_matmul import peer_all_gather_matmul_on_mesh
+from reference_kernels.mosaic_gpu.peer_all_reduce import peer_all_reduce_on_mesh
 from reference_kernels.mosaic_gpu.peer_reduce_scatter import peer_reduce_scatter_on_mesh
 
-KERNELS = [peer_all_gather_on_mesh, peer_reduce_scatter_on_mesh, peer_all_gather_matmul_on_mesh]
+HAS_SEMAPHORES = _gpu.has("alloc_semaphore")  # from JAX 0.12 on
+KERNELS = [
+    peer_all_gather_on_mesh,
+    peer_reduce_scatter_on_mesh,
+    peer_all_gather_matmul_on_mesh,
+    *([peer_all_reduce_on_mesh] if HAS_SEMAPHORES else []),
+]
 
 
 def mesh(*sizes: int) -> jax.sharding.Mesh:
@@ -73,7 +82,21 @@ def test_reduce_scatter() -> None:
     )
 
 
-@pytest.mark.parametrize("kernel", KERNELS[:2])
+@pytest.mark.skipif(not HAS_SEMAPHORES, reason="plgpu.alloc_semaphore came with JAX 0.12")
+def test_all_reduce() -> None:
+    kernel = peer_all_reduce_on_mesh
+    refuses(on_one(kernel, f32(0, 3)), "x must not be empty")
+    refuses(on_one(kernel, i32(2)), "x must be float32, bfloat16 or float16", "int32")
+    refuses(on_one(kernel, f32(2), schedule="ring"), "schedule must be one of", "'ring'")
+
+
+def test_all_reduce_needs_a_new_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(plgpu, "alloc_semaphore", raising=False)
+    with pytest.raises(NotImplementedError, match=r"needs plgpu.alloc_semaphore, new in JAX 0.12"):
+        on_one(peer_all_reduce_on_mesh, f32(2))()
+
+
+@pytest.mark.parametrize("kernel", [*KERNELS[:2], *KERNELS[3:]])
 def test_the_switch_reaches_all_devices_of_the_mesh(kernel: Callable[..., Any]) -> None:
     refuses(
         lambda: kernel(f32(4, 4), mesh=mesh(2, 2), axis_name="x", schedule="switch"),

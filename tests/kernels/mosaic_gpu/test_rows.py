@@ -11,8 +11,10 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from operands import f32, i32, refuses
 
-from reference_kernels.mosaic_gpu import row_rms_norm, row_softmax
+from pytest_pallas.simulator import simulate
+from reference_kernels.mosaic_gpu import row_layer_norm, row_rms_norm, row_softmax
 from reference_kernels.mosaic_gpu._rows import LONGEST, Plan
+from reference_kernels.reductions.layer_norm import reference as layer_norm
 from reference_kernels.reductions.rms_norm import reference as rms_norm
 from reference_kernels.reductions.softmax import reference as softmax
 
@@ -23,10 +25,11 @@ def shaped(*shape: int, dtype: str = "bfloat16") -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
 
 
-def test_what_both_refuse() -> None:
+def test_what_all_refuse() -> None:
     for name, call in (
         ("softmax", row_softmax),
         ("rms_norm", lambda x: row_rms_norm(x, f32(*np.shape(x)[-1:]))),
+        ("layer_norm", lambda x: row_layer_norm(x, *[f32(*np.shape(x)[-1:])] * 2)),
     ):
         refuses(lambda call=call: call(np.float32(1)), "x must have the shape (..., n)", "scalar")
         refuses(lambda call=call: call(f32(0, 3)), "x must not be empty", "(0, 3)")
@@ -50,6 +53,17 @@ def test_vector() -> None:
     refuses(lambda: row_rms_norm(f32(2, 3), f32(4)), "w must have the same n as x, 3", "is 4")
     refuses(lambda: row_rms_norm(f32(2, 3), i32(3)), "w must be float32", "int32")
     refuses(lambda: row_rms_norm(f32(2, 3), f32(3), eps=0.0), "eps must be positive", "0.0")
+    refuses(lambda: row_layer_norm(f32(2, 3), f32(3), f32(4)), "b must have the same n as x, 3")
+    refuses(lambda: row_layer_norm(f32(2, 3), f32(3), i32(3)), "b must be float32", "int32")
+
+
+@pytest.mark.parametrize("n", [200, 256])
+def test_a_large_mean_leaves_layer_norm_its_bits(n: int) -> None:
+    """One pass, ``mean x^2 - mean^2``, would have none left."""
+    x = (np.random.default_rng(0).normal(size=(5, n)) + 4096).astype(np.float32)
+    w, b = np.ones(n, np.float32), np.zeros(n, np.float32)
+    found = simulate(row_layer_norm, x, w, b, target="h100")
+    np.testing.assert_allclose(found.values, layer_norm(x, w, b), atol=2e-3)
 
 
 def test_rows_of_a_block_follow_the_registers() -> None:
@@ -79,10 +93,11 @@ def test_nothing_spills(pallas_compile: Any, target: str) -> None:
     def gradients(x: jax.Array, w: jax.Array, do: jax.Array) -> Any:
         return jax.vjp(row_rms_norm, x, w)[1](do)
 
-    x = shaped(8192, 4096)
+    x, w = shaped(8192, 4096), shaped(4096, dtype="float32")
     for report in (
         pallas_compile(row_softmax, x, target=target),
-        pallas_compile(gradients, x, shaped(4096, dtype="float32"), x, target=target),
+        pallas_compile(gradients, x, w, x, target=target),
+        pallas_compile(row_layer_norm, x, w, w, target=target),
     ):
         assert report.spill_store_bytes == report.spill_load_bytes == 0
         # Three blocks an SM at least, so that there are enough loads under way.

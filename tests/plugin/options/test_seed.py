@@ -55,12 +55,12 @@ def draws(project, *args):
 def test_specs(project):
     project.specs('name="one", kernel=add', 'name="two", kernel=add')
     project.write(conftest=NOTE)
-    suite = ("--pallas-suite=specs", "--pallas-checks=note", "--pallas-backend=tpu-sim")
+    suite = ("--pallas-suite=specs", "--pallas-checks=note", "--pallas-backend=interpret")
     first = draws(project, *suite)
     assert len(first) > 3
     assert draws(project, *suite) == first
     assert draws(project, *suite, "--pallas-seed=0", "-k", "two") == first
-    assert draws(project, *suite[:2], "--pallas-backend=interpret") == first
+    assert draws(project, *suite[:2], "--pallas-backend=tpu-interpret") == first
     assert draws(project, *suite, "-n2") == first
     assert draws(project, *suite, "--pallas-seed=1") != first
 

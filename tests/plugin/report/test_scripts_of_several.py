@@ -127,6 +127,8 @@ SPECS = {
     'name="raises", kernel=add, implementations={"none": no_twin}': ("cross", "not today"),
 }
 
+ON_AN_INTERPRETER = ("refuses", "biased", "by_place", "capped", "twins")
+
 QUICK = ("--pallas-suite=specs", "--pallas-max-examples=2")
 
 
@@ -153,7 +155,9 @@ def show(scripts, packages, words, *, own=False):
 
 @pytest.mark.parametrize("backend", ["tpu-sim", "interpret"])
 def test_scripts_tell_wrong_kernels_from_mended_ones(project, tmp_path_factory, backend):
-    shown = {k: v for k, v in SPECS.items() if backend == "tpu-sim" or "over_edge" not in k}
+    shown = SPECS
+    if backend == "interpret":  # the question is asked in the same words: one of each check
+        shown = {k: v for k, v in SPECS.items() if k.split('"')[1] in ON_AN_INTERPRETER}
     write(project, *(f'{spec}, checks=("{check}",)' for spec, (check, _) in shown.items()))
     scripts = scripts_of(project.records(*QUICK, f"--pallas-backend={backend}"))
     assert [path.name for path in scripts] == [

@@ -87,7 +87,7 @@ def _to_semaphores(eqn: Equation) -> Evaluate:
 
     def evaluate(thread: Thread, counts: Any) -> Any:
         shape = np.shape(counts)
-        found = memory_of(thread.machine, shape, dtype, "a semaphore", "scratch")
+        found: Any = memory_of(thread.machine, shape, dtype, "a semaphore", "scratch")
         for point in np.ndindex(*shape):
             found[point].count = found[point].promised = int(counts[point])
             found[point].lasting = True

@@ -161,9 +161,8 @@ def test_buffers_that_are_filled_again(seed):
     early = simulate(refilled(2), A, B, target="h100", seed=seed)
     races = [each for each in early.findings if each.kind == "race"]
     assert {race.ref for race in races} == {"a_smem", "b_smem"}
-    assert all(
-        {each.by for each in race.accesses} == {"the TMA copy", "the wgmma"} for race in races
-    )
+    engines = {"the TMA copy", "the wgmma"}
+    assert all({access.by for access in race.accesses} == engines for race in races)
 
 
 def test_an_operand_in_registers():
