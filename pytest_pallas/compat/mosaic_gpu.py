@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_pallas.compat.peers import Peer, peer_in
+from pytest_pallas.compat.programs import open_jaxpr
 from pytest_pallas.compat.transfers import Place, names_a_device
 from pytest_pallas.compat.windows import Operand, transforms_in
 
@@ -437,3 +438,27 @@ def _holds_peer(value: Any) -> bool:
         return True
     inner: Any = value if isinstance(value, tuple | list) else getattr(value, "transforms", ())
     return any(map(_holds_peer, inner))
+
+
+def union_scale(aval: Any) -> int:
+    """How many bytes a byte of a union of references takes, where each element takes one at least.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    dtypes: Any = importlib.import_module("jax._src.dtypes")
+    leaves = importlib.import_module("jax.tree_util").tree_leaves(aval.refs)
+    return max((-(-8 // dtypes.itemsize_bits(each.dtype)) for each in leaves), default=1)
+
+
+def makes_paired_memory(eqn: Any) -> bool:
+    """Whether an equation makes tensor memory that two blocks share.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    if eqn.primitive.name != "run_scoped":
+        return False
+    inner, _ = open_jaxpr(eqn.params["jaxpr"])
+    return any(
+        space_of(var.aval) == "tmem" and bool(getattr(var.aval, "collective", False))
+        for var in inner.invars
+    )

@@ -228,12 +228,13 @@ def _aliased(array: Array, part: Aliased) -> Array:
     """A part of a union of references, which is an array of bytes."""
     dtype, count = np.dtype(part.dtype), len(part.tiling)
     size = math.prod(part.shape) * dtype.itemsize
-    if part.offset + size > array.size * array.itemsize:
+    if part.offset * array.itemsize + size > array.nbytes:
         raise SimulationError(
             f"a part of a union of references of {dtype}{list(part.shape)} needs {size} bytes from "
-            f"byte {part.offset} on, and the union has {array.size * array.itemsize}"
+            f"byte {part.offset} on, and the union has {array.nbytes}"
         )
-    memory = array.reshape(-1).view(np.uint8)[part.offset : part.offset + size].view(dtype)
+    start = part.offset * array.itemsize  # elements of 4 bits take a byte here
+    memory = array.reshape(-1).view(np.uint8)[start : start + size].view(dtype)
     if not count:
         return memory.reshape(part.shape)
     outer = part.shape[: -2 * count]

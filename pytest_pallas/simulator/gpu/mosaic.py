@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas import compat
-from pytest_pallas.compat.mosaic_gpu import BlockMesh, block_mesh, body_of, reaches_devices
+from pytest_pallas.compat.mosaic_gpu import (
+    BlockMesh,
+    block_mesh,
+    body_of,
+    makes_paired_memory,
+    reaches_devices,
+)
 from pytest_pallas.compat.transfers import is_reference
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
@@ -64,6 +70,7 @@ class GpuKernel:
       aliases: for an output, the input whose memory it is.
       outputs: shapes and dtypes.
       semaphores: that it makes.
+      paired: whether pairs of blocks share tensor memory.
       smem: bytes of shared memory that a block takes, as they are kept here.
       tmem: columns of tensor memory that a block takes, by the name of each reference.
       ordered: whether something orders clusters, so that they run at the same time.
@@ -82,6 +89,7 @@ class GpuKernel:
     aliases: Mapping[int, int]
     outputs: tuple[Any, ...]
     semaphores: tuple[Item, ...]
+    paired: bool
     smem: int
     tmem: Sequence[tuple[str, int]]
     ordered: bool
@@ -157,6 +165,7 @@ def kernel_of(eqn: Equation) -> GpuKernel:
         written=compat.written_inputs(inner),
         aliases=aliases,
         outputs=tuple(eqn.params["out_avals"]),
+        paired=any(map(makes_paired_memory, _equations(jaxpr))),
         semaphores=tuple(semaphores_in(jaxpr)),
         smem=smem_bytes(jaxpr),
         tmem=allocated_columns(jaxpr),
@@ -314,7 +323,7 @@ def _cluster(
     recording: Recording | None,
 ) -> Cluster:
     """A cluster with its blocks and their warpgroups, none of which has begun."""
-    mesh, cluster = launch.mesh, Cluster(launch, point)
+    mesh, cluster = launch.mesh, Cluster(launch, point, together=kernel.paired)
     for place in np.ndindex(*(size for _, size in mesh.cluster)):
         block = Block(cluster, place, np.full(kernel.smem, 0xFF, np.uint8))
         cluster.blocks.append(block)

@@ -48,7 +48,7 @@ class Operation:
 
     Attributes:
       record: what the monitor of order sees of it.
-      block: that started it.
+      block: that started it, or whose memory it writes.
       steps: what is left of it.
       reads: how many steps are left when its sources have been read.
       barriers: that wait for it.
@@ -100,7 +100,7 @@ def start(
                 thread, side.region, side.name, line, writes=side.writes, adds=side.adds
             )
     launch.operations.append(operation)
-    thread.block.open[id(operation)] = operation
+    operation.block.open[id(operation)] = operation
     for barrier in barriers:
         barrier.coming.append(operation)
         barrier.wake(thread.machine)

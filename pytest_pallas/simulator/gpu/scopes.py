@@ -23,6 +23,7 @@ from pytest_pallas.compat.mosaic_gpu import (
     scope_axes,
     space_of,
     tilings_of,
+    union_scale,
 )
 from pytest_pallas.compat.transfers import semaphore_kind
 from pytest_pallas.simulator.allocation import memory_of
@@ -214,7 +215,7 @@ def _shared(block: Block, item: Item, start: int, size: int) -> Ref:
     place = block.arena[start : start + size]
     if is_union(aval):
         place[...] = 0xFF  # is NaN in every dtype
-        memory = place.view(np.dtype(aval.dtype))
+        memory = place.view(np.dtype(f"int{8 * union_scale(aval)}"))
     else:
         shape, count = tuple(aval.shape), len(item.tiling)
         if count:
@@ -251,7 +252,8 @@ def _barriers(block: Block, item: Item) -> np.ndarray[Any, Any]:
 
 def smem_size(aval: Any) -> int:
     """Bytes of the memory of a reference, as it is kept here: a byte for narrower elements."""
-    return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
+    scale = union_scale(aval) if is_union(aval) else 1
+    return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize * scale
 
 
 def aligned(size: int) -> int:

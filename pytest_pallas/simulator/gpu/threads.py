@@ -57,12 +57,17 @@ class Cluster:
       point: its grid point.
       blocks: in the order of their ranks.
       cancelled: whether another cluster has taken it over before it began.
+      together: whether its blocks wait for each other when they end, as they do to give tensor
+        memory back that pairs of them share.
+      end: passes on what they have done to the one that ends last.
     """
 
     launch: Launch
     point: tuple[int, ...]
     blocks: list[Block] = field(default_factory=list["Block"])
     cancelled: bool = False
+    together: bool = False
+    end: Token = field(default_factory=Token)
 
     def block_at(self, block: Block, indices: Mapping[Any, int]) -> Block:
         """The block that differs from another one in these indices along the cluster's axes.
@@ -257,7 +262,16 @@ def leave(thread: GpuThread) -> None:
     if block.running:
         return
     thread.recording.events.append(Acquired(thread.number, block.end))
-    if len(block.cluster.blocks) > 1:
-        for memory, name in ((block.arena, "shared memory"), (block.doors, "a barrier")):
+    cluster, ended = block.cluster, [block]
+    if len(cluster.blocks) == 1:
+        return
+    if cluster.together:
+        thread.recording.events.append(Released(thread.number, cluster.end))
+        if any(each.running for each in cluster.blocks):
+            return
+        thread.recording.events.append(Acquired(thread.number, cluster.end))
+        ended = cluster.blocks
+    for each in ended:
+        for memory, name in ((each.arena, "shared memory"), (each.doors, "a barrier")):
             if memory.size:
                 access(thread, memory, "free", name, END_OF_BLOCK)

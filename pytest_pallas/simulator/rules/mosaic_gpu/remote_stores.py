@@ -36,7 +36,8 @@ def _async_store(eqn: Equation) -> Evaluate:
         found = located(who, barriers, parts.barrier, operands, "use of", line)
         barrier, value = barrier_at(found), np.array(operands[0])
         side = Side(target, True, ref.name, adds=reduce is not None, home=who.owner.device)
-        operation = Operation(Asynchronous("the asynchronous store", [side]), who.block)
+        # Whoever has the memory waits for it.
+        operation = Operation(Asynchronous("the asynchronous store", [side]), block)
 
         def write_it() -> None:
             target[...] = value if reduce is None else reduce(target, value)
