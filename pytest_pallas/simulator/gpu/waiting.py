@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_pallas import compat
+from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.findings import Wait
 from pytest_pallas.simulator.gpu.blocks import Memory
-from pytest_pallas.simulator.gpu.chips import CHIPS
 from pytest_pallas.simulator.gpu.order import Program
 from pytest_pallas.simulator.machine import Machine, Thread
 from pytest_pallas.simulator.memory import Ref
@@ -88,7 +88,7 @@ class Waiting:
         """
         begun = list(programs)
         each = min(_RESIDENT, _THREADS // (32 * (warps or _WARPS)))
-        places = min(len(begun), each * CHIPS[self.machine.target].multiprocessors)
+        places = min(len(begun), each * TARGETS[self.machine.target].multiprocessors)
         # A program that ends makes place for the next one.
         shared = iter(begun)
         cores = [thread.child(thread.owner) for _ in range(places)]
