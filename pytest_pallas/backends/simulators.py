@@ -27,7 +27,7 @@ _RUNS = 256
 
 #: The errors that findings of a run end it with: those about what happens at the same time, where
 #: a call asks for races, and those about copies and semaphores, where it asks for these.
-_RACES = ("race",)
+_RACES = ("race", "phase")
 _DMA = ("entry", "unwaited", "leftover")
 
 #: Larger results are not kept.

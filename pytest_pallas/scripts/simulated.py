@@ -29,7 +29,8 @@ def simulated(
     simulation = simulate(bound, *args, machine=Machine(**machine), jit=jit)
     for finding in simulation.findings:
         print(finding)
-    for error, kinds in ((RaceError, ("race",)), (DmaError, ("entry", "unwaited", "leftover"))):
+    races, left = ("race", "phase"), ("entry", "unwaited", "leftover")
+    for error, kinds in ((RaceError, races), (DmaError, left)):
         found = [finding for finding in simulation.findings if finding.kind in kinds]
         if found:
             raise error.of(*found)
