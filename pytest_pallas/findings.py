@@ -38,6 +38,9 @@ Kind = Literal[
     "undefined",
 ]
 
+#: What is wrong with copies, semaphores and barriers, whatever a run's answer is.
+OF_TRANSFERS: frozenset[Kind] = frozenset({"entry", "unwaited", "leftover", "phase", "undefined"})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: The backends that a kernel written for a platform claims unless its spec says otherwise.
 CLAIMED = {
     "tpu": ("tpu-sim", "interpret", "tpu-interpret", "tpu-compile", "tpu"),
-    "gpu": ("gpu-interpret", "gpu-compile", "gpu"),
+    "gpu": ("gpu-sim", "gpu-interpret", "gpu-compile", "gpu"),
 }
 
 _RELATIONS: tuple[type, ...] = (Linear, Permuted, Relation)

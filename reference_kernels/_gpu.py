@@ -51,7 +51,7 @@ def _asked(name: str) -> Any:
     if value is None:
         raise ValueError(
             f"this kernel needs a GPU to know its {name}, but jax.devices()[0] is a "
-            f"{device.device_kind}; run it on a GPU, or under --pallas-backend=gpu-interpret or "
-            "gpu-compile"
+            f"{device.device_kind}; run it on a GPU, or under --pallas-backend=gpu-sim, "
+            "gpu-interpret or gpu-compile"
         )
     return value

@@ -18,17 +18,13 @@ from pytest_pallas.backends.probes import Probe
 from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, chip_of
 from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import DmaError, MissingRuleError, RaceError
+from pytest_pallas.findings import OF_TRANSFERS
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.timeline import Timeline
 
 #: How many runs are kept: checks ask for the same ones.
 _RUNS = 256
-
-#: The errors that findings of a run end it with: those about what happens at the same time, where
-#: a call asks for races, and those about copies and semaphores, where it asks for these.
-_RACES = ("race",)
-_DMA = ("entry", "unwaited", "leftover")
 
 #: Larger results are not kept.
 _KEPT_BYTES = 1 << 20
@@ -246,8 +242,8 @@ def _eager_run(backend: Simulator, call: Call, timeline: Timeline | None) -> Out
 
 def _judged(outcome: Outcome, call: Call) -> Outcome:
     """The outcome of a run that ended: an error, if the call asks for what was found in it."""
-    races = [each for each in outcome.findings if call.races and each.kind in _RACES]
-    others = [each for each in outcome.findings if call.dma and each.kind in _DMA]
+    races = [each for each in outcome.findings if call.races and each.kind == "race"]
+    others = [each for each in outcome.findings if call.dma and each.kind in OF_TRANSFERS]
     if outcome.error is not None or not (races or others):
         return outcome
     error = (RaceError if races else DmaError).of(*races, *others)

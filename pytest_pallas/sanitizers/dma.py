@@ -8,15 +8,12 @@ from typing import Any
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Trial, TrialResult, under
 from pytest_pallas.errors import DmaError
-from pytest_pallas.findings import Finding
+from pytest_pallas.findings import OF_TRANSFERS, Finding
 from pytest_pallas.sanitizers.runs import (
     requires_kernels,
     requires_schedules,
     under_schedules,
 )
-
-#: The findings that are this sanitizer's.
-_KINDS = ("entry", "unwaited", "leftover")
 
 
 def dma(trial: Trial) -> TrialResult:
@@ -35,7 +32,7 @@ def dma(trial: Trial) -> TrialResult:
     for schedule, outcome in under_schedules(trial):
         seconds += outcome.seconds
         found = [] if outcome.error else list(_unused_barriers(outcome.kernels))
-        found += [finding for finding in outcome.findings if finding.kind in _KINDS]
+        found += [finding for finding in outcome.findings if finding.kind in OF_TRANSFERS]
         if found:
             raise under(schedule, DmaError.of(*found))
     return TrialResult(comparisons=(), seconds=seconds)

@@ -88,7 +88,12 @@ def _simulator(backend: Simulator, schedule: Schedule) -> Place:
         f"        yield functools.partial(simulated, {machine})",
     ]
     errors = "from pytest_pallas.errors import DmaError, RaceError"
-    imports = (errors, "from pytest_pallas.simulator import Machine, simulate", _SHARDING)
+    imports = (
+        errors,
+        "from pytest_pallas.findings import OF_TRANSFERS",
+        "from pytest_pallas.simulator import Machine, simulate",
+        _SHARDING,
+    )
     return Place("\n".join([*lines, "\n"]), {"JAX_PLATFORMS": "cpu"}, imports)
 
 

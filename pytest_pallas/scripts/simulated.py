@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_pallas.errors import DmaError, RaceError
+from pytest_pallas.findings import OF_TRANSFERS
 from pytest_pallas.scripts.parts import Case, StandIns
 from pytest_pallas.simulator import Machine, simulate
 
@@ -29,7 +30,7 @@ def simulated(
     simulation = simulate(bound, *args, machine=Machine(**machine), jit=jit)
     for finding in simulation.findings:
         print(finding)
-    for error, kinds in ((RaceError, ("race",)), (DmaError, ("entry", "unwaited", "leftover"))):
+    for error, kinds in ((RaceError, ("race",)), (DmaError, OF_TRANSFERS)):
         found = [finding for finding in simulation.findings if finding.kind in kinds]
         if found:
             raise error.of(*found)

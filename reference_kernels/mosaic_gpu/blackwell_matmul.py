@@ -55,6 +55,7 @@ from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _gpu, _require
 from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu._claims import BLACKWELL
 
 Schedule = Literal["static", "dynamic"]
 
@@ -300,7 +301,6 @@ def reference(x: jax.Array, y: jax.Array) -> jax.Array:
     return product.astype(dtype)
 
 
-_BACKENDS = ("gpu-sim:b200", "gpu-compile:b200", "gpu:b200")
 _RELATIONS = (
     Linear(0),
     Linear(1),
@@ -373,7 +373,7 @@ SPEC = KernelSpec(
     kernel={"gpu": blackwell_matmul},
     reference=reference,
     inputs=_inputs(pair=False, schedule="static", programs=st.sampled_from([1, 2])),
-    backends=_BACKENDS,
+    backends=BLACKWELL,
     exact=True,
     relations=_RELATIONS,
     typical=_typical(pair=False, schedule="static"),
@@ -385,7 +385,7 @@ SPEC_DYNAMIC = KernelSpec(
     kernel={"gpu": blackwell_matmul},
     reference=reference,
     inputs=_inputs(pair=False, schedule="dynamic"),
-    backends=_BACKENDS,
+    backends=BLACKWELL,
     exact=True,
     vmappable=False,
     relations=_RELATIONS,
@@ -398,7 +398,7 @@ SPEC_PAIR = KernelSpec(
     kernel={"gpu": blackwell_matmul},
     reference=reference,
     inputs=_inputs(pair=True, block_n=256, schedule=st.sampled_from(get_args(Schedule))),
-    backends=_BACKENDS,
+    backends=BLACKWELL,
     exact=True,
     vmappable=False,
     relations=_RELATIONS,

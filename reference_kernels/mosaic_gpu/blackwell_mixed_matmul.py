@@ -39,6 +39,7 @@ from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu._claims import BLACKWELL
 
 _ROWS = 128  # of a tile: the lanes of TMEM
 
@@ -190,7 +191,7 @@ def reference(x: jax.Array, y: jax.Array, scales: jax.Array | None = None) -> ja
     return (product if scales is None else scales[:, None] * product).astype(y.dtype)
 
 
-_BACKENDS = ("gpu-sim:b200", "gpu-interpret", "gpu-compile:b200", "gpu:b200")
+_BACKENDS = ("gpu-interpret", *BLACKWELL)
 _DIMS: dict[str, Any] = {"m": [1, 129], "k": [1, 65, 250], "n": [64, 100]}
 _TUNING = {"block_n": 64, "stages": st.sampled_from([2, 3])}
 _LARGE: dict[str, Any] = {"m": 4096, "k": 4096, "n": 4096}

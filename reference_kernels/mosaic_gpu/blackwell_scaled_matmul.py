@@ -44,6 +44,7 @@ from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu._claims import BLACKWELL
 
 _TILE = 128  # rows and columns of the output that a block computes
 _LOADS, _PRODUCTS, _OUTPUT = range(3)  # what each warpgroup does
@@ -266,7 +267,7 @@ def _spec(name: str, block: int, *formats: tuple[str, str]) -> KernelSpec:
         kernel={"gpu": blackwell_scaled_matmul},
         reference=reference,
         inputs=_inputs(block, *formats),
-        backends=("gpu-sim:b200", "gpu-compile:b200", "gpu:b200"),
+        backends=BLACKWELL,
         exact=True,
         relations=(Permuted({0: 0, 2: 0}, output=0), Permuted({1: 0, 3: 0}, output=1)),
         typical=_typical(block, *formats),

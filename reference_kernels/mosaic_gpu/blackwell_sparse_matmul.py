@@ -37,6 +37,7 @@ from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu._claims import BLACKWELL
 
 #: Which two of four elements are kept.
 PAIRS = tuple(itertools.combinations(range(4), 2))
@@ -219,7 +220,7 @@ SPEC = KernelSpec(
         ),
         tuning={"stages": st.sampled_from([2, 3])},
     ),
-    backends=("gpu-sim:b200", "gpu-compile:b200", "gpu:b200"),
+    backends=BLACKWELL,
     exact=True,
     relations=(
         Linear(0),

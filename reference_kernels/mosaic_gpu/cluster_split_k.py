@@ -39,6 +39,7 @@ from pytest_pallas.spec import KernelSpec
 from reference_kernels import _gpu
 from reference_kernels.matmul._operands import check_operands
 from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu._claims import WGMMA
 from reference_kernels.mosaic_gpu.hopper_matmul import reference
 
 Transport = Literal["push", "pull"]
@@ -210,17 +211,11 @@ def cluster_split_k(
     )(x, y)[:m, :n]
 
 
-_BACKENDS = (
-    *(f"{name}:{chip}" for name in ("gpu-sim", "gpu-compile") for chip in ("h100", "h200")),
-    "gpu",
-)
-
-
 def _spec(by: Transport) -> KernelSpec:
     return KernelSpec(
         name=f"cluster_split_k_{by}",
         kernel={"gpu": functools.partial(cluster_split_k, by=by)},
-        backends=_BACKENDS if _gpu.has(_NEW) else (),
+        backends=WGMMA if _gpu.has(_NEW) else (),
         reference=reference,
         inputs=pst.arguments(
             pst.arrays(

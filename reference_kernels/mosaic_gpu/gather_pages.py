@@ -31,6 +31,7 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
+from reference_kernels.mosaic_gpu._claims import TMA
 
 _WARPS = 4  # of a warpgroup
 _LANES = 128  # elements in a row of what is copied
@@ -166,10 +167,7 @@ def _inputs(draw: st.DrawFn) -> pst.Arguments:
 SPEC = KernelSpec(
     name="gather_pages",
     kernel={"gpu": gather_pages},
-    backends=(
-        *(f"{n}:{chip}" for n in ("gpu-sim", "gpu-compile") for chip in ("h100", "h200", "b200")),
-        "gpu",
-    ),
+    backends=TMA,
     reference=reference,
     inputs=_inputs(),
     exact=True,

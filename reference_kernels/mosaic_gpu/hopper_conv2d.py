@@ -45,6 +45,7 @@ from pytest_pallas.spec import KernelSpec
 from reference_kernels import _gpu, _require
 from reference_kernels.matmul.conv2d import Padding, reference
 from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu._claims import WGMMA
 
 _BYTES = 16  # TMA wants strides of arrays to be multiples of
 _LARGEST = {"SAME": 256, "VALID": 129}  # windows: corners and offsets are 8 bits each
@@ -198,12 +199,10 @@ def hopper_conv2d(
 
 
 # Not "gpu-interpret", which cannot; before JAX 0.12, none of them.
-_BACKENDS = ("gpu-sim:h100", "gpu-sim:h200", "gpu-compile:h100", "gpu-compile:h200", "gpu")
-
 SPEC = KernelSpec(
     name="hopper_conv2d",
     kernel={"gpu": hopper_conv2d},
-    backends=_BACKENDS if _gpu.has("im2col_ref") else (),
+    backends=WGMMA if _gpu.has("im2col_ref") else (),
     reference=reference,
     inputs=pst.arguments(
         pst.arrays(

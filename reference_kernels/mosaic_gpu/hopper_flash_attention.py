@@ -56,6 +56,7 @@ from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
 from reference_kernels.attention._operands import lowered
 from reference_kernels.attention.grouped_query import reference
+from reference_kernels.mosaic_gpu._claims import WGMMA
 from reference_kernels.mosaic_gpu._hopper_backward import gradients
 from reference_kernels.mosaic_gpu._hopper_blocks import (
     COMPUTE_REGISTERS,
@@ -460,12 +461,10 @@ def _with_equal_keys(call: pst.Arguments) -> pst.Arguments:
     return dataclasses.replace(low, args=(q, *alike))
 
 
-_BACKENDS = ("gpu-sim:h100", "gpu-sim:h200", "gpu-compile:h100", "gpu-compile:h200", "gpu")  # wgmma
-
 SPEC = KernelSpec(
     name="hopper_flash_attention",
     kernel={"gpu": hopper_flash_attention},
-    backends=_BACKENDS,
+    backends=WGMMA,
     reference=reference,
     inputs=st.one_of(
         _inputs(), _inputs(keys=[70], causal=st.just(value=False)).map(_with_equal_keys)
@@ -585,7 +584,7 @@ SPEC_WIDE = dataclasses.replace(
     SPEC,
     name="hopper_flash_attention_wide",
     inputs=_inputs(d=256),
-    backends=("gpu-sim:h100", "gpu-sim:h200", "gpu-compile:h100", "gpu-compile:h200", "gpu"),
+    backends=WGMMA,
     checks=("forward", "gradient"),
     relations=(),
     typical=tuple(

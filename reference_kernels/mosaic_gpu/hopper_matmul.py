@@ -41,6 +41,7 @@ from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels.matmul._operands import check_operands
 from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu._claims import WGMMA
 from reference_kernels.mosaic_gpu._tiles import Activation
 
 
@@ -263,14 +264,7 @@ _BLOCKS = {
     "block_n": st.sampled_from([64, 128, 192]),  # stored in one part, in two, and in one's place
     "stages": st.sampled_from([2, 3]),
 }
-_BACKENDS = (
-    "gpu-sim:h100",
-    "gpu-sim:h200",
-    "gpu-interpret",
-    "gpu-compile:h100",
-    "gpu-compile:h200",
-    "gpu",
-)
+_BACKENDS = ("gpu-interpret", *WGMMA)
 
 #: Rows of ``x``, and the terms of every sum.
 _PERMUTED = (Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0}))

@@ -45,6 +45,7 @@ from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _gpu, _require
 from reference_kernels.matmul._operands import check_operands
 from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu._claims import WGMMA
 from reference_kernels.mosaic_gpu.hopper_matmul import reference
 
 _MULTIPLYING = 2  # warpgroups, besides the one that fetches
@@ -290,14 +291,7 @@ _TUNING = {
 SPEC = KernelSpec(
     name="hopper_matmul_persistent",
     kernel={"gpu": hopper_matmul_persistent},
-    backends=(
-        "gpu-sim:h100",
-        "gpu-sim:h200",
-        "gpu-interpret",
-        "gpu-compile:h100",
-        "gpu-compile:h200",
-        "gpu",
-    ),
+    backends=("gpu-interpret", *WGMMA),
     reference=reference,
     inputs=pst.arguments(
         pst.arrays(

@@ -40,6 +40,7 @@ from pytest_pallas.spec import KernelSpec
 from reference_kernels import _gpu, _require
 from reference_kernels.matmul._operands import check_operands
 from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu._claims import WGMMA
 from reference_kernels.mosaic_gpu.hopper_matmul import reference
 
 _MULTIPLYING = 2  # warpgroups, besides the one that copies
@@ -247,15 +248,10 @@ def _inputs(**tuning: Any) -> Any:
 
 _TYPICAL = pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 4096, "k": 4096, "n": 4096})
 
-_BACKENDS = (
-    *(f"{name}:{chip}" for name in ("gpu-sim", "gpu-compile") for chip in ("h100", "h200")),
-    "gpu",
-)
-
 SPEC = KernelSpec(
     name="hopper_matmul_pipelined",
     kernel={"gpu": functools.partial(hopper_matmul_pipelined, specialize=False)},
-    backends=("gpu-interpret", *_BACKENDS),
+    backends=("gpu-interpret", *WGMMA),
     reference=reference,
     inputs=_inputs(block_m=64),
     exact=True,
@@ -267,7 +263,7 @@ SPEC_OVERLAP = dataclasses.replace(
     SPEC,
     name="hopper_matmul_pipelined_overlap",
     kernel={"gpu": functools.partial(hopper_matmul_pipelined, specialize=False, overlap=True)},
-    backends=_BACKENDS,  # JAX interprets no griddepcontrol
+    backends=WGMMA,  # JAX interprets no griddepcontrol
     checks=("forward",),
     relations=(),
 )

@@ -46,6 +46,7 @@ from pytest_pallas.spec import KernelSpec
 from reference_kernels import _gpu, _mesh, _require
 from reference_kernels.collective_matmul.all_gather_matmul import reference as on_tpu
 from reference_kernels.mosaic_gpu import _peers, _tiles
+from reference_kernels.mosaic_gpu._claims import WGMMA
 
 _ROWS, _COLUMNS = 128, 128  # of a tile of the output: 128 registers of sums for each thread
 
@@ -265,13 +266,7 @@ SPEC = KernelSpec(
     reference=reference,
     inputs=_inputs,
     meshes=({"x": 1}, {"x": 2}, {"x": 2, "y": 2}),
-    backends=(
-        "gpu-sim:h100",
-        "gpu-sim:h200",
-        "gpu-compile:h100",
-        "gpu-compile:h200",
-        "gpu",
-    ),  # wgmma
+    backends=WGMMA,  # wgmma
     exact=True,
     relations=(Linear(0), Linear(1), Permuted({0: 2, 1: 1}), Permuted({1: 2}, output=2)),
     vmappable=False,  # as on_each_device

@@ -38,6 +38,7 @@ from pytest_pallas.spec import KernelSpec
 from reference_kernels import _gpu, _mesh, _require
 from reference_kernels.collectives.all_reduce import reference as on_tpu
 from reference_kernels.mosaic_gpu import _peers
+from reference_kernels.mosaic_gpu._claims import TMA
 from reference_kernels.mosaic_gpu._peers import Schedule
 
 _ROWS = 8  # of a tile
@@ -199,18 +200,13 @@ def _typical(mesh: jax.sharding.Mesh) -> Any:
     ]
 
 
-_BACKENDS = (
-    *(f"{name}:{chip}" for name in ("gpu-sim", "gpu-compile") for chip in ("h100", "h200", "b200")),
-    "gpu",
-)
-
 SPEC = KernelSpec(
     name="peer_all_reduce",
     kernel={"gpu": peer_all_reduce_on_mesh},
     reference=reference,
     inputs=_inputs,
     meshes=({"x": 1}, {"x": 2}, {"x": 2, "y": 2}),
-    backends=_BACKENDS if _gpu.has(_NEW) else (),
+    backends=TMA if _gpu.has(_NEW) else (),
     exact=True,
     relations=(Linear(0), Permuted({0: 2}, output=-1, exact=True)),
     vmappable=False,  # as on_each_device

@@ -39,6 +39,7 @@ from pytest_pallas.spec import KernelSpec
 from reference_kernels import _gpu, _mesh, _require
 from reference_kernels.collectives.reduce_scatter import reference as on_tpu
 from reference_kernels.mosaic_gpu import _peers
+from reference_kernels.mosaic_gpu._claims import TMA
 from reference_kernels.mosaic_gpu._peers import Schedule
 
 _ROWS = 8  # of a tile
@@ -198,7 +199,7 @@ SPEC = KernelSpec(
     reference=reference,
     inputs=_inputs,
     meshes=({"x": 1}, {"x": 2}, {"x": 2, "y": 2}),
-    backends=("gpu-sim", "gpu-compile:h100", "gpu-compile:h200", "gpu-compile:b200", "gpu"),
+    backends=TMA,
     exact=True,
     relations=(Linear(0), Permuted({0: 2}, output=-1)),
     vmappable=False,  # as on_each_device

@@ -42,6 +42,7 @@ from reference_kernels import _require
 from reference_kernels.matmul._group_schedule import group_schedule
 from reference_kernels.matmul.grouped_matmul import reference
 from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu._claims import WGMMA
 from reference_kernels.mosaic_gpu._ragged_weights import products_of_groups
 
 _COLUMNS = 64  # that are written at a time
@@ -280,14 +281,7 @@ def _typical(shapes: str, **options: Any) -> Any:
 SPEC = KernelSpec(
     name="hopper_ragged_dot",
     kernel={"gpu": ragged_dot},
-    backends=(
-        "gpu-sim:h100",
-        "gpu-sim:h200",
-        "gpu-interpret",
-        "gpu-compile:h100",
-        "gpu-compile:h200",
-        "gpu",
-    ),
+    backends=("gpu-interpret", *WGMMA),
     reference=reference,
     inputs=_inputs("m k, g k n"),
     exact=True,
@@ -305,14 +299,7 @@ SPEC = KernelSpec(
 SPEC_TRANSPOSED = KernelSpec(
     name="hopper_ragged_dot_transposed",
     kernel={"gpu": ragged_dot},
-    backends=(
-        "gpu-sim:h100",
-        "gpu-sim:h200",
-        "gpu-interpret",
-        "gpu-compile:h100",
-        "gpu-compile:h200",
-        "gpu",
-    ),
+    backends=("gpu-interpret", *WGMMA),
     reference=reference,
     inputs=_inputs("m k, g n k", transpose_rhs=True),
     exact=True,

@@ -32,6 +32,7 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
+from reference_kernels.mosaic_gpu._claims import BLACKWELL
 
 _CHUNK = 512  # elements at a time, four for each thread
 
@@ -110,7 +111,7 @@ def _ignored(x: Any, lengths: Any) -> tuple[Any, None]:
 SPEC = KernelSpec(
     name="ragged_row_sum",
     kernel={"gpu": ragged_row_sum},
-    backends=("gpu-sim:b200", "gpu-interpret", "gpu-compile:b200", "gpu:b200"),
+    backends=("gpu-interpret", *BLACKWELL),
     reference=reference,
     inputs=pst.arguments(
         pst.arrays(

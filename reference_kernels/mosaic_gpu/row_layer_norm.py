@@ -28,6 +28,7 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted, Relation
 from pytest_pallas.spec import KernelSpec
 from reference_kernels.mosaic_gpu import _norms
+from reference_kernels.mosaic_gpu._claims import TMA
 from reference_kernels.reductions.layer_norm import reference
 
 
@@ -86,15 +87,10 @@ _DTYPES = pst.dtype_pairs(
     ("float16", "float32", "float32"),
 )
 
-_BACKENDS = (
-    *(f"{name}:{chip}" for name in ("gpu-sim", "gpu-compile") for chip in ("h100", "h200", "b200")),
-    "gpu",
-)
-
 SPEC = KernelSpec(
     name="row_layer_norm",
     kernel={"gpu": row_layer_norm},
-    backends=("gpu-interpret", *_BACKENDS),
+    backends=("gpu-interpret", *TMA),
     reference=reference,
     inputs=pst.arguments(
         # Of 15 rows in blocks of 8: a block, a group of 4, and 3 that are left.
@@ -121,6 +117,6 @@ SPEC_OVERLAP = dataclasses.replace(
     SPEC,
     name="row_layer_norm_overlap",
     kernel={"gpu": functools.partial(row_layer_norm, overlap=True)},
-    backends=_BACKENDS,  # JAX interprets no griddepcontrol
+    backends=TMA,  # JAX interprets no griddepcontrol
     checks=("forward",),
 )

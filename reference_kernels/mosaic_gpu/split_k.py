@@ -35,6 +35,7 @@ from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels.matmul._operands import check_operands
 from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu._claims import WGMMA
 
 
 def _split_k_kernel(
@@ -162,7 +163,7 @@ def _spec(name: str, by: Literal["tma", "atomic"]) -> KernelSpec:
     return KernelSpec(
         name=name,
         kernel={"gpu": functools.partial(split_k_matmul, by=by)},
-        backends=("gpu-sim:h100", "gpu-sim:h200", "gpu-compile:h100", "gpu-compile:h200", "gpu"),
+        backends=WGMMA,
         reference=reference,
         inputs=pst.arguments(
             pst.arrays(

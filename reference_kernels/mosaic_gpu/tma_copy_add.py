@@ -26,6 +26,7 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
+from reference_kernels.mosaic_gpu._claims import TMA
 
 _COLUMNS = 128  # of a block: one for each thread of a warpgroup
 _MOST = 256  # elements of one TMA copy along a dimension
@@ -88,14 +89,7 @@ SPEC = KernelSpec(
     name="tma_copy_add",
     kernel={"gpu": tma_copy_add},
     # The TMA is there from Hopper on.
-    backends=(
-        "gpu-sim",
-        "gpu-interpret",
-        "gpu-compile:h100",
-        "gpu-compile:h200",
-        "gpu-compile:b200",
-        "gpu",
-    ),
+    backends=("gpu-interpret", *TMA),
     reference=reference,
     inputs=pst.arguments(
         pst.arrays(

@@ -46,8 +46,8 @@ def product(x: jax.Array, y: jax.Array) -> jax.Array:
 def padded(x: jax.Array, *blocks: int, value: float = 0.0) -> jax.Array:
     """``x``, every axis padded at its end with ``value`` to a multiple of its block.
 
-    By JAX 0.11's lowering to Triton, a block that reaches beyond the end of an array reads and writes
-    what lies behind it; JAX 0.12 masks that, and a TPU drops it.
+    By JAX 0.11's lowering to Triton, a block that reaches beyond the end of an array reads and
+    writes what lies behind it; JAX 0.12 masks that, and a TPU drops it.
     """
     widths = [(0, -size % block) for size, block in zip(x.shape, blocks, strict=True)]
     return jnp.pad(x, widths, constant_values=value) if any(w for _, w in widths) else x

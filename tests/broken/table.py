@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/broken.md"
 
 PACKAGES = ("wrong_kernels", "twins")
-BACKENDS = ("tpu-sim", "gpu-sim", "gpu-interpret")
+BACKENDS = ("tpu-sim", "gpu-sim")
 SEEDS = (0, 1, 2)
 
 #: What the name of a right twin ends with.

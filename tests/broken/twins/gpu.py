@@ -57,7 +57,7 @@ _spec = functools.partial(
         pst.arrays("m n, m n", dtype="float32", dims={"m": [8, 16], "n": [128, 256]}),
         tuning={"block": 8},
     ),
-    backends=("gpu-interpret",),
+    backends=("gpu-sim",),
     exact=True,
     vmappable=False,
     family="Mosaic GPU",

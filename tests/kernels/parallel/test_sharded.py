@@ -82,7 +82,7 @@ def test_a_device_reads_only_the_keys_that_it_sees() -> None:
     assert sorted(lengths) == [2, 4, 6, 8]
 
 
-@pytest.mark.pallas(backends=["interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 @pytest.mark.parametrize("softmax", [softmax_by_rows, softmax_by_columns])
 def test_rows_without_a_weight_are_zero(pallas_run: Any, pallas_mesh: Any, softmax: Any) -> None:
     x = np.full((2, 6), -np.inf, np.float32)
@@ -92,7 +92,7 @@ def test_rows_without_a_weight_are_zero(pallas_run: Any, pallas_mesh: Any, softm
     np.testing.assert_allclose(out[1], [0, 0, 0, 1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
 
 
-@pytest.mark.pallas(backends=["interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 @pytest.mark.parametrize("devices", [1, 4, 8])
 @pytest.mark.parametrize("axis", ["batch_axis", "head_axis", "sequence_axis"])
 def test_attention_over_any_number_of_devices(
@@ -106,7 +106,7 @@ def test_attention_over_any_number_of_devices(
     pallas_check(sharded_attention, q, k, v, reference=reference, options=options)
 
 
-@pytest.mark.pallas(backends=["interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 def test_a_device_whose_queries_see_no_key(pallas_check: Any, pallas_mesh: Any) -> None:
     q, k = np.ones((1, 1, 8, 4), np.float32), np.ones((1, 1, 4, 4), np.float32)
     options = {"mesh": pallas_mesh(x=2), "sequence_axis": "x", "causal": True}
@@ -114,7 +114,7 @@ def test_a_device_whose_queries_see_no_key(pallas_check: Any, pallas_mesh: Any) 
     np.testing.assert_array_equal(out[0, 0, :4], np.zeros((4, 4)))
 
 
-@pytest.mark.pallas(backends=["interpret"])
+@pytest.mark.pallas(backends=["tpu-sim"])
 @pytest.mark.parametrize("devices", [1, 4, 8])
 @pytest.mark.parametrize("softmax", [softmax_by_rows, softmax_by_columns])
 def test_softmax_over_any_number_of_devices(
