@@ -35,6 +35,7 @@ class Flight:
       bounds: of the region, as addresses.
       side: the memory that an asynchronous operation accesses; None of a copy.
       seen: the clock of the writes of threads that it sees, if not all that its thread knows.
+      core: of tensor memory, the clock of what its thread knows of the others' there.
       chain: of the operation: see ``Asynchronous``.
       place: of the allocation: see ``Located``.
       past: what it became when a wait proved it to be done.
@@ -49,6 +50,7 @@ class Flight:
     bounds: tuple[int, int]
     side: Side | None = None
     seen: Array | None = None
+    core: Array | None = None
     chain: Any = None
     place: int = 0
     past: Past | None = None

@@ -49,7 +49,7 @@ from pytest_pallas.simulator.recording import (
     Touched,
     Waited,
 )
-from pytest_pallas.simulator.tokens import find_overruns, pass_on
+from pytest_pallas.simulator.tokens import find_overruns, known_of_core, pass_on
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.transfers import Copy, Semaphore
@@ -102,7 +102,7 @@ def _go(this: Pass, events: Sequence[Event]) -> None:
     count = len(this.owners)
     this.clocks = np.zeros((count, count), np.int64)
     np.fill_diagonal(this.clocks, 1)
-    this.fenced = np.zeros_like(this.clocks)
+    this.fenced, this.core = np.zeros_like(this.clocks), np.zeros_like(this.clocks)
     for number, event in enumerate(events):
         if isinstance(event, Waited):
             _wait(this, number, event)
@@ -208,6 +208,7 @@ def _done(this: Pass, copy: Copy, semaphore: Semaphore, thread: int, time: int) 
 
 def _synchronize(this: Pass, event: Synchronized) -> None:
     rows = list(event.threads)
+    this.core[rows] = np.max([known_of_core(this, thread) for thread in rows], axis=0)
     this.clocks[rows] = this.clocks[rows].max(axis=0)
     this.fenced[rows] = this.fenced[rows].max(axis=0)
     for thread in rows:
@@ -269,6 +270,11 @@ def _finding(this: Pass, found: tuple[str, Any, Any], seed: int) -> Finding:
         what = (
             f"race on {later.ref or 'memory'}: {later.by} may not see what a thread wrote; call "
             "plgpu.commit_smem() between"
+        )
+    if kind == "core":
+        what = (
+            f"race on {later.ref or 'tensor memory'}: what orders two accesses does not order "
+            "tensor memory; make the barrier with orders_tensor_core=True"
         )
     return Finding(
         kind="race",

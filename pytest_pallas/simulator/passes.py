@@ -90,12 +90,14 @@ class Passed:
     Attributes:
       clock: of all that released it.
       fenced: what of that their asynchronous operations see.
+      core: what of that they did to tensor memory, if the token orders it.
       operations: those that were completed with it.
       waits: of the threads that acquired it, with the time at which they did.
     """
 
     clock: Array
     fenced: Array
+    core: Array
     operations: list[Asynchronous] = field(default_factory=list[Asynchronous])
     waits: dict[int, tuple[int, Acquired]] = field(default_factory=dict[int, Any])
 
@@ -118,6 +120,7 @@ class Pass:
       rivals: for a wait's number, what was promised later that it could have taken.
       left: for a wait's number, what was promised before and not proved by it.
       fenced: as ``clocks``, of the writes that each thread's asynchronous operations see.
+      core: as ``clocks``, of what each thread knows that others did to tensor memory.
       tokens: what whoever acquires a token knows.
       forks: what the thread knew that started an operation, by the identity of that.
       last: the last wait of a thread on a semaphore.
@@ -136,6 +139,7 @@ class Pass:
     rivals: dict[int, list[Promise]] = field(default_factory=dict[int, list[Promise]])
     left: dict[int, list[Promise]] = field(default_factory=dict[int, list[Promise]])
     fenced: Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    core: Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     forks: dict[int, Array] = field(default_factory=dict[int, Any])
     tokens: dict[Token, Passed] = field(default_factory=dict[Any, "Passed"])
     last: dict[tuple[int, Any], Waited] = field(default_factory=dict[Any, Waited])
@@ -185,7 +189,7 @@ def check(
             continue
         if overlap(region, flight.region):
             note(this, "race", event, flight)
-    seen = event.seen if isinstance(event, Flight) else None
+    seen, core = (event.seen, event.core) if isinstance(event, Flight) else (None, None)
     for past in memory.near(start, end):
         if not conflict(event, past):
             continue
@@ -195,13 +199,16 @@ def check(
             fenced = any(seen[each] >= time for each, time in known)
         else:
             fenced = True
-        if ordered and fenced:
+        # What a thread itself did it knows, whatever its barriers order.
+        shared = core is None or any(each == thread or core[each] >= time for each, time in known)
+        if ordered and fenced and shared:
             continue
         if isinstance(event, Flight) and isinstance(past.event, Flight):  # noqa: SIM102
             if are_in_order(event, past.event):
                 continue
         if overlap(region, past.region):
-            note(this, "fence" if ordered else "race", event, past.event)
+            why = "race" if not ordered else "core" if fenced else "fence"
+            note(this, why, event, past.event)
 
 
 def are_in_order(one: Flight, other: Flight) -> bool:
@@ -211,7 +218,8 @@ def are_in_order(one: Flight, other: Flight) -> bool:
     if one.chain is None or one.chain != other.chain:
         return False
     # Of two threads, only if the later one knows that the other has started its own.
-    return bool(one.clock[other.thread] >= other.clock[other.thread])
+    clock = one.clock if one.core is None else one.core
+    return bool(clock[other.thread] >= other.clock[other.thread])
 
 
 def is_known(flight: Flight) -> bool:
@@ -223,7 +231,7 @@ def is_known(flight: Flight) -> bool:
 
 
 def note(this: Pass, kind: str, first: Any, second: Any) -> None:
-    """Keep what is out of order: ``"race"``, ``"fence"`` or ``"entry"``, and its events."""
+    """Keep what is out of order: ``"race"``, ``"fence"``, ``"core"``, ``"entry"``; its events."""
     if len(this.found) < MOST:
         this.found.append((kind, first, second))
 

@@ -131,10 +131,12 @@ class Token:
     Attributes:
       name: of what it belongs to.
       after: of the next phase of the barrier, once this one is complete.
+      tensor_core: whether it also orders what threads did to tensor memory.
     """
 
     name: str = ""
     after: Token | None = None
+    tensor_core: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -149,6 +151,7 @@ class Side:
       proxied: whether it does so through the asynchronous proxy, to which what threads wrote
         before is visible only after a fence.
       home: the device whose memory it is.
+      tensor_core: whether it is tensor memory, which not every barrier orders.
     """
 
     region: Region
@@ -157,6 +160,7 @@ class Side:
     adds: bool = False
     proxied: bool = False
     home: int = 0
+    tensor_core: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -7,10 +7,14 @@ the operations are done that were completed with it.
 An operation is like a thread that forks from the one that starts it, and joins whoever knows that
 it is done. Through the asynchronous proxy it sees what threads wrote only as far as a fence came
 between (PTX ISA, "Memory Consistency Model", "Proxies", and ``fence.proxy.async``): each thread has
-a second clock, which says how far the writes of others, and its own, are fenced.
+a second clock, which says how far the writes of others, and its own, are fenced. A third one says
+what it knows of accesses to tensor memory: only barriers with ``orders_tensor_core`` pass that on
+(``tcgen05.fence``, PTX ISA 9.0, 9.7.16.6.4).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -55,14 +59,23 @@ def _passed(this: Pass, token: Token) -> Passed:
     if found is None:
         count = len(this.owners)
         nothing = np.zeros(count, np.int64)
-        found = this.tokens[token] = Passed(nothing, nothing.copy())
+        found = this.tokens[token] = Passed(nothing, nothing.copy(), nothing.copy())
     return found
 
 
 def _release(this: Pass, event: Released) -> None:
     passed = _passed(this, event.token)
+    if event.token.tensor_core:
+        np.maximum(passed.core, known_of_core(this, event.thread), out=passed.core)
     np.maximum(passed.clock, tick(this, event.thread), out=passed.clock)
     np.maximum(passed.fenced, this.fenced[event.thread], out=passed.fenced)
+
+
+def known_of_core(this: Pass, thread: int) -> np.ndarray[Any, Any]:
+    """The clock of what a thread knows of accesses to tensor memory, its own included."""
+    known = this.core[thread].copy()
+    known[thread] = this.clocks[thread, thread]
+    return known
 
 
 def _acquire(this: Pass, event: Acquired) -> None:
@@ -70,6 +83,8 @@ def _acquire(this: Pass, event: Acquired) -> None:
     row, fenced = this.clocks[thread], this.fenced[thread]
     np.maximum(row, passed.clock, out=row)
     np.maximum(fenced, passed.fenced, out=fenced)
+    if event.token.tensor_core:
+        np.maximum(this.core[thread], passed.core, out=this.core[thread])
     tick(this, thread)
     passed.waits.setdefault(thread, (int(row[thread]), event))
     for operation in passed.operations:
@@ -92,6 +107,7 @@ def find_overruns(this: Pass) -> None:
 
 def _fork(this: Pass, event: Forked) -> None:
     operation, thread = event.operation, event.thread
+    core = known_of_core(this, thread)
     clock = this.forks[id(operation)] = tick(this, thread)
     fenced = this.fenced[thread].copy()
     for side in operation.sides:
@@ -105,6 +121,7 @@ def _fork(this: Pass, event: Forked) -> None:
             bounds_of(side.region),
             side,
             fenced if side.proxied else None,
+            core if side.tensor_core else None,
             operation.chain,
         )
         memory = this.memories.setdefault(id(root(side.region)), Memory())
@@ -130,6 +147,8 @@ def _finish(
             continue
         del memory.flights[flight]
         np.maximum(row, flight.clock, out=row)
+        if flight.core is not None:
+            np.maximum(this.core[thread], flight.core, out=this.core[thread])
         _keep(memory, flight, thread, time)
 
 

@@ -75,7 +75,7 @@ class Barrier:
     def __post_init__(self) -> None:
         """Begin the first phase."""
         self.pending = self.arrivals
-        self.phases.append(Phase(Token(self.name)))
+        self.phases.append(Phase(Token(self.name, tensor_core=self.facts.tensor_core)))
 
     @property
     def completed(self) -> int:
@@ -220,7 +220,7 @@ def _go_on_to_next(machine: Machine, barrier: Barrier) -> None:
     if barrier.pending or barrier.expected:
         return
     barrier.pending = barrier.arrivals
-    after = Token(barrier.name)
+    after = Token(barrier.name, tensor_core=barrier.facts.tensor_core)
     barrier.phases[-1].token.after = after
     barrier.phases.append(Phase(after))
     barrier.wake(machine)

@@ -32,7 +32,7 @@ def _async_load(eqn: Equation) -> Evaluate:
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         ref, part = in_tensor_memory(thread, thread.block, window, operands, "load from", eqn.line)
         values = np.array(part.data)
-        tensor_core.load(thread, Side(part.region, False, ref.name), eqn.line)
+        tensor_core.load(thread, Side(part.region, False, ref.name, tensor_core=True), eqn.line)
         return (values,) if reduce is None else (values, reduce(values))
 
     return evaluate
@@ -64,7 +64,7 @@ def _async_store_tmem(eqn: Equation) -> Evaluate:
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         ref, part = in_tensor_memory(thread, thread.block, window, operands, "store to", eqn.line)
         values = np.asarray(operands[1])
-        side = Side(part.region, True, ref.name)
+        side = Side(part.region, True, ref.name, tensor_core=True)
         tensor_core.store(thread, side, lambda: write(thread, part, values), eqn.line)
         return ()
 
@@ -119,7 +119,10 @@ def _copying(
                 thread, block, parts.target, operands, "copy to", eqn.line
             )
             arrange = arranging(ref, parts.target)
-            sides = [Side(region, False, name, proxied=True), Side(target.region, True, ref.name)]
+            sides = [
+                Side(region, False, name, proxied=True),
+                Side(target.region, True, ref.name, tensor_core=True),
+            ]
             steps = _reading_and_writing(thread, source, arrange, target)
             tensor_core.begin(thread, what, sides, steps, eqn.line)
         return ()

@@ -710,6 +710,68 @@ def test_products_of_two_threads(ordered: bool) -> None:
     assert races(kernel(body, SUMS, smem(M, K), smem(K, N), TC, TC, TC, **mesh)) is not ordered
 
 
+@pytest.mark.parametrize("orders", [False, True])
+@pytest.mark.parametrize("second", ["load", "store", "product"])
+def test_not_every_barrier_orders_tensor_memory(second: str, orders: bool) -> None:
+    """One without ``orders_tensor_core`` does not; the finding says what is missing."""
+
+    def body(o: Any, acc: Any, a_smem: Any, b_smem: Any, ready: Any, done: Any) -> None:
+        who = jax.lax.axis_index("t")
+
+        @pl.when(who == 0)
+        def _first() -> None:
+            plgpu.async_store_tmem(acc, jnp.ones((M, N)))
+            plgpu.commit_tmem()
+            plgpu.barrier_arrive(ready)
+
+        @pl.when(who == 1)
+        def _second() -> None:
+            plgpu.barrier_wait(ready)
+            if second == "load":
+                o[...] = plgpu.async_load_tmem(acc)
+            elif second == "store":
+                plgpu.async_store_tmem(acc, jnp.ones((M, N)))
+                plgpu.commit_tmem()
+            else:
+                plgpu.tcgen05_mma(acc, a_smem, b_smem, done)
+                plgpu.barrier_wait(done)
+
+    ready = plgpu.Barrier(orders_tensor_core=orders)
+    mesh: Any = {"num_threads": 2, "thread_name": "t"}
+    function = kernel(body, SUMS, smem(M, K), smem(K, N), ready, TC, **mesh)
+    findings = simulate(function, target="b200").findings
+    assert [each.kind for each in findings] == ([] if orders else ["race"])
+    if not orders:
+        assert "orders_tensor_core=True" in findings[0].message
+
+
+def test_another_barrier_on_the_way(rng: np.random.Generator) -> None:
+    """What a third thread passes on by a plain barrier is not ordered, though it knows it."""
+
+    def body(o: Any, acc: Any, one: Any, two: Any) -> None:
+        who = jax.lax.axis_index("t")
+
+        @pl.when(who == 0)
+        def _first() -> None:
+            plgpu.async_store_tmem(acc, jnp.ones((M, N)))
+            plgpu.commit_tmem()
+            plgpu.barrier_arrive(one)
+
+        @pl.when(who == 1)
+        def _second() -> None:
+            plgpu.barrier_wait(one)
+            plgpu.barrier_arrive(two)
+
+        @pl.when(who == 2)
+        def _third() -> None:
+            plgpu.barrier_wait(two)
+            o[...] = plgpu.async_load_tmem(acc)
+
+    mesh: Any = {"num_threads": 3, "thread_name": "t"}
+    assert races(kernel(body, SUMS, TC, plgpu.Barrier(), **mesh))
+    assert not races(kernel(body, SUMS, TC, TC, **mesh))
+
+
 # The chip.
 
 
