@@ -96,7 +96,7 @@ def _go(this: Pass, events: Sequence[Event]) -> None:
     count = len(this.owners)
     this.clocks = np.zeros((count, count), np.int64)
     np.fill_diagonal(this.clocks, 1)
-    this.fenced = this.clocks.copy()
+    this.fenced = np.zeros((count, count), np.int64)
     for number, event in enumerate(events):
         if isinstance(event, Touched):
             _touch(this, event)

@@ -236,3 +236,16 @@ def test_shared_memory_that_a_chip_does_not_have():
     assert finding.kind == "capacity"
     assert "256.0 KiB of shared memory" in finding.message
     assert "227 KiB" in finding.message
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_the_first_thing_that_a_thread_writes(commit):
+    def body(x_gmem, o_gmem, buffer):
+        buffer[...] = x_gmem[pl.ds(0, 16)]
+        if commit:
+            plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(buffer, o_gmem)
+        plgpu.wait_smem_to_gmem(0)
+
+    found = simulate(kernel(body, SMEM), X, target="h100")
+    assert kinds(found) == ([] if commit else ["race"])
