@@ -130,7 +130,7 @@ def _check_axes(thread: GpuThread, scope: Scope) -> None:
       SimulationError: they do not, or others do.
     """
     threads = thread.kernel_launch.mesh.threads
-    own = () if threads is None else (threads[0],)
+    own: tuple[Any, ...] = () if threads is None else (threads[0],)
     if scope.axes and scope.axes != own:
         raise SimulationError(
             f"run_scoped has collective_axes={scope.axes}, and only the warpgroups of a block can "
