@@ -296,7 +296,7 @@ def product_parts(params: Any) -> tuple[Place, Place, Place]:
 def atomic_parts(params: Any, count: int) -> tuple[Place, int, str]:
     """Memory, position of the value, and operation of a ``mgpu_atomic_store``.
 
-    Seen in JAX 0.12.0.1.
+    Seen in JAX 0.11.2 and 0.12.0.1.
     """
     util = importlib.import_module("jax.tree_util")
     leaves = [Operand(number) for number in range(count)]
@@ -372,7 +372,7 @@ class RemoteStoreParts:
 
 
 def remote_store_parts(params: Any) -> RemoteStoreParts:
-    """The parts of an ``async_store_smem``. Seen in JAX 0.12.0.1."""
+    """The parts of an ``async_store_smem``. Seen in JAX 0.11.2 and 0.12.0.1."""
     leaves = Leaves(4)
     target = leaves.place(1, params["ref_transforms_treedef"])
     barrier = leaves.place(2, params["barrier_transforms_treedef"])

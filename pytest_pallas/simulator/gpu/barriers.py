@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_pallas.compat.mosaic_gpu import BarrierFacts
+from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding, Wait
 from pytest_pallas.simulator.gpu.operations import advance, go_on, know
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
@@ -244,7 +245,12 @@ def _report_overrun(thread: GpuThread, barrier: Barrier, turn: int, line: str) -
     )
 
 
-def _report(thread: GpuThread, barrier: Barrier, message: str, line: str) -> None:
+def _report(
+    thread: GpuThread,
+    barrier: Barrier,
+    message: str,
+    line: str,
+) -> None:
     thread.machine.report(
         Finding(
             kind="phase",
@@ -259,5 +265,15 @@ def _report(thread: GpuThread, barrier: Barrier, message: str, line: str) -> Non
 
 
 def barrier_at(found: Any) -> Barrier:
-    """The one barrier that a reference names."""
-    return found if isinstance(found, Barrier) else found.reshape(())[()]
+    """The one barrier that a reference names.
+
+    Raises:
+      SimulationError: it names several.
+    """
+    if isinstance(found, Barrier):
+        return found
+    if found.size != 1:
+        raise SimulationError(
+            f"a reference to {found.size} barriers must be indexed: only one is used"
+        )
+    return found.reshape(-1)[0]

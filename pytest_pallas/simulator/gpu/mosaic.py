@@ -8,7 +8,7 @@ itself. Otherwise all clusters run at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -294,7 +294,8 @@ def _run(kernel: GpuKernel, clusters: Sequence[Cluster], given: Sequence[Any]) -
     """Run clusters at the same time."""
     threads = _threads(clusters)
 
-    def work(thread: GpuThread) -> None:
+    def work(thread: Thread) -> None:
+        assert isinstance(thread, GpuThread)
         if not may_begin(thread):
             return
         timeline = thread.machine.timeline
@@ -311,7 +312,7 @@ def _run(kernel: GpuKernel, clusters: Sequence[Cluster], given: Sequence[Any]) -
     if len(threads) == 1:
         work(threads[0])
         return
-    task: Callable[[Any], None] = work
+    task: Any = work
     threads[0].machine.scheduler.run(threads, task)
 
 

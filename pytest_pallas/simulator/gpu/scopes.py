@@ -26,6 +26,7 @@ from pytest_pallas.compat.mosaic_gpu import (
     union_scale,
 )
 from pytest_pallas.compat.transfers import semaphore_kind
+from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.allocation import memory_of
 from pytest_pallas.simulator.gpu.barriers import Barrier
 from pytest_pallas.simulator.gpu.tensor_memory import TensorMemory, tensor_memory
@@ -62,15 +63,20 @@ class Scope:
 
     Attributes:
       items: what it makes.
-      shared: whether all warpgroups of a block enter it together.
+      axes: whose threads share what it makes.
       line: ``file:line``.
       site: which scope of the program it is.
     """
 
     items: tuple[Item, ...]
-    shared: bool
+    axes: tuple[Any, ...]
     line: str
     site: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether all warpgroups of a block enter it together."""
+        return bool(self.axes)
 
 
 def scope_of(eqn: Equation) -> Scope:
@@ -83,7 +89,7 @@ def scope_of(eqn: Equation) -> Scope:
         Item(var.aval, name or f"scoped memory {number}", tiling, (site, number))
         for number, (var, name, tiling) in enumerate(zip(inner.invars, names, tilings, strict=True))
     )
-    return Scope(items, bool(scope_axes(eqn.params)), eqn.line, site)
+    return Scope(items, scope_axes(eqn.params), eqn.line, site)
 
 
 def run_scope(
@@ -97,6 +103,7 @@ def run_scope(
       work: takes the references, and gives the results of the body.
     """
     block = thread.block
+    _check_axes(thread, scope)
     if scope.shared and len(block.warpgroups) > 1:
         members = range(len(block.warpgroups))
         place = ("scope", scope.site, id(block))
@@ -114,6 +121,29 @@ def run_scope(
     results = work(refs)
     thread.top, thread.around = before, around
     return results
+
+
+def _check_axes(thread: GpuThread, scope: Scope) -> None:
+    """Refuse what JAX's lowering refuses: warpgroups share what they make, except for registers.
+
+    Raises:
+      SimulationError: they do not, or others do.
+    """
+    threads = thread.kernel_launch.mesh.threads
+    own = () if threads is None else (threads[0],)
+    if scope.axes and scope.axes != own:
+        raise SimulationError(
+            f"run_scoped has collective_axes={scope.axes}, and only the warpgroups of a block can "
+            f"share what it makes: {own or 'this kernel has no name for them'}"
+        )
+    if scope.axes or len(thread.block.warpgroups) == 1:
+        return
+    for item in scope.items:
+        if not is_accumulator(item.aval) and semaphore_kind(item.aval.dtype) is None:
+            raise SimulationError(
+                f"run_scoped makes {item.name} in a kernel of several warpgroups, which must "
+                f"share it: pass collective_axes={own[0]!r}"
+            )
 
 
 def _reserve(thread: GpuThread, scope: Scope) -> None:

@@ -13,7 +13,7 @@ from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory import Ref
-from pytest_pallas.simulator.windows import Outside, read, refuse
+from pytest_pallas.simulator.windows import Outside, read, refuse, region_of
 
 Array = np.ndarray[Any, Any]
 
@@ -55,7 +55,11 @@ def located(
     thread: GpuThread, ref: Ref, place: Place, operands: Sequence[Any], how: str, line: str
 ) -> Any:
     """As ``part_of``, of a reference that is known: the part alone."""
+    window = split_elsewhere(place.transforms)[0]
     try:
-        return read(ref.data, split_elsewhere(place.transforms)[0], operands)
+        part = read(ref.data, window, operands)
+        if ref.data.dtype != object and not np.ndim(part):  # numpy gives a copy of one element
+            return region_of(part, ref.data, window, operands)
+        return part
     except Outside as outside:
         raise refuse(thread, ref, how, outside, line) from None

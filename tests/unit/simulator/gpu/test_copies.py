@@ -236,3 +236,55 @@ def test_shared_memory_that_a_chip_does_not_have():
     assert finding.kind == "capacity"
     assert "256.0 KiB of shared memory" in finding.message
     assert "227 KiB" in finding.message
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_the_first_thing_that_a_thread_writes(commit):
+    def body(x_gmem, o_gmem, buffer):
+        buffer[...] = x_gmem[pl.ds(0, 16)]
+        if commit:
+            plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(buffer, o_gmem)
+        plgpu.wait_smem_to_gmem(0)
+
+    found = simulate(kernel(body, SMEM), X, target="h100")
+    assert kinds(found) == ([] if commit else ["race"])
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_a_copy_of_one_element(row):
+    """A thread overwrites it once one of two copies has read its source."""
+
+    def body(x_gmem, o_gmem, buffer):
+        buffer[...] = x_gmem[pl.ds(0, 2), 0]
+        plgpu.commit_smem()
+        for each in range(2):
+            plgpu.copy_smem_to_gmem(buffer.at[each], o_gmem.at[each])
+        plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+        buffer[row] = jnp.float32(3)
+        plgpu.wait_smem_to_gmem(0)
+
+    function = kernel(body, plgpu.SMEM((2,), jnp.float32), shape=(2,))
+    found = simulate(function, X + 1, target="h100")
+    assert kinds(found) == ["race"] * row
+    assert found.values.tolist() == [1, 129 if not row else 3]
+
+
+def test_memory_that_warpgroups_must_share():
+    def body(x_gmem, o_gmem):
+        pl.run_scoped(lambda buffer: None, plgpu.SMEM((8,), jnp.float32))
+
+    from pytest_pallas.errors import SimulationError
+
+    with pytest.raises(SimulationError, match="pass collective_axes='wg'"):
+        simulate(kernel(body, num_threads=2, thread_name="wg"), X, target="h100")
+    with pytest.raises(SimulationError, match="only the warpgroups of a block can share"):
+        simulate(
+            kernel(
+                lambda x, o: pl.run_scoped(lambda b: None, SMEM, collective_axes="g"),
+                grid=(2,),
+                grid_names=("g",),
+            ),
+            X,
+            target="h100",
+        )
