@@ -53,6 +53,7 @@ class Known:
 
 DEVICES = "JAX skips it: needs more devices or cores than there are"
 COMPILER = Cause("asks for what the compiler refuses, prints or reports", applies=False)
+OTHER_PLATFORM = Cause("is a kernel for another platform than the simulated chip's", applies=False)
 VERSION = Cause("API of another version of JAX", applies=False)
 PROCESS = Cause("asks the process's device, which is a CPU, for its cores", applies=False)
 RACE = Cause(
@@ -101,6 +102,13 @@ PLACES = Cause(
 )
 
 KNOWN: tuple[Known, ...] = (
+    Known(
+        COMPILER,
+        "triton_pallas_test::.*test_(deviceless_aot|unsigned_integer_dot_raises)",
+        r"lowering platform|not raised",
+    ),
+    Known(OTHER_PLATFORM, "", r"this kernel is written for (TPUs|Triton)"),
+    Known(COMPILER, "", r"JAX compiles no pl\.pallas_call with plgpu\.CompilerParams"),
     Known(NEGATIVE, "indexing_test::", r"beyond its edge: (index -1|indices -1 to)"),
     Known(OUTSIDE, "indexing_test::.*test_advanced_indexer16", "beyond its edge: indices 1 to 2"),
     Known(ALIAS, r"pallas_vmap_test::.*input_output_aliases$", "Not equal"),

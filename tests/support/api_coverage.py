@@ -43,8 +43,8 @@ OUTSIDE: Mapping[str, Mapping[str, str]] = {
     "plsc": {"SparseCorePushStreamWarning": "a warning of the lowering"},
     "plgpu": {
         "InterpretGPUParams": _ELSEWHERE,
-        "as_torch_kernel": "makes a function of PyTorch's tensors of a call, whatever the kernel; it "
-        "needs PyTorch and a GPU",
+        "as_torch_kernel": "makes a function of PyTorch's tensors of a call, whatever the kernel; "
+        "it needs PyTorch and a GPU",
         "force_gpu_interpret_mode": _ELSEWHERE,
         "set_gpu_interpret_mode": _ELSEWHERE,
     },

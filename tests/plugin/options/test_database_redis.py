@@ -94,7 +94,7 @@ def test_a_socket_and_read_only(picky, server):
 
 def test_a_server_that_dies_in_the_middle(project, server):
     project.write(test_own=KILLED.replace("PID", str(server.process.pid)), conftest=PROFILE)
-    result = project.run(
+    result = project.spawn(
         "--pallas-backend=interpret", f"--pallas-database={server.url}", "--color=yes", "-rN"
     )
     result.assert_outcomes(failed=3)
@@ -112,14 +112,14 @@ def test_a_server_that_is_not_there(project):
     project.write(test_own=OWN.replace("MAX", "100"), conftest=PROFILE)
     url = f"redis://127.0.0.1:{redis_server.free_port()}"
     args = ("--pallas-backend=interpret", f"--pallas-database={url}")
-    result = project.run(*args)
+    result = project.spawn(*args)
     result.assert_outcomes(failed=1)
     lines = [line for line in result.outlines if "cannot be reached" in line]
     assert len(lines) == 1
     assert result.outlines.index(lines[0]) < 12  # in the header
     assert lines[0].startswith(f"pallas: warning: database {url} cannot be reached (")
     seen(project, "numbers.txt")
-    project.run(*args).assert_outcomes(failed=1)
+    project.spawn(*args).assert_outcomes(failed=1)
     assert seen(project, "numbers.txt")[0] == "1234"
 
 

@@ -557,8 +557,8 @@ class TestWaiting:
         )(jnp.zeros(1, jnp.int32))[0]
 
     def test_programs_that_all_meet_must_have_room_on_the_chip(self, monkeypatch):
-        small = dataclasses.replace(waiting.CHIPS["h100"], multiprocessors=2)
-        monkeypatch.setitem(waiting.CHIPS, "h100", small)
+        small = dataclasses.replace(waiting.TARGETS["h100"], multiprocessors=2)
+        monkeypatch.setitem(waiting.TARGETS, "h100", small)
         assert on_gpu(lambda: self.meeting(4)).values.tolist() == [1] * 4
         with pytest.raises(DeadlockError) as caught:
             on_gpu(lambda: self.meeting(5))
