@@ -133,7 +133,9 @@ def tilings_of(params: Any, count: int) -> tuple[tuple[int, ...], ...]:
 def scope_axes(params: Any) -> tuple[Any, ...]:
     """The axes whose threads share what a ``run_scoped`` makes. Seen in JAX 0.11.2 and 0.12.0.1."""
     axes = params.get("collective_axes") or ()
-    return tuple(axes) if isinstance(axes, tuple | list) else (axes,)
+    named = tuple(axes) if isinstance(axes, tuple | list) else (axes,)
+    # ``dynamic_scheduling_loop`` names None where a block has one warpgroup.
+    return tuple(axis for axis in named if axis is not None)
 
 
 class Leaves:
@@ -410,7 +412,9 @@ def query_parts(params: Any) -> tuple[Place, tuple[Any, ...]]:
 
 def _axes(params: Any) -> tuple[Any, ...]:
     axes = params.get("collective_axes") or ()
-    return tuple(axes) if isinstance(axes, tuple | list) else (axes,)
+    named = tuple(axes) if isinstance(axes, tuple | list) else (axes,)
+    # ``dynamic_scheduling_loop`` names None where a block has one warpgroup.
+    return tuple(axis for axis in named if axis is not None)
 
 
 def reaches_devices(eqn: Any) -> bool:

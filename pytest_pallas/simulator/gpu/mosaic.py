@@ -294,7 +294,8 @@ def _run(kernel: GpuKernel, clusters: Sequence[Cluster], given: Sequence[Any]) -
     """Run clusters at the same time."""
     threads = _threads(clusters)
 
-    def work(thread: GpuThread) -> None:
+    def work(thread: Thread) -> None:
+        assert isinstance(thread, GpuThread)
         if not may_begin(thread):
             return
         timeline = thread.machine.timeline
