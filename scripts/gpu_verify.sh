@@ -75,7 +75,7 @@ suite=(--pallas-suite=reference_kernels.mosaic_gpu,reference_kernels.portable --
 step 240 report "$python" -m pytest "${pallas[@]}" -p no:cacheprovider -n 6 "${suite[@]}" \
   --pallas-backend=gpu "--pallas-results=$out/results.json" "${goldens[@]}"
 step 140 cross "$python" -m pytest "${pallas[@]}" -p no:cacheprovider -n 8 "${suite[@]}" \
-  --pallas-backend=gpu-interpret,gpu --pallas-checks=cross --pallas-max-examples=1 \
+  --pallas-backend=gpu-sim,gpu --pallas-checks=cross --pallas-max-examples=1 \
   "--pallas-results=$out/cross.json"
 step 130 gpu_kernels "$python" benchmarks/gpu_kernels.py --rounds 20 "--json=$out/gpu_kernels.json"
 rm -rf "$out/venv"
