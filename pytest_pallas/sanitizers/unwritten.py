@@ -31,14 +31,15 @@ def never_written(first: Sequence[Told], second: Sequence[Told]) -> Iterator[str
     """
     said: set[str] = set()
     for (params, before), (_, after) in zip(first, second, strict=False):
-        facts = compat.grid_facts(SimpleNamespace(params=params))
         for number, (old, new) in enumerate(zip(before, after, strict=True)):
             missing = _missing(np.asarray(old), np.asarray(new))
             if missing is None or not missing.any():
                 continue
-            block = facts.outputs[number]
-            name = f"output {number} ({block.name})"
-            text = f"{name} of {_kernel(params)}: {_blocks(missing, block.dims)}"
+            name, where = f"output {number}", _box_of(missing)
+            if "grid_mapping" in params:
+                block = compat.grid_facts(SimpleNamespace(params=params)).outputs[number]
+                name, where = f"{name} ({block.name})", _blocks(missing, block.dims)
+            text = f"{name} of {_kernel(params)}: {where}"
             if text not in said:
                 said.add(text)
                 yield text
@@ -53,16 +54,23 @@ def _missing(old: Any, new: Any) -> Any:
 
 
 def _kernel(params: Any) -> str:
-    return str(params.get("name") or params["jaxpr"].debug_info.func_name or "the kernel")
+    body = params["jaxpr"] if "jaxpr" in params else params["jaxprs"][0]
+    return str(params.get("name") or body.debug_info.func_name or "the kernel")
+
+
+def _box_of(missing: Any) -> str:
+    """What was never written of an output without blocks."""
+    if missing.all():
+        return "no element was ever written"
+    count = f"{np.count_nonzero(missing)} of {missing.size} elements were never written"
+    return f"{count}: {_box(missing)}"
 
 
 def _blocks(missing: Any, dims: Sequence[tuple[str, int, tuple[int, int]]]) -> str:
     """The blocks without a written element, and those with some: ``block (1, 0)``."""
+    if missing.all() or any(kind not in ("Blocked", "Squeezed") for kind, _, _ in dims):
+        return _box_of(missing)
     count = f"{np.count_nonzero(missing)} of {missing.size} elements were never written"
-    if missing.all():
-        return "no element was ever written"
-    if any(kind not in ("Blocked", "Squeezed") for kind, _, _ in dims):
-        return f"{count}: {_box(missing)}"
     sizes = [size for _, size, _ in dims]
     indices = np.unique(np.argwhere(missing) // np.asarray(sizes), axis=0)
     if all(size >= length for size, length in zip(sizes, missing.shape, strict=True)):

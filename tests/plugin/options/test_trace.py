@@ -137,7 +137,7 @@ def test_a_backend_that_simulates_nothing(project):
     line = refusal(project.run("--pallas-backend=interpret", "--pallas-trace=run.json"))
     assert line == (
         "ERROR: --pallas-trace=run.json: only the simulator has timelines, and the backend is "
-        "interpret; give --pallas-backend=tpu-sim"
+        "interpret; give --pallas-backend=tpu-sim or gpu-sim"
     )
 
 
