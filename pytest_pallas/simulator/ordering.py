@@ -100,7 +100,7 @@ def _renumber(events: Sequence[Event], owners: Sequence[Owner]) -> list[Owner]:
 
 def _go(this: Pass, events: Sequence[Event]) -> None:
     count = len(this.owners)
-    this.clocks = np.zeros((count, count), np.int64)
+    this.clocks = np.zeros((count, count), np.int32)
     np.fill_diagonal(this.clocks, 1)
     this.fenced, this.core = np.zeros_like(this.clocks), np.zeros_like(this.clocks)
     for number, event in enumerate(events):

@@ -132,14 +132,14 @@ class Pass:
     users: dict[Any, set[int]]
     located: Mapping[Any, Sequence[Located]]
     flights: dict[Copy, list[Flight]] = field(default_factory=dict[Any, list[Flight]])
-    clocks: Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    clocks: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     counts: dict[Semaphore, Count] = field(default_factory=dict[Any, Count])
     memories: dict[int, Memory] = field(default_factory=dict[int, Memory])
     entered: dict[Any, tuple[int, int]] = field(default_factory=dict[Any, tuple[int, int]])
     rivals: dict[int, list[Promise]] = field(default_factory=dict[int, list[Promise]])
     left: dict[int, list[Promise]] = field(default_factory=dict[int, list[Promise]])
-    fenced: Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))
-    core: Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    fenced: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+    core: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     forks: dict[int, Array] = field(default_factory=dict[int, Any])
     tokens: dict[Token, Passed] = field(default_factory=dict[Any, "Passed"])
     last: dict[tuple[int, Any], Waited] = field(default_factory=dict[Any, Waited])

@@ -58,7 +58,7 @@ def _passed(this: Pass, token: Token) -> Passed:
     found = this.tokens.get(token)
     if found is None:
         count = len(this.owners)
-        nothing = np.zeros(count, np.int64)
+        nothing = np.zeros(count, np.int32)
         found = this.tokens[token] = Passed(nothing, nothing.copy(), nothing.copy())
     return found
 
