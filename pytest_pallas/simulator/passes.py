@@ -183,7 +183,7 @@ def check(
     for flight in memory.flights:
         if flight.bounds[0] >= end or flight.bounds[1] <= start or not conflict(event, flight):
             continue
-        if isinstance(event, Flight) and are_in_order(event, flight):
+        if are_in_order(event, flight):
             continue
         if frees and is_known(flight):
             continue
@@ -203,16 +203,17 @@ def check(
         shared = core is None or any(each == thread or core[each] >= time for each, time in known)
         if ordered and fenced and shared:
             continue
-        if isinstance(event, Flight) and isinstance(past.event, Flight):  # noqa: SIM102
-            if are_in_order(event, past.event):
-                continue
+        if are_in_order(event, past.event):
+            continue
         if overlap(region, past.region):
             why = "race" if not ordered else "core" if fenced else "fence"
             note(this, why, event, past.event)
 
 
-def are_in_order(one: Flight, other: Flight) -> bool:
+def are_in_order(one: Touched | Flight, other: Touched | Flight) -> bool:
     """Whether they are sides of the same copy or operation, or of two of one chain."""
+    if isinstance(one, Touched) or isinstance(other, Touched):
+        return False
     if one.origin is other.origin:
         return True
     if one.chain is None or one.chain != other.chain:

@@ -238,7 +238,8 @@ class Shadow:
         order = self.order
         earlier = order.events[int(events[wrong].flat[0])]
         later = order.events[number]
-        assert earlier is not None and later is not None  # noqa: PT018
+        assert earlier is not None
+        assert later is not None
         key = (later.line, later.kind, earlier.line, earlier.kind, later.name, earlier.name)
         if not order.is_new(key):
             return
