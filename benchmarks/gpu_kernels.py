@@ -32,9 +32,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytest_pallas.compilers.gpu_chips import attributes
 from pytest_pallas.devices.absent import Chip, present
 from pytest_pallas.devices.device_time import device_seconds
+from pytest_pallas.devices.gpus import attributes
 
 #: Bytes that the operands of a row rotate through at least: twice the H200's level 2 cache.
 ROTATED = 2 * 60 * 2**20

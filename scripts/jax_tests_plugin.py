@@ -239,8 +239,8 @@ def _memory_spaces_are_nothing() -> None:
 
 def _stand_for_a_chip() -> None:
     """Let tests and kernels find a chip."""
+    from pytest_pallas.devices.gpus import GPUS, attributes
     from pytest_pallas.devices.targets import TARGETS
-    from pytest_pallas.simulator.gpu.chips import attributes
 
     utilities: Any = importlib.import_module("jax._src.test_util")
     bridge = utilities.xla_bridge
@@ -255,7 +255,7 @@ def _stand_for_a_chip() -> None:
 
         def __init__(self, device: Any) -> None:
             self._device = device
-            vars(self).update(attributes(chip.name))
+            vars(self).update(attributes(chip.name) if chip.name in GPUS else {})
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._device, name)
@@ -365,13 +365,10 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if DEVICE == "cpu":
         yield
         return
-    from pytest_pallas import compat
     from pytest_pallas.devices.absent import tracing_for
     from pytest_pallas.devices.targets import TARGETS
-    from pytest_pallas.simulator.gpu.chips import attributes
 
-    chip = CHIPS[DEVICE]
-    with tracing_for(TARGETS[chip]), compat.device_attributes(attributes(chip)):
+    with tracing_for(TARGETS[CHIPS[DEVICE]]):
         yield
 
 

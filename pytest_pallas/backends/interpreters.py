@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from pytest_pallas import compat
 from pytest_pallas.backends.protocol import Call, Kind, Outcome, chip_of
 from pytest_pallas.backends.watchdog import watchdog
-from pytest_pallas.compilers import gpu_chips
 from pytest_pallas.devices.targets import Target
 
 
@@ -73,24 +72,16 @@ class Interpreter:
 
         ``races`` makes no difference.
         """
-        import jax
         from jax.experimental.pallas import tpu as pltpu
-        from jax.sharding import AbstractDevice, AbstractMesh
+
+        from pytest_pallas.devices.absent import tracing_for
 
         del races
-        chip = chip_of(self)
-        device = AbstractDevice(device_kind=chip.device_kind, num_cores=1, platform=chip.platform)
-        with ExitStack() as stack:
-            stack.enter_context(jax.default_device(jax.devices("cpu")[0]))
-            stack.enter_context(compat.meshes_of(device))
-            if chip.platform == "gpu":
-                attributes = gpu_chips.attributes(chip.name)
-                stack.enter_context(compat.device_attributes(attributes))
-            stack.enter_context(compat.quiet_callbacks())
-            stack.enter_context(pltpu.force_tpu_interpret_mode(self.parameters))
-            stack.enter_context(
-                jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
-            )
+        with (
+            tracing_for(chip_of(self)),
+            compat.quiet_callbacks(),
+            pltpu.force_tpu_interpret_mode(self.parameters),
+        ):
             yield
 
 

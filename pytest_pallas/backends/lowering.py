@@ -15,7 +15,8 @@ from pytest_pallas.analysis import kernel_calls
 from pytest_pallas.backends.expected import expected_warnings
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import jitted, signature
-from pytest_pallas.compilers import cuda, gpu_chips, libtpu, tpu_chips
+from pytest_pallas.compilers import cuda, libtpu, tpu_chips
+from pytest_pallas.devices import gpus
 from pytest_pallas.devices.absent import Chip, present
 from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import CompileError, NoPallasCallError
@@ -122,7 +123,7 @@ class Lowering:
 
 def attributes(target: Target) -> Mapping[str, Any]:
     """What ``jax.Device`` has on a chip besides what it has on every platform."""
-    chips = {"tpu": tpu_chips, "gpu": gpu_chips}[target.platform]
+    chips = {"tpu": tpu_chips, "gpu": gpus}[target.platform]
     return chips.attributes(target.name)
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import OrderedDict
-from collections.abc import Generator, Hashable, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_pallas import compat
 from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.probes import Probe
 from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, chip_of
@@ -64,15 +62,12 @@ class Simulator:
         """Always None: the simulator needs nothing but numpy."""
         return None
 
-    @contextmanager
-    def context(self, *, races: bool = False) -> Generator[None]:
+    def context(self, *, races: bool = False) -> Any:
         """The context to trace in. ``races`` makes no difference."""
         from pytest_pallas.devices.absent import tracing_for
-        from pytest_pallas.simulator.gpu.chips import attributes
 
         del races
-        with tracing_for(self.chip), compat.device_attributes(attributes(self.chip.name)):
-            yield
+        return tracing_for(self.chip)
 
     def lacks(self, call: Call) -> str | None:
         """What of a call cannot be simulated yet, or None. The call is traced, and not run.

@@ -262,7 +262,7 @@ def _devices(target: str, count: int) -> list[Any]:
 @functools.cache
 def _known(target: str) -> Any:
     """What this process has found out about kernels."""
-    from pytest_pallas.compilers.gpu_chips import CHIPS
     from pytest_pallas.compilers.gpu_kernels import Kernels
+    from pytest_pallas.devices.gpus import GPUS
 
-    return Kernels(CHIPS[target].shared_per_block)
+    return Kernels(GPUS[target].shared_per_block)

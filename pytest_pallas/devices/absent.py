@@ -10,6 +10,7 @@ import jax
 from jax.sharding import AbstractDevice, AbstractMesh
 
 from pytest_pallas import compat
+from pytest_pallas.devices.gpus import attributes
 from pytest_pallas.devices.targets import Target
 
 
@@ -97,14 +98,14 @@ def tracing_for(target: Target) -> Generator[None]:
     it is equal to another one of the same target. Devices of a GPU also say how many
     multiprocessors they have, on which grids of persistent blocks depend, and their capability.
     """
+    said = attributes(target.name) if target.platform == "gpu" else {}
     device = AbstractDevice(
         device_kind=target.device_kind,
-        num_cores=target.multiprocessors,
+        num_cores=said.get("num_cores", 1),
         platform=target.platform,
     )
-    said = {"core_count": target.multiprocessors, "compute_capability": target.capability}
     with (
-        compat.device_attributes(said if target.platform == "gpu" else {}),
+        compat.device_attributes(said),
         jax.default_device(jax.devices("cpu")[0]),
         compat.meshes_of(device),
         jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)),

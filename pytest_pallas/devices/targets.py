@@ -14,16 +14,12 @@ class Target:
       platform: ``"tpu"`` or ``"gpu"``.
       device_kind: what ``jax.Device.device_kind`` says on that chip.
       cores: TensorCores that a kernel sees as one device (2 only where they are fused: v4, v5p).
-      multiprocessors: of a GPU, which kernels ask for to choose their grid; 1 of a TPU.
-      capability: the compute capability of a GPU, or "".
     """
 
     name: str
     platform: str
     device_kind: str
     cores: int = 1
-    multiprocessors: int = 1
-    capability: str = ""
 
 
 #: Names from Google's and NVIDIA's data sheets; device kinds as JAX reports them.
@@ -35,10 +31,10 @@ TARGETS: dict[str, Target] = {
         Target("v5p", "tpu", "TPU v5", 2),
         Target("v6e", "tpu", "TPU v6 lite"),
         Target("tpu7x", "tpu", "TPU7x"),
-        Target("a100", "gpu", "NVIDIA A100-SXM4-80GB", 1, 108, "8.0"),
-        Target("h100", "gpu", "NVIDIA H100 80GB HBM3", 1, 132, "9.0"),
-        Target("h200", "gpu", "NVIDIA H200", 1, 132, "9.0"),
-        Target("b200", "gpu", "NVIDIA B200", 1, 148, "10.0"),
+        Target("a100", "gpu", "NVIDIA A100-SXM4-80GB"),
+        Target("h100", "gpu", "NVIDIA H100 80GB HBM3"),
+        Target("h200", "gpu", "NVIDIA H200"),
+        Target("b200", "gpu", "NVIDIA B200"),
     )
 }
 

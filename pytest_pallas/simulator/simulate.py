@@ -17,7 +17,6 @@ from pytest_pallas.errors import OptionError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator import rules as rules  # which registers them
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.gpu.chips import attributes
 from pytest_pallas.simulator.inspector import Change, Inspector
 from pytest_pallas.simulator.machine import Limits, Machine, Thread
 from pytest_pallas.simulator.memory import Ref
@@ -257,7 +256,7 @@ def _simulated(
         return fn(*jax.tree.unflatten(tree, given), **options)
 
     arrays = [leaves[position] for position in where]
-    with tracing_for(chip), compat.device_attributes(attributes(chip.name)):
+    with tracing_for(chip):
         if jit:
             jaxpr, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
             flat = evaluate(jaxpr, machine, arrays)

@@ -10,8 +10,8 @@ from pytest_pallas import compat
 from pytest_pallas.compat.mosaic_gpu import barrier_facts, space_of
 from pytest_pallas.compat.transfers import semaphore_kind
 from pytest_pallas.devices.capacities import itemsize
+from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.findings import Finding
-from pytest_pallas.simulator.gpu.chips import CHIPS
 from pytest_pallas.simulator.gpu.scopes import aligned
 
 #: Bytes of a barrier.
@@ -31,13 +31,13 @@ def smem_findings(jaxpr: Any, params: Any, target: str, name: str, line: str) ->
       name: of the kernel.
       line: of its call.
     """
-    chip = CHIPS.get(target)
+    chip = GPUS.get(target)
     if chip is None:
         return
     scratch = getattr(params, "reduction_scratch_bytes", 128 * 4 * 4)
     needed, parts = _most(jaxpr, scratch)
     barriers = _BARRIER * _barriers(jaxpr)
-    if needed + barriers <= chip.smem:
+    if needed + barriers <= chip.shared_per_block:
         return
     largest = sorted(parts, key=lambda part: -part[1])[:3]
     shown = ", ".join(f"{what} {size / 1024:.1f} KiB" for what, size in largest)
@@ -45,7 +45,8 @@ def smem_findings(jaxpr: Any, params: Any, target: str, name: str, line: str) ->
         kind="capacity",
         message=(
             f"a block takes {(needed + barriers) / 1024:.1f} KiB of shared memory, and {target} "
-            f"gives it {chip.smem / 1024:.0f} KiB: {shown}. Choose smaller blocks, or fewer stages."
+            f"gives it {chip.shared_per_block / 1024:.0f} KiB: {shown}. Choose smaller blocks, or "
+            "fewer stages."
         ),
         kernel=name,
         line=line,

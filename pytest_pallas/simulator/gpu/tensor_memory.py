@@ -25,9 +25,9 @@ from pytest_pallas.compat.tensor_memory import (
     union_parts,
 )
 from pytest_pallas.compat.windows import Aliased, Transform
+from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
-from pytest_pallas.simulator.gpu.chips import CHIPS
 from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.memory import Ref, Region
 from pytest_pallas.simulator.windows import read, region_of
@@ -239,7 +239,7 @@ def tensor_memory_excess(
     """
     if not taken:
         return None
-    most = CHIPS[target].tmem if target in CHIPS else 0
+    most = GPUS[target].tensor_columns if target in GPUS else 0
     total = _total(taken)
     needed = max(_LEAST, 1 << (total - 1).bit_length())
     if needed <= most:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_pallas import compat
-from pytest_pallas.devices.targets import TARGETS
+from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.findings import Wait
 from pytest_pallas.simulator.gpu.blocks import Memory
 from pytest_pallas.simulator.gpu.order import Program
@@ -88,7 +88,7 @@ class Waiting:
         """
         begun = list(programs)
         each = min(_RESIDENT, _THREADS // (32 * (warps or _WARPS)))
-        places = min(len(begun), each * TARGETS[self.machine.target].multiprocessors)
+        places = min(len(begun), each * GPUS[self.machine.target].cores)
         # A program that ends makes place for the next one.
         shared = iter(begun)
         cores = [thread.child(thread.owner) for _ in range(places)]

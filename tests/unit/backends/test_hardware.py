@@ -9,8 +9,8 @@ from jax.experimental import pallas as pl
 
 from pytest_pallas.backends.expected import expected_warnings
 from pytest_pallas.backends.hardware import prove
-from pytest_pallas.compilers.gpu_chips import attributes
 from pytest_pallas.devices.absent import Chip, present
+from pytest_pallas.devices.gpus import attributes
 from pytest_pallas.errors import NoPallasCallError
 
 

@@ -4,15 +4,15 @@ import re
 
 import pytest
 
-from pytest_pallas.compilers.gpu_chips import CHIPS, target_config
+from pytest_pallas.compilers.gpu_chips import target_config
+from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.devices.targets import TARGETS, targets_of
 
 
 def test_every_gpu_target_has_a_description_of_that_device():
-    assert list(CHIPS) == targets_of("gpu")
-    assert {name: chip.description for name, chip in CHIPS.items()} == {
-        name: TARGETS[name].device_kind for name in CHIPS
-    }
+    assert list(GPUS) == targets_of("gpu")
+    for name in GPUS:
+        assert f'device_description_str: "{TARGETS[name].device_kind}"' in target_config(name)
 
 
 @pytest.mark.parametrize(
@@ -32,5 +32,5 @@ def test_the_proto_says_what_decides_about_kernels(target, capability, shared):
 
 
 def test_the_proto_has_no_gaps():
-    for target in CHIPS:
+    for target in GPUS:
         assert not re.search(r":\s*\n|None", target_config(target))

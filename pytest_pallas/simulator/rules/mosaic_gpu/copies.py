@@ -10,10 +10,10 @@ import numpy as np
 from pytest_pallas.compat.mosaic_gpu import LoadParts, load_parts, prefetch_parts, store_parts
 from pytest_pallas.compat.transfers import Place
 from pytest_pallas.compat.windows import split_elsewhere
+from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.gpu.barriers import Barrier, arrive, barrier_at
 from pytest_pallas.simulator.gpu.barriers import complete as tell
-from pytest_pallas.simulator.gpu.chips import capability
 from pytest_pallas.simulator.gpu.operations import Operation, start, wait_groups
 from pytest_pallas.simulator.gpu.peers import memories_of
 from pytest_pallas.simulator.gpu.reductions import reducer
@@ -58,7 +58,7 @@ def _load(eqn: Equation) -> Evaluate:
 
 
 def _check_engine(thread: GpuThread, parts: LoadParts) -> None:
-    has_tma = capability(thread.machine.target) >= 90
+    has_tma = GPUS[thread.machine.target].capability >= 9
     if has_tma and parts.barrier is None:
         raise SimulationError(
             "copy_gmem_to_smem without a barrier is a cp.async, for chips before Hopper: pass a "

@@ -15,8 +15,8 @@ import numpy as np
 
 from pytest_pallas.compat.mosaic_gpu import product_parts
 from pytest_pallas.compat.transfers import Place
+from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
-from pytest_pallas.simulator.gpu.chips import capability
 from pytest_pallas.simulator.gpu.operations import Operation, start, wait_groups
 from pytest_pallas.simulator.gpu.tensor_products import FLOAT8_BITS, TensorProduct, tensor_product
 from pytest_pallas.simulator.gpu.threads import GpuThread
@@ -65,7 +65,7 @@ def _wgmma(eqn: Equation) -> Evaluate:
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         who = gpu_thread(thread)
-        if capability(who.machine.target) != 90:
+        if GPUS[who.machine.target].capability != 9:
             raise SimulationError(
                 f"wgmma is an instruction of Hopper, and {who.machine.target} does not have it"
             )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from pytest_pallas.devices.targets import TARGETS
+from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import DeadlockError
 from pytest_pallas.simulator import simulate
 from pytest_pallas.simulator.machine import Machine
@@ -158,8 +158,7 @@ def test_its_pairs_overwrite_sums(
     """
     from jax.experimental.pallas.ops.gpu import blackwell_matmul_mgpu, blackwell_ragged_dot_mgpu
 
-    few = dataclasses.replace(TARGETS["b200"], multiprocessors=4)
-    monkeypatch.setitem(TARGETS, "b200", few)
+    monkeypatch.setitem(GPUS, "b200", dataclasses.replace(GPUS["b200"], cores=4))
     bundled = blackwell_ragged_dot_mgpu
     config = bundled.TuningConfig(
         tile_m=128,

@@ -14,9 +14,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
 
+from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import BoundsError, DeadlockError, SimulationError
 from pytest_pallas.simulator import Machine, simulate
-from pytest_pallas.simulator.gpu import programs, waiting
+from pytest_pallas.simulator.gpu import programs
 
 SEEDS = (0, 1, 2)
 X = np.arange(32 * 16, dtype=np.float32).reshape(32, 16)
@@ -557,8 +558,7 @@ class TestWaiting:
         )(jnp.zeros(1, jnp.int32))[0]
 
     def test_programs_that_all_meet_must_have_room_on_the_chip(self, monkeypatch):
-        small = dataclasses.replace(waiting.TARGETS["h100"], multiprocessors=2)
-        monkeypatch.setitem(waiting.TARGETS, "h100", small)
+        monkeypatch.setitem(GPUS, "h100", dataclasses.replace(GPUS["h100"], cores=2))
         assert on_gpu(lambda: self.meeting(4)).values.tolist() == [1] * 4
         with pytest.raises(DeadlockError) as caught:
             on_gpu(lambda: self.meeting(5))

@@ -1,0 +1,108 @@
+"""What GPUs have: multiprocessors, shared memory, tensor memory, and what XLA asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """What compilers, kernels and the simulator are told about a GPU.
+
+    Attributes:
+      capability: CUDA's major compute capability; the minor one is 0 for every chip here.
+      accelerated: whether code may use what only this generation has, such as ``wgmma`` of 9.0a
+        and ``tcgen05`` of 10.0a.
+      cores: streaming multiprocessors.
+      units_per_core: float32 units of a multiprocessor.
+      shared_per_core: bytes of shared memory of a multiprocessor.
+      shared_per_block: bytes of shared memory that a block can ask for.
+      l2_bytes: bytes of the level 2 cache.
+      clock_ghz: the highest clock of the multiprocessors.
+      bytes_per_second: bandwidth of the device's memory.
+      memory_bytes: size of the device's memory.
+      tensor_columns: columns of tensor memory of a multiprocessor, or 0.
+    """
+
+    capability: int
+    accelerated: bool
+    cores: int
+    units_per_core: int
+    shared_per_core: int
+    shared_per_block: int
+    l2_bytes: int
+    clock_ghz: float
+    bytes_per_second: int
+    memory_bytes: int
+    tensor_columns: int = 0
+
+
+#: Limits are those of "Technical Specifications per Compute Capability" in NVIDIA's CUDA C++
+#: Programming Guide; the rest are NVIDIA's data sheets, with the sizes that the CUDA runtime
+#: reports on these chips (also in XLA's ``target_config/specs``).
+GPUS: dict[str, Gpu] = {
+    "a100": Gpu(
+        capability=8,
+        accelerated=False,
+        cores=108,
+        units_per_core=64,
+        shared_per_core=164 * 1024,
+        shared_per_block=163 * 1024,
+        l2_bytes=41_943_040,
+        clock_ghz=1.41,
+        bytes_per_second=2_039_040_000_000,
+        memory_bytes=85_100_068_864,
+    ),
+    "h100": Gpu(
+        capability=9,
+        accelerated=True,
+        cores=132,
+        units_per_core=128,
+        shared_per_core=228 * 1024,
+        shared_per_block=227 * 1024,
+        l2_bytes=52_428_800,
+        clock_ghz=1.98,
+        bytes_per_second=3_352_320_000_000,
+        memory_bytes=84_942_979_072,
+    ),
+    "h200": Gpu(
+        capability=9,
+        accelerated=True,
+        cores=132,
+        units_per_core=128,
+        shared_per_core=228 * 1024,
+        shared_per_block=227 * 1024,
+        l2_bytes=52_428_800,
+        clock_ghz=1.98,
+        bytes_per_second=4_800_000_000_000,
+        memory_bytes=151_397_597_184,
+    ),
+    "b200": Gpu(
+        capability=10,
+        accelerated=True,
+        cores=148,
+        units_per_core=128,
+        shared_per_core=228 * 1024,
+        shared_per_block=227 * 1024,
+        l2_bytes=132_644_864,
+        clock_ghz=1.965,
+        bytes_per_second=7_672_320_000_000,
+        memory_bytes=191_514_411_008,
+        tensor_columns=512,
+    ),
+}
+
+
+def attributes(target: str) -> dict[str, Any]:
+    """What ``jax.Device`` has on a chip, beside what it has on a CPU.
+
+    Args:
+      target: name of the chip, such as ``"h100"``.
+    """
+    chip = GPUS[target]
+    return {
+        "core_count": chip.cores,
+        "num_cores": chip.cores,  # of ``jax.sharding.AbstractDevice``
+        "compute_capability": f"{chip.capability}.0",
+    }
