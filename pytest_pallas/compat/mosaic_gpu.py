@@ -383,33 +383,6 @@ def remote_store_parts(params: Any) -> RemoteStoreParts:
     return RemoteStoreParts(target, barrier, 3, axes, params.get("atomic"))
 
 
-@dataclass(frozen=True, slots=True)
-class CancelParts:
-    """A ``try_cluster_cancel``.
-
-    Attributes:
-      result: the 16 bytes of shared memory that its answer goes to.
-      barrier: that is told.
-      axes: of which only the first index asks.
-    """
-
-    result: Place
-    barrier: Place
-    axes: tuple[Any, ...]
-
-
-def cancel_parts(params: Any) -> CancelParts:
-    """The parts of a ``try_cluster_cancel``. Seen in JAX 0.11.2 and 0.12.0.1."""
-    leaves = Leaves(2)
-    result = leaves.place(0, params["result_transforms_tree"])
-    return CancelParts(result, leaves.place(1, params["barrier_transforms_tree"]), _axes(params))
-
-
-def query_parts(params: Any) -> tuple[Place, tuple[Any, ...]]:
-    """Memory and names of grid axes of a ``query_cluster_cancel``. Seen in 0.11.2 and 0.12.0.1."""
-    return Leaves(1).place(0, params["transforms_tree"]), tuple(params["grid_names"])
-
-
 def _axes(params: Any) -> tuple[Any, ...]:
     axes = params.get("collective_axes") or ()
     named = tuple(axes) if isinstance(axes, tuple | list) else (axes,)

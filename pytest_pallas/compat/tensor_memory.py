@@ -266,11 +266,6 @@ def _has_transforms(value: Any) -> bool:
     return hasattr(value, "transforms")
 
 
-def is_paired(aval: Any) -> bool:
-    """Whether a reference to tensor memory is one of each of two blocks that multiply together."""
-    return bool(getattr(aval, "collective", False))
-
-
 def _two_dimensional(shape: Sequence[int]) -> tuple[int, int]:
     """The shape in tensor memory, where leading axes follow each other along the columns."""
     *leading, rows, columns = shape

@@ -10,7 +10,6 @@ the body writes it, unless the operand asks for ``RevisitMode.ANY``.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -534,8 +533,3 @@ def _beyond(this: _Run, window: Window, array: Array, start: Start, axis: int) -
     )
     thread.machine.report(finding)
     return BoundsError(str(finding))
-
-
-def bytes_of(window: Window) -> int:
-    """Bytes of one block."""
-    return math.prod(window.sizes) * np.dtype(window.facts.dtype).itemsize

@@ -7,7 +7,7 @@ can be decided once is decided there; what runs again in every step of a loop or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -101,8 +101,3 @@ def rule(
 def find_rule(name: str, home: str = "") -> Rule | None:
     """The rule of a primitive, or None if there is none."""
     return _RULES.get((name, home.rpartition(".")[2])) or _RULES.get((name, ""))
-
-
-def known_primitives() -> Iterable[str]:
-    """The names of all primitives that have a rule."""
-    return sorted({name for name, _ in _RULES})

@@ -32,26 +32,6 @@ class Affine:
         low = self.constant + sum(e for e in ends if e < 0)
         return low, self.constant + sum(e for e in ends if e > 0)
 
-    def is_gapless(self, grid: Sequence[int]) -> bool:
-        """Whether it takes every value between its ends, as a number of mixed radix does."""
-        reach = 0
-        terms = [(abs(c), n) for c, n in zip(self.coefficients, grid, strict=True) if c and n > 1]
-        for step, count in sorted(terms):
-            if step > reach + 1:
-                return False
-            reach += step * (count - 1)
-        return True
-
-    def is_injective(self, grid: Sequence[int]) -> bool:
-        """Whether it tells apart all points that differ in its dims. False if that is not sure."""
-        reach = 0
-        terms = [(abs(c), n) for c, n in zip(self.coefficients, grid, strict=True) if c and n > 1]
-        for step, count in sorted(terms):
-            if step <= reach:
-                return False
-            reach += step * (count - 1)
-        return True
-
 
 def affine_outputs(index_map: Any, dims: int) -> list[Affine | None]:
     """The outputs of an index map that are affine in the grid point; None for the others.

@@ -126,18 +126,6 @@ def bind(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-def execute(kernel_equation: Equation, thread: Thread, operands: Sequence[Any]) -> list[Any]:
-    """Refuse a ``pl.pallas_call`` with parameters of Mosaic GPU, as JAX does for a GPU.
-
-    Raises:
-      SimulationError: always; JAX 0.11.2 and 0.12.0.1 lower no such call.
-    """
-    raise SimulationError(
-        "JAX compiles no pl.pallas_call with plgpu.CompilerParams for a GPU: call plgpu.kernel, "
-        "plgpu.emit_pipeline inside of it for a grid of blocks"
-    )
-
-
 def kernel_inputs(eqn: Equation) -> Sequence[Any]:
     """Abstract values of the parameters of the body."""
     inner, _ = compat.open_jaxpr(eqn.params["jaxprs"][0])

@@ -12,7 +12,7 @@ from pytest_pallas.compat.transfers import semaphore_kind
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.capacity import capacity_findings
-from pytest_pallas.simulator.gpu import mosaic, programs
+from pytest_pallas.simulator.gpu import programs
 from pytest_pallas.simulator.launches import traffic_of
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.pipeline import Kernel, execute, window_of
@@ -84,12 +84,17 @@ def _require_platform(thread: Thread, written_for: str, other: str) -> None:
 
 
 def _mosaic_gpu(eqn: Equation) -> Evaluate:
-    """A ``pallas_call`` with parameters or memory spaces of Mosaic GPU."""
+    """Refuse a ``pallas_call`` of Mosaic GPU: JAX 0.11.2 and 0.12.0.1 lower none for a GPU."""
+    del eqn
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
+        del operands
         if thread.machine.platform != "gpu":
             _require_platform(thread, "Mosaic GPU", "Mosaic GPU")
-        return mosaic.execute(eqn, thread, operands)
+        raise SimulationError(
+            "JAX compiles no pl.pallas_call with plgpu.CompilerParams for a GPU: call plgpu.kernel"
+            ", and plgpu.emit_pipeline in it for blocks"
+        )
 
     return evaluate
 

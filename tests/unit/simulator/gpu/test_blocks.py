@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from pytest_pallas.errors import DeadlockError
+from pytest_pallas.errors import DeadlockError, SimulationError
 from pytest_pallas.simulator import simulate
 
 X = np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
@@ -221,3 +221,18 @@ def test_copies_to_other_devices(seed):
     early = simulate(passed_on(finished=False), X, target="h100", seed=seed)
     assert kinds(early) == ["race"]
     assert early.findings[0].ref == "o_gmem"
+
+
+@pytest.mark.parametrize(
+    ("target", "words"), [("h100", "call plgpu.kernel"), ("v6e", "use gpu-sim")]
+)
+def test_a_pallas_call_with_parameters_of_mosaic_gpu_is_refused(target, words):
+    def copy(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    def call(x):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(copy, out_shape=shape, compiler_params=plgpu.CompilerParams())(x)
+
+    with pytest.raises(SimulationError, match=rf"{words}.*test_blocks\.py:\d+"):
+        simulate(call, X, target=target)
