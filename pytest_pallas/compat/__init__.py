@@ -14,7 +14,7 @@ from pytest_pallas.compat.compilers import (
     interpret_ignored,
     meshes_of,
 )
-from pytest_pallas.compat.eager import evaluated_eagerly
+from pytest_pallas.compat.eager import Evaluate, evaluated_eagerly, evaluating_eagerly
 from pytest_pallas.compat.environment import variables_of_imports
 from pytest_pallas.compat.fuzzing import (
     hypothesis_profile,
@@ -117,6 +117,7 @@ __all__ = [
     "FOREIGN_PRIMITIVES",
     "KERNEL_PRIMITIVES",
     "BlockFacts",
+    "Evaluate",
     "GridFacts",
     "Setting",
     "Spot",
@@ -134,6 +135,7 @@ __all__ = [
     "equations_of",
     "eval_jaxpr",
     "evaluated_eagerly",
+    "evaluating_eagerly",
     "exact_exports",
     "expanded",
     "fail_interpreters",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 #: Primitives that give references.
@@ -32,13 +33,23 @@ def evaluated_eagerly(function: Callable[..., Any], args: Sequence[Any], evaluat
     """
     import jax
 
-    core: Any = importlib.import_module("jax._src.core")
-    trace = _trace_type()(evaluate)
     # Plain arrays: without jit, a function that asks whether it is being traced is told no.
     arrays = [value if isinstance(value, jax.Array) else jax.device_put(value) for value in args]
-    with core.set_current_trace(trace):
+    with evaluating_eagerly(evaluate) as trace:
         values = function(*arrays)
     return jax.tree.map(trace.lower, values)
+
+
+@contextmanager
+def evaluating_eagerly(evaluate: Evaluate) -> Generator[Any]:
+    """Let ``evaluate`` do what JAX is asked for in this context; see ``evaluated_eagerly``.
+
+    Gives the trace, whose ``lower`` gives the value of a tracer. Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    core: Any = importlib.import_module("jax._src.core")
+    trace = _trace_type()(evaluate)
+    with core.set_current_trace(trace):
+        yield trace
 
 
 def _is_reference(aval: Any) -> bool:

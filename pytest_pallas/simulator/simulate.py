@@ -107,24 +107,52 @@ def run_eagerly(
       Exception: what the function itself raises.
     """
     thread = Thread(machine)
+    with np.errstate(all="ignore"), one_thread(), _monitored(thread):
+        import jax
+
+        values = compat.evaluated_eagerly(function, args, _evaluator(thread, change))
+        outputs = jax.tree.map(to_output, values)
+    if machine.inspector is not None:
+        machine.inspector.require()
+    return outputs
+
+
+@contextmanager
+def simulating(machine: Machine) -> Generator[None]:
+    """Let a machine evaluate whatever JAX is asked for in this context, operation by operation.
+
+    What JAX gives are tracers, which have values. The machine keeps what is found, and looks for
+    what is out of order when the context ends. The chip that kernels ask for is up to the caller:
+    see ``devices.absent.tracing_for``.
+
+    Raises:
+      SimulationError: an operation cannot be evaluated; the message names its line.
+    """
+    thread = Thread(machine)
+    with (
+        np.errstate(all="ignore"),
+        one_thread(),
+        _monitored(thread),
+        compat.evaluating_eagerly(_evaluator(thread)),
+    ):
+        yield
+
+
+def _evaluator(thread: Thread, change: Callable[[Any], Any] | None = None) -> compat.Evaluate:
+    """Evaluates the jaxpr of one operation, changed by ``change``, on values."""
+    inspector = thread.machine.inspector
 
     def evaluated(jaxpr: Any, values: Sequence[Any]) -> Sequence[Any]:
         jaxpr = jaxpr if change is None else change(jaxpr)
-        if machine.inspector is not None:
-            machine.inspector.learn(jaxpr)
+        if inspector is not None:
+            inspector.learn(jaxpr)
         inputs = [
             value if isinstance(value, Ref) else from_jax(value, var.aval)
             for value, var in zip(values, _inputs(jaxpr), strict=True)
         ]
         return run(prepare(jaxpr), thread, inputs)
 
-    with np.errstate(all="ignore"), one_thread(), _monitored(thread):
-        import jax
-
-        outputs = jax.tree.map(to_output, compat.evaluated_eagerly(function, args, evaluated))
-    if machine.inspector is not None:
-        machine.inspector.require()
-    return outputs
+    return evaluated
 
 
 @contextmanager

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 
-import numpy as np
-from jax._src import core
-
-from pytest_pallas.compat.eager import _trace_type
 from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.devices.targets import TARGETS
-from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.machine import Machine, Thread
-from pytest_pallas.simulator.memory import Ref
-from pytest_pallas.simulator.program import prepare
-from pytest_pallas.simulator.simulate import _monitored
-from pytest_pallas.simulator.threads import one_thread
-from pytest_pallas.simulator.values import from_jax
+from pytest_pallas.simulator.machine import Machine
+from pytest_pallas.simulator.simulate import simulating as on_machine
 
 
 @contextmanager
@@ -32,21 +22,6 @@ def simulating(target: str = "v6e") -> Generator[None]:
     """
     chip = TARGETS[target]
     machine = Machine(target=target, cores=chip.cores)
-    thread = Thread(machine)
-
-    def evaluate(jaxpr: Any, values: Sequence[Any]) -> Sequence[Any]:
-        inputs = [
-            value if isinstance(value, Ref) else from_jax(value, var.aval)
-            for value, var in zip(values, getattr(jaxpr, "jaxpr", jaxpr).invars, strict=True)
-        ]
-        return run(prepare(jaxpr), thread, inputs)
-
-    with (
-        tracing_for(chip),
-        np.errstate(all="ignore"),
-        one_thread(),
-        _monitored(thread),
-        core.set_current_trace(_trace_type()(evaluate)),
-    ):
+    with tracing_for(chip), on_machine(machine):
         yield
     assert not machine.findings
