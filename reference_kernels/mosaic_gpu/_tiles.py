@@ -107,6 +107,59 @@ def staging(dtype: Any, *warpgroups: int) -> Any:
     return smem((*warpgroups, 2, *PART), dtype)
 
 
+def sum_over(
+    x_gmem: Any,
+    y_gmem: Any,
+    x_smem: Any,
+    y_smem: Any,
+    arrived: Any,
+    *,
+    row: Any,
+    column: Any,
+    first: Any,
+    steps: int,
+) -> jax.Array:
+    """The product of a block of rows and one of columns over a range of the terms, in float32.
+
+    Args:
+      x_gmem: ``(m, k)``.
+      y_gmem: ``(k, n)``.
+      x_smem: ``(stages, block_m, block_k)``.
+      y_smem: ``(stages, block_k, block_n)``.
+      arrived: a barrier for each stage, at which both copies arrive.
+      row: the first row.
+      column: the first column.
+      first: the first step of ``block_k`` terms.
+      steps: how many there are.
+    """
+    stages, block_m, block_k = x_smem.shape
+    block_n = y_smem.shape[2]
+
+    def fetch(step: Any) -> None:
+        slot = jax.lax.rem(step, stages)
+        terms = pl.ds((first + step) * block_k, block_k)
+        for gmem, smem, here in (
+            (x_gmem, x_smem, (pl.ds(row, block_m), terms)),
+            (y_gmem, y_smem, (terms, pl.ds(column, block_n))),
+        ):
+            plgpu.copy_gmem_to_smem(gmem.at[here], smem.at[slot], arrived.at[slot])
+
+    def accumulate(acc: Any) -> jax.Array:
+        @pl.loop(0, steps)
+        def _step(step: Any) -> None:
+            slot = jax.lax.rem(step, stages)
+            plgpu.barrier_wait(arrived.at[slot])
+            plgpu.wgmma(acc, x_smem.at[slot], y_smem.at[slot])
+            plgpu.wgmma_wait(1)  # the product of the step before is done: its slot is free
+            ahead = step + stages - 1
+            pl.when(jnp.logical_and(step > 0, ahead < steps))(lambda: fetch(ahead))
+
+        return acc[...]
+
+    pl.loop(0, min(stages, steps))(fetch)
+    return pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((block_m, block_n), jnp.float32))
+
+
 def store(
     value: jax.Array,
     parts: Any,

@@ -50,34 +50,17 @@ def _split_k_kernel(
     steps: int,
 ) -> None:
     """Add the product of the terms of one range, of at most ``steps`` steps, to a block."""
-    stages, block_m, block_k = x_smem.shape
-    block_n = y_smem.shape[2]
+    block_m, block_n = x_smem.shape[1], y_smem.shape[2]
     row, column = jax.lax.axis_index("row") * block_m, jax.lax.axis_index("column") * block_n
     first = jax.lax.axis_index("split") * steps
 
-    def fetch(step: Any) -> None:
-        slot = jax.lax.rem(step, stages)
-        terms = pl.ds((first + step) * block_k, block_k)
-        for gmem, smem, here in (
-            (x_gmem, x_smem, (pl.ds(row, block_m), terms)),
-            (y_gmem, y_smem, (terms, pl.ds(column, block_n))),
-        ):
-            plgpu.copy_gmem_to_smem(gmem.at[here], smem.at[slot], arrived.at[slot])
-
-    def accumulate(acc: Any) -> jax.Array:
-        @pl.loop(0, steps)
-        def _step(step: Any) -> None:
-            slot = jax.lax.rem(step, stages)
-            plgpu.barrier_wait(arrived.at[slot])
-            plgpu.wgmma(acc, x_smem.at[slot], y_smem.at[slot])
-            plgpu.wgmma_wait(1)  # the product of the step before is done: its slot is free
-            ahead = step + stages - 1
-            pl.when(jnp.logical_and(step > 0, ahead < steps))(lambda: fetch(ahead))
-
-        return acc[...]
-
-    pl.loop(0, min(stages, steps))(fetch)
-    total = pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((block_m, block_n), jnp.float32))
+    total = _tiles.sum_over(
+        *(x_gmem, y_gmem, x_smem, y_smem, arrived),
+        row=row,
+        column=column,
+        first=first,
+        steps=steps,
+    )
     if o_smem is None:
         here = (pl.ds(row, block_m), pl.ds(column, block_n))
         plgpu.atomic_add(o_gmem.at[here], total)
