@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from operands import f32, refuses
+from simulating import simulating
 
 from reference_kernels.mosaic_gpu import hopper_matmul_persistent
 
@@ -52,7 +52,7 @@ def test_every_tile_is_computed_whatever_the_number_of_clusters(cluster: int) ->
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.integers(-4, 5, (cluster * 256 + 8, 64)), jnp.bfloat16)
     y = jnp.asarray(rng.integers(-4, 5, (64, 192)), jnp.bfloat16)
-    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+    with simulating("h100"):
         out = hopper_matmul_persistent(
             x, y, block_n=64, stages=2, cluster=cluster, width=2, clusters=5
         )
