@@ -42,7 +42,7 @@ def evaluated_eagerly(function: Callable[..., Any], args: Sequence[Any], evaluat
 
 @contextmanager
 def evaluating_eagerly(evaluate: Evaluate) -> Generator[Any]:
-    """Let ``evaluate`` do what JAX is asked for in this context; see ``evaluated_eagerly``.
+    """Let ``evaluate`` do JAX's operations in this context; see ``evaluated_eagerly``.
 
     Gives the trace, whose ``lower`` gives the value of a tracer. Seen in JAX 0.11.2 and 0.12.0.1.
     """

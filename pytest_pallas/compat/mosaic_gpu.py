@@ -360,7 +360,7 @@ class RemoteStoreParts:
 
     Attributes:
       target: in the shared memory of the block that is named.
-      barrier: of that block, which is told.
+      barrier: of that block, at which the store arrives.
       index: of the block, along ``axes``.
       axes: of the cluster.
       reduction: ``"add"``, ..., or None if it overwrites.

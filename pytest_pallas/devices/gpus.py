@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """What compilers, kernels and the simulator are told about a GPU.
+    """A GPU, as compilers, kernels and the simulator know it.
 
     Attributes:
       capability: CUDA's major compute capability; the minor one is 0 for every chip here.

@@ -119,7 +119,7 @@ def run_eagerly(
 
 @contextmanager
 def simulating(machine: Machine) -> Generator[None]:
-    """Let a machine evaluate whatever JAX is asked for in this context, operation by operation.
+    """Evaluate all of JAX's operations in this context on a machine, one by one.
 
     What JAX gives are tracers, which have values. The machine keeps what is found, and looks for
     what is out of order when the context ends. The chip that kernels ask for is up to the caller:

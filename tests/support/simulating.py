@@ -13,7 +13,7 @@ from pytest_pallas.simulator.simulate import simulating as on_machine
 
 @contextmanager
 def simulating(target: str = "v6e") -> Generator[None]:
-    """Kernels run on a simulated chip, and so does all else that JAX is asked: nothing compiles.
+    """Kernels and all other operations of JAX run on a simulated chip: nothing compiles.
 
     Arrays are tracers, whose values tests may look at. Memory that nobody has written is NaN.
 

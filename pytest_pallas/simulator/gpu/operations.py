@@ -1,7 +1,7 @@
 """What engines do beside the threads of a block: TMA copies, ``cp.async``, ``wgmma``, ``tcgen05``.
 
-An operation is a few steps (its sources are read, its targets are written, a barrier is told),
-which happen at any time between its start and the wait that proves it done: with seed 0 as late as
+An operation is a few steps (it reads its sources, writes its targets, arrives at a barrier), which
+happen at any time between its start and the wait that proves it done: with seed 0 as late as
 a wait lets them, with another seed at any time before. To add one:
 
     sides = [Side(source, False, "x_ref"), Side(target, True, "buffer")]
@@ -9,7 +9,7 @@ a wait lets them, with another seed at any time before. To add one:
     start(thread, operation, steps=[read, write_and_tell], barriers=[barrier], line=line)
 
 ``steps`` are functions without arguments, called in order. ``barriers`` are those that the last
-step tells, with ``barriers.complete``: a wait on one of them makes the operation go on. What is
+step arrives at, with ``barriers.complete``: a wait on one of them makes the operation go on. What is
 waited for otherwise (``wait_smem_to_gmem``, ``wgmma_wait``) is kept by the thread in ``Groups``;
 ``finish`` makes it happen and records that the thread knows. Operations with equal
 ``Asynchronous.chain`` happen one after the other, in the order in which they were started, as those
@@ -83,7 +83,7 @@ def start(
       operation: what it is, and the memory that it accesses.
       steps: what happens, in order.
       line: ``file:line`` of the start.
-      barriers: that the last step tells.
+      barriers: that the last step arrives at.
       reads: how many steps are left when its sources have been read; one less than there are if
         that is not given.
     """

@@ -1,4 +1,4 @@
-"""The chips that can be compiled for, and what XLA is told of them."""
+"""The chips that can be compiled for, and how XLA gets them."""
 
 import re
 

@@ -120,7 +120,7 @@ def _start_load(
     home: int,
     line: str,
 ) -> None:
-    """Begin a TMA load to one or several blocks, each of whose barriers it tells."""
+    """Begin a TMA load to one or several blocks, at each of whose barriers it arrives."""
     values: list[Array] = []
     operation: Operation | None = None
 
