@@ -6,11 +6,11 @@ a wait lets them, with another seed at any time before. To add one:
 
     sides = [Side(source, False, "x_ref"), Side(target, True, "buffer")]
     operation = Operation(Asynchronous("the TMA copy", sides), thread.block)
-    start(thread, operation, steps=[read, write_and_tell], barriers=[barrier], line=line)
+    start(thread, operation, steps=[read, write_and_arrive], barriers=[barrier], line=line)
 
-``steps`` are functions without arguments, called in order. ``barriers`` are those that the last
-step arrives at, with ``barriers.complete``: a wait on one of them makes the operation go on. What is
-waited for otherwise (``wait_smem_to_gmem``, ``wgmma_wait``) is kept by the thread in ``Groups``;
+``steps`` are functions without arguments, called in order. The last one arrives at ``barriers``, by
+``barriers.complete``: a wait on one of them makes the operation go on. What is waited for otherwise
+(``wait_smem_to_gmem``, ``wgmma_wait``) is kept by the thread in ``Groups``;
 ``finish`` makes it happen and records that the thread knows. Operations with equal
 ``Asynchronous.chain`` happen one after the other, in the order in which they were started, as those
 of one tensor core do.
