@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_pallas.devices.targets import DEFAULT_TARGETS
+from pytest_pallas.devices.targets import DEFAULT_TARGETS, Label
 from pytest_pallas.errors import SpecError
 from pytest_pallas.relations import AnyRelation, Linear, Permuted, Relation
 
@@ -172,9 +172,11 @@ class KernelSpec:
 
         A name alone stands for the default chip of its platform, as it does on the command line.
         """
-        name, _, target = backend.partition(":")
-        chips = [target] if target else DEFAULT_TARGETS.values()
-        return name in self.claimed or any(f"{name}:{chip}" in self.claimed for chip in chips)
+        found = Label.of(backend)
+        chips = [found.target] if found.target else DEFAULT_TARGETS.values()
+        return found.name in self.claimed or any(
+            f"{found.name}:{chip}" in self.claimed for chip in chips
+        )
 
     def kernel_for(self, platform: str) -> Callable[..., Any]:
         """The function to run on ``platform`` (``"tpu"``, ``"gpu"`` or ``"any"``)."""

@@ -11,7 +11,14 @@ from pytest_pallas.backends.registry import (
     select,
     with_target,
 )
-from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target, targets_of
+from pytest_pallas.devices.targets import (
+    DEFAULT_TARGETS,
+    TARGETS,
+    Label,
+    Target,
+    default_target,
+    targets_of,
+)
 
 __all__ = [
     "DEFAULT_TARGETS",
@@ -22,12 +29,14 @@ __all__ = [
     "Call",
     "Family",
     "Kind",
+    "Label",
     "Observer",
     "Outcome",
     "Selection",
     "Target",
     "chip_of",
     "compiling",
+    "default_target",
     "label",
     "parse",
     "select",

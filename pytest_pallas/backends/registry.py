@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from pytest_pallas.backends.protocol import Backend, Kind, label
-from pytest_pallas.devices.targets import TARGETS, Target, targets_of
+from pytest_pallas.devices.targets import TARGETS, Label, Target, targets_of
 from pytest_pallas.errors import BackendUnavailableError, OptionError
 
 
@@ -199,7 +199,8 @@ def parse(word: str, families: Mapping[str, Family], *, words: Sequence[str] = (
     Raises:
       OptionError: an unknown backend or target.
     """
-    name, colon, target = word.partition(":")
+    found = Label.of(word)
+    name, target = found.name, found.target
     family = families.get(name)
     if family is None:
         import difflib
@@ -207,7 +208,7 @@ def parse(word: str, families: Mapping[str, Family], *, words: Sequence[str] = (
         close = difflib.get_close_matches(name, [*families, *words], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise OptionError(f"unknown backend {name!r}.{hint} {_valid(families)}")
-    if not colon:
+    if ":" not in word:
         return [family.make(None)]
     if target == "all" and family.targets:
         return [family.make(TARGETS[each]) for each in family.targets]

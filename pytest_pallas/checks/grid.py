@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_pallas.analysis import KernelCall
 from pytest_pallas.analysis.grid import Analysis, GridFinding, has_blocks, merged
-from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Backend, Target, chip_of
+from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Backend, Label, Target, chip_of
 from pytest_pallas.backends.analyzing import analyzed, on_chip
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.gradient import program
@@ -110,8 +110,8 @@ def _text(findings: Sequence[GridFinding]) -> str:
 
 def _claimed_chip(trial: Trial) -> str | None:
     """The TPU whose compiler the spec promises to get past; the backend's own if that is one."""
-    claims = [name.partition(":") for name in trial.claimed]
-    chips = [chip for name, _, chip in claims if name in _COMPILED]
+    claims = map(Label.of, trial.claimed)
+    chips = [found.target for found in claims if found.name in _COMPILED]
     own = trial.backend.target
     if own is not None:
         return own.name if own.platform == "tpu" and {"", own.name} & set(chips) else None
@@ -131,8 +131,8 @@ def _platform(trial: Trial) -> str:
     """Of kernels that do not show what they are written for: what the spec claims first."""
     if trial.backend.platform != "any":
         return trial.backend.platform
-    claimed = [name.partition("-")[0].partition(":")[0] for name in trial.claimed]
-    return next((name for name in claimed if name in DEFAULT_TARGETS), "tpu")
+    claimed = (Label.of(name).platform for name in trial.claimed)
+    return next(filter(None, claimed), "tpu")
 
 
 def _context(backend: Backend, target: Target) -> Callable[[], AbstractContextManager[Any]]:

@@ -42,6 +42,41 @@ TARGETS: dict[str, Target] = {
 DEFAULT_TARGETS = {"tpu": "v6e", "gpu": "h100"}
 
 
+@dataclass(frozen=True)
+class Label:
+    """A backend as it is written: ``tpu-sim``, or ``tpu-sim:v6e``.
+
+    Attributes:
+      name: the name of its family.
+      target: the name of a chip, "" if none is named.
+    """
+
+    name: str
+    target: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> Label:
+        """What a label says."""
+        name, _, target = text.partition(":")
+        return cls(name, target)
+
+    @property
+    def platform(self) -> str:
+        """``"tpu"`` or ``"gpu"``, which the name begins with; "" if it runs on any."""
+        word = self.name.partition("-")[0]
+        return word if word in DEFAULT_TARGETS else ""
+
+    @property
+    def chip(self) -> str:
+        """The named chip, or else the default of the platform; "" for any platform."""
+        return self.target or DEFAULT_TARGETS.get(self.platform, "")
+
+
+def default_target(platform: str) -> Target | None:
+    """The chip that a backend of a platform stands for when none is named; None for any."""
+    return TARGETS.get(DEFAULT_TARGETS.get(platform, ""))
+
+
 def targets_of(platform: str) -> list[str]:
     """Names of the known targets of a platform, oldest first."""
     return [target.name for target in TARGETS.values() if target.platform == platform]

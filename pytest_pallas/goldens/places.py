@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_pallas._version import __version__
-from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Backend, label
+from pytest_pallas.backends import Backend, default_target, label
 from pytest_pallas.goldens.entry import Origin
 
 
@@ -46,5 +46,5 @@ def _device(backend: Backend) -> tuple[str, str]:
 
         device = jax.devices(backend.platform)[0]
         return device.device_kind, " ".join(device.client.platform_version.split())
-    target = backend.target or TARGETS.get(DEFAULT_TARGETS.get(backend.platform, ""))
+    target = backend.target or default_target(backend.platform)
     return target.device_kind if target else "cpu", ""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_pallas.hunting.journal import Journal
-from pytest_pallas.hunting.verdict import Verdict
+from pytest_pallas.hunting.verdict import Verdict, who
 from pytest_pallas.mutation import Mutant
 from pytest_pallas.spec import EquivalentMutant
 
@@ -22,12 +22,14 @@ class Caught:
     """How a mutant was caught.
 
     Attributes:
-      by: the check and backend, or the test.
+      by: the check, or the test.
       how: the kind of failure.
+      on: the backend of the check, with the sizes of its mesh.
     """
 
     by: str
     how: str
+    on: str = ""
 
 
 @dataclass(frozen=True)
@@ -154,11 +156,11 @@ def _tried(mutant: Mutant, verdict: Verdict, attempt: Callable[[Mutant], Tried])
         return _equivalent(verdict, tried.same)
     if tried.caught is None:
         return dataclasses.replace(verdict, status="survived")
-    return dataclasses.replace(verdict, status="caught", by=tried.caught.by, how=tried.caught.how)
+    return dataclasses.replace(verdict, status="caught", **dataclasses.asdict(tried.caught))
 
 
 def _equivalent(verdict: Verdict, reason: str) -> Verdict:
-    return dataclasses.replace(verdict, status="equivalent", by="", how="", reason=reason)
+    return dataclasses.replace(verdict, status="equivalent", by="", on="", how="", reason=reason)
 
 
 def settled(verdict: Verdict, equivalents: Sequence[EquivalentMutant]) -> Verdict:
@@ -198,7 +200,7 @@ def stale(
         caught = [verdict for verdict in about if verdict.status == "caught"]
         words = f"equivalent mutant {each.operator} at {each.source!r}"
         if caught and len(caught) == len(about):
-            problems.append(f"{words} is none: {caught[0].by} caught it ({caught[0].change})")
+            problems.append(f"{words} is none: {who(caught[0])} caught it ({caught[0].change})")
         elif not about and whole:
             problems.append(f"{words} does not exist: no mutant is of that operator and line")
     return problems

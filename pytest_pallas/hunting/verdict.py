@@ -25,7 +25,8 @@ class Verdict:
       source: the line of code.
       callers: the lines of code there.
       status: what became of it.
-      by: the check and backend that caught it, or the test.
+      by: the check that caught it, or the test, spec or run.
+      on: the backend of that check, with the sizes of its mesh.
       how: the kind of failure, such as ``"MismatchError"``.
       examples: how many examples were asked about.
       seconds: how long that took.
@@ -44,11 +45,17 @@ class Verdict:
     called_from: tuple[str, ...] = ()
     callers: tuple[str, ...] = ()
     by: str = ""
+    on: str = ""
     how: str = ""
     examples: int = 0
     seconds: float = 0.0
     reason: str = ""
     marked: bool = False
+
+
+def who(verdict: Verdict) -> str:
+    """What caught a mutant, and where, in words; "" if nobody knows."""
+    return f"{verdict.by} on {verdict.on}" if verdict.on else verdict.by
 
 
 def source_at(where: str) -> str:

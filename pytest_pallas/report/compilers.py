@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Family
+from pytest_pallas.backends import TARGETS, Family, Label
 from pytest_pallas.record import Record
 from pytest_pallas.report.cost_tables import costs
 from pytest_pallas.report.tables import rendered
@@ -28,7 +28,7 @@ def split(
     executed: list[Record] = []
     compiled: list[Record] = []
     for record in records:
-        compiles = record.backend.partition(":")[0] in names
+        compiles = Label.of(record.backend).name in names
         (compiled if compiles else executed).append(record)
     return executed, compiled
 
@@ -129,8 +129,8 @@ def _platform(record: Record) -> str:
 def _chip(record: Record) -> str:
     if record.compiled:
         return str(record.compiled[0]["target"])
-    name, _, target = record.backend.partition(":")
-    return target or DEFAULT_TARGETS.get(name.partition("-")[0], name)
+    found = Label.of(record.backend)
+    return found.chip or found.name
 
 
 def _cell(rows: Sequence[Record]) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_pallas.backends import DEFAULT_TARGETS
+from pytest_pallas.backends import Label
 from pytest_pallas.record import Record
 
 _PREFIX = "pallas_"
@@ -31,12 +31,11 @@ def add_properties(item: pytest.Item, report: pytest.TestReport, records: list[R
 
 def properties(record: Record) -> Iterator[tuple[str, str | int | float]]:
     """A record in a few words and numbers; those that were not measured are left out."""
-    name, _, target = record.backend.partition(":")
     values: dict[str, Any] = {
         "kernel": record.kernel,
         "check": record.check,
         "backend": record.backend,
-        "target": target or DEFAULT_TARGETS.get(name.partition("-")[0]),
+        "target": Label.of(record.backend).chip or None,
         "mesh": " ".join(f"{axis}={size}" for axis, size in record.mesh.items()) or None,
         "seed": record.seed,
         "examples": record.examples,

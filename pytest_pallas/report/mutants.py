@@ -165,8 +165,8 @@ def _elsewhere(verdict: Verdict, kernel: str, best: Verdict) -> Verdict:
     """A verdict; of a survivor that another spec caught, or says to be none, that."""
     if _rank(best) > 1 or verdict.status not in ("survived", "untried"):
         return verdict
-    by = kernel if best.status == "caught" else ""
-    return dataclasses.replace(best, by=by, examples=verdict.examples, seconds=verdict.seconds)
+    by, on = (kernel, "") if best.status == "caught" else ("", "")
+    return dataclasses.replace(best, by=by, on=on, examples=verdict.examples, seconds=verdict.seconds)
 
 
 def _told(verdict: Verdict) -> bool:
@@ -206,5 +206,5 @@ def _table(made: Sequence[Group], *, width: int, color: bool) -> str:
 
 def _by(group: Group) -> str:
     """Which checks caught how many, the most first."""
-    counts = Counter(v.by.partition(" on ")[0] for v in group.verdicts if v.status == "caught")
+    counts = Counter(v.by for v in group.verdicts if v.status == "caught")
     return ", ".join(f"{name} {count}" for name, count in counts.most_common(3))

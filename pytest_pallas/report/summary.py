@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pytest_pallas.backends import Label
 from pytest_pallas.record import Record
 from pytest_pallas.report.tables import rendered
 
@@ -73,9 +74,7 @@ def summary(
       lines: how many lines kernels and families may take: of more, the worst kernels are shown and
         the rest is counted. None for all.
     """
-    places = list(dict.fromkeys(record.backend for record in records))
-    known = [*families, *(place.partition(":")[0] for place in places)]
-    backends = sorted(places, key=lambda place: known.index(place.partition(":")[0]))
+    backends = backends_of(records, families)
     rows = list(_rows(records, backends))
     shown = [row for row in rows if row.failed] if only_failed else rows
     quiet = len(rows) - len(shown)
@@ -90,6 +89,13 @@ def summary(
     if only_failed and quiet:
         text.append(f"{quiet} kernel{'' if quiet == 1 else 's'} without failures")
     return "\n".join(text)
+
+
+def backends_of(records: Iterable[Record], families: Sequence[str]) -> list[str]:
+    """The labels of the backends in records, in the order of ``families``."""
+    places = list(dict.fromkeys(record.backend for record in records))
+    known = [*families, *(Label.of(place).name for place in places)]
+    return sorted(places, key=lambda place: known.index(Label.of(place).name))
 
 
 def _rendered(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 
 from pytest_pallas import compat
-from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, label
+from pytest_pallas.backends import default_target, label
 from pytest_pallas.record import Record
 from pytest_pallas.report.not_applicable import count, number
 from pytest_pallas.session import Session
@@ -43,7 +43,7 @@ def places(session: Session) -> list[str]:
             devices = jax.devices(backend.platform)
             texts.append(f"{label(backend)} ({len(devices)} x {devices[0].device_kind})")
             continue
-        default = TARGETS.get(DEFAULT_TARGETS.get(backend.platform, ""))
+        default = default_target(backend.platform)
         target = backend.target or default
         texts.append(label(backend) + (f" (as {target.device_kind})" if target else ""))
     return texts

@@ -47,10 +47,10 @@ class Ask:
     sound: bool | None = None
 
     @property
-    def name(self) -> str:
-        """As in reports."""
+    def place(self) -> str:
+        """The backend, with the sizes of the mesh."""
         mesh = "".join(f"-{axis}{size}" for axis, size in self.part.mesh.items())
-        return f"{self.part.check.name} on {label(self.part.backend)}{mesh}"
+        return f"{label(self.part.backend)}{mesh}"
 
     @property
     def worth(self) -> float:
@@ -70,7 +70,7 @@ class Hunter:
       inside: mutants by place.
       forms: the programs in canonical form, by place.
       notes: what a reader should know.
-      asking: is told the name of what is about to be asked.
+      asking: is told the check that is about to be asked, and where.
     """
 
     parts: Sequence[SpecItem]
@@ -80,7 +80,7 @@ class Hunter:
     inside: dict[Any, set[Mutant]] = field(default_factory=dict[Any, "set[Mutant]"])
     forms: dict[Any, Any] = field(default_factory=dict[Any, Any])
     notes: list[str] = field(default_factory=list[str])
-    asking: Callable[[str], None] = lambda _: None
+    asking: Callable[[str, str], None] = lambda _, __: None
 
     def discover(self) -> list[Mutant]:
         """Trace every call that the checks ask about, and find the mutants of their kernels.
@@ -159,7 +159,7 @@ class Hunter:
             if each.sound is False:
                 continue
             examples += 1
-            self.asking(each.name)
+            self.asking(each.part.check.name, each.place)
             started = time.monotonic()
             error = self._error(each, mutant, runs)
             each.spent += time.monotonic() - started
@@ -167,7 +167,9 @@ class Hunter:
                 return Tried(None, examples, str(error))
             if error is not None and self._sound(each):
                 each.caught += 1
-                return Tried(Caught(each.name, type(error).__name__), examples)
+                return Tried(
+                    Caught(each.part.check.name, type(error).__name__, each.place), examples
+                )
             if not compared:
                 compared = True
                 same = self.same(mutant)
@@ -182,7 +184,7 @@ class Hunter:
             each.sound = error is None
             if error is not None:
                 self.notes.append(
-                    f"{each.name}, call {each.number}, fails without a mutant, and is not asked: "
+                    f"{each.part.check.name} on {each.place}, call {each.number}, fails without a mutant, and is not asked: "
                     f"{str(error).splitlines()[0]}"
                 )
         return each.sound

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_pallas.backends import Backend, label
+from pytest_pallas.backends import Backend, Label, label
 from pytest_pallas.checks import Check
 from pytest_pallas.errors import OptionError, SpecError
 from pytest_pallas.session import Session, current
@@ -210,7 +210,7 @@ class UnclaimedItem(pytest.Item):
     def runtest(self) -> None:
         """Skip."""
         known = current(self.config).families
-        names = [name for name in self.spec.claimed if name.partition(":")[0] in known]
+        names = [name for name in self.spec.claimed if Label.of(name).name in known]
         pytest.skip(f"claims {', '.join(names) or 'no backend'} only")
 
     def reportinfo(self) -> tuple[Path, int | None, str]:

@@ -118,10 +118,10 @@ class MutantsItem(SpecItem):
         journal = Journal(None if path is None else Path(path))
         found = hunter.discover()
 
-        def asking(name: str) -> None:
+        def asking(check: str, place: str) -> None:
             """Leave a trace of what is asked, in case that the process dies."""
             if journal.begun is not None:
-                journal.begin(dataclasses.replace(journal.begun, by=name))
+                journal.begin(dataclasses.replace(journal.begun, by=check, on=place))
 
         hunter.asking = asking
         chosen = sampled(found, options.mutate or 0, options.seed)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_pallas.backends import REPLACED, Backend, Call, label, with_target
+from pytest_pallas.backends import REPLACED, Backend, Call, Label, label, with_target
 from pytest_pallas.session import Session
 from pytest_pallas.spec import KernelSpec
 
@@ -37,8 +37,8 @@ def on_claimed_chips(
     for each in backends:
         backend = each
         if each.kind == "simulating" and each.target is None and not spec.claims(label(each)):
-            names = [name.partition(":") for name in spec.claimed]
-            claimed = [chip for name, _, chip in names if name == each.name and chip]
+            names = map(Label.of, spec.claimed)
+            claimed = [found.target for found in names if found.name == each.name and found.target]
             if claimed:
                 backend = with_target(each, claimed[0], session.families)
                 if label(each) in automatic:

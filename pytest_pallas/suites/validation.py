@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pytest_pallas import relations
+from pytest_pallas.backends import Label
 from pytest_pallas.checks import Check
 from pytest_pallas.errors import PallasTestError
 from pytest_pallas.spec import KernelSpec
@@ -92,4 +93,4 @@ def _names(families: Any) -> list[str]:
 
 
 def _families_of(labels: Iterable[str]) -> list[str]:
-    return [name.partition(":")[0] for name in labels]
+    return [Label.of(text).name for text in labels]

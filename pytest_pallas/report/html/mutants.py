@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_pallas.hunting.verdict import Verdict
+from pytest_pallas.hunting.verdict import Verdict, who
 from pytest_pallas.record import Record
 from pytest_pallas.report.mutants import Group, groups, has_none, together
 
@@ -134,7 +134,7 @@ def _percent(score: float | None) -> str:
 
 def _by(verdicts: Sequence[Verdict]) -> list[tuple[str, int]]:
     """What caught how many. A process may die before anybody knows who was asked."""
-    counts = Counter(v.by or v.how or "unknown" for v in verdicts if v.status == "caught")
+    counts = Counter(who(v) or v.how or "unknown" for v in verdicts if v.status == "caught")
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 

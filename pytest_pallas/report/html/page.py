@@ -19,6 +19,7 @@ from pytest_pallas.report.html.coverage import coverage
 from pytest_pallas.report.html.kernels import BAD, MOST_DRAWN, Kernel, kernels, times
 from pytest_pallas.report.html.mutants import Mutants, mutants
 from pytest_pallas.report.mutants import others
+from pytest_pallas.report.summary import backends_of
 
 _HERE = Path(__file__).parent
 
@@ -56,7 +57,7 @@ def page(
     tried, rest = mutants(records), others(records)
     count = Counter(record.outcome for record in rest)
     bad = sum(count[outcome] for outcome in BAD)
-    backends = _backends(rest, families)
+    backends = backends_of(rest, families)
     rows = kernels(rest, backends)
     style, script = (_HERE.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     environment_ = Environment(
@@ -96,12 +97,6 @@ def page(
         environment=environment,
         options=options,
     )
-
-
-def _backends(records: Sequence[Record], families: Sequence[str]) -> list[str]:
-    places = list(dict.fromkeys(record.backend for record in records))
-    known = [*families, *(place.partition(":")[0] for place in places)]
-    return sorted(places, key=lambda place: known.index(place.partition(":")[0]))
 
 
 def _verdict(rows: Sequence[Kernel], bad: int, tried: Mutants | None) -> str:

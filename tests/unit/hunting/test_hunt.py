@@ -195,7 +195,7 @@ def test_a_mark_may_name_the_line_that_calls():
 def test_a_mark_of_a_mutant_that_was_caught_is_stale():
     here = mutant("mask", 1)
     mark = EquivalentMutant(operator="mask", source=here.source[:8], reason="why")
-    caught = Tried(Caught("forward on interpret", "MismatchError"), 1)
+    caught = Tried(Caught("forward", "MismatchError", "interpret"), 1)
     [verdict] = _hunt([here], lambda _: caught, journal=Journal(), equivalents=(mark,))
     assert verdict.status == "caught"
     [problem] = stale((mark,), [verdict], whole=True)

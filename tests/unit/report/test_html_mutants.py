@@ -88,7 +88,7 @@ def test_what_caught_how_many():
 
 
 def test_of_a_process_that_died_the_death_is_named():
-    row = rows(mutated("k", verdict(1, "caught", by="", how="WorkerDiedError")))["k"]
+    row = rows(mutated("k", verdict(1, "caught", by="", on="", how="WorkerDiedError")))["k"]
     assert row.by == [("WorkerDiedError", 1)]
 
 
