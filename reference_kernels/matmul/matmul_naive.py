@@ -15,16 +15,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels._blocks import LANES, ROWS, fit
 from reference_kernels._mxu import precision_for
-from reference_kernels.matmul._operands import check_operands, reference
+from reference_kernels.matmul._operands import check_operands
 
 
 def _matmul_kernel(x_ref: Any, y_ref: Any, o_ref: Any) -> None:
@@ -69,21 +65,3 @@ def matmul_naive(
         out_specs=pl.BlockSpec((block_m, block_n), lambda i, j: (i, j)),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
     )(x, y)
-
-
-SPEC = KernelSpec(
-    name="matmul_naive",
-    kernel=matmul_naive,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "m k, k n",
-            dtype=pst.floats("bfloat16", "float32"),
-            around={"m": 16, "k": 64, "n": 128},
-        ),
-        tuning={"block_m": st.sampled_from([16, 32]), "block_n": 128},
-    ),
-    exact=True,
-    relations=(Linear(0), Linear(1), Permuted({1: 1}, output=1), Permuted({0: 1, 1: 0})),
-    typical=(pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 1024, "k": 1024, "n": 1024}),),
-)

@@ -22,13 +22,9 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu_sc as plsc
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels.sparsecore import _subcores
 
@@ -114,33 +110,3 @@ def vector_map(
 def reference(x: jax.Array) -> jax.Array:
     """``x + 1``."""
     return x + 1
-
-
-SPEC = KernelSpec(
-    name="vector_map",
-    kernel=vector_map,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "n", dtype=pst.dtypes("float32", "int32"), dims={"n": [1, 161]}, values=("full", "wide")
-        ),
-        tuning={
-            "method": st.sampled_from(list(_BODIES)),
-            "block": 32,
-            "cores": 2,
-            "subcores": 1,
-        },
-    ),
-    backends=_subcores.BACKENDS,
-    exact=2**20,
-    relations=(Permuted({0: 0}, output=0, exact=True),),
-    vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
-    typical=tuple(
-        pst.shaped("n", dtype=dtype, dims={"n": 2**20}, tuning={"method": method})
-        for dtype, method in (
-            ("float32", "loop"),
-            ("float32", "parallel_loop"),
-            ("int32", "addupdate"),
-        )
-    ),
-)
