@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from reference_kernels import _require
-from reference_kernels._mxu import precision_for
+from reference_kernels._tpu import precision_for
 
 #: Segment ids of the queries, ``(..., q_len)``, and of the keys, ``(..., kv_len)``.
 SegmentIds = tuple[jax.Array, jax.Array]

@@ -36,8 +36,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
-from reference_kernels._blocks import LANES
-from reference_kernels._mxu import precision_for
+from reference_kernels._tpu import LANES, precision_for
 from reference_kernels.attention._pages import lanes, start_pages, wait_pages
 
 _SLOTS = 2

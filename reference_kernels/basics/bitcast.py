@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels import _blocks, _require
+from reference_kernels import _require, _tpu
 
 _PARALLEL = pltpu.CompilerParams(dimension_semantics=("parallel",))
 
@@ -75,7 +75,7 @@ def from_words(words: jax.Array, *, dtype: Any, block_rows: int = 256) -> jax.Ar
 
 def _bitcast(x: jax.Array, shape: tuple[int, int], dtype: Any, block_rows: int) -> jax.Array:
     rows = min(x.shape[0], shape[0])
-    block = _blocks.fit(block_rows, rows, _blocks.ROWS)
+    block = _tpu.fit(block_rows, rows, _tpu.ROWS)
 
     def spec(height: int) -> pl.BlockSpec:
         return pl.BlockSpec((block * (height // rows), x.shape[1]), lambda i: (i, 0))
@@ -120,7 +120,7 @@ def sort_keys(x: jax.Array, *, block_rows: int = 256) -> jax.Array:
     _require.positive(block_rows=block_rows)
     if x.dtype != jnp.float32:
         raise ValueError(f"x must be of float32, but its dtype is {x.dtype}")
-    block = _blocks.fit(block_rows, m, _blocks.ROWS)
+    block = _tpu.fit(block_rows, m, _tpu.ROWS)
     spec = pl.BlockSpec((block, n), lambda i: (i, 0))
     return pl.pallas_call(
         _sort_keys_kernel,

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels import _blocks, _require
+from reference_kernels import _require, _tpu
 
 
 def _largest(x: jax.Array, rows: Any) -> jax.Array:
@@ -91,7 +91,7 @@ def _call(kernel: Any, x: jax.Array, block_rows: int) -> jax.Array:
     _require.positive(block_rows=block_rows)
     if x.dtype not in (jnp.float32, jnp.bfloat16):
         raise ValueError(f"x must be of float32 or bfloat16, but its dtype is {x.dtype}")
-    block = _blocks.fit(block_rows, m, _blocks.ROWS)
+    block = _tpu.fit(block_rows, m, _tpu.ROWS)
     spec = pl.BlockSpec((block, n), lambda i: (i, 0))
     return pl.pallas_call(
         functools.partial(kernel, m=m),

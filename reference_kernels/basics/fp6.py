@@ -31,7 +31,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels import _blocks, _require
+from reference_kernels import _require, _tpu
 
 #: Rows of a whole tile of 2-bit elements.
 _ROWS = 128
@@ -128,7 +128,7 @@ def dequantize_fp6(
 def _call(kernel: Any, args: tuple[jax.Array, ...], out_shape: Any, block_rows: int) -> Any:
     arrays = [*args, *jax.tree.leaves(out_shape)]
     m = max(array.shape[0] for array in arrays)
-    block = _blocks.fit(pl.align_to(block_rows, _ROWS), m, _ROWS)
+    block = _tpu.fit(pl.align_to(block_rows, _ROWS), m, _ROWS)
 
     def spec(array: Any) -> pl.BlockSpec:
         rows, n = array.shape

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels import _blocks, _require
+from reference_kernels import _require, _tpu
 
 #: Rows of a whole tile of 8-bit elements; whole tiles of wider ones, too.
 _ROWS = 32
@@ -55,7 +55,7 @@ def split_heads(x: jax.Array, *, heads: int, block_tokens: int = 128) -> jax.Arr
     if width % heads:
         raise ValueError(f"heads must divide the columns of x, {width}, but it is {heads}")
     d = width // heads
-    block = _blocks.fit(block_tokens, s, _ROWS)
+    block = _tpu.fit(block_tokens, s, _ROWS)
     return pl.pallas_call(
         functools.partial(
             _einshape_kernel, equation="s(hd)->hsd", free=_is_free(block, d), sizes={"h": heads}
@@ -81,7 +81,7 @@ def merge_heads(x: jax.Array, *, block_tokens: int = 128) -> jax.Array:
     """
     heads, s, d = _require.axes("x", x, "heads s d")
     _require.positive(block_tokens=block_tokens)
-    block = _blocks.fit(block_tokens, s, _ROWS)
+    block = _tpu.fit(block_tokens, s, _ROWS)
     return pl.pallas_call(
         functools.partial(
             _einshape_kernel, equation="hsd->s(hd)", free=_is_free(block, d), sizes={}
@@ -106,7 +106,7 @@ def transpose(x: jax.Array, *, block: int = 512) -> jax.Array:
     """
     m, n = _require.axes("x", x, "m n")
     _require.positive(block=block)
-    rows, columns = (_blocks.fit(block, size, _blocks.LANES) for size in (m, n))
+    rows, columns = (_tpu.fit(block, size, _tpu.LANES) for size in (m, n))
     return pl.pallas_call(
         functools.partial(_einshape_kernel, equation="mn->nm", free=False, sizes={}),
         out_shape=jax.ShapeDtypeStruct((n, m), x.dtype),
@@ -119,7 +119,7 @@ def transpose(x: jax.Array, *, block: int = 512) -> jax.Array:
 
 def _is_free(tokens: int, d: int) -> bool:
     """Whether heads are whole tiles, so that nothing has to move."""
-    return tokens % _ROWS == 0 and d % _blocks.LANES == 0
+    return tokens % _ROWS == 0 and d % _tpu.LANES == 0
 
 
 def split_reference(x: jax.Array, *, heads: int) -> jax.Array:

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels import _blocks, _require
+from reference_kernels import _require, _tpu
 
 #: Rows that are compared at once: those of a tile of 32-bit words.
 _STRIP = 8
@@ -76,7 +76,7 @@ def argmax(x: jax.Array, *, block_rows: int = 512, block_columns: int = 512) -> 
     _require.positive(block_rows=block_rows, block_columns=block_columns)
     if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.int32):
         raise ValueError(f"x must be of float32, bfloat16 or int32, but its dtype is {x.dtype}")
-    rows = _blocks.fit(pl.align_to(block_rows, _blocks.ROWS), m, _blocks.ROWS)
+    rows = _tpu.fit(pl.align_to(block_rows, _tpu.ROWS), m, _tpu.ROWS)
     columns = min(block_columns, n)
     words = jnp.int32 if x.dtype == jnp.int32 else jnp.float32
     out = pl.pallas_call(

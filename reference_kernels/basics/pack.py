@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels import _blocks, _require
+from reference_kernels import _require, _tpu
 
 #: The wide dtype and the numbers of a word, by the packed dtype.
 _WIDE = {
@@ -73,7 +73,7 @@ def pack(x: jax.Array, *, packed: str, block_rows: int = 64) -> jax.Array:
             f"{jax.typeof(x)}"
         )
     _require.positive(block_rows=block_rows)
-    block = _blocks.fit(block_rows, m, _blocks.ROWS)
+    block = _tpu.fit(block_rows, m, _tpu.ROWS)
     return pl.pallas_call(
         functools.partial(_pack_kernel, packed=packed),
         out_shape=jax.ShapeDtypeStruct((m, n), jnp.uint32),
@@ -104,7 +104,7 @@ def unpack(words: jax.Array, *, packed: str, block_rows: int = 64) -> jax.Array:
     if words.dtype != jnp.uint32:
         raise ValueError(f"words must be of uint32, but its dtype is {words.dtype}")
     _require.positive(block_rows=block_rows)
-    block = _blocks.fit(block_rows, m, _blocks.ROWS)
+    block = _tpu.fit(block_rows, m, _tpu.ROWS)
     return pl.pallas_call(
         functools.partial(_unpack_kernel, packed=packed),
         out_shape=jax.ShapeDtypeStruct((p, m, n), jnp.dtype(wide)),

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels import _blocks, _require
+from reference_kernels import _require, _tpu
 
 
 def _reciprocal_kernel(x_ref: Any, o_ref: Any, *, steps: int | None) -> None:
@@ -50,7 +50,7 @@ def reciprocal(x: jax.Array, *, newton: bool = False, block_rows: int = 256) -> 
     if x.dtype not in (jnp.float32, jnp.bfloat16):
         raise ValueError(f"x must be of float32 or bfloat16, but its dtype is {x.dtype}")
     steps = (2 if x.dtype == jnp.float32 else 1) if newton else None
-    block = _blocks.fit(block_rows, m, _blocks.ROWS)
+    block = _tpu.fit(block_rows, m, _tpu.ROWS)
     spec = pl.BlockSpec((block, n), lambda i: (i, 0))
     return pl.pallas_call(
         functools.partial(_reciprocal_kernel, steps=steps),

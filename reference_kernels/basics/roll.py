@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels import _blocks, _require
+from reference_kernels import _require, _tpu
 
 #: Rows of a whole tile of 8-bit elements; whole tiles of wider ones, too.
 _ROWS = 32
@@ -55,7 +55,7 @@ def roll(x: jax.Array, shift: jax.Array, *, axis: int, block: int = 128) -> jax.
     if jnp.shape(shift) or jnp.result_type(shift) != jnp.int32:
         raise ValueError(f"shift must be a scalar of int32, but it is {jax.typeof(shift)}")
     other = 1 - axis
-    block = _blocks.fit(block, shape[other], _blocks.LANES if axis == 0 else _ROWS)
+    block = _tpu.fit(block, shape[other], _tpu.LANES if axis == 0 else _ROWS)
     sizes = (shape[0], block) if axis == 0 else (block, shape[1])
     spec = pl.BlockSpec(sizes, lambda i: (0, i) if axis == 0 else (i, 0))
     return pl.pallas_call(
@@ -95,11 +95,11 @@ def skew(x: jax.Array, *, block_rows: int = 128) -> jax.Array:
     """
     m, n = _require.axes("x", x, "m n")
     _require.positive(block_rows=block_rows)
-    if n % _blocks.LANES:
+    if n % _tpu.LANES:
         raise ValueError(f"x must have a multiple of 128 columns, but it has {n}; pad it")
     if x.dtype.itemsize != 4:
         raise ValueError(f"x must have a dtype of 32 bits, but its dtype is {x.dtype}")
-    block_rows = _blocks.fit(block_rows, m, _blocks.ROWS)
+    block_rows = _tpu.fit(block_rows, m, _tpu.ROWS)
     spec = pl.BlockSpec((block_rows, n), lambda i: (i, 0))
     return pl.pallas_call(
         _skew_kernel,

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels import _blocks, _require
+from reference_kernels import _require, _tpu
 
 
 def _round_kernel(x_ref: Any, bits_ref: Any, o_ref: Any) -> None:
@@ -67,7 +67,7 @@ def _call(kernel: Any, x: jax.Array, bits: jax.Array, block_rows: int) -> jax.Ar
         raise ValueError(f"x must be of float32, but its dtype is {x.dtype}")
     if bits.shape != (m, n) or bits.dtype != jnp.uint32:
         raise ValueError(f"bits must be of uint32 and {(m, n)}, but it is {jax.typeof(bits)}")
-    block = _blocks.fit(block_rows, m, _blocks.ROWS)
+    block = _tpu.fit(block_rows, m, _tpu.ROWS)
     spec = pl.BlockSpec((block, n), lambda i: (i, 0))
     return pl.pallas_call(
         kernel,

@@ -40,6 +40,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _mesh
+from reference_kernels._tpu import vmem_limit
 from reference_kernels.collective_matmul._operands import (
     add_product,
     check_operands,
@@ -48,7 +49,6 @@ from reference_kernels.collective_matmul._operands import (
     wide_product,
 )
 from reference_kernels.collectives import _stacked
-from reference_kernels.matmul._tiling import vmem_limit
 
 
 def _kernel(

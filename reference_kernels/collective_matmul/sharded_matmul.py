@@ -38,11 +38,11 @@ from typing import Literal
 import jax
 from jax.sharding import PartitionSpec as P
 
-from reference_kernels import _mesh
+from reference_kernels import _mesh, _require
 from reference_kernels.collectives.all_reduce import all_reduce
 from reference_kernels.collectives.reduce_scatter import reduce_scatter
-from reference_kernels.matmul import _operands
 from reference_kernels.matmul.matmul import matmul
+from reference_kernels.matmul.matmul import reference as matmul_reference
 
 Parallel = Literal["rows", "columns", "sums"]
 Reduction = Literal["psum", "all_reduce", "reduce_scatter"]
@@ -86,7 +86,7 @@ def sharded_matmul(
         ``reduction`` is none of the words above, or the axis does not divide the dimension.
     """
     devices = _mesh.axis_size(mesh, axis_name)
-    m, k, n = _operands.check_operands(x, y)
+    m, k, n = _require.product(x, y)
     _one_of("parallel", parallel, ("rows", "columns", "sums"))
     _one_of("reduction", reduction, tuple(_REDUCTIONS))
     name, size = {"rows": ("m", m), "columns": ("n", n), "sums": ("k", k)}[parallel]
@@ -134,4 +134,4 @@ def reference(
 ) -> jax.Array:
     """``x @ y``."""
     del mesh, axis_name, parallel, reduction
-    return _operands.reference(x, y)
+    return matmul_reference(x, y)

@@ -33,7 +33,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _mesh, _require
-from reference_kernels._blocks import LANES
+from reference_kernels._tpu import LANES
 
 Combine = Callable[[Any, Any], Any]
 

@@ -28,8 +28,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
-from reference_kernels._blocks import LANES, fit
-from reference_kernels._mxu import precision_for
+from reference_kernels._tpu import LANES, fit, precision_for
 
 Padding = Literal["SAME", "VALID"]
 

@@ -38,16 +38,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
-from reference_kernels._mxu import precision_for
+from reference_kernels._tpu import chip_at_hand, divisor, fit_axis, precision_for, vmem_limit
 from reference_kernels.matmul._group_schedule import group_schedule
-from reference_kernels.matmul._tiling import (
-    Blocks,
-    chip_at_hand,
-    default_blocks,
-    divisor,
-    fit_axis,
-    vmem_limit,
-)
+from reference_kernels.matmul.matmul import Blocks, default_blocks
 
 
 def _gmm_kernel(

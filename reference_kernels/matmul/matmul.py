@@ -30,7 +30,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,16 +39,35 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
-from reference_kernels._mxu import precision_for
-from reference_kernels.matmul._operands import Activation, check_operands
-from reference_kernels.matmul._tiling import (
-    Blocks,
-    chip_at_hand,
-    default_blocks,
-    divisor,
-    fit_axis,
-    vmem_limit,
-)
+from reference_kernels._tpu import chip_at_hand, divisor, fit_axis, precision_for, vmem_limit
+
+Activation = Callable[[Any], Any]
+
+
+class Blocks(NamedTuple):
+    """Rows and columns of a block of the output, and how much of the sums a program contracts."""
+
+    rows: int
+    columns: int
+    length: int
+
+
+def default_blocks(dtype: Any, chip: pltpu.TpuInfo) -> Blocks:
+    """Blocks that keep the matrix unit of ``chip`` busy with operands of ``dtype``.
+
+    In a step, a block of the output takes ``2 rows columns length`` operations for
+    ``(rows + columns) length`` elements that are copied. That has to be more operations a byte than
+    the chip can do, 240 on a v5e and 561 on a v6e, or the unit waits for HBM. Float32 takes six
+    products of bfloat16 for one, so it is far from that limit; there, VMEM is.
+    """
+    if jnp.dtype(dtype).itemsize >= 4:
+        return Blocks(512, 1024, 256)
+    square = Blocks(1024, 1024, 512)
+    operations = 2 * square.rows * square.columns
+    copied = (square.rows + square.columns) * jnp.dtype(dtype).itemsize
+    if operations / copied < chip.bf16_ops_per_second / chip.mem_bw_bytes_per_second:
+        return Blocks(2 * square.rows, square.columns, square.length)
+    return square
 
 
 def _matmul_kernel(
@@ -239,7 +259,7 @@ def matmul(
     """
     given = {"block_m": block_m, "block_n": block_n, "block_k": block_k}
     sizes = {name: size for name, size in given.items() if size is not None}
-    _, k, _ = check_operands(x, y, transpose_rhs=transpose_rhs, **sizes)
+    _, k, _ = _require.product(x, y, transpose_rhs=transpose_rhs, **sizes)
     chip = chip_at_hand()
     rows, columns, length = default_blocks(x.dtype, chip)
     blocks = Blocks(block_m or rows, block_n or columns, block_k or divisor(length, k))
@@ -270,3 +290,17 @@ def batched_matmul(x: jax.Array, y: jax.Array, **settings: Any) -> jax.Array:
     y_b, *_ = _require.axes("y", y, "b n k" if settings.get("transpose_rhs") else "b k n")
     _require.same_size("b", ("x", b), ("y", y_b))
     return jax.vmap(functools.partial(matmul, **settings))(x, y)
+
+
+def reference(
+    x: jax.Array,
+    y: jax.Array,
+    *,
+    activation: Activation | None = None,
+    transpose_rhs: bool = False,
+) -> jax.Array:
+    """``activation(x @ y)``, accumulated in float32 at least and rounded once."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    y = y.T if transpose_rhs else y
+    product = jnp.dot(x, y, precision=precision_for(x.dtype), preferred_element_type=wide)
+    return (activation(product) if activation else product).astype(x.dtype)

@@ -33,8 +33,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels._blocks import ROWS, fit
-from reference_kernels.matmul._operands import check_operands
+from reference_kernels import _require
+from reference_kernels._tpu import ROWS, fit
 
 #: Rows that are streamed before their products are popped.
 _CHUNK = 64
@@ -141,7 +141,7 @@ def matmul_explicit_mxu(
       ValueError: an operand has a wrong rank, size or dtype, a number is not positive, or the
         chip is older than v6e, or there is none and none is named by an abstract mesh.
     """
-    m, k, n = check_operands(x, y, block_m=block_m, tiles_k=tiles_k)
+    m, k, n = _require.product(x, y, block_m=block_m, tiles_k=tiles_k)
     if x.dtype != jnp.bfloat16:
         raise ValueError(f"x must be bfloat16, but its dtype is {x.dtype}; cast it, or use matmul")
     chip = pltpu.get_tpu_info()

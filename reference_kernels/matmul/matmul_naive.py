@@ -18,19 +18,19 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels._blocks import LANES, ROWS, fit
-from reference_kernels._mxu import precision_for
-from reference_kernels.matmul._operands import check_operands
+from reference_kernels import _require
 
 
 def _matmul_kernel(x_ref: Any, y_ref: Any, o_ref: Any) -> None:
-    product = jnp.dot(
-        x_ref[...],
-        y_ref[...],
-        precision=precision_for(x_ref.dtype),
-        preferred_element_type=jnp.float32,
-    )
+    product = _dot(x_ref[...], y_ref[...], dtype=jnp.float32)
     o_ref[...] = product.astype(o_ref.dtype)
+
+
+def _dot(x: jax.Array, y: jax.Array, *, dtype: Any) -> jax.Array:
+    # By default a TPU rounds float32 operands to bfloat16. Those of bfloat16 are not rounded, and
+    # Mosaic refuses HIGHEST for them.
+    precision = "default" if x.dtype == jnp.bfloat16 else "highest"
+    return jnp.dot(x, y, precision=precision, preferred_element_type=dtype)
 
 
 def matmul_naive(
@@ -52,8 +52,9 @@ def matmul_naive(
     Raises:
       ValueError: an operand has a wrong rank, size or dtype, or a block size is not positive.
     """
-    m, k, n = check_operands(x, y, block_m=block_m, block_n=block_n)
-    block_m, block_n = fit(block_m, m, ROWS), fit(block_n, n, LANES)
+    m, k, n = _require.product(x, y, block_m=block_m, block_n=block_n)
+    # Whole tiles, of 16 rows and 128 columns, and not more of them than there are.
+    block_m, block_n = min(block_m, pl.cdiv(m, 16) * 16), min(block_n, pl.cdiv(n, 128) * 128)
     return pl.pallas_call(
         _matmul_kernel,
         out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
@@ -65,3 +66,8 @@ def matmul_naive(
         out_specs=pl.BlockSpec((block_m, block_n), lambda i, j: (i, j)),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
     )(x, y)
+
+
+def reference(x: jax.Array, y: jax.Array) -> jax.Array:
+    """``x @ y``, accumulated in float32 at least and rounded once."""
+    return _dot(x, y, dtype=jnp.promote_types(x.dtype, jnp.float32)).astype(x.dtype)

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
-from reference_kernels.matmul._operands import reference
-from reference_kernels.matmul.matmul_naive import matmul_naive
+from reference_kernels.matmul.matmul_naive import matmul_naive, reference
 
 SPEC = KernelSpec(
     name="matmul_naive",

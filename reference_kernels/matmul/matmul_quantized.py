@@ -29,7 +29,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
-from reference_kernels._blocks import LANES, fit
+from reference_kernels._tpu import LANES, fit
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 _PAIRS = (("int8", "int8"), ("int8", "int4"), *((x, w) for x in _FLOAT8 for w in _FLOAT8))

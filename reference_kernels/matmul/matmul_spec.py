@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
-from reference_kernels._blocks import ROWS
 from reference_kernels._gaps import BATCHES, batches_fail, without
-from reference_kernels.matmul._operands import reference
-from reference_kernels.matmul.matmul import batched_matmul, matmul
+from reference_kernels._tpu import ROWS
+from reference_kernels.matmul.matmul import batched_matmul, matmul, reference
 from reference_kernels.matmul.matmul_naive import matmul_naive
 
 _DTYPE = pst.floats("bfloat16", "float32")

@@ -51,7 +51,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _mesh, _require
-from reference_kernels._blocks import LANES, ROWS, fit
+from reference_kernels._tpu import LANES, ROWS, fit
 from reference_kernels.attention import _operands
 from reference_kernels.attention._flash_blocks import (
     Blocks,

@@ -37,7 +37,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
 from reference_kernels import _require
-from reference_kernels._blocks import LANES
+from reference_kernels._tpu import LANES
 from reference_kernels.parallel._divide import divide
 from reference_kernels.reductions.softmax import reference as whole
 from reference_kernels.reductions.softmax import softmax

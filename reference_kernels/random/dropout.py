@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels import _blocks, _require
+from reference_kernels import _require, _tpu
 from reference_kernels.random import _plausible
 
 
@@ -123,7 +123,7 @@ def gaussian_dropout(
 
 def _call(kernel: Any, x: jax.Array, seed: jax.Array, block_rows: int) -> jax.Array:
     m, n = x.shape
-    block = _blocks.fit(block_rows, m, _blocks.ROWS)
+    block = _tpu.fit(block_rows, m, _tpu.ROWS)
     spec = pl.BlockSpec((block, n), lambda i: (i, 0))
     return pl.pallas_call(
         kernel,

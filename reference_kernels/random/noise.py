@@ -26,7 +26,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels import _blocks, _require
+from reference_kernels import _require, _tpu
 from reference_kernels.random import _plausible
 
 _SAMPLERS = {
@@ -66,7 +66,7 @@ def noise(
     if kind not in _SAMPLERS:
         raise ValueError(f"kind must be one of {', '.join(_SAMPLERS)}, but it is {kind!r}")
     _require.positive(rows=rows, columns=columns, block_rows=block_rows)
-    block = _blocks.fit(block_rows, rows, _blocks.ROWS)
+    block = _tpu.fit(block_rows, rows, _tpu.ROWS)
     return pl.pallas_call(
         functools.partial(_noise_kernel, kind=kind),
         out_shape=jax.ShapeDtypeStruct((rows, columns), jnp.dtype(_SAMPLERS[kind][1])),

@@ -30,7 +30,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
-from reference_kernels._blocks import LANES, ROWS, fit
+from reference_kernels._tpu import LANES, ROWS, fit
 
 
 def _sum_kernel(x_ref: Any, o_ref: Any, *, axis: int, rows: int) -> None:

@@ -26,7 +26,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
-from reference_kernels._blocks import LANES
+
+#: Columns of a whole tile.
+_LANES = 128
 
 _BLOCK_ELEMENTS = 256 * 1024
 
@@ -61,7 +63,7 @@ def _by_rows(
     """Run ``kernel`` over blocks of whole rows of ``operands``, which are alike in shape."""
     shape, dtype = operands[0].shape, operands[0].dtype
     n = shape[-1]
-    width = pl.cdiv(n, LANES) * LANES
+    width = pl.cdiv(n, _LANES) * _LANES
     flat = [operand.reshape(-1, n) for operand in operands]
     rows = flat[0].shape[0]
     # A mebibyte of float32 for a block, but 8 rows at least, and not more than there are.

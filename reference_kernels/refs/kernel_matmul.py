@@ -26,9 +26,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels._blocks import LANES, ROWS, fit
-from reference_kernels._mxu import precision_for
-from reference_kernels.matmul._operands import check_operands
+from reference_kernels import _require
+from reference_kernels._tpu import LANES, ROWS, fit, precision_for
 
 
 def _matmul_step(x_ref: Any, y_ref: Any, o_ref: Any, *, sum_ref: Any) -> None:
@@ -77,7 +76,7 @@ def kernel_matmul(
       ValueError: an operand has a wrong rank, size or dtype, a block size is not positive, or the
         mesh is not of TensorCores.
     """
-    m, k, n = check_operands(x, y, block_m=block_m, block_n=block_n, block_k=block_k)
+    m, k, n = _require.product(x, y, block_m=block_m, block_n=block_n, block_k=block_k)
     mesh = pltpu.TensorCoreMesh(axis_name="core", num_cores=1) if mesh is None else mesh
     core_type = getattr(mesh, "core_type", None)
     if core_type is not pltpu.CoreType.TC:

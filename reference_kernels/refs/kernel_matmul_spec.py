@@ -7,7 +7,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import EquivalentMutant, KernelSpec
-from reference_kernels.matmul._operands import reference
+from reference_kernels.matmul.matmul import reference
 from reference_kernels.refs.kernel_matmul import kernel_matmul
 
 _ARRAYS = pst.arrays(

@@ -31,8 +31,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from reference_kernels import _require
-from reference_kernels._blocks import LANES, fit
-from reference_kernels._mxu import precision_for
+from reference_kernels._tpu import LANES, fit, precision_for
 from reference_kernels.sparse._block_lists import check_list, listed
 from reference_kernels.sparse._block_products import dsd_call, sdd_call
 

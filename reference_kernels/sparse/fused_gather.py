@@ -27,8 +27,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
-from reference_kernels._blocks import LANES, ROWS, fit
-from reference_kernels._mxu import precision_for
+from reference_kernels._tpu import LANES, ROWS, fit, precision_for
 
 _SLOTS = 2
 

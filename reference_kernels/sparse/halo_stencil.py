@@ -36,7 +36,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
-from reference_kernels._blocks import ROWS, fit
+from reference_kernels._tpu import ROWS, fit
 
 #: Rows of a tile of float32.
 _HALO = 8

@@ -28,7 +28,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu_sc as plsc
 
 from reference_kernels import _require
-from reference_kernels._blocks import LANES
+from reference_kernels._tpu import LANES
 from reference_kernels.sparsecore import _subcores
 
 
