@@ -30,8 +30,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
 from reference_kernels._tpu import LANES, precision_for
-from reference_kernels.matmul import matmul
-from reference_kernels.sparsecore import _subcores, gather
+from reference_kernels.matmul.matmul import matmul
+from reference_kernels.sparsecore import _subcores
+from reference_kernels.sparsecore.gather import gather
 
 _TENSOR_CORE = "tensor_core"
 
