@@ -1,4 +1,4 @@
-"""Specs of ``_mesh``."""
+"""Mutants of what ``_mesh`` has that are no mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specs of ``_operands``."""
+"""What specs of attention draw alike."""
 
 from __future__ import annotations
 

@@ -302,7 +302,7 @@ def segmented_attention(
     return flash_attention(q, k, v, segment_ids=(q_ids, kv_ids), **settings)
 
 
-def _segmented_reference(
+def segmented_reference(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
@@ -311,4 +311,5 @@ def _segmented_reference(
     *,
     causal: bool = False,
 ) -> jax.Array:
+    """Attention within segments, the whole matrix of scores at once."""
     return reference(q, k, v, segment_ids=(q_ids, kv_ids), causal=causal)

@@ -17,9 +17,9 @@ from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels.attention._operands import reference
 from reference_kernels.attention._operands_spec import lowered
 from reference_kernels.attention.flash_attention import (
-    _segmented_reference,
     flash_attention,
     segmented_attention,
+    segmented_reference,
 )
 
 
@@ -159,7 +159,7 @@ def _renamed(arguments: pst.Arguments, rng: np.random.Generator) -> pst.Argument
 SPEC_SEGMENTS = KernelSpec(
     name="flash_attention_segments",
     kernel=segmented_attention,
-    reference=_segmented_reference,
+    reference=segmented_reference,
     inputs=pst.arguments(
         pst.arrays(
             "q d, k d, k e",

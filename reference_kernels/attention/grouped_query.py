@@ -153,5 +153,6 @@ def reference(
     return _operands.reference(q, k, v, causal=causal, scale=scale, segment_ids=ids)
 
 
-def _mqa_reference(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool = False) -> jax.Array:
+def mqa_reference(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool = False) -> jax.Array:
+    """Attention of many heads of queries to one of keys and values."""
     return _operands.reference(q, k[None], v[None], causal=causal)

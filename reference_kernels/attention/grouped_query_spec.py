@@ -17,10 +17,10 @@ from reference_kernels._gaps import batches_fail
 from reference_kernels.attention.flash_attention import flash_attention
 from reference_kernels.attention.flash_attention_spec import EQUIVALENT
 from reference_kernels.attention.grouped_query import (
-    _mqa_reference,
     grouped_query_attention,
     grouped_query_attention_by_vmap,
     mqa,
+    mqa_reference,
     reference,
 )
 
@@ -83,7 +83,7 @@ SPEC_MQA = KernelSpec(
     name="mqa",
     kernel=mqa,
     xfail=batches_fail("cross"),
-    reference=_mqa_reference,
+    reference=mqa_reference,
     inputs=pst.arguments(
         pst.arrays(
             "h q d, k d, k e",

@@ -38,7 +38,7 @@ def _argmax_kernel(x_ref: Any, o_ref: Any, best_ref: Any, row_ref: Any, *, m: in
 
     @pl.when(step == 0)
     def _begin() -> None:
-        best_ref[...] = jnp.full(shape, _least(best_ref.dtype))
+        best_ref[...] = jnp.full(shape, least(best_ref.dtype))
         row_ref[...] = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
 
     @pl.loop(0, rows // _STRIP)
@@ -94,7 +94,7 @@ def argmax(x: jax.Array, *, block_rows: int = 512, block_columns: int = 512) -> 
     return out[0]
 
 
-def _least(dtype: Any) -> Any:
+def least(dtype: Any) -> Any:
     """What is not greater than any number of ``dtype``."""
     floating = jnp.issubdtype(dtype, jnp.floating)
     return jnp.array(-jnp.inf if floating else jnp.iinfo(dtype).min, dtype)

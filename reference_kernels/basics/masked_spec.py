@@ -11,9 +11,9 @@ from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels._gaps import MASKED_LOADS, without
 from reference_kernels._unsupported import cannot_execute
 from reference_kernels.basics.masked import (
-    _least,
     argmax,
     argmax_reference,
+    least,
     load_where,
     load_where_reference,
 )
@@ -22,7 +22,7 @@ from reference_kernels.basics.masked import (
 def _with_least(drawn: pst.Drawn) -> pst.Drawn:
     """Every third column is the least number there is, so that nothing in it is better."""
     x = np.array(drawn[0])
-    x[:, ::3] = _least(x.dtype)
+    x[:, ::3] = least(x.dtype)
     return pst.Drawn((x,), {**drawn.recipe, "least": True}, declared=drawn.declared)
 
 

@@ -28,7 +28,7 @@ from jax.experimental.pallas import tpu as pltpu
 from reference_kernels import _require, _tpu
 
 #: The wide dtype and the numbers of a word, by the packed dtype.
-_WIDE = {
+WIDE = {
     "bfloat16": ("float32", 2),
     "int16": ("int32", 2),
     "int8": ("int32", 4),
@@ -116,9 +116,9 @@ def unpack(words: jax.Array, *, packed: str, block_rows: int = 64) -> jax.Array:
 
 
 def _wide(packed: str) -> tuple[str, int]:
-    if packed not in _WIDE:
-        raise ValueError(f"packed must be one of {', '.join(_WIDE)}, but it is {packed!r}")
-    return _WIDE[packed]
+    if packed not in WIDE:
+        raise ValueError(f"packed must be one of {', '.join(WIDE)}, but it is {packed!r}")
+    return WIDE[packed]
 
 
 def pack_reference(x: jax.Array, *, packed: str) -> jax.Array:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from reference_kernels._gaps import PACKING, without
-from reference_kernels.basics.pack import _WIDE, pack, pack_reference, unpack, unpack_reference
+from reference_kernels.basics.pack import WIDE, pack, pack_reference, unpack, unpack_reference
 
 _DIMS = {"m": [1, 7, 8, 17, 33], "n": [1, 127, 128, 129]}
 
@@ -21,7 +21,7 @@ SPEC_PACK = KernelSpec(
             options={"packed": packed},
             tuning={"block_rows": 16},
         )
-        for packed, (wide, count) in _WIDE.items()
+        for packed, (wide, count) in WIDE.items()
     ),
     typical=tuple(
         pst.shaped(
@@ -30,7 +30,7 @@ SPEC_PACK = KernelSpec(
             dims={"p": count, "m": 1024, "n": 1024},
             options={"packed": packed},
         )
-        for packed, (wide, count) in _WIDE.items()
+        for packed, (wide, count) in WIDE.items()
     ),
     backends=without(PACKING),
 )
@@ -41,13 +41,13 @@ SPEC_UNPACK = KernelSpec(
     reference=unpack_reference,
     inputs=pst.arguments(
         pst.arrays("m n", dtype="uint32", dims=_DIMS, values=("integers", "wide")),
-        options={"packed": st.sampled_from(list(_WIDE))},
+        options={"packed": st.sampled_from(list(WIDE))},
         tuning={"block_rows": 16},
     ),
     nan_ok=True,  # any word holds some bfloat16
     typical=tuple(
         pst.shaped("m n", dtype="uint32", dims={"m": 1024, "n": 1024}, options={"packed": packed})
-        for packed in _WIDE
+        for packed in WIDE
     ),
     backends=without(PACKING),
     xfail={

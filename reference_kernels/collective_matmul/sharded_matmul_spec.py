@@ -1,4 +1,4 @@
-"""Spec of ``sharded_matmul``."""
+"""Specs of ``sharded_matmul``."""
 
 from __future__ import annotations
 

@@ -203,10 +203,6 @@ def enter(axis_name: str, pieces: Pieces) -> None:
     pl.when(start)(lambda: _mesh.enter(axis_name, *neighbors[: pieces.lanes]))
 
 
-#: What is drawn for specs of kernels on the ring. Sums of "full" ones have more bits than bfloat16.
-VALUES = ("integers", "full", "normal")
-
-
 def scratch(pieces: Pieces, wire: Wire, dtype: Any) -> list[Any]:
     """Slots to receive in, to send from and for results, and the semaphores of all of them."""
     piece = (pieces.rows, pieces.columns)

@@ -1,10 +1,13 @@
-"""Specs of ``_reduce_ring``."""
+"""What specs of rings share: the values that they draw, and mutants that are no mistakes."""
 
 from __future__ import annotations
 
 from pytest_pallas.spec import EquivalentMutant
 
-#: Mutants of them that are no mistakes.
+#: Sums of "full" ones have more bits than bfloat16.
+VALUES = ("integers", "full", "normal")
+
+#: Of every kernel that reduces around a ring.
 EQUIVALENT = (
     EquivalentMutant(
         operator="guard",

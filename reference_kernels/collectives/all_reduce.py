@@ -42,7 +42,7 @@ from reference_kernels.collectives import _stacked
 
 Operation = Literal["sum", "max", "min", "mean"]
 
-_OPERATIONS = ("sum", "max", "min", "mean")
+OPERATIONS = ("sum", "max", "min", "mean")
 
 
 def _kernel(
@@ -142,8 +142,8 @@ def all_reduce(
     devices = jax.lax.axis_size(axis_name)
     ring.supported("x", x)
     _require.positive(piece_bytes=piece_bytes)
-    if op not in _OPERATIONS:
-        raise ValueError(f"op must be one of {', '.join(_OPERATIONS)}, but it is {op!r}")
+    if op not in OPERATIONS:
+        raise ValueError(f"op must be one of {', '.join(OPERATIONS)}, but it is {op!r}")
     if op == "mean":
         _require.floating("x", x)
     chunk = (pl.cdiv(x.size, devices),)

@@ -11,9 +11,8 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels._gaps import REACHING, without
-from reference_kernels.collectives import _reduce_ring as ring
-from reference_kernels.collectives._reduce_ring_spec import EQUIVALENT
-from reference_kernels.collectives.all_reduce import _OPERATIONS, all_reduce_on_mesh, reference
+from reference_kernels.collectives._reduce_ring_spec import EQUIVALENT, VALUES
+from reference_kernels.collectives.all_reduce import OPERATIONS, all_reduce_on_mesh, reference
 
 
 def _linear(arguments: Any) -> bool:
@@ -26,7 +25,7 @@ def _inputs(mesh: jax.sharding.Mesh) -> Any:
             pst.arrays(
                 "devices m n",
                 dtype=pst.dtypes(*dtypes),
-                values=ring.VALUES,
+                values=VALUES,
                 # From less than an element a device to several groups of pieces.
                 dims={"devices": mesh.size, "m": [1, 3, 160], "n": [1, 130]},
             ),
@@ -37,7 +36,7 @@ def _inputs(mesh: jax.sharding.Mesh) -> Any:
             tuning={"piece_bytes": 2**12},
         )
 
-    return st.one_of(call(("bfloat16", "float32"), _OPERATIONS), call(("int32",), _OPERATIONS[:-1]))
+    return st.one_of(call(("bfloat16", "float32"), OPERATIONS), call(("int32",), OPERATIONS[:-1]))
 
 
 def _typical(mesh: jax.sharding.Mesh) -> Any:

@@ -12,7 +12,7 @@ from pytest_pallas.relations import Linear
 from pytest_pallas.spec import KernelSpec
 from reference_kernels._gaps import REACHING, without
 from reference_kernels.collectives import _reduce_ring as ring
-from reference_kernels.collectives._reduce_ring_spec import EQUIVALENT
+from reference_kernels.collectives._reduce_ring_spec import EQUIVALENT, VALUES
 from reference_kernels.collectives.reduce_scatter import reduce_scatter_on_mesh, reference
 
 _LAYOUTS = (
@@ -34,7 +34,7 @@ def _inputs(mesh: jax.sharding.Mesh) -> Any:
         }
         used = {name: dims[name] for name in shape.split()}
         return pst.arguments(
-            pst.arrays(shape, dtype=pst.dtypes(*ring.DTYPES), values=ring.VALUES, dims=used),
+            pst.arrays(shape, dtype=pst.dtypes(*ring.DTYPES), values=VALUES, dims=used),
             options={"axis_name": axis_name, **options},
             tuning={"piece_bytes": 2**12},
         )

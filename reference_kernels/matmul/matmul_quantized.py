@@ -32,7 +32,7 @@ from reference_kernels import _require
 from reference_kernels._tpu import LANES, fit
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
-_PAIRS = (("int8", "int8"), ("int8", "int4"), *((x, w) for x in _FLOAT8 for w in _FLOAT8))
+PAIRS = (("int8", "int8"), ("int8", "int4"), *((x, w) for x in _FLOAT8 for w in _FLOAT8))
 
 #: Rows of a whole tile of 8-bit elements.
 _ROWS = 32
@@ -155,7 +155,7 @@ def _checked(
     m, k = _require.axes("x", x, "m k")
     w_k, n = _require.axes("w", w, "k n")
     _require.same_size("k", ("x", k), ("w", w_k))
-    if (x.dtype.name, w.dtype.name) not in _PAIRS:
+    if (x.dtype.name, w.dtype.name) not in PAIRS:
         raise ValueError(
             "x and w must be int8 and int8 or int4, or both of "
             f"{' or '.join(_FLOAT8)}, but their dtypes are {x.dtype} and {w.dtype}"

@@ -7,7 +7,7 @@ from typing import Any
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
-from reference_kernels.matmul.matmul_quantized import _PAIRS, matmul_quantized, reference
+from reference_kernels.matmul.matmul_quantized import PAIRS, matmul_quantized, reference
 
 
 def _inputs(*pairs: tuple[str, str]) -> Any:
@@ -55,7 +55,7 @@ SPEC_FLOAT8 = KernelSpec(
     name="matmul_float8",
     kernel=matmul_quantized,
     reference=reference,
-    inputs=_inputs(*_PAIRS[2:]),
+    inputs=_inputs(*PAIRS[2:]),
     exact=True,
     batch_axes=(0, None, 0, None),
     relations=_RELATIONS,

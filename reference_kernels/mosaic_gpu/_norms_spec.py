@@ -1,4 +1,4 @@
-"""Specs of ``_norms``."""
+"""Mutants of the norms of ``_norms`` that are no mistakes."""
 
 from __future__ import annotations
 

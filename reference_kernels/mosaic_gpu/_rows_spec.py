@@ -1,4 +1,4 @@
-"""Specs of ``_rows``."""
+"""Mutants of the kernels of ``_rows`` that are no mistakes."""
 
 from __future__ import annotations
 

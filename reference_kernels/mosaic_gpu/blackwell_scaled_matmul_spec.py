@@ -1,4 +1,4 @@
-"""Spec of ``blackwell_scaled_matmul``."""
+"""Specs of ``blackwell_scaled_matmul``."""
 
 from __future__ import annotations
 

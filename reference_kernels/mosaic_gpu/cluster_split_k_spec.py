@@ -1,4 +1,4 @@
-"""Spec of ``cluster_split_k``."""
+"""Specs of ``cluster_split_k``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spec of ``hopper_flash_attention``."""
+"""Specs of ``hopper_flash_attention``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spec of ``hopper_matmul_pipelined``."""
+"""Specs of ``hopper_matmul_pipelined``."""
 
 from __future__ import annotations
 

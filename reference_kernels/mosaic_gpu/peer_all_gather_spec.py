@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
-from reference_kernels.mosaic_gpu import _peers
 from reference_kernels.mosaic_gpu._claims import TMA
+from reference_kernels.mosaic_gpu._peers_spec import schedules
 from reference_kernels.mosaic_gpu.peer_all_gather import peer_all_gather_on_mesh, reference
 
 
@@ -24,7 +24,7 @@ def _inputs(mesh: jax.sharding.Mesh) -> Any:
         ),
         options={"axis_name": st.sampled_from(mesh.axis_names), "tiled": st.booleans()},
         tuning={
-            "schedule": st.sampled_from(_peers.schedules(mesh)),
+            "schedule": st.sampled_from(schedules(mesh)),
             "block_rows": st.sampled_from([4, 8]),
             "programs": st.sampled_from([1, 3]),
         },
@@ -40,7 +40,7 @@ def _typical(mesh: jax.sharding.Mesh) -> Any:
             options={"axis_name": mesh.axis_names[0], "tiled": True},
             tuning={"schedule": schedule},
         )
-        for schedule in _peers.schedules(mesh)
+        for schedule in schedules(mesh)
     ]
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
-from reference_kernels.mosaic_gpu import _peers
 from reference_kernels.mosaic_gpu._claims import TMA
+from reference_kernels.mosaic_gpu._peers_spec import schedules
 from reference_kernels.mosaic_gpu.peer_reduce_scatter import peer_reduce_scatter_on_mesh, reference
 
 
@@ -29,7 +29,7 @@ def _inputs(mesh: jax.sharding.Mesh) -> Any:
         ),
         options={"axis_name": st.sampled_from(mesh.axis_names)},
         tuning={
-            "schedule": st.sampled_from(_peers.schedules(mesh)),
+            "schedule": st.sampled_from(schedules(mesh)),
             "programs": st.sampled_from([1, 3]),
         },
     )
@@ -44,7 +44,7 @@ def _typical(mesh: jax.sharding.Mesh) -> Any:
             options={"axis_name": mesh.axis_names[0]},
             tuning={"schedule": schedule},
         )
-        for schedule in _peers.schedules(mesh)
+        for schedule in schedules(mesh)
         for dtype in ("bfloat16", "float32")
     ]
 

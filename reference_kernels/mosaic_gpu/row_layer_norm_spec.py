@@ -1,4 +1,4 @@
-"""Spec of ``row_layer_norm``."""
+"""Specs of ``row_layer_norm``."""
 
 from __future__ import annotations
 

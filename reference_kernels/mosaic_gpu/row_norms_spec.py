@@ -1,4 +1,4 @@
-"""Spec of ``row_norms``."""
+"""Specs of ``row_norms``."""
 
 from __future__ import annotations
 

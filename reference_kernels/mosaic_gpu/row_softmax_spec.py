@@ -1,4 +1,4 @@
-"""Spec of ``row_softmax``."""
+"""Specs of ``row_softmax``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spec of ``split_k``."""
+"""Specs of ``split_k``."""
 
 from __future__ import annotations
 

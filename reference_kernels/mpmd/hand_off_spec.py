@@ -10,7 +10,7 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from reference_kernels.mpmd.hand_off import hand_off, lookup_matmul, reference
-from reference_kernels.sparsecore import _subcores
+from reference_kernels.sparsecore._subcores_spec import BACKENDS
 
 
 @st.composite
@@ -50,7 +50,7 @@ SPEC = KernelSpec(
     kernel=lookup_matmul,
     reference=reference,
     inputs=_inputs(parts=2, chunk=8, cores=1, subcores=2),
-    backends=_subcores.BACKENDS,
+    backends=BACKENDS,
     exact=True,
     relations=_RELATIONS,
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
@@ -64,7 +64,7 @@ SPEC_HAND_OFF = KernelSpec(
     kernel=hand_off,
     reference=reference,
     inputs=_inputs(block=8, subcores=2),
-    backends=_subcores.BACKENDS,
+    backends=BACKENDS,
     exact=True,
     relations=_RELATIONS,
     vmappable=False,

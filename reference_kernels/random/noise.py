@@ -29,7 +29,7 @@ from jax.experimental.pallas import tpu as pltpu
 from reference_kernels import _require, _tpu
 from reference_kernels.random import _plausible
 
-_SAMPLERS = {
+SAMPLERS = {
     "bits": (pltpu.stateful_bits, "uint32"),
     "uniform": (pltpu.stateful_uniform, "float32"),
     "normal": (pltpu.stateful_normal, "float32"),
@@ -37,7 +37,7 @@ _SAMPLERS = {
 
 
 def _noise_kernel(seed_ref: Any, o_ref: Any, *, kind: str) -> None:
-    sample, dtype = _SAMPLERS[kind]
+    sample, dtype = SAMPLERS[kind]
     pltpu.prng_seed(seed_ref[0], pl.program_id(0))
     o_ref[...] = sample(shape=o_ref.shape, dtype=jnp.dtype(dtype))
 
@@ -63,13 +63,13 @@ def noise(
     """
     if jnp.shape(seed) or jnp.result_type(seed) != jnp.int32:
         raise ValueError(f"seed must be a scalar of int32, but it is {jax.typeof(seed)}")
-    if kind not in _SAMPLERS:
-        raise ValueError(f"kind must be one of {', '.join(_SAMPLERS)}, but it is {kind!r}")
+    if kind not in SAMPLERS:
+        raise ValueError(f"kind must be one of {', '.join(SAMPLERS)}, but it is {kind!r}")
     _require.positive(rows=rows, columns=columns, block_rows=block_rows)
     block = _tpu.fit(block_rows, rows, _tpu.ROWS)
     return pl.pallas_call(
         functools.partial(_noise_kernel, kind=kind),
-        out_shape=jax.ShapeDtypeStruct((rows, columns), jnp.dtype(_SAMPLERS[kind][1])),
+        out_shape=jax.ShapeDtypeStruct((rows, columns), jnp.dtype(SAMPLERS[kind][1])),
         grid=(pl.cdiv(rows, block),),
         in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM)],
         out_specs=pl.BlockSpec((block, columns), lambda i: (i, 0)),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels._gaps import RANDOM, without
-from reference_kernels.random.noise import _SAMPLERS, outside, reference
+from reference_kernels.random.noise import SAMPLERS, outside, reference
 
 SPEC = KernelSpec(
     name="noise",
@@ -19,7 +19,7 @@ SPEC = KernelSpec(
         options={
             "rows": st.sampled_from([1, 7, 17, 48]),
             "columns": st.sampled_from([1, 127, 128, 129]),
-            "kind": st.sampled_from(list(_SAMPLERS)),
+            "kind": st.sampled_from(list(SAMPLERS)),
         },
         tuning={"block_rows": 16},
     ),
@@ -38,7 +38,7 @@ SPEC = KernelSpec(
         pst.shaped(
             "", dtype="int32", dims={}, options={"rows": 4096, "columns": 1024, "kind": kind}
         )
-        for kind in _SAMPLERS
+        for kind in SAMPLERS
     ),
     backends=without(RANDOM),
 )

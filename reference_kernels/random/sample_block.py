@@ -37,7 +37,7 @@ from reference_kernels import _require
 #: Rows and columns of a tile.
 TILE = (8, 128)
 
-_SAMPLERS = {"uniform": jax.random.uniform, "normal": jax.random.normal}
+SAMPLERS = {"uniform": jax.random.uniform, "normal": jax.random.normal}
 
 
 def _sample_kernel(
@@ -49,7 +49,7 @@ def _sample_kernel(
     else:
         key = key_ref[...]
     o_ref[...] = pltpu.sample_block(
-        _SAMPLERS[distribution], key, block_size=o_ref.shape, tile_size=TILE, total_size=total
+        SAMPLERS[distribution], key, block_size=o_ref.shape, tile_size=TILE, total_size=total
     )
 
 
@@ -86,8 +86,8 @@ def sample(
     )
     if str(jnp.result_type(key)) != "key<fry>" or key.shape:
         raise ValueError(f"key must be a scalar key of threefry, but it is {jax.typeof(key)}")
-    if distribution not in _SAMPLERS:
-        known = ", ".join(_SAMPLERS)
+    if distribution not in SAMPLERS:
+        known = ", ".join(SAMPLERS)
         raise ValueError(f"distribution must be one of {known}, but it is {distribution!r}")
     if generator not in ("threefry", "hardware"):
         raise ValueError(f"generator must be threefry or hardware, but it is {generator!r}")
@@ -122,7 +122,7 @@ def reference(
     down, across = pl.cdiv(rows, TILE[0]), pl.cdiv(columns, TILE[1])
     keys = jax.vmap(lambda tile: jax.random.fold_in(key, tile))(jnp.arange(down * across))
     # The numbers are float32, whatever the oracle computes in: other bits make other numbers.
-    draw = functools.partial(_SAMPLERS[distribution], shape=TILE, dtype=jnp.float32)
+    draw = functools.partial(SAMPLERS[distribution], shape=TILE, dtype=jnp.float32)
     tiles = jax.vmap(draw)(keys).reshape(down, across, *TILE)
     whole = jnp.swapaxes(tiles, 1, 2).reshape(down * TILE[0], across * TILE[1])
     return whole[:rows, :columns]

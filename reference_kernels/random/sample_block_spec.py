@@ -11,7 +11,7 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
 from reference_kernels._gaps import KEYS, without
 from reference_kernels.random.sample_block import (
-    _SAMPLERS,
+    SAMPLERS,
     difference,
     no_difference,
     reference,
@@ -31,7 +31,7 @@ def _inputs(generator: str, blocks: tuple[int, int]) -> Any:
         options={
             "rows": st.sampled_from([1, 8, 17]),
             "columns": st.sampled_from([127, 257]),
-            "distribution": st.sampled_from(list(_SAMPLERS)),
+            "distribution": st.sampled_from(list(SAMPLERS)),
             "generator": generator,
         },
         tuning={"block_rows": st.sampled_from([8, blocks[0]]), "block_columns": blocks[1]},

@@ -20,12 +20,6 @@ LINEAR = pltpu.CompilerParams(use_tc_tiling_on_sc=False)
 #: As well, for operations on registers that the compiler's layout passes do not know.
 REGISTERS = pltpu.CompilerParams(use_tc_tiling_on_sc=False, needs_layout_passes=False)
 
-#: The chips with SparseCores; JAX's interpreters have the gap ``SPARSE_CORES``.
-BACKENDS = (
-    *("tpu-sim:v5p", "tpu-sim:v6e", "tpu-sim:tpu7x"),
-    *("tpu-compile:v5p", "tpu-compile:v6e", "tpu-compile:tpu7x", "tpu"),
-)
-
 
 def vector_mesh(cores: int | None, subcores: int | None) -> plsc.VectorSubcoreMesh:
     """Vector subcores: ``subcores`` of each of ``cores`` SparseCores; None stands for all."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
-from reference_kernels.sparsecore import _subcores
+from reference_kernels.sparsecore._subcores_spec import BACKENDS
 from reference_kernels.sparsecore.compact import compact, expand, reference, reference_expand
 
 
@@ -53,7 +53,7 @@ SPEC = KernelSpec(
     kernel=compact,
     reference=reference,
     inputs=_inputs(onto=False),
-    backends=_subcores.BACKENDS,
+    backends=BACKENDS,
     relations=(Permuted({0: 0, 1: 0}, output=0, exact=True),),
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
     ignored=_ignored,
@@ -65,7 +65,7 @@ SPEC_ONTO = KernelSpec(
     kernel=compact,
     reference=reference,
     inputs=_inputs(onto=True),
-    backends=_subcores.BACKENDS,
+    backends=BACKENDS,
     vmappable=False,
     typical=(
         pst.shaped(
@@ -81,7 +81,7 @@ SPEC_EXPAND = KernelSpec(
     kernel=expand,
     reference=reference_expand,
     inputs=_inputs(onto=False),
-    backends=_subcores.BACKENDS,
+    backends=BACKENDS,
     exact=2**20,
     relations=(Linear(0), Permuted({0: 0, 1: 0}, output=0, exact=True)),
     vmappable=False,

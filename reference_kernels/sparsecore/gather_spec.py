@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
-from reference_kernels.sparsecore import _subcores
+from reference_kernels.sparsecore._subcores_spec import BACKENDS
 from reference_kernels.sparsecore.gather import gather, gather_pipelined, reference
 
 
@@ -51,7 +51,7 @@ SPEC = KernelSpec(
     kernel=gather,
     reference=reference,
     inputs=_inputs("float32", "bfloat16"),
-    backends=_subcores.BACKENDS,
+    backends=BACKENDS,
     exact=True,
     relations=_RELATIONS,
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
@@ -67,7 +67,7 @@ SPEC_PIPELINED = KernelSpec(
     kernel=gather_pipelined,
     reference=reference,
     inputs=_inputs("float32", "int32"),
-    backends=_subcores.BACKENDS,
+    backends=BACKENDS,
     exact=True,
     relations=_RELATIONS,
     vmappable=False,

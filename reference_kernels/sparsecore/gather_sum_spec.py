@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
-from reference_kernels.sparsecore import _subcores
-from reference_kernels.sparsecore._subcores_spec import CLEARED
+from reference_kernels.sparsecore._subcores_spec import BACKENDS, CLEARED
 from reference_kernels.sparsecore.gather_sum import gather_sum, reference
 
 
@@ -56,7 +55,7 @@ SPEC = KernelSpec(
     kernel=gather_sum,
     reference=reference,
     inputs=_inputs(),
-    backends=_subcores.BACKENDS,
+    backends=BACKENDS,
     exact=True,
     relations=(
         Linear(0),

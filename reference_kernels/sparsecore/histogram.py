@@ -30,7 +30,7 @@ from reference_kernels import _require
 from reference_kernels.sparsecore import _subcores
 
 #: Bins in a row.
-_ROW = 128
+ROW = 128
 
 
 def _count(x_ref: Any, counts: Any, *, bins: int, lanes: int) -> None:
@@ -40,7 +40,7 @@ def _count(x_ref: Any, counts: Any, *, bins: int, lanes: int) -> None:
     def _register(i: Any) -> None:
         x = x_ref[pl.ds(i, lanes)]
         number, last = plsc.scan_count(x, (x >= 0) & (x < bins))
-        plsc.addupdate_scatter(counts, [x // _ROW, x % _ROW], number, mask=last)
+        plsc.addupdate_scatter(counts, [x // ROW, x % ROW], number, mask=last)
 
 
 def _histogram_kernel(
@@ -95,7 +95,7 @@ def histogram(
     lanes = _subcores.lanes()
     block = pl.align_to(min(block, n), lanes)
     mesh = _subcores.vector_mesh(cores, subcores)
-    shape = pl.align_to(pl.cdiv(bins, _ROW), lanes), _ROW
+    shape = pl.align_to(pl.cdiv(bins, ROW), lanes), ROW
     out = pl.kernel(
         functools.partial(_histogram_kernel, block=block, bins=bins),
         out_type=jax.ShapeDtypeStruct((mesh.num_cores, *shape), jnp.int32),

@@ -8,18 +8,17 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import EquivalentMutant, KernelSpec
-from reference_kernels.sparsecore import _subcores
-from reference_kernels.sparsecore._subcores_spec import CLEARED
-from reference_kernels.sparsecore.histogram import _ROW, histogram, reference
+from reference_kernels.sparsecore._subcores_spec import BACKENDS, CLEARED
+from reference_kernels.sparsecore.histogram import ROW, histogram, reference
 
 
 @st.composite
 def _inputs(draw: st.DrawFn) -> pst.Arguments:
     """Few different numbers, many different ones, and some that have no bin."""
     # The last is as many as there are counters: no room for a number that has no bin.
-    n, bins = draw(st.sampled_from([1, 45])), draw(st.sampled_from([1, 130, 16 * _ROW]))
+    n, bins = draw(st.sampled_from([1, 45])), draw(st.sampled_from([1, 130, 16 * ROW]))
     seed = draw(st.integers(0, 2**16))
-    beyond = bins == 16 * _ROW or draw(st.booleans())
+    beyond = bins == 16 * ROW or draw(st.booleans())
     low, high = (-2, bins + 3) if beyond else (0, bins)
     x = np.random.default_rng(seed).integers(low, high, n).astype(np.int32)
     x[-1] = max(low, high - 3)
@@ -36,7 +35,7 @@ SPEC = KernelSpec(
     kernel=histogram,
     reference=reference,
     inputs=_inputs(),
-    backends=_subcores.BACKENDS,
+    backends=BACKENDS,
     relations=(Permuted({0: 0}, exact=True),),
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
     equivalent=(

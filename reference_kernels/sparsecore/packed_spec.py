@@ -7,7 +7,7 @@ from typing import Any
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import KernelSpec
-from reference_kernels.sparsecore import _subcores
+from reference_kernels.sparsecore._subcores_spec import BACKENDS
 from reference_kernels.sparsecore.packed import abs_packed, add_packed, reference, reference_abs
 
 
@@ -23,7 +23,7 @@ SPEC = KernelSpec(
     kernel=add_packed,
     reference=reference,
     inputs=_inputs("n, n"),
-    backends=_subcores.BACKENDS,
+    backends=BACKENDS,
     relations=(Permuted({0: 0, 1: 0}, output=0, exact=True),),
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
     typical=(pst.shaped("n, n", dtype="bfloat16", dims={"n": 2**20}),),
@@ -34,7 +34,7 @@ SPEC_ABS = KernelSpec(
     kernel=abs_packed,
     reference=reference_abs,
     inputs=_inputs("n"),
-    backends=_subcores.BACKENDS,
+    backends=BACKENDS,
     relations=(Permuted({0: 0}, output=0, exact=True),),
     vmappable=False,
     typical=(pst.shaped("n", dtype="bfloat16", dims={"n": 2**20}),),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import KernelSpec
-from reference_kernels.sparsecore import _subcores
+from reference_kernels.sparsecore._subcores_spec import BACKENDS
 from reference_kernels.sparsecore.running_max import reference, running_max
 
 SPEC = KernelSpec(
@@ -20,7 +20,7 @@ SPEC = KernelSpec(
         ),
         tuning={"block": 2, "cores": 1, "subcores": 2},
     ),
-    backends=_subcores.BACKENDS,
+    backends=BACKENDS,
     relations=(Permuted({0: 0}, output=0, exact=True),),
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
     typical=(pst.shaped("rows n", dtype="float32", dims={"rows": 8192, "n": 1024}),),

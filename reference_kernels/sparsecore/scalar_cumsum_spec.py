@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear
 from pytest_pallas.spec import EquivalentMutant, KernelSpec
-from reference_kernels.sparsecore import _subcores
+from reference_kernels.sparsecore._subcores_spec import BACKENDS
 from reference_kernels.sparsecore.scalar_cumsum import reference, scalar_cumsum
 
 SPEC = KernelSpec(
@@ -16,7 +16,7 @@ SPEC = KernelSpec(
         pst.arrays("n", dtype=pst.dtypes("int32", "float32"), dims={"n": [1, 16, 17, 61]}),
         tuning={"chunk": 16},
     ),
-    backends=(*_subcores.BACKENDS, "tpu-interpret"),
+    backends=(*BACKENDS, "tpu-interpret"),
     exact=True,
     relations=(Linear(0),),
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch

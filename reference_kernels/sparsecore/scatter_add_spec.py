@@ -1,4 +1,4 @@
-"""Spec of ``scatter_add``."""
+"""Specs of ``scatter_add``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
-from reference_kernels.sparsecore import _subcores
-from reference_kernels.sparsecore._subcores_spec import CLEARED
+from reference_kernels.sparsecore._subcores_spec import BACKENDS, CLEARED
 from reference_kernels.sparsecore.scatter_add import reference, scatter_add
 
 
@@ -44,7 +43,7 @@ def _spec(name: str, beyond: str) -> KernelSpec:
         kernel=scatter_add,
         reference=reference,
         inputs=_inputs(beyond),
-        backends=_subcores.BACKENDS,
+        backends=BACKENDS,
         exact=True,
         relations=(
             Linear(0),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import EquivalentMutant, KernelSpec
-from reference_kernels.sparsecore import _subcores
+from reference_kernels.sparsecore._subcores_spec import BACKENDS
 from reference_kernels.sparsecore.top_k import reference, top_k
 
 
@@ -34,7 +34,7 @@ SPEC = KernelSpec(
     kernel=top_k,
     reference=reference,
     inputs=_inputs(),
-    backends=_subcores.BACKENDS,
+    backends=BACKENDS,
     relations=(Permuted({0: 0}, output=0, exact=True),),
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
     equivalent=(

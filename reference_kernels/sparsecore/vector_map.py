@@ -56,11 +56,11 @@ def _addupdate(x_ref: Any, o_ref: Any, lanes: int) -> None:
         plsc.addupdate(o_ref.at[here], x_ref[here])
 
 
-_BODIES = {"loop": _loop, "parallel_loop": _parallel_loop, "addupdate": _addupdate}
+BODIES = {"loop": _loop, "parallel_loop": _parallel_loop, "addupdate": _addupdate}
 
 
 def _map_kernel(x_ref: Any, o_ref: Any, *, method: Method, block: int, lanes: int) -> None:
-    body = functools.partial(_BODIES[method], lanes=lanes)
+    body = functools.partial(BODIES[method], lanes=lanes)
     _subcores.by_blocks(body, (x_ref, o_ref), [(block,), (block,)])
 
 
@@ -92,8 +92,8 @@ def vector_map(
     """
     (n,) = _require.axes("x", x, "n")
     _subcores.require_32_bits("x", x)
-    if method not in _BODIES:
-        raise ValueError(f"method must be one of {', '.join(_BODIES)}, but it is {method!r}")
+    if method not in BODIES:
+        raise ValueError(f"method must be one of {', '.join(BODIES)}, but it is {method!r}")
     _require.positive(block=block)
     lanes = _subcores.lanes()
     block = pl.align_to(min(block, n), _UNROLL * lanes)

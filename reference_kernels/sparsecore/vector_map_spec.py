@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import KernelSpec
-from reference_kernels.sparsecore import _subcores
-from reference_kernels.sparsecore.vector_map import _BODIES, reference, vector_map
+from reference_kernels.sparsecore._subcores_spec import BACKENDS
+from reference_kernels.sparsecore.vector_map import BODIES, reference, vector_map
 
 SPEC = KernelSpec(
     name="vector_map",
@@ -19,13 +19,13 @@ SPEC = KernelSpec(
             "n", dtype=pst.dtypes("float32", "int32"), dims={"n": [1, 161]}, values=("full", "wide")
         ),
         tuning={
-            "method": st.sampled_from(list(_BODIES)),
+            "method": st.sampled_from(list(BODIES)),
             "block": 32,
             "cores": 2,
             "subcores": 1,
         },
     ),
-    backends=_subcores.BACKENDS,
+    backends=BACKENDS,
     exact=2**20,
     relations=(Permuted({0: 0}, output=0, exact=True),),
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
