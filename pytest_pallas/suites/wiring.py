@@ -72,7 +72,7 @@ def require_specs(config: pytest.Config) -> None:
             raise pytest.UsageError(
                 f"--pallas-suite={location.module}: no KernelSpec is defined in {location.path}. "
                 "A spec is a module-level variable of the module that makes it: the module of the "
-                "kernel, or NAME_spec beside it."
+                "kernel, such as matmul, or matmul_spec beside it."
             )
 
 
