@@ -132,7 +132,10 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
             place = copy / file.relative_to(ROOT)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, place)
-        spec = next(spec for spec in specs[path] if spec.typical)
+        # Some need a newer JAX than this, and claim nothing.
+        spec = next((spec for spec in specs.get(path, ()) if spec.typical and spec.claimed), None)
+        if spec is None:
+            continue
         jobs = [("trace", pickle.dumps(traced(spec)))]
         if name in SIMPLE and spec.claims("tpu-interpret"):
             jobs.append(("run", pickle.dumps(ran(spec))))
@@ -173,6 +176,7 @@ def ran(spec: KernelSpec) -> tuple[Any, ...]:
 def test_copies_run_where_neither_hypothesis_nor_the_plugin_is(
     copies: Path, tmp_path: Path
 ) -> None:
+    assert len(list(copies.glob("copy-*/job.pickle"))) >= len(KERNELS) - 10
     script = copies / "copied_kernels.py"
     shutil.copy(Path(copied_kernels.__file__), script)
     [ended] = run_bare([script], tmp_path)
