@@ -63,12 +63,12 @@ SEEN = "BENCHMARK_SEEN"
 #: The kernel whose checks it lets through.
 KERNEL = "BENCHMARK_KERNEL"
 
-#: Module, kernel, and sides of its operands: a number is a block of it, a letter a drawn count.
+#: Module of the spec, and sides of its operands: a number is a block of it, a letter a drawn count.
 KERNELS = {
-    "matmul": ("reference_kernels.matmul.matmul", ["m16 k128", "k128 n128"]),
-    "softmax": ("reference_kernels.reductions.softmax", ["m8 n128"]),
+    "matmul": ("reference_kernels.matmul.matmul_spec", ["m16 k128", "k128 n128"]),
+    "softmax": ("reference_kernels.reductions.softmax_spec", ["m8 n128"]),
     "flash_attention": (
-        "reference_kernels.attention.flash_attention",
+        "reference_kernels.attention.flash_attention_spec",
         ["q128 d64", "k128 d64", "k128 d64"],
     ),
 }

@@ -1,12 +1,13 @@
 """Reference kernels: the Pallas kernels that pytest-pallas ships and verifies itself.
 
 One package a family, one module a kernel. A module holds the kernel's body, a wrapper with an
-ordinary signature, the reference in ``jax.numpy`` and a ``KernelSpec`` that ties them together, so
-it reads as an example of how that thing is done well. All of them are run by::
+ordinary signature and the reference in ``jax.numpy``, so it reads as an example of how that thing
+is done well. It needs jax and numpy, and few other modules of this package, so it can be copied.
+Beside it, ``<kernel>_spec`` ties them together by a ``KernelSpec``. All of them are run by::
 
     pytest --pallas-suite=reference_kernels
 
-Conventions that hold in every module:
+Conventions that hold in every module of a kernel:
 
 - A wrapper builds its ``pallas_call`` when it is called and never passes ``interpret=``: whoever
   calls it decides where it runs.

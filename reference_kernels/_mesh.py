@@ -16,8 +16,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
-from pytest_pallas.spec import EquivalentMutant
-
 
 def axis_size(mesh: jax.sharding.Mesh, axis_name: str) -> int:
     """How many devices lie along an axis of ``mesh``.
@@ -71,15 +69,6 @@ def neighbor(axis_name: str, steps: int | jax.Array) -> jax.Array:
     """Position on the axis of the device that is ``steps`` further on the ring, ``> -size``."""
     size = jax.lax.axis_size(axis_name)
     return jax.lax.rem(jax.lax.axis_index(axis_name) + steps + size, size)
-
-
-#: Of specs whose devices all enter together.
-ENTERED = EquivalentMutant(
-    operator="arithmetic",
-    change="add -> sub",
-    source="jax.lax.rem(jax.lax.axis_index(axis_name) + steps + size, size)",
-    reason="all others are told, in the other direction around the ring",
-)
 
 
 def at(axis_name: str, position: int | jax.Array) -> dict[str, Any]:

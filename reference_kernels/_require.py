@@ -78,3 +78,21 @@ def pair(name: str, sizes: Sequence[int]) -> tuple[int, int]:
         positive(**{f"{name}[{position}]": size})
     rows, columns = sizes
     return rows, columns
+
+
+def product(x: Any, y: Any, *, transpose_rhs: bool = False, **blocks: int) -> tuple[int, int, int]:
+    """The sizes ``(m, k, n)`` of ``x (m, k)`` and ``y (k, n)`` or, transposed, ``(n, k)``.
+
+    Raises:
+      ValueError: an operand has a wrong rank, size or dtype, or a block size is not positive.
+    """
+    m, k = axes("x", x, "m k")
+    if transpose_rhs:
+        n, y_k = axes("y", y, "n k")
+    else:
+        y_k, n = axes("y", y, "k n")
+    same_size("k", ("x", k), ("y", y_k))
+    floating("x", x)
+    same_dtype(x=x, y=y)
+    positive(**blocks)
+    return m, k, n

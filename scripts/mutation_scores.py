@@ -40,7 +40,7 @@ from pytest_pallas.hunting.hunt import unknown
 from pytest_pallas.mutation import Mutant, mutants_of
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments, as_arguments
-from pytest_pallas.suites.discovery import specs_in
+from pytest_pallas.suites import suite
 from pytest_pallas.suites.variety import Source
 
 ROOT = Path(__file__).parents[1]
@@ -62,7 +62,7 @@ class Row:
     """A kernel to compare the tests on.
 
     Attributes:
-      module: where its spec is.
+      module: where it is.
       name: of the spec.
       square: the arguments of the obvious test for a size.
     """
@@ -103,7 +103,7 @@ class Scores:
 
 def compared(row: Row, examples: int) -> Scores:
     """Run the three tests of a kernel."""
-    [spec] = [spec for spec in specs_in(row.module) if spec.name == row.name]
+    [spec] = [spec for spec in suite(row.module).specs() if spec.name == row.name]
     squares = [Arguments(row.square(size)) for size in SIZES]
     drawn = [as_arguments(each) for each in Source(spec.inputs).choose(0, examples).chosen.values()]
     verdicts = _verdicts(row, examples)

@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.matmul import matmul as bundled_matmul
 
 from reference_kernels.matmul import matmul
-from reference_kernels.matmul._tiling import Blocks, default_blocks
+from reference_kernels.matmul.matmul import Blocks, default_blocks
 from tpu_comparisons.rows import Row, Side
 
 SIZE = 8192

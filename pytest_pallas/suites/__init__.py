@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pkgutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pytest_pallas.errors import SpecError
 from pytest_pallas.spec import KernelSpec
-from pytest_pallas.suites.discovery import specs_in
+from pytest_pallas.suites.discovery import modules_of, specs_in
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class Suite:
             if isinstance(source, KernelSpec):
                 yield source
                 continue
-            for name in _modules(source):
+            for name in modules_of(source):
                 try:
                     yield from specs_in(name)
                 except SpecError as error:
@@ -36,26 +34,19 @@ class Suite:
                     )
 
 
-def _modules(source: str) -> Iterator[str]:
-    """The names of a package and of all modules below it."""
-    yield source
-    package = sys.modules.get(source)  # where importing it failed there are none
-    for module in pkgutil.walk_packages(getattr(package, "__path__", []), f"{source}."):
-        yield module.name
-
-
 def suite(*sources: KernelSpec | str) -> Suite:
     """Make every check of some specs a test of the module that this is assigned in.
 
     ::
 
         from pytest_pallas import suite
-        from mykernels import matmul
+        from mykernels.matmul_spec import SPEC
 
-        test_kernels = suite(matmul.SPEC)       # or suite("mykernels"), the whole package
+        test_kernels = suite(SPEC)      # or suite("mykernels"), the whole package
 
     Args:
-      *sources: specs, and names of packages or modules that define some.
+      *sources: specs, and names of packages or modules that define some, or beside which
+        ``<module>_spec.py`` does.
 
     Raises:
       SpecError: a source is neither.

@@ -1,10 +1,16 @@
-"""From a package name to the files in which to look for specs, and from a file to its specs."""
+"""From a package name to the files in which to look for specs, and from a file to its specs.
+
+A spec is in the module of its kernel, ``matmul.py``, or beside it, in ``matmul_spec.py``: then the
+kernel can be imported, and copied, without the plugin. Both are named by the kernel's module.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import pkgutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -22,20 +28,46 @@ class Location:
     Attributes:
       module: its importable name.
       path: its folder if it is a package, else its file.
+      beside: the file ``<name>_spec.py`` that stands beside it, if there is one.
     """
 
     module: str
     path: Path
+    beside: Path | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """What pytest collects."""
+        return (self.path,) if self.beside is None else (self.path, self.beside)
+
+    def holds(self, module: str) -> bool:
+        """Whether a module is this one, below it or beside it."""
+        return f"{module}.".startswith(f"{self.module}.") or (
+            self.beside is not None and module == beside(self.module)
+        )
 
     def module_of(self, file: Path) -> str | None:
-        """The importable name of a Python file below this location, or None if it is not."""
+        """The importable name of a Python file at this location, or None if it is not there."""
         if file == self.path:
             return self.module
+        if file == self.beside:
+            return beside(self.module)
         if file.suffix != ".py" or not self.path.is_dir() or self.path not in file.parents:
             return None
         parts = file.relative_to(self.path).with_suffix("").parts
         parts = parts[:-1] if parts[-1] == "__init__" else parts
         return ".".join((self.module, *parts))
+
+
+def beside(module: str) -> str:
+    """The name of the module that holds the specs of a module, where that does not."""
+    return f"{module}_spec"
+
+
+def spec_file_of(path: Path) -> Path | None:
+    """The file beside a module's file or a package's folder that holds its specs, if any."""
+    file = path.with_name(f"{beside(path.stem)}.py")
+    return file if file.is_file() else None
 
 
 def locate(module: str, directory: Path) -> Location:
@@ -58,10 +90,12 @@ def locate(module: str, directory: Path) -> Location:
             "package, or add its folder to the pythonpath ini value."
         )
     if found.submodule_search_locations:
-        return Location(module, Path(next(iter(found.submodule_search_locations))).resolve())
-    if found.origin is None:
+        path = Path(next(iter(found.submodule_search_locations))).resolve()
+    elif found.origin is None:
         raise pytest.UsageError(f"--pallas-suite: module {module!r} has no source file")
-    return Location(module, Path(found.origin).resolve())
+    else:
+        path = Path(found.origin).resolve()
+    return Location(module, path, spec_file_of(path))
 
 
 def _find(module: str) -> ModuleSpec | None:
@@ -73,6 +107,19 @@ def _find(module: str) -> ModuleSpec | None:
         raise pytest.UsageError(
             f"--pallas-suite: importing {module!r} raised {type(error).__name__}: {error}"
         ) from error
+
+
+def modules_of(module: str) -> Iterator[str]:
+    """The names of a module, of all modules below it, and of the one beside it with its specs.
+
+    The module is imported when the second name is asked for.
+    """
+    yield module
+    loaded = sys.modules.get(module)  # where importing it failed there is nothing below it
+    for each in pkgutil.walk_packages(getattr(loaded, "__path__", []), f"{module}."):
+        yield each.name
+    if _find(beside(module)) is not None:
+        yield beside(module)
 
 
 def specs_in(module: str) -> list[KernelSpec]:

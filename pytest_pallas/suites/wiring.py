@@ -13,7 +13,7 @@ import pytest
 from pytest_pallas.session import current
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.suites import Suite
-from pytest_pallas.suites.discovery import Location, locate
+from pytest_pallas.suites.discovery import Location, locate, spec_file_of
 
 #: The locations that were added to the session's arguments whole, so that all files are seen.
 _WHOLE = pytest.StashKey[list[Location]]()
@@ -30,15 +30,26 @@ def add_suite(config: pytest.Config) -> None:
     config.stash[_LOCATIONS] = locations = [locate(name, directory) for name in names]
     # One wrong spec must not keep the others from being verified; pytest still exits with 1.
     config.option.continue_on_collection_errors = True
-    given = [Path(directory, arg.partition("::")[0]).resolve() for arg in config.args]
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args[:] = []
-        given = []
+    _add_spec_files(config, locations)
+    given = [Path(directory, arg.partition("::")[0]).resolve() for arg in config.args]
     config.stash[_WHOLE] = []
     for location in locations:
-        if not any(location.path == path or location.path in path.parents for path in given):
-            config.args.append(str(location.path))
+        if not any(at == path or at in path.parents for at in location.paths for path in given):
+            config.args.extend(str(path) for path in location.paths)
             config.stash[_WHOLE].append(location)
+
+
+def _add_spec_files(config: pytest.Config, locations: Sequence[Location]) -> None:
+    """Who names the file of a kernel means its specs, which may be in the file beside it."""
+    directory = config.invocation_params.dir
+    given = [Path(directory, arg).resolve() for arg in config.args if "::" not in arg]
+    for path in given:
+        file = spec_file_of(path) if path.suffix == ".py" else None
+        inside = any(location.module_of(path) is not None for location in locations)
+        if inside and file is not None and file not in given:
+            config.args.append(str(file))
 
 
 def require_specs(config: pytest.Config) -> None:
@@ -56,12 +67,12 @@ def require_specs(config: pytest.Config) -> None:
         return  # which collects a file at a time
     defined = config.stash.get(DEFINED, {})
     for location in config.stash.get(_WHOLE, []):
-        prefix = location.module + "."
-        inside = [defined[name] for name in defined if f"{name}.".startswith(prefix)]
+        inside = [defined[name] for name in defined if location.holds(name)]
         if inside and not any(inside):
             raise pytest.UsageError(
                 f"--pallas-suite={location.module}: no KernelSpec is defined in {location.path}. "
-                "A spec is a module-level variable of the module that makes it."
+                "A spec is a module-level variable of the module that makes it: the module of the "
+                "kernel, such as matmul, or matmul_spec beside it."
             )
 
 

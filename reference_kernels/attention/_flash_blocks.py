@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from reference_kernels._blocks import LANES
-from reference_kernels._mxu import precision_for
+from reference_kernels._tpu import LANES, precision_for
 
 #: Rows that a loop over the rows of a block takes at a time.
 SLAB = 64

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels._blocks import LANES
+from reference_kernels._tpu import LANES
 from reference_kernels.attention._splash_block import (
     LOG2_E,
     Problem,

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 
-from reference_kernels._blocks import LANES
-from reference_kernels._mxu import precision_for
+from reference_kernels._tpu import LANES, precision_for
 from reference_kernels.attention._splash_mask import EMPTY, PARTIAL, ArrayMask, Mask, Plan
 
 #: ``exp(x)`` is ``2 ** (LOG2_E x)``, and a power of two is what the hardware has.

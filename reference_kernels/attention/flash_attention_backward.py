@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels._blocks import LANES
+from reference_kernels._tpu import LANES
 from reference_kernels.attention._flash_blocks import (
     Blocks,
     across,

@@ -20,15 +20,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
-from reference_kernels import _blocks, _require
-from reference_kernels._gaps import batches_fail
+from reference_kernels import _require, _tpu
 
 _PARALLEL = pltpu.CompilerParams(dimension_semantics=("parallel",))
 
@@ -80,7 +75,7 @@ def from_words(words: jax.Array, *, dtype: Any, block_rows: int = 256) -> jax.Ar
 
 def _bitcast(x: jax.Array, shape: tuple[int, int], dtype: Any, block_rows: int) -> jax.Array:
     rows = min(x.shape[0], shape[0])
-    block = _blocks.fit(block_rows, rows, _blocks.ROWS)
+    block = _tpu.fit(block_rows, rows, _tpu.ROWS)
 
     def spec(height: int) -> pl.BlockSpec:
         return pl.BlockSpec((block * (height // rows), x.shape[1]), lambda i: (i, 0))
@@ -125,7 +120,7 @@ def sort_keys(x: jax.Array, *, block_rows: int = 256) -> jax.Array:
     _require.positive(block_rows=block_rows)
     if x.dtype != jnp.float32:
         raise ValueError(f"x must be of float32, but its dtype is {x.dtype}")
-    block = _blocks.fit(block_rows, m, _blocks.ROWS)
+    block = _tpu.fit(block_rows, m, _tpu.ROWS)
     spec = pl.BlockSpec((block, n), lambda i: (i, 0))
     return pl.pallas_call(
         _sort_keys_kernel,
@@ -166,61 +161,3 @@ def sort_keys_reference(x: jax.Array) -> jax.Array:
 def _narrow(dtype: Any) -> Any:
     """The dtype whose bits are meant: a bfloat16 that was widened is one still."""
     return jnp.bfloat16 if dtype == jnp.float64 else dtype
-
-
-SPEC_AS_WORDS = KernelSpec(
-    name="as_words",
-    kernel=as_words,
-    reference=as_words_reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "r n; r = 4*m",
-            dtype=pst.dtypes("bfloat16", "int16", "int8", "uint8"),
-            dims={"m": [1, 7, 8, 17, 33], "n": [1, 127, 128, 129]},
-        ),
-        tuning={"block_rows": 16},
-    ),
-    relations=(Permuted({0: 1}, output=1, exact=True),),
-    typical=(pst.shaped("m n", dtype="bfloat16", dims={"m": 4096, "n": 1024}),),
-)
-
-SPEC_FROM_WORDS = KernelSpec(
-    name="from_words",
-    kernel=from_words,
-    xfail=batches_fail("vmap"),
-    reference=from_words_reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "m n",
-            dtype="uint32",
-            dims={"m": [1, 7, 8, 17, 33], "n": [1, 127, 128, 129]},
-            values=("uniform", "wide"),
-        ),
-        options={"dtype": st.sampled_from(["int8", "int16", "uint16"])},
-        tuning={"block_rows": 16},
-    ),
-    relations=(Permuted({0: 1}, output=1, exact=True),),
-    typical=(
-        pst.shaped(
-            "m n", dtype="uint32", dims={"m": 2048, "n": 1024}, options={"dtype": "bfloat16"}
-        ),
-    ),
-)
-
-SPEC_SORT_KEYS = KernelSpec(
-    name="sort_keys",
-    kernel=sort_keys,
-    reference=sort_keys_reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "m n",
-            dtype="float32",
-            dims={"m": [1, 7, 8, 17, 33], "n": [1, 127, 128, 129]},
-            values=("integers", "normal", "tiny"),
-        ),
-        tuning={"block_rows": 16},
-    ),
-    batch_axes=(0,),
-    relations=(Permuted({0: 0}, output=0, exact=True), Permuted({0: 1}, output=1, exact=True)),
-    typical=(pst.shaped("m n", dtype="float32", dims={"m": 2048, "n": 1024}),),
-)

@@ -31,11 +31,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
-from reference_kernels import _blocks, _require
-from reference_kernels._gaps import TRACE, without
+from reference_kernels import _require, _tpu
 
 
 def _largest(x: jax.Array, rows: Any) -> jax.Array:
@@ -95,7 +91,7 @@ def _call(kernel: Any, x: jax.Array, block_rows: int) -> jax.Array:
     _require.positive(block_rows=block_rows)
     if x.dtype not in (jnp.float32, jnp.bfloat16):
         raise ValueError(f"x must be of float32 or bfloat16, but its dtype is {x.dtype}")
-    block = _blocks.fit(block_rows, m, _blocks.ROWS)
+    block = _tpu.fit(block_rows, m, _tpu.ROWS)
     spec = pl.BlockSpec((block, n), lambda i: (i, 0))
     return pl.pallas_call(
         functools.partial(kernel, m=m),
@@ -115,36 +111,3 @@ def _work(x: jax.Array) -> jax.Array:
 def reference(x: jax.Array, **_: Any) -> jax.Array:
     """``x``."""
     return x
-
-
-_INPUTS = pst.arrays("m n", dtype=pst.floats(), dims={"m": [1, 7, 16, 17, 33], "n": [1, 127, 129]})
-
-_TYPICAL = (pst.shaped("m n", dtype="float32", dims={"m": 1024, "n": 1024}),)
-
-SPEC_DEBUG = KernelSpec(
-    name="debug_probe",
-    kernel=debug_probe,
-    reference=reference,
-    inputs=pst.arguments(_INPUTS, tuning={"block_rows": 16}),
-    exact=True,
-    relations=(Linear(0),),
-    typical=_TYPICAL,
-    xfail={
-        "interpret": ExpectedFailure(
-            reason="a print is a callback, which cannot be exported",
-            jax="0.12.0.1",
-            checks=("export",),
-        )
-    },
-)
-
-SPEC_TIMING = KernelSpec(
-    name="timing_probe",
-    kernel=timing_probe,
-    reference=reference,
-    inputs=pst.arguments(_INPUTS, tuning={"block_rows": 16}),
-    exact=True,
-    relations=(Linear(0),),
-    typical=_TYPICAL,
-    backends=without(TRACE),
-)

@@ -28,14 +28,10 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
-from reference_kernels import _blocks, _require
-from reference_kernels._gaps import PACKING, without
+from reference_kernels import _require, _tpu
 
 #: Rows of a whole tile of 2-bit elements.
 _ROWS = 128
@@ -132,7 +128,7 @@ def dequantize_fp6(
 def _call(kernel: Any, args: tuple[jax.Array, ...], out_shape: Any, block_rows: int) -> Any:
     arrays = [*args, *jax.tree.leaves(out_shape)]
     m = max(array.shape[0] for array in arrays)
-    block = _blocks.fit(pl.align_to(block_rows, _ROWS), m, _ROWS)
+    block = _tpu.fit(pl.align_to(block_rows, _ROWS), m, _ROWS)
 
     def spec(array: Any) -> pl.BlockSpec:
         rows, n = array.shape
@@ -174,68 +170,3 @@ def _apart(plane: jax.Array, bits: int) -> jax.Array:
     shifts = bits * jnp.arange(8 // bits, dtype=jnp.uint8)[:, None]
     numbers = (plane.astype(jnp.uint8)[:, None, :] >> shifts) & (2**bits - 1)
     return numbers.reshape(-1, plane.shape[1]).astype(jnp.int32)
-
-
-_DIMS = {"quarter": [1, 31, 32, 33], "n": [1, 127, 128, 129]}
-
-_OPTIONS = {"by_widths": st.booleans()}
-
-_XFAIL = {
-    "tpu-compile:v4": ExpectedFailure(
-        reason="the compiler for v4 dies of types of 2 bits", jax="0.12.0.1"
-    ),
-}
-
-
-def _typical(shapes: str) -> tuple[pst.Arguments, ...]:
-    return tuple(
-        pst.shaped(
-            shapes,
-            dtype="int8",
-            dims={"quarter": 512, "m": 2048, "half": 1024, "n": 1024},
-            options={"by_widths": by_widths},
-        )
-        for by_widths in (False, True)
-    )
-
-
-@st.composite
-def _codes(draw: st.DrawFn) -> pst.Drawn:
-    drawn = draw(pst.arrays("m n; m = 4*quarter", dtype="int8", dims=_DIMS, values="uniform"))
-    return pst.Drawn([drawn[0] & 63], drawn.recipe, declared=drawn.declared)
-
-
-#: None with JAX before 0.12, which lacks ``pack_fp6``.
-SPECS = (
-    [
-        KernelSpec(
-            name="split_fp6",
-            kernel=split_fp6,
-            reference=split_reference,
-            inputs=pst.arguments(_codes(), options=_OPTIONS, tuning={"block_rows": 128}),
-            typical=_typical("m n"),
-            backends=without(PACKING),
-            xfail=_XFAIL,
-        ),
-        KernelSpec(
-            name="dequantize_fp6",
-            kernel=dequantize_fp6,
-            reference=dequantize_reference,
-            inputs=pst.arguments(
-                pst.arrays(
-                    "quarter n, half n; half = 2*quarter",
-                    dtype="int8",
-                    dims=_DIMS,
-                    values="uniform",
-                ),
-                options=_OPTIONS,
-                tuning={"block_rows": 128},
-            ),
-            typical=_typical("quarter n, half n"),
-            backends=without(PACKING),
-            xfail=_XFAIL,
-        ),
-    ]
-    if hasattr(pltpu, "pack_fp6")
-    else []
-)

@@ -25,10 +25,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
-from reference_kernels import _blocks, _require
+from reference_kernels import _require, _tpu
 
 #: Rows of a whole tile of 8-bit elements; whole tiles of wider ones, too.
 _ROWS = 32
@@ -58,7 +55,7 @@ def split_heads(x: jax.Array, *, heads: int, block_tokens: int = 128) -> jax.Arr
     if width % heads:
         raise ValueError(f"heads must divide the columns of x, {width}, but it is {heads}")
     d = width // heads
-    block = _blocks.fit(block_tokens, s, _ROWS)
+    block = _tpu.fit(block_tokens, s, _ROWS)
     return pl.pallas_call(
         functools.partial(
             _einshape_kernel, equation="s(hd)->hsd", free=_is_free(block, d), sizes={"h": heads}
@@ -84,7 +81,7 @@ def merge_heads(x: jax.Array, *, block_tokens: int = 128) -> jax.Array:
     """
     heads, s, d = _require.axes("x", x, "heads s d")
     _require.positive(block_tokens=block_tokens)
-    block = _blocks.fit(block_tokens, s, _ROWS)
+    block = _tpu.fit(block_tokens, s, _ROWS)
     return pl.pallas_call(
         functools.partial(
             _einshape_kernel, equation="hsd->s(hd)", free=_is_free(block, d), sizes={}
@@ -109,7 +106,7 @@ def transpose(x: jax.Array, *, block: int = 512) -> jax.Array:
     """
     m, n = _require.axes("x", x, "m n")
     _require.positive(block=block)
-    rows, columns = (_blocks.fit(block, size, _blocks.LANES) for size in (m, n))
+    rows, columns = (_tpu.fit(block, size, _tpu.LANES) for size in (m, n))
     return pl.pallas_call(
         functools.partial(_einshape_kernel, equation="mn->nm", free=False, sizes={}),
         out_shape=jax.ShapeDtypeStruct((n, m), x.dtype),
@@ -122,7 +119,7 @@ def transpose(x: jax.Array, *, block: int = 512) -> jax.Array:
 
 def _is_free(tokens: int, d: int) -> bool:
     """Whether heads are whole tiles, so that nothing has to move."""
-    return tokens % _ROWS == 0 and d % _blocks.LANES == 0
+    return tokens % _ROWS == 0 and d % _tpu.LANES == 0
 
 
 def split_reference(x: jax.Array, *, heads: int) -> jax.Array:
@@ -133,54 +130,3 @@ def split_reference(x: jax.Array, *, heads: int) -> jax.Array:
 def merge_reference(x: jax.Array) -> jax.Array:
     """The heads beside each other."""
     return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1)
-
-
-_DTYPES = pst.dtypes("float32", "bfloat16", "int8")
-
-_TOKENS = {"s": [1, 7, 31, 32, 33, 65], "d": [64, 128], "heads": [1, 2, 3]}
-
-SPEC_SPLIT = KernelSpec(
-    name="split_heads",
-    kernel=split_heads,
-    reference=split_reference,
-    inputs=pst.arguments(
-        pst.arrays("s w; w = heads*d", dtype=_DTYPES, dims=_TOKENS),
-        options=lambda drawn: {"heads": drawn.recipe["heads"]},
-        tuning={"block_tokens": 32},
-    ),
-    exact=True,
-    relations=(Linear(0), Permuted({0: 0}, output=1, exact=True)),
-    typical=(
-        pst.shaped("s w", dtype="bfloat16", dims={"s": 4096, "w": 2048}, options={"heads": 16}),
-    ),
-)
-
-SPEC_MERGE = KernelSpec(
-    name="merge_heads",
-    kernel=merge_heads,
-    reference=merge_reference,
-    inputs=pst.arguments(
-        pst.arrays("heads s d", dtype=_DTYPES, dims=_TOKENS), tuning={"block_tokens": 32}
-    ),
-    exact=True,
-    relations=(Linear(0), Permuted({0: 1}, output=0, exact=True)),
-    typical=(pst.shaped("heads s d", dtype="bfloat16", dims={"s": 4096, "heads": 16, "d": 128}),),
-)
-
-SPEC_TRANSPOSE = KernelSpec(
-    name="transpose",
-    kernel=transpose,
-    reference=jnp.transpose,
-    inputs=pst.arguments(
-        pst.arrays("m n", dtype=_DTYPES, around=128, max_dim=257, unequal=True),
-        tuning={"block": 128},
-    ),
-    exact=True,
-    batch_axes=(1,),
-    relations=(
-        Linear(0),
-        Permuted({0: 1}, output=0, exact=True),
-        Permuted({0: 0}, output=1, exact=True),
-    ),
-    typical=(pst.shaped("m n", dtype="float32", dims={"m": 4096, "n": 2048}),),
-)

@@ -12,12 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 
 
@@ -55,21 +52,3 @@ def iota(*, rows: int, columns: int, block_rows: int = 256, block_columns: int =
 def reference(*, rows: int, columns: int) -> jax.Array:
     """The int32 table ``10 i + j`` of shape ``(rows, columns)``."""
     return 10 * jnp.arange(rows, dtype=jnp.int32)[:, None] + jnp.arange(columns, dtype=jnp.int32)
-
-
-SPEC = KernelSpec(
-    name="iota",
-    kernel=iota,
-    reference=reference,
-    inputs=pst.arguments(
-        st.just(()),
-        options={
-            "rows": st.sampled_from([1, 7, 8, 9, 17]),
-            "columns": st.sampled_from([1, 127, 128, 129, 257]),
-        },
-        tuning={"block_rows": 8, "block_columns": 128},
-    ),
-    exact=True,
-    vmappable=False,  # there is no argument to map over
-    typical=(pst.Arguments((), {"rows": 2048, "columns": 2048}),),
-)

@@ -22,17 +22,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
-from reference_kernels import _blocks, _require
-from reference_kernels._gaps import MASKED_LOADS, without
-from reference_kernels._unsupported import cannot_execute
+from reference_kernels import _require, _tpu
 
 #: Rows that are compared at once: those of a tile of 32-bit words.
 _STRIP = 8
@@ -45,7 +38,7 @@ def _argmax_kernel(x_ref: Any, o_ref: Any, best_ref: Any, row_ref: Any, *, m: in
 
     @pl.when(step == 0)
     def _begin() -> None:
-        best_ref[...] = jnp.full(shape, _least(best_ref.dtype))
+        best_ref[...] = jnp.full(shape, least(best_ref.dtype))
         row_ref[...] = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
 
     @pl.loop(0, rows // _STRIP)
@@ -83,7 +76,7 @@ def argmax(x: jax.Array, *, block_rows: int = 512, block_columns: int = 512) -> 
     _require.positive(block_rows=block_rows, block_columns=block_columns)
     if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.int32):
         raise ValueError(f"x must be of float32, bfloat16 or int32, but its dtype is {x.dtype}")
-    rows = _blocks.fit(pl.align_to(block_rows, _blocks.ROWS), m, _blocks.ROWS)
+    rows = _tpu.fit(pl.align_to(block_rows, _tpu.ROWS), m, _tpu.ROWS)
     columns = min(block_columns, n)
     words = jnp.int32 if x.dtype == jnp.int32 else jnp.float32
     out = pl.pallas_call(
@@ -101,7 +94,7 @@ def argmax(x: jax.Array, *, block_rows: int = 512, block_columns: int = 512) -> 
     return out[0]
 
 
-def _least(dtype: Any) -> Any:
+def least(dtype: Any) -> Any:
     """What is not greater than any number of ``dtype``."""
     floating = jnp.issubdtype(dtype, jnp.floating)
     return jnp.array(-jnp.inf if floating else jnp.iinfo(dtype).min, dtype)
@@ -154,60 +147,3 @@ def argmax_reference(x: jax.Array) -> jax.Array:
 def load_where_reference(x: jax.Array, mask: jax.Array, *, other: float = 0) -> jax.Array:
     """``where(mask, x, other)``."""
     return jnp.where(mask, x, jnp.asarray(other, x.dtype))
-
-
-def _with_least(drawn: pst.Drawn) -> pst.Drawn:
-    """Every third column is the least number there is, so that nothing in it is better."""
-    x = np.array(drawn[0])
-    x[:, ::3] = _least(x.dtype)
-    return pst.Drawn((x,), {**drawn.recipe, "least": True}, declared=drawn.declared)
-
-
-_DTYPES = pst.dtypes("float32", "bfloat16", "int32")
-_COLUMNS = pst.arrays(
-    "m n",
-    dtype=_DTYPES,
-    dims={"m": [1, 7, 8, 9, 16, 17, 37], "n": [1, 127, 129, 256]},
-    values=("integers", "normal"),  # small integers are often equal
-)
-
-SPEC_ARGMAX = KernelSpec(
-    name="argmax",
-    kernel=argmax,
-    reference=argmax_reference,
-    inputs=pst.arguments(
-        st.one_of(_COLUMNS, _COLUMNS.map(_with_least)),
-        tuning={"block_rows": 16, "block_columns": 128},
-    ),
-    relations=(Permuted({0: 1}, output=0, exact=True),),
-    typical=(pst.shaped("m n", dtype="bfloat16", dims={"m": 4096, "n": 2048}),),
-)
-
-SPEC_LOAD_WHERE = KernelSpec(
-    name="load_where",
-    kernel=load_where,
-    reference=load_where_reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "m n, m n",
-            dtype=(_DTYPES, "bool"),
-            dims={"m": [1, 7, 8, 17, 33], "n": [1, 127, 128, 129]},
-        ),
-        options={"other": st.sampled_from([0, -1, 7])},
-        tuning={"block_rows": 16},
-    ),
-    batch_axes=(0, 0),
-    relations=(Permuted({0: 0, 1: 0}, output=0, exact=True),),
-    ignored=lambda x, mask, **_: (~mask, None),
-    typical=(pst.shaped("m n, m n", dtype=("float32", "bool"), dims={"m": 1024, "n": 1024}),),
-    backends=without(MASKED_LOADS),
-    xfail=cannot_execute("no loads under a mask", "tpu-compile"),
-    equivalent=(
-        EquivalentMutant(
-            operator="mask",
-            change="dropped",
-            source="chosen = pltpu.load(x_ref, mask=mask)",
-            reason="where the mask does not hold, other takes the place of what was loaded",
-        ),
-    ),
-)

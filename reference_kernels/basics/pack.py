@@ -22,17 +22,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
-from reference_kernels import _blocks, _require
-from reference_kernels._gaps import PACKING, without
+from reference_kernels import _require, _tpu
 
 #: The wide dtype and the numbers of a word, by the packed dtype.
-_WIDE = {
+WIDE = {
     "bfloat16": ("float32", 2),
     "int16": ("int32", 2),
     "int8": ("int32", 4),
@@ -77,7 +73,7 @@ def pack(x: jax.Array, *, packed: str, block_rows: int = 64) -> jax.Array:
             f"{jax.typeof(x)}"
         )
     _require.positive(block_rows=block_rows)
-    block = _blocks.fit(block_rows, m, _blocks.ROWS)
+    block = _tpu.fit(block_rows, m, _tpu.ROWS)
     return pl.pallas_call(
         functools.partial(_pack_kernel, packed=packed),
         out_shape=jax.ShapeDtypeStruct((m, n), jnp.uint32),
@@ -108,7 +104,7 @@ def unpack(words: jax.Array, *, packed: str, block_rows: int = 64) -> jax.Array:
     if words.dtype != jnp.uint32:
         raise ValueError(f"words must be of uint32, but its dtype is {words.dtype}")
     _require.positive(block_rows=block_rows)
-    block = _blocks.fit(block_rows, m, _blocks.ROWS)
+    block = _tpu.fit(block_rows, m, _tpu.ROWS)
     return pl.pallas_call(
         functools.partial(_unpack_kernel, packed=packed),
         out_shape=jax.ShapeDtypeStruct((p, m, n), jnp.dtype(wide)),
@@ -120,9 +116,9 @@ def unpack(words: jax.Array, *, packed: str, block_rows: int = 64) -> jax.Array:
 
 
 def _wide(packed: str) -> tuple[str, int]:
-    if packed not in _WIDE:
-        raise ValueError(f"packed must be one of {', '.join(_WIDE)}, but it is {packed!r}")
-    return _WIDE[packed]
+    if packed not in WIDE:
+        raise ValueError(f"packed must be one of {', '.join(WIDE)}, but it is {packed!r}")
+    return WIDE[packed]
 
 
 def pack_reference(x: jax.Array, *, packed: str) -> jax.Array:
@@ -147,52 +143,3 @@ def unpack_reference(words: jax.Array, *, packed: str) -> jax.Array:
     if packed == "bfloat16":
         return jax.lax.bitcast_convert_type(top & jnp.uint32(0xFFFF0000), jnp.float32)
     return jax.lax.bitcast_convert_type(top, jnp.int32) >> (32 - bits)
-
-
-_DIMS = {"m": [1, 7, 8, 17, 33], "n": [1, 127, 128, 129]}
-
-SPEC_PACK = KernelSpec(
-    name="pack",
-    kernel=pack,
-    reference=pack_reference,
-    inputs=st.one_of(
-        pst.arguments(
-            pst.arrays("p m n", dtype=wide, dims={"p": [count], **_DIMS}),
-            options={"packed": packed},
-            tuning={"block_rows": 16},
-        )
-        for packed, (wide, count) in _WIDE.items()
-    ),
-    typical=tuple(
-        pst.shaped(
-            "p m n",
-            dtype=wide,
-            dims={"p": count, "m": 1024, "n": 1024},
-            options={"packed": packed},
-        )
-        for packed, (wide, count) in _WIDE.items()
-    ),
-    backends=without(PACKING),
-)
-
-SPEC_UNPACK = KernelSpec(
-    name="unpack",
-    kernel=unpack,
-    reference=unpack_reference,
-    inputs=pst.arguments(
-        pst.arrays("m n", dtype="uint32", dims=_DIMS, values=("integers", "wide")),
-        options={"packed": st.sampled_from(list(_WIDE))},
-        tuning={"block_rows": 16},
-    ),
-    nan_ok=True,  # any word holds some bfloat16
-    typical=tuple(
-        pst.shaped("m n", dtype="uint32", dims={"m": 1024, "n": 1024}, options={"packed": packed})
-        for packed in _WIDE
-    ),
-    backends=without(PACKING),
-    xfail={
-        "tpu-compile:v4": ExpectedFailure(
-            reason="a v4 cannot unpack bfloat16 in this order", jax="0.12.0.1"
-        ),
-    },
-)

@@ -18,14 +18,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
-from reference_kernels import _blocks, _require
+from reference_kernels import _require, _tpu
 
 
 def _reciprocal_kernel(x_ref: Any, o_ref: Any, *, steps: int | None) -> None:
@@ -54,7 +50,7 @@ def reciprocal(x: jax.Array, *, newton: bool = False, block_rows: int = 256) -> 
     if x.dtype not in (jnp.float32, jnp.bfloat16):
         raise ValueError(f"x must be of float32 or bfloat16, but its dtype is {x.dtype}")
     steps = (2 if x.dtype == jnp.float32 else 1) if newton else None
-    block = _blocks.fit(block_rows, m, _blocks.ROWS)
+    block = _tpu.fit(block_rows, m, _tpu.ROWS)
     spec = pl.BlockSpec((block, n), lambda i: (i, 0))
     return pl.pallas_call(
         functools.partial(_reciprocal_kernel, steps=steps),
@@ -73,26 +69,3 @@ def reference(x: jax.Array, *, newton: bool = False) -> jax.Array:
     """``1 / x``."""
     del newton
     return 1 / x
-
-
-SPEC = KernelSpec(
-    name="reciprocal",
-    kernel=reciprocal,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "m n",
-            dtype=pst.floats(),
-            dims={"m": [1, 7, 8, 17, 33], "n": [1, 127, 128, 129]},
-            values=("rows", "wide"),  # none of them 0
-        ),
-        options={"newton": st.booleans()},
-        tuning={"block_rows": 16},
-    ),
-    batch_axes=(0,),
-    relations=(Permuted({0: 0}, output=0), Permuted({0: 1}, output=1)),
-    typical=tuple(
-        pst.shaped("m n", dtype="float32", dims={"m": 4096, "n": 1024}, options={"newton": newton})
-        for newton in (False, True)
-    ),
-)

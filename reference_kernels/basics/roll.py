@@ -19,14 +19,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear
-from pytest_pallas.spec import ExpectedFailure, KernelSpec
-from reference_kernels import _blocks, _require
+from reference_kernels import _require, _tpu
 
 #: Rows of a whole tile of 8-bit elements; whole tiles of wider ones, too.
 _ROWS = 32
@@ -59,7 +55,7 @@ def roll(x: jax.Array, shift: jax.Array, *, axis: int, block: int = 128) -> jax.
     if jnp.shape(shift) or jnp.result_type(shift) != jnp.int32:
         raise ValueError(f"shift must be a scalar of int32, but it is {jax.typeof(shift)}")
     other = 1 - axis
-    block = _blocks.fit(block, shape[other], _blocks.LANES if axis == 0 else _ROWS)
+    block = _tpu.fit(block, shape[other], _tpu.LANES if axis == 0 else _ROWS)
     sizes = (shape[0], block) if axis == 0 else (block, shape[1])
     spec = pl.BlockSpec(sizes, lambda i: (0, i) if axis == 0 else (i, 0))
     return pl.pallas_call(
@@ -99,11 +95,11 @@ def skew(x: jax.Array, *, block_rows: int = 128) -> jax.Array:
     """
     m, n = _require.axes("x", x, "m n")
     _require.positive(block_rows=block_rows)
-    if n % _blocks.LANES:
+    if n % _tpu.LANES:
         raise ValueError(f"x must have a multiple of 128 columns, but it has {n}; pad it")
     if x.dtype.itemsize != 4:
         raise ValueError(f"x must have a dtype of 32 bits, but its dtype is {x.dtype}")
-    block_rows = _blocks.fit(block_rows, m, _blocks.ROWS)
+    block_rows = _tpu.fit(block_rows, m, _tpu.ROWS)
     spec = pl.BlockSpec((block_rows, n), lambda i: (i, 0))
     return pl.pallas_call(
         _skew_kernel,
@@ -120,56 +116,3 @@ def skew_reference(x: jax.Array) -> jax.Array:
     m, n = x.shape
     columns = (jnp.arange(n) - jnp.arange(m)[:, None]) % n
     return jnp.take_along_axis(x, columns, axis=1)
-
-
-SPEC_ROLL = KernelSpec(
-    name="roll",
-    kernel=roll,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "m n",
-            dtype=pst.dtypes("float32", "bfloat16", "int8"),
-            dims={"m": [1, 7, 8, 33, 65], "n": [1, 127, 128, 129, 257]},
-        ),
-        then={
-            "shift": st.sampled_from([0, 1, -1, 8, 127, 128, 300, -(2**31)]).map(jnp.int32),
-        },
-        options={"axis": st.sampled_from([0, 1])},
-        tuning={"block": st.sampled_from([128, 256])},
-    ),
-    exact=True,
-    relations=(Linear(0),),
-    vmappable=False,  # a scalar for each row of a batch makes blocks of SMEM
-    typical=tuple(
-        pst.shaped(
-            "m n, ",
-            dtype=("bfloat16", "int32"),
-            dims={"m": 2048, "n": 2048},
-            options={"axis": axis},
-        )
-        for axis in (0, 1)
-    ),
-)
-
-SPEC_SKEW = KernelSpec(
-    name="skew",
-    kernel=skew,
-    reference=skew_reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "m n",
-            dtype=pst.dtypes("float32", "int32"),
-            dims={"m": [1, 7, 8, 9, 17], "n": [128, 256]},
-        ),
-        tuning={"block_rows": 8},
-    ),
-    exact=True,
-    relations=(Linear(0),),
-    typical=(pst.shaped("m n", dtype="float32", dims={"m": 2048, "n": 2048}),),
-    xfail={
-        "tpu-compile:v4": ExpectedFailure(
-            reason="the rotate unit of a v4 has no stride; the compiler dies", jax="0.12.0.1"
-        )
-    },
-)

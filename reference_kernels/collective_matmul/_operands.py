@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from reference_kernels import _require
-from reference_kernels._blocks import ROWS
-from reference_kernels._mxu import precision_for
-from reference_kernels.matmul._tiling import Blocks, fit_axis
+from reference_kernels._tpu import ROWS, fit_axis, precision_for
+from reference_kernels.matmul.matmul import Blocks
 
 
 def check_operands(

@@ -36,15 +36,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _mesh
-from reference_kernels._gaps import REACHING, without
+from reference_kernels._tpu import vmem_limit
 from reference_kernels.collective_matmul._operands import (
     add_product,
     check_operands,
@@ -53,7 +49,6 @@ from reference_kernels.collective_matmul._operands import (
     wide_product,
 )
 from reference_kernels.collectives import _stacked
-from reference_kernels.matmul._tiling import vmem_limit
 
 _SLOTS = 2  # blocks that can be on their way out, and turns whose blocks can wait
 
@@ -277,69 +272,3 @@ def reference(x: jax.Array, w: jax.Array, *, mesh: jax.sharding.Mesh, axis_name:
     devices, others, rows, n = product.shape
     parts = product.sum(axis=0).reshape(others, devices, rows // devices, n)
     return _stacked.by_device(jnp.moveaxis(parts, 1, 0), mesh, axis_name).astype(x.dtype)
-
-
-def _inputs(mesh: jax.sharding.Mesh) -> Any:
-    def call(axis_name: str) -> Any:
-        rows = [mesh.shape[axis_name] * m for m in (1, 48)]
-        return pst.arguments(
-            pst.arrays(
-                "devices m k, devices k n",
-                dtype=pst.floats("bfloat16", "float32"),
-                values=("integers", "rows", "normal"),  # sums of more than 8 bits, and rounded ones
-                dims={"devices": mesh.size, "m": rows, "k": [1, 129], "n": [129]},
-            ),
-            options={"axis_name": axis_name},
-            tuning={"block_m": 16, "block_n": 128, "block_k": 128},
-        )
-
-    return st.one_of([call(axis_name) for axis_name in mesh.axis_names])
-
-
-def _typical(mesh: jax.sharding.Mesh) -> Any:
-    return [
-        pst.shaped(
-            "devices m k, devices k n",
-            dtype=dtype,
-            dims={"devices": mesh.size, "m": 1024 * mesh.shape[axis], "k": 1024, "n": 4096},
-            options={"axis_name": axis},
-        )
-        for dtype in ("bfloat16", "float32")
-        for axis in mesh.axis_names
-    ]
-
-
-SPEC = KernelSpec(
-    name="matmul_reduce_scatter",
-    kernel=matmul_reduce_scatter_on_mesh,
-    reference=reference,
-    inputs=_inputs,
-    meshes=({"x": 1}, {"x": 4}),  # others are in the tests
-    backends=without(REACHING),
-    exact=True,
-    relations=(Linear(0), Linear(1), Permuted({0: 2, 1: 1}), Permuted({1: 2}, output=2)),
-    equivalent=(
-        EquivalentMutant(
-            operator="mask",
-            change="and -> or",
-            source="@pl.when((number == 0) & (step == 0))",
-            reason="all devices run the same programs, and wait for each other before some more",
-        ),
-        EquivalentMutant(
-            operator="guard",
-            change="always",
-            source="pl.when(~first)(lambda: fetch().wait())",
-            caller="o_ref[...] = total()",
-            reason="the last turn is not the first",
-        ),
-        EquivalentMutant(
-            operator="mask",
-            change="dropped",
-            source="jnp.where(first, 0.0, received[...])",
-            caller="o_ref[...] = total()",
-            reason="the last turn is not the first",
-        ),
-    ),
-    vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas
-    typical=_typical,
-)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from reference_kernels._blocks import LANES
+from reference_kernels._tpu import LANES
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.spec import EquivalentMutant
 from reference_kernels import _mesh, _require
-from reference_kernels._blocks import LANES
+from reference_kernels._tpu import LANES
 
 Combine = Callable[[Any, Any], Any]
 
@@ -202,32 +201,6 @@ def enter(axis_name: str, pieces: Pieces) -> None:
     neighbors = [_mesh.neighbor(axis_name, step) for step in (-1, 1)]
     start = functools.reduce(lambda a, b: a & b, [pl.program_id(axis) == 0 for axis in range(3)])
     pl.when(start)(lambda: _mesh.enter(axis_name, *neighbors[: pieces.lanes]))
-
-
-#: What is drawn for specs of kernels on the ring. Sums of "full" ones have more bits than bfloat16.
-VALUES = ("integers", "full", "normal")
-
-#: Mutants of them that are no mistakes.
-EQUIVALENT = (
-    EquivalentMutant(
-        operator="guard",
-        change="always",
-        source="pl.when(start)(lambda: _mesh.enter(",
-        reason="all devices run the same programs, and wait for each other before each",
-    ),
-    EquivalentMutant(
-        operator="mask",
-        change="and -> or",
-        source="start = functools.reduce(lambda a, b: a & b, [",
-        reason="likewise, before some of them",
-    ),
-    EquivalentMutant(
-        operator="guard",
-        change="always",
-        source="@pl.when(first)",
-        reason="in all other turns the next lines write the same place again",
-    ),
-)
 
 
 def scratch(pieces: Pieces, wire: Wire, dtype: Any) -> list[Any]:

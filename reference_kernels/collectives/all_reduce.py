@@ -33,21 +33,16 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _mesh, _require
-from reference_kernels._gaps import REACHING, without
 from reference_kernels.collectives import _reduce_ring as ring
 from reference_kernels.collectives import _stacked
 
 Operation = Literal["sum", "max", "min", "mean"]
 
-_OPERATIONS = ("sum", "max", "min", "mean")
+OPERATIONS = ("sum", "max", "min", "mean")
 
 
 def _kernel(
@@ -147,8 +142,8 @@ def all_reduce(
     devices = jax.lax.axis_size(axis_name)
     ring.supported("x", x)
     _require.positive(piece_bytes=piece_bytes)
-    if op not in _OPERATIONS:
-        raise ValueError(f"op must be one of {', '.join(_OPERATIONS)}, but it is {op!r}")
+    if op not in OPERATIONS:
+        raise ValueError(f"op must be one of {', '.join(OPERATIONS)}, but it is {op!r}")
     if op == "mean":
         _require.floating("x", x)
     chunk = (pl.cdiv(x.size, devices),)
@@ -208,64 +203,3 @@ def reference(
     total = getattr(jnp, op)(grid, axis=0, keepdims=True)
     whole = jnp.broadcast_to(total.astype(x.dtype), grid.shape)
     return _stacked.by_device(whole, mesh, axis_name)
-
-
-def _linear(arguments: Any) -> bool:
-    return arguments.options["op"] in ("sum", "mean")
-
-
-def _inputs(mesh: jax.sharding.Mesh) -> Any:
-    def call(dtypes: tuple[str, ...], operations: tuple[str, ...]) -> Any:
-        return pst.arguments(
-            pst.arrays(
-                "devices m n",
-                dtype=pst.dtypes(*dtypes),
-                values=ring.VALUES,
-                # From less than an element a device to several groups of pieces.
-                dims={"devices": mesh.size, "m": [1, 3, 160], "n": [1, 130]},
-            ),
-            options={
-                "axis_name": st.sampled_from(mesh.axis_names),
-                "op": st.sampled_from(operations),
-            },
-            tuning={"piece_bytes": 2**12},
-        )
-
-    return st.one_of(call(("bfloat16", "float32"), _OPERATIONS), call(("int32",), _OPERATIONS[:-1]))
-
-
-def _typical(mesh: jax.sharding.Mesh) -> Any:
-    return [
-        pst.shaped(
-            "devices m n",
-            dtype=dtype,
-            dims={"devices": mesh.size, "m": 4096, "n": 2048},
-            options={"axis_name": axis, "op": op},
-        )
-        for dtype, op in (("bfloat16", "sum"), ("bfloat16", "max"), ("float32", "mean"))
-        for axis in mesh.axis_names
-    ]
-
-
-SPEC = KernelSpec(
-    name="all_reduce",
-    kernel=all_reduce_on_mesh,
-    reference=reference,
-    inputs=_inputs,
-    meshes=({"x": 1}, {"x": 4}),  # others are in the tests
-    backends=without(REACHING),
-    exact=2**20,  # sums of integers of 8 bits do not fit in bfloat16
-    relations=(Linear(0, when=_linear), Permuted({0: 2}, output=2)),
-    equivalent=(
-        *ring.EQUIVALENT,
-        EquivalentMutant(
-            operator="alias",
-            change="added",
-            source="return pl.pallas_call(",
-            part="input 1 output 0",
-            reason="shapes agree for one device, which loads a piece before it stores it",
-        ),
-    ),
-    vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas
-    typical=_typical,
-)

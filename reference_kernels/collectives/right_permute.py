@@ -22,15 +22,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _mesh, _require
-from reference_kernels._gaps import REACHING, without
 from reference_kernels.collectives import _stacked
 
 
@@ -105,36 +100,3 @@ def reference(x: jax.Array, *, mesh: jax.sharding.Mesh, axis_name: str = "x") ->
     """``x`` rolled by one along an axis of the mesh."""
     grid = _stacked.by_axis(x, mesh, axis_name)
     return _stacked.by_device(jnp.roll(grid, 1, axis=0), mesh, axis_name)
-
-
-def _inputs(mesh: jax.sharding.Mesh) -> Any:
-    return pst.arguments(
-        pst.arrays(
-            "devices m n",
-            dtype=pst.dtypes("bfloat16", "float32", "int32"),
-            dims={"devices": mesh.size, "m": [1, 8, 9, 16], "n": [1, 128, 130]},
-        ),
-        options={"axis_name": st.sampled_from(mesh.axis_names)},
-    )
-
-
-def _typical(mesh: jax.sharding.Mesh) -> Any:
-    dims = {"devices": mesh.size, "m": 256, "n": 1024}
-    return [
-        pst.shaped("devices m n", dtype="bfloat16", dims=dims, options={"axis_name": axis})
-        for axis in mesh.axis_names
-    ]
-
-
-SPEC = KernelSpec(
-    name="right_permute",
-    kernel=right_permute_on_mesh,
-    reference=reference,
-    inputs=_inputs,
-    meshes=({"x": 1}, {"x": 4}, {"x": 2, "y": 2}),  # others are in the tests
-    backends=without(REACHING),
-    exact=True,
-    relations=(Linear(0), Permuted({0: 1}, output=1, exact=True)),
-    vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas
-    typical=_typical,
-)

@@ -17,13 +17,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
 
 
@@ -80,30 +76,3 @@ def dma_copy(x: jax.Array, *, chunk: int = 256) -> jax.Array:
 def reference(x: jax.Array) -> jax.Array:
     """``x``."""
     return x
-
-
-SPEC = KernelSpec(
-    name="dma_copy",
-    kernel=dma_copy,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "m n",
-            dtype=pst.dtypes("bfloat16", "float32", "int32"),
-            around={"m": 16, "n": 128},
-        ),
-        tuning={"chunk": st.sampled_from([16, 32])},
-    ),
-    exact=True,
-    relations=(Linear(0), Permuted({0: 0}, output=0, exact=True)),
-    vmappable=False,  # vmap gives HBM operands blocks, which the TPU interpreter refuses
-    typical=(pst.shaped("m n", dtype="bfloat16", dims={"m": 4096, "n": 1024}),),
-    equivalent=(
-        EquivalentMutant(
-            operator="alias",
-            change="added",
-            source="return pl.pallas_call(",
-            reason="rows are stored where they came from, after they were loaded",
-        ),
-    ),
-)

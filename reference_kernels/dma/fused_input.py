@@ -18,15 +18,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels._blocks import LANES, ROWS, fit
+from reference_kernels._tpu import LANES, ROWS, fit
 
 
 def _add_one_kernel(x_ref: Any, o_ref: Any) -> None:
@@ -71,24 +67,3 @@ def multiply_add_one(
 def reference(x: jax.Array, y: jax.Array) -> jax.Array:
     """``x * y + 1``."""
     return x * y + 1
-
-
-_PERMUTED = tuple(Permuted({0: axis, 1: axis}, output=axis, exact=True) for axis in (0, 1))
-
-SPEC = KernelSpec(
-    name="multiply_add_one",
-    kernel=multiply_add_one,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "m n, m n",
-            dtype=pst.floats("bfloat16", "float32"),
-            around={"m": 16, "n": 128},
-        ),
-        tuning={"block": (16, 128), "fused": st.booleans()},
-    ),
-    exact=True,
-    batch_axes=(0, 0),
-    relations=_PERMUTED,
-    typical=(pst.shaped("m n, m n", dtype="bfloat16", dims={"m": 4096, "n": 1024}),),
-)

@@ -25,11 +25,7 @@ import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
 from reference_kernels import _require
-from reference_kernels._gaps import OUTLIVING, without
 
 
 def _add_one(x_ref: Any, o_ref: Any) -> None:
@@ -167,66 +163,3 @@ def reference(x: jax.Array) -> jax.Array:
 def reference_add(x: jax.Array, y: jax.Array) -> jax.Array:
     """``x + y``."""
     return x + y
-
-
-_DTYPES = pst.dtypes("bfloat16", "int32")
-_DIMS = {"p": [2, 5], "m": [1, 17], "n": 129}
-_TYPICAL = {"p": 32, "m": 256, "n": 512}
-
-SPEC_PARTS = KernelSpec(
-    name="add_one_by_parts",
-    kernel=add_one_by_parts,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays("p m n", dtype=_DTYPES, dims={"p": [2, 6], "m": [1, 17], "n": 129}),
-        tuning={"parts": 2},
-    ),
-    exact=True,
-    relations=(Permuted({0: 0}, output=0, exact=True),),
-    vmappable=False,  # vmap gives HBM operands blocks, which the TPU interpreter refuses
-    typical=(pst.shaped("p m n", dtype="bfloat16", dims=_TYPICAL),),
-    equivalent=(
-        EquivalentMutant(
-            operator="alias",
-            change="added",
-            source="return pl.pallas_call(",
-            reason="each matrix is stored where it came from, after it was loaded",
-        ),
-    ),
-)
-
-# JAX 0.11.2 fetches into a buffer of this type that it is still storing, which is a race.
-if hasattr(pltpu.BufferedRef, "out_buffer_count"):  # JAX 0.12
-    SPEC_IN_PLACE = KernelSpec(
-        name="add_in_place",
-        kernel=add_in_place,
-        reference=reference_add,
-        inputs=pst.arrays("p m n, p m n", dtype=_DTYPES, dims=_DIMS),
-        exact=True,
-        relations=(Linear((0, 1)), Permuted({0: 0, 1: 0}, output=0, exact=True)),
-        vmappable=False,
-        typical=(pst.shaped("p m n, p m n", dtype="bfloat16", dims=_TYPICAL),),
-    )
-
-#: JAX 0.11 cannot trace buffers that outlive a kernel.
-_UNTRACED = (
-    {}
-    if hasattr(pltpu.BufferedRef, "out_buffer_count")
-    else {"tpu-sim": ExpectedFailure(reason="JAX cannot trace its buffers", jax="0.11.2")}
-)
-
-SPEC_PREFETCHED = KernelSpec(
-    name="add_one_prefetched",
-    kernel=add_one_prefetched,
-    reference=reference,
-    inputs=pst.arguments(pst.arrays("p m n", dtype=_DTYPES, dims=_DIMS), tuning={"ahead": 2}),
-    exact=True,
-    checks=("forward",),
-    vmappable=False,
-    typical=(pst.shaped("p m n", dtype="bfloat16", dims=_TYPICAL),),
-    backends=without(OUTLIVING),
-    xfail={
-        **_UNTRACED,
-        "tpu-compile:v4": ExpectedFailure(reason="Invalid memory space: 1", jax="0.12.0.1"),
-    },
-)

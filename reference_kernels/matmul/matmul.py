@@ -30,31 +30,44 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels._blocks import ROWS
-from reference_kernels._gaps import BATCHES, batches_fail, without
-from reference_kernels._mxu import precision_for
-from reference_kernels.matmul._operands import Activation, check_operands, reference
-from reference_kernels.matmul._tiling import (
-    Blocks,
-    chip_at_hand,
-    default_blocks,
-    divisor,
-    fit_axis,
-    vmem_limit,
-)
-from reference_kernels.matmul.matmul_naive import matmul_naive
+from reference_kernels._tpu import chip_at_hand, divisor, fit_axis, precision_for, vmem_limit
+
+Activation = Callable[[Any], Any]
+
+
+class Blocks(NamedTuple):
+    """Rows and columns of a block of the output, and how much of the sums a program contracts."""
+
+    rows: int
+    columns: int
+    length: int
+
+
+def default_blocks(dtype: Any, chip: pltpu.TpuInfo) -> Blocks:
+    """Blocks that keep the matrix unit of ``chip`` busy with operands of ``dtype``.
+
+    In a step, a block of the output takes ``2 rows columns length`` operations for
+    ``(rows + columns) length`` elements that are copied. That has to be more operations a byte than
+    the chip can do, 240 on a v5e and 561 on a v6e, or the unit waits for HBM. Float32 takes six
+    products of bfloat16 for one, so it is far from that limit; there, VMEM is.
+    """
+    if jnp.dtype(dtype).itemsize >= 4:
+        return Blocks(512, 1024, 256)
+    square = Blocks(1024, 1024, 512)
+    operations = 2 * square.rows * square.columns
+    copied = (square.rows + square.columns) * jnp.dtype(dtype).itemsize
+    if operations / copied < chip.bf16_ops_per_second / chip.mem_bw_bytes_per_second:
+        return Blocks(2 * square.rows, square.columns, square.length)
+    return square
 
 
 def _matmul_kernel(
@@ -246,7 +259,7 @@ def matmul(
     """
     given = {"block_m": block_m, "block_n": block_n, "block_k": block_k}
     sizes = {name: size for name, size in given.items() if size is not None}
-    _, k, _ = check_operands(x, y, transpose_rhs=transpose_rhs, **sizes)
+    _, k, _ = _require.product(x, y, transpose_rhs=transpose_rhs, **sizes)
     chip = chip_at_hand()
     rows, columns, length = default_blocks(x.dtype, chip)
     blocks = Blocks(block_m or rows, block_n or columns, block_k or divisor(length, k))
@@ -279,85 +292,15 @@ def batched_matmul(x: jax.Array, y: jax.Array, **settings: Any) -> jax.Array:
     return jax.vmap(functools.partial(matmul, **settings))(x, y)
 
 
-_DTYPE = pst.floats("bfloat16", "float32")
-_AROUND = {"m": 16, "k": 128, "n": 128}
-_ARRAYS = pst.arrays("m k, k n", dtype=_DTYPE, around=_AROUND)
-_BLOCKS = {"block_m": st.sampled_from([ROWS, 128]), "block_n": 128, "block_k": 128}
-
-#: Rows of ``x``, and the terms of every sum.
-_PERMUTED = (Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0}))
-
-_LARGE = {"m": 2048, "k": 2048, "n": 2048}
-_TYPICAL = pst.shaped("m k, k n", dtype="bfloat16", dims=_LARGE)
-_TYPICAL_FLOAT32 = pst.shaped("m k, k n", dtype="float32", dims=_LARGE)
-
-SPEC = KernelSpec(
-    name="matmul",
-    kernel=matmul,
-    reference=reference,
-    inputs=pst.arguments(_ARRAYS, tuning=_BLOCKS | {"round_each_step": True}),
-    exact=True,
-    differentiable=(0, 1),
-    batch_axes=(0, None),
-    relations=(Linear(0), Linear(1), *_PERMUTED),
-    implementations={"matmul_naive": matmul_naive},
-    typical=(_TYPICAL, _TYPICAL_FLOAT32),
-)
-
-SPEC_ACTIVATION = KernelSpec(
-    name="matmul_activation",
-    kernel=matmul,
-    xfail=batches_fail("vmap"),
-    reference=reference,
-    inputs=pst.arguments(
-        _ARRAYS,
-        # Smooth ones only: at the kink of relu, rounding decides the gradient.
-        options={"activation": st.sampled_from([jax.nn.silu, jax.nn.gelu, jnp.tanh])},
-        tuning=_BLOCKS,
-    ),
-    differentiable=(0, 1),
-    relations=_PERMUTED,
-    typical=(dataclasses.replace(_TYPICAL, options={"activation": jax.nn.gelu}),),
-)
-
-SPEC_TRANSPOSED = KernelSpec(
-    name="matmul_transposed",
-    kernel=matmul,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays("m k, n k", dtype=_DTYPE, around=_AROUND),
-        options={"transpose_rhs": True},
-        tuning=_BLOCKS | {"round_each_step": False},
-    ),
-    exact=True,
-    differentiable=(0, 1),
-    batch_axes=(0, None),
-    relations=(
-        Linear(0),
-        Linear(1),
-        Permuted({0: 0}, output=0),
-        Permuted({1: 0}, output=1),
-        Permuted({0: 1, 1: 1}),
-    ),
-    typical=(
-        dataclasses.replace(
-            pst.shaped("m k, n k", dtype="bfloat16", dims=_LARGE), options={"transpose_rhs": True}
-        ),
-    ),
-)
-
-SPEC_BATCHED = KernelSpec(
-    name="matmul_batched",
-    kernel=batched_matmul,
-    backends=without(BATCHES),
-    reference=jax.vmap(reference),
-    inputs=pst.arguments(
-        pst.arrays("b m k, b k n", dtype=_DTYPE, around=_AROUND, dims={"b": [1, 2, 3]}),
-        tuning=_BLOCKS,
-    ),
-    exact=True,
-    differentiable=(0, 1),
-    batch_axes=(0, 0),
-    relations=(Linear(0), Linear(1), Permuted({0: 0, 1: 0}, output=0, exact=True)),
-    typical=(pst.shaped("b m k, b k n", dtype="bfloat16", dims=_LARGE | {"b": 4}),),
-)
+def reference(
+    x: jax.Array,
+    y: jax.Array,
+    *,
+    activation: Activation | None = None,
+    transpose_rhs: bool = False,
+) -> jax.Array:
+    """``activation(x @ y)``, accumulated in float32 at least and rounded once."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    y = y.T if transpose_rhs else y
+    product = jnp.dot(x, y, precision=precision_for(x.dtype), preferred_element_type=wide)
+    return (activation(product) if activation else product).astype(x.dtype)

@@ -33,11 +33,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
-from reference_kernels._blocks import ROWS, fit
-from reference_kernels.matmul._operands import check_operands, reference
+from reference_kernels import _require
+from reference_kernels._tpu import ROWS, fit
 
 #: Rows that are streamed before their products are popped.
 _CHUNK = 64
@@ -144,7 +141,7 @@ def matmul_explicit_mxu(
       ValueError: an operand has a wrong rank, size or dtype, a number is not positive, or the
         chip is older than v6e, or there is none and none is named by an abstract mesh.
     """
-    m, k, n = check_operands(x, y, block_m=block_m, tiles_k=tiles_k)
+    m, k, n = _require.product(x, y, block_m=block_m, tiles_k=tiles_k)
     if x.dtype != jnp.bfloat16:
         raise ValueError(f"x must be bfloat16, but its dtype is {x.dtype}; cast it, or use matmul")
     chip = pltpu.get_tpu_info()
@@ -173,25 +170,3 @@ def matmul_explicit_mxu(
             dimension_semantics=("parallel", "parallel", "arbitrary")
         ),
     )(x, y)
-
-
-SPEC = KernelSpec(
-    name="matmul_explicit_mxu",
-    kernel=matmul_explicit_mxu,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays("m k, k n", dtype="bfloat16", around={"m": 16, "k": 256, "n": 256}),
-        tuning={"block_m": 32},
-    ),
-    # JAX's interpreters cannot control the matrix units.
-    backends=("tpu-sim", "tpu-compile:v6e", "tpu-compile:tpu7x"),
-    exact=True,
-    relations=(
-        Linear(0),
-        Linear(1),
-        Permuted({0: 0}, output=0),
-        Permuted({1: 1}, output=1),
-        Permuted({0: 1, 1: 0}),
-    ),
-    typical=(pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 2048, "k": 2048, "n": 2048}),),
-)

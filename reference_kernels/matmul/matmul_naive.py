@@ -15,26 +15,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
-from reference_kernels._blocks import LANES, ROWS, fit
-from reference_kernels._mxu import precision_for
-from reference_kernels.matmul._operands import check_operands, reference
+from reference_kernels import _require
 
 
 def _matmul_kernel(x_ref: Any, y_ref: Any, o_ref: Any) -> None:
-    product = jnp.dot(
-        x_ref[...],
-        y_ref[...],
-        precision=precision_for(x_ref.dtype),
-        preferred_element_type=jnp.float32,
-    )
+    product = _dot(x_ref[...], y_ref[...], dtype=jnp.float32)
     o_ref[...] = product.astype(o_ref.dtype)
+
+
+def _dot(x: jax.Array, y: jax.Array, *, dtype: Any) -> jax.Array:
+    # By default a TPU rounds float32 operands to bfloat16. Those of bfloat16 are not rounded, and
+    # Mosaic refuses HIGHEST for them.
+    precision = "default" if x.dtype == jnp.bfloat16 else "highest"
+    return jnp.dot(x, y, precision=precision, preferred_element_type=dtype)
 
 
 def matmul_naive(
@@ -56,8 +52,9 @@ def matmul_naive(
     Raises:
       ValueError: an operand has a wrong rank, size or dtype, or a block size is not positive.
     """
-    m, k, n = check_operands(x, y, block_m=block_m, block_n=block_n)
-    block_m, block_n = fit(block_m, m, ROWS), fit(block_n, n, LANES)
+    m, k, n = _require.product(x, y, block_m=block_m, block_n=block_n)
+    # Whole tiles, of 16 rows and 128 columns, and not more of them than there are.
+    block_m, block_n = min(block_m, pl.cdiv(m, 16) * 16), min(block_n, pl.cdiv(n, 128) * 128)
     return pl.pallas_call(
         _matmul_kernel,
         out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
@@ -71,19 +68,6 @@ def matmul_naive(
     )(x, y)
 
 
-SPEC = KernelSpec(
-    name="matmul_naive",
-    kernel=matmul_naive,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "m k, k n",
-            dtype=pst.floats("bfloat16", "float32"),
-            around={"m": 16, "k": 64, "n": 128},
-        ),
-        tuning={"block_m": st.sampled_from([16, 32]), "block_n": 128},
-    ),
-    exact=True,
-    relations=(Linear(0), Linear(1), Permuted({1: 1}, output=1), Permuted({0: 1, 1: 0})),
-    typical=(pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 1024, "k": 1024, "n": 1024}),),
-)
+def reference(x: jax.Array, y: jax.Array) -> jax.Array:
+    """``x @ y``, accumulated in float32 at least and rounded once."""
+    return _dot(x, y, dtype=jnp.promote_types(x.dtype, jnp.float32)).astype(x.dtype)

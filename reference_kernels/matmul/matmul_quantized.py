@@ -28,14 +28,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels._blocks import LANES, fit
+from reference_kernels._tpu import LANES, fit
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
-_PAIRS = (("int8", "int8"), ("int8", "int4"), *((x, w) for x in _FLOAT8 for w in _FLOAT8))
+PAIRS = (("int8", "int8"), ("int8", "int4"), *((x, w) for x in _FLOAT8 for w in _FLOAT8))
 
 #: Rows of a whole tile of 8-bit elements.
 _ROWS = 32
@@ -158,7 +155,7 @@ def _checked(
     m, k = _require.axes("x", x, "m k")
     w_k, n = _require.axes("w", w, "k n")
     _require.same_size("k", ("x", k), ("w", w_k))
-    if (x.dtype.name, w.dtype.name) not in _PAIRS:
+    if (x.dtype.name, w.dtype.name) not in PAIRS:
         raise ValueError(
             "x and w must be int8 and int8 or int4, or both of "
             f"{' or '.join(_FLOAT8)}, but their dtypes are {x.dtype} and {w.dtype}"
@@ -179,56 +176,3 @@ def reference(x: jax.Array, w: jax.Array, x_scale: jax.Array, w_scale: jax.Array
     columns = w.astype(wide) * w_scale.astype(wide)
     product = jnp.dot(rows, columns, precision=jax.lax.Precision.HIGHEST)
     return product.astype(x_scale.dtype)
-
-
-def _inputs(*pairs: tuple[str, str]) -> Any:
-    """Calls of these dtypes of ``x`` and ``w``, with scales of one dtype and the other in turn."""
-    scales = [("float32", "bfloat16")[place % 2] for place in range(len(pairs))]
-    dtypes = [(*pair, scale, scale) for pair, scale in zip(pairs, scales, strict=True)]
-    return pst.arguments(
-        pst.arrays(
-            "m k, k n, m, n",
-            dtype=pst.dtype_pairs(*dtypes),
-            around={"m": 32, "k": 128, "n": 128},
-        ),
-        tuning={"block_m": 32, "block_n": 128, "block_k": 128},
-    )
-
-
-def _typical(*dtypes: str) -> pst.Arguments:
-    return pst.shaped(
-        "m k, k n, m, n",
-        dtype=(*dtypes, "float32", "float32"),
-        dims={"m": 2048, "k": 2048, "n": 2048},
-    )
-
-
-_RELATIONS = (
-    Linear(2),
-    Linear(3),
-    Permuted({0: 0, 2: 0}, output=0),
-    Permuted({1: 1, 3: 0}, output=1),
-    Permuted({0: 1, 1: 0}),
-)
-
-SPEC_INTEGERS = KernelSpec(
-    name="matmul_int8",
-    kernel=matmul_quantized,
-    reference=reference,
-    inputs=_inputs(("int8", "int8"), ("int8", "int4")),
-    exact=True,
-    batch_axes=(0, None, 0, None),
-    relations=_RELATIONS,
-    typical=(_typical("int8", "int8"), _typical("int8", "int4")),
-)
-
-SPEC_FLOAT8 = KernelSpec(
-    name="matmul_float8",
-    kernel=matmul_quantized,
-    reference=reference,
-    inputs=_inputs(*_PAIRS[2:]),
-    exact=True,
-    batch_axes=(0, None, 0, None),
-    relations=_RELATIONS,
-    typical=(_typical("float8_e4m3fn", "float8_e4m3fn"),),
-)

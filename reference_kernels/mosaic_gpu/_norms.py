@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas.spec import EquivalentMutant
 from reference_kernels import _gpu, _require
 from reference_kernels.mosaic_gpu import _rows
 
@@ -201,15 +200,3 @@ def norm(
     padded = tuple(_rows.whole(vector, 0.0) for vector in vectors.values())
     o = _norm(_rows.whole(x.reshape(m, n), 0.0), padded, settings)
     return o[:, :n].reshape(x.shape)
-
-
-#: Of both norms.
-EQUIVALENT = (
-    _rows.TAIL_BY_ALL,
-    EquivalentMutant(
-        operator="arithmetic",
-        change="add -> sub",
-        source="some_rows(groups * plan.rows + i, sums, 1)",
-        reason="of pairs of rows one is left at most: i is 0",
-    ),
-)

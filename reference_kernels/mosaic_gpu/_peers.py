@@ -80,8 +80,3 @@ def check_switch(axis_name: str, schedule: str) -> None:
             f"schedule {schedule!r} needs axis_name to be the only axis of the mesh, but the mesh "
             f"is {dict(mesh.shape)} and axis_name is {axis_name!r}"
         )
-
-
-def schedules(mesh: jax.sharding.Mesh) -> tuple[Schedule, ...]:
-    """Those that a mesh allows."""
-    return ("direct", "switch") if mesh.size > 1 and len(mesh.axis_names) == 1 else ("direct",)

@@ -27,18 +27,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _gpu, _require
-from reference_kernels.matmul._operands import check_operands
+from reference_kernels._require import product as check_operands
 from reference_kernels.mosaic_gpu import _tiles
-from reference_kernels.mosaic_gpu._claims import ANY
-from reference_kernels.mosaic_gpu.hopper_matmul import reference
 
 _TMA = 9  # the compute capability from which on there is one
 _SWIZZLE = 128  # bytes of a row of a tile of ``y`` and of the output
@@ -158,28 +152,3 @@ def ampere_matmul(
 
 def _smem(shape: tuple[int, ...], dtype: Any, swizzle: int) -> Any:
     return plgpu.SMEM(shape, dtype, transforms=_tiles.transforms(dtype, swizzle))
-
-
-SPEC = KernelSpec(
-    name="ampere_matmul",
-    kernel={"gpu": ampere_matmul},
-    backends=ANY,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "m k, k n",
-            dtype=pst.floats("bfloat16", "float16"),
-            around={"m": 64, "n": 64, "k": 32},
-            max_bytes=2**17,
-        ),
-        tuning={
-            "block_m": 64,
-            "block_n": st.sampled_from([64, 128]),
-            "block_k": st.sampled_from([32, 64]),
-            "stages": st.sampled_from([2, 3]),
-        },
-    ),
-    exact=True,
-    relations=(Linear(0), Linear(1), Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0})),
-    typical=(pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 4096, "k": 4096, "n": 4096}),),
-)

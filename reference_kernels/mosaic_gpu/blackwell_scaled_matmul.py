@@ -35,16 +35,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels.mosaic_gpu import _tiles
-from reference_kernels.mosaic_gpu._claims import BLACKWELL
 
 _TILE = 128  # rows and columns of the output that a block computes
 _LOADS, _PRODUCTS, _OUTPUT = range(3)  # what each warpgroup does
@@ -237,44 +232,3 @@ def reference(x: jax.Array, y: jax.Array, x_scale: jax.Array, y_scale: jax.Array
     )
     product = jnp.dot(rows, columns.T, precision=jax.lax.Precision.HIGHEST)
     return product if wide == jnp.float64 else product.astype(jnp.bfloat16)
-
-
-def _inputs(block: int, *formats: tuple[str, str]) -> Any:
-    return pst.arguments(
-        pst.arrays(
-            "m k, n k, m s, n s; k = b*s",
-            dtype=pst.dtype_pairs(*((each, each, scale, scale) for each, scale in formats)),
-            dims={"m": [128, 256], "n": [128, 384], "b": block, "s": [256 // block, 768 // block]},
-        ),
-        tuning={"stages": st.sampled_from([2, 3])},
-    )
-
-
-def _typical(block: int, *formats: tuple[str, str]) -> tuple[pst.Arguments, ...]:
-    return tuple(
-        pst.shaped(
-            "m k, n k, m s, n s",
-            dtype=[each, each, scale, scale],
-            dims={"m": 4096, "k": 4096, "n": 8192, "s": 4096 // block},
-        )
-        for each, scale in formats
-    )
-
-
-def _spec(name: str, block: int, *formats: tuple[str, str]) -> KernelSpec:
-    return KernelSpec(
-        name=name,
-        kernel={"gpu": blackwell_scaled_matmul},
-        reference=reference,
-        inputs=_inputs(block, *formats),
-        backends=BLACKWELL,
-        exact=True,
-        relations=(Permuted({0: 0, 2: 0}, output=0), Permuted({1: 0, 3: 0}, output=1)),
-        typical=_typical(block, *formats),
-        file=__file__,
-        family="mosaic_gpu",
-    )
-
-
-SPEC_MX = _spec("blackwell_matmul_mx", 32, *(each for each in _FORMATS if _FORMATS[each] == 32))
-SPEC_NV = _spec("blackwell_matmul_nv", 16, *(each for each in _FORMATS if _FORMATS[each] == 16))

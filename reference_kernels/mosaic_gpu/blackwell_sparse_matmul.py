@@ -28,16 +28,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels.mosaic_gpu import _tiles
-from reference_kernels.mosaic_gpu._claims import BLACKWELL
 
 #: Which two of four elements are kept.
 PAIRS = tuple(itertools.combinations(range(4), 2))
@@ -204,36 +199,3 @@ def reference(values: jax.Array, pairs: jax.Array, y: jax.Array) -> jax.Array:
     x = expanded(values.astype(wide), pairs)
     product = jnp.dot(x, y.astype(wide).T, precision=jax.lax.Precision.HIGHEST)
     return product.astype(dtype)
-
-
-_DTYPES = ("bfloat16", "float16", "float8_e4m3fn")
-
-SPEC = KernelSpec(
-    name="blackwell_sparse_matmul",
-    kernel={"gpu": blackwell_sparse_matmul},
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "m h, m q, n k; h = 2*q, k = 4*q",
-            dtype=pst.dtype_pairs(*((each, "int32", each) for each in _DTYPES)),
-            dims={"m": [128, 256], "n": [128, 384], "q": [64, 192]},
-        ),
-        tuning={"stages": st.sampled_from([2, 3])},
-    ),
-    backends=BLACKWELL,
-    exact=True,
-    relations=(
-        Linear(0),
-        Linear(2),
-        Permuted({0: 0, 1: 0}, output=0),
-        Permuted({2: 0}, output=1),
-    ),
-    typical=tuple(
-        pst.shaped(
-            "m h, m q, n k",
-            dtype=[each, "int32", each],
-            dims={"m": 4096, "h": 2048, "q": 1024, "k": 4096, "n": 8192},
-        )
-        for each in _DTYPES[::2]
-    ),
-)

@@ -29,18 +29,12 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _gpu
-from reference_kernels.matmul._operands import check_operands
+from reference_kernels._require import product as check_operands
 from reference_kernels.mosaic_gpu import _tiles
-from reference_kernels.mosaic_gpu._claims import WGMMA
-from reference_kernels.mosaic_gpu.hopper_matmul import reference
 
 Transport = Literal["push", "pull"]
 
@@ -192,41 +186,3 @@ def cluster_split_k(
         cluster=(cluster,),
         cluster_names=("part",),
     )(x, y)[:m, :n]
-
-
-def _spec(by: Transport) -> KernelSpec:
-    return KernelSpec(
-        name=f"cluster_split_k_{by}",
-        kernel={"gpu": functools.partial(cluster_split_k, by=by)},
-        backends=WGMMA if _gpu.has(_NEW) else (),
-        reference=reference,
-        inputs=pst.arguments(
-            pst.arrays(
-                "m k, k n",
-                dtype=pst.floats("bfloat16", "float16"),
-                around={"m": 64, "n": 64},
-                dims={"k": [1, 65, 200, 640]},  # also fewer steps than there are blocks
-                max_bytes=2**17,
-            ),
-            tuning={
-                "cluster": st.sampled_from([1, 2, 4]),
-                "block_n": st.sampled_from([128, 256]),
-                "stages": st.sampled_from([2, 3]),
-            },
-        ),
-        exact=True,
-        relations=(Linear(0), Linear(1), Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0})),
-        typical=(
-            pst.shaped(
-                "m k, k n",
-                dtype="bfloat16",
-                dims={"m": 128, "k": 16384, "n": 2048},
-                tuning={"cluster": 4},
-            ),
-        ),
-    )
-
-
-SPEC = _spec("push")
-
-SPEC_PULL = _spec("pull")

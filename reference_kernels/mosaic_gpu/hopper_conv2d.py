@@ -35,17 +35,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _gpu, _require
-from reference_kernels.matmul.conv2d import Padding, reference
+from reference_kernels.matmul.conv2d import Padding
 from reference_kernels.mosaic_gpu import _tiles
-from reference_kernels.mosaic_gpu._claims import WGMMA
 
 _BYTES = 16  # TMA wants strides of arrays to be multiples of
 _LARGEST = {"SAME": 256, "VALID": 129}  # windows: corners and offsets are 8 bits each
@@ -196,50 +191,3 @@ def hopper_conv2d(
     windows = functools.partial(plgpu.im2col_ref, window_shape=(kh, kw), padding=margins)
     blocks = {"block_m": block_m, "block_n": block_n, "stages": stages}
     return _convolve(x, w, b * oh * ow, windows, **blocks).reshape(b, oh, ow, d)
-
-
-# Not "gpu-interpret", which cannot; before JAX 0.12, none of them.
-SPEC = KernelSpec(
-    name="hopper_conv2d",
-    kernel={"gpu": hopper_conv2d},
-    backends=WGMMA if _gpu.has("im2col_ref") else (),
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "b h w c, p q c d",
-            dtype=pst.floats("bfloat16", "float16"),
-            # A block of 64 pixels holds parts of lines and of images, or several images.
-            dims={
-                "b": [1, 3],
-                "h": [4, 5, 13],
-                "w": [5, 8, 17],
-                "c": [3, 64, 130],
-                "p": [1, 3, 4],
-                "q": [1, 2, 5],
-                "d": [8, 129],
-            },
-        ),
-        options={"padding": st.sampled_from(["SAME", "VALID"])},
-        tuning={
-            "block_m": 64,
-            "block_n": st.sampled_from([64, 128]),
-            "stages": st.sampled_from([2, 3]),
-        },
-    ),
-    exact=True,
-    vmappable=False,  # im2col_ref wants a reference as it is, and vmap slices it (JAX 0.12.0.1)
-    relations=(
-        Linear(0),
-        Linear(1),
-        Permuted({0: 0}, output=0),
-        Permuted({1: 3}, output=3),
-        Permuted({0: 3, 1: 2}),
-    ),
-    typical=(
-        pst.shaped(
-            "b h w c, p q c d",
-            dtype="bfloat16",
-            dims={"b": 32, "h": 56, "w": 56, "c": 128, "p": 3, "q": 3, "d": 256},
-        ),
-    ),
-)

@@ -35,18 +35,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _gpu, _require
-from reference_kernels.matmul._operands import check_operands
+from reference_kernels._require import product as check_operands
 from reference_kernels.mosaic_gpu import _tiles
-from reference_kernels.mosaic_gpu._claims import WGMMA
-from reference_kernels.mosaic_gpu.hopper_matmul import reference
 
 _MULTIPLYING = 2  # warpgroups, besides the one that fetches
 _FEW_REGISTERS, _MANY_REGISTERS = 40, 232  # of a thread; 128 * (40 + 2 * 232) <= 65536
@@ -277,45 +271,3 @@ def hopper_matmul_persistent(
     _require.positive(clusters=clusters)
     settings = _Settings(block_m, block_n, block_k, stages, cluster, width, clusters)
     return _matmul(x, y, settings)
-
-
-_TUNING = {
-    "block_n": 64,
-    "stages": st.sampled_from([2, 3]),
-    "cluster": st.sampled_from([1, 2]),
-    "width": st.sampled_from([1, 2]),
-    # Few, so that a cluster gets several tiles.
-    "clusters": st.sampled_from([1, 2]),
-}
-
-SPEC = KernelSpec(
-    name="hopper_matmul_persistent",
-    kernel={"gpu": hopper_matmul_persistent},
-    backends=("gpu-interpret", *WGMMA),
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "m k, k n",
-            dtype=pst.floats("bfloat16", "float16"),
-            around={"m": 128, "n": 64},
-            dims={"k": [1, 65, 200, 320]},  # up to five steps: more than there are stages
-            max_bytes=2**17,
-        ),
-        tuning=_TUNING,
-    ),
-    exact=True,
-    differentiable=(0, 1),
-    relations=(Linear(0), Linear(1), Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0})),
-    equivalent=(
-        EquivalentMutant(
-            operator="arithmetic",
-            change="sub -> add",
-            source="mine = (count - cluster + clusters - 1) // clusters",
-            reason="tiles that are too many lie outside of the output, where TMA writes nothing",
-        ),
-    ),
-    typical=(
-        pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 4096, "k": 4096, "n": 4096}),
-        pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 8192, "k": 8192, "n": 8192}),
-    ),
-)

@@ -30,18 +30,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _gpu, _require
-from reference_kernels.matmul._operands import check_operands
+from reference_kernels._require import product as check_operands
 from reference_kernels.mosaic_gpu import _tiles
-from reference_kernels.mosaic_gpu._claims import WGMMA
-from reference_kernels.mosaic_gpu.hopper_matmul import reference
 
 _MULTIPLYING = 2  # warpgroups, besides the one that copies
 _COPY_REGISTERS = 40
@@ -231,47 +225,3 @@ def hopper_matmul_pipelined(
         thread_name="warpgroup",
         **settings,
     )(x, y)[:m, :n]
-
-
-def _inputs(**tuning: Any) -> Any:
-    return pst.arguments(
-        pst.arrays(
-            "m k, k n",
-            dtype=pst.floats("bfloat16", "float16"),
-            around={"m": 128, "n": 64},
-            dims={"k": [1, 65, 200, 320]},  # up to five steps: more than there are buffers
-            max_bytes=2**17,
-        ),
-        tuning={"block_n": 64, "stages": st.sampled_from([2, 3]), **tuning},
-    )
-
-
-_TYPICAL = pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 4096, "k": 4096, "n": 4096})
-
-SPEC = KernelSpec(
-    name="hopper_matmul_pipelined",
-    kernel={"gpu": functools.partial(hopper_matmul_pipelined, specialize=False)},
-    backends=("gpu-interpret", *WGMMA),
-    reference=reference,
-    inputs=_inputs(block_m=64),
-    exact=True,
-    relations=(Linear(0), Linear(1), Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0})),
-    typical=(_TYPICAL,),
-)
-
-SPEC_OVERLAP = dataclasses.replace(
-    SPEC,
-    name="hopper_matmul_pipelined_overlap",
-    kernel={"gpu": functools.partial(hopper_matmul_pipelined, specialize=False, overlap=True)},
-    backends=WGMMA,  # JAX interprets no griddepcontrol
-    checks=("forward",),
-    relations=(),
-)
-
-SPEC_SPECIALIZED = dataclasses.replace(
-    SPEC,
-    name="hopper_matmul_pipelined_specialized",
-    kernel={"gpu": hopper_matmul_pipelined},
-    # Few programs, so that each gets several tiles.
-    inputs=_inputs(programs=st.sampled_from([1, 2])),
-)

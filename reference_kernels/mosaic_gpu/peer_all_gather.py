@@ -34,17 +34,12 @@ from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _gpu, _mesh, _require
 from reference_kernels.collectives.all_gather import reference as on_tpu
 from reference_kernels.mosaic_gpu import _peers
-from reference_kernels.mosaic_gpu._claims import TMA
 from reference_kernels.mosaic_gpu._peers import Schedule
 
 _MOST = 256  # rows of a TMA copy
@@ -188,46 +183,3 @@ def reference(
 ) -> jax.Array:
     """All shards of the axis, put together once and given to each of its devices."""
     return on_tpu(x, mesh=mesh, axis_name=axis_name, tiled=tiled)
-
-
-def _inputs(mesh: jax.sharding.Mesh) -> Any:
-    return pst.arguments(
-        pst.arrays(
-            "devices m n",
-            dtype=pst.dtypes("bfloat16", "float32", "int32", "int8"),
-            dims={"devices": mesh.size, "m": [1, 9, 17], "n": [1, 130, 256]},
-        ),
-        options={"axis_name": st.sampled_from(mesh.axis_names), "tiled": st.booleans()},
-        tuning={
-            "schedule": st.sampled_from(_peers.schedules(mesh)),
-            "block_rows": st.sampled_from([4, 8]),
-            "programs": st.sampled_from([1, 3]),
-        },
-    )
-
-
-def _typical(mesh: jax.sharding.Mesh) -> Any:
-    return [
-        pst.shaped(
-            "devices m n",
-            dtype="bfloat16",
-            dims={"devices": mesh.size, "m": 4096, "n": 4096},
-            options={"axis_name": mesh.axis_names[0], "tiled": True},
-            tuning={"schedule": schedule},
-        )
-        for schedule in _peers.schedules(mesh)
-    ]
-
-
-SPEC = KernelSpec(
-    name="peer_all_gather",
-    kernel={"gpu": peer_all_gather_on_mesh},
-    reference=reference,
-    inputs=_inputs,
-    meshes=({"x": 1}, {"x": 2}, {"x": 2, "y": 2}),
-    backends=TMA,
-    exact=True,
-    relations=(Linear(0), Permuted({0: 2}, output=-1, exact=True)),
-    vmappable=False,  # as on_each_device
-    typical=_typical,
-)

@@ -29,17 +29,12 @@ from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _gpu, _mesh, _require
 from reference_kernels.collectives.reduce_scatter import reference as on_tpu
 from reference_kernels.mosaic_gpu import _peers
-from reference_kernels.mosaic_gpu._claims import TMA
 from reference_kernels.mosaic_gpu._peers import Schedule
 
 _ROWS = 8  # of a tile
@@ -157,51 +152,3 @@ def peer_reduce_scatter_on_mesh(
 def reference(x: jax.Array, *, mesh: jax.sharding.Mesh, axis_name: str) -> jax.Array:
     """Sums over the axis of the mesh, each device's slice of them."""
     return on_tpu(x, mesh=mesh, axis_name=axis_name, tiled=True)
-
-
-def _inputs(mesh: jax.sharding.Mesh) -> Any:
-    # A multiple of the size of every axis, so that axis_name can be drawn by itself.
-    return pst.arguments(
-        pst.arrays(
-            "devices m n",
-            dtype=pst.dtypes("bfloat16", "float16", "float32"),
-            dims={
-                "devices": mesh.size,
-                "m": [mesh.size * each for each in (1, 3, 20)],
-                "n": [1, 130, 256],
-            },
-        ),
-        options={"axis_name": st.sampled_from(mesh.axis_names)},
-        tuning={
-            "schedule": st.sampled_from(_peers.schedules(mesh)),
-            "programs": st.sampled_from([1, 3]),
-        },
-    )
-
-
-def _typical(mesh: jax.sharding.Mesh) -> Any:
-    return [
-        pst.shaped(
-            "devices m n",
-            dtype=dtype,
-            dims={"devices": mesh.size, "m": 4096, "n": 4096},
-            options={"axis_name": mesh.axis_names[0]},
-            tuning={"schedule": schedule},
-        )
-        for schedule in _peers.schedules(mesh)
-        for dtype in ("bfloat16", "float32")
-    ]
-
-
-SPEC = KernelSpec(
-    name="peer_reduce_scatter",
-    kernel={"gpu": peer_reduce_scatter_on_mesh},
-    reference=reference,
-    inputs=_inputs,
-    meshes=({"x": 1}, {"x": 2}, {"x": 2, "y": 2}),
-    backends=TMA,
-    exact=True,
-    relations=(Linear(0), Permuted({0: 2}, output=-1)),
-    vmappable=False,  # as on_each_device
-    typical=_typical,
-)

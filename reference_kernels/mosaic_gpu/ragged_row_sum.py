@@ -28,11 +28,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels.mosaic_gpu._claims import BLACKWELL
 
 _CHUNK = 512  # elements at a time, four for each thread
 
@@ -101,31 +97,3 @@ def reference(x: jax.Array, lengths: jax.Array) -> jax.Array:
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     inside = jnp.arange(x.shape[1]) < lengths[:, None]
     return jnp.sum(jnp.where(inside, wide, 0.0), axis=1).astype(x.dtype)
-
-
-def _ignored(x: Any, lengths: Any) -> tuple[Any, None]:
-    """What is beyond the length of a row."""
-    return jnp.arange(x.shape[1]) >= jnp.asarray(lengths)[:, None], None
-
-
-SPEC = KernelSpec(
-    name="ragged_row_sum",
-    kernel={"gpu": ragged_row_sum},
-    backends=("gpu-interpret", *BLACKWELL),
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "m n",
-            dtype=pst.floats("float32", "bfloat16"),
-            dims={"m": [1, 3, 9], "n": [1, 512, 700]},
-        ),
-        then=lambda drawn: {
-            "lengths": pst.lengths(drawn.recipe["m"], max_length=drawn.recipe["n"], around=512)
-        },
-    ),
-    exact=True,
-    vmappable=False,  # as with dynamic_scheduling_loop
-    relations=(Linear(0), Permuted({0: 0, 1: 0}, output=0)),
-    ignored=_ignored,
-    typical=(pst.shaped("m n, m", dtype=("bfloat16", "int32"), dims={"m": 8192, "n": 8192}),),
-)

@@ -20,15 +20,10 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels.mosaic_gpu._claims import ANY
 
 Operation = Literal["add", "max", "min", "and", "or", "xor"]
 
@@ -117,39 +112,3 @@ def reduce_columns(x: jax.Array, *, op: Operation = "add", block_rows: int = 32)
 def reference(x: jax.Array, *, op: Operation = "add") -> jax.Array:
     """``op`` over the rows."""
     return functools.reduce(_PAIRS[op], x)
-
-
-# Not gpu-interpret, which has no atomic operations (JAX 0.12.0.1).
-_DIMS = {"m": [1, 7, 16, 35], "n": [5, 128, 200, 512, 1024]}
-_TUNING = {"block_rows": st.sampled_from([8, 16])}
-
-SPEC = KernelSpec(
-    name="reduce_columns",
-    kernel={"gpu": reduce_columns},
-    backends=ANY,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays("m n", dtype=pst.dtypes("int32", "uint32"), dims=_DIMS),
-        options={"op": st.sampled_from(get_args(Operation))},
-        tuning=_TUNING,
-    ),
-    vmappable=False,  # a reference that is written has no axis of a batch
-    relations=(Permuted({0: 0}, exact=True), Permuted({0: 1}, output=0, exact=True)),
-    typical=(pst.shaped("m n", dtype="int32", dims={"m": 8192, "n": 8192}),),
-)
-
-SPEC_FLOATS = KernelSpec(
-    name="reduce_columns_floats",
-    kernel={"gpu": reduce_columns},
-    backends=ANY,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays("m n", dtype=pst.floats("float32"), dims=_DIMS), tuning=_TUNING
-    ),
-    exact=True,
-    vmappable=False,
-    # Not determinism, nor what compares bits of two runs: blocks add in any order.
-    checks=("forward", "dtype", "permutation"),
-    relations=(Permuted({0: 0}), Permuted({0: 1}, output=0)),
-    typical=(pst.shaped("m n", dtype="float32", dims={"m": 8192, "n": 8192}),),
-)

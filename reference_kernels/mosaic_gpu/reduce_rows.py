@@ -20,16 +20,11 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _gpu, _require
 from reference_kernels.mosaic_gpu import _rows
-from reference_kernels.mosaic_gpu._claims import ANY
 
 Operation = Literal["sum", "prod", "max", "min"]
 
@@ -106,28 +101,3 @@ def reference(x: jax.Array, *, op: Operation = "sum") -> jax.Array:
     """``op`` over the last axis, in float32 at least and rounded once."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return getattr(jnp, op)(wide, axis=-1).astype(x.dtype)
-
-
-SPEC = KernelSpec(
-    name="reduce_rows",
-    kernel={"gpu": reduce_rows},
-    backends=ANY if _gpu.has(*_NEW) else (),
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "m n",
-            dtype=pst.floats("bfloat16", "float32", "float16"),
-            dims={"m": [1, 8, 11], "n": [40, 256, 2176]},
-        ),
-        options={"op": st.sampled_from(get_args(Operation))},
-        tuning={
-            "block_rows": st.sampled_from([None, 4, 6]),
-            "accumulators": st.sampled_from([1, 4]),
-        },
-    ),
-    relations=(Permuted({0: 0}, output=0), Permuted({0: 1})),
-    typical=(
-        pst.shaped("m n", dtype="bfloat16", dims={"m": 8192, "n": 8192}),
-        pst.shaped("m n", dtype="float32", dims={"m": 8192, "n": 1024}),
-    ),
-)

@@ -23,9 +23,6 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir.dialects import llvm
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 
 _ELEMENTS = 512  # of a block, four for each thread
@@ -79,14 +76,3 @@ def reference(x: jax.Array) -> jax.Array:
         kept = jnp.uint32(mask)
         x = ((x >> width) & kept) | ((x & kept) << width)
     return (x >> 16) | (x << 16)
-
-
-SPEC = KernelSpec(
-    name="reverse_bits",
-    kernel={"gpu": reverse_bits},
-    backends=tuple(f"gpu-compile:{chip}" for chip in ("a100", "h100", "h200", "b200")) + ("gpu",),
-    reference=reference,
-    inputs=pst.arrays("m n", dtype=pst.dtypes("uint32"), dims={"m": [1, 3], "n": [1, 512, 700]}),
-    relations=(Permuted({0: 0}, output=0, exact=True), Permuted({0: 1}, output=1, exact=True)),
-    typical=(pst.shaped("n", dtype="uint32", dims={"n": 2**24}),),
-)

@@ -28,12 +28,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels.mosaic_gpu import _rows
-from reference_kernels.mosaic_gpu._claims import ANY
 
 _WARPS, _LANES = 4, 32
 _ROWS = 64  # of a block
@@ -114,20 +110,3 @@ def scale_columns(
 def reference(x: jax.Array, w: jax.Array) -> jax.Array:
     """``x * w``."""
     return x * w
-
-
-SPEC = KernelSpec(
-    name="scale_columns",
-    kernel={"gpu": scale_columns},
-    backends=ANY,
-    reference=reference,
-    inputs=pst.arrays(
-        "m n, n",
-        dtype=pst.floats("float32", "bfloat16", "float16"),
-        dims={"m": [1, 64, 70], "n": [1, 128, 300]},
-    ),
-    exact=True,
-    vmappable=False,  # pl.kernel has no batching rule
-    relations=(Linear(0), Linear(1), Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0}, output=1)),
-    typical=(pst.shaped("m n, n", dtype="bfloat16", dims={"m": 8192, "n": 4096}),),
-)

@@ -19,23 +19,16 @@ Source: Osama et al., "Stream-K", 2023 (arXiv:2301.03598), section 3: "fixed-spl
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels.matmul._operands import check_operands
+from reference_kernels._require import product as check_operands
 from reference_kernels.mosaic_gpu import _tiles
-from reference_kernels.mosaic_gpu._claims import WGMMA
 
 
 def _split_k_kernel(
@@ -137,40 +130,3 @@ def reference(x: jax.Array, y: jax.Array) -> jax.Array:
     """``x @ y`` in float32 at least."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
     return jnp.dot(x, y, precision="highest", preferred_element_type=wide)
-
-
-_LONG = pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 128, "k": 65536, "n": 512})
-
-
-def _spec(name: str, by: Literal["tma", "atomic"]) -> KernelSpec:
-    return KernelSpec(
-        name=name,
-        kernel={"gpu": functools.partial(split_k_matmul, by=by)},
-        backends=WGMMA,
-        reference=reference,
-        inputs=pst.arguments(
-            pst.arrays(
-                "m k, k n",
-                dtype=pst.floats("bfloat16", "float16"),
-                around={"m": 64, "n": 64, "k": 64},
-                max_bytes=2**17,
-            ),
-            tuning={
-                "block_m": 64,
-                "block_n": st.sampled_from([64, 128]),
-                "splits": st.sampled_from([1, 2, 3]),
-                "stages": 2,
-            },
-        ),
-        exact=True,
-        vmappable=False,
-        # Not determinism, nor what compares bits of two runs: blocks add in any order.
-        checks=("forward", "dtype", "permutation"),
-        relations=(Permuted({0: 1, 1: 0}),),
-        typical=(dataclasses.replace(_LONG, tuning={"splits": 32}),),
-    )
-
-
-SPEC = _spec("split_k_matmul", "tma")
-
-SPEC_ATOMIC = _spec("split_k_matmul_atomic", "atomic")

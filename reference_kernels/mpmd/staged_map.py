@@ -32,9 +32,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import tpu_sc as plsc
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels.sparsecore import _subcores
 
@@ -130,20 +127,3 @@ def staged_map(
 def reference(x: jax.Array) -> jax.Array:
     """``x + 1``."""
     return x + 1
-
-
-SPEC = KernelSpec(
-    name="staged_map",
-    kernel=staged_map,
-    reference=reference,
-    inputs=pst.arguments(
-        # Up to five chunks, so that both slots are filled again.
-        pst.arrays("n", dtype=pst.dtypes("float32", "int32"), dims={"n": [1, 79]}),
-        tuning={"block": 8, "cores": 1, "subcores": 2},
-    ),
-    backends=_subcores.BACKENDS,
-    exact=True,
-    relations=(Permuted({0: 0}, output=0, exact=True),),
-    vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
-    typical=(pst.shaped("n", dtype="float32", dims={"n": 2**20}),),
-)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from reference_kernels._mxu import precision_for
-
 #: The least rows of a block: a tile of 16-bit elements on a TPU, and the least that Triton's dot
 #: takes.
 LEAST_ROWS = 16
@@ -40,7 +38,8 @@ def product(x: jax.Array, y: jax.Array) -> jax.Array:
     Of float32 operands, a TPU keeps 8 bits of the mantissa and a GPU's tensor cores 10, unless
     they are asked for more.
     """
-    return jnp.dot(x, y, preferred_element_type=jnp.float32, precision=precision_for(x.dtype))
+    precision = "highest" if x.dtype.itemsize >= 4 else "default"
+    return jnp.dot(x, y, preferred_element_type=jnp.float32, precision=precision)
 
 
 def padded(x: jax.Array, *blocks: int, value: float = 0.0) -> jax.Array:

@@ -12,15 +12,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels.portable._blocks import padded, require_power_of_two
-from reference_kernels.portable._claims import BACKENDS
 
 #: A vector's block on a TPU is a multiple of 1024 elements, or a power of two of 128 words.
 _LEAST = 256
@@ -65,19 +60,3 @@ def portable_add(x: jax.Array, y: jax.Array, *, block: int = 1024) -> jax.Array:
 def reference(x: jax.Array, y: jax.Array) -> jax.Array:
     """``x + y``."""
     return jnp.add(x, y)
-
-
-SPEC = KernelSpec(
-    name="portable_add",
-    kernel=portable_add,
-    backends=BACKENDS,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays("n, n", dtype=pst.dtypes("bfloat16", "float32", "int32"), around=256),
-        tuning={"block": st.sampled_from([256, 512])},
-    ),
-    exact=True,
-    vmappable=False,  # vmap makes blocks of one row of a matrix, which a TPU refuses
-    relations=(Linear((0, 1)), Permuted({0: 0, 1: 0}, output=0, exact=True)),
-    typical=(pst.shaped("n, n", dtype="float32", dims={"n": 1_000_000}),),
-)

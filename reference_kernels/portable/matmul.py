@@ -16,16 +16,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels.matmul.matmul import reference
 from reference_kernels.portable._blocks import padded, product, require_power_of_two
-from reference_kernels.portable._claims import BACKENDS
 
 
 def _matmul_kernel(x_ref: Any, y_ref: Any, o_ref: Any, *, block_k: int) -> None:
@@ -72,22 +66,3 @@ def portable_matmul(
         out_specs=pl.BlockSpec((block_m, block_n), lambda i, j: (i, j)),
     )(x, y)
     return out[:m, :n]
-
-
-SPEC = KernelSpec(
-    name="portable_matmul",
-    kernel=portable_matmul,
-    backends=BACKENDS,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "m k, k n",
-            dtype=pst.floats("bfloat16", "float32"),
-            around={"m": 16, "k": 128, "n": 128},
-        ),
-        tuning={"block_m": st.sampled_from([16, 32]), "block_n": 128, "block_k": 128},
-    ),
-    exact=True,
-    relations=(Linear(0), Linear(1), Permuted({1: 1}, output=1), Permuted({0: 1, 1: 0})),
-    typical=(pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 1000, "k": 1000, "n": 1000}),),
-)

@@ -23,17 +23,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
-from reference_kernels import _blocks, _require
-from reference_kernels._gaps import RANDOM, without
+from reference_kernels import _require, _tpu
 from reference_kernels.random import _plausible
 
-_SAMPLERS = {
+SAMPLERS = {
     "bits": (pltpu.stateful_bits, "uint32"),
     "uniform": (pltpu.stateful_uniform, "float32"),
     "normal": (pltpu.stateful_normal, "float32"),
@@ -41,7 +37,7 @@ _SAMPLERS = {
 
 
 def _noise_kernel(seed_ref: Any, o_ref: Any, *, kind: str) -> None:
-    sample, dtype = _SAMPLERS[kind]
+    sample, dtype = SAMPLERS[kind]
     pltpu.prng_seed(seed_ref[0], pl.program_id(0))
     o_ref[...] = sample(shape=o_ref.shape, dtype=jnp.dtype(dtype))
 
@@ -67,13 +63,13 @@ def noise(
     """
     if jnp.shape(seed) or jnp.result_type(seed) != jnp.int32:
         raise ValueError(f"seed must be a scalar of int32, but it is {jax.typeof(seed)}")
-    if kind not in _SAMPLERS:
-        raise ValueError(f"kind must be one of {', '.join(_SAMPLERS)}, but it is {kind!r}")
+    if kind not in SAMPLERS:
+        raise ValueError(f"kind must be one of {', '.join(SAMPLERS)}, but it is {kind!r}")
     _require.positive(rows=rows, columns=columns, block_rows=block_rows)
-    block = _blocks.fit(block_rows, rows, _blocks.ROWS)
+    block = _tpu.fit(block_rows, rows, _tpu.ROWS)
     return pl.pallas_call(
         functools.partial(_noise_kernel, kind=kind),
-        out_shape=jax.ShapeDtypeStruct((rows, columns), jnp.dtype(_SAMPLERS[kind][1])),
+        out_shape=jax.ShapeDtypeStruct((rows, columns), jnp.dtype(SAMPLERS[kind][1])),
         grid=(pl.cdiv(rows, block),),
         in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM)],
         out_specs=pl.BlockSpec((block, columns), lambda i: (i, 0)),
@@ -103,37 +99,3 @@ def reference(seed: jax.Array, *, rows: int, columns: int, kind: str) -> jax.Arr
     """False everywhere."""
     del seed, kind
     return np.zeros((rows, columns), bool)
-
-
-SPEC = KernelSpec(
-    name="noise",
-    kernel=outside,
-    reference=reference,
-    inputs=pst.arguments(
-        st.sampled_from([0, 1, -5]).map(lambda seed: (jnp.int32(seed),)),
-        options={
-            "rows": st.sampled_from([1, 7, 17, 48]),
-            "columns": st.sampled_from([1, 127, 128, 129]),
-            "kind": st.sampled_from(list(_SAMPLERS)),
-        },
-        tuning={"block_rows": 16},
-    ),
-    # Not oracle-strength: a constant False cannot be scaled or rolled into a wrong answer.
-    checks=("forward", "determinism", "dtype", "grid", "jit"),
-    vmappable=False,
-    equivalent=(
-        EquivalentMutant(
-            operator="index_map",
-            change="one further",
-            source="out_specs=pl.BlockSpec(",
-            reason="blocks of random numbers change places, and nothing says which one is where",
-        ),
-    ),
-    typical=tuple(
-        pst.shaped(
-            "", dtype="int32", dims={}, options={"rows": 4096, "columns": 1024, "kind": kind}
-        )
-        for kind in _SAMPLERS
-    ),
-    backends=without(RANDOM),
-)

@@ -29,19 +29,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels._gaps import KEYS, without
 
 #: Rows and columns of a tile.
 TILE = (8, 128)
 
-_SAMPLERS = {"uniform": jax.random.uniform, "normal": jax.random.normal}
+SAMPLERS = {"uniform": jax.random.uniform, "normal": jax.random.normal}
 
 
 def _sample_kernel(
@@ -53,7 +49,7 @@ def _sample_kernel(
     else:
         key = key_ref[...]
     o_ref[...] = pltpu.sample_block(
-        _SAMPLERS[distribution], key, block_size=o_ref.shape, tile_size=TILE, total_size=total
+        SAMPLERS[distribution], key, block_size=o_ref.shape, tile_size=TILE, total_size=total
     )
 
 
@@ -90,8 +86,8 @@ def sample(
     )
     if str(jnp.result_type(key)) != "key<fry>" or key.shape:
         raise ValueError(f"key must be a scalar key of threefry, but it is {jax.typeof(key)}")
-    if distribution not in _SAMPLERS:
-        known = ", ".join(_SAMPLERS)
+    if distribution not in SAMPLERS:
+        known = ", ".join(SAMPLERS)
         raise ValueError(f"distribution must be one of {known}, but it is {distribution!r}")
     if generator not in ("threefry", "hardware"):
         raise ValueError(f"generator must be threefry or hardware, but it is {generator!r}")
@@ -126,7 +122,7 @@ def reference(
     down, across = pl.cdiv(rows, TILE[0]), pl.cdiv(columns, TILE[1])
     keys = jax.vmap(lambda tile: jax.random.fold_in(key, tile))(jnp.arange(down * across))
     # The numbers are float32, whatever the oracle computes in: other bits make other numbers.
-    draw = functools.partial(_SAMPLERS[distribution], shape=TILE, dtype=jnp.float32)
+    draw = functools.partial(SAMPLERS[distribution], shape=TILE, dtype=jnp.float32)
     tiles = jax.vmap(draw)(keys).reshape(down, across, *TILE)
     whole = jnp.swapaxes(tiles, 1, 2).reshape(down * TILE[0], across * TILE[1])
     return whole[:rows, :columns]
@@ -146,44 +142,3 @@ def no_difference(_: jax.Array, *, rows: int, columns: int, **options: Any) -> n
     """Zeros."""
     del options
     return np.zeros((rows, columns), np.float32)
-
-
-def _typical(generator: str, **tuning: int) -> tuple[pst.Arguments, ...]:
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    options = {"rows": 1024, "columns": 1024, "distribution": "normal", "generator": generator}
-    return (pst.Arguments((key,), options, tuning),)
-
-
-def _inputs(generator: str, blocks: tuple[int, int]) -> Any:
-    return pst.arguments(
-        st.sampled_from([0, 12345]).map(lambda seed: (jax.random.key(seed),)),
-        options={
-            "rows": st.sampled_from([1, 8, 17]),
-            "columns": st.sampled_from([127, 257]),
-            "distribution": st.sampled_from(list(_SAMPLERS)),
-            "generator": generator,
-        },
-        tuning={"block_rows": st.sampled_from([8, blocks[0]]), "block_columns": blocks[1]},
-    )
-
-
-SPEC = KernelSpec(
-    name="sample_block",
-    kernel=sample,
-    reference=reference,
-    inputs=_inputs("threefry", (16, 128)),
-    vmappable=False,  # a key for each row of a batch makes blocks of SMEM
-    typical=_typical("threefry"),
-)
-
-SPEC_HARDWARE = KernelSpec(
-    name="sample_block_hardware",
-    kernel=difference,
-    reference=no_difference,
-    inputs=_inputs("hardware", (16, 256)),
-    # Not oracle-strength: zeros cannot be scaled or rolled into a wrong answer.
-    checks=("forward", "determinism", "dtype", "grid", "jit"),
-    vmappable=False,
-    typical=_typical("hardware", block_rows=32, block_columns=256),
-    backends=without(KEYS),
-)

@@ -17,19 +17,14 @@ rows: its block of the output is the same in every grid step, which makes the gr
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted, Relation
-from pytest_pallas.spec import KernelSpec
 from reference_kernels.reductions._rows import add_rows, check, fit_rows
 
 
@@ -130,35 +125,3 @@ def reference(x: jax.Array, w: jax.Array, *, eps: float = 1e-6) -> jax.Array:
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     square = jnp.mean(wide * wide, axis=-1, keepdims=True)
     return (wide / jnp.sqrt(square + eps) * w.astype(wide.dtype)).astype(x.dtype)
-
-
-def _negated(arguments: pst.Arguments, rng: np.random.Generator) -> pst.Arguments:
-    del rng
-    x, w = arguments.args
-    return dataclasses.replace(arguments, args=(-x, w))
-
-
-SPEC = KernelSpec(
-    name="rms_norm",
-    kernel=rms_norm,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "m n, n",
-            dtype=pst.dtype_pairs(
-                ("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")
-            ),
-            around={"m": 16, "n": 128},
-        ),
-        tuning={"block_rows": 16},
-    ),
-    differentiable=(0, 1),
-    batch_axes=(0, None),
-    relations=(
-        Linear(1),
-        Permuted({0: 0}, output=0),
-        Permuted({0: 1, 1: 0}, output=1),
-        Relation("odd in x", _negated, expect=lambda outputs, _: -outputs, exact=True),
-    ),
-    typical=(pst.shaped("m n, n", dtype=("bfloat16", "float32"), dims={"m": 4096, "n": 4096}),),
-)

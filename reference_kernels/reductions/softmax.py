@@ -22,16 +22,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels._blocks import LANES
+
+#: Columns of a whole tile.
+_LANES = 128
 
 _BLOCK_ELEMENTS = 256 * 1024
 
@@ -66,7 +63,7 @@ def _by_rows(
     """Run ``kernel`` over blocks of whole rows of ``operands``, which are alike in shape."""
     shape, dtype = operands[0].shape, operands[0].dtype
     n = shape[-1]
-    width = pl.cdiv(n, LANES) * LANES
+    width = pl.cdiv(n, _LANES) * _LANES
     flat = [operand.reshape(-1, n) for operand in operands]
     rows = flat[0].shape[0]
     # A mebibyte of float32 for a block, but 8 rows at least, and not more than there are.
@@ -129,34 +126,3 @@ def reference(x: jax.Array) -> jax.Array:
     weights = jnp.exp(x32 - jnp.where(top == -jnp.inf, 0.0, top))
     total = jnp.sum(weights, axis=-1, keepdims=True)
     return (weights / jnp.where(total == 0.0, 1.0, total)).astype(x.dtype)
-
-
-def _with_masked_entries(drawn: pst.Drawn) -> pst.Drawn:
-    """Every third row of ``x`` gets ``-inf`` in its even columns; every sixth is all ``-inf``."""
-    x = np.array(drawn[0])
-    x[2::3, ::2] = -np.inf
-    x[5::6] = -np.inf
-    return pst.Drawn((x,), {**drawn.recipe, "masked": True}, declared=drawn.declared)
-
-
-_ARRAYS = pst.arrays(
-    "m n",
-    dtype=pst.floats("bfloat16", "float32"),
-    around={"m": 16, "n": 128},
-    # exp overflows at 89, which only wide values reach.
-    values=("normal", "integers", "wide"),
-)
-
-SPEC = KernelSpec(
-    name="softmax",
-    kernel=softmax,
-    reference=reference,
-    inputs=pst.arguments(
-        st.one_of(_ARRAYS, _ARRAYS.map(_with_masked_entries)),
-        tuning={"block_rows": 16},
-    ),
-    differentiable=(0,),
-    batch_axes=(0,),
-    relations=(Permuted({0: 0}, output=0), Permuted({0: 1}, output=1)),
-    typical=(pst.shaped("m n", dtype="float32", dims={"m": 4096, "n": 2048}),),
-)

@@ -22,10 +22,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels._gaps import OUTLIVING, without
 
 _ANY = pl.BlockSpec(memory_space=pl.ANY)
 _SEMAPHORE = pl.BlockSpec(memory_space=pltpu.SEMAPHORE)
@@ -89,23 +86,3 @@ def copy_in_flight(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
 def reference(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     """``x`` and ``tanh(y)``."""
     return x, jnp.tanh(y)
-
-
-#: The checks that trace or run the kernel in an interpreter.
-SPEC = KernelSpec(
-    name="copy_in_flight",
-    kernel=copy_in_flight,
-    reference=reference,
-    inputs=pst.arrays(
-        "m n, k",
-        dtype=[pst.dtypes("bfloat16", "float32", "int32"), "float32"],
-        dims={"m": [1, 16, 33], "n": [1, 130], "k": [1, 128]},
-    ),
-    vmappable=False,  # a semaphore has no batch axis
-    backends=without(OUTLIVING),
-    typical=(
-        pst.shaped(
-            "m n, k", dtype=["bfloat16", "float32"], dims={"m": 4096, "n": 4096, "k": 2**20}
-        ),
-    ),
-)

@@ -26,12 +26,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
-from reference_kernels._blocks import LANES, ROWS, fit
-from reference_kernels._mxu import precision_for
-from reference_kernels.matmul._operands import check_operands, reference
+from reference_kernels import _require
+from reference_kernels._tpu import LANES, ROWS, fit, precision_for
 
 
 def _matmul_step(x_ref: Any, y_ref: Any, o_ref: Any, *, sum_ref: Any) -> None:
@@ -80,7 +76,7 @@ def kernel_matmul(
       ValueError: an operand has a wrong rank, size or dtype, a block size is not positive, or the
         mesh is not of TensorCores.
     """
-    m, k, n = check_operands(x, y, block_m=block_m, block_n=block_n, block_k=block_k)
+    m, k, n = _require.product(x, y, block_m=block_m, block_n=block_n, block_k=block_k)
     mesh = pltpu.TensorCoreMesh(axis_name="core", num_cores=1) if mesh is None else mesh
     core_type = getattr(mesh, "core_type", None)
     if core_type is not pltpu.CoreType.TC:
@@ -112,56 +108,3 @@ def kernel_matmul(
         )(x_ref, y_ref, o_ref)
 
     return product(x, y)[:m, :n]
-
-
-_ARRAYS = pst.arrays(
-    "m k, k n",
-    dtype=pst.floats("bfloat16", "float32"),
-    dims={"m": [1, 16, 33], "k": [128, 129], "n": [127, 257]},
-)
-_BLOCKS = {"block_m": 16, "block_n": 128, "block_k": 128}
-_RELATIONS = (
-    Linear(0),
-    Linear(1),
-    Permuted({0: 0}, output=0),
-    Permuted({0: 1, 1: 0}),
-)
-_TYPICAL = (pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 2048, "k": 2048, "n": 2048}),)
-_EQUIVALENT = (
-    EquivalentMutant(
-        operator="guard",
-        change="always",
-        source="@pl.when(step == pl.num_programs(2) - 1)",
-        reason="sums that are not complete go to the block that the last step overwrites",
-    ),
-)
-
-SPEC = KernelSpec(
-    name="kernel_matmul",
-    kernel=kernel_matmul,
-    reference=reference,
-    inputs=pst.arguments(_ARRAYS, tuning=_BLOCKS),
-    exact=True,
-    batch_axes=(0, None),
-    relations=_RELATIONS,
-    vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
-    typical=_TYPICAL,
-    equivalent=_EQUIVALENT,
-)
-
-SPEC_CORES = KernelSpec(
-    name="kernel_matmul_on_cores",
-    kernel=kernel_matmul,
-    reference=reference,
-    inputs=pst.arguments(
-        _ARRAYS,
-        tuning={**_BLOCKS, "mesh": pltpu.TensorCoreMesh(axis_name="core", num_cores=2)},
-    ),
-    # The chips with two cores that act as one device; interpret cannot reach another core.
-    backends=("tpu-sim", "tpu-interpret", "tpu-compile:v4", "tpu-compile:v5p", "tpu"),
-    exact=True,
-    checks=("forward", "races", "dma", "deadlock", "schedule", "memory"),
-    vmappable=False,
-    typical=_TYPICAL,
-    equivalent=_EQUIVALENT,
-)

@@ -23,11 +23,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
-from reference_kernels._gaps import ASSUMPTIONS, without
 
 _ROWS = 8
 
@@ -78,19 +74,3 @@ def exp_in_place(x: jax.Array, *, promise: bool = True, block_rows: int = 256) -
 def reference(x: jax.Array) -> jax.Array:
     """``2 * exp(x)``."""
     return jnp.exp(x) * 2
-
-
-SPEC = KernelSpec(
-    name="exp_in_place",
-    kernel=exp_in_place,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays("m n", dtype="float32", around={"m": 8}, dims={"n": [1, 128, 130]}),
-        tuning={"block_rows": 16},
-    ),
-    batch_axes=(0,),
-    relations=(Permuted({0: 0}, output=0),),
-    implementations={"no_promise": functools.partial(exp_in_place, promise=False)},
-    backends=without(ASSUMPTIONS),
-    typical=(pst.shaped("m n", dtype="float32", dims={"m": 4096, "n": 128}),),
-)

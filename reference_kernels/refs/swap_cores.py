@@ -24,13 +24,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 
 _CORES = 2
@@ -130,54 +126,3 @@ def reference(x: jax.Array) -> jax.Array:
 def reference_sum(x: jax.Array) -> jax.Array:
     """The sum, in float32 at least."""
     return jnp.sum(x, axis=0, dtype=jnp.promote_types(x.dtype, jnp.float32)).astype(x.dtype)
-
-
-#: The chips with two cores that act as one device.
-# The portable interpreter cannot reach another core.
-_BACKENDS = ("tpu-sim", "tpu-interpret", "tpu-compile:v4", "tpu-compile:v5p", "tpu")
-
-
-def _opposed(drawn: pst.Drawn) -> pst.Drawn:
-    """Every other matrix is negated, so that the sums of the two cores cancel for equal rows.
-
-    Those of 20 rows exceed 256, from where on bfloat16 does not hold every integer.
-    """
-    x = np.array(drawn[0])
-    x[1::2] = -x[1::2]
-    return pst.Drawn((x,), drawn.recipe, declared=drawn.declared)
-
-
-_TYPICAL = (pst.shaped("p m n", dtype="bfloat16", dims={"p": 16, "m": 256, "n": 512}),)
-
-SPEC = KernelSpec(
-    name="swap_cores",
-    kernel=swap_cores,
-    reference=reference,
-    inputs=pst.arrays(
-        "p m n",
-        dtype=pst.dtypes("bfloat16", "int32"),
-        dims={"p": [2, 3, 6], "m": 17, "n": 129},
-    ),
-    backends=_BACKENDS,
-    exact=True,
-    relations=(Linear(0), Permuted({0: 2}, output=2, exact=True)),
-    vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
-    typical=_TYPICAL,
-)
-
-SPEC_SUM = KernelSpec(
-    name="sum_on_cores",
-    kernel=sum_on_cores,
-    reference=reference_sum,
-    inputs=pst.arrays(
-        "p m n",
-        dtype=pst.floats("bfloat16", "float32"),
-        dims={"p": [1, 5, 40], "m": 17, "n": 129},
-        values=("normal", "integers", "rows"),
-    ).map(_opposed),
-    backends=_BACKENDS,
-    exact=True,
-    relations=(Linear(0), Permuted({0: 0})),
-    vmappable=False,
-    typical=_TYPICAL,
-)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels._mxu import precision_for
+from reference_kernels._tpu import precision_for
 from reference_kernels.sparse._block_lists import in_order, listed
 
 

@@ -11,8 +11,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import tpu_sc as plsc
 
-from pytest_pallas.spec import EquivalentMutant
-
 CORE, SUBCORE = "core", "subcore"
 
 #: HBM as it is in memory, row after row, and not in the tiles of a TensorCore: a row of any width
@@ -21,12 +19,6 @@ LINEAR = pltpu.CompilerParams(use_tc_tiling_on_sc=False)
 
 #: As well, for operations on registers that the compiler's layout passes do not know.
 REGISTERS = pltpu.CompilerParams(use_tc_tiling_on_sc=False, needs_layout_passes=False)
-
-#: The chips with SparseCores; JAX's interpreters have the gap ``SPARSE_CORES``.
-BACKENDS = (
-    *("tpu-sim:v5p", "tpu-sim:v6e", "tpu-sim:tpu7x"),
-    *("tpu-compile:v5p", "tpu-compile:v6e", "tpu-compile:tpu7x", "tpu"),
-)
 
 
 def vector_mesh(cores: int | None, subcores: int | None) -> plsc.VectorSubcoreMesh:
@@ -83,15 +75,6 @@ def require_indices(name: str, operand: Any) -> None:
     """Raise ValueError unless ``operand`` holds int32."""
     if operand.dtype != jnp.int32:
         raise ValueError(f"{name} must be int32, but its dtype is {operand.dtype}")
-
-
-#: Of specs whose kernels call ``clear``.
-CLEARED = EquivalentMutant(
-    operator="store",
-    change="the next slot",
-    source="ref[i, pl.ds(j, width)] = zeros",
-    reason="every row is cleared, in another order",
-)
 
 
 def clear(ref: Any) -> None:

@@ -22,20 +22,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import tpu_sc as plsc
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
 from reference_kernels.sparsecore import _subcores
 
 #: Bins in a row.
-_ROW = 128
+ROW = 128
 
 
 def _count(x_ref: Any, counts: Any, *, bins: int, lanes: int) -> None:
@@ -45,7 +40,7 @@ def _count(x_ref: Any, counts: Any, *, bins: int, lanes: int) -> None:
     def _register(i: Any) -> None:
         x = x_ref[pl.ds(i, lanes)]
         number, last = plsc.scan_count(x, (x >= 0) & (x < bins))
-        plsc.addupdate_scatter(counts, [x // _ROW, x % _ROW], number, mask=last)
+        plsc.addupdate_scatter(counts, [x // ROW, x % ROW], number, mask=last)
 
 
 def _histogram_kernel(
@@ -100,7 +95,7 @@ def histogram(
     lanes = _subcores.lanes()
     block = pl.align_to(min(block, n), lanes)
     mesh = _subcores.vector_mesh(cores, subcores)
-    shape = pl.align_to(pl.cdiv(bins, _ROW), lanes), _ROW
+    shape = pl.align_to(pl.cdiv(bins, ROW), lanes), ROW
     out = pl.kernel(
         functools.partial(_histogram_kernel, block=block, bins=bins),
         out_type=jax.ShapeDtypeStruct((mesh.num_cores, *shape), jnp.int32),
@@ -119,42 +114,3 @@ def histogram(
 def reference(x: jax.Array, *, bins: int) -> jax.Array:
     """One comparison for each element and bin."""
     return jnp.sum(x[:, None] == jnp.arange(bins), axis=0, dtype=jnp.int32)
-
-
-@st.composite
-def _inputs(draw: st.DrawFn) -> pst.Arguments:
-    """Few different numbers, many different ones, and some that have no bin."""
-    # The last is as many as there are counters: no room for a number that has no bin.
-    n, bins = draw(st.sampled_from([1, 45])), draw(st.sampled_from([1, 130, 16 * _ROW]))
-    seed = draw(st.integers(0, 2**16))
-    beyond = bins == 16 * _ROW or draw(st.booleans())
-    low, high = (-2, bins + 3) if beyond else (0, bins)
-    x = np.random.default_rng(seed).integers(low, high, n).astype(np.int32)
-    x[-1] = max(low, high - 3)
-    return pst.Arguments(
-        args=(x,),
-        options={"bins": bins},
-        tuning={"block": 16, "cores": 1, "subcores": 2},
-        recipe={"n": n, "seed": seed, "low": low, "high": high, "bins": bins},
-    )
-
-
-SPEC = KernelSpec(
-    name="histogram",
-    kernel=histogram,
-    reference=reference,
-    inputs=_inputs(),
-    backends=_subcores.BACKENDS,
-    relations=(Permuted({0: 0}, exact=True),),
-    vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
-    equivalent=(
-        EquivalentMutant(
-            operator="guard",
-            change="of the next index",
-            source="first = jax.lax.axis_index(_subcores.SUBCORE) == 0",
-            reason="any one of the subcores may clear the sums, and store them",
-        ),
-        _subcores.CLEARED,
-    ),
-    typical=(pst.shaped("n", dtype="int32", dims={"n": 2**20}, options={"bins": 1024}),),
-)

@@ -27,9 +27,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import tpu_sc as plsc
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels.sparsecore import _subcores
 
@@ -151,33 +148,3 @@ def reference(x: jax.Array, y: jax.Array) -> jax.Array:
 def reference_abs(x: jax.Array) -> jax.Array:
     """``jnp.abs``."""
     return jnp.abs(x)
-
-
-def _inputs(shapes: str) -> Any:
-    return pst.arguments(
-        pst.arrays(shapes, dtype="bfloat16", dims={"n": [1, 95]}),
-        tuning={"block": 32, "cores": 1, "subcores": 2},
-    )
-
-
-SPEC = KernelSpec(
-    name="add_packed",
-    kernel=add_packed,
-    reference=reference,
-    inputs=_inputs("n, n"),
-    backends=_subcores.BACKENDS,
-    relations=(Permuted({0: 0, 1: 0}, output=0, exact=True),),
-    vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
-    typical=(pst.shaped("n, n", dtype="bfloat16", dims={"n": 2**20}),),
-)
-
-SPEC_ABS = KernelSpec(
-    name="abs_packed",
-    kernel=abs_packed,
-    reference=reference_abs,
-    inputs=_inputs("n"),
-    backends=_subcores.BACKENDS,
-    relations=(Permuted({0: 0}, output=0, exact=True),),
-    vmappable=False,
-    typical=(pst.shaped("n", dtype="bfloat16", dims={"n": 2**20}),),
-)

@@ -18,9 +18,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu_sc as plsc
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels.sparsecore import _subcores
 
@@ -81,22 +78,3 @@ def running_max(
 def reference(x: jax.Array) -> jax.Array:
     """``jax.lax.cummax``."""
     return jax.lax.cummax(x, axis=1)
-
-
-SPEC = KernelSpec(
-    name="running_max",
-    kernel=running_max,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "rows n",
-            dtype=pst.dtypes("float32", "int32"),
-            dims={"rows": [1, 3], "n": [1, 33]},
-        ),
-        tuning={"block": 2, "cores": 1, "subcores": 2},
-    ),
-    backends=_subcores.BACKENDS,
-    relations=(Permuted({0: 0}, output=0, exact=True),),
-    vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
-    typical=(pst.shaped("rows n", dtype="float32", dims={"rows": 8192, "n": 1024}),),
-)

@@ -23,9 +23,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import tpu_sc as plsc
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear
-from pytest_pallas.spec import EquivalentMutant, KernelSpec
 from reference_kernels import _require
 from reference_kernels.sparsecore import _subcores
 
@@ -115,28 +112,3 @@ def scalar_cumsum(x: jax.Array, *, chunk: int = 512) -> jax.Array:
 def reference(x: jax.Array) -> jax.Array:
     """``jnp.cumsum``, in the dtype of ``x``."""
     return jnp.cumsum(x, dtype=x.dtype)
-
-
-SPEC = KernelSpec(
-    name="scalar_cumsum",
-    kernel=scalar_cumsum,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays("n", dtype=pst.dtypes("int32", "float32"), dims={"n": [1, 16, 17, 61]}),
-        tuning={"chunk": 16},
-    ),
-    backends=(*_subcores.BACKENDS, "tpu-interpret"),
-    exact=True,
-    relations=(Linear(0),),
-    vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
-    equivalent=(
-        EquivalentMutant(
-            operator="arithmetic",
-            change="sub -> add",
-            source="store(i - _SLOTS).wait()",
-            reason="a wait needs the slot, which i + _SLOTS has too, and the size of a copy, not "
-            "its place",
-        ),
-    ),
-    typical=(pst.shaped("n", dtype="int32", dims={"n": 65536}),),
-)

@@ -33,14 +33,10 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import tpu_sc as plsc
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels.sparsecore import _subcores
 
@@ -157,61 +153,3 @@ def reference(x: jax.Array, idx: jax.Array, *, rows: int) -> jax.Array:
     """The sums by ``at[].add``, without its meaning of negative indices."""
     place = jnp.where(idx < 0, rows, idx)
     return jnp.zeros((rows, x.shape[1]), x.dtype).at[place].add(x, mode="drop")
-
-
-@st.composite
-def _inputs(draw: st.DrawFn, beyond: str) -> pst.Arguments:
-    """Rows, and indices of which one may be out of range."""
-    drawn = draw(
-        pst.arrays(
-            "m d",
-            dtype=pst.dtypes("float32", "int32"),
-            dims={"m": [1, 40], "d": [8, 13]},
-            # Whatever the order of the additions, their sum is the same.
-            values=["integers", "rows"],
-        )
-    )
-    [x] = drawn
-    rows = draw(st.sampled_from([1, 17]))
-    idx = draw(pst.indices(x.shape[0], size=rows, dtype="int32"))
-    if draw(st.booleans()):
-        idx[draw(st.integers(0, x.shape[0] - 1))] = draw(st.sampled_from([-1, rows, 10**6]))
-    return pst.Arguments(
-        args=(x, idx),
-        options={"rows": rows},
-        tuning={"chunk": 8, "beyond": beyond, "cores": 1, "subcores": 2},
-        recipe={**drawn.recipe, "rows": rows, "idx": idx.tolist()},
-        declared=drawn.declared,
-    )
-
-
-def _spec(name: str, beyond: str) -> KernelSpec:
-    return KernelSpec(
-        name=name,
-        kernel=scatter_add,
-        reference=reference,
-        inputs=_inputs(beyond),
-        backends=_subcores.BACKENDS,
-        exact=True,
-        relations=(
-            Linear(0),
-            Permuted({0: 0, 1: 0}),
-            Permuted({0: 1}, output=1),
-        ),
-        equivalent=(_subcores.CLEARED,),
-        vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
-        typical=(
-            pst.shaped(
-                "m d, m",
-                dtype=["float32", "int32"],
-                dims={"m": 2**16, "d": 128},
-                options={"rows": 4096},
-                tuning={"beyond": beyond},
-            ),
-        ),
-    )
-
-
-SPEC = _spec("scatter_add", "spare")
-
-SPEC_IGNORED = _spec("scatter_add_ignored", "ignored")

@@ -22,13 +22,9 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu_sc as plsc
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Permuted
-from pytest_pallas.spec import KernelSpec
 from reference_kernels import _require
 from reference_kernels.sparsecore import _subcores
 
@@ -60,11 +56,11 @@ def _addupdate(x_ref: Any, o_ref: Any, lanes: int) -> None:
         plsc.addupdate(o_ref.at[here], x_ref[here])
 
 
-_BODIES = {"loop": _loop, "parallel_loop": _parallel_loop, "addupdate": _addupdate}
+BODIES = {"loop": _loop, "parallel_loop": _parallel_loop, "addupdate": _addupdate}
 
 
 def _map_kernel(x_ref: Any, o_ref: Any, *, method: Method, block: int, lanes: int) -> None:
-    body = functools.partial(_BODIES[method], lanes=lanes)
+    body = functools.partial(BODIES[method], lanes=lanes)
     _subcores.by_blocks(body, (x_ref, o_ref), [(block,), (block,)])
 
 
@@ -96,8 +92,8 @@ def vector_map(
     """
     (n,) = _require.axes("x", x, "n")
     _subcores.require_32_bits("x", x)
-    if method not in _BODIES:
-        raise ValueError(f"method must be one of {', '.join(_BODIES)}, but it is {method!r}")
+    if method not in BODIES:
+        raise ValueError(f"method must be one of {', '.join(BODIES)}, but it is {method!r}")
     _require.positive(block=block)
     lanes = _subcores.lanes()
     block = pl.align_to(min(block, n), _UNROLL * lanes)
@@ -114,33 +110,3 @@ def vector_map(
 def reference(x: jax.Array) -> jax.Array:
     """``x + 1``."""
     return x + 1
-
-
-SPEC = KernelSpec(
-    name="vector_map",
-    kernel=vector_map,
-    reference=reference,
-    inputs=pst.arguments(
-        pst.arrays(
-            "n", dtype=pst.dtypes("float32", "int32"), dims={"n": [1, 161]}, values=("full", "wide")
-        ),
-        tuning={
-            "method": st.sampled_from(list(_BODIES)),
-            "block": 32,
-            "cores": 2,
-            "subcores": 1,
-        },
-    ),
-    backends=_subcores.BACKENDS,
-    exact=2**20,
-    relations=(Permuted({0: 0}, output=0, exact=True),),
-    vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
-    typical=tuple(
-        pst.shaped("n", dtype=dtype, dims={"n": 2**20}, tuning={"method": method})
-        for dtype, method in (
-            ("float32", "loop"),
-            ("float32", "parallel_loop"),
-            ("int32", "addupdate"),
-        )
-    ),
-)

@@ -104,6 +104,8 @@ def users(short: str) -> dict[str, list[str]]:
     """Modules of reference kernels by the names of a Pallas module that their code uses."""
     found: dict[str, list[str]] = {}
     for path in sorted(ROOT.rglob("*.py")):
+        if path.stem.endswith("_spec"):
+            continue
         place = path.relative_to(ROOT).with_suffix("").as_posix()
         for name in sorted(set(_attributes(ast.parse(path.read_text()), MODULES[short]))):
             found.setdefault(name, []).append(place)

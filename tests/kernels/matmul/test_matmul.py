@@ -13,8 +13,9 @@ from jax.experimental.pallas import tpu as pltpu
 from operands import f32, normal, refuses
 from simulating import simulating
 
+from reference_kernels._tpu import divisor, fit_axis, vmem_limit
 from reference_kernels.matmul import batched_matmul, matmul
-from reference_kernels.matmul._tiling import default_blocks, divisor, fit_axis, vmem_limit
+from reference_kernels.matmul.matmul import default_blocks
 
 #: With one core each: the numbers are those of a core.
 CHIPS = {

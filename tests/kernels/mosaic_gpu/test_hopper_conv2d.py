@@ -14,8 +14,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from operands import f32, refuses
 from simulating import simulating
 
+from reference_kernels.matmul.conv2d import reference
 from reference_kernels.mosaic_gpu import hopper_conv2d
-from reference_kernels.mosaic_gpu.hopper_conv2d import reference
 
 #: The module, whose name in the package is that of the function.
 MODULE = sys.modules[hopper_conv2d.__module__]

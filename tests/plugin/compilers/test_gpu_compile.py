@@ -55,7 +55,7 @@ GPU_KERNELS = """
 
 SPEC = """
     import dataclasses
-    from reference_kernels.mosaic_gpu.tma_copy_add import SPEC as COPY_ADD
+    from reference_kernels.mosaic_gpu.tma_copy_add_spec import SPEC as COPY_ADD
 
     SPEC = dataclasses.replace(COPY_ADD, file=__file__)
 """

@@ -84,7 +84,7 @@ def test_a_mesh_is_compiled_for_as_many_chips(compiling):
     compiling.write(
         specs="""
         import dataclasses
-        from reference_kernels.collectives.right_permute import SPEC as PERMUTE
+        from reference_kernels.collectives.right_permute_spec import SPEC as PERMUTE
 
         MESHES = ({"x": 1}, {"x": 4}, {"x": 2, "y": 4})
         SPEC = dataclasses.replace(PERMUTE, name="permute", file=__file__, meshes=MESHES)

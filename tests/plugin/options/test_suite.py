@@ -30,6 +30,58 @@ def test_package_with_all_below_it(project):
     result.assert_outcomes(passed=1)
 
 
+class TestSpecsBesideAKernel:
+    """Specs in ``<module>_spec.py``."""
+
+    @pytest.fixture
+    def beside(self, project):
+        """A package of a kernel with a spec beside it, and of another spec."""
+        (project.path / "package").mkdir()
+        (project.path / "package" / "__init__.py").touch()
+        (project.path / "package" / "kernel.py").write_text("")
+        project.specs('name="one", kernel=add', name="package/kernel_spec")
+        project.specs('name="two", kernel=add', name="package/other")
+        return project
+
+    def test_the_kernels_module_stands_for_them(self, beside):
+        result = beside.run("--pallas-suite=package.kernel", *QUICK, "-v")
+        result.assert_outcomes(passed=1)
+        result.stdout.fnmatch_lines(["package/kernel_spec.py::one-forward[[]tpu-sim[]] PASSED*"])
+
+    def test_their_own_module_too(self, beside):
+        beside.run("--pallas-suite=package.kernel_spec", *QUICK).assert_outcomes(passed=1)
+
+    def test_they_are_collected_once(self, beside):
+        beside.run("--pallas-suite=package", *QUICK).assert_outcomes(passed=2)
+        both = "--pallas-suite=package.kernel,package.kernel_spec"
+        beside.run(both, *QUICK).assert_outcomes(passed=1)
+
+    def test_specs_in_both_are_found(self, beside):
+        beside.specs('name="three", kernel=add', name="package/kernel")
+        result = beside.run("--pallas-suite=package.kernel", *QUICK, "-v")
+        result.assert_outcomes(passed=2)
+        result.stdout.fnmatch_lines(["package/kernel.py::three-*", "package/kernel_spec.py::one-*"])
+
+    def test_beside_a_package(self, beside):
+        beside.specs('name="three", kernel=add', name="package_spec")
+        beside.run("--pallas-suite=package", *QUICK).assert_outcomes(passed=3)
+
+    def test_the_kernels_file_as_an_argument(self, beside):
+        result = beside.run("--pallas-suite=package", *QUICK, "package/kernel.py")
+        result.assert_outcomes(passed=1)
+
+    def test_node_ids_name_the_file_of_the_spec(self, beside):
+        node = "package/kernel_spec.py::one-forward[tpu-sim]"
+        beside.run("--pallas-suite=package.kernel", *QUICK, node).assert_outcomes(passed=1)
+
+    def test_neither_has_a_spec(self, beside):
+        (beside.path / "package" / "kernel_spec.py").write_text("")
+        result = beside.run("--pallas-suite=package.kernel", *QUICK)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        assert "no KernelSpec is defined in" in result.stderr.str()
+        assert "or matmul_spec beside it" in result.stderr.str()
+
+
 def test_several(project):
     project.specs('name="one", kernel=add', name="first")
     project.specs('name="two", kernel=add', name="second")

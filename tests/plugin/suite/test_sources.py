@@ -46,6 +46,27 @@ def test_by_module_name_and_by_spec(package, sources, names):
     package.run(*QUICK).assert_outcomes(passed=len(names) + 1)
 
 
+def test_specs_beside_a_module_and_beside_a_package(package):
+    (package.path / "package" / "kernel.py").write_text("")
+    package.specs('name="four", kernel=add', name="package/kernel_spec")
+    package.specs('name="five", kernel=add', name="package_spec")
+    package.write(
+        test_kernels="""
+        from pytest_pallas import suite
+
+        test_one = suite("package.kernel")
+        test_all = suite("package")
+        """
+    )
+    result = package.run(*QUICK, "--collect-only", "-q")
+    found = [line.split("::")[1:] for line in result.outlines if "::" in line]
+    names = [(test, item.partition("-")[0]) for test, item in found]
+    assert names == [
+        ("test_one", "four"),
+        *(("test_all", name) for name in ("one", "four", "two", "three", "five")),
+    ]
+
+
 def test_by_node_id(package):
     package.write(
         test_kernels="""

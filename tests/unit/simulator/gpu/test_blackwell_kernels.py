@@ -25,7 +25,7 @@ SEEDS = (0, 1, 2)
 def specs() -> dict[str, KernelSpec]:
     """The specs of the reference kernels for Blackwell, by name."""
     kinds = ("", "mixed_", "scaled_", "sparse_")
-    names = [f"blackwell_{kind}matmul" for kind in kinds]
+    names = [f"blackwell_{kind}matmul_spec" for kind in kinds]
     modules = [importlib.import_module(f"reference_kernels.mosaic_gpu.{name}") for name in names]
     found = [each for module in modules for each in vars(module).values()]
     return {each.name: each for each in found if isinstance(each, KernelSpec)}

@@ -1,25 +1,32 @@
-"""How large the blocks of a product should be on the chip at hand."""
+"""What TPU kernels share: whole tiles, VMEM to ask for, the precision of the matrix unit."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels._blocks import LANES, ROWS, fit
+#: Rows of a whole tile of 16-bit elements; whole tiles of 32-bit ones too.
+ROWS = 16
+
+#: Elements in the last dimension of a tile.
+LANES = 128
 
 #: What Mosaic gives a kernel on every chip without being asked for more.
 DEFAULT_VMEM = 16 * 2**20
 
 
-class Blocks(NamedTuple):
-    """Rows and columns of a block of the output, and how much of the sums a program contracts."""
+def fit(block: int, size: int, tile: int) -> int:
+    """``block``, but not more than ``size`` rounded up to whole tiles.
 
-    rows: int
-    columns: int
-    length: int
+    A block of a single row would be legal for an array of one row, but Mosaic turns a product with
+    it into a sum of products, which fails for bfloat16 (JAX 0.12.0.1).
+    """
+    return min(block, pl.cdiv(size, tile) * tile)
 
 
 def chip_at_hand() -> pltpu.TpuInfo:
@@ -27,24 +34,6 @@ def chip_at_hand() -> pltpu.TpuInfo:
     if pltpu.is_tpu_device():
         return pltpu.get_tpu_info()
     return pltpu.get_tpu_info_for_chip(pltpu.ChipVersion.TPU_V5E, 1)
-
-
-def default_blocks(dtype: Any, chip: pltpu.TpuInfo) -> Blocks:
-    """Blocks that keep the matrix unit of ``chip`` busy with operands of ``dtype``.
-
-    In a step, a block of the output takes ``2 rows columns length`` operations for
-    ``(rows + columns) length`` elements that are copied. That has to be more operations a byte than
-    the chip can do, 240 on a v5e and 561 on a v6e, or the unit waits for HBM. Float32 takes six
-    products of bfloat16 for one, so it is far from that limit; there, VMEM is.
-    """
-    if jnp.dtype(dtype).itemsize >= 4:
-        return Blocks(512, 1024, 256)
-    square = Blocks(1024, 1024, 512)
-    operations = 2 * square.rows * square.columns
-    copied = (square.rows + square.columns) * jnp.dtype(dtype).itemsize
-    if operations / copied < chip.bf16_ops_per_second / chip.mem_bw_bytes_per_second:
-        return Blocks(2 * square.rows, square.columns, square.length)
-    return square
 
 
 def divisor(block: int, size: int) -> int:
@@ -69,14 +58,18 @@ def vmem_limit(*operands: tuple[tuple[int, ...], Any], scratch: int = 0) -> int 
       *operands: shape and dtype of each block that is copied; the pipeline keeps two of each.
       scratch: bytes that the kernel has besides.
     """
-    blocks = sum(jnp.dtype(dtype).itemsize * _product(shape) for shape, dtype in operands)
+    blocks = sum(jnp.dtype(dtype).itemsize * math.prod(shape) for shape, dtype in operands)
     needed = 2 * blocks + scratch
     room = 5 * needed // 4  # for registers that the compiler spills
     return room if room > DEFAULT_VMEM else None
 
 
-def _product(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+def precision_for(dtype: Any) -> jax.lax.Precision:
+    """The precision that multiplies operands of ``dtype`` without rounding them first.
+
+    By default a TPU rounds float32 operands to bfloat16, so those need ``HIGHEST``. Products of
+    bfloat16 are exact in float32 as they are, and Mosaic refuses ``HIGHEST`` for them ("Bad lhs
+    type", JAX 0.12.0.1).
+    """
+    wide = jnp.dtype(dtype).itemsize >= 4
+    return jax.lax.Precision.HIGHEST if wide else jax.lax.Precision.DEFAULT

@@ -1,0 +1,66 @@
+"""Specs of ``heads``."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Linear, Permuted
+from pytest_pallas.spec import KernelSpec
+from reference_kernels.basics.heads import (
+    merge_heads,
+    merge_reference,
+    split_heads,
+    split_reference,
+    transpose,
+)
+
+_DTYPES = pst.dtypes("float32", "bfloat16", "int8")
+
+_TOKENS = {"s": [1, 7, 31, 32, 33, 65], "d": [64, 128], "heads": [1, 2, 3]}
+
+SPEC_SPLIT = KernelSpec(
+    name="split_heads",
+    kernel=split_heads,
+    reference=split_reference,
+    inputs=pst.arguments(
+        pst.arrays("s w; w = heads*d", dtype=_DTYPES, dims=_TOKENS),
+        options=lambda drawn: {"heads": drawn.recipe["heads"]},
+        tuning={"block_tokens": 32},
+    ),
+    exact=True,
+    relations=(Linear(0), Permuted({0: 0}, output=1, exact=True)),
+    typical=(
+        pst.shaped("s w", dtype="bfloat16", dims={"s": 4096, "w": 2048}, options={"heads": 16}),
+    ),
+)
+
+SPEC_MERGE = KernelSpec(
+    name="merge_heads",
+    kernel=merge_heads,
+    reference=merge_reference,
+    inputs=pst.arguments(
+        pst.arrays("heads s d", dtype=_DTYPES, dims=_TOKENS), tuning={"block_tokens": 32}
+    ),
+    exact=True,
+    relations=(Linear(0), Permuted({0: 1}, output=0, exact=True)),
+    typical=(pst.shaped("heads s d", dtype="bfloat16", dims={"s": 4096, "heads": 16, "d": 128}),),
+)
+
+SPEC_TRANSPOSE = KernelSpec(
+    name="transpose",
+    kernel=transpose,
+    reference=jnp.transpose,
+    inputs=pst.arguments(
+        pst.arrays("m n", dtype=_DTYPES, around=128, max_dim=257, unequal=True),
+        tuning={"block": 128},
+    ),
+    exact=True,
+    batch_axes=(1,),
+    relations=(
+        Linear(0),
+        Permuted({0: 1}, output=0, exact=True),
+        Permuted({0: 0}, output=1, exact=True),
+    ),
+    typical=(pst.shaped("m n", dtype="float32", dims={"m": 4096, "n": 2048}),),
+)

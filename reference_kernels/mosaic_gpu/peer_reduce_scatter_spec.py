@@ -1,0 +1,63 @@
+"""Spec of ``peer_reduce_scatter``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from hypothesis import strategies as st
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Linear, Permuted
+from pytest_pallas.spec import KernelSpec
+from reference_kernels.mosaic_gpu._claims import TMA
+from reference_kernels.mosaic_gpu._peers_spec import schedules
+from reference_kernels.mosaic_gpu.peer_reduce_scatter import peer_reduce_scatter_on_mesh, reference
+
+
+def _inputs(mesh: jax.sharding.Mesh) -> Any:
+    # A multiple of the size of every axis, so that axis_name can be drawn by itself.
+    return pst.arguments(
+        pst.arrays(
+            "devices m n",
+            dtype=pst.dtypes("bfloat16", "float16", "float32"),
+            dims={
+                "devices": mesh.size,
+                "m": [mesh.size * each for each in (1, 3, 20)],
+                "n": [1, 130, 256],
+            },
+        ),
+        options={"axis_name": st.sampled_from(mesh.axis_names)},
+        tuning={
+            "schedule": st.sampled_from(schedules(mesh)),
+            "programs": st.sampled_from([1, 3]),
+        },
+    )
+
+
+def _typical(mesh: jax.sharding.Mesh) -> Any:
+    return [
+        pst.shaped(
+            "devices m n",
+            dtype=dtype,
+            dims={"devices": mesh.size, "m": 4096, "n": 4096},
+            options={"axis_name": mesh.axis_names[0]},
+            tuning={"schedule": schedule},
+        )
+        for schedule in schedules(mesh)
+        for dtype in ("bfloat16", "float32")
+    ]
+
+
+SPEC = KernelSpec(
+    name="peer_reduce_scatter",
+    kernel={"gpu": peer_reduce_scatter_on_mesh},
+    reference=reference,
+    inputs=_inputs,
+    meshes=({"x": 1}, {"x": 2}, {"x": 2, "y": 2}),
+    backends=TMA,
+    exact=True,
+    relations=(Linear(0), Permuted({0: 2}, output=-1)),
+    vmappable=False,  # as on_each_device
+    typical=_typical,
+)

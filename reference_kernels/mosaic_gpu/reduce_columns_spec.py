@@ -1,0 +1,48 @@
+"""Specs of ``reduce_columns``."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from hypothesis import strategies as st
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Permuted
+from pytest_pallas.spec import KernelSpec
+from reference_kernels.mosaic_gpu._claims import ANY
+from reference_kernels.mosaic_gpu.reduce_columns import Operation, reduce_columns, reference
+
+# Not gpu-interpret, which has no atomic operations (JAX 0.12.0.1).
+_DIMS = {"m": [1, 7, 16, 35], "n": [5, 128, 200, 512, 1024]}
+_TUNING = {"block_rows": st.sampled_from([8, 16])}
+
+SPEC = KernelSpec(
+    name="reduce_columns",
+    kernel={"gpu": reduce_columns},
+    backends=ANY,
+    reference=reference,
+    inputs=pst.arguments(
+        pst.arrays("m n", dtype=pst.dtypes("int32", "uint32"), dims=_DIMS),
+        options={"op": st.sampled_from(get_args(Operation))},
+        tuning=_TUNING,
+    ),
+    vmappable=False,  # a reference that is written has no axis of a batch
+    relations=(Permuted({0: 0}, exact=True), Permuted({0: 1}, output=0, exact=True)),
+    typical=(pst.shaped("m n", dtype="int32", dims={"m": 8192, "n": 8192}),),
+)
+
+SPEC_FLOATS = KernelSpec(
+    name="reduce_columns_floats",
+    kernel={"gpu": reduce_columns},
+    backends=ANY,
+    reference=reference,
+    inputs=pst.arguments(
+        pst.arrays("m n", dtype=pst.floats("float32"), dims=_DIMS), tuning=_TUNING
+    ),
+    exact=True,
+    vmappable=False,
+    # Not determinism, nor what compares bits of two runs: blocks add in any order.
+    checks=("forward", "dtype", "permutation"),
+    relations=(Permuted({0: 0}), Permuted({0: 1}, output=0)),
+    typical=(pst.shaped("m n", dtype="float32", dims={"m": 8192, "n": 8192}),),
+)

@@ -1,0 +1,51 @@
+"""Specs of ``split_k``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Literal
+
+from hypothesis import strategies as st
+
+from pytest_pallas import strategies as pst
+from pytest_pallas.relations import Permuted
+from pytest_pallas.spec import KernelSpec
+from reference_kernels.mosaic_gpu._claims import WGMMA
+from reference_kernels.mosaic_gpu.split_k import reference, split_k_matmul
+
+_LONG = pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 128, "k": 65536, "n": 512})
+
+
+def _spec(name: str, by: Literal["tma", "atomic"]) -> KernelSpec:
+    return KernelSpec(
+        name=name,
+        kernel={"gpu": functools.partial(split_k_matmul, by=by)},
+        backends=WGMMA,
+        reference=reference,
+        inputs=pst.arguments(
+            pst.arrays(
+                "m k, k n",
+                dtype=pst.floats("bfloat16", "float16"),
+                around={"m": 64, "n": 64, "k": 64},
+                max_bytes=2**17,
+            ),
+            tuning={
+                "block_m": 64,
+                "block_n": st.sampled_from([64, 128]),
+                "splits": st.sampled_from([1, 2, 3]),
+                "stages": 2,
+            },
+        ),
+        exact=True,
+        vmappable=False,
+        # Not determinism, nor what compares bits of two runs: blocks add in any order.
+        checks=("forward", "dtype", "permutation"),
+        relations=(Permuted({0: 1, 1: 0}),),
+        typical=(dataclasses.replace(_LONG, tuning={"splits": 32}),),
+    )
+
+
+SPEC = _spec("split_k_matmul", "tma")
+
+SPEC_ATOMIC = _spec("split_k_matmul_atomic", "atomic")
