@@ -166,7 +166,9 @@ def _elsewhere(verdict: Verdict, kernel: str, best: Verdict) -> Verdict:
     if _rank(best) > 1 or verdict.status not in ("survived", "untried"):
         return verdict
     by, on = (kernel, "") if best.status == "caught" else ("", "")
-    return dataclasses.replace(best, by=by, on=on, examples=verdict.examples, seconds=verdict.seconds)
+    return dataclasses.replace(
+        best, by=by, on=on, examples=verdict.examples, seconds=verdict.seconds
+    )
 
 
 def _told(verdict: Verdict) -> bool:

@@ -184,7 +184,8 @@ class Hunter:
             each.sound = error is None
             if error is not None:
                 self.notes.append(
-                    f"{each.part.check.name} on {each.place}, call {each.number}, fails without a mutant, and is not asked: "
+                    f"{each.part.check.name} on {each.place}, call {each.number}, fails without "
+                    "a mutant, and is not asked: "
                     f"{str(error).splitlines()[0]}"
                 )
         return each.sound

@@ -125,7 +125,9 @@ def test_a_backend_without_answers_is_not_asked(rows):
     result.stdout.fnmatch_lines([said])
     for other in ("tpu-interpret", "tpu-sim"):
         [record] = project.records(*args, f"--pallas-backend=interpret,{other}")
-        assert {(mutant["by"], mutant["on"]) for mutant in record["mutants"]} == {("forward", other)}
+        assert {(mutant["by"], mutant["on"]) for mutant in record["mutants"]} == {
+            ("forward", other)
+        }
 
 
 def test_a_limit_takes_some_of_every_operator(rows):
