@@ -1,11 +1,13 @@
 """A script that calls kernels from copies of their files, where jax and numpy are all there is.
 
-Beside the script are folders ``copy-*``. In each are the files of one kernel, and ``job.pickle``.
+Beside the script are folders ``copy-*``. In each are the files of one kernel, and ``job.pickle``:
+the module of the kernel, and calls to make.
 """
 
 import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+import importlib
 import importlib.util
 import pickle
 import sys
@@ -53,7 +55,9 @@ def main() -> int:
             del sys.modules[name]
         sys.path.insert(0, str(folder))
         try:
-            for action, arguments in pickle.loads((folder / "job.pickle").read_bytes()):
+            module, jobs = pickle.loads((folder / "job.pickle").read_bytes())
+            importlib.import_module(module)
+            for action, arguments in jobs:
                 {"trace": trace, "run": run}[action](*pickle.loads(arguments))
         except Exception:
             failed += 1
