@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,22 +77,62 @@ class Past:
 
 
 @dataclass(slots=True, eq=False)
+class Ranges[Item]:
+    """Items that belong to ranges of addresses, found by address.
+
+    Attributes:
+      starts: where the ranges begin, in order.
+      items: the items with the end of their range, in that order.
+      longest: bytes of the longest range so far.
+    """
+
+    starts: list[int] = field(default_factory=list[int])
+    items: list[tuple[int, Item]] = field(default_factory=list[tuple[int, Item]])
+    longest: int = 0
+
+    def add(self, bounds: tuple[int, int], item: Item) -> None:
+        """Add an item behind those whose range begins at the same address."""
+        start, end = bounds
+        at = bisect_right(self.starts, start)
+        self.starts.insert(at, start)
+        self.items.insert(at, (end, item))
+        if end - start > self.longest:
+            self.longest = end - start
+
+    def remove(self, bounds: tuple[int, int], item: Item) -> None:
+        """Remove an item that was added with these bounds."""
+        at = bisect_left(self.starts, bounds[0])
+        while self.items[at][1] is not item:
+            at += 1
+        del self.starts[at], self.items[at]
+
+    def near(self, bounds: tuple[int, int]) -> Sequence[Item]:
+        """The items whose range shares an address with another one, by their first address."""
+        start, end = bounds
+        first = bisect_right(self.starts, start - self.longest)
+        last = bisect_left(self.starts, end, first)
+        if first == last:
+            return ()
+        return [item for stop, item in self.items[first:last] if stop > start]
+
+
+@dataclass(slots=True, eq=False)
 class Memory:
     """One allocation while the events are gone through.
 
     Attributes:
-      flights: the sides of copies that are not proved to be done.
+      flights: the sides of copies that are not proved to be done, with the number of each.
+      moving: the same, by address.
+      begun: how many sides of copies were started.
       past: the last access of each kind to each region, by thread.
-      starts: where the regions of ``ordered`` begin, in order.
-      ordered: the accesses of ``past`` with the end of their region, in that order.
-      longest: bytes of the longest of these regions.
+      ordered: the same, by address.
     """
 
-    flights: dict[Flight, None] = field(default_factory=dict["Flight", None])
+    flights: dict[Flight, int] = field(default_factory=dict["Flight", int])
+    moving: Ranges[Flight] = field(default_factory=Ranges["Flight"])
+    begun: int = 0
     past: dict[Any, Past] = field(default_factory=dict[Any, "Past"])
-    starts: list[int] = field(default_factory=list[int])
-    ordered: list[tuple[int, Past]] = field(default_factory=list[tuple[int, "Past"]])
-    longest: int = 0
+    ordered: Ranges[Past] = field(default_factory=Ranges["Past"])
 
     def keep(self, key: Any, past: Past, bounds: tuple[int, int]) -> None:
         """Note an access to a region; ``key`` is equal for those that it makes superfluous."""
@@ -101,19 +141,25 @@ class Memory:
             before.known, before.event = past.known, past.event
             return
         self.past[key] = past
-        start, end = bounds
-        at = bisect_right(self.starts, start)
-        self.starts.insert(at, start)
-        self.ordered.insert(at, (end, past))
-        self.longest = max(self.longest, end - start)
+        self.ordered.add(bounds, past)
 
-    def near(self, start: int, end: int) -> Iterator[Past]:
-        """The accesses to regions that may have bytes between two addresses."""
-        first = bisect_right(self.starts, start - self.longest)
-        last = bisect_left(self.starts, end)
-        for stop, past in self.ordered[first:last]:
-            if stop > start:
-                yield past
+    def begin(self, flight: Flight) -> None:
+        """Note that a side of a copy may be under way from here on."""
+        self.flights[flight] = self.begun
+        self.begun += 1
+        self.moving.add(flight.bounds, flight)
+
+    def end(self, flight: Flight) -> bool:
+        """Note that a side of a copy is proved to be done; False if it was before."""
+        if self.flights.pop(flight, None) is None:
+            return False
+        self.moving.remove(flight.bounds, flight)
+        return True
+
+    def flights_near(self, bounds: tuple[int, int]) -> Sequence[Flight]:
+        """The sides of copies that may access memory between two addresses, the oldest first."""
+        near = self.moving.near(bounds)
+        return near if len(near) < 2 else sorted(near, key=self.flights.__getitem__)
 
 
 class Located(NamedTuple):

@@ -329,7 +329,10 @@ class Thread:
     @property
     def program(self) -> tuple[int, ...]:
         """The grid point it is at, or ()."""
-        return self.grids[-1].point[: self.grids[-1].shown] if self.grids else ()
+        if not self.grids:
+            return ()
+        grid = self.grids[-1]
+        return grid.point if grid.shown is None else grid.point[: grid.shown]
 
     @property
     def recording(self) -> Recording:

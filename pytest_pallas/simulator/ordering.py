@@ -91,9 +91,10 @@ def _renumber(events: Sequence[Event], owners: Sequence[Owner]) -> list[Owner]:
         return numbers.setdefault(number, len(numbers))
 
     for event in events:
-        if isinstance(event, Synchronized):
+        kind = type(event)
+        if kind is Synchronized:
             event.threads = tuple(map(new, event.threads))
-        elif not isinstance(event, Completed):
+        elif kind is not Completed:
             event.thread = new(event.thread)
     return [owners[number] for number in numbers]
 
@@ -104,25 +105,25 @@ def _go(this: Pass, events: Sequence[Event]) -> None:
     np.fill_diagonal(this.clocks, 1)
     this.fenced, this.core = np.zeros_like(this.clocks), np.zeros_like(this.clocks)
     for number, event in enumerate(events):
-        if isinstance(event, Waited):
+        kind = type(event)
+        if kind is Waited:
             _wait(this, number, event)
         else:
-            _HANDLERS.get(type(event), pass_on)(this, event)
+            _HANDLERS.get(kind, pass_on)(this, event)
 
 
 def _start(this: Pass, event: Started) -> None:
     copy, thread = event.copy, event.thread
     clock = tick(this, thread)
-    for semaphore in dict.fromkeys((copy.sent, copy.done)):
-        if semaphore is not None:
-            _promise(this, semaphore, Promise(thread, copy.size, clock, event, copy))
+    for semaphore in copy.semaphores:
+        _promise(this, semaphore, Promise(thread, copy.size, clock, event, copy))
     flights = this.flights[copy] = []
     for region, writes, place, bounds in this.located[event]:
         adds = writes and copy.adds
         flight = Flight(copy, region, writes, adds, thread, clock, bounds, place=place)
         memory = this.memory(place)
         check(this, memory, flight, bounds, clock, thread)
-        memory.flights[flight] = None
+        memory.begin(flight)
         flights.append(flight)
 
 
@@ -158,7 +159,8 @@ def _wait(this: Pass, number: int, event: Waited) -> None:
         if thread not in promise.known and promise.thread not in unproved:
             if _is_begun(promise, count.open, rivals, given, taken):
                 promise.known.add(thread)
-                np.maximum(row, promise.clock, out=row)
+                if promise.thread != thread:
+                    np.maximum(row, promise.clock, out=row)
             else:  # nor is what the same thread promised later
                 unproved.add(promise.thread)
         if promise.copy is not None and not promise.done and given <= taken:
@@ -170,9 +172,11 @@ def _wait(this: Pass, number: int, event: Waited) -> None:
     if event.takes:
         count.taken = taken
     row[thread] += 1
-    times, numbers = count.waits.setdefault(thread, ([], []))
-    times.append(int(row[thread]))
-    numbers.append(number)
+    waits = count.waits.get(thread)
+    if waits is None:
+        waits = count.waits[thread] = ([], [])
+    waits[0].append(int(row[thread]))
+    waits[1].append(number)
     this.last[thread, event.semaphore] = event
     this.left[number] = left
 
@@ -200,7 +204,7 @@ def _done(this: Pass, copy: Copy, semaphore: Semaphore, thread: int, time: int) 
             flight.past.known.setdefault(thread, time)
             continue
         memory = this.memory(flight.place)
-        if memory.flights.pop(flight, flight) is None and len(this.users[flight.place]) > 1:
+        if memory.end(flight) and len(this.users[flight.place]) > 1:
             past = Past({thread: time}, flight.region, flight.writes, flight.adds, flight)
             memory.keep(flight, past, flight.bounds)
             flight.past = past

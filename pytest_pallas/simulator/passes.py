@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from pytest_pallas.simulator.accesses import (
     Flight,
     Located,
     Memory,
+    Past,
     conflict,
     locate,
     overlap,
@@ -129,7 +131,7 @@ class Pass:
 
     owners: Sequence[Owner]
     given: dict[int, list[Promise]]
-    users: dict[Any, set[int]]
+    users: Mapping[Any, set[int]]
     located: Mapping[Any, Sequence[Located]]
     flights: dict[Copy, list[Flight]] = field(default_factory=dict[Any, list[Flight]])
     clocks: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
@@ -179,28 +181,25 @@ def check(
     """Note the accesses that are not ordered with one."""
     region = event.region
     frees = isinstance(event, Touched) and event.frees
-    start, end = bounds
-    for flight in memory.flights:
-        if flight.bounds[0] >= end or flight.bounds[1] <= start or not conflict(event, flight):
-            continue
-        if are_in_order(event, flight):
+    for flight in memory.flights_near(bounds):
+        if not conflict(event, flight) or are_in_order(event, flight):
             continue
         if frees and is_known(flight):
             continue
         if overlap(region, flight.region):
             note(this, "race", event, flight)
     seen, core = (event.seen, event.core) if isinstance(event, Flight) else (None, None)
-    for past in memory.near(start, end):
+    for past in memory.ordered.near(bounds):
         if not conflict(event, past):
             continue
-        known = past.known.items()
-        ordered = any(each == thread or clock[each] >= time for each, time in known)
+        # What a thread itself did it knows, whatever its barriers order.
+        own = thread in past.known
+        ordered = own or _is_known(past, clock)
         if seen is not None and isinstance(past.event, Touched) and past.event.writes:
-            fenced = any(seen[each] >= time for each, time in known)
+            fenced = _is_known(past, seen)
         else:
             fenced = True
-        # What a thread itself did it knows, whatever its barriers order.
-        shared = core is None or any(each == thread or core[each] >= time for each, time in known)
+        shared = core is None or own or _is_known(past, core)
         if ordered and fenced and shared:
             continue
         if are_in_order(event, past.event):
@@ -208,6 +207,14 @@ def check(
         if overlap(region, past.region):
             why = "race" if not ordered else "core" if fenced else "fence"
             note(this, why, event, past.event)
+
+
+def _is_known(past: Past, clock: Array) -> bool:
+    """Whether a clock knows the time from which some thread knows of an access."""
+    for thread, time in past.known.items():  # noqa: SIM110 - a generator takes as long as the rest
+        if clock[thread] >= time:
+            return True
+    return False
 
 
 def are_in_order(one: Touched | Flight, other: Touched | Flight) -> bool:
@@ -241,26 +248,27 @@ def locate_all(events: Sequence[Event]) -> Mapping[Any, Sequence[Located]]:
     """Where the accesses and the sides of copies are, by event."""
     located: dict[Any, list[Located]] = {}
     for event in events:
-        if isinstance(event, Touched):
+        if type(event) is Touched:
             located[event] = [locate(event.region, writes=event.writes)]
-        elif isinstance(event, Started):
+        elif type(event) is Started:
             located[event] = [locate(region, writes=writes) for region, writes in event.copy.sides]
     return located
 
 
 def users_of(
     events: Sequence[Event], located: Mapping[Any, Sequence[Located]]
-) -> dict[Any, set[int]]:
+) -> Mapping[Any, set[int]]:
     """The threads that access an allocation, themselves or by copies, or wait on a semaphore."""
-    users: dict[Any, set[int]] = {}
+    users: defaultdict[Any, set[int]] = defaultdict(set)
     for event in events:
-        if isinstance(event, Touched | Started):
+        kind = type(event)
+        if kind is Waited:
+            users[event.semaphore].add(event.thread)
+        elif kind is Touched or kind is Started:
             for each in located[event]:
-                users.setdefault(each.place, set()).add(event.thread)
-        elif isinstance(event, Forked):
+                users[each.place].add(event.thread)
+        elif kind is Forked:
             for side in event.operation.sides:
                 # The engine is a user of its own.
-                users.setdefault(id(root(side.region)), set()).update({event.thread, -1})
-        elif isinstance(event, Waited):
-            users.setdefault(event.semaphore, set()).add(event.thread)
+                users[id(root(side.region))].update({event.thread, -1})
     return users

@@ -126,7 +126,7 @@ def _fork(this: Pass, event: Forked) -> None:
         )
         memory = this.memories.setdefault(id(root(side.region)), Memory())
         check(this, memory, flight, flight.bounds, clock, thread)
-        memory.flights[flight] = None
+        memory.begin(flight)
 
 
 def _finish(
@@ -145,7 +145,7 @@ def _finish(
         if flight is None:
             _known_to(memory, side, thread, time)
             continue
-        del memory.flights[flight]
+        memory.end(flight)
         np.maximum(row, flight.clock, out=row)
         if flight.core is not None:
             np.maximum(this.core[thread], flight.core, out=this.core[thread])
