@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from pytest_pallas.simulator.accesses import (
     Flight,
     Located,
     Memory,
-    Past,
     conflict,
     locate,
     overlap,
@@ -36,6 +35,9 @@ if TYPE_CHECKING:
     from pytest_pallas.simulator.transfers import Copy, Semaphore
 
 Array = np.ndarray[Any, Any]
+
+#: No thread.
+NOBODY: frozenset[int] = frozenset()
 
 #: Findings of one run: a race of a loop shows at every step.
 MOST = 32
@@ -61,7 +63,7 @@ class Promise:
     event: Started | Signalled
     copy: Copy | None = None
     done: bool = False
-    known: set[int] = field(default_factory=set[int])
+    known: frozenset[int] = NOBODY
 
     def follows(self, other: Promise) -> bool:
         """Whether it happens only after another one."""
@@ -76,13 +78,13 @@ class Count:
       promised: by all promises so far.
       taken: by all waits so far.
       open: promises that no wait has proved.
-      waits: for each thread that waited, the times and numbers of its waits, in order.
+      waits: for each thread that waited, the numbers of its waits, in order.
     """
 
     promised: int = 0
     taken: int = 0
     open: list[Promise] = field(default_factory=list["Promise"])
-    waits: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict[int, Any])
+    waits: dict[int, list[int]] = field(default_factory=dict[int, Any])
 
 
 @dataclass(slots=True, eq=False)
@@ -109,6 +111,7 @@ class Pass:
     """One pass over the events.
 
     Attributes:
+      events: of the run.
       owners: of the threads, by number.
       given: for a wait's number, what was promised later in the run that it could have taken, as
         known so far.
@@ -125,13 +128,14 @@ class Pass:
       core: as ``clocks``, of what each thread knows that others did to tensor memory.
       tokens: what whoever acquires a token knows.
       forks: what the thread knew that started an operation, by the identity of that.
-      last: the last wait of a thread on a semaphore.
+      times: for a wait's number, the time of its thread.
       found: kinds and events of what is out of order.
     """
 
+    events: Sequence[Event]
     owners: Sequence[Owner]
     given: dict[int, list[Promise]]
-    users: Mapping[Any, set[int]]
+    users: Mapping[Any, frozenset[int]]
     located: Mapping[Any, Sequence[Located]]
     flights: dict[Copy, list[Flight]] = field(default_factory=dict[Any, list[Flight]])
     clocks: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
@@ -144,7 +148,7 @@ class Pass:
     core: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     forks: dict[int, Array] = field(default_factory=dict[int, Any])
     tokens: dict[Token, Passed] = field(default_factory=dict[Any, "Passed"])
-    last: dict[tuple[int, Any], Waited] = field(default_factory=dict[Any, Waited])
+    times: dict[int, int] = field(default_factory=dict[int, int])
     found: list[tuple[str, Any, Any]] = field(default_factory=list[Any])
 
     def count(self, semaphore: Semaphore) -> Count:
@@ -193,13 +197,13 @@ def check(
         if not conflict(event, past):
             continue
         # What a thread itself did it knows, whatever its barriers order.
-        own = thread in past.known
-        ordered = own or _is_known(past, clock)
+        own = past.is_of(thread)
+        ordered = own or past.is_known(clock)
         if seen is not None and isinstance(past.event, Touched) and past.event.writes:
-            fenced = _is_known(past, seen)
+            fenced = past.is_known(seen)
         else:
             fenced = True
-        shared = core is None or own or _is_known(past, core)
+        shared = core is None or own or past.is_known(core)
         if ordered and fenced and shared:
             continue
         if are_in_order(event, past.event):
@@ -207,14 +211,6 @@ def check(
         if overlap(region, past.region):
             why = "race" if not ordered else "core" if fenced else "fence"
             note(this, why, event, past.event)
-
-
-def _is_known(past: Past, clock: Array) -> bool:
-    """Whether a clock knows the time from which some thread knows of an access."""
-    for thread, time in past.known.items():  # noqa: SIM110 - a generator takes as long as the rest
-        if clock[thread] >= time:
-            return True
-    return False
 
 
 def are_in_order(one: Touched | Flight, other: Touched | Flight) -> bool:
@@ -257,18 +253,30 @@ def locate_all(events: Sequence[Event]) -> Mapping[Any, Sequence[Located]]:
 
 def users_of(
     events: Sequence[Event], located: Mapping[Any, Sequence[Located]]
-) -> Mapping[Any, set[int]]:
+) -> Mapping[Any, frozenset[int]]:
     """The threads that access an allocation, themselves or by copies, or wait on a semaphore."""
-    users: defaultdict[Any, set[int]] = defaultdict(set)
+    users: dict[Any, frozenset[int]] = {}
+
+    def use(place: Any, *threads: int) -> None:
+        before = users.get(place, NOBODY)
+        if not before.issuperset(threads):
+            users[place] = with_threads(before, *threads)
+
     for event in events:
         kind = type(event)
         if kind is Waited:
-            users[event.semaphore].add(event.thread)
+            use(event.semaphore, event.thread)
         elif kind is Touched or kind is Started:
             for each in located[event]:
-                users[each.place].add(event.thread)
+                use(each.place, event.thread)
         elif kind is Forked:
             for side in event.operation.sides:
                 # The engine is a user of its own.
-                users[id(root(side.region))].update({event.thread, -1})
+                use(id(root(side.region)), event.thread, -1)
     return users
+
+
+@lru_cache
+def with_threads(threads: frozenset[int], *others: int) -> frozenset[int]:
+    """Some threads and others. Most semaphores have the same few: one object for all of them."""
+    return threads.union(others)

@@ -56,7 +56,7 @@ def _get(eqn: Equation) -> Evaluate:
 
 
 def _loaded(part: Any) -> Any:
-    """A copy of a part of memory; a scalar of numpy, which computes faster, where it has no axes."""
+    """A copy of a part of memory: a scalar of numpy where it has no axes, which computes faster."""
     return np.array(part) if part.ndim else part[()]
 
 
