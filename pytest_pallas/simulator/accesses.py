@@ -110,8 +110,8 @@ class Ranges[Item]:
       longest: bytes of the longest range so far.
     """
 
-    starts: list[int] = field(default_factory=list[int])
-    items: list[tuple[int, Item]] = field(default_factory=list[tuple[int, Item]])
+    starts: list[int] = field(default_factory=list)
+    items: list[tuple[int, Item]] = field(default_factory=list)
     longest: int = 0
 
     def add(self, bounds: tuple[int, int], item: Item) -> None:
@@ -155,10 +155,10 @@ class Memory:
       ordered: these accesses, and copies that are proved to be done, by address.
     """
 
-    flights: Ranges[Flight] = field(default_factory=Ranges["Flight"])
+    flights: Ranges[Flight] = field(default_factory=Ranges)
     begun: int = 0
-    past: dict[Any, Past] = field(default_factory=dict[Any, "Past"])
-    ordered: Ranges[Past] = field(default_factory=Ranges["Past"])
+    past: dict[Any, Past] = field(default_factory=dict)
+    ordered: Ranges[Past] = field(default_factory=Ranges)
 
     def keep(self, key: Any, past: Past, bounds: tuple[int, int]) -> None:
         """Note an access to a region; ``key`` is equal for those that it makes superfluous."""

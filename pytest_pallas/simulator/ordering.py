@@ -93,10 +93,9 @@ def _renumber(events: Sequence[Event], owners: Sequence[Owner]) -> list[Owner]:
         return numbers.setdefault(number, len(numbers))
 
     for event in events:
-        kind = type(event)
-        if kind is Synchronized:
+        if isinstance(event, Synchronized):
             event.threads = tuple(map(new, event.threads))
-        elif kind is not Completed:
+        elif not isinstance(event, Completed):
             event.thread = new(event.thread)
     return [owners[number] for number in numbers]
 
@@ -107,11 +106,10 @@ def _go(this: Pass) -> None:
     np.fill_diagonal(this.clocks, 1)
     this.fenced, this.core = np.zeros_like(this.clocks), np.zeros_like(this.clocks)
     for number, event in enumerate(this.events):
-        kind = type(event)
-        if kind is Waited:
+        if isinstance(event, Waited):
             _wait(this, number, event)
         else:
-            _HANDLERS.get(kind, pass_on)(this, event)
+            _HANDLERS.get(type(event), pass_on)(this, event)
 
 
 def _start(this: Pass, event: Started) -> None:

@@ -83,8 +83,8 @@ class Count:
 
     promised: int = 0
     taken: int = 0
-    open: list[Promise] = field(default_factory=list["Promise"])
-    waits: dict[int, list[int]] = field(default_factory=dict[int, Any])
+    open: list[Promise] = field(default_factory=list)
+    waits: dict[int, list[int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -102,8 +102,8 @@ class Passed:
     clock: Array
     fenced: Array
     core: Array
-    operations: list[Asynchronous] = field(default_factory=list[Asynchronous])
-    waits: dict[int, tuple[int, Acquired]] = field(default_factory=dict[int, Any])
+    operations: list[Asynchronous] = field(default_factory=list)
+    waits: dict[int, tuple[int, Acquired]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -137,19 +137,19 @@ class Pass:
     given: dict[int, list[Promise]]
     users: Mapping[Any, frozenset[int]]
     located: Mapping[Any, Sequence[Located]]
-    flights: dict[Copy, list[Flight]] = field(default_factory=dict[Any, list[Flight]])
+    flights: dict[Copy, list[Flight]] = field(default_factory=dict)
     clocks: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
-    counts: dict[Semaphore, Count] = field(default_factory=dict[Any, Count])
-    memories: dict[int, Memory] = field(default_factory=dict[int, Memory])
-    entered: dict[Any, tuple[int, int]] = field(default_factory=dict[Any, tuple[int, int]])
-    rivals: dict[int, list[Promise]] = field(default_factory=dict[int, list[Promise]])
-    left: dict[int, list[Promise]] = field(default_factory=dict[int, list[Promise]])
+    counts: dict[Semaphore, Count] = field(default_factory=dict)
+    memories: dict[int, Memory] = field(default_factory=dict)
+    entered: dict[Any, tuple[int, int]] = field(default_factory=dict)
+    rivals: dict[int, list[Promise]] = field(default_factory=dict)
+    left: dict[int, list[Promise]] = field(default_factory=dict)
     fenced: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     core: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
-    forks: dict[int, Array] = field(default_factory=dict[int, Any])
-    tokens: dict[Token, Passed] = field(default_factory=dict[Any, "Passed"])
-    times: dict[int, int] = field(default_factory=dict[int, int])
-    found: list[tuple[str, Any, Any]] = field(default_factory=list[Any])
+    forks: dict[int, Array] = field(default_factory=dict)
+    tokens: dict[Token, Passed] = field(default_factory=dict)
+    times: dict[int, int] = field(default_factory=dict)
+    found: list[tuple[str, Any, Any]] = field(default_factory=list)
 
     def count(self, semaphore: Semaphore) -> Count:
         """What a semaphore has got and given so far."""
@@ -244,9 +244,9 @@ def locate_all(events: Sequence[Event]) -> Mapping[Any, Sequence[Located]]:
     """Where the accesses and the sides of copies are, by event."""
     located: dict[Any, list[Located]] = {}
     for event in events:
-        if type(event) is Touched:
+        if isinstance(event, Touched):
             located[event] = [locate(event.region, writes=event.writes)]
-        elif type(event) is Started:
+        elif isinstance(event, Started):
             located[event] = [locate(region, writes=writes) for region, writes in event.copy.sides]
     return located
 
@@ -263,13 +263,12 @@ def users_of(
             users[place] = with_threads(before, *threads)
 
     for event in events:
-        kind = type(event)
-        if kind is Waited:
+        if isinstance(event, Waited):
             use(event.semaphore, event.thread)
-        elif kind is Touched or kind is Started:
+        elif isinstance(event, (Touched, Started)):
             for each in located[event]:
                 use(each.place, event.thread)
-        elif kind is Forked:
+        elif isinstance(event, Forked):
             for side in event.operation.sides:
                 # The engine is a user of its own.
                 use(id(root(side.region)), event.thread, -1)

@@ -57,9 +57,9 @@ class Semaphore:
     count: int = 0
     promised: int = 0
     taken: int = 0
-    copies: list[Copy] = field(default_factory=list["Copy"])
-    coming: list[Copy] = field(default_factory=list["Copy"])
-    waiting: list[Task] = field(default_factory=list[Task])
+    copies: list[Copy] = field(default_factory=list)
+    coming: list[Copy] = field(default_factory=list)
+    waiting: list[Task] = field(default_factory=list)
     lasting: bool = False
 
 
@@ -144,8 +144,8 @@ class Copy:
     begun: bool = False
     adds: bool = False
     lists: tuple[Region, ...] = ()
-    unread: list[Chunk] = field(default_factory=list[Chunk])
-    unwritten: list[Chunk] = field(default_factory=list[Chunk])
+    unread: list[Chunk] = field(default_factory=list)
+    unwritten: list[Chunk] = field(default_factory=list)
     waited: bool = False
     reported: bool = False
 
