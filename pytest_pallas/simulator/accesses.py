@@ -155,10 +155,10 @@ class Memory:
       ordered: these accesses, and copies that are proved to be done, by address.
     """
 
-    flights: Ranges[Flight] = field(default_factory=Ranges)
+    flights: Ranges[Flight] = field(default_factory=Ranges["Flight"])
     begun: int = 0
     past: dict[Any, Past] = field(default_factory=dict)
-    ordered: Ranges[Past] = field(default_factory=Ranges)
+    ordered: Ranges[Past] = field(default_factory=Ranges["Past"])
 
     def keep(self, key: Any, past: Past, bounds: tuple[int, int]) -> None:
         """Note an access to a region; ``key`` is equal for those that it makes superfluous."""
