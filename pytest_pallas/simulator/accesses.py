@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ class Flight:
       core: of tensor memory, the clock of what its thread knows of the others' there.
       chain: of the operation: see ``Asynchronous``.
       place: of the allocation: see ``Located``.
+      number: of the flight, in the order in which those of an allocation began.
       past: what it became when a wait proved it to be done.
     """
 
@@ -53,6 +55,7 @@ class Flight:
     core: Array | None = None
     chain: Any = None
     place: int = 0
+    number: int = 0
     past: Past | None = None
 
 
@@ -61,19 +64,84 @@ class Past:
     """An access that happened: known to whoever knows the time of one of some threads.
 
     Attributes:
-      known: the time from which each thread knows it: the one that made it, or those whose waits
-        prove that a copy did.
+      thread: that made it, or whose wait proved first that a copy did.
+      time: from which that thread knows it.
       region: the memory.
       writes: whether it wrote.
       adds: whether it wrote by adding.
       event: what it was.
+      others: the times from which other threads know it, whose waits proved it, too.
     """
 
-    known: dict[int, int]
+    thread: int
+    time: int
     region: Region
     writes: bool
     adds: bool
     event: Touched | Flight
+    others: dict[int, int] | None = None
+
+    def learn(self, thread: int, time: int) -> None:
+        """Note that a thread knows it from a time on, unless it knew it before."""
+        if thread != self.thread:
+            if self.others is None:
+                self.others = {}
+            self.others.setdefault(thread, time)
+
+    def is_of(self, thread: int) -> bool:
+        """Whether a thread knows it without learning it from another one."""
+        return thread == self.thread or (self.others is not None and thread in self.others)
+
+    def is_known(self, clock: Array) -> bool:
+        """Whether it is known to who knows so much of the threads."""
+        if clock[self.thread] >= self.time:
+            return True
+        others = self.others or {}
+        return any(clock[thread] >= time for thread, time in others.items())
+
+
+@dataclass(slots=True, eq=False)
+class Ranges[Item]:
+    """Items that belong to ranges of addresses, found by address.
+
+    Attributes:
+      starts: where the ranges begin, in order.
+      items: the items with the end of their range, in that order.
+      longest: bytes of the longest range so far.
+    """
+
+    starts: list[int] = field(default_factory=list)
+    items: list[tuple[int, Item]] = field(default_factory=list)
+    longest: int = 0
+
+    def add(self, bounds: tuple[int, int], item: Item) -> None:
+        """Add an item behind those whose range begins at the same address."""
+        start, end = bounds
+        at = bisect_right(self.starts, start)
+        self.starts.insert(at, start)
+        self.items.insert(at, (end, item))
+        if end - start > self.longest:
+            self.longest = end - start
+
+    def remove(self, bounds: tuple[int, int], item: Item) -> bool:
+        """Remove an item that was added with these bounds; False if it is not there."""
+        starts, items = self.starts, self.items
+        at = bisect_left(starts, bounds[0])
+        while at < len(starts) and starts[at] == bounds[0]:
+            if items[at][1] is item:
+                del starts[at], items[at]
+                return True
+            at += 1
+        return False
+
+    def near(self, bounds: tuple[int, int]) -> Sequence[Item]:
+        """The items whose range shares an address with another one, by their first address."""
+        start, end = bounds
+        first = bisect_right(self.starts, start - self.longest)
+        last = bisect_left(self.starts, end, first)
+        if first == last:
+            return ()
+        return [item for stop, item in self.items[first:last] if stop > start]
 
 
 @dataclass(slots=True, eq=False)
@@ -81,39 +149,41 @@ class Memory:
     """One allocation while the events are gone through.
 
     Attributes:
-      flights: the sides of copies that are not proved to be done.
+      flights: the sides of copies that are not proved to be done, by address.
+      begun: how many sides of copies were started.
       past: the last access of each kind to each region, by thread.
-      starts: where the regions of ``ordered`` begin, in order.
-      ordered: the accesses of ``past`` with the end of their region, in that order.
-      longest: bytes of the longest of these regions.
+      ordered: these accesses, and copies that are proved to be done, by address.
     """
 
-    flights: dict[Flight, None] = field(default_factory=dict["Flight", None])
-    past: dict[Any, Past] = field(default_factory=dict[Any, "Past"])
-    starts: list[int] = field(default_factory=list[int])
-    ordered: list[tuple[int, Past]] = field(default_factory=list[tuple[int, "Past"]])
-    longest: int = 0
+    flights: Ranges[Flight] = field(default_factory=Ranges["Flight"])
+    begun: int = 0
+    past: dict[Any, Past] = field(default_factory=dict)
+    ordered: Ranges[Past] = field(default_factory=Ranges["Past"])
 
     def keep(self, key: Any, past: Past, bounds: tuple[int, int]) -> None:
         """Note an access to a region; ``key`` is equal for those that it makes superfluous."""
         before = self.past.get(key)
         if before is not None:
-            before.known, before.event = past.known, past.event
+            before.thread, before.time, before.others = past.thread, past.time, past.others
+            before.event = past.event
             return
         self.past[key] = past
-        start, end = bounds
-        at = bisect_right(self.starts, start)
-        self.starts.insert(at, start)
-        self.ordered.insert(at, (end, past))
-        self.longest = max(self.longest, end - start)
+        self.ordered.add(bounds, past)
 
-    def near(self, start: int, end: int) -> Iterator[Past]:
-        """The accesses to regions that may have bytes between two addresses."""
-        first = bisect_right(self.starts, start - self.longest)
-        last = bisect_left(self.starts, end)
-        for stop, past in self.ordered[first:last]:
-            if stop > start:
-                yield past
+    def begin(self, flight: Flight) -> None:
+        """Note that a side of a copy may be under way from here on."""
+        flight.number = self.begun
+        self.begun += 1
+        self.flights.add(flight.bounds, flight)
+
+    def end(self, flight: Flight) -> bool:
+        """Note that a side of a copy is proved to be done; False if it was before."""
+        return self.flights.remove(flight.bounds, flight)
+
+    def flights_near(self, bounds: tuple[int, int]) -> Sequence[Flight]:
+        """The sides of copies that may access memory between two addresses, the oldest first."""
+        near = self.flights.near(bounds)
+        return near if len(near) < 2 else sorted(near, key=attrgetter("number"))
 
 
 class Located(NamedTuple):

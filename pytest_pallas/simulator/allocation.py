@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -73,7 +74,11 @@ def semaphores_of(refs: Iterable[Ref]) -> list[Semaphore]:
 
 def _semaphores(shape: tuple[int, ...], kind: str, name: str) -> np.ndarray[Any, Any]:
     found = np.empty(shape, object)
-    for point in np.ndindex(*shape):
-        index = f"[{', '.join(map(str, point))}]" if point else ""
-        found[point] = Semaphore(f"{name}{index}", kind)
+    if not shape:
+        found[()] = Semaphore(name, kind)
+        return found
+    found.reshape(-1)[:] = [
+        Semaphore(f"{name}[{', '.join(map(str, point))}]", kind)
+        for point in itertools.product(*map(range, shape))
+    ]
     return found

@@ -135,14 +135,14 @@ class Inspector:
 
     watch: tuple[str, ...] = ()
     stop_at: tuple[str, ...] = ()
-    changes: list[Change] = field(default_factory=list[Change])
+    changes: list[Change] = field(default_factory=list)
     raised: BaseException | None = None
     time: int = 0
-    _lines: set[str] = field(default_factory=set[str])
-    _names: set[str] = field(default_factory=set[str])
-    _line_of: dict[int, tuple[Step, str]] = field(default_factory=dict[int, Any])
-    _frames: dict[int, list[Any]] = field(default_factory=dict[int, Any])
-    _watched: dict[Any, _Watched] = field(default_factory=dict[Any, _Watched])
+    _lines: set[str] = field(default_factory=set)
+    _names: set[str] = field(default_factory=set)
+    _line_of: dict[int, tuple[Step, str]] = field(default_factory=dict)
+    _frames: dict[int, list[Any]] = field(default_factory=dict)
+    _watched: dict[Any, _Watched] = field(default_factory=dict)
 
     def steps(self, steps: Sequence[Step], thread: Thread, env: Sequence[Any]) -> Iterator[Step]:
         """The steps of a program, each to be evaluated before the next one is asked for.
@@ -337,7 +337,7 @@ class _Frame:
     """
 
     env: Sequence[Any]
-    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    values: dict[str, Any] = field(default_factory=dict)
 
     def refs(self) -> Iterator[Ref]:
         """The references that it has."""

@@ -67,7 +67,7 @@ class Loads(Inspector):
       loads: in the order in which they happened.
     """
 
-    loads: list[Load] = field(default_factory=list[Load])
+    loads: list[Load] = field(default_factory=list)
     _bytes: int = 0
 
     def steps(self, steps: Sequence[Step], thread: Thread, env: Sequence[Any]) -> Iterator[Step]:

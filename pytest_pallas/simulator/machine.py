@@ -81,20 +81,20 @@ class Machine:
     cores: int = 1
     limits: Limits = field(default_factory=Limits)
     fill: Fill | None = None
-    findings: list[Finding] = field(default_factory=list[Finding])
-    notes: list[str] = field(default_factory=list[str])
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     steps: int = 0
-    fallbacks: Counter[str] = field(default_factory=Counter[str])
+    fallbacks: Counter[str] = field(default_factory=Counter)
     chip_precision: bool = False
     outputs: Callable[[Any, list[Any]], None] | None = None
     ahead: bool = True
     separate: bool = False
-    copies: list[Copy] = field(default_factory=list[Copy])
-    devices: dict[int, Device] = field(default_factory=dict[int, "Device"])
-    owners: dict[Owner, int] = field(default_factory=dict[Owner, int])
-    lasting: list[Semaphore] = field(default_factory=list[Semaphore])
-    shared: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict[int, Any])
-    meetings: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    copies: list[Copy] = field(default_factory=list)
+    devices: dict[int, Device] = field(default_factory=dict)
+    owners: dict[Owner, int] = field(default_factory=dict)
+    lasting: list[Semaphore] = field(default_factory=list)
+    shared: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+    meetings: dict[Any, Any] = field(default_factory=dict)
     monitored: bool = True
     recording: Recording = field(default_factory=Recording)
     timeline: Timeline | None = None
@@ -245,14 +245,12 @@ class Device:
     """
 
     number: int
-    memory: dict[Key, Ref] = field(default_factory=dict[Key, Ref])
-    left: set[Any] = field(default_factory=set[Any])
-    freed: set[Key] = field(default_factory=set[Key])
-    launches: Counter[Any] = field(default_factory=Counter[Any])
-    barriers: dict[Any, Semaphore] = field(default_factory=dict[Any, Semaphore])
-    expected: dict[Key, list[Callable[[Ref], None]]] = field(
-        default_factory=dict[Key, list[Callable[[Ref], None]]]
-    )
+    memory: dict[Key, Ref] = field(default_factory=dict)
+    left: set[Any] = field(default_factory=set)
+    freed: set[Key] = field(default_factory=set)
+    launches: Counter[Any] = field(default_factory=Counter)
+    barriers: dict[Any, Semaphore] = field(default_factory=dict)
+    expected: dict[Key, list[Callable[[Ref], None]]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -279,14 +277,14 @@ class Thread:
     """
 
     machine: Machine
-    grids: list[Grid] = field(default_factory=list[Grid])
-    kernels: list[str] = field(default_factory=list[str])
+    grids: list[Grid] = field(default_factory=list)
+    kernels: list[str] = field(default_factory=list)
     generator: np.random.Generator | None = None
-    axes: dict[str, int] = field(default_factory=dict[str, int])
-    units: dict[str, Any] = field(default_factory=dict[str, Any])
-    sizes: dict[str, int] = field(default_factory=dict[str, int])
-    cores: dict[str, int] = field(default_factory=dict[str, int])
-    others: dict[str, int] = field(default_factory=dict[str, int])
+    axes: dict[str, int] = field(default_factory=dict)
+    units: dict[str, Any] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    cores: dict[str, int] = field(default_factory=dict)
+    others: dict[str, int] = field(default_factory=dict)
     owner: Owner = field(default_factory=Owner)
     number: int = -1
     launch: tuple[Any, ...] = ()
@@ -329,7 +327,10 @@ class Thread:
     @property
     def program(self) -> tuple[int, ...]:
         """The grid point it is at, or ()."""
-        return self.grids[-1].point[: self.grids[-1].shown] if self.grids else ()
+        if not self.grids:
+            return ()
+        grid = self.grids[-1]
+        return grid.point if grid.shown is None else grid.point[: grid.shown]
 
     @property
     def recording(self) -> Recording:

@@ -22,9 +22,9 @@ class _Meeting:
       waiting: their tasks.
     """
 
-    given: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    threads: list[int] = field(default_factory=list[int])
-    waiting: list[Task] = field(default_factory=list[Task])
+    given: dict[Any, Any] = field(default_factory=dict)
+    threads: list[int] = field(default_factory=list)
+    waiting: list[Task] = field(default_factory=list)
 
 
 def meet(

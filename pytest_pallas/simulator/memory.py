@@ -50,9 +50,10 @@ class Ref:
       key: names the same memory on another device or core; None where there is none.
       left: whether it is the window of an output's block that the grid had left before.
       block: of a program of a GPU's grid: which memory of all programs it is part of; else None.
+      reached: the threads on other devices or cores that have reached it, with the line.
     """
 
-    __slots__ = ("block", "data", "input", "key", "left", "name", "space")
+    __slots__ = ("block", "data", "input", "key", "left", "name", "reached", "space")
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class Ref:
         self.key = key
         self.left = left
         self.block = block
+        self.reached: set[tuple[int, str]] = set()
 
     @property
     def shape(self) -> tuple[int, ...]:

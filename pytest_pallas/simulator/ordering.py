@@ -27,6 +27,7 @@ from pytest_pallas.simulator.accesses import (
     place_of,
 )
 from pytest_pallas.simulator.passes import (
+    NOBODY,
     Pass,
     Promise,
     check,
@@ -34,6 +35,7 @@ from pytest_pallas.simulator.passes import (
     note,
     tick,
     users_of,
+    with_threads,
 )
 from pytest_pallas.simulator.recording import (
     END_OF_BLOCK,
@@ -71,14 +73,14 @@ def disorder(events: Sequence[Event], owners: Sequence[Owner], seed: int) -> lis
     owners = _renumber(events, owners)
     located = locate_all(events)
     users = users_of(events, located)
-    this = Pass(owners, {}, users, located)
-    _go(this, events)
+    this = Pass(events, owners, {}, users, located)
+    _go(this)
     for _ in range(_PASSES):
         given = this.given
         if all(len(more) <= len(given.get(n, ())) for n, more in this.rivals.items()):
             break
-        this = Pass(owners, this.rivals, users, located)
-        _go(this, events)
+        this = Pass(events, owners, this.rivals, users, located)
+        _go(this)
     find_overruns(this)
     return [_finding(this, each, seed) for each in this.found]
 
@@ -98,12 +100,12 @@ def _renumber(events: Sequence[Event], owners: Sequence[Owner]) -> list[Owner]:
     return [owners[number] for number in numbers]
 
 
-def _go(this: Pass, events: Sequence[Event]) -> None:
+def _go(this: Pass) -> None:
     count = len(this.owners)
     this.clocks = np.zeros((count, count), np.int32)
     np.fill_diagonal(this.clocks, 1)
     this.fenced, this.core = np.zeros_like(this.clocks), np.zeros_like(this.clocks)
-    for number, event in enumerate(events):
+    for number, event in enumerate(this.events):
         if isinstance(event, Waited):
             _wait(this, number, event)
         else:
@@ -113,16 +115,15 @@ def _go(this: Pass, events: Sequence[Event]) -> None:
 def _start(this: Pass, event: Started) -> None:
     copy, thread = event.copy, event.thread
     clock = tick(this, thread)
-    for semaphore in dict.fromkeys((copy.sent, copy.done)):
-        if semaphore is not None:
-            _promise(this, semaphore, Promise(thread, copy.size, clock, event, copy))
+    for semaphore in copy.semaphores:
+        _promise(this, semaphore, Promise(thread, copy.size, clock, event, copy))
     flights = this.flights[copy] = []
     for region, writes, place, bounds in this.located[event]:
         adds = writes and copy.adds
         flight = Flight(copy, region, writes, adds, thread, clock, bounds, place=place)
         memory = this.memory(place)
         check(this, memory, flight, bounds, clock, thread)
-        memory.flights[flight] = None
+        memory.begin(flight)
         flights.append(flight)
 
 
@@ -136,9 +137,10 @@ def _promise(this: Pass, semaphore: Semaphore, promise: Promise) -> None:
     count = this.count(semaphore)
     count.promised += promise.amount
     count.open.append(promise)
-    for waiter, (times, numbers) in count.waits.items():
+    for waiter, numbers in count.waits.items():
         # Waits of which this thread does not know could have taken this.
-        for number in numbers[bisect_right(times, int(promise.clock[waiter])) :]:
+        known = bisect_right(numbers, int(promise.clock[waiter]), key=this.times.__getitem__)
+        for number in numbers[known:]:
             this.rivals.setdefault(number, []).append(promise)
 
 
@@ -152,15 +154,16 @@ def _wait(this: Pass, number: int, event: Waited) -> None:
     if rivals:
         given += sum(promise.amount for promise in rivals)
     waiters = this.users[event.semaphore]
-    unproved: set[int] = set()
+    unproved = NOBODY
     left: list[Promise] = []
     for promise in count.open:
         if thread not in promise.known and promise.thread not in unproved:
             if _is_begun(promise, count.open, rivals, given, taken):
-                promise.known.add(thread)
-                np.maximum(row, promise.clock, out=row)
+                promise.known = with_threads(promise.known, thread)
+                if promise.thread != thread:
+                    np.maximum(row, promise.clock, out=row)
             else:  # nor is what the same thread promised later
-                unproved.add(promise.thread)
+                unproved = with_threads(unproved, promise.thread)
         if promise.copy is not None and not promise.done and given <= taken:
             promise.done = True
             _done(this, promise.copy, event.semaphore, thread, int(row[thread]))
@@ -170,10 +173,11 @@ def _wait(this: Pass, number: int, event: Waited) -> None:
     if event.takes:
         count.taken = taken
     row[thread] += 1
-    times, numbers = count.waits.setdefault(thread, ([], []))
-    times.append(int(row[thread]))
+    numbers = count.waits.get(thread)
+    if numbers is None:
+        numbers = count.waits[thread] = []
     numbers.append(number)
-    this.last[thread, event.semaphore] = event
+    this.times[number] = int(row[thread])
     this.left[number] = left
 
 
@@ -197,12 +201,12 @@ def _done(this: Pass, copy: Copy, semaphore: Semaphore, thread: int, time: int) 
         if flight.writes and copy.done is not semaphore:
             continue
         if flight.past is not None:  # another wait has proved it, to another thread
-            flight.past.known.setdefault(thread, time)
+            flight.past.learn(thread, time)
             continue
         memory = this.memory(flight.place)
-        if memory.flights.pop(flight, flight) is None and len(this.users[flight.place]) > 1:
-            past = Past({thread: time}, flight.region, flight.writes, flight.adds, flight)
-            memory.keep(flight, past, flight.bounds)
+        if memory.end(flight) and len(this.users[flight.place]) > 1:
+            past = Past(thread, time, flight.region, flight.writes, flight.adds, flight)
+            memory.ordered.add(flight.bounds, past)
             flight.past = past
 
 
@@ -228,7 +232,7 @@ def _touch(this: Pass, event: Touched) -> None:
     if len(this.users[place]) > 1:
         key = (thread, event.writes, event.adds, *place_of(region))
         time = int(row[thread])
-        past = Past({thread: time}, region, event.writes, event.adds, event)
+        past = Past(thread, time, region, event.writes, event.adds, event)
         memory.keep(key, past, bounds)
 
 
@@ -380,19 +384,20 @@ def _unproved(this: Pass, event: Any) -> Iterator[Wait]:
     if isinstance(copy, Asynchronous):
         return
     semaphore = copy.done if event.writes else (copy.sent or copy.done)
-    for (thread, each), wait in this.last.items():
-        if each is not semaphore:
-            continue
-        numbers = this.counts[each].waits[thread][1]
+    if semaphore is None:
+        return
+    for thread, numbers in this.count(semaphore).waits.items():
+        wait = this.events[numbers[-1]]
+        assert isinstance(wait, Waited)
         rivals = [p for n in numbers for p in (*this.left.get(n, ()), *this.rivals.get(n, ()))]
         signals = tuple(dict.fromkeys(_signal_of(this, rival) for rival in rivals))
         if signals:
             yield Wait(
                 owner=this.owners[thread],
-                on=each.name,
+                on=semaphore.name,
                 needed=wait.amount,
                 had=wait.amount,
-                unit="bytes" if each.kind == "dma" else "",
+                unit="bytes" if semaphore.kind == "dma" else "",
                 line=wait.line,
                 program=wait.program,
                 signals=signals,

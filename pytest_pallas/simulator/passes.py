@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
+#: No thread.
+NOBODY: frozenset[int] = frozenset()
+
 #: Findings of one run: a race of a loop shows at every step.
 MOST = 32
 
@@ -59,7 +63,7 @@ class Promise:
     event: Started | Signalled
     copy: Copy | None = None
     done: bool = False
-    known: set[int] = field(default_factory=set[int])
+    known: frozenset[int] = NOBODY
 
     def follows(self, other: Promise) -> bool:
         """Whether it happens only after another one."""
@@ -74,13 +78,13 @@ class Count:
       promised: by all promises so far.
       taken: by all waits so far.
       open: promises that no wait has proved.
-      waits: for each thread that waited, the times and numbers of its waits, in order.
+      waits: for each thread that waited, the numbers of its waits, in order.
     """
 
     promised: int = 0
     taken: int = 0
-    open: list[Promise] = field(default_factory=list["Promise"])
-    waits: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict[int, Any])
+    open: list[Promise] = field(default_factory=list)
+    waits: dict[int, list[int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,8 +102,8 @@ class Passed:
     clock: Array
     fenced: Array
     core: Array
-    operations: list[Asynchronous] = field(default_factory=list[Asynchronous])
-    waits: dict[int, tuple[int, Acquired]] = field(default_factory=dict[int, Any])
+    operations: list[Asynchronous] = field(default_factory=list)
+    waits: dict[int, tuple[int, Acquired]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -107,6 +111,7 @@ class Pass:
     """One pass over the events.
 
     Attributes:
+      events: of the run.
       owners: of the threads, by number.
       given: for a wait's number, what was promised later in the run that it could have taken, as
         known so far.
@@ -123,27 +128,28 @@ class Pass:
       core: as ``clocks``, of what each thread knows that others did to tensor memory.
       tokens: what whoever acquires a token knows.
       forks: what the thread knew that started an operation, by the identity of that.
-      last: the last wait of a thread on a semaphore.
+      times: for a wait's number, the time of its thread.
       found: kinds and events of what is out of order.
     """
 
+    events: Sequence[Event]
     owners: Sequence[Owner]
     given: dict[int, list[Promise]]
-    users: dict[Any, set[int]]
+    users: Mapping[Any, frozenset[int]]
     located: Mapping[Any, Sequence[Located]]
-    flights: dict[Copy, list[Flight]] = field(default_factory=dict[Any, list[Flight]])
+    flights: dict[Copy, list[Flight]] = field(default_factory=dict)
     clocks: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
-    counts: dict[Semaphore, Count] = field(default_factory=dict[Any, Count])
-    memories: dict[int, Memory] = field(default_factory=dict[int, Memory])
-    entered: dict[Any, tuple[int, int]] = field(default_factory=dict[Any, tuple[int, int]])
-    rivals: dict[int, list[Promise]] = field(default_factory=dict[int, list[Promise]])
-    left: dict[int, list[Promise]] = field(default_factory=dict[int, list[Promise]])
+    counts: dict[Semaphore, Count] = field(default_factory=dict)
+    memories: dict[int, Memory] = field(default_factory=dict)
+    entered: dict[Any, tuple[int, int]] = field(default_factory=dict)
+    rivals: dict[int, list[Promise]] = field(default_factory=dict)
+    left: dict[int, list[Promise]] = field(default_factory=dict)
     fenced: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     core: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
-    forks: dict[int, Array] = field(default_factory=dict[int, Any])
-    tokens: dict[Token, Passed] = field(default_factory=dict[Any, "Passed"])
-    last: dict[tuple[int, Any], Waited] = field(default_factory=dict[Any, Waited])
-    found: list[tuple[str, Any, Any]] = field(default_factory=list[Any])
+    forks: dict[int, Array] = field(default_factory=dict)
+    tokens: dict[Token, Passed] = field(default_factory=dict)
+    times: dict[int, int] = field(default_factory=dict)
+    found: list[tuple[str, Any, Any]] = field(default_factory=list)
 
     def count(self, semaphore: Semaphore) -> Count:
         """What a semaphore has got and given so far."""
@@ -179,28 +185,25 @@ def check(
     """Note the accesses that are not ordered with one."""
     region = event.region
     frees = isinstance(event, Touched) and event.frees
-    start, end = bounds
-    for flight in memory.flights:
-        if flight.bounds[0] >= end or flight.bounds[1] <= start or not conflict(event, flight):
-            continue
-        if are_in_order(event, flight):
+    for flight in memory.flights_near(bounds):
+        if not conflict(event, flight) or are_in_order(event, flight):
             continue
         if frees and is_known(flight):
             continue
         if overlap(region, flight.region):
             note(this, "race", event, flight)
     seen, core = (event.seen, event.core) if isinstance(event, Flight) else (None, None)
-    for past in memory.near(start, end):
+    for past in memory.ordered.near(bounds):
         if not conflict(event, past):
             continue
-        known = past.known.items()
-        ordered = any(each == thread or clock[each] >= time for each, time in known)
+        # What a thread itself did it knows, whatever its barriers order.
+        own = past.is_of(thread)
+        ordered = own or past.is_known(clock)
         if seen is not None and isinstance(past.event, Touched) and past.event.writes:
-            fenced = any(seen[each] >= time for each, time in known)
+            fenced = past.is_known(seen)
         else:
             fenced = True
-        # What a thread itself did it knows, whatever its barriers order.
-        shared = core is None or any(each == thread or core[each] >= time for each, time in known)
+        shared = core is None or own or past.is_known(core)
         if ordered and fenced and shared:
             continue
         if are_in_order(event, past.event):
@@ -250,17 +253,29 @@ def locate_all(events: Sequence[Event]) -> Mapping[Any, Sequence[Located]]:
 
 def users_of(
     events: Sequence[Event], located: Mapping[Any, Sequence[Located]]
-) -> dict[Any, set[int]]:
+) -> Mapping[Any, frozenset[int]]:
     """The threads that access an allocation, themselves or by copies, or wait on a semaphore."""
-    users: dict[Any, set[int]] = {}
+    users: dict[Any, frozenset[int]] = {}
+
+    def use(place: Any, *threads: int) -> None:
+        before = users.get(place, NOBODY)
+        if not before.issuperset(threads):
+            users[place] = with_threads(before, *threads)
+
     for event in events:
-        if isinstance(event, Touched | Started):
+        if isinstance(event, Waited):
+            use(event.semaphore, event.thread)
+        elif isinstance(event, (Touched, Started)):
             for each in located[event]:
-                users.setdefault(each.place, set()).add(event.thread)
+                use(each.place, event.thread)
         elif isinstance(event, Forked):
             for side in event.operation.sides:
                 # The engine is a user of its own.
-                users.setdefault(id(root(side.region)), set()).update({event.thread, -1})
-        elif isinstance(event, Waited):
-            users.setdefault(event.semaphore, set()).add(event.thread)
+                use(id(root(side.region)), event.thread, -1)
     return users
+
+
+@lru_cache
+def with_threads(threads: frozenset[int], *others: int) -> frozenset[int]:
+    """Some threads and others. Most semaphores have the same few: one object for all of them."""
+    return threads.union(others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,16 @@ def peer_of(thread: Thread, peer: Peer | None, operands: Sequence[Any]) -> Where
     """
     if peer is None:
         return None
-    sizes, cores = thread.sizes, {**thread.others, **thread.cores}
+    sizes = thread.sizes
+    if peer.point and len(peer.point) == len(sizes) and not (thread.others or thread.cores):
+        number = 0
+        for at, (name, size) in zip(peer.point, sizes.items(), strict=True):
+            index = int(operands[at])
+            if not 0 <= index < size:
+                raise _absent("device", index, name, size)
+            number = number * size + index
+        return None if number == thread.owner.device else _device(number)
+    cores = {**thread.others, **thread.cores}
     point = {axis: thread.axes[axis] for axis in sizes}
     core = dict(thread.core)
     if peer.point is not None and peer.point:
@@ -78,9 +88,7 @@ def peer_of(thread: Thread, peer: Peer | None, operands: Sequence[Any]) -> Where
         size = sizes.get(name) or cores[name]
         if not 0 <= index < size:
             kind = "device" if name in sizes else "core"
-            raise SimulationError(
-                f"there is no {kind} {index} along the axis {name!r}, which has {size}"
-            )
+            raise _absent(kind, index, name, size)
     number = 0
     for name, size in sizes.items():
         number = number * size + point[name]
@@ -92,6 +100,16 @@ def peer_of(thread: Thread, peer: Peer | None, operands: Sequence[Any]) -> Where
     if number == thread.owner.device and core == dict(thread.core):
         return None
     return Where(number, core)
+
+
+def _absent(kind: str, index: int, name: str, size: int) -> SimulationError:
+    return SimulationError(f"there is no {kind} {index} along the axis {name!r}, which has {size}")
+
+
+@functools.cache
+def _device(number: int) -> Where:
+    """A device whose cores no kernel divides its work among."""
+    return Where(number, {})
 
 
 def barrier_of(thread: Thread, device: int, name: Any) -> Ref:
@@ -141,10 +159,14 @@ def reach(
         return
     if key.core:
         key = key._replace(core=tuple((axis, where.core.get(axis, at)) for axis, at in key.core))
-    at = (line, thread.program, thread.kernel, _REMEDIES[machine.platform])
-    event = Reached(thread.number, (where.device, key), ref.name, writes, *at)
-    machine.recording.events.append(event)
     found = device.memory.get(key)
+    # What a line of a thread has reached it reaches again: only the first time can be too early.
+    if found is None or (thread.number, line) not in found.reached:
+        at = (line, thread.program, thread.kernel, _REMEDIES[machine.platform])
+        event = Reached(thread.number, (where.device, key), ref.name, writes, *at)
+        machine.recording.events.append(event)
+        if found is not None:
+            found.reached.add((thread.number, line))
     if found is not None:
         act(found)
     elif key.launch in device.left or key in device.freed:

@@ -167,7 +167,7 @@ class _Buffer:
     start: Start | None = None
     ref: Ref | None = None
     fetched: tuple[Start, Array] | None = None
-    left: set[Start] = field(default_factory=set["Start"])
+    left: set[Start] = field(default_factory=set)
     overlaps: Overlaps | None = None
 
 
@@ -188,8 +188,8 @@ class _Run:
     thread: Thread
     captured: Sequence[Ref]
     scalars: list[Ref]
-    buffers: list[_Buffer] = field(default_factory=list["_Buffer"])
-    points: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    buffers: list[_Buffer] = field(default_factory=list)
+    points: list[tuple[int, ...]] = field(default_factory=list)
 
 
 def execute(kernel: Kernel, thread: Thread, operands: Sequence[Any]) -> list[Array]:

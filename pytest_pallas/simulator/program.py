@@ -139,7 +139,9 @@ def _prepared(jaxpr: Any, consts: Sequence[Any] | None, around: str = "") -> Pro
     def read(atom: Any) -> int:
         if not compat.is_literal(atom):
             return where[atom]
-        slots.append(from_jax(atom.val, atom.aval))
+        value = from_jax(atom.val, atom.aval)
+        # numpy computes with its scalars in a tenth of the time of arrays without axes.
+        slots.append(value[()] if isinstance(value, np.ndarray) and not value.ndim else value)
         return len(slots) - 1
 
     for var, value in zip(jaxpr.constvars, consts or (), strict=consts is not None):

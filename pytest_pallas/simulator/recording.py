@@ -263,5 +263,5 @@ class Recording:
       kernels: how many kernels are running whose events matter.
     """
 
-    events: list[Event] = field(default_factory=list[Event])
+    events: list[Event] = field(default_factory=list)
     kernels: int = 0

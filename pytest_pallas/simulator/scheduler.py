@@ -64,10 +64,10 @@ class Scheduler:
     """
 
     machine: Machine
-    ready: deque[Task] = field(default_factory=deque[Task])
-    tasks: dict[Any, Task] = field(default_factory=dict[Any, Task])
+    ready: deque[Task] = field(default_factory=deque)
+    tasks: dict[Any, Task] = field(default_factory=dict)
     root: Any = None
-    idle: list[Callable[[], bool]] = field(default_factory=list[Callable[[], bool]])
+    idle: list[Callable[[], bool]] = field(default_factory=list)
 
     def run(self, threads: Sequence[Thread], work: Callable[[Thread], Any]) -> list[Any]:
         """Run ``work`` for every thread, at the same time, and give their results.

@@ -45,7 +45,7 @@ class Span:
     name: str
     begin: int
     end: int | None = None
-    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    facts: dict[str, Any] = field(default_factory=dict)
     unfinished: bool = False
     parent: Span | None = None
 
@@ -67,8 +67,8 @@ class CopySpan:
     name: str
     begin: int
     end: int
-    moments: list[tuple[int, Moment, int]] = field(default_factory=list[tuple[int, Moment, int]])
-    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    moments: list[tuple[int, Moment, int]] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,12 @@ class Timeline:
       time: of the last thing that happened.
     """
 
-    spans: list[Span] = field(default_factory=list[Span])
-    copies: list[CopySpan] = field(default_factory=list[CopySpan])
-    arrows: list[Arrow] = field(default_factory=list[Arrow])
+    spans: list[Span] = field(default_factory=list)
+    copies: list[CopySpan] = field(default_factory=list)
+    arrows: list[Arrow] = field(default_factory=list)
     time: int = 0
-    _open: dict[Owner, list[Span]] = field(default_factory=dict[Owner, list[Span]])
-    _last: dict[Owner, int] = field(default_factory=dict[Owner, int])
+    _open: dict[Owner, list[Span]] = field(default_factory=dict)
+    _last: dict[Owner, int] = field(default_factory=dict)
     _moving: WeakKeyDictionary[Copy, CopySpan] = field(
         default_factory=lambda: WeakKeyDictionary["Copy", CopySpan]()
     )

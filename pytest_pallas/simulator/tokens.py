@@ -126,7 +126,7 @@ def _fork(this: Pass, event: Forked) -> None:
         )
         memory = this.memories.setdefault(id(root(side.region)), Memory())
         check(this, memory, flight, flight.bounds, clock, thread)
-        memory.flights[flight] = None
+        memory.begin(flight)
 
 
 def _finish(
@@ -141,11 +141,11 @@ def _finish(
         memory = this.memories.get(id(root(side.region)))
         if memory is None:
             continue
-        flight = next((each for each in memory.flights if each.side is side), None)
+        flight = next((each for _, each in memory.flights.items if each.side is side), None)
         if flight is None:
             _known_to(memory, side, thread, time)
             continue
-        del memory.flights[flight]
+        memory.end(flight)
         np.maximum(row, flight.clock, out=row)
         if flight.core is not None:
             np.maximum(this.core[thread], flight.core, out=this.core[thread])
@@ -156,16 +156,14 @@ def _known_to(memory: Memory, side: Side, thread: int, time: int) -> None:
     """Another thread has learnt before that it is done."""
     for past in memory.past.values():
         if isinstance(past.event, Flight) and past.event.side is side:
-            past.known.setdefault(thread, time)
+            past.learn(thread, time)
 
 
 def _keep(memory: Memory, flight: Flight, thread: int, time: int) -> None:
     """Note an operation as an access that is over, in place of one that it comes after."""
     key = ("operation", flight.thread, flight.writes, flight.adds, *place_of(flight.region))
     before = memory.past.get(key)
-    if before is not None:
-        clock = flight.clock
-        if not any(clock[each] >= when for each, when in before.known.items()):
-            key = (*key, id(flight))
-    past = Past({thread: time}, flight.region, flight.writes, flight.adds, flight)
+    if before is not None and not before.is_known(flight.clock):
+        key = (*key, id(flight))
+    past = Past(thread, time, flight.region, flight.writes, flight.adds, flight)
     memory.keep(key, past, flight.bounds)

@@ -9,7 +9,7 @@ is one chunk and happens as late as a wait lets it, with another seed at any tim
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +28,9 @@ Array = np.ndarray[Any, Any]
 #: With a seed, the share of operations at which a copy goes on: one of these for the whole run, so
 #: that copies are fast in some runs and late in others.
 _GOES_ON = (0.05, 0.3, 0.7)
+
+#: Who has started a copy that is not started.
+_NOBODY = Owner()
 
 #: With a seed, the most chunks of a copy.
 _CHUNKS = 4
@@ -54,9 +57,9 @@ class Semaphore:
     count: int = 0
     promised: int = 0
     taken: int = 0
-    copies: list[Copy] = field(default_factory=list["Copy"])
-    coming: list[Copy] = field(default_factory=list["Copy"])
-    waiting: list[Task] = field(default_factory=list[Task])
+    copies: list[Copy] = field(default_factory=list)
+    coming: list[Copy] = field(default_factory=list)
+    waiting: list[Task] = field(default_factory=list)
     lasting: bool = False
 
 
@@ -65,16 +68,35 @@ class Chunk:
     """A part of a copy.
 
     Attributes:
-      read: reads its part of the source.
-      write: writes its part of the target.
+      copy: of which it is a part.
       size: bytes that each semaphore gets.
+      key: which elements of source and target it has; None for all of them.
       values: what was read; None before.
     """
 
-    read: Callable[[], Array]
-    write: Callable[[Array], None]
+    copy: Copy
     size: int
+    key: tuple[slice, ...] | None = None
     values: Array | None = None
+
+    def read(self) -> None:
+        """Read its part of the source."""
+        copy = self.copy
+        if copy.read is not None:
+            self.values = copy.read()
+        else:
+            assert isinstance(copy.source, np.ndarray)
+            self.values = (copy.source if self.key is None else copy.source[self.key]).copy()
+
+    def write(self) -> None:
+        """Write its part of the target."""
+        copy, values = self.copy, self.values
+        assert values is not None
+        if copy.write is not None:
+            copy.write(values)
+        else:
+            assert isinstance(copy.target, np.ndarray)
+            copy.target[... if self.key is None else self.key] = values
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -84,8 +106,6 @@ class Copy:
     Attributes:
       source: the memory that is read.
       target: the memory that is written; None while it is that of a device that is not there yet.
-      read: reads the source.
-      write: writes the target.
       names: of both references.
       size: bytes that each semaphore gets.
       sent: the semaphore that gets them once the source is read, or None.
@@ -95,6 +115,8 @@ class Copy:
       kernel: name of the kernel that started it, or "".
       owner: who started it.
       home: the device whose memory the target is.
+      read: reads the source, where that is no view of memory.
+      write: writes the target, where that is no view of memory, or something is added.
       whole: whether it cannot be divided into chunks.
       begun: whether it was started.
       adds: whether it adds to the target, element by element and atomically.
@@ -107,8 +129,6 @@ class Copy:
 
     source: Region
     target: Region | None
-    read: Callable[[], Array]
-    write: Callable[[Array], None]
     names: tuple[str, str]
     size: int
     sent: Semaphore | None
@@ -116,14 +136,16 @@ class Copy:
     line: str
     program: tuple[int, ...] = ()
     kernel: str = ""
-    owner: Owner = field(default_factory=Owner)
+    owner: Owner = _NOBODY
     home: int = 0
+    read: Callable[[], Array] | None = None
+    write: Callable[[Array], None] | None = None
     whole: bool = True
     begun: bool = False
     adds: bool = False
     lists: tuple[Region, ...] = ()
-    unread: list[Chunk] = field(default_factory=list[Chunk])
-    unwritten: list[Chunk] = field(default_factory=list[Chunk])
+    unread: list[Chunk] = field(default_factory=list)
+    unwritten: list[Chunk] = field(default_factory=list)
     waited: bool = False
     reported: bool = False
 
@@ -132,6 +154,14 @@ class Copy:
         """The memory that it accesses, and whether it writes it."""
         sides = [(self.source, False), *((each, False) for each in self.lists)]
         return sides if self.target is None else [*sides, (self.target, True)]
+
+    @property
+    def semaphores(self) -> Sequence[Semaphore]:
+        """Those that get its bytes, each once."""
+        sent, done = self.sent, self.done
+        if sent is None or sent is done:
+            return () if done is None else (done,)
+        return (sent,) if done is None else (sent, done)
 
     @property
     def movable(self) -> bool:
@@ -144,12 +174,11 @@ def start(thread: Thread, copy: Copy) -> None:
     machine = thread.machine
     copy.program, copy.kernel = thread.program, thread.kernel
     copy.owner, copy.begun = thread.owner, True
-    copy.unread = list(_chunks(machine, copy))
+    copy.unread = _chunks(machine, copy)
     machine.recording.events.append(Started(thread.number, copy))
     if machine.timeline is not None:
         machine.timeline.start(thread, copy)
-    for semaphore in {copy.sent, copy.done} - {None}:
-        assert semaphore is not None
+    for semaphore in copy.semaphores:
         promise(machine, semaphore, copy)
     machine.copies.append(copy)
     _go_on(machine)
@@ -161,7 +190,8 @@ def promise(machine: Machine, semaphore: Semaphore, copy: Copy) -> None:
     semaphore.promised += copy.size
     semaphore.copies.append(copy)
     semaphore.coming.append(copy)
-    _wake(machine, semaphore)
+    if semaphore.waiting:
+        _wake(machine, semaphore)
 
 
 def signal(thread: Thread, semaphore: Semaphore, value: int, line: str = "") -> None:
@@ -187,31 +217,17 @@ def wait(
     Raises:
       DeadlockError: it never will.
     """
-    machine, timeline = thread.machine, thread.machine.timeline
+    machine = thread.machine
+    timeline = machine.timeline
     _go_on(machine)
     span = None if timeline is None else timeline.wait(thread, semaphore, value, line)
-
-    def blocked() -> Wait:
-        return Wait(
-            owner=thread.owner,
-            on=semaphore.name,
-            needed=value,
-            had=semaphore.count,
-            unit=_unit(semaphore),
-            line=line,
-            program=thread.program,
-        )
 
     while semaphore.count < value:
         coming = [copy for copy in semaphore.coming if copy.movable]
         if coming:
             advance(machine, machine.choose(coming))
-            continue
-        task = machine.scheduler.current
-        if task is not None:
-            semaphore.waiting.append(task)
-        if not machine.scheduler.block(blocked):
-            raise deadlock(machine, thread, (blocked(),))
+        else:
+            _block(thread, semaphore, value, line)
     if value >= semaphore.promised - semaphore.taken:
         for copy in semaphore.copies:
             copy.waited = True
@@ -226,6 +242,32 @@ def wait(
     )
     if timeline is not None and span is not None:
         timeline.satisfy(thread, span, semaphore, takes=decrement)
+
+
+def _block(thread: Thread, semaphore: Semaphore, value: int, line: str) -> None:
+    """Let others go on until there may be more.
+
+    Raises:
+      DeadlockError: there are no others.
+    """
+    machine = thread.machine
+
+    def blocked() -> Wait:
+        return Wait(
+            owner=thread.owner,
+            on=semaphore.name,
+            needed=value,
+            had=semaphore.count,
+            unit=_unit(semaphore),
+            line=line,
+            program=thread.program,
+        )
+
+    task = machine.scheduler.current
+    if task is not None:
+        semaphore.waiting.append(task)
+    if not machine.scheduler.block(blocked):
+        raise deadlock(machine, thread, (blocked(),))
 
 
 def access(
@@ -266,6 +308,8 @@ def release(thread: Thread, semaphores: Iterable[Semaphore], line: str) -> None:
     """End the life of semaphores: report what is left on them, and finish their copies."""
     machine = thread.machine
     for semaphore in semaphores:
+        if not semaphore.count and not semaphore.copies:
+            continue
         for copy in list(semaphore.copies):
             while copy.movable:
                 advance(machine, copy)
@@ -319,7 +363,7 @@ def advance(machine: Machine, copy: Copy) -> None:
     writes = bool(copy.unwritten) and copy.target is not None
     if copy.unread and not (writes and (random is None or random.random() < 0.5)):
         chunk = copy.unread.pop(0)
-        chunk.values = chunk.read()
+        chunk.read()
         copy.unwritten.append(chunk)
         _add(machine, copy.sent, copy, chunk.size, last=not copy.unread)
         if machine.timeline is not None:
@@ -327,8 +371,7 @@ def advance(machine: Machine, copy: Copy) -> None:
         return
     at = 0 if random is None else int(random.integers(len(copy.unwritten)))
     chunk = copy.unwritten.pop(at)
-    assert chunk.values is not None
-    chunk.write(chunk.values)
+    chunk.write()
     finished = not copy.unread and not copy.unwritten
     _add(machine, copy.done, copy, chunk.size, last=finished)
     if finished:
@@ -347,7 +390,8 @@ def _add(
     semaphore.count += size
     if last:
         semaphore.coming.remove(copy)
-    _wake(machine, semaphore)
+    if semaphore.waiting:
+        _wake(machine, semaphore)
 
 
 def _wake(machine: Machine, semaphore: Semaphore) -> None:
@@ -356,34 +400,32 @@ def _wake(machine: Machine, semaphore: Semaphore) -> None:
     semaphore.waiting.clear()
 
 
-def _chunks(machine: Machine, copy: Copy) -> Iterator[Chunk]:
+def _chunks(machine: Machine, copy: Copy) -> list[Chunk]:
     """The chunks of a copy: one, or with a seed several along the first axis that has them."""
+    if not machine.seed or copy.whole:
+        return [Chunk(copy, copy.size)]
     source, target = copy.source, copy.target
-    shape = () if isinstance(source, Elements) else source.shape
-    axis = next((axis for axis, size in enumerate(shape) if size > 1), None)
-    whole = not machine.seed or copy.whole
-    if whole or axis is None or isinstance(source, Elements) or isinstance(target, Elements | None):
-        yield Chunk(copy.read, lambda values: copy.write(values), copy.size)
-        return
-    rows = shape[axis]
+    if isinstance(source, Elements) or isinstance(target, Elements | None):
+        return [Chunk(copy, copy.size)]
+    axis = next((axis for axis, size in enumerate(source.shape) if size > 1), None)
+    if axis is None:
+        return [Chunk(copy, copy.size)]
+    rows = source.shape[axis]
     count = int(machine.random.integers(1, min(_CHUNKS, rows) + 1))
     edges = [rows * number // count for number in range(count + 1)]
-    for first, last in itertools.pairwise(edges):
-        key = (slice(None),) * axis + (slice(first, last),)
-        yield _part(source[key], target[key], copy.size // rows * (last - first))
-
-
-def _part(source: Array, target: Array, size: int) -> Chunk:
-    def write(values: Array) -> None:
-        target[...] = values
-
-    return Chunk(source.copy, write, size)
+    row = copy.size // rows
+    return [
+        Chunk(copy, row * (last - first), (*(slice(None),) * axis, slice(first, last)))
+        for first, last in itertools.pairwise(edges)
+    ]
 
 
 def _go_on(machine: Machine) -> None:
     """With a seed: let some copies happen."""
+    if not machine.seed:
+        return
     share = _GOES_ON[machine.seed % len(_GOES_ON)]
-    while machine.seed and machine.copies and machine.random.random() < share:
+    while machine.copies and machine.random.random() < share:
         copy = machine.copies[int(machine.random.integers(len(machine.copies)))]
         if copy.movable:
             advance(machine, copy)

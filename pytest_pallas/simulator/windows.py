@@ -107,7 +107,7 @@ def _reading(indexed: Indexed) -> Callable[[Array, Sequence[Any]], Array]:
             key[axis] = slice(start, start + reach, stride)
         for axis, position, dim in scalars:
             value = operands[position]
-            if getattr(value, "ndim", None) != 0:  # an array of indices, or memory that has it
+            if type(value) is Ref or value.ndim:  # an array of indices, or memory that has it
                 return read(array, (indexed,), operands)
             value = int(value)
             if not 0 <= value < dim:
@@ -116,6 +116,13 @@ def _reading(indexed: Indexed) -> Callable[[Array, Sequence[Any]], Array]:
         return array[tuple(key)]
 
     return read_it
+
+
+def is_view(part: Array, memory: Array) -> bool:
+    """Whether what ``read`` gave is memory itself, and no copy."""
+    if part is memory or (part.base is not None and part.base is memory.base):
+        return True
+    return part.base is memory or np.may_share_memory(part, memory)
 
 
 def region_of(

@@ -45,9 +45,10 @@ def _spread(columns: list[list[int]], pools: Sequence[Pool]) -> None:
     for column in columns[1:]:
         for row in range(len(column)):
             for other in range(len(column)):
-                before = clashes(row) + clashes(other)
-                if not clashes(row):
+                here = clashes(row)
+                if not here:
                     break
+                before = here + clashes(other)
                 column[row], column[other] = column[other], column[row]
                 if clashes(row) + clashes(other) >= before:
                     column[row], column[other] = column[other], column[row]

@@ -36,7 +36,7 @@ class Phase:
     """
 
     token: Token
-    operations: list[Operation] = field(default_factory=list["Operation"])
+    operations: list[Operation] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -68,10 +68,10 @@ class Barrier:
     index: tuple[int, ...] = ()
     pending: int = 0
     expected: int = 0
-    phases: list[Phase] = field(default_factory=list[Phase])
-    coming: list[Operation] = field(default_factory=list["Operation"])
-    waits: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    waiting: list[Task] = field(default_factory=list[Task])
+    phases: list[Phase] = field(default_factory=list)
+    coming: list[Operation] = field(default_factory=list)
+    waits: dict[tuple[int, int], int] = field(default_factory=dict)
+    waiting: list[Task] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Begin the first phase."""

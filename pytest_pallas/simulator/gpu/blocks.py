@@ -61,7 +61,7 @@ class Memory:
 
     array: Array
     shadow: Shadow | None = None
-    waiting: list[Any] = field(default_factory=list[Any])
+    waiting: list[Any] = field(default_factory=list)
     _indices: Array | None = None
 
     @property

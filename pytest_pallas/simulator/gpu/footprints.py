@@ -44,7 +44,7 @@ class Footprints:
     seed: int = 0
     cluster: int = 0
     accesses: list[Access | None] = field(default_factory=lambda: [None])
-    shadows: dict[int, _Shadow] = field(default_factory=dict[int, _Shadow])
+    shadows: dict[int, _Shadow] = field(default_factory=dict)
     _clusters: Array = field(default_factory=lambda: np.zeros(256, np.int32))
 
     def watch(self, array: Array) -> None:

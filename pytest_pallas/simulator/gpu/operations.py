@@ -59,7 +59,7 @@ class Operation:
 
     record: Asynchronous
     block: Block
-    steps: deque[Step] = field(default_factory=deque[Step])
+    steps: deque[Step] = field(default_factory=deque)
     reads: int = 0
     barriers: Sequence[Barrier] = ()
     lasting: bool = False

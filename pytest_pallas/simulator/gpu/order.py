@@ -96,11 +96,11 @@ class Order:
 
     programs: int
     events: list[_Event | None] = field(default_factory=lambda: [None])
-    _numbers: dict[Any, int] = field(default_factory=dict[Any, int])
+    _numbers: dict[Any, int] = field(default_factory=dict)
     _program: Array = field(default_factory=lambda: np.full(64, -1, np.int32))
     _time: Array = field(default_factory=lambda: np.zeros(64, np.int32))
-    _left: dict[Any, Array] = field(default_factory=dict[Any, Array])
-    _reported: set[Any] = field(default_factory=set[Any])
+    _left: dict[Any, Array] = field(default_factory=dict)
+    _reported: set[Any] = field(default_factory=set)
 
     def event(self, me: Program, kind: Kind, name: str, line: str) -> int:
         """The number of an event, the same for accesses that are ordered alike."""
@@ -183,7 +183,7 @@ class Shadow:
     order: Order
     shape: tuple[int, ...]
     private: bool = False
-    _last: dict[tuple[Kind, int], Array] = field(default_factory=dict[Any, Array])
+    _last: dict[tuple[Kind, int], Array] = field(default_factory=dict)
 
     def note(
         self, thread: Thread, me: Program, kind: Kind, where: Where, at: tuple[str, str]

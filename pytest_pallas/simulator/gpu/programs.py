@@ -81,7 +81,7 @@ class _Run:
     operands: list[_Operand]
     waiting: Waiting | None
     line: str
-    scratch: dict[int, Shadow] = dataclasses.field(default_factory=dict[int, Shadow])
+    scratch: dict[int, Shadow] = dataclasses.field(default_factory=dict)
 
 
 def execute(kernel: Kernel, thread: Thread, operands: Sequence[Any]) -> list[Array]:

@@ -34,7 +34,7 @@ class Started:
     """
 
     number: int
-    unknown: list[Operation] = field(default_factory=list[Operation])
+    unknown: list[Operation] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -47,11 +47,9 @@ class TensorCore:
       stores: to tensor memory that were not committed, likewise.
     """
 
-    started: dict[tuple[int, int], Started] = field(default_factory=dict[tuple[int, int], Started])
-    loads: list[tuple[_Warps, Asynchronous]] = field(
-        default_factory=list[tuple["_Warps", Asynchronous]]
-    )
-    stores: list[tuple[_Warps, Operation]] = field(default_factory=list[tuple["_Warps", Operation]])
+    started: dict[tuple[int, int], Started] = field(default_factory=dict)
+    loads: list[tuple[_Warps, Asynchronous]] = field(default_factory=list)
+    stores: list[tuple[_Warps, Operation]] = field(default_factory=list)
 
 
 #: Number of a warpgroup, and which of its warps.

@@ -42,10 +42,10 @@ class Launch:
 
     thread: Thread
     mesh: BlockMesh
-    operations: list[Operation] = field(default_factory=list["Operation"])
-    pending: deque[Cluster] = field(default_factory=deque["Cluster"])
-    held: dict[int, list[Task]] = field(default_factory=dict[int, list["Task"]])
-    semaphores: dict[Any, Ref] = field(default_factory=dict[Any, Ref])
+    operations: list[Operation] = field(default_factory=list)
+    pending: deque[Cluster] = field(default_factory=deque)
+    held: dict[int, list[Task]] = field(default_factory=dict)
+    semaphores: dict[Any, Ref] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -64,7 +64,7 @@ class Cluster:
 
     launch: Launch
     point: tuple[int, ...]
-    blocks: list[Block] = field(default_factory=list["Block"])
+    blocks: list[Block] = field(default_factory=list)
     cancelled: bool = False
     together: bool = False
     end: Token = field(default_factory=Token)
@@ -120,15 +120,15 @@ class Block:
     cluster: Cluster
     place: tuple[int, ...]
     arena: Array
-    memory: dict[Any, Ref] = field(default_factory=dict[Any, Ref])
-    entered: dict[Any, int] = field(default_factory=dict[Any, int])
-    warpgroups: list[GpuThread] = field(default_factory=list["GpuThread"])
+    memory: dict[Any, Ref] = field(default_factory=dict)
+    entered: dict[Any, int] = field(default_factory=dict)
+    warpgroups: list[GpuThread] = field(default_factory=list)
     running: int = 0
     end: Token = field(default_factory=Token)
     doors: Array = field(default_factory=lambda: np.zeros(1024, np.uint8))
-    barriers: list[Barrier] = field(default_factory=list["Barrier"])
-    open: dict[int, Operation] = field(default_factory=dict[int, "Operation"])
-    engines: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    barriers: list[Barrier] = field(default_factory=list)
+    open: dict[int, Operation] = field(default_factory=dict)
+    engines: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def point(self) -> tuple[int, ...]:
@@ -145,8 +145,8 @@ class Groups:
       closed: the groups, the oldest first.
     """
 
-    open: list[Operation] = field(default_factory=list["Operation"])
-    closed: list[list[Operation]] = field(default_factory=list[list["Operation"]])
+    open: list[Operation] = field(default_factory=list)
+    closed: list[list[Operation]] = field(default_factory=list)
 
     def commit(self) -> None:
         """Make a group of those that belong to none."""
@@ -178,7 +178,7 @@ class GpuThread(Thread):
     stores: Groups = field(default_factory=Groups)
     loads: Groups = field(default_factory=Groups)
     products: Groups = field(default_factory=Groups)
-    chained: dict[str, list[Operation]] = field(default_factory=dict[str, list["Operation"]])
+    chained: dict[str, list[Operation]] = field(default_factory=dict)
 
     @property
     def kernel_launch(self) -> Launch:

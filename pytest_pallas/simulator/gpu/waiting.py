@@ -68,7 +68,7 @@ class Waiting:
     """
 
     machine: Machine
-    tasks: dict[Task, Memory] = field(default_factory=dict[Task, Memory])
+    tasks: dict[Task, Memory] = field(default_factory=dict)
     rounds: int = 0
 
     def run(

@@ -127,7 +127,12 @@ def _rem(eqn: Equation) -> Evaluate:
     if not is_integer(eqn.ins[0].dtype):
         return elementwise(eqn, np.fmod)
 
+    kind = compute_dtype(eqn.ins[0].dtype).type
+
     def remainder(x: Any, y: Any) -> Any:
+        if not (x.ndim or y.ndim):
+            a, b = int(x), int(y)
+            return kind((-(-a % abs(b)) if a < 0 else a % abs(b)) if b else a)
         found = np.fmod(x, y)
         return found if _nonzero(y) else np.where(y == 0, x, found)
 

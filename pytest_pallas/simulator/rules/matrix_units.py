@@ -36,10 +36,10 @@ class MatrixUnit:
     """
 
     number: int
-    staged: dict[int, Array] = field(default_factory=dict[int, Array])
+    staged: dict[int, Array] = field(default_factory=dict)
     tile: Array | None = None
-    results: deque[Array] = field(default_factory=deque[Array])
-    sums: dict[int, tuple[Array, Array]] = field(default_factory=dict[int, tuple[Array, Array]])
+    results: deque[Array] = field(default_factory=deque)
+    sums: dict[int, tuple[Array, Array]] = field(default_factory=dict)
 
     def multiply(self, lhs: Array, register: int | None) -> Array:
         """The product of rows with the tile; one is loaded from a staging register first.

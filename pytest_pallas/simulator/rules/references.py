@@ -40,7 +40,7 @@ def _get(eqn: Equation) -> Evaluate:
         if ref.block is not None:
             return blocks.load(thread, ref, window, (ref, *operands), eqn.line)
         if whole and not thread.recorded:
-            return ref.data.copy()
+            return _loaded(ref.data)
         try:
             part = read(ref.data, window, (ref, *operands))
         except Outside as outside:
@@ -48,11 +48,16 @@ def _get(eqn: Equation) -> Evaluate:
         if thread.recorded:
             region = region_of(part, ref.data, window, (ref, *operands))
             access(thread, region, "read", ref.name, eqn.line)
-        return np.array(part)
+        return _loaded(part)
 
     if is_key_dtype(dtype):
         return lambda thread, *operands: Keys(load(thread, *operands), dtype)
     return load
+
+
+def _loaded(part: Any) -> Any:
+    """A copy of a part of memory: a scalar of numpy where it has no axes, which computes faster."""
+    return np.array(part) if part.ndim else part[()]
 
 
 @rule("load", threaded=True, home="primitives")

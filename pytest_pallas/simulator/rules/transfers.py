@@ -29,6 +29,7 @@ from pytest_pallas.simulator.transfers import (
 from pytest_pallas.simulator.windows import (
     Outside,
     fixed_size,
+    is_view,
     reading,
     refuse,
     size_in_bytes,
@@ -58,15 +59,13 @@ def _dma_start(eqn: Equation) -> Evaluate:
         to: Ref = operands[parts.target.position]
         if not source.size:
             return ()
-        note_write(thread, to, eqn)
+        if to.input:
+            note_write(thread, to, eqn)
         peer = peer_of(thread, parts.peer, operands)
         target = _accessed(thread, parts.target, to_part, operands, "copy to", line)
-        is_view = np.may_share_memory(source, from_.data)
         copy = Copy(
             source=source,
             target=None,
-            read=source.copy if is_view else lambda: np.array(from_part(from_.data, operands)),
-            write=lambda _: None,
             names=(from_.name, to.name),
             size=source.nbytes,
             sent=_semaphore(parts.sent, sent_part, operands),
@@ -76,13 +75,17 @@ def _dma_start(eqn: Equation) -> Evaluate:
             adds=adds,
         )
 
+        if not is_view(source, from_.data):
+            copy.read = lambda: np.array(from_part(from_.data, operands))
+
         def aim(memory: Array, target: Array) -> None:
             """Have the copy write to a part of a memory."""
-            # Views are memory itself, of which chunks can be copied.
-            views = is_view and not adds and np.may_share_memory(target, memory)
-            copy.whole = not views or source.shape != target.shape
-            copy.write = _straight(target) if not copy.whole else put(memory)
             copy.target = target
+            straight = not adds and source.shape == target.shape and is_view(target, memory)
+            # Views are memory itself, of which chunks can be copied.
+            copy.whole = not straight or copy.read is not None
+            if not straight:
+                copy.write = put(memory)
 
         def put(memory: Array) -> Callable[[Any], None]:
             def write_it(values: Any) -> None:
@@ -112,13 +115,6 @@ def _dma_start(eqn: Equation) -> Evaluate:
         return ()
 
     return evaluate
-
-
-def _straight(target: Array) -> Callable[[Any], None]:
-    def write_it(values: Any) -> None:
-        target[...] = values
-
-    return write_it
 
 
 def _start_indexed(
@@ -306,7 +302,7 @@ def _semaphore(place: Place | None, reader: _Reader, operands: Sequence[Any]) ->
 
 
 def _one(found: Any) -> Semaphore:
-    return found if type(found) is Semaphore else found.reshape(())[()]
+    return found if type(found) is Semaphore else found.item()
 
 
 @rule("has_memory_space")
