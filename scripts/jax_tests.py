@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,14 +99,20 @@ class Count:
     failed: list[Outcome] = field(default_factory=list[Outcome])
 
 
-def outcomes(checkout: Path, file: str, device: str, args: argparse.Namespace) -> list[Outcome]:
+def outcomes(
+    checkout: Path,
+    file: str,
+    device: str,
+    args: argparse.Namespace,
+    leave_out: Sequence[str] = (),
+) -> list[Outcome]:
     """The outcomes of a file's tests, in as many processes as it takes to get through."""
     with tempfile.TemporaryDirectory() as folder:
         results, done = Path(folder, "results"), Path(folder, "done")
         found: dict[str, Outcome] = {}
         while True:
             results.write_text("")
-            done.write_text("\n".join(found))
+            done.write_text("\n".join((*found, *leave_out)))
             code = _process(checkout, file, device, args, results, done)
             lines = [json.loads(line) for line in results.read_text().splitlines()]
             started = None
@@ -197,7 +204,7 @@ def main() -> int:
     parser.add_argument("checkout", type=Path)
     parser.add_argument("files", nargs="*", default=FILES, help="names without .py")
     parser.add_argument("-k", default="", help="as pytest's")
-    parser.add_argument("--device", choices=("tpu", "cpu", "gpu", "both"), default="both")
+    parser.add_argument("--device", choices=("tpu", "cpu", "gpu", "b200", "both"), default="both")
     parser.add_argument("--seconds", type=int, default=120, help="limit of a test")
     parser.add_argument("--cases", type=int, default=0, help="cases of a test, evenly drawn")
     parser.add_argument("--json", type=Path, help="write all outcomes to this file")
@@ -211,15 +218,17 @@ def main() -> int:
         for file, count in counts.items():
             _print_row(file, count)
         return _print_rest(counts)
-    devices = ("tpu", "cpu") if args.device == "both" else (args.device,)
+    several = {"both": ("tpu", "cpu"), "gpu": ("gpu", "b200")}
+    devices = several.get(args.device, (args.device,))
     print("| file | passed | failed | passed of both | run no kernel | not applicable |")
     print("|---|---|---|---|---|---|")
     counts: dict[str, Count] = {}
     raw: dict[str, Any] = {}
     for file in args.files:
-        results = {
-            device: outcomes(args.checkout.resolve(), file, device, args) for device in devices
-        }
+        results: dict[str, list[Outcome]] = {}
+        for device in devices:
+            done = [each.name for each in results.get("gpu", ()) if each.kind != "skipped"]
+            results[device] = outcomes(args.checkout.resolve(), file, device, args, done)
         if not any(results.values()):
             sys.exit(f"{file}: pytest ran no test of it; is {args.checkout} a work tree of JAX?")
         raw[file] = {device: [vars(each) for each in found] for device, found in results.items()}

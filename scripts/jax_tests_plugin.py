@@ -5,8 +5,8 @@ It runs in the child process (``-p jax_tests_plugin``), and replaces:
 - the lowering of ``pallas_call`` and ``mpmd_map``: it checks nothing of ``interpret`` and of the
   platform, and is a host callback into the simulator. What is around kernels, and what a test
   compares with, is still compiled by XLA for the CPU: the simulator never confirms itself;
-- as ``tpu`` and ``gpu``, what tests ask about the device: ``jtu.device_under_test`` says so, and
-  the device kind, also inside of kernels, is that of a v6e, or of an H100;
+- as ``tpu``, ``gpu`` and ``b200``, what tests ask about the device: ``jtu.device_under_test`` says so, and
+  the device kind, also inside of kernels, is that of a v6e, an H100 or a B200;
 - the option ``jax_pallas_use_mosaic_gpu``, where JAX has it no more, by one that is off;
 - the lowering of ``with_memory_space_constraint``, ``pin`` and ``unpin``, which XLA has for TPUs
   only, by nothing.
@@ -53,7 +53,10 @@ SAID: list[str] = []
 RUN: list[str] = []
 
 #: The chips that the devices stand for; kernels of interpret mode run on the first one.
-CHIPS = {"cpu": "v6e", "tpu": "v6e", "gpu": "h100"}
+CHIPS = {"cpu": "v6e", "tpu": "v6e", "gpu": "h100", "b200": "b200"}
+
+#: What JAX calls the device.
+PLATFORM = "gpu" if DEVICE == "b200" else DEVICE
 
 
 class _TestUtilities(importlib.abc.MetaPathFinder):
@@ -250,7 +253,7 @@ def _stand_for_a_chip() -> None:
         """The CPU that says it is a chip."""
 
         device_kind = chip.device_kind
-        platform = DEVICE
+        platform = PLATFORM
         num_cores = 1
 
         def __init__(self, device: Any) -> None:
@@ -263,8 +266,8 @@ def _stand_for_a_chip() -> None:
     class Client:
         """The CPU's client that says it is the chip's."""
 
-        platform = DEVICE
-        platform_version = "cuda 13000" if DEVICE == "gpu" else "tpu"
+        platform = PLATFORM
+        platform_version = "cuda 13000" if PLATFORM == "gpu" else "tpu"
 
         def __getattr__(self, name: str) -> Any:
             return getattr(bridge.get_backend(), name)
@@ -286,7 +289,7 @@ def _stand_for_a_chip() -> None:
         local_devices = devices
 
     utilities.xla_bridge = Bridge("xla_bridge")
-    utilities.device_under_test = lambda: DEVICE
+    utilities.device_under_test = lambda: PLATFORM
 
 
 def pytest_configure(config: pytest.Config) -> None:
