@@ -5,8 +5,8 @@ It runs in the child process (``-p jax_tests_plugin``), and replaces:
 - the lowering of ``pallas_call`` and ``mpmd_map``: it checks nothing of ``interpret`` and of the
   platform, and is a host callback into the simulator. What is around kernels, and what a test
   compares with, is still compiled by XLA for the CPU: the simulator never confirms itself;
-- as ``tpu``, ``gpu`` and ``b200``, what tests ask about the device: ``jtu.device_under_test`` says so, and
-  the device kind, also inside of kernels, is that of a v6e, an H100 or a B200;
+- as ``tpu``, ``gpu`` and ``b200``, what tests ask about the device: ``jtu.device_under_test`` says
+  so, and the device kind, also inside of kernels, is that of a v6e, an H100 or a B200;
 - the option ``jax_pallas_use_mosaic_gpu``, where JAX has it no more, by one that is off;
 - the lowering of ``with_memory_space_constraint``, ``pin`` and ``unpin``, which XLA has for TPUs
   only, by nothing.
@@ -309,7 +309,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     done = set(DONE.read_text().splitlines()) if DONE.exists() else set[str]()
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        cases.setdefault(re.sub(r"\d.*", "", item.nodeid), []).append(item)
+        cases.setdefault(re.sub(r"\d+$", "", item.nodeid), []).append(item)
     chosen: list[pytest.Item] = []
     for each in cases.values():
         share = max(1, -(-len(each) // CASES)) if CASES else 1

@@ -328,9 +328,7 @@ def _tiled_elements(layout: Any, shape: tuple[int, ...]) -> Array:
     others = [axis for axis in range(flat.ndim) if axis not in dims and axis != vector]
     moved = flat.transpose(*dims, *others, vector)
     copies = [
-        each.times
-        for each in (*layout.warp_dims, *layout.lane_dims)
-        if not isinstance(each, int)
+        each.times for each in (*layout.warp_dims, *layout.lane_dims) if not isinstance(each, int)
     ]
     for place, size in enumerate(spread):
         if size is None:

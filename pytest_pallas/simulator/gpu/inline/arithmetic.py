@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_pallas.compat.inline_gpu import InlineOperation
 from pytest_pallas.simulator.gpu.inline.frame import Frame, as_type, operation, signed
-from pytest_pallas.simulator.gpu.inline.memory import from_bytes, to_bytes
+from pytest_pallas.simulator.gpu.inline.memory import bits_of, from_bytes, to_bytes
 
 Array = np.ndarray[Any, Any]
 
@@ -179,7 +179,7 @@ def _undefined(frame: Frame, op: InlineOperation) -> Any:
 def _filled(op: InlineOperation, value: Any) -> Array:
     kind = op.types[0]
     if kind.dtype.kind in "u" or kind.dtype.name in ("uint4", "uint2"):
-        bits = {"uint4": 4, "uint2": 2}.get(kind.dtype.name, 8 * kind.dtype.itemsize)
+        bits = bits_of(kind.dtype)
         wrap = (1 << bits) - 1
         value = np.vectorize(lambda each: int(each) & wrap, otypes=[object])(value)
     return np.broadcast_to(np.asarray(value).astype(kind.dtype), (1, *kind.shape))
@@ -191,7 +191,9 @@ def _to_integer(frame: Frame, op: InlineOperation, a: Array) -> Array:
     del frame
     dtype = op.types[0].dtype
     bits = {"uint4": 4, "uint2": 2}.get(dtype.name, 8 * dtype.itemsize)
-    value = np.trunc(np.nan_to_num(a.astype(np.float64), nan=0.0, posinf=2.0**70, neginf=-(2.0**70)))
+    value = np.trunc(
+        np.nan_to_num(a.astype(np.float64), nan=0.0, posinf=2.0**70, neginf=-(2.0**70))
+    )
     if op.name.endswith("si"):
         low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
         return as_type(_clipped(value, low, high, np.int64), op)
@@ -273,5 +275,3 @@ def _bitcast(frame: Frame, op: InlineOperation, a: Array) -> Array:
     if kind.dtype == a.dtype and kind.shape == a.shape[1:]:
         return a
     return from_bytes(to_bytes(a), kind.dtype, kind.shape)
-
-

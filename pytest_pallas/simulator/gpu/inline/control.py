@@ -17,9 +17,7 @@ def _results(op: InlineOperation, values: list[Any]) -> Any:
     return values[0] if len(op.results) == 1 else values
 
 
-def _inside(
-    frame: Frame, active: Array, region: InlineRegion, arguments: Any = ()
-) -> list[Any]:
+def _inside(frame: Frame, active: Array, region: InlineRegion, arguments: Any = ()) -> list[Any]:
     """Run a region on some threads."""
     before, frame.active = frame.active, active
     try:
@@ -36,19 +34,21 @@ def _now(frame: Frame) -> Array:
 def _if(frame: Frame, op: InlineOperation, where: Array) -> Any:
     now, where = _now(frame), frame.all(where)
     then, other = now & where, now & ~where
-    branches = op.regions
+    branch, *rest = op.regions
     if not other.any():
-        return _results(op, frame.evaluate(branches[0]))
-    otherwise = branches[1] if len(branches) > 1 else InlineRegion((), ())
+        return _results(op, frame.evaluate(branch))
+    otherwise = rest[0] if rest else InlineRegion((), ())
     if not then.any():
         return _results(op, frame.evaluate(otherwise))
-    first = _inside(frame, then, branches[0])
+    first = _inside(frame, then, branch)
     second = _inside(frame, other, otherwise)
     return _results(op, [chosen(where, a, b) for a, b in zip(first, second, strict=True)])
 
 
 @operation("scf.for")
-def _for(frame: Frame, op: InlineOperation, low: Array, high: Array, step: Array, *carry: Any) -> Any:
+def _for(
+    frame: Frame, op: InlineOperation, low: Array, high: Array, step: Array, *carry: Any
+) -> Any:
     at, (region,) = low, op.regions
     values = list(carry)
     now = _now(frame)
@@ -72,9 +72,11 @@ def _while(frame: Frame, op: InlineOperation, *carry: Any) -> Any:
     going = now
     while True:
         where, *passed = _inside(frame, going, condition, values)
-        given = passed if not given else [
-            chosen(going, a, b) for a, b in zip(passed, given, strict=True)
-        ]
+        given = (
+            passed
+            if not given
+            else [chosen(going, a, b) for a, b in zip(passed, given, strict=True)]
+        )
         going = going & frame.all(where)
         if not going.any():
             return _results(op, given)
@@ -95,7 +97,9 @@ def _switch(frame: Frame, op: InlineOperation, number: Array) -> Any:
         left = left & ~here
         if here.any():
             found = _inside(frame, here, region)
-            values = found if not values else [
-                chosen(here, a, b) for a, b in zip(found, values, strict=True)
-            ]
+            values = (
+                found
+                if not values
+                else [chosen(here, a, b) for a, b in zip(found, values, strict=True)]
+            )
     return _results(op, values)

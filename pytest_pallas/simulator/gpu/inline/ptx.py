@@ -43,7 +43,10 @@ _TYPES: dict[str, Any] = {
 #: What an instruction says beside its name and its types, and what makes no difference here: each
 #: result is rounded to the nearest, and ``satfinite`` is what conversions to narrow floats do.
 _ADJECTIVES = frozenset(
-    "rn rna approx ftz sync aligned lo satfinite full noftz release acquire relaxed".split()
+    {
+        *("rn", "rna", "approx", "ftz", "noftz", "satfinite", "full", "lo"),
+        *("sync", "aligned", "release", "acquire", "relaxed"),
+    }
 )
 
 
@@ -65,9 +68,9 @@ def _assembly(frame: Frame, op: InlineOperation, *operands: Array) -> Any:
     if kind.kind != "other":
         return _value(registers["$0"], kind.dtype, kind.shape) if outputs else ()
     fields = re.findall(r"i\d+|f\d+|bf16", kind.text)
-    names = {"i1": "pred", **{f"i{bits}": f"u{bits}" for bits in (8, 16, 32, 64)}}
+    names: dict[str, str] = {"i1": "pred", **{f"i{bits}": f"u{bits}" for bits in (8, 16, 32, 64)}}
     return {
-        (number,): _value(registers[f"${number}"], _TYPES[names.get(name, name)], ())
+        (number,): _value(registers[f"${number}"], _TYPES[names.get(str(name), str(name))], ())
         for number, name in enumerate(fields)
     }
 
@@ -321,10 +324,9 @@ def _logic(kinds: list[str], modes: list[str], a: Array, b: Array, c: Array, tab
     for number in range(8):
         if wanted >> number & 1:
             x, y, z = (
-                each if number >> shift & 1 else ~each
-                for each, shift in ((a, 2), (b, 1), (c, 0))
+                each if number >> shift & 1 else ~each for each, shift in ((a, 2), (b, 1), (c, 0))
             )
-            found |= x & y & z
+            found = found | (x & y & z)
     return found
 
 

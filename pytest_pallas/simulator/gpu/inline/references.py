@@ -121,9 +121,7 @@ def _as_address(frame: Frame, op: InlineOperation, value: Array) -> Array:
 
 
 @operation("llvm.getelementptr")
-def _element_pointer(
-    frame: Frame, op: InlineOperation, pointer: Array, *dynamic: Array
-) -> Array:
+def _element_pointer(frame: Frame, op: InlineOperation, pointer: Array, *dynamic: Array) -> Array:
     del frame
     kind: InlineType = op.attributes["elem_type"]
     given = op.attributes["rawConstantIndices"]

@@ -88,9 +88,7 @@ def _first(thread: GpuThread) -> int:
     return 128 * thread.warpgroup + 32 * thread.lanes[0]
 
 
-def _view(
-    space: AddressSpace, parts: RefParts, name: str, array: Array, *, shared: bool
-) -> View:
+def _view(space: AddressSpace, parts: RefParts, name: str, array: Array, *, shared: bool) -> View:
     if array.dtype == object:
         raise MissingRuleError(f"{name}, which inline_mgpu is given, holds no numbers")
     if bits_of(array.dtype) < 8 and (parts.tiling or parts.swizzle):
@@ -103,15 +101,12 @@ def _view(
 
 def _note(thread: GpuThread, buffer: Buffer, line: str) -> None:
     """Tell the monitor of order what was read and written since the last time."""
-    for marks, how, writes in ((buffer.read, "read", False), (buffer.written, "write", True)):
-        fresh = marks & ~(buffer.noted_writes if writes else buffer.noted_reads)
-        for box in buffer.touched(fresh):
-            region = buffer.array[box] if box else buffer.array
-            access(thread, region, how, buffer.name, line)
-        if writes:
-            buffer.noted_writes |= marks
-        else:
-            buffer.noted_reads |= marks
+    for box in buffer.touched(buffer.read & ~buffer.noted_reads):
+        access(thread, buffer.array[box] if box else buffer.array, "read", buffer.name, line)
+    for box in buffer.touched(buffer.written & ~buffer.noted_writes):
+        access(thread, buffer.array[box] if box else buffer.array, "write", buffer.name, line)
+    buffer.noted_reads |= buffer.read
+    buffer.noted_writes |= buffer.written
 
 
 def _scatter(frame: Frame, given: Fragments, array: Array, rows: slice) -> None:
