@@ -61,6 +61,10 @@ FILES = (
 )
 
 
+#: The tests of JAX's interpreter for GPUs, which skip themselves where there is one.
+INTERPRETED = "gpu_pallas_interpret"
+
+
 @dataclass
 class Outcome:
     """How one test went on one device.
@@ -131,6 +135,27 @@ def outcomes(
         return list(found.values())
 
 
+def _devices(file: str, device: str) -> tuple[str, ...]:
+    """What a file runs as: the tests of JAX's interpreter for GPUs want a CPU."""
+    if device == "gpu":
+        return ("cpu",) if file.startswith(INTERPRETED) else ("gpu", "b200")
+    return ("tpu", "cpu") if device == "both" else (device,)
+
+
+def _count(file: str) -> str:
+    """How many devices there are: some tests want one, or take all for two."""
+    if file == "gpu_pallas_distributed_test":
+        return "2"
+    return "1" if _chip(file) and "distributed" not in file else "8"
+
+
+def _chip(file: str) -> str:
+    """The chip that a file is for, if the device does not say it."""
+    if not file.startswith(INTERPRETED):
+        return ""
+    return "b200" if "tcgen05" in file else "h100"
+
+
 def _process(
     checkout: Path, file: str, device: str, args: argparse.Namespace, results: Path, done: Path
 ) -> str:
@@ -143,12 +168,13 @@ def _process(
     command += ["-k", args.k] if args.k else []
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": "8",
+        "JAX_NUM_CPU_DEVICES": _count(file),
         "OPENBLAS_NUM_THREADS": "1",  # whose threads spin where all cores are busy
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parent))),
         "JAX_TESTS_CHECKOUT": str(checkout),
         "JAX_TESTS_DEVICE": device,
+        "JAX_TESTS_CHIP": _chip(file),
         "JAX_TESTS_SECONDS": str(args.seconds),
         "JAX_TESTS_RESULTS": str(results),
         "JAX_TESTS_DONE": str(done),
@@ -218,15 +244,13 @@ def main() -> int:
         for file, count in counts.items():
             _print_row(file, count)
         return _print_rest(counts)
-    several = {"both": ("tpu", "cpu"), "gpu": ("gpu", "b200")}
-    devices = several.get(args.device, (args.device,))
     print("| file | passed | failed | passed of both | run no kernel | not applicable |")
     print("|---|---|---|---|---|---|")
     counts: dict[str, Count] = {}
     raw: dict[str, Any] = {}
     for file in args.files:
         results: dict[str, list[Outcome]] = {}
-        for device in devices:
+        for device in _devices(file, args.device):
             done = [each.name for each in results.get("gpu", ()) if each.kind != "skipped"]
             results[device] = outcomes(args.checkout.resolve(), file, device, args, done)
         if not any(results.values()):
