@@ -123,6 +123,7 @@ class Pass:
       core: as ``clocks``, of what each thread knows that others did to tensor memory.
       tokens: what whoever acquires a token knows.
       forks: what the thread knew that started an operation, by the identity of that.
+      before: the operations that are done before one of the same chain can be, by its identity.
       last: the last wait of a thread on a semaphore.
       found: kinds and events of what is out of order.
     """
@@ -141,6 +142,7 @@ class Pass:
     fenced: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     core: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     forks: dict[int, Array] = field(default_factory=dict[int, Any])
+    before: dict[int, list[Asynchronous]] = field(default_factory=dict[int, Any])
     tokens: dict[Token, Passed] = field(default_factory=dict[Any, "Passed"])
     last: dict[tuple[int, Any], Waited] = field(default_factory=dict[Any, Waited])
     found: list[tuple[str, Any, Any]] = field(default_factory=list[Any])
@@ -183,7 +185,7 @@ def check(
     for flight in memory.flights:
         if flight.bounds[0] >= end or flight.bounds[1] <= start or not conflict(event, flight):
             continue
-        if are_in_order(event, flight):
+        if are_in_order(event, flight) or _is_read_between(memory, event, flight):
             continue
         if frees and is_known(flight):
             continue
@@ -218,9 +220,29 @@ def are_in_order(one: Touched | Flight, other: Touched | Flight) -> bool:
         return True
     if one.chain is None or one.chain != other.chain:
         return False
+    if (
+        one.writes
+        and other.writes
+        and isinstance(one.origin, Asynchronous)
+        and one.origin.overtakes
+    ):
+        return False
     # Of two threads, only if the later one knows that the other has started its own.
     clock = one.clock if one.core is None else one.core
     return bool(clock[other.thread] >= other.clock[other.thread])
+
+
+def _is_read_between(memory: Memory, event: Touched | Flight, flight: Flight) -> bool:
+    """Whether an operation of the chain reads what one writes before the other overwrites it."""
+    if isinstance(event, Touched) or event.chain is None or event.chain != flight.chain:
+        return False
+    later = False
+    for each in memory.flights:
+        reads = later and not each.writes and each.chain == flight.chain
+        if reads and overlap(each.region, flight.region) and are_in_order(event, each):
+            return True
+        later = later or each is flight
+    return False
 
 
 def is_known(flight: Flight) -> bool:
