@@ -197,6 +197,7 @@ def _simulate_calls() -> None:
     from pytest_pallas import compat
     from pytest_pallas.compat.mosaic_gpu import reaches_devices
     from pytest_pallas.compat.transfers import semaphore_kind
+    from pytest_pallas.devices.gpus import GPUS
     from pytest_pallas.errors import PallasTestError
     from pytest_pallas.simulator.machine import Machine
     from pytest_pallas.simulator.simulate import evaluate
@@ -219,7 +220,7 @@ def _simulate_calls() -> None:
 
     def divides_kernels(eqn: Any) -> bool:
         """Whether devices run a kernel that may ask which of them it is on."""
-        if PLATFORM != "gpu" or eqn.primitive.name != "shard_map":
+        if CHIP not in GPUS or eqn.primitive.name != "shard_map":
             return False
         return any(each.primitive.name == "mpmd_map" for each in equations(eqn.params["jaxpr"]))
 
