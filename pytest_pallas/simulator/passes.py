@@ -205,7 +205,7 @@ def check(
         shared = core is None or any(each == thread or core[each] >= time for each, time in known)
         if ordered and fenced and shared:
             continue
-        if are_in_order(event, past.event):
+        if are_in_order(event, past.event) or _is_read_between(memory, event, past.event):
             continue
         if overlap(region, past.region):
             why = "race" if not ordered else "core" if fenced else "fence"
@@ -232,17 +232,21 @@ def are_in_order(one: Touched | Flight, other: Touched | Flight) -> bool:
     return bool(clock[other.thread] >= other.clock[other.thread])
 
 
-def _is_read_between(memory: Memory, event: Touched | Flight, flight: Flight) -> bool:
-    """Whether an operation of the chain reads what one writes before the other overwrites it."""
-    if isinstance(event, Touched) or event.chain is None or event.chain != flight.chain:
+def _is_read_between(memory: Memory, event: Touched | Flight, written: Touched | Flight) -> bool:
+    """Whether an operation of the chain reads what one wrote before another one overwrites it."""
+    if isinstance(event, Touched) or isinstance(written, Touched) or event.chain is None:
         return False
-    later = False
-    for each in memory.flights:
-        reads = later and not each.writes and each.chain == flight.chain
-        if reads and overlap(each.region, flight.region) and are_in_order(event, each):
-            return True
-        later = later or each is flight
-    return False
+    if event.chain != written.chain or not written.writes:
+        return False
+    over = (past.event for past in memory.near(*event.bounds))
+    return any(
+        isinstance(each, Flight)
+        and not each.writes
+        and are_in_order(each, written)
+        and are_in_order(event, each)
+        and overlap(each.region, written.region)
+        for each in (*memory.flights, *over)
+    )
 
 
 def is_known(flight: Flight) -> bool:

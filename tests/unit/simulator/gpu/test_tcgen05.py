@@ -836,8 +836,9 @@ def test_a_product_of_other_dtypes() -> None:
 # Order among products and copies.
 
 
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_copy_onto_the_sums_of_a_product_must_wait_for_it(waits, rng):
+def test_a_copy_onto_the_sums_of_a_product_must_wait_for_it(waits, seed, rng):
     def body(a, b, o, a_smem, b_smem, source, acc, done, copied):
         a_smem[...], b_smem[...], source[...] = a[...], b[...], jnp.ones((M, N))
         plgpu.commit_smem()
@@ -852,11 +853,12 @@ def test_a_copy_onto_the_sums_of_a_product_must_wait_for_it(waits, rng):
 
     source = plgpu.SMEM((M, N), jnp.float32)
     function = kernel(body, smem(M, K), smem(K, N), source, SUMS, TC, TC)
-    assert races(function, whole(rng, M, K), whole(rng, K, N)) is not waits
+    assert races(function, whole(rng, M, K), whole(rng, K, N), seed=seed) is not waits
 
 
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("used", [False, True])
-def test_a_copy_onto_a_copy_under_way_is_a_race_unless_a_product_reads_between(used, rng):
+def test_a_copy_onto_a_copy_under_way_is_a_race_unless_a_product_reads_between(used, seed, rng):
     def body(a, b, o, a_smem, b_smem, left, acc, done):
         a_smem[...], b_smem[...] = a[...], b[...]
         plgpu.commit_smem()
@@ -871,7 +873,7 @@ def test_a_copy_onto_a_copy_under_way_is_a_race_unless_a_product_reads_between(u
 
     left = plgpu.TMEM((M, K), jnp.bfloat16, packed=True)
     function = kernel(body, smem(M, K), smem(K, N), left, SUMS, TC)
-    assert races(function, whole(rng, M, K), whole(rng, K, N)) is not used
+    assert races(function, whole(rng, M, K), whole(rng, K, N), seed=seed) is not used
 
 
 @pytest.mark.parametrize("told", [False, True])
