@@ -205,7 +205,6 @@ def norm(
 
 #: Of both norms.
 EQUIVALENT = (
-    _rows.TAIL_BY_ALL,
     EquivalentMutant(
         operator="arithmetic",
         change="add -> sub",

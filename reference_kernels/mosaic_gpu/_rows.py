@@ -24,7 +24,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas.spec import EquivalentMutant
 from reference_kernels import _require
 
 WARPS = 4  # of a warpgroup
@@ -211,12 +210,3 @@ def over_rows(
         grid_names=("block",),
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )(*rows, *vectors)
-
-
-#: Of every kernel that is made here.
-TAIL_BY_ALL = EquivalentMutant(
-    operator="guard",
-    change="always",
-    source="pl.when(block == full)",
-    reason="every block writes the same to the rows that are left, from rows that nobody writes",
-)

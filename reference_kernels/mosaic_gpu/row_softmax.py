@@ -131,7 +131,6 @@ SPEC = KernelSpec(
     inputs=st.one_of(_ANY, _MASKED),
     differentiable=(0,),
     relations=(Permuted({0: 0}, output=0), Permuted({0: 1}, output=1)),
-    equivalent=(_rows.TAIL_BY_ALL,),
     typical=(
         pst.shaped("m n", dtype="bfloat16", dims={"m": 8192, "n": 8192}),
         pst.shaped("m n", dtype="float32", dims={"m": 8192, "n": 1024}),
