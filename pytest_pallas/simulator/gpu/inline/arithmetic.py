@@ -190,7 +190,7 @@ def _to_integer(frame: Frame, op: InlineOperation, a: Array) -> Array:
     """It saturates, and NaN gives 0 (PTX ISA, "cvt")."""
     del frame
     dtype = op.types[0].dtype
-    bits = {"uint4": 4, "uint2": 2}.get(dtype.name, 8 * dtype.itemsize)
+    bits = bits_of(dtype)
     value = np.trunc(
         np.nan_to_num(a.astype(np.float64), nan=0.0, posinf=2.0**70, neginf=-(2.0**70))
     )

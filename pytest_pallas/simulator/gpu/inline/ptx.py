@@ -320,13 +320,13 @@ def _logic(kinds: list[str], modes: list[str], a: Array, b: Array, c: Array, tab
     """``lop3``: the bits of the table say the result for each of the eight inputs."""
     del kinds, modes
     wanted = int(table.reshape(-1)[0])
-    found = np.zeros(np.broadcast_shapes(a.shape, b.shape, c.shape), a.dtype)
+    found: Array = np.zeros(np.broadcast_shapes(a.shape, b.shape, c.shape), a.dtype)
     for number in range(8):
         if wanted >> number & 1:
             x, y, z = (
                 each if number >> shift & 1 else ~each for each, shift in ((a, 2), (b, 1), (c, 0))
             )
-            found = found | (x & y & z)
+            found = np.bitwise_or(found, x & y & z)
     return found
 
 
