@@ -6,9 +6,10 @@ CHECKOUT is a work tree of https://github.com/jax-ml/jax of a version near the i
 ``tests/pallas`` are run as they are, against the installed JAX. ``jax_tests_plugin.py`` says what
 is replaced: kernels run on the simulator, and everything else is XLA's. Each file runs twice: once
 as on a TPU v6e, where the tests of hardware run, and once as on a CPU, where those of interpret
-mode run. With ``--device gpu`` it runs once, as on an H100; its files must be named. A test passes
-if it passes wherever it is not skipped. ``--cases N`` runs about N cases of
-a test with parameters, of which some have more than a thousand.
+mode run. With ``--device gpu`` it runs as on an H100, and what is skipped there as on a B200 (tests
+of JAX's interpreter for GPUs once, as on a CPU); its files must be named. A test passes if it
+passes wherever it is not skipped. ``--cases N`` runs about N cases of a test with parameters, of
+which some have more than a thousand.
 
 It exits 1 if a test fails for a reason that ``jax_tests_causes.py`` does not have.
 """
