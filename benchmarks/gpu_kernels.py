@@ -8,7 +8,9 @@ profiler, of calls that were compiled and made before, with operands that rotate
 than the level 2 cache has. All of a row are timed in turns within one run. Shares are of what this
 GPU was measured to do in the same run: products of a large matrix, and bytes of a large copy.
 
-``--trace-only`` traces all sides for an H200 that is not there, and measures nothing.
+``--trace-only`` traces all sides for an H200, or for Blackwell's kernels a B200, that is not there,
+and measures nothing. A GPU measures the rows of its generation. Kernels of several GPUs
+(``peer_*``) have no row.
 
 Targets on an H200, as times of ours over theirs: bf16 products of 4096 and 8192 at most 1 / 0.9 of
 cuBLAS; attention, d = 128, 8192 queries and keys, causal and not, at most 1 / 0.9 of cuDNN; softmax
@@ -49,11 +51,14 @@ class Row:
 
     Attributes:
       name: of the kernel and its size.
-      operands: shapes and dtypes; an int32 vector is a list of group sizes.
+      operands: shapes and dtypes; an int32 vector is a list of group sizes, unless ``below`` is
+        given.
       sides: the functions, by name; None for JAX's where it has no such kernel.
       flops: floating-point operations that the result needs.
       moved: bytes that are read or written at least.
       bound: what the share is of: ``"flops"`` or ``"bytes"``.
+      chip: that it is for: ``"h200"`` or ``"b200"``, whose generations differ; ``""`` for any.
+      below: int32 operands are drawn from 0 up to this, which is left out.
     """
 
     name: str
@@ -62,6 +67,8 @@ class Row:
     flops: float
     moved: float
     bound: str
+    chip: str = "h200"
+    below: int = 0
 
 
 def _bundled(module: str) -> Any:
@@ -80,22 +87,117 @@ def _bytes(*arrays: jax.ShapeDtypeStruct) -> float:
     return float(sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays))
 
 
-def _matmul(size: int, kernel: str) -> Row:
-    def bundled(x: Any, y: Any) -> Any:
-        module = _bundled("hopper_matmul_mgpu")
-        config = module.TuningConfig(
-            tile_m=128,
-            tile_n=128,
-            tile_k=64,
-            max_concurrent_steps=4,
-            grid_tile_width=8,
-            cluster_dimension=module.MatmulDimension.N,
-        )
-        return module.matmul(x, y, None, config)
+def _hopper_bundled(x: Any, y: Any) -> Any:
+    module = _bundled("hopper_matmul_mgpu")
+    config = module.TuningConfig(
+        tile_m=128,
+        tile_n=128,
+        tile_k=64,
+        max_concurrent_steps=4,
+        grid_tile_width=8,
+        cluster_dimension=module.MatmulDimension.N,
+    )
+    return module.matmul(x, y, None, config)
 
+
+def _blackwell_bundled(x: Any, y: Any) -> Any:
+    module = _bundled("blackwell_matmul_mgpu")
+    config = module.TuningConfig(
+        tile_m=128,
+        tile_n=128,
+        tile_k=64,
+        max_concurrent_steps=4,
+        collective=True,
+    )
+    return module.matmul_kernel(x, y, config)
+
+
+def _matmul(size: int, kernel: str, chip: str = "h200", bundled: Any = _hopper_bundled) -> Row:
     x = _bf16(size, size)
     sides = (_kernels(kernel), jnp.matmul, bundled)
-    return Row(f"{kernel} {size}", (x, x), sides, 2.0 * size**3, _bytes(x, x, x), "flops")
+    return Row(f"{kernel} {size}", (x, x), sides, 2.0 * size**3, _bytes(x, x, x), "flops", chip)
+
+
+def _float8(size: int) -> Row:
+    def plain(x: Any, y: Any) -> Any:
+        return jnp.matmul(x, y.T, preferred_element_type=jnp.bfloat16)
+
+    x = jax.ShapeDtypeStruct((size, size), jnp.float8_e4m3fn)
+    ours = functools.partial(_kernels("hopper_matmul"), transpose_rhs=True)
+    flops = 2.0 * size**3
+    return Row(
+        f"hopper_matmul float8 {size}", (x, x), (ours, plain, None), flops, 3.0 * size**2, "flops"
+    )
+
+
+def _split(kernel: str, by: str, m: int, k: int, n: int) -> Row:
+    x, y = _bf16(m, k), _bf16(k, n)
+    ours = functools.partial(_kernels(kernel), by=by)
+    dtype = jnp.float32 if kernel == "split_k_matmul" else jnp.bfloat16
+    plain = functools.partial(jnp.matmul, preferred_element_type=dtype)
+    moved = _bytes(x, y, jax.ShapeDtypeStruct((m, n), dtype))
+    name = f"{kernel} {by} {m}x{k}x{n}"
+    return Row(name, (x, y), (ours, plain, None), 2.0 * m * k * n, moved, "bytes")
+
+
+def _conv2d(batch: int, size: int, channels: int) -> Row:
+    def plain(x: Any, w: Any) -> Any:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers)
+
+    x, w = _bf16(batch, size, size, channels), _bf16(3, 3, channels, channels)
+    flops = 2.0 * batch * size**2 * channels**2 * 9
+    sides = (_kernels("hopper_conv2d"), plain, None)
+    return Row(
+        f"conv2d {batch}x{size}x{size}x{channels}", (x, w), sides, flops, _bytes(x, w, x), "flops"
+    )
+
+
+def _mixed(size: int) -> Row:
+    def plain(x: Any, y: Any, scales: Any) -> Any:
+        wide = (scales[:, None] * x).astype(y.dtype)
+        return jnp.matmul(wide, y)
+
+    x, y = jax.ShapeDtypeStruct((size, size), jnp.int8), _bf16(size, size)
+    scales = jax.ShapeDtypeStruct((size,), jnp.float32)
+    sides = (_kernels("blackwell_mixed_matmul"), plain, None)
+    moved = _bytes(x, y, scales, y)
+    return Row(f"mixed_matmul {size}", (x, y, scales), sides, 2.0 * size**3, moved, "flops", "b200")
+
+
+def _scaled(size: int, block: int) -> Row:
+    """MXFP8 in blocks of 32, or NVFP4 in blocks of 16."""
+    element, scale = {
+        32: (jnp.float8_e4m3fn, jnp.float8_e8m0fnu),
+        16: (jnp.float4_e2m1fn, jnp.float8_e4m3fn),
+    }[block]
+
+    def plain(x: Any, y: Any, x_scale: Any, y_scale: Any) -> Any:
+        def wide(values: Any, scales: Any) -> Any:
+            scales = jnp.repeat(scales.astype(jnp.bfloat16), block, axis=1)
+            return values.astype(jnp.bfloat16) * scales
+
+        return jnp.matmul(wide(x, x_scale), wide(y, y_scale).T)
+
+    x = jax.ShapeDtypeStruct((size, size), element)
+    s = jax.ShapeDtypeStruct((size, size // block), scale)
+    sides = (_kernels("blackwell_scaled_matmul"), plain, None)
+    name = f"scaled_matmul {jnp.dtype(element).name} {size}"
+    moved = _bytes(x, x, s, s, _bf16(size, size))
+    return Row(name, (x, x, s, s), sides, 2.0 * size**3, moved, "flops", "b200")
+
+
+def _sparse(size: int) -> Row:
+    def plain(values: Any, pairs: Any, y: Any) -> Any:
+        module = importlib.import_module("reference_kernels.mosaic_gpu.blackwell_sparse_matmul")
+        return jnp.matmul(module.expanded(values, pairs), y.T)
+
+    values, y = _bf16(size, size // 2), _bf16(size, size)
+    pairs = jax.ShapeDtypeStruct((size, size // 4), jnp.int32)
+    sides = (_kernels("blackwell_sparse_matmul"), plain, None)
+    moved = _bytes(values, pairs, y, y)
+    name = f"sparse_matmul {size}"
+    return Row(name, (values, pairs, y), sides, 2.0 * size**3, moved, "flops", "b200", below=6)
 
 
 def _attention(length: int, heads: int, d: int, *, causal: bool, batch: int = 1) -> Row:
@@ -144,6 +246,58 @@ def _rms_norm(rows: int, n: int) -> Row:
     return Row(f"rms_norm {rows}x{n}", (x, w), sides, 0.0, _bytes(x, x, w), "bytes")
 
 
+def _layer_norm(rows: int, n: int) -> Row:
+    def plain(x: Any, w: Any, b: Any) -> Any:
+        wide = x.astype(jnp.float32)
+        centred = wide - wide.mean(-1, keepdims=True)
+        scale = jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + 1e-5)
+        return (centred * scale * w.astype(jnp.float32) + b.astype(jnp.float32)).astype(x.dtype)
+
+    def bundled(x: Any, w: Any, b: Any) -> Any:
+        return _bundled("layer_norm").layer_norm(x[None], w, b)[0]
+
+    x, w = _bf16(rows, n), _bf16(n)
+    sides = (_kernels("row_layer_norm"), plain, bundled)
+    return Row(f"layer_norm {rows}x{n}", (x, w, w), sides, 0.0, _bytes(x, x, w, w), "bytes", "")
+
+
+def _reductions(rows: int, n: int) -> Iterator[Row]:
+    x, wide = _bf16(rows, n), jax.ShapeDtypeStruct((rows, n), jnp.float32)
+    lengths = jax.ShapeDtypeStruct((rows,), jnp.int32)
+
+    def ragged(x: Any, lengths: Any) -> Any:
+        inside = jnp.arange(n) < lengths[:, None]
+        return jnp.sum(jnp.where(inside, x.astype(jnp.float32), 0.0), axis=1).astype(x.dtype)
+
+    def over_rows(x: Any) -> Any:
+        return x.astype(jnp.float32).sum(1).astype(x.dtype)
+
+    columns = (_kernels("reduce_columns"), lambda x: x.sum(0), None)
+    yield Row(f"reduce_columns {rows}x{n}", (wide,), columns, 0.0, _bytes(wide), "bytes", "")
+    sides = (_kernels("reduce_rows"), over_rows, None)
+    yield Row(f"reduce_rows {rows}x{n}", (x,), sides, 0.0, _bytes(x), "bytes", "")
+    sides = (_kernels("ragged_row_sum"), ragged, None)
+    moved = _bytes(x) / 2  # as lengths are drawn
+    name = f"ragged_row_sum {rows}x{n}"
+    yield Row(name, (x, lengths), sides, 0.0, moved, "bytes", "b200", below=n + 1)
+
+
+def _moves(rows: int, n: int) -> Iterator[Row]:
+    x, wide = _bf16(rows, n), jax.ShapeDtypeStruct((rows, n), jnp.float32)
+    sides = (_kernels("scale_columns"), jnp.multiply, None)
+    yield Row(f"scale_columns {rows}x{n}", (x, _bf16(n)), sides, 0.0, _bytes(x, x), "bytes", "")
+    sides = (_kernels("tma_copy_add"), lambda x: x + 1, None)
+    yield Row(f"tma_copy_add {rows}x{n}", (wide,), sides, 0.0, _bytes(wide, wide), "bytes")
+    module = importlib.import_module("reference_kernels.mosaic_gpu.reverse_bits")
+    words = jax.ShapeDtypeStruct((rows * n,), jnp.uint32)
+    sides = (_kernels("reverse_bits"), module.reference, None)
+    yield Row(f"reverse_bits {rows * n}", (words,), sides, 0.0, _bytes(words, words), "bytes", "")
+    pages, table = _bf16(rows, 16, 256), jax.ShapeDtypeStruct((rows,), jnp.int32)
+    sides = (_kernels("gather_pages"), lambda pages, table: pages[table], None)
+    moved = _bytes(pages, pages)
+    yield Row(f"gather_pages {rows}", (pages, table), sides, 0.0, moved, "bytes", below=rows)
+
+
 def _ragged(m: int, k: int, n: int, groups: int) -> Row:
     def bundled(x: Any, w: Any, sizes: Any) -> Any:
         return _bundled("ragged_dot_mgpu").ragged_dot(
@@ -173,15 +327,37 @@ def rows() -> Iterator[Row]:
     for size in (4096, 8192):
         for kernel in ("hopper_matmul", "hopper_matmul_persistent"):
             yield _matmul(size, kernel)
+        yield _matmul(size, "blackwell_matmul", "b200", _blackwell_bundled)
+    yield _matmul(4096, "hopper_matmul_pipelined")
+    yield _matmul(4096, "ampere_matmul", "", None)
+    yield _float8(8192)
+    yield _mixed(4096)
+    yield _scaled(8192, 32)
+    yield _scaled(8192, 16)
+    yield _sparse(4096)
+    for by in ("push", "pull"):
+        yield _split("cluster_split_k", by, 64, 16384, 256)
+    for by in ("tma", "atomic"):
+        yield _split("split_k_matmul", by, 512, 16384, 512)
+    yield _conv2d(8, 64, 256)
     for causal in (False, True):
         yield _attention(8192, 16, 128, causal=causal)
+    yield _attention(8192, 8, 256, causal=True)
     yield _attention(4096, 32, 64, causal=True)
     yield _softmax(8192, 4096)
     yield _rms_norm(8192, 4096)
+    yield _layer_norm(8192, 4096)
+    yield from _reductions(8192, 4096)
+    yield from _moves(8192, 4096)
     yield _ragged(8192, 4096, 4096, 8)
 
 
-def _drawn(operand: jax.ShapeDtypeStruct, rng: np.random.Generator) -> jax.Array:
+def _drawn(operand: jax.ShapeDtypeStruct, rng: np.random.Generator, below: int = 0) -> jax.Array:
+    if operand.dtype in (jnp.int8, jnp.uint32):
+        limits = np.iinfo(operand.dtype)
+        return jnp.asarray(rng.integers(limits.min, limits.max, operand.shape), operand.dtype)
+    if operand.dtype == jnp.int32 and below:
+        return jnp.asarray(rng.integers(0, below, operand.shape), jnp.int32)
     if operand.dtype == jnp.int32:  # group sizes of the m of the row
         cuts = np.sort(rng.integers(0, 8192, operand.shape[0] - 1))
         return jnp.asarray(np.diff([0, *cuts, 8192]), jnp.int32)
@@ -210,7 +386,9 @@ def measure(row: Row, rounds: int) -> dict[str, float | str]:
     """Seconds by side; a side that fails has what it said."""
     rng = np.random.default_rng(0)
     copies = max(2, math.ceil(ROTATED / _bytes(*row.operands)))
-    sets = [tuple(_drawn(operand, rng) for operand in row.operands) for _ in range(copies)]
+    sets = [
+        tuple(_drawn(operand, rng, row.below) for operand in row.operands) for _ in range(copies)
+    ]
     found: dict[str, float | str] = {}
     for side, function in zip(SIDES, row.sides, strict=True):
         if function is None:
@@ -235,13 +413,14 @@ def ceilings(rounds: int) -> dict[str, float]:
 
 
 def trace(row: Row) -> dict[str, str]:
-    """What each side is for an H200 that is not there: the shape of its answer, or its error."""
+    """What each side is for a chip that is not there: the shape of its answer, or its error."""
     found: dict[str, str] = {}
+    chip = row.chip or "h200"
     for side, function in zip(SIDES, row.sides, strict=True):
         if function is None:
             continue
         try:
-            with present(Chip("NVIDIA H200", "gpu", attributes("h200"))):
+            with present(Chip(f"NVIDIA {chip.upper()}", "gpu", attributes(chip))):
                 out = jax.eval_shape(function, *row.operands)
             found[side] = f"{out.dtype}{list(out.shape)}"
         except Exception as error:
@@ -279,8 +458,12 @@ def main() -> None:
             print(row.name, *(f"\n  {side}: {text}" for side, text in trace(row).items()))
         return
     if jax.default_backend() != "gpu":
-        sys.exit("there is no GPU here; --trace-only looks at the calls without one")
+        sys.exit("there is no GPU here; --trace-only traces the calls without one")
     device = jax.devices()[0]
+    generation = {"9": "h200", "10": "b200"}.get(str(device.compute_capability).partition(".")[0])
+    chosen = [row for row in chosen if row.chip in ("", generation)]
+    if not chosen:
+        sys.exit(f"no row that was named is for a {device.device_kind}")
     most = ceilings(asked.rounds)
     print(
         f"{device.device_kind}, JAX {jax.__version__}, {device.client.platform_version.split()[0]}"

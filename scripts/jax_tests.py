@@ -6,9 +6,10 @@ CHECKOUT is a work tree of https://github.com/jax-ml/jax of a version near the i
 ``tests/pallas`` are run as they are, against the installed JAX. ``jax_tests_plugin.py`` says what
 is replaced: kernels run on the simulator, and everything else is XLA's. Each file runs twice: once
 as on a TPU v6e, where the tests of hardware run, and once as on a CPU, where those of interpret
-mode run. With ``--device gpu`` it runs once, as on an H100; its files must be named. A test passes
-if it passes wherever it is not skipped. ``--cases N`` runs about N cases of
-a test with parameters, of which some have more than a thousand.
+mode run. With ``--device gpu`` it runs as on an H100, and what is skipped there as on a B200 (tests
+of JAX's interpreter for GPUs once, as on a CPU); its files must be named. A test passes if it
+passes wherever it is not skipped. ``--cases N`` runs about N cases of a test with parameters, of
+which some have more than a thousand.
 
 It exits 1 if a test fails for a reason that ``jax_tests_causes.py`` does not have.
 """
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,10 @@ FILES = (
     "tpu_sparsecore_pallas_distributed_test",
     "tpu_sparsecore_pallas_debug_check_test",
 )
+
+
+#: The tests of JAX's interpreter for GPUs, which skip themselves where there is one.
+INTERPRETED = "gpu_pallas_interpret"
 
 
 @dataclass
@@ -98,14 +104,20 @@ class Count:
     failed: list[Outcome] = field(default_factory=list[Outcome])
 
 
-def outcomes(checkout: Path, file: str, device: str, args: argparse.Namespace) -> list[Outcome]:
+def outcomes(
+    checkout: Path,
+    file: str,
+    device: str,
+    args: argparse.Namespace,
+    leave_out: Sequence[str] = (),
+) -> list[Outcome]:
     """The outcomes of a file's tests, in as many processes as it takes to get through."""
     with tempfile.TemporaryDirectory() as folder:
         results, done = Path(folder, "results"), Path(folder, "done")
         found: dict[str, Outcome] = {}
         while True:
             results.write_text("")
-            done.write_text("\n".join(found))
+            done.write_text("\n".join((*found, *leave_out)))
             code = _process(checkout, file, device, args, results, done)
             lines = [json.loads(line) for line in results.read_text().splitlines()]
             started = None
@@ -124,6 +136,27 @@ def outcomes(checkout: Path, file: str, device: str, args: argparse.Namespace) -
         return list(found.values())
 
 
+def _devices(file: str, device: str) -> tuple[str, ...]:
+    """What a file runs as: the tests of JAX's interpreter for GPUs want a CPU."""
+    if device == "gpu":
+        return ("cpu",) if file.startswith(INTERPRETED) else ("gpu", "b200")
+    return ("tpu", "cpu") if device == "both" else (device,)
+
+
+def _count(file: str) -> str:
+    """How many devices there are: some tests want one, or take all for two."""
+    if file == "gpu_pallas_distributed_test":
+        return "2"
+    return "1" if _chip(file) and "distributed" not in file else "8"
+
+
+def _chip(file: str) -> str:
+    """The chip that a file is for, if the device does not say it."""
+    if not file.startswith(INTERPRETED):
+        return ""
+    return "b200" if "tcgen05" in file else "h100"
+
+
 def _process(
     checkout: Path, file: str, device: str, args: argparse.Namespace, results: Path, done: Path
 ) -> str:
@@ -136,12 +169,13 @@ def _process(
     command += ["-k", args.k] if args.k else []
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": "8",
+        "JAX_NUM_CPU_DEVICES": _count(file),
         "OPENBLAS_NUM_THREADS": "1",  # whose threads spin where all cores are busy
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parent))),
         "JAX_TESTS_CHECKOUT": str(checkout),
         "JAX_TESTS_DEVICE": device,
+        "JAX_TESTS_CHIP": _chip(file),
         "JAX_TESTS_SECONDS": str(args.seconds),
         "JAX_TESTS_RESULTS": str(results),
         "JAX_TESTS_DONE": str(done),
@@ -197,7 +231,7 @@ def main() -> int:
     parser.add_argument("checkout", type=Path)
     parser.add_argument("files", nargs="*", default=FILES, help="names without .py")
     parser.add_argument("-k", default="", help="as pytest's")
-    parser.add_argument("--device", choices=("tpu", "cpu", "gpu", "both"), default="both")
+    parser.add_argument("--device", choices=("tpu", "cpu", "gpu", "b200", "both"), default="both")
     parser.add_argument("--seconds", type=int, default=120, help="limit of a test")
     parser.add_argument("--cases", type=int, default=0, help="cases of a test, evenly drawn")
     parser.add_argument("--json", type=Path, help="write all outcomes to this file")
@@ -211,15 +245,15 @@ def main() -> int:
         for file, count in counts.items():
             _print_row(file, count)
         return _print_rest(counts)
-    devices = ("tpu", "cpu") if args.device == "both" else (args.device,)
     print("| file | passed | failed | passed of both | run no kernel | not applicable |")
     print("|---|---|---|---|---|---|")
     counts: dict[str, Count] = {}
     raw: dict[str, Any] = {}
     for file in args.files:
-        results = {
-            device: outcomes(args.checkout.resolve(), file, device, args) for device in devices
-        }
+        results: dict[str, list[Outcome]] = {}
+        for device in _devices(file, args.device):
+            done = [each.name for each in results.get("gpu", ()) if each.kind != "skipped"]
+            results[device] = outcomes(args.checkout.resolve(), file, device, args, done)
         if not any(results.values()):
             sys.exit(f"{file}: pytest ran no test of it; is {args.checkout} a work tree of JAX?")
         raw[file] = {device: [vars(each) for each in found] for device, found in results.items()}

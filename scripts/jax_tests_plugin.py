@@ -5,8 +5,8 @@ It runs in the child process (``-p jax_tests_plugin``), and replaces:
 - the lowering of ``pallas_call`` and ``mpmd_map``: it checks nothing of ``interpret`` and of the
   platform, and is a host callback into the simulator. What is around kernels, and what a test
   compares with, is still compiled by XLA for the CPU: the simulator never confirms itself;
-- as ``tpu`` and ``gpu``, what tests ask about the device: ``jtu.device_under_test`` says so, and
-  the device kind, also inside of kernels, is that of a v6e, or of an H100;
+- as ``tpu``, ``gpu`` and ``b200``, what tests ask about the device: ``jtu.device_under_test`` says
+  so, and the device kind, also inside of kernels, is that of a v6e, an H100 or a B200;
 - the option ``jax_pallas_use_mosaic_gpu``, where JAX has it no more, by one that is off;
 - the lowering of ``with_memory_space_constraint``, ``pin`` and ``unpin``, which XLA has for TPUs
   only, by nothing.
@@ -53,7 +53,13 @@ SAID: list[str] = []
 RUN: list[str] = []
 
 #: The chips that the devices stand for; kernels of interpret mode run on the first one.
-CHIPS = {"cpu": "v6e", "tpu": "v6e", "gpu": "h100"}
+CHIPS = {"cpu": "v6e", "tpu": "v6e", "gpu": "h100", "b200": "b200"}
+
+#: The chip that kernels run on.
+CHIP = os.environ.get("JAX_TESTS_CHIP") or CHIPS[DEVICE]
+
+#: What JAX calls the device.
+PLATFORM = "gpu" if DEVICE == "b200" else DEVICE
 
 
 class _TestUtilities(importlib.abc.MetaPathFinder):
@@ -144,6 +150,7 @@ def _simulate_kernels() -> None:
     def lowering(primitive: Any, ctx: Any, *nodes: Any, **params: Any) -> Any:
         avals = [getattr(aval, "inner_aval", aval) for aval in ctx.avals_in]
         results = [getattr(aval, "inner_aval", aval) for aval in ctx.avals_out]
+        outer = ctx
         ctx = ctx.replace(avals_in=avals, avals_out=results)  # without the pins of buffers
 
         def call(*operands: Any) -> Any:
@@ -157,8 +164,10 @@ def _simulate_kernels() -> None:
         def on_host(*values: Any) -> list[Any]:
             RUN.append(str(params["name"]))
             inputs = list(map(as_value, values, avals))
+            machine = Machine(target=CHIP)
             with told(), np.errstate(all="ignore"):
-                results = run(program, Thread(Machine(target=CHIPS[DEVICE])), inputs)
+                results = run(program, Thread(machine), inputs)
+            _tell_races(machine)
             return list(map(as_array, results, jaxpr.out_avals))
 
         def implementation(*operands: Any) -> list[Any]:
@@ -167,7 +176,10 @@ def _simulate_kernels() -> None:
             )
             return list(map(from_wide, results, jaxpr.out_avals))
 
-        return mlir.lower_fun(implementation, multiple_results=True)(ctx, *nodes)
+        lowered = mlir.lower_fun(implementation, multiple_results=True)(ctx, *nodes)
+        if outer.tokens_in.effects():  # those of JAX's interpreter, which does not run
+            outer.set_tokens_out(outer.tokens_in)
+        return lowered
 
     for primitive in (calls.pallas_call_p, meshes.mpmd_map_p):
         mlir.register_lowering(primitive, functools.partial(lowering, primitive))
@@ -183,15 +195,14 @@ def _simulate_calls() -> None:
     import numpy as np
 
     from pytest_pallas import compat
-    from pytest_pallas.compat.transfers import names_a_device, semaphore_kind
+    from pytest_pallas.compat.mosaic_gpu import reaches_devices
+    from pytest_pallas.compat.transfers import semaphore_kind
+    from pytest_pallas.devices.gpus import GPUS
     from pytest_pallas.errors import PallasTestError
     from pytest_pallas.simulator.machine import Machine
     from pytest_pallas.simulator.simulate import evaluate
 
     pjit: Any = importlib.import_module("jax._src.pjit")
-    interpreter: Any = importlib.import_module(
-        "jax._src.pallas.mosaic.interpret.interpret_pallas_call"
-    )
     before = pjit._pjit_call_impl_python
 
     def equations(jaxpr: Any) -> Iterator[Any]:
@@ -207,26 +218,63 @@ def _simulate_calls() -> None:
             semaphore_kind(getattr(atom.aval, "dtype", None)) is not None for atom in atoms
         )
 
+    def divides_kernels(eqn: Any) -> bool:
+        """Whether devices run a kernel that may ask which of them it is on."""
+        if CHIP not in GPUS or eqn.primitive.name != "shard_map":
+            return False
+        return any(each.primitive.name == "mpmd_map" for each in equations(eqn.params["jaxpr"]))
+
     def called(*args: Any, jaxpr: Any, **params: Any) -> Any:
         """As ``_pjit_call_impl_python``, which gives results and what was compiled."""
         inner, _ = compat.open_jaxpr(jaxpr)
         concrete = not any(isinstance(each, jax.core.Tracer) for each in args)
-        alone = not any(names_a_device(eqn) or outlives(eqn) for eqn in equations(inner))
+        alone = not any(
+            reaches_devices(eqn) or outlives(eqn) or divides_kernels(eqn)
+            for eqn in equations(inner)
+        )
         if alone or not concrete:
             return before(*args, jaxpr=jaxpr, **params)
         RUN.append(str(params.get("name")))
-        machine = Machine(target=CHIPS[DEVICE])
+        machine = Machine(target=CHIP)
         try:
             values = evaluate(jaxpr, machine, [np.asarray(each) for each in args])
         except PallasTestError as error:
             SAID.append(f"{type(error).__name__}: {error}")
             raise
-        SAID.extend(map(str, machine.findings))
-        races = any(finding.kind == "race" for finding in machine.findings)
-        interpreter.races = types.SimpleNamespace(races_found=races)
-        return [jax.numpy.asarray(value) for value in values], None, None, []
+        _tell_races(machine)
+        shardings = _shardings(inner)
+        arrays = [
+            jax.device_put(value, shardings.get(var))
+            for var, value in zip(inner.outvars, values, strict=True)
+        ]
+        return arrays, None, None, []
 
     pjit._pjit_call_impl_python = called
+
+
+def _shardings(jaxpr: Any) -> dict[Any, Any]:
+    """How the results of a program that ``shard_map`` gives are divided among devices."""
+    import jax
+
+    return {
+        var: jax.sharding.NamedSharding(eqn.params["mesh"], spec)
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name == "shard_map" and isinstance(eqn.params["mesh"], jax.sharding.Mesh)
+        for var, spec in zip(eqn.outvars, eqn.params["out_specs"], strict=True)
+    }
+
+
+def _tell_races(machine: Any) -> None:
+    """Let the tests of interpreters that find races ask the simulator for them."""
+    SAID.extend(map(str, machine.findings))
+    races = any(finding.kind in ("race", "phase") for finding in machine.findings)
+    state = types.SimpleNamespace(races_found=races)
+    for name in ("mosaic", "mosaic_gpu"):
+        module: Any = importlib.import_module(
+            f"jax._src.pallas.{name}.interpret.interpret_pallas_call"
+        )
+        module.races = state
+        module.get_races = lambda: state
 
 
 def _memory_spaces_are_nothing() -> None:
@@ -244,13 +292,13 @@ def _stand_for_a_chip() -> None:
 
     utilities: Any = importlib.import_module("jax._src.test_util")
     bridge = utilities.xla_bridge
-    chip = TARGETS[CHIPS[DEVICE]]
+    chip = TARGETS[CHIP]
 
     class Device:
         """The CPU that says it is a chip."""
 
         device_kind = chip.device_kind
-        platform = DEVICE
+        platform = PLATFORM
         num_cores = 1
 
         def __init__(self, device: Any) -> None:
@@ -263,8 +311,8 @@ def _stand_for_a_chip() -> None:
     class Client:
         """The CPU's client that says it is the chip's."""
 
-        platform = DEVICE
-        platform_version = "cuda 13000" if DEVICE == "gpu" else "tpu"
+        platform = PLATFORM
+        platform_version = "cuda 13000" if PLATFORM == "gpu" else "tpu"
 
         def __getattr__(self, name: str) -> Any:
             return getattr(bridge.get_backend(), name)
@@ -285,8 +333,13 @@ def _stand_for_a_chip() -> None:
 
         local_devices = devices
 
+    if PLATFORM == "gpu":
+        library: Any = importlib.import_module("jax._src.lib")
+        known = dict(vars(library.cuda_versions)) if library.cuda_versions else {}
+        known["cuda_supports_multicast"] = lambda *_: True
+        library.cuda_versions = types.SimpleNamespace(**known)
     utilities.xla_bridge = Bridge("xla_bridge")
-    utilities.device_under_test = lambda: DEVICE
+    utilities.device_under_test = lambda: PLATFORM
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -306,7 +359,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     done = set(DONE.read_text().splitlines()) if DONE.exists() else set[str]()
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        cases.setdefault(re.sub(r"\d.*", "", item.nodeid), []).append(item)
+        cases.setdefault(re.sub(r"\d+$", "", item.nodeid), []).append(item)
     chosen: list[pytest.Item] = []
     for each in cases.values():
         share = max(1, -(-len(each) // CASES)) if CASES else 1
@@ -368,7 +421,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     from pytest_pallas.devices.absent import tracing_for
     from pytest_pallas.devices.targets import TARGETS
 
-    with tracing_for(TARGETS[CHIPS[DEVICE]]):
+    with tracing_for(TARGETS[CHIP]):
         yield
 
 

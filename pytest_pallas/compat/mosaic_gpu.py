@@ -241,6 +241,16 @@ def store_parts(params: Any) -> StoreParts:
     return StoreParts(source, target, predicate, params.get("commit_group", True), name)
 
 
+def arrives_without_copying() -> bool:
+    """Whether a ``copy_gmem_to_smem`` whose predicate does not hold still arrives at its barrier.
+
+    So it is in JAX 0.11.2; in 0.12.0.1 it does nothing.
+    """
+    module = importlib.import_module("jax._src.pallas.mosaic_gpu.primitives")
+    lowering: Any = getattr(module, "_copy_gmem_to_smem_lowering", None)
+    return lowering is not None and "arrive_predicate" not in lowering.__code__.co_varnames
+
+
 def prefetch_parts(params: Any) -> tuple[Place, int | None]:
     """Memory and predicate of an ``async_prefetch``. Seen in JAX 0.11.2 and 0.12.0.1."""
     leaves = Leaves(1)

@@ -128,6 +128,7 @@ class Pass:
       core: as ``clocks``, of what each thread knows that others did to tensor memory.
       tokens: what whoever acquires a token knows.
       forks: what the thread knew that started an operation, by the identity of that.
+      before: the operations that are done before one of the same chain can be, by its identity.
       times: for a wait's number, the time of its thread.
       found: kinds and events of what is out of order.
     """
@@ -147,6 +148,7 @@ class Pass:
     fenced: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     core: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     forks: dict[int, Array] = field(default_factory=dict)
+    before: dict[int, list[Asynchronous]] = field(default_factory=dict)
     tokens: dict[Token, Passed] = field(default_factory=dict)
     times: dict[int, int] = field(default_factory=dict)
     found: list[tuple[str, Any, Any]] = field(default_factory=list)
@@ -186,7 +188,9 @@ def check(
     region = event.region
     frees = isinstance(event, Touched) and event.frees
     for flight in memory.flights_near(bounds):
-        if not conflict(event, flight) or are_in_order(event, flight):
+        if not conflict(event, flight):
+            continue
+        if are_in_order(event, flight) or _is_read_between(memory, event, flight):
             continue
         if frees and is_known(flight):
             continue
@@ -206,7 +210,7 @@ def check(
         shared = core is None or own or past.is_known(core)
         if ordered and fenced and shared:
             continue
-        if are_in_order(event, past.event):
+        if are_in_order(event, past.event) or _is_read_between(memory, event, past.event):
             continue
         if overlap(region, past.region):
             why = "race" if not ordered else "core" if fenced else "fence"
@@ -221,9 +225,33 @@ def are_in_order(one: Touched | Flight, other: Touched | Flight) -> bool:
         return True
     if one.chain is None or one.chain != other.chain:
         return False
+    if (
+        one.writes
+        and other.writes
+        and isinstance(one.origin, Asynchronous)
+        and one.origin.overtakes
+    ):
+        return False
     # Of two threads, only if the later one knows that the other has started its own.
     clock = one.clock if one.core is None else one.core
     return bool(clock[other.thread] >= other.clock[other.thread])
+
+
+def _is_read_between(memory: Memory, event: Touched | Flight, written: Touched | Flight) -> bool:
+    """Whether an operation of the chain reads what one wrote before another one overwrites it."""
+    if isinstance(event, Touched) or isinstance(written, Touched) or event.chain is None:
+        return False
+    if event.chain != written.chain or not written.writes:
+        return False
+    over = (past.event for past in memory.ordered.near(event.bounds))
+    return any(
+        isinstance(each, Flight)
+        and not each.writes
+        and are_in_order(each, written)
+        and are_in_order(event, each)
+        and overlap(each.region, written.region)
+        for each in (*memory.flights_near(event.bounds), *over)
+    )
 
 
 def is_known(flight: Flight) -> bool:

@@ -175,6 +175,8 @@ class Asynchronous:
       program: the grid point at which it was started.
       kernel: name of the kernel.
       chain: operations with equal chains happen one after the other; None for those that have none.
+      overtakes: whether nothing but chance lets its writes come after the writes of those before it
+        in the chain.
     """
 
     what: str
@@ -184,6 +186,7 @@ class Asynchronous:
     program: tuple[int, ...] = ()
     kernel: str = ""
     chain: Any = None
+    overtakes: bool = False
 
 
 @dataclass(slots=True, eq=False)

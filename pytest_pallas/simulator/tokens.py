@@ -18,8 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.simulator.accesses import Flight, Memory, Past, bounds_of, place_of, root
-from pytest_pallas.simulator.passes import Pass, Passed, check, note, tick
+from pytest_pallas.simulator.accesses import (
+    Flight,
+    Memory,
+    Past,
+    bounds_of,
+    conflict,
+    overlap,
+    place_of,
+    root,
+)
+from pytest_pallas.simulator.passes import Pass, Passed, are_in_order, check, note, tick
 from pytest_pallas.simulator.recording import (
     Acquired,
     Asynchronous,
@@ -126,13 +135,32 @@ def _fork(this: Pass, event: Forked) -> None:
         )
         memory = this.memories.setdefault(id(root(side.region)), Memory())
         check(this, memory, flight, flight.bounds, clock, thread)
+        if operation.chain is not None:
+            _note_before(this, memory, flight)
         memory.begin(flight)
+
+
+def _note_before(this: Pass, memory: Memory, flight: Flight) -> None:
+    """Note which operations must be done before one, as it reads or adds to what they write."""
+    assert isinstance(flight.origin, Asynchronous)
+    found = this.before.setdefault(id(flight.origin), [])
+    over = (past.event for past in memory.ordered.near(flight.bounds))
+    for other in (*memory.flights_near(flight.bounds), *over):
+        if not isinstance(other, Flight) or not other.writes or other.chain != flight.chain:
+            continue
+        origin = other.origin
+        follows = conflict(flight, other) and are_in_order(flight, other)
+        if follows and isinstance(origin, Asynchronous) and overlap(flight.region, other.region):
+            found.append(origin)
 
 
 def _finish(
     this: Pass, operation: Asynchronous, thread: int, *, sources_only: bool = False
 ) -> None:
     """A thread knows that an operation is done, or that it has read its sources."""
+    if not sources_only:
+        for earlier in this.before.get(id(operation), ()):
+            _finish(this, earlier, thread)
     row = this.clocks[thread]
     time = int(row[thread])
     for side in operation.sides:

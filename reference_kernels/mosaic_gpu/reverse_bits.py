@@ -9,7 +9,8 @@ A GPU has one instruction for it (PTX ISA, "brev"); in jnp it takes five steps t
 pairs of bytes, and so on. Pallas has no name for it, so ``plgpu.inline_mgpu`` puts it there: a
 function that is given the memory of a reference and returns registers, and that is written with
 Mosaic GPU's own arrays and LLVM's operations. ``RefType`` says that its argument is a reference,
-and ``plgpu.ShapeDtypeStruct`` which thread holds what of its result. No interpreter can run that.
+and ``plgpu.ShapeDtypeStruct`` which thread holds what of its result. JAX's interpreter leaves such
+code out; ``gpu-sim`` evaluates its operations.
 """
 
 from __future__ import annotations

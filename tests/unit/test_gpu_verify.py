@@ -64,7 +64,7 @@ def test_all_of_a_row_give_the_same_shape(benchmark):
             if "cuDNN" not in text and not (without and side == "JAX's" and "Error" in text)
         }
         assert len(known) == 1, (row.name, found)
-        assert re.match(r"\w*float16\[", known.pop()), (row.name, found)
+        assert re.match(r"u?(bfloat|float|int)\d+\[\d", known.pop()), (row.name, found)
 
 
 def test_a_line_of_the_table(benchmark):

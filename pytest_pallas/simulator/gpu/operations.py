@@ -55,6 +55,7 @@ class Operation:
       lasting: whether its writes may come after the end of its block.
       waited: whether a thread knows that it is done.
       released: whether a thread knows that its sources were read.
+      before: other operations that are done when this one is.
     """
 
     record: Asynchronous
@@ -65,6 +66,7 @@ class Operation:
     lasting: bool = False
     waited: bool = False
     released: bool = False
+    before: Sequence[Operation] = ()
 
 
 def start(
@@ -167,6 +169,9 @@ def know(operation: Operation) -> None:
     """Note that a thread knows that an operation is done."""
     operation.waited = True
     operation.block.open.pop(id(operation), None)
+    for each in operation.before:
+        if not each.waited:
+            know(each)
 
 
 def settle(block: Block, thread: GpuThread) -> None:

@@ -2,9 +2,11 @@
 
 Products and copies to tensor memory are done one after the other, in the order in which they were
 started. PTX promises that of a product, or a copy, and the product after it (PTX ISA 9.0,
-9.7.16.6.2 "pipelined tcgen05 instructions"); CUTLASS's block-scaled kernels also need it of a
-product and the copy of scales after it. A commit arrives at barriers once everything is done that
-its thread had started before; it covers nothing of other threads (9.7.16.12 "tcgen05.commit").
+9.7.16.6.2 "pipelined tcgen05 instructions"), also of two threads if the later one knows that the
+other has started its own; CUTLASS's block-scaled kernels also need it of a product and the copy of
+scales after it. A copy onto what an operation under way writes is a race. A commit arrives at
+barriers once everything is done that its thread had started before; it covers nothing of other
+threads (9.7.16.12 "tcgen05.commit").
 
 Loads from tensor memory and stores to it are no part of that order: only ``tcgen05.wait`` of the
 thread that started them proves them done, that is ``wait_load_tmem`` and ``commit_tmem``.
@@ -15,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from pytest_pallas.simulator.accesses import overlap
 from pytest_pallas.simulator.gpu.barriers import Barrier, arrive_with
 from pytest_pallas.simulator.gpu.operations import Operation, finish, start
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
@@ -83,6 +86,8 @@ def begin(
     sides: Sequence[Side],
     steps: Sequence[Callable[[], None]],
     line: str,
+    *,
+    overtakes: bool = False,
 ) -> None:
     """Start a product or a copy.
 
@@ -92,17 +97,36 @@ def begin(
       sides: the memory that it accesses.
       steps: what happens, in order.
       line: ``file:line``.
+      overtakes: whether its writes may come before those of operations that were started before.
+        So it is of copies: PTX orders products after copies and after products on the same sums
+        (PTX ISA 9.0, 9.7.16.6.2, "Pipelined instructions").
     """
     mine = _started(thread)
-    record = Asynchronous(what, list(sides), chain=_chain(thread.block))
+    record = Asynchronous(what, list(sides), chain=_chain(thread.block), overtakes=overtakes)
     operation, events = Operation(record, thread.block), thread.recording.events
 
     def done() -> None:
         steps[-1]()
         events.append(Finished(mine.number, record))
 
+    operation.before = [
+        each
+        for other in tensor_core(thread.block).started.values()
+        for each in other.unknown
+        if not each.waited and _continues(record, each.record)
+    ]
     mine.unknown.append(operation)
     start(thread, operation, steps=[*steps[:-1], done], line=line)
+
+
+def _continues(record: Asynchronous, earlier: Asynchronous) -> bool:
+    """Whether an operation adds to, or reads, what an earlier one writes to tensor memory."""
+    return not record.overtakes and any(
+        overlap(one.region, other.region)
+        for one in record.sides
+        for other in earlier.sides
+        if one.tensor_core and other.tensor_core and other.writes
+    )
 
 
 def commit(thread: GpuThread, barriers: Sequence[Barrier], line: str) -> None:

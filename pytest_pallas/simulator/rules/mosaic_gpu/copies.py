@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.mosaic_gpu import LoadParts, load_parts, prefetch_parts, store_parts
+from pytest_pallas.compat.mosaic_gpu import (
+    LoadParts,
+    arrives_without_copying,
+    load_parts,
+    prefetch_parts,
+    store_parts,
+)
 from pytest_pallas.compat.transfers import Place
 from pytest_pallas.compat.windows import split_elsewhere
 from pytest_pallas.devices.gpus import GPUS
@@ -32,11 +38,14 @@ Array = np.ndarray[Any, Any]
 @rule("copy_gmem_to_smem", threaded=True)
 def _load(eqn: Equation) -> Evaluate:
     parts, line = load_parts(eqn.params), eqn.line
+    always_arrives = parts.predicate is not None and arrives_without_copying()
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         who = gpu_thread(thread)
         _check_engine(who, parts)
         if parts.predicate is not None and not bool(operands[parts.predicate]):
+            if always_arrives and parts.barrier is not None:
+                _arrive_only(who, parts, operands, line)
             return ()
         source, name, home = _window(
             who, parts.source, operands, line, "load from", promised=parts.fill == "promise"
@@ -55,6 +64,15 @@ def _load(eqn: Equation) -> Evaluate:
         return ()
 
     return evaluate
+
+
+def _arrive_only(thread: GpuThread, parts: LoadParts, operands: Sequence[Any], line: str) -> None:
+    """Arrive where a copy would, at its leader's barrier if there is one."""
+    assert parts.barrier is not None
+    block = thread.block
+    blocks = block.cluster.along(block, parts.axes) if parts.leader else [block]
+    if blocks[0] is block:
+        arrive(thread, _barrier_in(thread, parts.barrier, block, operands), line)
 
 
 def _check_engine(thread: GpuThread, parts: LoadParts) -> None:

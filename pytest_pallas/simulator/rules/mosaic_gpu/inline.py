@@ -2,36 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from pytest_pallas.compat.inline_gpu import inline_assembly
-from pytest_pallas.errors import MissingRuleError
-from pytest_pallas.simulator.gpu.threads import GpuThread
-from pytest_pallas.simulator.recording import Fenced
-from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+import numpy as np
 
-#: Makes what threads wrote visible to asynchronous operations (PTX ISA 9.0, 9.7.13.4 "fence").
-_PROXY_FENCE = "fence.proxy.async"
+from pytest_pallas.compat.inline_gpu import InlineCode, InlineError, inline_code, inline_places
+from pytest_pallas.compat.transfers import Place
+from pytest_pallas.devices.gpus import GPUS
+from pytest_pallas.errors import BoundsError, MissingRuleError
+from pytest_pallas.findings import Finding
+from pytest_pallas.simulator.gpu.inline.memory import UnreachableError
+from pytest_pallas.simulator.gpu.inline.run import execute, prepared
+from pytest_pallas.simulator.gpu.threads import GpuThread
+from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
 
 
 @rule("inline_mgpu", "inline_mgpu_p", threaded=True)  # the latter is that of JAX 0.11
 def _inline_mgpu(eqn: Equation) -> Evaluate:
-    """Fences, which ``plgpu.dynamic_scheduling_loop`` inlines; nothing else can be simulated.
+    """Any code whose operations are known.
 
     Raises:
-      MissingRuleError: the code is more than fences.
+      MissingRuleError: one of them is not, or the code asks for what only a compiler has.
     """
-    instructions = inline_assembly(eqn.params)
-    if instructions is None or not all(each.startswith("fence") for each in instructions):
-        code = f" ({'; '.join(instructions)})" if instructions else ""
-        raise MissingRuleError(
-            f"the code of inline_mgpu{code} is for compilers: the simulator knows only fences"
-        )
-    proxies = any(each.startswith(_PROXY_FENCE) for each in instructions)
+    params, line = eqn.params, eqn.line
+    places = inline_places(params)
+    results = [(tuple(each.shape), each.dtype) for each in params["flat_ret_ty"]]
+    known: dict[Any, InlineCode] = {}
 
-    def evaluate(thread: GpuThread) -> Any:
-        if proxies:
-            thread.recording.events.append(Fenced(thread.number))
-        return ()
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        who = gpu_thread(thread)
+        arguments = [
+            operands[position] if place is None else _reference(who, place, operands, line)
+            for position, place in enumerate(places)
+        ]
+        kinds = tuple(map(_kind, arguments))
+        key = (who.machine.target, len(who.lanes), kinds)
+        if key not in known:
+            known[key] = _code(params, kinds, who)
+        try:
+            return execute(known[key], who, arguments, results, line)
+        except UnreachableError as error:
+            raise _outside(who, error, line) from None
 
     return evaluate
+
+
+def _reference(
+    thread: GpuThread, place: Place, operands: Sequence[Any], line: str
+) -> tuple[str, Any, bool]:
+    """Name and elements of a reference, and whether they are in shared memory."""
+    ref, part = part_of(thread, place, operands, "use of", line)
+    if ref.space not in ("gmem", "smem"):
+        raise MissingRuleError(f"{ref.name}, which inline_mgpu is given, is in {ref.space}")
+    return ref.name, part, ref.space == "smem"
+
+
+def _kind(argument: Any) -> tuple[tuple[int, ...], Any, bool]:
+    if isinstance(argument, tuple):
+        _, part, shared = argument
+        return tuple(np.shape(part)), part.dtype, shared
+    return tuple(np.shape(argument)), np.asarray(argument).dtype, False
+
+
+def _code(params: Any, kinds: Any, thread: GpuThread) -> InlineCode:
+    capability = GPUS[thread.machine.target].capability
+    try:
+        code = inline_code(params, kinds, (capability, 0), one_warp=len(thread.lanes) == 1)
+    except InlineError as error:
+        raise MissingRuleError(f"the function of inline_mgpu {error}") from None
+    return prepared(code)
+
+
+def _outside(thread: GpuThread, error: UnreachableError, line: str) -> BoundsError:
+    finding = Finding(
+        kind="bounds",
+        message=f"the code of inline_mgpu is beyond an edge: {error}",
+        kernel=thread.kernel,
+        program=thread.program,
+        line=line,
+        seed=thread.machine.seed,
+    )
+    thread.machine.report(finding)
+    found = BoundsError(str(finding))
+    found.finding = finding
+    return found

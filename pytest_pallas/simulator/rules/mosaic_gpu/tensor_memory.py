@@ -124,7 +124,7 @@ def _copying(
                 Side(target.region, True, ref.name, tensor_core=True),
             ]
             steps = _reading_and_writing(thread, source, arrange, target)
-            tensor_core.begin(thread, what, sides, steps, eqn.line)
+            tensor_core.begin(thread, what, sides, steps, eqn.line, overtakes=True)
         return ()
 
     return evaluate

@@ -831,3 +831,81 @@ def test_a_product_of_other_dtypes() -> None:
     function = multiply(lhs=np.int16, out=np.int32)
     with pytest.raises(SimulationError, match="no product of int16 and int16 with sums of int32"):
         simulate(function, a, b, target="b200")
+
+
+# Order among products and copies.
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_copy_onto_the_sums_of_a_product_must_wait_for_it(waits, seed, rng):
+    def body(a, b, o, a_smem, b_smem, source, acc, done, copied):
+        a_smem[...], b_smem[...], source[...] = a[...], b[...], jnp.ones((M, N))
+        plgpu.commit_smem()
+        plgpu.tcgen05_mma(acc, a_smem, b_smem, accumulate=False)
+        if waits:
+            plgpu.tcgen05_commit_arrive(done)
+            plgpu.barrier_wait(done)
+        plgpu.async_copy_smem_to_tmem(source, acc)
+        plgpu.tcgen05_commit_arrive(copied)
+        plgpu.barrier_wait(copied)
+        o[...] = plgpu.async_load_tmem(acc)
+
+    source = plgpu.SMEM((M, N), jnp.float32)
+    function = kernel(body, smem(M, K), smem(K, N), source, SUMS, TC, TC)
+    assert races(function, whole(rng, M, K), whole(rng, K, N), seed=seed) is not waits
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("used", [False, True])
+def test_a_copy_onto_a_copy_under_way_is_a_race_unless_a_product_reads_between(used, seed, rng):
+    def body(a, b, o, a_smem, b_smem, left, acc, done):
+        a_smem[...], b_smem[...] = a[...], b[...]
+        plgpu.commit_smem()
+        plgpu.async_copy_smem_to_tmem(a_smem, left)
+        if used:
+            plgpu.tcgen05_mma(acc, left, b_smem, accumulate=False)
+        plgpu.async_copy_smem_to_tmem(a_smem, left)
+        plgpu.tcgen05_mma(acc, left, b_smem, accumulate=used)
+        plgpu.tcgen05_commit_arrive(done)
+        plgpu.barrier_wait(done)
+        o[...] = plgpu.async_load_tmem(acc)
+
+    left = plgpu.TMEM((M, K), jnp.bfloat16, packed=True)
+    function = kernel(body, smem(M, K), smem(K, N), left, SUMS, TC)
+    assert races(function, whole(rng, M, K), whole(rng, K, N), seed=seed) is not used
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_product_of_another_thread_is_done_when_one_that_adds_to_it_is(told, seed, rng):
+    def body(a, b, o, a_smem, b_smem, acc, ready, started, done):
+        thread = jax.lax.axis_index("t")
+
+        @pl.when(thread == 0)
+        def _first():
+            a_smem[...], b_smem[...] = a[...], b[...]
+            plgpu.commit_smem()
+            plgpu.barrier_arrive(ready)
+            plgpu.tcgen05_mma(acc, a_smem, b_smem, accumulate=False)
+            plgpu.barrier_arrive(started)
+
+        @pl.when(thread == 1)
+        def _second():
+            plgpu.barrier_wait(started if told else ready)
+            plgpu.tcgen05_mma(acc, a_smem, b_smem, accumulate=True)
+            plgpu.tcgen05_commit_arrive(done)
+            plgpu.barrier_wait(done)
+            o[...] = plgpu.async_load_tmem(acc)
+
+    function = kernel(
+        body, smem(M, K), smem(K, N), SUMS, TC, TC, TC, num_threads=2, thread_name="t"
+    )
+    a, b = whole(rng, M, K), whole(rng, K, N)
+    run = simulate(function, a, b, target="b200", seed=seed)
+    kinds = {each.kind for each in run.findings}
+    if told:
+        assert not kinds
+        np.testing.assert_array_equal(run.values, 2 * (a.astype(np.float32) @ b.astype(np.float32)))
+    else:
+        assert "race" in kinds

@@ -1,0 +1,172 @@
+"""Who a thread is, and what threads do together: the dialects ``gpu`` and ``nvvm``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.compat.inline_gpu import InlineOperation
+from pytest_pallas.errors import MissingRuleError
+from pytest_pallas.simulator.gpu.inline.arithmetic import wide
+from pytest_pallas.simulator.gpu.inline.frame import Frame, as_type, operation, signed
+
+Array = np.ndarray[Any, Any]
+
+
+@operation(
+    "gpu.thread_id",
+    "gpu.block_id",
+    "gpu.block_dim",
+    "gpu.grid_dim",
+    "gpu.cluster_block_id",
+    "gpu.cluster_dim_blocks",
+)
+def _place(frame: Frame, op: InlineOperation) -> Array:
+    axis = "xyz".index(op.attributes["dimension"].rstrip(">")[-1])
+    kind = op.name.partition(".")[2]
+    value = frame.geometry[kind][axis]
+    if kind == "thread_id" and axis == 0:
+        return (np.arange(frame.threads) + frame.first).astype(np.uint64)
+    return np.array([value], np.uint64)
+
+
+@operation("gpu.lane_id", "nvvm.read.ptx.sreg.laneid")
+def _lane(frame: Frame, op: InlineOperation) -> Array:
+    return as_type((np.arange(frame.threads) % 32).astype(np.uint64), op)
+
+
+@operation("nvvm.read.ptx.sreg.tid.x")
+def _thread(frame: Frame, op: InlineOperation) -> Array:
+    return as_type((np.arange(frame.threads) + frame.first).astype(np.uint64), op)
+
+
+def lanes(frame: Frame, value: Array) -> Array:
+    """A value as [warps, 32, ...]."""
+    value = frame.all(value)
+    return value.reshape(-1, 32, *value.shape[1:])
+
+
+@operation("nvvm.shfl.sync")
+def _shuffle(
+    frame: Frame, op: InlineOperation, mask: Array, value: Array, at: Array, clamp: Array
+) -> Array:
+    """PTX ISA, "shfl.sync"."""
+    del mask
+    kind = op.attributes["kind"].rpartition("<")[2].rstrip(">")
+    values = lanes(frame, value)
+    here = np.broadcast_to(np.arange(32), values.shape[:2])
+    other = lanes(frame, at).astype(np.int64) & 31
+    bound = lanes(frame, clamp).astype(np.int64)
+    segment = bound >> 8 & 31
+    low = here & segment
+    high = low | (bound & 31 & ~segment)
+    if kind == "up":
+        source = here - other
+        inside = source >= high
+    elif kind == "down":
+        source = here + other
+        inside = source <= high
+    elif kind == "bfly":
+        source = here ^ other
+        inside = source <= high
+    else:
+        source = low | (other & ~segment)
+        inside = source <= high
+    source = np.where(inside, source, here)
+    return np.take_along_axis(values, source, axis=1).reshape(frame.threads)
+
+
+@operation("nvvm.elect.sync")
+def _elect(frame: Frame, op: InlineOperation, *mask: Array) -> Array:
+    """One active thread of each warp: here the first."""
+    del op, mask
+    active = np.ones(frame.threads, np.bool_) if frame.active is None else frame.active
+    found = np.zeros_like(active)
+    for warp in range(0, frame.threads, 32):
+        there = np.flatnonzero(active[warp : warp + 32])
+        if there.size:
+            found[warp + there[0]] = True
+    return found
+
+
+@operation("nvvm.vote.sync")
+def _vote(frame: Frame, op: InlineOperation, mask: Array, value: Array) -> Array:
+    del mask
+    kind = op.attributes["kind"].rpartition("<")[2].rstrip(">")
+    values = lanes(frame, value)
+    if kind == "ballot":
+        words = (values.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(1)
+        return as_type(np.repeat(words, 32), op)
+    if kind == "uni":
+        found = (values == values[:, :1]).all(1)
+    else:
+        found = values.all(1) if kind == "all" else values.any(1)
+    return np.repeat(found, 32)
+
+
+@operation("nvvm.redux.sync")
+def _reduce(frame: Frame, op: InlineOperation, value: Array, mask: Array) -> Array:
+    del mask
+    kind = op.attributes["kind"].rpartition("<")[2].rstrip(">")
+    values = lanes(frame, value)
+    if kind in ("min", "max"):
+        values = signed(values)
+    elif kind.startswith("f"):
+        values = wide(values)
+    combine: Any = {
+        "add": np.add,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+        "umax": np.maximum,
+        "umin": np.minimum,
+        "max": np.maximum,
+        "min": np.minimum,
+        "fmax": np.maximum,
+        "fmin": np.minimum,
+    }[kind]
+    found = combine.reduce(values, axis=1, dtype=values.dtype)
+    return as_type(np.repeat(found, 32), op)
+
+
+@operation("nvvm.bar.warp.sync", "gpu.printf", "nvvm.nanosleep", "llvm.intr.assume")
+def _nothing(frame: Frame, op: InlineOperation, *_: Any) -> tuple[()]:
+    """All threads of a warpgroup go on together, and nothing is printed."""
+    del frame, op
+    return ()
+
+
+@operation("gpu.barrier", "nvvm.barrier0", "nvvm.barrier")
+def _barrier(frame: Frame, op: InlineOperation, *given: Array) -> tuple[()]:
+    """A barrier of the threads that run the code, or of more, which is not simulated."""
+    count = int(given[-1].reshape(-1)[0]) if len(given) > 1 else frame.geometry["block_dim"][0]
+    meet(frame, count, op.name)
+    return ()
+
+
+def meet(frame: Frame, count: int, name: str) -> None:
+    """A barrier of some threads.
+
+    Raises:
+      MissingRuleError: these are others than those that run the code.
+    """
+    if count != frame.threads:
+        raise MissingRuleError(
+            f"{name} of {count} threads, in code that {frame.threads} threads run, is not "
+            "simulated: use plgpu.Barrier"
+        )
+
+
+@operation("nvvm.fence.proxy")
+def _proxy_fence(frame: Frame, op: InlineOperation) -> tuple[()]:
+    """PTX ISA, "fence.proxy.async"."""
+    frame.fence("async" in op.attributes["kind"])
+    return ()
+
+
+@operation("nvvm.fence.sc.cluster", "nvvm.memory.barrier", "nvvm.fence.mbarrier.init")
+def _fence(frame: Frame, op: InlineOperation) -> tuple[()]:
+    del op
+    frame.fence(False)
+    return ()
