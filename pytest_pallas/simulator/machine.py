@@ -242,6 +242,7 @@ class Device:
       launches: how often each kernel was entered.
       barriers: its barrier semaphores, by tag or ``collective_id``.
       expected: what is to be done when an allocation is there, because others reached it before.
+      ahead: on a GPU, the kernels that may not have ended when the next one begins.
     """
 
     number: int
@@ -253,6 +254,7 @@ class Device:
     expected: dict[Key, list[Callable[[Ref], None]]] = field(
         default_factory=dict[Key, list[Callable[[Ref], None]]]
     )
+    ahead: list[Any] = field(default_factory=list[Any])
 
 
 @dataclass(eq=False)

@@ -224,7 +224,8 @@ def _touch(this: Pass, event: Touched) -> None:
         memory = this.memory(place)
     thread = event.thread
     row = this.clocks[thread]
-    check(this, memory, event, bounds, row, thread)
+    if event.earlier is None:  # an access of an earlier kernel is no new one
+        check(this, memory, event, bounds, row, thread)
     if len(this.users[place]) > 1:
         key = (thread, event.writes, event.adds, *place_of(region))
         time = int(row[thread])
@@ -270,6 +271,12 @@ def _finding(this: Pass, found: tuple[str, Any, Any], seed: int) -> Finding:
         what = (
             f"race on {later.ref or 'memory'}: {later.by} may not see what a thread wrote; call "
             "plgpu.commit_smem() between"
+        )
+    if kind == "early":
+        what = (
+            f"race on {later.ref or 'memory'}: the kernel may begin before the one ahead of it has "
+            "ended, and nothing orders two accesses of the two; call plgpu.griddepcontrol_wait() "
+            "before"
         )
     if kind == "core":
         what = (
@@ -334,7 +341,9 @@ def _entry(this: Pass, event: Reached, seed: int) -> Finding:
     )
 
 
-def _access(this: Pass, event: Touched | Flight) -> Access:
+def _access(this: Pass, event: Touched | Flight | Access) -> Access:
+    if isinstance(event, Access):
+        return event
     if isinstance(event, Touched):
         return Access(
             kind="write" if event.writes else "read",

@@ -205,9 +205,16 @@ def check(
             continue
         if are_in_order(event, past.event):
             continue
-        if overlap(region, past.region):
-            why = "race" if not ordered else "core" if fenced else "fence"
-            note(this, why, event, past.event)
+        if not overlap(region, past.region):
+            continue
+        earlier = past.event.earlier if isinstance(past.event, Touched) else None
+        if earlier is not None:
+            access = earlier(region)
+            if access is not None:
+                note(this, "early", event, access)
+            continue
+        why = "race" if not ordered else "core" if fenced else "fence"
+        note(this, why, event, past.event)
 
 
 def are_in_order(one: Touched | Flight, other: Touched | Flight) -> bool:
@@ -232,7 +239,7 @@ def is_known(flight: Flight) -> bool:
 
 
 def note(this: Pass, kind: str, first: Any, second: Any) -> None:
-    """Keep what is out of order: ``"race"``, ``"fence"``, ``"core"``, ``"entry"``; its events."""
+    """Keep what is out of order: ``"race"``, ``"fence"``, ``"early"``, ..., with its events."""
     if len(this.found) < MOST:
         this.found.append((kind, first, second))
 

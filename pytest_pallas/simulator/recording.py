@@ -6,9 +6,11 @@ semaphores or run on several cores: there everything happens in one order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_pallas.findings import Access
 from pytest_pallas.simulator.memory import Region
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 #: Stands for the line of the access that ends the shared memory of a block.
 END_OF_BLOCK = "the end of the block"
+
+#: Gives an access of an earlier kernel to a region, or None if there was none.
+Earlier = Callable[[Region], Access | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +39,7 @@ class Touched:
       adds: whether it wrote by adding, which is atomic.
       kernel: name of the kernel, or "".
       home: the device whose memory it is, if not the thread's own.
+      earlier: of what a kernel did that may still run: which of its accesses a region meets.
     """
 
     thread: int
@@ -46,6 +52,7 @@ class Touched:
     adds: bool = False
     kernel: str = ""
     home: int | None = None
+    earlier: Earlier | None = None
 
 
 @dataclass(slots=True, eq=False)

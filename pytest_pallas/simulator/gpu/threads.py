@@ -22,6 +22,7 @@ from pytest_pallas.simulator.transfers import access
 if TYPE_CHECKING:
     from pytest_pallas.simulator.gpu.barriers import Barrier
     from pytest_pallas.simulator.gpu.operations import Operation
+    from pytest_pallas.simulator.gpu.streams import Start
     from pytest_pallas.simulator.scheduler import Task
 
 Array = np.ndarray[Any, Any]
@@ -38,6 +39,7 @@ class Launch:
       pending: clusters that have not begun, and that others may take over.
       held: the threads of these, by the identity of the cluster.
       semaphores: of allocations that all blocks share.
+      start: what is ahead of it, if it may begin before that has ended.
     """
 
     thread: Thread
@@ -46,6 +48,7 @@ class Launch:
     pending: deque[Cluster] = field(default_factory=deque["Cluster"])
     held: dict[int, list[Task]] = field(default_factory=dict[int, list["Task"]])
     semaphores: dict[Any, Ref] = field(default_factory=dict[Any, Ref])
+    start: Start | None = None
 
 
 @dataclass(eq=False)
@@ -115,6 +118,7 @@ class Block:
       barriers: its barriers.
       open: operations that it started and nobody knows to be done, by identity.
       engines: the state of units that it uses, and what it knows of them, by kind.
+      signalled: whether it has let the next kernel begin.
     """
 
     cluster: Cluster
@@ -129,6 +133,7 @@ class Block:
     barriers: list[Barrier] = field(default_factory=list["Barrier"])
     open: dict[int, Operation] = field(default_factory=dict[int, "Operation"])
     engines: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    signalled: bool = False
 
     @property
     def point(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Mosaic GPU: sums and products through shared memory, to and from which TMA copies."""
+"""Mosaic GPU: sums and products through shared memory; kernels that follow each other."""
 
 from __future__ import annotations
 
@@ -158,3 +158,43 @@ SPEC_PRODUCT_NOT_COMMITTED = _spec(
     exact=False,
 )
 SPEC_PRODUCT_NOT_COMMITTED_RIGHT = twin(SPEC_PRODUCT_NOT_COMMITTED, doubled_product)
+
+
+def doubled_sums(x: jax.Array, y: jax.Array, *, block: int = 8, wrong: str = "") -> jax.Array:
+    """``2 (x + y)``: the second of two kernels begins before the first has ended."""
+
+    def rows(refs: Any) -> Any:
+        return [ref.at[pl.ds(jax.lax.axis_index("row") * block, block)] for ref in refs]
+
+    def sums(*refs: Any) -> None:
+        a, b, o = rows(refs)
+        plgpu.griddepcontrol_launch_dependents()  # which makes nothing visible
+        o[...] = a[...] + b[...]
+
+    def double(*refs: Any) -> None:
+        a, o = rows(refs)
+        if wrong != "late":
+            plgpu.griddepcontrol_wait()
+        value = a[...]
+        if wrong == "late":
+            plgpu.griddepcontrol_wait()
+        o[...] = 2 * value
+
+    kernel = functools.partial(
+        plgpu.kernel,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid=(x.shape[0] // block,),
+        grid_names=("row",),
+    )
+    return kernel(double)(kernel(sums)(x, y))
+
+
+def waits_late(x: jax.Array, y: jax.Array, *, block: int = 8) -> jax.Array:
+    """A kernel reads what the one ahead writes, and waits for that one only afterwards."""
+    return doubled_sums(x, y, block=block, wrong="late")
+
+
+SPEC_WAITS_LATE = _spec(
+    name="waits_late", kernel={"gpu": waits_late}, reference=lambda x, y: 2 * (x + y)
+)
+SPEC_WAITS_LATE_RIGHT = twin(SPEC_WAITS_LATE, doubled_sums)

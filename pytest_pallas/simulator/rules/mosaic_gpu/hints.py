@@ -12,11 +12,7 @@ def _layout_cast(eqn: Equation) -> Evaluate:
     return lambda value: value
 
 
-#: PDL lets a kernel begin before the one ahead of it has ended; here kernels follow each other.
-_OVERLAP = ("griddepcontrol_wait", "griddepcontrol_launch_dependents")
-
-
-@rule("set_max_registers", "set_max_registers_p", "print_layout", *_OVERLAP)
+@rule("set_max_registers", "set_max_registers_p", "print_layout")
 def _ignored(eqn: Equation) -> Evaluate:
     def evaluate(*_: Any) -> Any:
         return ()
