@@ -35,6 +35,8 @@ class Flight:
       bounds: of the region, as addresses.
       side: the memory that an asynchronous operation accesses; None of a copy.
       seen: the clock of the writes of threads that it sees, if not all that its thread knows.
+      settled: the time of its own thread up to which all lanes of that have done what they had to
+        do; None if one warp started it, or it writes through no other proxy than threads.
       core: of tensor memory, the clock of what its thread knows of the others' there.
       chain: of the operation: see ``Asynchronous``.
       place: of the allocation: see ``Located``.
@@ -50,6 +52,7 @@ class Flight:
     bounds: tuple[int, int]
     side: Side | None = None
     seen: Array | None = None
+    settled: int | None = None
     core: Array | None = None
     chain: Any = None
     place: int = 0

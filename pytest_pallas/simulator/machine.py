@@ -55,7 +55,7 @@ class Machine:
       limits: what the run may use.
       fill: what memory holds that was never written; None for NaN and extreme integers.
       findings: what was found so far.
-      notes: what is to be known of the run: which of its behavior no document confirms.
+      notes: behavior of the chip that the run used and no document describes.
       steps: equations evaluated so far.
       fallbacks: how often JAX evaluated a primitive that has no rule, by name.
       chip_precision: whether sums keep as few bits as those of the chip, where these are known to

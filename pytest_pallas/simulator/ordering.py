@@ -49,7 +49,7 @@ from pytest_pallas.simulator.recording import (
     Touched,
     Waited,
 )
-from pytest_pallas.simulator.tokens import find_overruns, known_of_core, pass_on
+from pytest_pallas.simulator.tokens import find_overruns, known_of_core, pass_on, settle
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.transfers import Copy, Semaphore
@@ -102,7 +102,7 @@ def _go(this: Pass, events: Sequence[Event]) -> None:
     count = len(this.owners)
     this.clocks = np.zeros((count, count), np.int32)
     np.fill_diagonal(this.clocks, 1)
-    this.fenced, this.core = np.zeros_like(this.clocks), np.zeros_like(this.clocks)
+    this.fenced, this.core, this.settled = (np.zeros_like(this.clocks) for _ in range(3))
     for number, event in enumerate(events):
         if isinstance(event, Waited):
             _wait(this, number, event)
@@ -212,6 +212,9 @@ def _synchronize(this: Pass, event: Synchronized) -> None:
     this.clocks[rows] = this.clocks[rows].max(axis=0)
     this.fenced[rows] = this.fenced[rows].max(axis=0)
     for thread in rows:
+        settle(this, thread)
+    this.settled[rows] = this.settled[rows].max(axis=0)
+    for thread in rows:
         this.clocks[thread, thread] += 1
 
 
@@ -272,6 +275,11 @@ def _finding(this: Pass, found: tuple[str, Any, Any], seed: int) -> Finding:
             f"race on {later.ref or 'memory'}: {later.by} may not see what a thread wrote; call "
             "plgpu.commit_smem() between"
         )
+        if earlier.kind == "read":
+            what = (
+                f"race on {later.ref or 'memory'}: {later.by} may overwrite what some lanes of the "
+                "thread that starts it still have to read; call plgpu.commit_smem() between"
+            )
     if kind == "early":
         what = (
             f"race on {later.ref or 'memory'}: the kernel may begin before the one ahead of it has "

@@ -89,6 +89,7 @@ class Passed:
 
     Attributes:
       clock: of all that released it.
+      settled: of those whose lanes all arrived, the time at which they did.
       fenced: what of that their asynchronous operations see.
       core: what of that they did to tensor memory, if the token orders it.
       operations: those that were completed with it.
@@ -98,6 +99,7 @@ class Passed:
     clock: Array
     fenced: Array
     core: Array
+    settled: Array
     operations: list[Asynchronous] = field(default_factory=list[Asynchronous])
     waits: dict[int, tuple[int, Acquired]] = field(default_factory=dict[int, Any])
 
@@ -121,6 +123,8 @@ class Pass:
       left: for a wait's number, what was promised before and not proved by it.
       fenced: as ``clocks``, of the writes that each thread's asynchronous operations see.
       core: as ``clocks``, of what each thread knows that others did to tensor memory.
+      settled: as ``clocks``, of what each thread knows that all lanes of others, and of itself, have
+        done.
       tokens: what whoever acquires a token knows.
       forks: what the thread knew that started an operation, by the identity of that.
       last: the last wait of a thread on a semaphore.
@@ -140,6 +144,7 @@ class Pass:
     left: dict[int, list[Promise]] = field(default_factory=dict[int, list[Promise]])
     fenced: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     core: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+    settled: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     forks: dict[int, Array] = field(default_factory=dict[int, Any])
     tokens: dict[Token, Passed] = field(default_factory=dict[Any, "Passed"])
     last: dict[tuple[int, Any], Waited] = field(default_factory=dict[Any, Waited])
@@ -189,7 +194,9 @@ def check(
             continue
         if overlap(region, flight.region):
             note(this, "race", event, flight)
-    seen, core = (event.seen, event.core) if isinstance(event, Flight) else (None, None)
+    seen, core, settled = None, None, None
+    if isinstance(event, Flight):
+        seen, core, settled = event.seen, event.core, event.settled
     for past in memory.near(start, end):
         if not conflict(event, past):
             continue
@@ -199,6 +206,8 @@ def check(
             fenced = any(seen[each] >= time for each, time in known)
         else:
             fenced = True
+        if settled is not None and isinstance(past.event, Touched) and not past.event.writes:
+            fenced = past.known.get(thread, 0) <= settled
         # What a thread itself did it knows, whatever its barriers order.
         shared = core is None or any(each == thread or core[each] >= time for each, time in known)
         if ordered and fenced and shared:

@@ -182,6 +182,7 @@ class Asynchronous:
       program: the grid point at which it was started.
       kernel: name of the kernel.
       chain: operations with equal chains happen one after the other; None for those that have none.
+      apart: whether one of several warps starts it, which may be ahead of the others.
     """
 
     what: str
@@ -191,14 +192,22 @@ class Asynchronous:
     program: tuple[int, ...] = ()
     kernel: str = ""
     chain: Any = None
+    apart: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Released:
-    """What a thread has done happened before what those do who acquire the token later."""
+    """What a thread has done happened before what those do who acquire the token later.
+
+    Attributes:
+      thread: its number.
+      token: which one.
+      together: whether all lanes of the thread arrive, once they have done what they have to do.
+    """
 
     thread: int
     token: Token
+    together: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -214,7 +223,10 @@ class Acquired:
 
 @dataclass(slots=True, eq=False)
 class Fenced:
-    """What a thread knows to be written is visible to its asynchronous operations from here on."""
+    """What a thread knows to be written is visible to its asynchronous operations from here on.
+
+    Its lanes wait for each other, too.
+    """
 
     thread: int
 

@@ -10,6 +10,13 @@ between (PTX ISA, "Memory Consistency Model", "Proxies", and ``fence.proxy.async
 a second clock, which says how far the writes of others, and its own, are fenced. A third one says
 what it knows of accesses to tensor memory: only barriers with ``orders_tensor_core`` pass that on
 (``tcgen05.fence``, PTX ISA 9.0, 9.7.16.6.4).
+
+A thread here is a warpgroup, and one of its lanes starts a copy, while other warps may still read
+what it overwrites: "explicit synchronization is also required in the other direction" (JAX's
+docs/pallas/gpu/reference.md, ``commit_smem``, which is a fence and a barrier of the warpgroup). That
+all lanes have come so far is also known to whoever waits at a barrier where they arrived: so
+consumers release a buffer in CUTLASS's ``PipelineTmaAsync`` and in JAX's
+``emit_pipeline_warp_specialized``, without a fence. A fourth clock keeps that.
 """
 
 from __future__ import annotations
@@ -51,6 +58,7 @@ def pass_on(
         _finish(this, event.operation, event.thread, sources_only=not event.writes)
     else:
         this.fenced[event.thread] = this.clocks[event.thread]
+        settle(this, event.thread)
         tick(this, event.thread)
 
 
@@ -59,14 +67,24 @@ def _passed(this: Pass, token: Token) -> Passed:
     if found is None:
         count = len(this.owners)
         nothing = np.zeros(count, np.int32)
-        found = this.tokens[token] = Passed(nothing, nothing.copy(), nothing.copy())
+        found = this.tokens[token] = Passed(*(nothing.copy() for _ in range(4)))
     return found
+
+
+def settle(this: Pass, thread: int) -> None:
+    """All lanes of a thread have done what it did so far."""
+    this.settled[thread, thread] = this.clocks[thread, thread]
 
 
 def _release(this: Pass, event: Released) -> None:
     passed = _passed(this, event.token)
     if event.token.tensor_core:
         np.maximum(passed.core, known_of_core(this, event.thread), out=passed.core)
+    settled = this.settled[event.thread]
+    np.maximum(passed.settled, settled, out=passed.settled)
+    if event.together:
+        mine = this.clocks[event.thread, event.thread]
+        passed.settled[event.thread] = max(passed.settled[event.thread], mine)
     np.maximum(passed.clock, tick(this, event.thread), out=passed.clock)
     np.maximum(passed.fenced, this.fenced[event.thread], out=passed.fenced)
 
@@ -83,6 +101,8 @@ def _acquire(this: Pass, event: Acquired) -> None:
     row, fenced = this.clocks[thread], this.fenced[thread]
     np.maximum(row, passed.clock, out=row)
     np.maximum(fenced, passed.fenced, out=fenced)
+    settled = this.settled[thread]
+    np.maximum(settled, passed.settled, out=settled)
     if event.token.tensor_core:
         np.maximum(this.core[thread], passed.core, out=this.core[thread])
     tick(this, thread)
@@ -110,6 +130,7 @@ def _fork(this: Pass, event: Forked) -> None:
     core = known_of_core(this, thread)
     clock = this.forks[id(operation)] = tick(this, thread)
     fenced = this.fenced[thread].copy()
+    settled = int(this.settled[thread, thread])
     for side in operation.sides:
         flight = Flight(
             operation,
@@ -121,6 +142,7 @@ def _fork(this: Pass, event: Forked) -> None:
             bounds_of(side.region),
             side,
             fenced if side.proxied else None,
+            settled if side.proxied and side.writes and operation.apart else None,
             core if side.tensor_core else None,
             operation.chain,
         )
