@@ -85,6 +85,7 @@ class Memory:
 
     Attributes:
       flights: the sides of copies that are not proved to be done.
+      sides: those of operations, by the identity of the side.
       past: the last access of each kind to each region, by thread.
       starts: where the regions of ``ordered`` begin, in order.
       ordered: the accesses of ``past`` with the end of their region, in that order.
@@ -92,23 +93,29 @@ class Memory:
     """
 
     flights: dict[Flight, None] = field(default_factory=dict["Flight", None])
+    sides: dict[int, Flight] = field(default_factory=dict[int, "Flight"])
     past: dict[Any, Past] = field(default_factory=dict[Any, "Past"])
     starts: list[int] = field(default_factory=list[int])
     ordered: list[tuple[int, Past]] = field(default_factory=list[tuple[int, "Past"]])
     longest: int = 0
 
-    def keep(self, key: Any, past: Past, bounds: tuple[int, int]) -> None:
-        """Note an access to a region; ``key`` is equal for those that it makes superfluous."""
+    def keep(self, key: Any, past: Past, bounds: tuple[int, int]) -> Past:
+        """Note an access to a region; ``key`` is equal for those that it makes superfluous.
+
+        Returns:
+          What is kept of it.
+        """
         before = self.past.get(key)
         if before is not None:
             before.known, before.event = past.known, past.event
-            return
+            return before
         self.past[key] = past
         start, end = bounds
         at = bisect_right(self.starts, start)
         self.starts.insert(at, start)
         self.ordered.insert(at, (end, past))
         self.longest = max(self.longest, end - start)
+        return past
 
     def near(self, start: int, end: int) -> Iterator[Past]:
         """The accesses to regions that may have bytes between two addresses."""

@@ -13,7 +13,6 @@ nothing changes; what is proved only ever becomes less.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +27,13 @@ from pytest_pallas.simulator.accesses import (
 )
 from pytest_pallas.simulator.passes import (
     Pass,
-    Promise,
     check,
     locate_all,
     note,
     tick,
     users_of,
 )
+from pytest_pallas.simulator.promises import Promise, Rivals, amount_of, size_of
 from pytest_pallas.simulator.recording import (
     END_OF_BLOCK,
     Acquired,
@@ -75,7 +74,7 @@ def disorder(events: Sequence[Event], owners: Sequence[Owner], seed: int) -> lis
     _go(this, events)
     for _ in range(_PASSES):
         given = this.given
-        if all(len(more) <= len(given.get(n, ())) for n, more in this.rivals.items()):
+        if all(size_of(more) <= size_of(given.get(n, ())) for n, more in this.rivals.items()):
             break
         this = Pass(owners, this.rivals, users, located)
         _go(this, events)
@@ -104,10 +103,13 @@ def _go(this: Pass, events: Sequence[Event]) -> None:
     np.fill_diagonal(this.clocks, 1)
     this.fenced, this.core, this.settled = (np.zeros_like(this.clocks) for _ in range(3))
     for number, event in enumerate(events):
+        this.order = number
         if isinstance(event, Waited):
             _wait(this, number, event)
         else:
             _HANDLERS.get(type(event), pass_on)(this, event)
+    for count in this.counts.values():
+        this.rivals.update(count.rivals())
 
 
 def _start(this: Pass, event: Started) -> None:
@@ -133,13 +135,7 @@ def _signal(this: Pass, event: Signalled) -> None:
 
 
 def _promise(this: Pass, semaphore: Semaphore, promise: Promise) -> None:
-    count = this.count(semaphore)
-    count.promised += promise.amount
-    count.open.append(promise)
-    for waiter, (times, numbers) in count.waits.items():
-        # Waits of which this thread does not know could have taken this.
-        for number in numbers[bisect_right(times, int(promise.clock[waiter])) :]:
-            this.rivals.setdefault(number, []).append(promise)
+    this.count(semaphore).promise(promise, this.order)
 
 
 def _wait(this: Pass, number: int, event: Waited) -> None:
@@ -148,25 +144,19 @@ def _wait(this: Pass, number: int, event: Waited) -> None:
     row = this.clocks[thread]
     taken = count.taken + event.amount
     rivals = this.given.get(number, ())
-    given = count.promised
-    if rivals:
-        given += sum(promise.amount for promise in rivals)
-    waiters = this.users[event.semaphore]
-    unproved: set[int] = set()
-    left: list[Promise] = []
-    for promise in count.open:
-        if thread not in promise.known and promise.thread not in unproved:
-            if _is_begun(promise, count.open, rivals, given, taken):
-                promise.known.add(thread)
-                np.maximum(row, promise.clock, out=row)
-            else:  # nor is what the same thread promised later
-                unproved.add(promise.thread)
-        if promise.copy is not None and not promise.done and given <= taken:
+    given = count.promised + amount_of(rivals)
+    waiters = len(this.users[event.semaphore])
+    for promise in list(count.begun(thread, given, taken, rivals)):
+        promise.known += 1
+        promise.close(waiters, number)
+        np.maximum(row, promise.clock, out=row)
+    if given <= taken:
+        for promise in count.copies:
             promise.done = True
+            promise.close(waiters, number)
+            assert promise.copy is not None
             _done(this, promise.copy, event.semaphore, thread, int(row[thread]))
-        if not (promise.done or promise.copy is None) or promise.known != waiters:
-            left.append(promise)
-    count.open = left
+        count.copies.clear()
     if event.takes:
         count.taken = taken
     row[thread] += 1
@@ -174,19 +164,6 @@ def _wait(this: Pass, number: int, event: Waited) -> None:
     times.append(int(row[thread]))
     numbers.append(number)
     this.last[thread, event.semaphore] = event
-    this.left[number] = left
-
-
-def _is_begun(
-    promise: Promise, before: list[Promise], rivals: Sequence[Promise], given: int, taken: int
-) -> bool:
-    """Whether a wait could not be satisfied without a promise, and what follows from it."""
-    others = given - promise.amount
-    if others >= taken:
-        others -= sum(each.amount for each in before if each.follows(promise))
-        if others >= taken:
-            others -= sum(each.amount for each in rivals if each.follows(promise))
-    return others < taken
 
 
 def _done(this: Pass, copy: Copy, semaphore: Semaphore, thread: int, time: int) -> None:
@@ -400,8 +377,12 @@ def _unproved(this: Pass, event: Any) -> Iterator[Wait]:
     for (thread, each), wait in this.last.items():
         if each is not semaphore:
             continue
-        numbers = this.counts[each].waits[thread][1]
-        rivals = [p for n in numbers for p in (*this.left.get(n, ()), *this.rivals.get(n, ()))]
+        count = this.counts[each]
+        rivals = [
+            promise
+            for number in count.waits[thread][1]
+            for promise in (*count.left(number), *_promises(this.rivals.get(number, ())))
+        ]
         signals = tuple(dict.fromkeys(_signal_of(this, rival) for rival in rivals))
         if signals:
             yield Wait(
@@ -414,6 +395,11 @@ def _unproved(this: Pass, event: Any) -> Iterator[Wait]:
                 program=wait.program,
                 signals=signals,
             )
+
+
+def _promises(rivals: Rivals) -> Iterator[Promise]:
+    for line, start, end in rivals:
+        yield from line.promises[start:end]
 
 
 def _signal_of(this: Pass, promise: Promise) -> Signal:

@@ -13,17 +13,18 @@ from pytest_pallas.simulator.accesses import (
     Flight,
     Located,
     Memory,
+    Past,
     conflict,
     locate,
     overlap,
     root,
 )
+from pytest_pallas.simulator.promises import Count, Rivals
 from pytest_pallas.simulator.recording import (
     Acquired,
     Asynchronous,
     Event,
     Forked,
-    Signalled,
     Started,
     Token,
     Touched,
@@ -37,50 +38,6 @@ Array = np.ndarray[Any, Any]
 
 #: Findings of one run: a race of a loop shows at every step.
 MOST = 32
-
-
-@dataclass(slots=True, eq=False)
-class Promise:
-    """What a semaphore gets: a copy's bytes, or a signal.
-
-    Attributes:
-      thread: who promised it.
-      amount: how much it is.
-      clock: of that thread when it did.
-      event: the signal, or the start of the copy.
-      copy: the copy, or None.
-      done: whether a wait proved the copy to be done.
-      known: to which threads a wait proved that it was begun.
-    """
-
-    thread: int
-    amount: int
-    clock: Array
-    event: Started | Signalled
-    copy: Copy | None = None
-    done: bool = False
-    known: set[int] = field(default_factory=set[int])
-
-    def follows(self, other: Promise) -> bool:
-        """Whether it happens only after another one."""
-        return self is not other and bool(self.clock[other.thread] >= other.clock[other.thread])
-
-
-@dataclass(slots=True, eq=False)
-class Count:
-    """A semaphore while the events are gone through.
-
-    Attributes:
-      promised: by all promises so far.
-      taken: by all waits so far.
-      open: promises that no wait has proved.
-      waits: for each thread that waited, the times and numbers of its waits, in order.
-    """
-
-    promised: int = 0
-    taken: int = 0
-    open: list[Promise] = field(default_factory=list["Promise"])
-    waits: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict[int, Any])
 
 
 @dataclass(slots=True, eq=False)
@@ -119,20 +76,21 @@ class Pass:
       counts: of the semaphores.
       memories: of the allocations, by the identity of the array that owns them.
       entered: who made an allocation of a device, and when.
-      rivals: for a wait's number, what was promised later that it could have taken.
-      left: for a wait's number, what was promised before and not proved by it.
+      rivals: for a wait's number, what was promised later that it could have taken; when the pass
+        has ended.
       fenced: as ``clocks``, of the writes that each thread's asynchronous operations see.
       core: as ``clocks``, of what each thread knows that others did to tensor memory.
-      settled: as ``clocks``, of what each thread knows that all lanes of others, and of itself, have
-        done.
+      settled: as ``clocks``, of what each thread knows that all lanes of a thread have done.
       tokens: what whoever acquires a token knows.
+      pasts: what the sides of operations became that are done, by identity.
       forks: what the thread knew that started an operation, by the identity of that.
+      order: how many events the pass has gone through.
       last: the last wait of a thread on a semaphore.
       found: kinds and events of what is out of order.
     """
 
     owners: Sequence[Owner]
-    given: dict[int, list[Promise]]
+    given: Mapping[int, Rivals]
     users: dict[Any, set[int]]
     located: Mapping[Any, Sequence[Located]]
     flights: dict[Copy, list[Flight]] = field(default_factory=dict[Any, list[Flight]])
@@ -140,13 +98,14 @@ class Pass:
     counts: dict[Semaphore, Count] = field(default_factory=dict[Any, Count])
     memories: dict[int, Memory] = field(default_factory=dict[int, Memory])
     entered: dict[Any, tuple[int, int]] = field(default_factory=dict[Any, tuple[int, int]])
-    rivals: dict[int, list[Promise]] = field(default_factory=dict[int, list[Promise]])
-    left: dict[int, list[Promise]] = field(default_factory=dict[int, list[Promise]])
+    rivals: dict[int, Rivals] = field(default_factory=dict[int, "Rivals"])
     fenced: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     core: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     settled: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+    pasts: dict[int, Past] = field(default_factory=dict[int, "Past"])
     forks: dict[int, Array] = field(default_factory=dict[int, Any])
     tokens: dict[Token, Passed] = field(default_factory=dict[Any, "Passed"])
+    order: int = 0
     last: dict[tuple[int, Any], Waited] = field(default_factory=dict[Any, Waited])
     found: list[tuple[str, Any, Any]] = field(default_factory=list[Any])
 

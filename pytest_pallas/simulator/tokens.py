@@ -13,8 +13,8 @@ what it knows of accesses to tensor memory: only barriers with ``orders_tensor_c
 
 A thread here is a warpgroup, and one of its lanes starts a copy, while other warps may still read
 what it overwrites: "explicit synchronization is also required in the other direction" (JAX's
-docs/pallas/gpu/reference.md, ``commit_smem``, which is a fence and a barrier of the warpgroup). That
-all lanes have come so far is also known to whoever waits at a barrier where they arrived: so
+docs/pallas/gpu/reference.md, ``commit_smem``, which is a fence and a barrier of the warpgroup).
+That all lanes have come so far is also known to whoever waits at a barrier where they arrived: so
 consumers release a buffer in CUTLASS's ``PipelineTmaAsync`` and in JAX's
 ``emit_pipeline_warp_specialized``, without a fence. A fourth clock keeps that.
 """
@@ -35,7 +35,6 @@ from pytest_pallas.simulator.recording import (
     Finished,
     Forked,
     Released,
-    Side,
     Token,
 )
 
@@ -149,6 +148,7 @@ def _fork(this: Pass, event: Forked) -> None:
         memory = this.memories.setdefault(id(root(side.region)), Memory())
         check(this, memory, flight, flight.bounds, clock, thread)
         memory.flights[flight] = None
+        memory.sides[id(side)] = flight
 
 
 def _finish(
@@ -163,25 +163,20 @@ def _finish(
         memory = this.memories.get(id(root(side.region)))
         if memory is None:
             continue
-        flight = next((each for each in memory.flights if each.side is side), None)
+        flight = memory.sides.pop(id(side), None)
         if flight is None:
-            _known_to(memory, side, thread, time)
+            past = this.pasts.get(id(side))
+            if past is not None and isinstance(past.event, Flight) and past.event.side is side:
+                past.known.setdefault(thread, time)  # another thread has learnt before
             continue
         del memory.flights[flight]
         np.maximum(row, flight.clock, out=row)
         if flight.core is not None:
             np.maximum(this.core[thread], flight.core, out=this.core[thread])
-        _keep(memory, flight, thread, time)
+        this.pasts[id(side)] = _keep(memory, flight, thread, time)
 
 
-def _known_to(memory: Memory, side: Side, thread: int, time: int) -> None:
-    """Another thread has learnt before that it is done."""
-    for past in memory.past.values():
-        if isinstance(past.event, Flight) and past.event.side is side:
-            past.known.setdefault(thread, time)
-
-
-def _keep(memory: Memory, flight: Flight, thread: int, time: int) -> None:
+def _keep(memory: Memory, flight: Flight, thread: int, time: int) -> Past:
     """Note an operation as an access that is over, in place of one that it comes after."""
     key = ("operation", flight.thread, flight.writes, flight.adds, *place_of(flight.region))
     before = memory.past.get(key)
@@ -190,4 +185,4 @@ def _keep(memory: Memory, flight: Flight, thread: int, time: int) -> None:
         if not any(clock[each] >= when for each, when in before.known.items()):
             key = (*key, id(flight))
     past = Past({thread: time}, flight.region, flight.writes, flight.adds, flight)
-    memory.keep(key, past, flight.bounds)
+    return memory.keep(key, past, flight.bounds)

@@ -29,7 +29,8 @@ _TAKEN, _NONE_LEFT = 0x7A, 0x70
 
 #: What a run says of itself that uses it.
 NOTE = (
-    "which clusters a GPU begins first, and which one try_cluster_cancel takes over, is not published"
+    "which clusters a GPU begins at first, and which one try_cluster_cancel takes over, is not "
+    "published"
 )
 
 

@@ -198,3 +198,37 @@ SPEC_WAITS_LATE = _spec(
     name="waits_late", kernel={"gpu": waits_late}, reference=lambda x, y: 2 * (x + y)
 )
 SPEC_WAITS_LATE_RIGHT = twin(SPEC_WAITS_LATE, doubled_sums)
+
+
+def sum_of_blocks(x: jax.Array, y: jax.Array, *, block: int = 8, wrong: str = "") -> jax.Array:
+    """``x + y``: both come to the same shared memory, one after the other."""
+    m, n = x.shape
+
+    def body(x_gmem: Any, y_gmem: Any, o_gmem: Any, buffer: Any, arrived: Any) -> None:
+        row, column = jax.lax.axis_index("row"), jax.lax.axis_index("column")
+        here = (pl.ds(row * block, block), pl.ds(column * _COLUMNS, _COLUMNS))
+        plgpu.copy_gmem_to_smem(x_gmem.at[here], buffer, arrived)
+        plgpu.barrier_wait(arrived)
+        total = buffer[...]
+        if wrong != "not committed":
+            plgpu.commit_smem()
+        plgpu.copy_gmem_to_smem(y_gmem.at[here], buffer, arrived)
+        plgpu.barrier_wait(arrived)
+        o_gmem[here] = total + buffer[...]
+
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        scratch_types=[plgpu.SMEM((block, _COLUMNS), x.dtype), plgpu.Barrier()],
+        grid=(m // block, n // _COLUMNS),
+        grid_names=("row", "column"),
+    )(x, y)
+
+
+def refilled_too_early(x: jax.Array, y: jax.Array, *, block: int = 8) -> jax.Array:
+    """The next block is copied to where some warps may still read the one before."""
+    return sum_of_blocks(x, y, block=block, wrong="not committed")
+
+
+SPEC_REFILLED_TOO_EARLY = _spec(name="refilled_too_early", kernel={"gpu": refilled_too_early})
+SPEC_REFILLED_TOO_EARLY_RIGHT = twin(SPEC_REFILLED_TOO_EARLY, sum_of_blocks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-KERNELS = '''
+KERNELS = """
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +21,7 @@ def counted(x):
 
 def test_counted(pallas_check):
     pallas_check(counted, np.arange(4, dtype=np.int32), reference=lambda x: x + 1)
-'''
+"""
 TEXT = "try_cluster_cancel takes over, is not published"
 
 
