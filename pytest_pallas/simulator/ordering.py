@@ -263,6 +263,11 @@ def _finding(this: Pass, found: tuple[str, Any, Any], seed: int) -> Finding:
             "ended, and nothing orders two accesses of the two; call plgpu.griddepcontrol_wait() "
             "before"
         )
+    if _is_of_one_chain(first, second):
+        what = (
+            f"race on {later.ref or 'tensor memory'}: the tensor core need not keep the order of "
+            "these two; wait for the first one between, with tcgen05_commit_arrive"
+        )
     if kind == "core":
         what = (
             f"race on {later.ref or 'tensor memory'}: what orders two accesses does not order "
@@ -279,6 +284,13 @@ def _finding(this: Pass, found: tuple[str, Any, Any], seed: int) -> Finding:
         waits=waits,
         seed=seed,
     )
+
+
+def _is_of_one_chain(first: Any, second: Any) -> bool:
+    """Whether two operations are of one unit, which keeps the order of others."""
+    if not (isinstance(first, Flight) and isinstance(second, Flight)):
+        return False
+    return first.chain is not None and first.chain == second.chain and first.thread == second.thread
 
 
 def _overrun(this: Pass, event: Acquired, seed: int) -> Finding:

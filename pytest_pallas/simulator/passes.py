@@ -19,6 +19,7 @@ from pytest_pallas.simulator.accesses import (
     overlap,
     root,
 )
+from pytest_pallas.simulator.pipelines import are_pipelined
 from pytest_pallas.simulator.promises import Count, Rivals
 from pytest_pallas.simulator.recording import (
     Acquired,
@@ -84,6 +85,7 @@ class Pass:
       tokens: what whoever acquires a token knows.
       pasts: what the sides of operations became that are done, by identity.
       forks: what the thread knew that started an operation, by the identity of that.
+      chains: the operations that were started, by ``Asynchronous.chain``.
       order: how many events the pass has gone through.
       last: the last wait of a thread on a semaphore.
       found: kinds and events of what is out of order.
@@ -105,6 +107,7 @@ class Pass:
     pasts: dict[int, Past] = field(default_factory=dict[int, "Past"])
     forks: dict[int, Array] = field(default_factory=dict[int, Any])
     tokens: dict[Token, Passed] = field(default_factory=dict[Any, "Passed"])
+    chains: dict[Any, list[Asynchronous]] = field(default_factory=dict[Any, Any])
     order: int = 0
     last: dict[tuple[int, Any], Waited] = field(default_factory=dict[Any, Waited])
     found: list[tuple[str, Any, Any]] = field(default_factory=list[Any])
@@ -147,7 +150,7 @@ def check(
     for flight in memory.flights:
         if flight.bounds[0] >= end or flight.bounds[1] <= start or not conflict(event, flight):
             continue
-        if are_in_order(event, flight):
+        if are_in_order(this, event, flight):
             continue
         if frees and is_known(flight):
             continue
@@ -171,7 +174,7 @@ def check(
         shared = core is None or any(each == thread or core[each] >= time for each, time in known)
         if ordered and fenced and shared:
             continue
-        if are_in_order(event, past.event):
+        if are_in_order(this, event, past.event):
             continue
         if not overlap(region, past.region):
             continue
@@ -185,7 +188,7 @@ def check(
         note(this, why, event, past.event)
 
 
-def are_in_order(one: Touched | Flight, other: Touched | Flight) -> bool:
+def are_in_order(this: Pass, one: Touched | Flight, other: Touched | Flight) -> bool:
     """Whether they are sides of the same copy or operation, or of two of one chain."""
     if isinstance(one, Touched) or isinstance(other, Touched):
         return False
@@ -195,7 +198,9 @@ def are_in_order(one: Touched | Flight, other: Touched | Flight) -> bool:
         return False
     # Of two threads, only if the later one knows that the other has started its own.
     clock = one.clock if one.core is None else one.core
-    return bool(clock[other.thread] >= other.clock[other.thread])
+    if clock[other.thread] < other.clock[other.thread]:
+        return False
+    return are_pipelined(other, one, this.chains.get(one.chain, ()))
 
 
 def is_known(flight: Flight) -> bool:

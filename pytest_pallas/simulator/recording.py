@@ -159,6 +159,8 @@ class Side:
         before is visible only after a fence.
       home: the device whose memory it is.
       tensor_core: whether it is tensor memory, which not every barrier orders.
+      role: in an operation of a tensor core, ``"sums"``, ``"operand"`` or ``"copied"``: see
+        ``pipelines``; "" in any other.
     """
 
     region: Region
@@ -168,6 +170,7 @@ class Side:
     proxied: bool = False
     home: int = 0
     tensor_core: bool = False
+    role: str = ""
 
 
 @dataclass(slots=True, eq=False)

@@ -126,6 +126,8 @@ def find_overruns(this: Pass) -> None:
 
 def _fork(this: Pass, event: Forked) -> None:
     operation, thread = event.operation, event.thread
+    if operation.chain is not None:
+        this.chains.setdefault(operation.chain, []).append(operation)
     core = known_of_core(this, thread)
     clock = this.forks[id(operation)] = tick(this, thread)
     fenced = this.fenced[thread].copy()

@@ -1,10 +1,12 @@
 """The tensor core of a Blackwell SM: what ``tcgen05`` instructions do beside the threads.
 
-Products and copies to tensor memory are done one after the other, in the order in which they were
-started. PTX promises that of a product, or a copy, and the product after it (PTX ISA 9.0,
-9.7.16.6.2 "pipelined tcgen05 instructions"); CUTLASS's block-scaled kernels also need it of a
-product and the copy of scales after it. A commit arrives at barriers once everything is done that
-its thread had started before; it covers nothing of other threads (9.7.16.12 "tcgen05.commit").
+Products and copies to tensor memory are done here one after the other, in the order in which they
+were started. PTX promises that only of some pairs: ``simulator/pipelines.py`` says which, to the
+monitor of order.
+
+A commit arrives at barriers once everything is done that its thread had started before; it covers
+nothing of other threads (9.7.16.6.2.1 "Implicitly pipelined tcgen05 Instructions" and 9.7.16.12
+"tcgen05.commit").
 
 Loads from tensor memory and stores to it are no part of that order: only ``tcgen05.wait`` of the
 thread that started them proves them done, that is ``wait_load_tmem`` and ``commit_tmem``.
