@@ -36,12 +36,13 @@ from pytest_pallas.simulator.gpu.cluster_control import (
 )
 from pytest_pallas.simulator.gpu.footprints import Footprints
 from pytest_pallas.simulator.gpu.operations import settle
+from pytest_pallas.simulator.gpu.registers import registers_at_launch
 from pytest_pallas.simulator.gpu.scopes import Item, publish_semaphores, semaphores_in, smem_bytes
 from pytest_pallas.simulator.gpu.streams import begin_early, end
 from pytest_pallas.simulator.gpu.tensor_memory import allocated_columns, tensor_memory_excess
 from pytest_pallas.simulator.gpu.threads import Block, Cluster, GpuThread, Launch, leave
 from pytest_pallas.simulator.keyed import value_of, words_of
-from pytest_pallas.simulator.launches import Traffic, at_entry, launched
+from pytest_pallas.simulator.launches import Traffic, at_entry, equations, launched
 from pytest_pallas.simulator.machine import Grid, Machine, Thread
 from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.program import Program, prepare
@@ -79,6 +80,7 @@ class GpuKernel:
       ordered: whether something orders clusters, so that they run at the same time.
       dynamic: whether clusters take over the work of others.
       remote: whether it reaches other devices.
+      registers: that a thread has at least when it begins.
       early: whether it may begin before the kernel ahead of it has ended.
       params: compiler parameters.
       equation: JAX's.
@@ -99,6 +101,7 @@ class GpuKernel:
     ordered: bool
     dynamic: bool
     remote: bool
+    registers: int
     early: bool
     params: Any
     equation: Any
@@ -143,8 +146,8 @@ def kernel_of(eqn: Equation) -> GpuKernel:
     assert mesh is not None
     (jaxpr,) = eqn.params["jaxprs"]
     inner, _ = compat.open_jaxpr(jaxpr)
-    names = {each.primitive.name for each in _equations(jaxpr)}
-    remote = any(map(reaches_devices, _equations(jaxpr)))
+    names = {each.primitive.name for each in equations(jaxpr)}
+    remote = any(map(reaches_devices, equations(jaxpr)))
     count = len(eqn.ins)
     aliases = {at: number for number, at in dict(eqn.params["input_output_aliases"]).items()}
     name, parameters = _body(jaxpr)
@@ -158,13 +161,14 @@ def kernel_of(eqn: Equation) -> GpuKernel:
         written=compat.written_inputs(inner),
         aliases=aliases,
         outputs=tuple(eqn.params["out_avals"]),
-        paired=any(map(makes_paired_memory, _equations(jaxpr))),
+        paired=any(map(makes_paired_memory, equations(jaxpr))),
         semaphores=tuple(semaphores_in(jaxpr)),
         smem=smem_bytes(jaxpr),
         tmem=allocated_columns(jaxpr),
         ordered=remote or not names.isdisjoint(_ORDERING),
         dynamic="try_cluster_cancel" in names,
         remote=remote,
+        registers=registers_at_launch(jaxpr),
         # JAX launches a kernel so if it waits for the one ahead (``PdlEffect``).
         early="griddepcontrol_wait" in names,
         params=eqn.params["compiler_params"],
@@ -175,17 +179,10 @@ def kernel_of(eqn: Equation) -> GpuKernel:
 
 def _body(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
     """Name and parameters of the user's body, which JAX wraps."""
-    for each in _equations(jaxpr):
+    for each in equations(jaxpr):
         if each.primitive.name == "run_scoped":
             return body_of(compat.open_jaxpr(each.params["jaxpr"])[0])
     return body_of(compat.open_jaxpr(jaxpr)[0])
-
-
-def _equations(jaxpr: Any) -> Any:
-    for eqn in compat.open_jaxpr(jaxpr)[0].eqns:
-        yield eqn
-        for inner in compat.sub_jaxprs(eqn):
-            yield from _equations(inner)
 
 
 def _execute(
@@ -222,7 +219,7 @@ def _execute(
             if isinstance(ref, Ref) and thread.recorded:
                 thread.publish(ref, "operand", number, shared=True)
         _check_tensor_memory(kernel, machine)
-        launch = Launch(thread, kernel.mesh)
+        launch = Launch(thread, kernel.mesh, registers=kernel.registers)
         if kernel.early:
             launch.start = begin_early(thread, values)
         sizes = [size for _, size in (*kernel.mesh.grid, *kernel.mesh.cluster)]

@@ -40,6 +40,7 @@ class Launch:
       held: the threads of these, by the identity of the cluster.
       semaphores: of allocations that all blocks share.
       start: what is ahead of it, if it may begin before that has ended.
+      registers: that a thread has at least when it begins.
     """
 
     thread: Thread
@@ -49,6 +50,7 @@ class Launch:
     held: dict[int, list[Task]] = field(default_factory=dict[int, list["Task"]])
     semaphores: dict[Any, Ref] = field(default_factory=dict[Any, Ref])
     start: Start | None = None
+    registers: int = 0
 
 
 @dataclass(eq=False)
@@ -119,6 +121,8 @@ class Block:
       open: operations that it started and nobody knows to be done, by identity.
       engines: the state of units that it uses, and what it knows of them, by kind.
       signalled: whether it has let the next kernel begin.
+      registers: that each thread of a warpgroup has at most, by its number, once it said so.
+      asking: the tasks that wait for registers of others.
     """
 
     cluster: Cluster
@@ -134,6 +138,8 @@ class Block:
     open: dict[int, Operation] = field(default_factory=dict[int, "Operation"])
     engines: dict[Any, Any] = field(default_factory=dict[Any, Any])
     signalled: bool = False
+    registers: dict[int, int] = field(default_factory=dict[int, int])
+    asking: list[Task] = field(default_factory=list["Task"])
 
     @property
     def point(self) -> tuple[int, ...]:
@@ -169,6 +175,7 @@ class GpuThread(Thread):
       lanes: the warps that it consists of: all four, or one.
       top: bytes of shared memory that the scopes around take.
       around: ``file:line`` of the innermost of them, for what JAX does itself in it.
+      accumulators: registers of each thread that accumulators take.
       stores: its copies to global memory.
       loads: its ``cp.async`` copies.
       products: its ``wgmma`` operations.
@@ -180,6 +187,7 @@ class GpuThread(Thread):
     lanes: tuple[int, ...] = (0, 1, 2, 3)
     top: int = 0
     around: str = ""
+    accumulators: int = 0
     stores: Groups = field(default_factory=Groups)
     loads: Groups = field(default_factory=Groups)
     products: Groups = field(default_factory=Groups)
