@@ -12,11 +12,12 @@ what it knows of accesses to tensor memory: only barriers with ``orders_tensor_c
 (``tcgen05.fence``, PTX ISA 9.0, 9.7.16.6.4).
 
 A thread here is a warpgroup, and one of its lanes starts a copy, while other warps may still read
-what it overwrites: "explicit synchronization is also required in the other direction" (JAX's
-docs/pallas/gpu/reference.md, ``commit_smem``, which is a fence and a barrier of the warpgroup).
-That all lanes have come so far is also known to whoever waits at a barrier where they arrived: so
-consumers release a buffer in CUTLASS's ``PipelineTmaAsync`` and in JAX's
-``emit_pipeline_warp_specialized``, without a fence. A fourth clock keeps that.
+what it overwrites. JAX's lowering lets them wait for each other before, unless the kernel asks for
+``unsafe_no_auto_barriers``, which is safe only where this does not happen (the docstring of
+``plgpu.CompilerParams``). Then a kernel must say so itself, by ``commit_smem`` or by a barrier at
+which all lanes arrive and that it waits for. No fence is needed for what is only read: consumers
+release a buffer without one in CUTLASS's ``PipelineTmaAsync`` and in JAX's
+``emit_pipeline_warp_specialized``. A fourth clock keeps what all lanes have done.
 """
 
 from __future__ import annotations

@@ -220,6 +220,7 @@ def _execute(
                 thread.publish(ref, "operand", number, shared=True)
         _check_tensor_memory(kernel, machine)
         launch = Launch(thread, kernel.mesh, registers=kernel.registers)
+        launch.lanes_apart = getattr(kernel.params, "unsafe_no_auto_barriers", False)
         if kernel.early:
             launch.start = begin_early(thread, values)
         sizes = [size for _, size in (*kernel.mesh.grid, *kernel.mesh.cluster)]

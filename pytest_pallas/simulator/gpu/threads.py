@@ -41,6 +41,8 @@ class Launch:
       semaphores: of allocations that all blocks share.
       start: what is ahead of it, if it may begin before that has ended.
       registers: that a thread has at least when it begins.
+      lanes_apart: whether the lanes of a warpgroup do not wait for each other before one of them
+        starts a copy, as ``unsafe_no_auto_barriers`` asks.
     """
 
     thread: Thread
@@ -51,6 +53,7 @@ class Launch:
     semaphores: dict[Any, Ref] = field(default_factory=dict[Any, Ref])
     start: Start | None = None
     registers: int = 0
+    lanes_apart: bool = False
 
 
 @dataclass(eq=False)

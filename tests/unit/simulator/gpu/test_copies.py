@@ -319,11 +319,14 @@ def refilled(between: str) -> Any:
         plgpu.barrier_wait(arrived)
         o_gmem[...] = first + buffer[...]
 
-    return kernel(body, SMEM, plgpu.Barrier(), plgpu.Barrier())
+    params = plgpu.CompilerParams(unsafe_no_auto_barriers=between != "a barrier of the compiler")
+    return kernel(body, SMEM, plgpu.Barrier(), plgpu.Barrier(), compiler_params=params)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("between", ["commit", "arrive and wait", "a warp"])
+@pytest.mark.parametrize(
+    "between", ["commit", "arrive and wait", "a warp", "a barrier of the compiler"]
+)
 def test_a_buffer_is_filled_again_when_all_lanes_have_read_it(between, seed):
     found = simulate(refilled(between), X, target="h100", seed=seed)
     assert not found.findings
