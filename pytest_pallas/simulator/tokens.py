@@ -65,9 +65,8 @@ def pass_on(
 def _passed(this: Pass, token: Token) -> Passed:
     found = this.tokens.get(token)
     if found is None:
-        count = len(this.owners)
-        nothing = np.zeros(count, np.int32)
-        found = this.tokens[token] = Passed(*(nothing.copy() for _ in range(4)))
+        clock, fenced, core, settled = np.zeros((4, len(this.owners)), np.int32)
+        found = this.tokens[token] = Passed(clock, fenced, core, settled)
     return found
 
 
