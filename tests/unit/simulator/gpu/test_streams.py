@@ -16,10 +16,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pytest_pallas.simulator import simulate
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(plgpu, "griddepcontrol_wait"), reason="this JAX has no griddepcontrol_wait"
-)
-
 X = np.arange(16 * 128, dtype=np.float32).reshape(16, 128)
 SHAPE = jax.ShapeDtypeStruct(X.shape, X.dtype)
 
