@@ -72,6 +72,7 @@ class Record:
       compiled: what compiling backends said of each program, as ``compilers.report.to_json``
         gives it; empty on other backends.
       notes: what else a reader should know, such as that races were looked for.
+      unverified: behavior of the simulated chip that the kernel used and no document describes.
       inputs: what was tried of the inputs that were declared, as ``checks.inputs.to_json`` gives
         it; empty if nothing was drawn.
       signatures: digests of the different shapes that the check was asked about, each of shapes,
@@ -110,6 +111,7 @@ class Record:
     example: str = ""
     compiled: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
     inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     signatures: tuple[str, ...] = ()
     goldens: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
@@ -145,6 +147,7 @@ def to_json(record: Record) -> dict[str, Any]:
     plain["explanation"] = dict(record.explanation)
     plain["findings"] = [dict(finding) for finding in record.findings]
     plain["notes"] = list(record.notes)
+    plain["unverified"] = list(record.unverified)
     plain["inputs"] = dict(record.inputs)
     plain["signatures"] = list(record.signatures)
     plain["goldens"] = dict(record.goldens)
@@ -159,6 +162,7 @@ def from_json(plain: Mapping[str, Any]) -> Record:
     fields = dict(plain)
     fields["findings"] = tuple(fields.get("findings", ()))
     fields["notes"] = tuple(fields.get("notes", ()))
+    fields["unverified"] = tuple(fields.get("unverified", ()))
     fields["signatures"] = tuple(fields.get("signatures", ()))
     fields["compiled"] = tuple(fields.get("compiled", ()))
     fields["mutants"] = tuple(fields.get("mutants", ()))

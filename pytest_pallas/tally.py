@@ -52,6 +52,7 @@ class Tally:
     kernel_seconds: float = 0.0
     compiled: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     notes: list[str] = field(default_factory=list[str])
+    unverified: dict[str, None] = field(default_factory=dict[str, None])
     inputs: list[Inputs] = field(default_factory=list["Inputs"])
     evidence: list[Any] = field(default_factory=list[Any])
     withdrawn: str = ""
@@ -83,6 +84,8 @@ class Tally:
         self.goldens.update(finding.goldens)
         if finding.evidence is not None:
             self.evidence.append(finding.evidence)
+        if finding.outcome is not None:
+            self.unverified.update(dict.fromkeys(finding.outcome.unverified))
         report = None if finding.outcome is None else finding.outcome.report
         if report is not None:
             from pytest_pallas.compilers.report import to_json
@@ -135,6 +138,7 @@ class Tally:
             kernel_seconds=round(self.kernel_seconds, 4),
             seconds=round(seconds, 4),
             notes=tuple(self.notes),
+            unverified=tuple(self.unverified),
             compiled=tuple(self.compiled),
             inputs=self._inputs(),
             signatures=self._signatures(),

@@ -97,6 +97,7 @@ class Outcome:
       told: the answers to ``Call.probe``.
       report: what the compiler said, on a compiling backend (``compilers.CompileReport``).
       notes: what a reader of the record should know.
+      unverified: behavior of the simulated chip that the run used and no document describes.
     """
 
     values: Any = None
@@ -108,6 +109,7 @@ class Outcome:
     told: tuple[Any, ...] = ()
     report: Any = None
     notes: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
 
     def unwrap(self) -> Any:
         """The values.

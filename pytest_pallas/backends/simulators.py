@@ -206,6 +206,7 @@ def _traced_run(backend: Simulator, call: Call, timeline: Timeline | None) -> tu
         told=tuple(told),
         findings=tuple(machine.findings),
         notes=_notes(machine),
+        unverified=tuple(machine.notes),
     )
     return outcome, jaxpr
 
@@ -232,6 +233,7 @@ def _eager_run(backend: Simulator, call: Call, timeline: Timeline | None) -> Out
         told=tuple(told),
         findings=tuple(machine.findings),
         notes=_notes(machine),
+        unverified=tuple(machine.notes),
     )
 
 

@@ -74,7 +74,19 @@ def footnotes(records: Iterable[Record], *, every: bool = False) -> list[str]:
         else:
             many = f"{title}s" if title.endswith("failure") else title
             lines.append(f"{many}: {count(found)}, for {len(reasons)} reasons (-v lists them)")
+    lines += _unverified(records, every)
     return lines + (_notes(records) if every else [])
+
+
+def _unverified(records: Iterable[Record], every: bool) -> Iterator[str]:
+    """What kernels used of a simulated chip that no document describes, a line for each."""
+    kernels: dict[str, dict[str, None]] = {}
+    for record in records:
+        for text in record.unverified:
+            kernels.setdefault(text, {})[record.kernel] = None
+    for text, names in kernels.items():
+        few = every or len(names) <= _NAMED
+        yield f"unverified: {', '.join(names) if few else number(len(names), 'kernel')}: {text}"
 
 
 def _notes(records: Iterable[Record]) -> list[str]:

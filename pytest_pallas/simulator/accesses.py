@@ -36,6 +36,8 @@ class Flight:
       bounds: of the region, as addresses.
       side: the memory that an asynchronous operation accesses; None of a copy.
       seen: the clock of the writes of threads that it sees, if not all that its thread knows.
+      settled: the time of its own thread up to which all lanes of that have done what they had to
+        do; None if one warp started it, or it writes through no other proxy than threads.
       core: of tensor memory, the clock of what its thread knows of the others' there.
       chain: of the operation: see ``Asynchronous``.
       place: of the allocation: see ``Located``.
@@ -52,6 +54,7 @@ class Flight:
     bounds: tuple[int, int]
     side: Side | None = None
     seen: Array | None = None
+    settled: int | None = None
     core: Array | None = None
     chain: Any = None
     place: int = 0
@@ -91,6 +94,10 @@ class Past:
     def is_of(self, thread: int) -> bool:
         """Whether a thread knows it without learning it from another one."""
         return thread == self.thread or (self.others is not None and thread in self.others)
+
+    def time_of(self, thread: int) -> int:
+        """The time from which a thread knows it without learning it from another one; else 0."""
+        return self.time if thread == self.thread else (self.others or {}).get(thread, 0)
 
     def is_known(self, clock: Array) -> bool:
         """Whether it is known to who knows so much of the threads."""
@@ -151,24 +158,31 @@ class Memory:
     Attributes:
       flights: the sides of copies that are not proved to be done, by address.
       begun: how many sides of copies were started.
+      sides: those of operations, by the identity of the side.
       past: the last access of each kind to each region, by thread.
       ordered: these accesses, and copies that are proved to be done, by address.
     """
 
     flights: Ranges[Flight] = field(default_factory=Ranges["Flight"])
     begun: int = 0
+    sides: dict[int, Flight] = field(default_factory=dict)
     past: dict[Any, Past] = field(default_factory=dict)
     ordered: Ranges[Past] = field(default_factory=Ranges["Past"])
 
-    def keep(self, key: Any, past: Past, bounds: tuple[int, int]) -> None:
-        """Note an access to a region; ``key`` is equal for those that it makes superfluous."""
+    def keep(self, key: Any, past: Past, bounds: tuple[int, int]) -> Past:
+        """Note an access to a region; ``key`` is equal for those that it makes superfluous.
+
+        Returns:
+          What is kept of it.
+        """
         before = self.past.get(key)
         if before is not None:
             before.thread, before.time, before.others = past.thread, past.time, past.others
             before.event = past.event
-            return
+            return before
         self.past[key] = past
         self.ordered.add(bounds, past)
+        return past
 
     def begin(self, flight: Flight) -> None:
         """Note that a side of a copy may be under way from here on."""

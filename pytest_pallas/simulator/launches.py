@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -54,7 +54,7 @@ def traffic_of(jaxprs: Iterable[Any], params: Any, *, lasting: bool = False) -> 
       lasting: whether its semaphores outlive it.
     """
     asynchronous = remote = False
-    for eqn in _equations(jaxprs):
+    for eqn in equations(*jaxprs):
         asynchronous |= eqn.primitive.name in _ASYNCHRONOUS
         remote |= names_a_device(eqn)
     collective = getattr(params, "collective_id", None)
@@ -63,11 +63,12 @@ def traffic_of(jaxprs: Iterable[Any], params: Any, *, lasting: bool = False) -> 
     return Traffic(asynchronous, remote, collective, barrier, lasting)
 
 
-def _equations(jaxprs: Iterable[Any]) -> Iterable[Any]:
+def equations(*jaxprs: Any) -> Iterator[Any]:
+    """The equations of jaxprs, those within others after these."""
     for jaxpr in jaxprs:
         for eqn in compat.open_jaxpr(jaxpr)[0].eqns:
             yield eqn
-            yield from _equations(compat.sub_jaxprs(eqn))
+            yield from equations(*compat.sub_jaxprs(eqn))
 
 
 @contextmanager

@@ -55,7 +55,7 @@ class Machine:
       limits: what the run may use.
       fill: what memory holds that was never written; None for NaN and extreme integers.
       findings: what was found so far.
-      notes: what is to be known of the run: which of its behavior no document confirms.
+      notes: behavior of the chip that the run used and no document describes.
       steps: equations evaluated so far.
       fallbacks: how often JAX evaluated a primitive that has no rule, by name.
       chip_precision: whether sums keep as few bits as those of the chip, where these are known to
@@ -242,6 +242,7 @@ class Device:
       launches: how often each kernel was entered.
       barriers: its barrier semaphores, by tag or ``collective_id``.
       expected: what is to be done when an allocation is there, because others reached it before.
+      ahead: on a GPU, the kernels that may not have ended when the next one begins.
     """
 
     number: int
@@ -251,6 +252,7 @@ class Device:
     launches: Counter[Any] = field(default_factory=Counter)
     barriers: dict[Any, Semaphore] = field(default_factory=dict)
     expected: dict[Key, list[Callable[[Ref], None]]] = field(default_factory=dict)
+    ahead: list[Any] = field(default_factory=list)
 
 
 @dataclass(eq=False)

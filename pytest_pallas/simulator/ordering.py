@@ -13,7 +13,6 @@ nothing changes; what is proved only ever becomes less.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +26,14 @@ from pytest_pallas.simulator.accesses import (
     place_of,
 )
 from pytest_pallas.simulator.passes import (
-    NOBODY,
     Pass,
-    Promise,
     check,
     locate_all,
     note,
     tick,
     users_of,
-    with_threads,
 )
+from pytest_pallas.simulator.promises import Promise, Rivals, amount_of, size_of
 from pytest_pallas.simulator.recording import (
     END_OF_BLOCK,
     Acquired,
@@ -51,7 +48,7 @@ from pytest_pallas.simulator.recording import (
     Touched,
     Waited,
 )
-from pytest_pallas.simulator.tokens import find_overruns, known_of_core, pass_on
+from pytest_pallas.simulator.tokens import find_overruns, known_of_core, pass_on, settle
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.transfers import Copy, Semaphore
@@ -77,7 +74,7 @@ def disorder(events: Sequence[Event], owners: Sequence[Owner], seed: int) -> lis
     _go(this)
     for _ in range(_PASSES):
         given = this.given
-        if all(len(more) <= len(given.get(n, ())) for n, more in this.rivals.items()):
+        if all(size_of(more) <= size_of(given.get(n, ())) for n, more in this.rivals.items()):
             break
         this = Pass(events, owners, this.rivals, users, located)
         _go(this)
@@ -104,12 +101,15 @@ def _go(this: Pass) -> None:
     count = len(this.owners)
     this.clocks = np.zeros((count, count), np.int32)
     np.fill_diagonal(this.clocks, 1)
-    this.fenced, this.core = np.zeros_like(this.clocks), np.zeros_like(this.clocks)
+    this.fenced, this.core, this.settled = (np.zeros_like(this.clocks) for _ in range(3))
     for number, event in enumerate(this.events):
+        this.order = number
         if isinstance(event, Waited):
             _wait(this, number, event)
         else:
             _HANDLERS.get(type(event), pass_on)(this, event)
+    for count in this.counts.values():
+        this.rivals.update(count.rivals())
 
 
 def _start(this: Pass, event: Started) -> None:
@@ -134,14 +134,7 @@ def _signal(this: Pass, event: Signalled) -> None:
 
 
 def _promise(this: Pass, semaphore: Semaphore, promise: Promise) -> None:
-    count = this.count(semaphore)
-    count.promised += promise.amount
-    count.open.append(promise)
-    for waiter, numbers in count.waits.items():
-        # Waits of which this thread does not know could have taken this.
-        known = bisect_right(numbers, int(promise.clock[waiter]), key=this.times.__getitem__)
-        for number in numbers[known:]:
-            this.rivals.setdefault(number, []).append(promise)
+    this.count(semaphore).promise(promise, this.order)
 
 
 def _wait(this: Pass, number: int, event: Waited) -> None:
@@ -150,47 +143,26 @@ def _wait(this: Pass, number: int, event: Waited) -> None:
     row = this.clocks[thread]
     taken = count.taken + event.amount
     rivals = this.given.get(number, ())
-    given = count.promised
-    if rivals:
-        given += sum(promise.amount for promise in rivals)
-    waiters = this.users[event.semaphore]
-    unproved = NOBODY
-    left: list[Promise] = []
-    for promise in count.open:
-        if thread not in promise.known and promise.thread not in unproved:
-            if _is_begun(promise, count.open, rivals, given, taken):
-                promise.known = with_threads(promise.known, thread)
-                if promise.thread != thread:
-                    np.maximum(row, promise.clock, out=row)
-            else:  # nor is what the same thread promised later
-                unproved = with_threads(unproved, promise.thread)
-        if promise.copy is not None and not promise.done and given <= taken:
+    given = count.promised + amount_of(rivals)
+    waiters = len(this.users[event.semaphore])
+    for promise in list(count.begun(thread, given, taken, rivals)):
+        promise.known += 1
+        promise.close(waiters, number)
+        if promise.thread != thread:
+            np.maximum(row, promise.clock, out=row)
+    if given <= taken:
+        for promise in count.copies:
             promise.done = True
+            promise.close(waiters, number)
+            assert promise.copy is not None
             _done(this, promise.copy, event.semaphore, thread, int(row[thread]))
-        if not (promise.done or promise.copy is None) or promise.known != waiters:
-            left.append(promise)
-    count.open = left
+        count.copies.clear()
     if event.takes:
         count.taken = taken
     row[thread] += 1
-    numbers = count.waits.get(thread)
-    if numbers is None:
-        numbers = count.waits[thread] = []
+    times, numbers = count.waits.setdefault(thread, ([], []))
+    times.append(int(row[thread]))
     numbers.append(number)
-    this.times[number] = int(row[thread])
-    this.left[number] = left
-
-
-def _is_begun(
-    promise: Promise, before: list[Promise], rivals: Sequence[Promise], given: int, taken: int
-) -> bool:
-    """Whether a wait could not be satisfied without a promise, and what follows from it."""
-    others = given - promise.amount
-    if others >= taken:
-        others -= sum(each.amount for each in before if each.follows(promise))
-        if others >= taken:
-            others -= sum(each.amount for each in rivals if each.follows(promise))
-    return others < taken
 
 
 def _done(this: Pass, copy: Copy, semaphore: Semaphore, thread: int, time: int) -> None:
@@ -216,6 +188,9 @@ def _synchronize(this: Pass, event: Synchronized) -> None:
     this.clocks[rows] = this.clocks[rows].max(axis=0)
     this.fenced[rows] = this.fenced[rows].max(axis=0)
     for thread in rows:
+        settle(this, thread)
+    this.settled[rows] = this.settled[rows].max(axis=0)
+    for thread in rows:
         this.clocks[thread, thread] += 1
 
 
@@ -228,7 +203,8 @@ def _touch(this: Pass, event: Touched) -> None:
         memory = this.memory(place)
     thread = event.thread
     row = this.clocks[thread]
-    check(this, memory, event, bounds, row, thread)
+    if event.earlier is None:  # an access of an earlier kernel is no new one
+        check(this, memory, event, bounds, row, thread)
     if len(this.users[place]) > 1:
         key = (thread, event.writes, event.adds, *place_of(region))
         time = int(row[thread])
@@ -275,6 +251,22 @@ def _finding(this: Pass, found: tuple[str, Any, Any], seed: int) -> Finding:
             f"race on {later.ref or 'memory'}: {later.by} may not see what a thread wrote; call "
             "plgpu.commit_smem() between"
         )
+        if earlier.kind == "read":
+            what = (
+                f"race on {later.ref or 'memory'}: {later.by} may overwrite what some lanes of the "
+                "thread that starts it still have to read; call plgpu.commit_smem() between"
+            )
+    if kind == "early":
+        what = (
+            f"race on {later.ref or 'memory'}: the kernel may begin before the one ahead of it has "
+            "ended, and nothing orders two accesses of the two; call plgpu.griddepcontrol_wait() "
+            "before"
+        )
+    if _is_of_one_chain(first, second):
+        what = (
+            f"race on {later.ref or 'tensor memory'}: the tensor core need not keep the order of "
+            "these two; wait for the first one between, with tcgen05_commit_arrive"
+        )
     if kind == "core":
         what = (
             f"race on {later.ref or 'tensor memory'}: what orders two accesses does not order "
@@ -291,6 +283,13 @@ def _finding(this: Pass, found: tuple[str, Any, Any], seed: int) -> Finding:
         waits=waits,
         seed=seed,
     )
+
+
+def _is_of_one_chain(first: Any, second: Any) -> bool:
+    """Whether two operations are of one unit, which keeps the order of others."""
+    if not (isinstance(first, Flight) and isinstance(second, Flight)):
+        return False
+    return first.chain is not None and first.chain == second.chain and first.thread == second.thread
 
 
 def _overrun(this: Pass, event: Acquired, seed: int) -> Finding:
@@ -338,7 +337,9 @@ def _entry(this: Pass, event: Reached, seed: int) -> Finding:
     )
 
 
-def _access(this: Pass, event: Touched | Flight) -> Access:
+def _access(this: Pass, event: Touched | Flight | Access) -> Access:
+    if isinstance(event, Access):
+        return event
     if isinstance(event, Touched):
         return Access(
             kind="write" if event.writes else "read",
@@ -386,10 +387,15 @@ def _unproved(this: Pass, event: Any) -> Iterator[Wait]:
     semaphore = copy.done if event.writes else (copy.sent or copy.done)
     if semaphore is None:
         return
-    for thread, numbers in this.count(semaphore).waits.items():
+    count = this.count(semaphore)
+    for thread, (_, numbers) in count.waits.items():
         wait = this.events[numbers[-1]]
         assert isinstance(wait, Waited)
-        rivals = [p for n in numbers for p in (*this.left.get(n, ()), *this.rivals.get(n, ()))]
+        rivals = [
+            promise
+            for number in numbers
+            for promise in (*count.left(number), *_promises(this.rivals.get(number, ())))
+        ]
         signals = tuple(dict.fromkeys(_signal_of(this, rival) for rival in rivals))
         if signals:
             yield Wait(
@@ -402,6 +408,11 @@ def _unproved(this: Pass, event: Any) -> Iterator[Wait]:
                 program=wait.program,
                 signals=signals,
             )
+
+
+def _promises(rivals: Rivals) -> Iterator[Promise]:
+    for line, start, end in rivals:
+        yield from line.promises[start:end]
 
 
 def _signal_of(this: Pass, promise: Promise) -> Signal:

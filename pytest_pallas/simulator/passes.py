@@ -14,17 +14,19 @@ from pytest_pallas.simulator.accesses import (
     Flight,
     Located,
     Memory,
+    Past,
     conflict,
     locate,
     overlap,
     root,
 )
+from pytest_pallas.simulator.pipelines import are_pipelined
+from pytest_pallas.simulator.promises import Count, Rivals
 from pytest_pallas.simulator.recording import (
     Acquired,
     Asynchronous,
     Event,
     Forked,
-    Signalled,
     Started,
     Token,
     Touched,
@@ -44,55 +46,12 @@ MOST = 32
 
 
 @dataclass(slots=True, eq=False)
-class Promise:
-    """What a semaphore gets: a copy's bytes, or a signal.
-
-    Attributes:
-      thread: who promised it.
-      amount: how much it is.
-      clock: of that thread when it did.
-      event: the signal, or the start of the copy.
-      copy: the copy, or None.
-      done: whether a wait proved the copy to be done.
-      known: to which threads a wait proved that it was begun.
-    """
-
-    thread: int
-    amount: int
-    clock: Array
-    event: Started | Signalled
-    copy: Copy | None = None
-    done: bool = False
-    known: frozenset[int] = NOBODY
-
-    def follows(self, other: Promise) -> bool:
-        """Whether it happens only after another one."""
-        return self is not other and bool(self.clock[other.thread] >= other.clock[other.thread])
-
-
-@dataclass(slots=True, eq=False)
-class Count:
-    """A semaphore while the events are gone through.
-
-    Attributes:
-      promised: by all promises so far.
-      taken: by all waits so far.
-      open: promises that no wait has proved.
-      waits: for each thread that waited, the numbers of its waits, in order.
-    """
-
-    promised: int = 0
-    taken: int = 0
-    open: list[Promise] = field(default_factory=list)
-    waits: dict[int, list[int]] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
 class Passed:
     """What a token passes on.
 
     Attributes:
       clock: of all that released it.
+      settled: of those whose lanes all arrived, the time at which they did.
       fenced: what of that their asynchronous operations see.
       core: what of that they did to tensor memory, if the token orders it.
       operations: those that were completed with it.
@@ -102,6 +61,7 @@ class Passed:
     clock: Array
     fenced: Array
     core: Array
+    settled: Array
     operations: list[Asynchronous] = field(default_factory=list)
     waits: dict[int, tuple[int, Acquired]] = field(default_factory=dict)
 
@@ -122,20 +82,23 @@ class Pass:
       counts: of the semaphores.
       memories: of the allocations, by the identity of the array that owns them.
       entered: who made an allocation of a device, and when.
-      rivals: for a wait's number, what was promised later that it could have taken.
-      left: for a wait's number, what was promised before and not proved by it.
+      rivals: for a wait's number, what was promised later that it could have taken; when the pass
+        has ended.
       fenced: as ``clocks``, of the writes that each thread's asynchronous operations see.
       core: as ``clocks``, of what each thread knows that others did to tensor memory.
+      settled: as ``clocks``, of what each thread knows that all lanes of a thread have done.
       tokens: what whoever acquires a token knows.
+      pasts: what the sides of operations became that are done, by identity.
       forks: what the thread knew that started an operation, by the identity of that.
+      chains: the operations that were started, by ``Asynchronous.chain``.
       before: the operations that are done before one of the same chain can be, by its identity.
-      times: for a wait's number, the time of its thread.
+      order: how many events the pass has gone through.
       found: kinds and events of what is out of order.
     """
 
     events: Sequence[Event]
     owners: Sequence[Owner]
-    given: dict[int, list[Promise]]
+    given: Mapping[int, Rivals]
     users: Mapping[Any, frozenset[int]]
     located: Mapping[Any, Sequence[Located]]
     flights: dict[Copy, list[Flight]] = field(default_factory=dict)
@@ -143,14 +106,16 @@ class Pass:
     counts: dict[Semaphore, Count] = field(default_factory=dict)
     memories: dict[int, Memory] = field(default_factory=dict)
     entered: dict[Any, tuple[int, int]] = field(default_factory=dict)
-    rivals: dict[int, list[Promise]] = field(default_factory=dict)
-    left: dict[int, list[Promise]] = field(default_factory=dict)
+    rivals: dict[int, Rivals] = field(default_factory=dict)
     fenced: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     core: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+    settled: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+    pasts: dict[int, Past] = field(default_factory=dict)
     forks: dict[int, Array] = field(default_factory=dict)
-    before: dict[int, list[Asynchronous]] = field(default_factory=dict)
     tokens: dict[Token, Passed] = field(default_factory=dict)
-    times: dict[int, int] = field(default_factory=dict)
+    chains: dict[Any, list[Asynchronous]] = field(default_factory=dict)
+    before: dict[int, list[Asynchronous]] = field(default_factory=dict)
+    order: int = 0
     found: list[tuple[str, Any, Any]] = field(default_factory=list)
 
     def count(self, semaphore: Semaphore) -> Count:
@@ -190,13 +155,15 @@ def check(
     for flight in memory.flights_near(bounds):
         if not conflict(event, flight):
             continue
-        if are_in_order(event, flight) or _is_read_between(memory, event, flight):
+        if are_in_order(this, event, flight):
             continue
         if frees and is_known(flight):
             continue
         if overlap(region, flight.region):
             note(this, "race", event, flight)
-    seen, core = (event.seen, event.core) if isinstance(event, Flight) else (None, None)
+    seen, core, settled = None, None, None
+    if isinstance(event, Flight):
+        seen, core, settled = event.seen, event.core, event.settled
     for past in memory.ordered.near(bounds):
         if not conflict(event, past):
             continue
@@ -207,17 +174,26 @@ def check(
             fenced = past.is_known(seen)
         else:
             fenced = True
+        if settled is not None and isinstance(past.event, Touched) and not past.event.writes:
+            fenced = past.time_of(thread) <= settled
         shared = core is None or own or past.is_known(core)
         if ordered and fenced and shared:
             continue
-        if are_in_order(event, past.event) or _is_read_between(memory, event, past.event):
+        if are_in_order(this, event, past.event):
             continue
-        if overlap(region, past.region):
-            why = "race" if not ordered else "core" if fenced else "fence"
-            note(this, why, event, past.event)
+        if not overlap(region, past.region):
+            continue
+        earlier = past.event.earlier if isinstance(past.event, Touched) else None
+        if earlier is not None:
+            access = earlier(region)
+            if access is not None:
+                note(this, "early", event, access)
+            continue
+        why = "race" if not ordered else "core" if fenced else "fence"
+        note(this, why, event, past.event)
 
 
-def are_in_order(one: Touched | Flight, other: Touched | Flight) -> bool:
+def are_in_order(this: Pass, one: Touched | Flight, other: Touched | Flight) -> bool:
     """Whether they are sides of the same copy or operation, or of two of one chain."""
     if isinstance(one, Touched) or isinstance(other, Touched):
         return False
@@ -225,33 +201,11 @@ def are_in_order(one: Touched | Flight, other: Touched | Flight) -> bool:
         return True
     if one.chain is None or one.chain != other.chain:
         return False
-    if (
-        one.writes
-        and other.writes
-        and isinstance(one.origin, Asynchronous)
-        and one.origin.overtakes
-    ):
-        return False
     # Of two threads, only if the later one knows that the other has started its own.
     clock = one.clock if one.core is None else one.core
-    return bool(clock[other.thread] >= other.clock[other.thread])
-
-
-def _is_read_between(memory: Memory, event: Touched | Flight, written: Touched | Flight) -> bool:
-    """Whether an operation of the chain reads what one wrote before another one overwrites it."""
-    if isinstance(event, Touched) or isinstance(written, Touched) or event.chain is None:
+    if clock[other.thread] < other.clock[other.thread]:
         return False
-    if event.chain != written.chain or not written.writes:
-        return False
-    over = (past.event for past in memory.ordered.near(event.bounds))
-    return any(
-        isinstance(each, Flight)
-        and not each.writes
-        and are_in_order(each, written)
-        and are_in_order(event, each)
-        and overlap(each.region, written.region)
-        for each in (*memory.flights_near(event.bounds), *over)
-    )
+    return are_pipelined(other, one, this.chains.get(one.chain, ()))
 
 
 def is_known(flight: Flight) -> bool:
@@ -263,7 +217,7 @@ def is_known(flight: Flight) -> bool:
 
 
 def note(this: Pass, kind: str, first: Any, second: Any) -> None:
-    """Keep what is out of order: ``"race"``, ``"fence"``, ``"core"``, ``"entry"``; its events."""
+    """Keep what is out of order: ``"race"``, ``"fence"``, ``"early"``, ..., with its events."""
     if len(this.found) < MOST:
         this.found.append((kind, first, second))
 

@@ -6,9 +6,11 @@ semaphores or run on several cores: there everything happens in one order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_pallas.findings import Access
 from pytest_pallas.simulator.memory import Region
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 #: Stands for the line of the access that ends the shared memory of a block.
 END_OF_BLOCK = "the end of the block"
+
+#: Gives an access of an earlier kernel to a region, or None if there was none.
+Earlier = Callable[[Region], Access | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +39,7 @@ class Touched:
       adds: whether it wrote by adding, which is atomic.
       kernel: name of the kernel, or "".
       home: the device whose memory it is, if not the thread's own.
+      earlier: of what a kernel did that may still run: which of its accesses a region meets.
     """
 
     thread: int
@@ -46,6 +52,7 @@ class Touched:
     adds: bool = False
     kernel: str = ""
     home: int | None = None
+    earlier: Earlier | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -152,6 +159,8 @@ class Side:
         before is visible only after a fence.
       home: the device whose memory it is.
       tensor_core: whether it is tensor memory, which not every barrier orders.
+      role: in an operation of a tensor core, ``"sums"``, ``"operand"`` or ``"copied"``: see
+        ``pipelines``; "" in any other.
     """
 
     region: Region
@@ -161,6 +170,7 @@ class Side:
     proxied: bool = False
     home: int = 0
     tensor_core: bool = False
+    role: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -175,8 +185,7 @@ class Asynchronous:
       program: the grid point at which it was started.
       kernel: name of the kernel.
       chain: operations with equal chains happen one after the other; None for those that have none.
-      overtakes: whether nothing but chance lets its writes come after the writes of those before it
-        in the chain.
+      apart: whether one of several warps starts it, which may be ahead of the others.
     """
 
     what: str
@@ -186,15 +195,22 @@ class Asynchronous:
     program: tuple[int, ...] = ()
     kernel: str = ""
     chain: Any = None
-    overtakes: bool = False
+    apart: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Released:
-    """What a thread has done happened before what those do who acquire the token later."""
+    """What a thread has done happened before what those do who acquire the token later.
+
+    Attributes:
+      thread: its number.
+      token: which one.
+      together: whether all lanes of the thread arrive, once they have done what they have to do.
+    """
 
     thread: int
     token: Token
+    together: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -210,7 +226,10 @@ class Acquired:
 
 @dataclass(slots=True, eq=False)
 class Fenced:
-    """What a thread knows to be written is visible to its asynchronous operations from here on."""
+    """What a thread knows to be written is visible to its asynchronous operations from here on.
+
+    Its lanes wait for each other, too.
+    """
 
     thread: int
 

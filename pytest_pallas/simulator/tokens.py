@@ -10,6 +10,14 @@ between (PTX ISA, "Memory Consistency Model", "Proxies", and ``fence.proxy.async
 a second clock, which says how far the writes of others, and its own, are fenced. A third one says
 what it knows of accesses to tensor memory: only barriers with ``orders_tensor_core`` pass that on
 (``tcgen05.fence``, PTX ISA 9.0, 9.7.16.6.4).
+
+A thread here is a warpgroup, and one of its lanes starts a copy, while other warps may still read
+what it overwrites. JAX's lowering lets them wait for each other before, unless the kernel asks for
+``unsafe_no_auto_barriers``, which is safe only where this does not happen (the docstring of
+``plgpu.CompilerParams``). Then a kernel must say so itself, by ``commit_smem`` or by a barrier at
+which all lanes arrive and that it waits for. No fence is needed for what is only read: consumers
+release a buffer without one in CUTLASS's ``PipelineTmaAsync`` and in JAX's
+``emit_pipeline_warp_specialized``. A fourth clock keeps what all lanes have done.
 """
 
 from __future__ import annotations
@@ -37,7 +45,6 @@ from pytest_pallas.simulator.recording import (
     Finished,
     Forked,
     Released,
-    Side,
     Token,
 )
 
@@ -60,22 +67,32 @@ def pass_on(
         _finish(this, event.operation, event.thread, sources_only=not event.writes)
     else:
         this.fenced[event.thread] = this.clocks[event.thread]
+        settle(this, event.thread)
         tick(this, event.thread)
 
 
 def _passed(this: Pass, token: Token) -> Passed:
     found = this.tokens.get(token)
     if found is None:
-        count = len(this.owners)
-        nothing = np.zeros(count, np.int32)
-        found = this.tokens[token] = Passed(nothing, nothing.copy(), nothing.copy())
+        clock, fenced, core, settled = np.zeros((4, len(this.owners)), np.int32)
+        found = this.tokens[token] = Passed(clock, fenced, core, settled)
     return found
+
+
+def settle(this: Pass, thread: int) -> None:
+    """All lanes of a thread have done what it did so far."""
+    this.settled[thread, thread] = this.clocks[thread, thread]
 
 
 def _release(this: Pass, event: Released) -> None:
     passed = _passed(this, event.token)
     if event.token.tensor_core:
         np.maximum(passed.core, known_of_core(this, event.thread), out=passed.core)
+    settled = this.settled[event.thread]
+    np.maximum(passed.settled, settled, out=passed.settled)
+    if event.together:
+        mine = this.clocks[event.thread, event.thread]
+        passed.settled[event.thread] = max(passed.settled[event.thread], mine)
     np.maximum(passed.clock, tick(this, event.thread), out=passed.clock)
     np.maximum(passed.fenced, this.fenced[event.thread], out=passed.fenced)
 
@@ -92,6 +109,8 @@ def _acquire(this: Pass, event: Acquired) -> None:
     row, fenced = this.clocks[thread], this.fenced[thread]
     np.maximum(row, passed.clock, out=row)
     np.maximum(fenced, passed.fenced, out=fenced)
+    settled = this.settled[thread]
+    np.maximum(settled, passed.settled, out=settled)
     if event.token.tensor_core:
         np.maximum(this.core[thread], passed.core, out=this.core[thread])
     tick(this, thread)
@@ -116,9 +135,12 @@ def find_overruns(this: Pass) -> None:
 
 def _fork(this: Pass, event: Forked) -> None:
     operation, thread = event.operation, event.thread
+    if operation.chain is not None:
+        this.chains.setdefault(operation.chain, []).append(operation)
     core = known_of_core(this, thread)
     clock = this.forks[id(operation)] = tick(this, thread)
     fenced = this.fenced[thread].copy()
+    settled = int(this.settled[thread, thread])
     for side in operation.sides:
         flight = Flight(
             operation,
@@ -130,6 +152,7 @@ def _fork(this: Pass, event: Forked) -> None:
             bounds_of(side.region),
             side,
             fenced if side.proxied else None,
+            settled if side.proxied and side.writes and operation.apart else None,
             core if side.tensor_core else None,
             operation.chain,
         )
@@ -138,6 +161,7 @@ def _fork(this: Pass, event: Forked) -> None:
         if operation.chain is not None:
             _note_before(this, memory, flight)
         memory.begin(flight)
+        memory.sides[id(side)] = flight
 
 
 def _note_before(this: Pass, memory: Memory, flight: Flight) -> None:
@@ -149,7 +173,7 @@ def _note_before(this: Pass, memory: Memory, flight: Flight) -> None:
         if not isinstance(other, Flight) or not other.writes or other.chain != flight.chain:
             continue
         origin = other.origin
-        follows = conflict(flight, other) and are_in_order(flight, other)
+        follows = conflict(flight, other) and are_in_order(this, flight, other)
         if follows and isinstance(origin, Asynchronous) and overlap(flight.region, other.region):
             found.append(origin)
 
@@ -169,29 +193,24 @@ def _finish(
         memory = this.memories.get(id(root(side.region)))
         if memory is None:
             continue
-        flight = next((each for _, each in memory.flights.items if each.side is side), None)
+        flight = memory.sides.pop(id(side), None)
         if flight is None:
-            _known_to(memory, side, thread, time)
+            past = this.pasts.get(id(side))
+            if past is not None and isinstance(past.event, Flight) and past.event.side is side:
+                past.learn(thread, time)  # another thread has learnt before
             continue
         memory.end(flight)
         np.maximum(row, flight.clock, out=row)
         if flight.core is not None:
             np.maximum(this.core[thread], flight.core, out=this.core[thread])
-        _keep(memory, flight, thread, time)
+        this.pasts[id(side)] = _keep(memory, flight, thread, time)
 
 
-def _known_to(memory: Memory, side: Side, thread: int, time: int) -> None:
-    """Another thread has learnt before that it is done."""
-    for past in memory.past.values():
-        if isinstance(past.event, Flight) and past.event.side is side:
-            past.learn(thread, time)
-
-
-def _keep(memory: Memory, flight: Flight, thread: int, time: int) -> None:
+def _keep(memory: Memory, flight: Flight, thread: int, time: int) -> Past:
     """Note an operation as an access that is over, in place of one that it comes after."""
     key = ("operation", flight.thread, flight.writes, flight.adds, *place_of(flight.region))
     before = memory.past.get(key)
     if before is not None and not before.is_known(flight.clock):
         key = (*key, id(flight))
     past = Past(thread, time, flight.region, flight.writes, flight.adds, flight)
-    memory.keep(key, past, flight.bounds)
+    return memory.keep(key, past, flight.bounds)

@@ -22,6 +22,7 @@ from pytest_pallas.compat.windows import (
     Transposed,
     Untiled,
 )
+from pytest_pallas.devices.capacities import itemsize
 from pytest_pallas.errors import BoundsError, SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.bitcasts import bitcast_axis
@@ -232,16 +233,21 @@ def tiled(array: Array, tiling: Sequence[int]) -> Array:
 
 
 def _aliased(array: Array, part: Aliased) -> Array:
-    """A part of a union of references, which is an array of bytes."""
+    """A part of a union of references.
+
+    A byte of the union is an element of ``array``: of several bytes, where a part has elements of 4
+    or 2 bits, of which each takes one. Wider elements of other parts are so far apart that they
+    begin where those of 4 bits do with which they share memory.
+    """
     dtype, count = np.dtype(part.dtype), len(part.tiling)
-    size = math.prod(part.shape) * dtype.itemsize
-    if part.offset * array.itemsize + size > array.nbytes:
+    number, step = math.prod(part.shape), int(itemsize(part.dtype) * array.itemsize)
+    if part.offset * array.itemsize + number * step > array.nbytes:
         raise SimulationError(
-            f"a part of a union of references of {dtype}{list(part.shape)} needs {size} bytes from "
-            f"byte {part.offset} on, and the union has {array.nbytes}"
+            f"a part of a union of references of {dtype}{list(part.shape)} needs "
+            f"{number * step // array.itemsize} bytes from byte {part.offset} on, and the union "
+            f"has {array.size}"
         )
-    start = part.offset * array.itemsize  # elements of 4 bits take a byte here
-    memory = array.reshape(-1).view(np.uint8)[start : start + size].view(dtype)
+    memory = np.ndarray((number,), dtype, array, part.offset * array.itemsize, (step,))
     if not count:
         return memory.reshape(part.shape)
     outer = part.shape[: -2 * count]

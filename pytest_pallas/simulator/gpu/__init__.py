@@ -15,6 +15,8 @@ Mosaic GPU kernels:
     barriers    barriers with phases, arrival counts and expected bytes
     scopes      shared memory, barriers and registers of a ``run_scoped``
     footprints  what blocks that nothing orders do to global memory
+    registers   what certainly does not fit into registers
+    streams     kernels that begin before the one ahead of them has ended
     programs    grids of kernels of ``pl`` alone and of the Triton route
     blocks      what a program accesses: blocks of the memory that all programs share
     order       which accesses of programs nothing orders

@@ -104,7 +104,9 @@ def arrive(
     """
     machine, line = thread.machine, line or thread.around
     _touch(thread, barrier, line)
-    thread.recording.events.append(Released(thread.number, barrier.phases[-1].token))
+    # Of a copy, one lane may announce the bytes while others have yet to come.
+    together = not expects
+    thread.recording.events.append(Released(thread.number, barrier.phases[-1].token, together))
     barrier.expected += expects
     barrier.pending -= count
     if barrier.pending < 0:

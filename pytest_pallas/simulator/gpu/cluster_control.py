@@ -29,8 +29,8 @@ _TAKEN, _NONE_LEFT = 0x7A, 0x70
 
 #: What a run says of itself that uses it.
 NOTE = (
-    "try_cluster_cancel: which clusters a GPU begins first, and which one a request takes over, is "
-    "not published, so that the simulator's order is unverified"
+    "which clusters a GPU begins at first, and which one try_cluster_cancel takes over, is not "
+    "published"
 )
 
 

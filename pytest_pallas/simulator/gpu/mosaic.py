@@ -36,17 +36,21 @@ from pytest_pallas.simulator.gpu.cluster_control import (
 )
 from pytest_pallas.simulator.gpu.footprints import Footprints
 from pytest_pallas.simulator.gpu.operations import settle
+from pytest_pallas.simulator.gpu.registers import registers_at_launch
 from pytest_pallas.simulator.gpu.scopes import Item, publish_semaphores, semaphores_in, smem_bytes
+from pytest_pallas.simulator.gpu.streams import begin_early, end
 from pytest_pallas.simulator.gpu.tensor_memory import allocated_columns, tensor_memory_excess
 from pytest_pallas.simulator.gpu.threads import Block, Cluster, GpuThread, Launch, leave
 from pytest_pallas.simulator.keyed import value_of, words_of
-from pytest_pallas.simulator.launches import Traffic, at_entry, launched
+from pytest_pallas.simulator.launches import Traffic, at_entry, equations, launched
 from pytest_pallas.simulator.machine import Grid, Machine, Thread
 from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.program import Program, prepare
-from pytest_pallas.simulator.recording import Recording, Synchronized
+from pytest_pallas.simulator.recording import Acquired, Recording, Synchronized
 from pytest_pallas.simulator.registry import Equation, Evaluate
 from pytest_pallas.simulator.transfers import access
+
+Array = np.ndarray[Any, Any]
 
 #: What orders blocks of different clusters, or devices.
 _ORDERING = frozenset(
@@ -76,6 +80,8 @@ class GpuKernel:
       ordered: whether something orders clusters, so that they run at the same time.
       dynamic: whether clusters take over the work of others.
       remote: whether it reaches other devices.
+      registers: that a thread has at least when it begins.
+      early: whether it may begin before the kernel ahead of it has ended.
       params: compiler parameters.
       equation: JAX's.
       line: ``file:line`` of the call.
@@ -95,6 +101,8 @@ class GpuKernel:
     ordered: bool
     dynamic: bool
     remote: bool
+    registers: int
+    early: bool
     params: Any
     equation: Any
     line: str
@@ -138,8 +146,8 @@ def kernel_of(eqn: Equation) -> GpuKernel:
     assert mesh is not None
     (jaxpr,) = eqn.params["jaxprs"]
     inner, _ = compat.open_jaxpr(jaxpr)
-    names = {each.primitive.name for each in _equations(jaxpr)}
-    remote = any(map(reaches_devices, _equations(jaxpr)))
+    names = {each.primitive.name for each in equations(jaxpr)}
+    remote = any(map(reaches_devices, equations(jaxpr)))
     count = len(eqn.ins)
     aliases = {at: number for number, at in dict(eqn.params["input_output_aliases"]).items()}
     name, parameters = _body(jaxpr)
@@ -153,13 +161,16 @@ def kernel_of(eqn: Equation) -> GpuKernel:
         written=compat.written_inputs(inner),
         aliases=aliases,
         outputs=tuple(eqn.params["out_avals"]),
-        paired=any(map(makes_paired_memory, _equations(jaxpr))),
+        paired=any(map(makes_paired_memory, equations(jaxpr))),
         semaphores=tuple(semaphores_in(jaxpr)),
         smem=smem_bytes(jaxpr),
         tmem=allocated_columns(jaxpr),
         ordered=remote or not names.isdisjoint(_ORDERING),
         dynamic="try_cluster_cancel" in names,
         remote=remote,
+        registers=registers_at_launch(jaxpr),
+        # JAX launches a kernel so if it waits for the one ahead (``PdlEffect``).
+        early="griddepcontrol_wait" in names,
         params=eqn.params["compiler_params"],
         equation=eqn.origin or eqn,
         line=eqn.line,
@@ -168,17 +179,10 @@ def kernel_of(eqn: Equation) -> GpuKernel:
 
 def _body(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
     """Name and parameters of the user's body, which JAX wraps."""
-    for each in _equations(jaxpr):
+    for each in equations(jaxpr):
         if each.primitive.name == "run_scoped":
             return body_of(compat.open_jaxpr(each.params["jaxpr"])[0])
     return body_of(compat.open_jaxpr(jaxpr)[0])
-
-
-def _equations(jaxpr: Any) -> Any:
-    for eqn in compat.open_jaxpr(jaxpr)[0].eqns:
-        yield eqn
-        for inner in compat.sub_jaxprs(eqn):
-            yield from _equations(inner)
 
 
 def _execute(
@@ -186,13 +190,19 @@ def _execute(
 ) -> list[Any]:
     machine, count = thread.machine, len(operands)
     refs: list[Any] = []
+    values: list[tuple[Any, Array, str, bool]] = []
     for number, (value, wrapped) in enumerate(zip(operands, in_memory, strict=False)):
-        if isinstance(value, Ref) or not wrapped:
-            refs.append(value)
-            continue
-        memory = words_of(value)
         written = number in kernel.written or number in kernel.aliases.values()
-        refs.append(Ref(np.array(memory) if written else memory, kernel.names[number], "gmem"))
+        name = kernel.names[number]
+        if isinstance(value, Ref):
+            refs.append(value)
+            values.append((value.data, value.data, name, written))
+        elif wrapped:
+            memory = words_of(value)
+            refs.append(Ref(np.array(memory) if written else memory, name, "gmem"))
+            values.append((memory, refs[-1].data, name, written))
+        else:
+            refs.append(value)
     outputs: list[Ref] = []
     for number, aval in enumerate(kernel.outputs):
         if number in kernel.aliases:
@@ -209,14 +219,19 @@ def _execute(
             if isinstance(ref, Ref) and thread.recorded:
                 thread.publish(ref, "operand", number, shared=True)
         _check_tensor_memory(kernel, machine)
-        launch = Launch(thread, kernel.mesh)
+        launch = Launch(thread, kernel.mesh, registers=kernel.registers)
+        launch.lanes_apart = getattr(kernel.params, "unsafe_no_auto_barriers", False)
+        if kernel.early:
+            launch.start = begin_early(thread, values)
         sizes = [size for _, size in (*kernel.mesh.grid, *kernel.mesh.cluster)]
         publish_semaphores(launch, kernel.semaphores, list(np.ndindex(*sizes)))
         at_entry(thread, traffic)
+        footprints = _footprints(kernel, launch, given)
         if kernel.ordered or kernel.dynamic:
-            _all_at_once(kernel, launch, given)
+            _all_at_once(kernel, launch, given, footprints)
         else:
-            _one_by_one(kernel, launch, given)
+            _one_by_one(kernel, launch, given, footprints)
+        end(thread, footprints.ahead(kernel.name), launch.start)
         for ref in outputs:
             if ref.data.dtype != object:
                 access(thread, ref.data, "pass on", ref.name, kernel.line)
@@ -240,19 +255,28 @@ def _points(launch: Launch) -> list[tuple[int, ...]]:
     return points
 
 
-def _one_by_one(kernel: GpuKernel, launch: Launch, given: Sequence[Any]) -> None:
-    points = _points(launch)
-    machine = launch.thread.machine
-    footprints = Footprints(machine.seed) if len(points) > 1 else None
-    if footprints is not None:
-        for number, ref in enumerate(given):
-            is_written = number >= len(given) - len(kernel.outputs) or number in kernel.written
-            if is_written and isinstance(ref, Ref) and ref.data.dtype != object:
-                footprints.watch(ref.data)
-    recording = Recording()
-    for number, point in enumerate(points):
-        if footprints is not None:
-            footprints.cluster = number
+def _footprints(kernel: GpuKernel, launch: Launch, given: Sequence[Any]) -> Footprints:
+    """Notes what the clusters do to global memory."""
+    concurrent = kernel.ordered or kernel.dynamic
+    footprints = Footprints(launch.thread.machine.seed, concurrent=concurrent)
+    for number, ref in enumerate(given):
+        if not isinstance(ref, Ref) or ref.data.dtype == object:
+            continue
+        if number >= len(given) - len(kernel.outputs) or number in kernel.written:
+            footprints.watch(ref.data)
+        else:
+            footprints.watch_reads(ref.data)
+    return footprints
+
+
+def _one_by_one(
+    kernel: GpuKernel, launch: Launch, given: Sequence[Any], footprints: Footprints
+) -> None:
+    machine, recording = launch.thread.machine, Recording()
+    for number, point in enumerate(_points(launch)):
+        footprints.cluster = number
+        if launch.start is not None:
+            launch.start.record(recording)
         cluster = _cluster(kernel, launch, point, footprints, recording)
         try:
             _run(kernel, [cluster], given)
@@ -260,17 +284,24 @@ def _one_by_one(kernel: GpuKernel, launch: Launch, given: Sequence[Any]) -> None
             machine.find_disorder_in(recording)
 
 
-def _all_at_once(kernel: GpuKernel, launch: Launch, given: Sequence[Any]) -> None:
-    clusters = [_cluster(kernel, launch, point, None, None) for point in _points(launch)]
+def _all_at_once(
+    kernel: GpuKernel, launch: Launch, given: Sequence[Any], footprints: Footprints
+) -> None:
+    clusters = [_cluster(kernel, launch, point, footprints, None) for point in _points(launch)]
     if kernel.dynamic:
         hold_back(launch, clusters)
     threads = _threads(clusters)
     numbers = (launch.thread.number, *(each.number for each in threads))
-    events = launch.thread.recording.events
+    device, start = launch.thread, launch.start
+    events = device.recording.events
     events.append(Synchronized(numbers))
+    if start is not None:
+        start.record(device.recording)
     with beginning_when_idle(launch):
         _run(kernel, clusters, given)
     events.append(Synchronized(numbers))
+    if start is not None:
+        events.append(Acquired(device.number, start.token))
 
 
 def _threads(clusters: Sequence[Cluster]) -> list[GpuThread]:
@@ -308,7 +339,7 @@ def _cluster(
     kernel: GpuKernel,
     launch: Launch,
     point: tuple[int, ...],
-    footprints: Footprints | None,
+    footprints: Footprints,
     recording: Recording | None,
 ) -> Cluster:
     """A cluster with its blocks and their warpgroups, none of which has begun."""

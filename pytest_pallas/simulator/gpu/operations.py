@@ -92,6 +92,7 @@ def start(
     launch, record = thread.kernel_launch, operation.record
     record.thread, record.line = thread.number, line or thread.around
     record.program, record.kernel = thread.program, thread.kernel
+    record.apart = launch.lanes_apart and len(thread.lanes) > 1
     operation.steps.extend(steps)
     operation.reads = max(len(steps) - 1, 0) if reads is None else reads
     operation.barriers = barriers

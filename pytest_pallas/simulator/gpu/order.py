@@ -11,14 +11,14 @@ by several programs keeps two of these.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from pytest_pallas.findings import Access, Finding
+from pytest_pallas.findings import Access, Finding, Owner
 from pytest_pallas.simulator.machine import Thread
 
 Array = np.ndarray[Any, Any]
@@ -210,6 +210,16 @@ class Shadow:
                 self._report(thread, number, where, events, wrong)
         self._keep(me, kind, where, number)
 
+    def last(self, kind: Kind) -> tuple[Array | None, Callable[[int], Access]]:
+        """The last accesses of a kind, as numbers or 0, and what has a number."""
+
+        def access(number: int) -> Access:
+            event = self.order.events[number]
+            assert event is not None
+            return _access(event, Owner(), ())
+
+        return self._last.get((kind, 0)), access
+
     def _keep(self, me: Program, kind: Kind, where: Where, number: int) -> None:
         if kind == "write":
             where.put(self._of(kind, 0), number)
@@ -281,16 +291,18 @@ def _race(
         program=later.program,
         line=later.line,
         ref=later.name,
-        accesses=tuple(_access(thread, each, index) for each in (later, earlier)),
+        accesses=tuple(
+            _access(each, replace(thread.owner, thread=""), index) for each in (later, earlier)
+        ),
         seed=thread.machine.seed,
     )
 
 
-def _access(thread: Thread, event: _Event, index: tuple[tuple[int, int], ...]) -> Access:
+def _access(event: _Event, owner: Owner, index: tuple[tuple[int, int], ...]) -> Access:
     return Access(
         kind="read" if event.kind in ("read", "volatile") else "write",
         ref=event.name,
-        owner=replace(thread.owner, thread=""),
+        owner=owner,
         index=index,
         line=event.line,
         program=event.program,

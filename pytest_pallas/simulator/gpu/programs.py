@@ -19,6 +19,7 @@ import numpy as np
 
 from pytest_pallas import compat
 from pytest_pallas.compat.triton import masks_edges
+from pytest_pallas.simulator.accesses import root
 from pytest_pallas.simulator.allocation import allocate, free, memory_of
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.gpu.blocks import (
@@ -30,6 +31,7 @@ from pytest_pallas.simulator.gpu.blocks import (
     block_of,
 )
 from pytest_pallas.simulator.gpu.order import Order, Program, Shadow
+from pytest_pallas.simulator.gpu.streams import Ahead, ByElement, end
 from pytest_pallas.simulator.gpu.waiting import Waiting, may_wait
 from pytest_pallas.simulator.machine import Grid, Machine, Thread
 from pytest_pallas.simulator.memory import Ref
@@ -126,7 +128,22 @@ def execute(kernel: Kernel, thread: Thread, operands: Sequence[Any]) -> list[Arr
             this.waiting.run(
                 thread, programs, lambda core, mine: _one_by_one(this, core, grid, mine), warps
             )
+    end(thread, _ahead(this), None)
     return [operand.memory.array for operand in this.operands[len(facts.inputs) :]]
+
+
+def _ahead(this: _Run) -> Ahead:
+    """What the kernel did, for those that begin before it has ended."""
+    found = Ahead(this.kernel.name)
+    for memory in {id(each.memory): each.memory for each in this.operands}.values():
+        if memory.shadow is None:
+            continue
+        for kind in ("write", "atomic", "read"):
+            numbers, access = memory.shadow.last(kind)
+            if numbers is not None:
+                trace = ByElement(numbers, access, kind != "read", kind == "atomic")
+                found.traces.append((root(memory.array), trace))
+    return found
 
 
 def _one_by_one(

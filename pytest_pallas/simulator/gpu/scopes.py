@@ -29,6 +29,7 @@ from pytest_pallas.compat.transfers import semaphore_kind
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.allocation import memory_of
 from pytest_pallas.simulator.gpu.barriers import Barrier
+from pytest_pallas.simulator.gpu.registers import hold_accumulator
 from pytest_pallas.simulator.gpu.tensor_memory import TensorMemory, tensor_memory
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread, Launch, key_of
 from pytest_pallas.simulator.meeting import meet
@@ -113,13 +114,13 @@ def run_scope(
     turn = block.entered[key] = block.entered.get(key, 0) + 1
     first = turn > block.entered.get(scope.site, 0)
     block.entered[scope.site] = max(turn, block.entered.get(scope.site, 0))
-    before, around = thread.top, thread.around
+    before, around, held = thread.top, thread.around, thread.accumulators
     thread.around = scope.line or around
     if first and turn == 1:
         _reserve(thread, scope)
     refs = [_made(thread, item, first=first) for item in scope.items]
     results = work(refs)
-    thread.top, thread.around = before, around
+    thread.top, thread.around, thread.accumulators = before, around, held
     return results
 
 
@@ -164,6 +165,7 @@ def _reserve(thread: GpuThread, scope: Scope) -> None:
 def _made(thread: GpuThread, item: Item, *, first: bool) -> Ref:
     aval, block = item.aval, thread.block
     if is_accumulator(aval):  # JAX begins with zeros
+        hold_accumulator(thread, aval, item.name, thread.around)
         return Ref(np.zeros(aval.shape, aval.dtype), item.name, "regs")
     ref, thread.top = _place(block, item, thread.top, first=first)
     return ref

@@ -1,12 +1,12 @@
 """The tensor core of a Blackwell SM: what ``tcgen05`` instructions do beside the threads.
 
-Products and copies to tensor memory are done one after the other, in the order in which they were
-started. PTX promises that of a product, or a copy, and the product after it (PTX ISA 9.0,
-9.7.16.6.2 "pipelined tcgen05 instructions"), also of two threads if the later one knows that the
-other has started its own; CUTLASS's block-scaled kernels also need it of a product and the copy of
-scales after it. A copy onto what an operation under way writes is a race. A commit arrives at
-barriers once everything is done that its thread had started before; it covers nothing of other
-threads (9.7.16.12 "tcgen05.commit").
+Products and copies to tensor memory are done here one after the other, in the order in which they
+were started. PTX promises that only of some pairs: ``simulator/pipelines.py`` says which, to the
+monitor of order.
+
+A commit arrives at barriers once everything is done that its thread had started before; it covers
+nothing of other threads (9.7.16.6.2.1 "Implicitly pipelined tcgen05 Instructions" and 9.7.16.12
+"tcgen05.commit").
 
 Loads from tensor memory and stores to it are no part of that order: only ``tcgen05.wait`` of the
 thread that started them proves them done, that is ``wait_load_tmem`` and ``commit_tmem``.
@@ -86,8 +86,6 @@ def begin(
     sides: Sequence[Side],
     steps: Sequence[Callable[[], None]],
     line: str,
-    *,
-    overtakes: bool = False,
 ) -> None:
     """Start a product or a copy.
 
@@ -97,12 +95,9 @@ def begin(
       sides: the memory that it accesses.
       steps: what happens, in order.
       line: ``file:line``.
-      overtakes: whether its writes may come before those of operations that were started before.
-        So it is of copies: PTX orders products after copies and after products on the same sums
-        (PTX ISA 9.0, 9.7.16.6.2, "Pipelined instructions").
     """
     mine = _started(thread)
-    record = Asynchronous(what, list(sides), chain=_chain(thread.block), overtakes=overtakes)
+    record = Asynchronous(what, list(sides), chain=_chain(thread.block))
     operation, events = Operation(record, thread.block), thread.recording.events
 
     def done() -> None:
@@ -120,12 +115,12 @@ def begin(
 
 
 def _continues(record: Asynchronous, earlier: Asynchronous) -> bool:
-    """Whether an operation adds to, or reads, what an earlier one writes to tensor memory."""
-    return not record.overtakes and any(
+    """Whether a product adds to, or reads, what an earlier operation writes to tensor memory."""
+    return any(
         overlap(one.region, other.region)
         for one in record.sides
         for other in earlier.sides
-        if one.tensor_core and other.tensor_core and other.writes
+        if one.tensor_core and one.role != "copied" and other.tensor_core and other.writes
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from pytest_pallas import compat
 from pytest_pallas.compat.tensor_memory import (
@@ -53,12 +54,14 @@ class _Alternative:
       end: the column behind its last.
       data: its elements.
       shares: whether these lie in the columns; otherwise they lie beside them.
+      rows: whether each row would lie in a lane.
     """
 
     first: int
     end: int
     data: Array
     shares: bool
+    rows: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +131,22 @@ class TensorMemory(Ref):
             for each in self.alternatives.values()
             if each.first < this.end and this.first < each.end and not (each.shares and this.shares)
         )
-        region = data if this.shares else self.data[:LANES, this.first : this.end]
+        region = data if this.shares else self._columns(this, data)
         return Part(data, region, tuple(each for each in others if each is not this.data))
+
+    def _columns(self, this: _Alternative, data: Array) -> Array:
+        """The columns of a part of a reference whose elements lie beside them."""
+        width = this.end - this.first
+        each, left = divmod(this.data.shape[1], width)
+        if not data.size or left or not this.rows:
+            return self.data[:LANES, this.first : this.end]
+        low, high = byte_bounds(data)
+        start, _ = byte_bounds(this.data)
+        row = this.data.strides[0]
+        (first, at), (last, end) = divmod(low - start, row), divmod(high - start - 1, row)
+        bytes_each = each * this.data.itemsize
+        columns = slice(this.first + at // bytes_each, this.first + end // bytes_each + 1)
+        return self.data[first : last + 1, columns]
 
     def forget(self, machine: Machine) -> None:
         """End the life of what it holds: another scope begins."""
@@ -169,7 +186,9 @@ def tensor_memory(machine: Machine, aval: Any, name: str) -> TensorMemory:
             data = _view(words[: part.shape[0], next_free : next_free + _cells(part)], part)
             next_free += _cells(part)
         data[...] = machine.uninitialized(data.shape, data.dtype, "scratch")
-        ref.alternatives[_key(part)] = _Alternative(part.offset, end, data, _shares(part))
+        ref.alternatives[_key(part)] = _Alternative(
+            part.offset, end, data, _shares(part), _in_rows(part)
+        )
     return ref
 
 
@@ -179,8 +198,11 @@ def _key(part: Aliased) -> Any:
 
 def _shares(part: Aliased) -> bool:
     """Whether numpy can have the elements of a part where they are in the columns."""
-    width = itemsize_bits(part.dtype)
-    return tensor_memory_layout(part) == "rows" and part.shape[0] == LANES and width >= 8
+    return _in_rows(part) and itemsize_bits(part.dtype) >= 8
+
+
+def _in_rows(part: Aliased) -> bool:
+    return tensor_memory_layout(part) == "rows" and part.shape[0] == LANES
 
 
 def _cells(part: Aliased) -> int:

@@ -22,6 +22,7 @@ from pytest_pallas.simulator.transfers import access
 if TYPE_CHECKING:
     from pytest_pallas.simulator.gpu.barriers import Barrier
     from pytest_pallas.simulator.gpu.operations import Operation
+    from pytest_pallas.simulator.gpu.streams import Start
     from pytest_pallas.simulator.scheduler import Task
 
 Array = np.ndarray[Any, Any]
@@ -38,6 +39,10 @@ class Launch:
       pending: clusters that have not begun, and that others may take over.
       held: the threads of these, by the identity of the cluster.
       semaphores: of allocations that all blocks share.
+      start: what is ahead of it, if it may begin before that has ended.
+      registers: that a thread has at least when it begins.
+      lanes_apart: whether the lanes of a warpgroup do not wait for each other before one of them
+        starts a copy, as ``unsafe_no_auto_barriers`` asks.
     """
 
     thread: Thread
@@ -46,6 +51,9 @@ class Launch:
     pending: deque[Cluster] = field(default_factory=deque)
     held: dict[int, list[Task]] = field(default_factory=dict)
     semaphores: dict[Any, Ref] = field(default_factory=dict)
+    start: Start | None = None
+    registers: int = 0
+    lanes_apart: bool = False
 
 
 @dataclass(eq=False)
@@ -115,6 +123,9 @@ class Block:
       barriers: its barriers.
       open: operations that it started and nobody knows to be done, by identity.
       engines: the state of units that it uses, and what it knows of them, by kind.
+      signalled: whether it has let the next kernel begin.
+      registers: that each thread of a warpgroup has at most, by its number, once it said so.
+      asking: the tasks that wait for registers of others.
     """
 
     cluster: Cluster
@@ -129,6 +140,9 @@ class Block:
     barriers: list[Barrier] = field(default_factory=list)
     open: dict[int, Operation] = field(default_factory=dict)
     engines: dict[Any, Any] = field(default_factory=dict)
+    signalled: bool = False
+    registers: dict[int, int] = field(default_factory=dict)
+    asking: list[Task] = field(default_factory=list)
 
     @property
     def point(self) -> tuple[int, ...]:
@@ -164,6 +178,7 @@ class GpuThread(Thread):
       lanes: the warps that it consists of: all four, or one.
       top: bytes of shared memory that the scopes around take.
       around: ``file:line`` of the innermost of them, for what JAX does itself in it.
+      accumulators: registers of each thread that accumulators take.
       stores: its copies to global memory.
       loads: its ``cp.async`` copies.
       products: its ``wgmma`` operations.
@@ -175,6 +190,7 @@ class GpuThread(Thread):
     lanes: tuple[int, ...] = (0, 1, 2, 3)
     top: int = 0
     around: str = ""
+    accumulators: int = 0
     stores: Groups = field(default_factory=Groups)
     loads: Groups = field(default_factory=Groups)
     products: Groups = field(default_factory=Groups)

@@ -1,4 +1,4 @@
-"""Mosaic GPU: sums and products through shared memory, to and from which TMA copies."""
+"""Mosaic GPU: sums and products through shared memory; kernels that follow each other."""
 
 from __future__ import annotations
 
@@ -158,3 +158,78 @@ SPEC_PRODUCT_NOT_COMMITTED = _spec(
     exact=False,
 )
 SPEC_PRODUCT_NOT_COMMITTED_RIGHT = twin(SPEC_PRODUCT_NOT_COMMITTED, doubled_product)
+
+
+def doubled_sums(x: jax.Array, y: jax.Array, *, block: int = 8, wrong: str = "") -> jax.Array:
+    """``2 (x + y)``: the second of two kernels begins before the first has ended."""
+
+    def rows(refs: Any) -> Any:
+        return [ref.at[pl.ds(jax.lax.axis_index("row") * block, block)] for ref in refs]
+
+    def sums(*refs: Any) -> None:
+        a, b, o = rows(refs)
+        plgpu.griddepcontrol_launch_dependents()  # which makes nothing visible
+        o[...] = a[...] + b[...]
+
+    def double(*refs: Any) -> None:
+        a, o = rows(refs)
+        if wrong != "late":
+            plgpu.griddepcontrol_wait()
+        value = a[...]
+        if wrong == "late":
+            plgpu.griddepcontrol_wait()
+        o[...] = 2 * value
+
+    kernel = functools.partial(
+        plgpu.kernel,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid=(x.shape[0] // block,),
+        grid_names=("row",),
+    )
+    return kernel(double)(kernel(sums)(x, y))
+
+
+def waits_late(x: jax.Array, y: jax.Array, *, block: int = 8) -> jax.Array:
+    """A kernel reads what the one ahead writes, and waits for that one only afterwards."""
+    return doubled_sums(x, y, block=block, wrong="late")
+
+
+SPEC_WAITS_LATE = _spec(
+    name="waits_late", kernel={"gpu": waits_late}, reference=lambda x, y: 2 * (x + y)
+)
+SPEC_WAITS_LATE_RIGHT = twin(SPEC_WAITS_LATE, doubled_sums)
+
+
+def sum_of_blocks(x: jax.Array, y: jax.Array, *, block: int = 8, wrong: str = "") -> jax.Array:
+    """``x + y``: both come to the same shared memory, one after the other."""
+    m, n = x.shape
+
+    def body(x_gmem: Any, y_gmem: Any, o_gmem: Any, buffer: Any, arrived: Any) -> None:
+        row, column = jax.lax.axis_index("row"), jax.lax.axis_index("column")
+        here = (pl.ds(row * block, block), pl.ds(column * _COLUMNS, _COLUMNS))
+        plgpu.copy_gmem_to_smem(x_gmem.at[here], buffer, arrived)
+        plgpu.barrier_wait(arrived)
+        total = buffer[...]
+        if wrong != "not committed":
+            plgpu.commit_smem()
+        plgpu.copy_gmem_to_smem(y_gmem.at[here], buffer, arrived)
+        plgpu.barrier_wait(arrived)
+        o_gmem[here] = total + buffer[...]
+
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        scratch_types=[plgpu.SMEM((block, _COLUMNS), x.dtype), plgpu.Barrier()],
+        compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
+        grid=(m // block, n // _COLUMNS),
+        grid_names=("row", "column"),
+    )(x, y)
+
+
+def refilled_too_early(x: jax.Array, y: jax.Array, *, block: int = 8) -> jax.Array:
+    """Without JAX's barriers, a block is copied to where some warps still read another."""
+    return sum_of_blocks(x, y, block=block, wrong="not committed")
+
+
+SPEC_REFILLED_TOO_EARLY = _spec(name="refilled_too_early", kernel={"gpu": refilled_too_early})
+SPEC_REFILLED_TOO_EARLY_RIGHT = twin(SPEC_REFILLED_TOO_EARLY, sum_of_blocks)

@@ -4,6 +4,7 @@ from pytest_pallas.simulator.rules.mosaic_gpu import atomics as atomics
 from pytest_pallas.simulator.rules.mosaic_gpu import barriers as barriers
 from pytest_pallas.simulator.rules.mosaic_gpu import cluster_control as cluster_control
 from pytest_pallas.simulator.rules.mosaic_gpu import copies as copies
+from pytest_pallas.simulator.rules.mosaic_gpu import grid_control as grid_control
 from pytest_pallas.simulator.rules.mosaic_gpu import hints as hints
 from pytest_pallas.simulator.rules.mosaic_gpu import inline as inline
 from pytest_pallas.simulator.rules.mosaic_gpu import products as products

@@ -59,6 +59,10 @@ def _multimem_store(eqn: Equation) -> Evaluate:
     return evaluate
 
 
+#: PTX ISA, "multimem.ld_reduce, multimem.st, multimem.red": the order is not said.
+_ORDER = "in which order multimem_load_reduce adds floats of several devices is not published"
+
+
 @rule("multimem_load_reduce", threaded=True)
 def _multimem_load(eqn: Equation) -> Evaluate:
     """The elements of all devices, reduced in the order of the devices.
@@ -73,6 +77,8 @@ def _multimem_load(eqn: Equation) -> Evaluate:
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         who = gpu_thread(thread)
+        if dtype.kind not in "iu":
+            thread.machine.note(_ORDER)
         total: Array | None = None
         for device in devices_along(who, axes):
             ref = at_device(who, device, operands[place.position], line)

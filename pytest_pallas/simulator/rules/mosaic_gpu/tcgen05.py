@@ -117,13 +117,13 @@ def _operands(
         return in_tensor_memory(thread, block, part, operands, "tcgen05 operand from", line)
 
     ref, sums = tensor(parts.sums)
-    sides = [Side(sums.region, True, ref.name, tensor_core=True)]
+    sides = [Side(sums.region, True, ref.name, tensor_core=True, role="sums")]
     found: list[Array] = []
     for part in (parts.lhs, parts.rhs):
         if isinstance(operands[part.position], TensorMemory):
             ref, accessed = tensor(part)
             found.append(accessed.data)
-            sides.append(Side(accessed.region, False, ref.name, tensor_core=True))
+            sides.append(Side(accessed.region, False, ref.name, tensor_core=True, role="operand"))
         else:
             data, region, name = in_shared_memory(thread, block, part, operands, line)
             found.append(data)
@@ -132,7 +132,7 @@ def _operands(
     for part in (*(parts.scales or ()), *((parts.metadata,) if parts.metadata else ())):
         ref, accessed = tensor(part)
         more.append(accessed.data)
-        sides.append(Side(accessed.region, False, ref.name, tensor_core=True))
+        sides.append(Side(accessed.region, False, ref.name, tensor_core=True, role="operand"))
     scales, paired = None, False
     if parts.scales is not None:
         second = operands[parts.scales[1].position]

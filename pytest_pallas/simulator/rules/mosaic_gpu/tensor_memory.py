@@ -121,10 +121,10 @@ def _copying(
             arrange = arranging(ref, parts.target)
             sides = [
                 Side(region, False, name, proxied=True),
-                Side(target.region, True, ref.name, tensor_core=True),
+                Side(target.region, True, ref.name, tensor_core=True, role="copied"),
             ]
             steps = _reading_and_writing(thread, source, arrange, target)
-            tensor_core.begin(thread, what, sides, steps, eqn.line, overtakes=True)
+            tensor_core.begin(thread, what, sides, steps, eqn.line)
         return ()
 
     return evaluate

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -294,3 +295,84 @@ def test_memory_that_warpgroups_must_share():
             X,
             target="h100",
         )
+
+
+def refilled(between: str) -> Any:
+    """Rows 0 to 15 and 16 to 31, added up: both come to one buffer, one after the other."""
+
+    def body(x_gmem, o_gmem, buffer, arrived, again):
+        plgpu.copy_gmem_to_smem(x_gmem.at[pl.ds(0, 16)], buffer, arrived)
+        plgpu.barrier_wait(arrived)
+        first = buffer[...]
+        if between == "commit":
+            plgpu.commit_smem()
+        if between in ("arrive", "arrive and wait"):
+            plgpu.barrier_arrive(again)
+        if between == "arrive and wait":
+            plgpu.barrier_wait(again)
+
+        def fill():
+            plgpu.copy_gmem_to_smem(x_gmem.at[pl.ds(16, 16)], buffer, arrived)
+
+        if between == "a warp":
+
+            @plgpu.warp_map
+            def _by_warp(warp):
+                pl.when(warp == 0)(fill)
+
+        else:
+            fill()
+        plgpu.barrier_wait(arrived)
+        o_gmem[...] = first + buffer[...]
+
+    params = plgpu.CompilerParams(unsafe_no_auto_barriers=between != "a barrier of the compiler")
+    return kernel(body, SMEM, plgpu.Barrier(), plgpu.Barrier(), compiler_params=params)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "between", ["commit", "arrive and wait", "a warp", "a barrier of the compiler"]
+)
+def test_a_buffer_is_filled_again_when_all_lanes_have_read_it(between, seed):
+    found = simulate(refilled(between), X, target="h100", seed=seed)
+    assert not found.findings
+    np.testing.assert_array_equal(found.values, X[:16] + X[16:32])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("between", ["", "arrive"])
+def test_a_buffer_is_filled_again_while_some_lanes_read_it(between, seed):
+    found = simulate(refilled(between), X, target="h100", seed=seed)
+    (finding,) = found.findings
+    assert finding.kind == "race"
+    assert "commit_smem() between" in finding.message
+    writes, reads = finding.accesses
+    assert (writes.by, writes.kind, reads.by, reads.kind) == ("the TMA copy", "write", "", "read")
+    assert writes.line != reads.line
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_barrier_tells_another_warpgroup_that_all_lanes_have_read(seed):
+    """The consumer's arrival needs no fence."""
+
+    def body(x_gmem, o_gmem, buffer, arrived, free):
+        @pl.when(lax.axis_index("w") == 0)
+        def _fills():
+            for half in range(2):
+                if half:
+                    plgpu.barrier_wait(free)
+                plgpu.copy_gmem_to_smem(x_gmem.at[pl.ds(half * 16, 16)], buffer, arrived)
+
+        @pl.when(lax.axis_index("w") == 1)
+        def _reads():
+            plgpu.barrier_wait(arrived)
+            first = buffer[...]
+            plgpu.barrier_arrive(free)
+            plgpu.barrier_wait(arrived)
+            o_gmem[...] = first + buffer[...]
+
+    barriers = plgpu.Barrier(), plgpu.Barrier()
+    run = kernel(body, SMEM, *barriers, num_threads=2, thread_name="w")
+    found = simulate(run, X, target="h100", seed=seed)
+    assert not found.findings
+    np.testing.assert_array_equal(found.values, X[:16] + X[16:32])

@@ -152,6 +152,31 @@ def test_alternatives_in_the_same_memory():
     assert kinds(found) == []
 
 
+@pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint4, jnp.float4_e2m1fn])
+@pytest.mark.parametrize("half", ["low", "high"])
+@pytest.mark.parametrize("row", [0, 4])
+def test_elements_of_four_bits_share_memory_with_wider_ones(row, half, dtype):
+    """Four rows of float32 take as many bytes as 32 rows of 4 bits."""
+
+    def body(x_gmem, n_gmem, o_gmem, union, arrived, again):
+        (low, high), wide = union
+        narrow = low if half == "low" else high
+        plgpu.copy_gmem_to_smem(n_gmem, narrow, arrived)
+        plgpu.barrier_wait(arrived)
+        plgpu.copy_gmem_to_smem(x_gmem, wide.at[pl.ds(row, 4)], again)
+        o_gmem[...] = narrow[...].astype(jnp.float32)
+        plgpu.barrier_wait(again)
+
+    nibbles = plgpu.SMEM((32, 128), dtype)
+    union = plgpu.RefUnion((nibbles, nibbles), plgpu.SMEM((8, 128), jnp.float32))
+    run = kernel(body, union, plgpu.Barrier(), plgpu.Barrier(), shape=(32, 128))
+    values = (np.arange(32 * 128) % 4).reshape(32, 128)
+    found = simulate(run, X[:4], values.astype(dtype), target="h100")
+    same = (row == 0) == (half == "low")
+    assert {*kinds(found)} == ({"race"} if same else set())
+    np.testing.assert_array_equal(found.values, values)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_all_devices_at_once(seed):
     def on_device(x):

@@ -522,6 +522,37 @@ def test_products_follow_each_other(seed: int, rng: np.random.Generator) -> None
     assert (run.values == 2 * (a.astype(np.float32) @ b.astype(np.float32))).all()
 
 
+@pytest.mark.parametrize("second", ["copy", "copy after a product", "copy to the sums"])
+@pytest.mark.parametrize("waits", [False, True])
+def test_not_all_pairs_keep_their_order(second: str, waits: bool) -> None:
+    """Two copies do, if a product between reads what the first one brings."""
+
+    def body(o: Any, acc: Any, lhs: Any, a: Any, b: Any, sums: Any, done: Any) -> None:
+        if second == "copy to the sums":
+            plgpu.tcgen05_mma(acc, a, b, accumulate=False)
+        else:
+            plgpu.async_copy_smem_to_tmem(a, lhs)
+        if second == "copy after a product":
+            plgpu.tcgen05_mma(acc, lhs, b, accumulate=False)
+        if waits:
+            plgpu.tcgen05_commit_arrive(done)
+            plgpu.barrier_wait(done)
+        if second == "copy to the sums":
+            plgpu.async_copy_smem_to_tmem(sums, acc)
+        else:
+            plgpu.async_copy_smem_to_tmem(a, lhs)
+        plgpu.tcgen05_commit_arrive(done)
+        plgpu.barrier_wait(done)
+        o[...] = plgpu.async_load_tmem(acc)
+
+    lhs = plgpu.TMEM((M, K), jnp.bfloat16, packed=True)
+    more = smem(M, N, dtype=jnp.float32)
+    run = simulate(kernel(body, SUMS, lhs, smem(M, K), smem(K, N), more, TC), target="b200")
+    texts = [each.message for each in run.findings]
+    wrong = not waits and second != "copy after a product"
+    assert [("need not keep the order" in each) for each in texts] == [True] * wrong
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_commit_covers_what_was_before_it(which: int) -> None:
     """The second product is not done because the first one is."""

@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pytest_pallas.compat.tensor_memory import tensor_memory_columns, union_parts
+from pytest_pallas.compat.windows import Indexed, Span
 from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.simulator.accesses import overlap
@@ -116,6 +117,24 @@ def test_other_layouts_in_a_union(ref: Any, columns: int) -> None:
     assert overlap(sums.region[:, columns - 1 : columns], other.region)
     assert not overlap(sums.region[:, columns:], other.region)
     assert memory.columns == 64
+
+
+def test_elements_of_four_bits_in_a_union() -> None:
+    """Eight of them share a column: half of the columns are those of half of the elements."""
+    ref, (sums, _) = parts_of(
+        plgpu.RefUnion(TMEM((128, 64), jnp.float32), TMEM((128, 256), jnp.int4, packed=True))
+    )
+    _, nibbles = union_parts(
+        aval_of(
+            plgpu.RefUnion(TMEM((128, 64), jnp.float32), TMEM((128, 256), jnp.int4, packed=True))
+        )
+    )
+    half = Indexed((Span(0, 128, 1), Span(128, 128, 1)), (128, 256), ())
+    part = ref.part((nibbles, half), ())
+    assert part.data.shape == (128, 128)
+    assert not overlap(sums.region[:, :16], part.region)
+    assert overlap(sums.region[:, 16:17], part.region)
+    assert not overlap(sums.region[:, 32:], part.region)
 
 
 def test_groups_of_a_union_follow_each_other() -> None:
