@@ -68,7 +68,7 @@ def _kernel(
     first = mine * steps
 
     total = _tiles.sum_over(
-        *(x_gmem, y_gmem, x_smem, y_smem, arrived),
+        *(x_gmem, y_gmem, _tiles.Operands(x_smem, y_smem, arrived)),
         row=row,
         column=column,
         first=first,

@@ -55,7 +55,7 @@ def _split_k_kernel(
     first = jax.lax.axis_index("split") * steps
 
     total = _tiles.sum_over(
-        *(x_gmem, y_gmem, x_smem, y_smem, arrived),
+        *(x_gmem, y_gmem, _tiles.Operands(x_smem, y_smem, arrived)),
         row=row,
         column=column,
         first=first,
