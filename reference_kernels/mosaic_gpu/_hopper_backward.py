@@ -48,7 +48,7 @@ from reference_kernels.mosaic_gpu._hopper_blocks import (
 
 _BLOCK = ROWS  # queries or keys of a block that goes by
 _WIDEST = 128  # columns of dk and dv that are summed up at a time
-_ACC = plgpu.WGMMAAccumulatorRef((ROWS, _BLOCK), jnp.float32)
+_ACC = plgpu.ACC((ROWS, _BLOCK), jnp.float32)
 
 
 class _Arrays(NamedTuple):

@@ -198,15 +198,8 @@ def blackwell_scaled_matmul(
             )
     check_stages(stages)
     scales = block_k // block
-    transforms: Any = plgpu  # which are abstract to type checkers
-    operand = plgpu.SMEM(
-        (stages, TILE, block_k),
-        x.dtype,
-        transforms=(
-            transforms.TilingTransform((_tiles.ROWS, block_k)),
-            transforms.SwizzleTransform(128),
-        ),
-    )
+    transforms = (plgpu.TilingTransform((_tiles.ROWS, block_k)), plgpu.SwizzleTransform(128))
+    operand = plgpu.SMEM((stages, TILE, block_k), x.dtype, transforms=transforms)
     scale_smem = plgpu.SMEM((stages, 1, scales // 4, 32, 16), x_scale.dtype)
     scale_tmem = plgpu.TMEM((TILE, scales), x_scale.dtype, layout=plgpu.TMEMLayout.SCALES_LAYOUT)
     return call(
