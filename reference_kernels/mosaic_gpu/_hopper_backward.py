@@ -23,277 +23,419 @@ the scores once more.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from reference_kernels._refs import Ref
 from reference_kernels.mosaic_gpu import _rows
 from reference_kernels.mosaic_gpu._hopper_blocks import (
-    COMPUTE_REGISTERS,
     CONSUMERS,
-    COPY_REGISTERS,
     ROWS,
     TILE,
     Settings,
     in_shared,
     over_columns,
     over_rows,
+    roles,
 )
 
 _BLOCK = ROWS  # queries or keys of a block that goes by
 _WIDEST = 128  # columns of dk and dv that are summed up at a time
-_ACC = plgpu.WGMMAAccumulatorRef((ROWS, _BLOCK), jnp.float32)
+_ACC = plgpu.ACC((ROWS, _BLOCK), jnp.float32)
 
 
-def _roles(copy: Callable[[], None], compute: Callable[[Any], None]) -> None:
-    """One warpgroup copies, the others compute."""
-    warpgroup = jax.lax.axis_index("warpgroup")
+class _Arrays(NamedTuple):
+    """Arrays in global memory; lengths are whole tiles.
 
-    @pl.when(warpgroup == CONSUMERS)
-    def _copy() -> None:
-        plgpu.set_max_registers(COPY_REGISTERS, action="decrease")
-        copy()
+    Attributes:
+      q: queries, ``(h, q_len, d)``.
+      do: the cotangent of the output, likewise.
+      k: keys, ``(g, kv_len, d)``.
+      v: values, likewise.
+      log_sums: log2 of each query's sum of exp2, ``(h, q_len)``, float32.
+      deltas: the sum of ``o do`` of each query, likewise.
+    """
 
-    @pl.when(warpgroup < CONSUMERS)
-    def _compute() -> None:
-        plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
-        compute(warpgroup)
+    q: Ref
+    do: Ref
+    k: Ref
+    v: Ref
+    log_sums: Ref
+    deltas: Ref
 
 
-def _copy_blocks(count: Any, stages: int, copies: Callable[[Any, Any], Any], free: Any) -> None:
+class _Buffers(NamedTuple):
+    """Shared memory of a block of the grid, in the order of its addresses.
+
+    The first axis has two of a kind: ``q`` and ``do``, or ``k`` and ``v``; ``log_sums`` and
+    ``deltas``.
+
+    Attributes:
+      numbers: two numbers of each query: ``(2, 2, 64)``, the second axis the computing warpgroup,
+        if a tile has queries, and ``(2, stages, 64)`` if queries go by.
+      own: the rows of each computing warpgroup, later their gradients, ``(2, 2, 64, d)``.
+      passing: blocks that go by, ``(2, stages, 64, d)``.
+      products: what a computing warpgroup multiplies, ``(2, 2, 64, 64)``; None if the tensor core
+        reads it from registers.
+    """
+
+    numbers: Ref
+    own: Ref
+    passing: Ref
+    products: Ref | None
+
+
+class _Barriers(NamedTuple):
+    """Who waits for what.
+
+    Attributes:
+      own_ready: ``(2,)``: the rows of a computing warpgroup have arrived. It waits for its own.
+      ready: ``(stages,)``: a block has arrived in a slot. Both computing warpgroups wait for it.
+      free: ``(stages,)``: both have read the slot. The copying one waits before it fills it again.
+    """
+
+    own_ready: Ref
+    ready: Ref
+    free: Ref
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tile:
+    """A tile of 128 queries or keys of a head, as one of the three warpgroups sees it.
+
+    Attributes:
+      arrays: in global memory.
+      buffers: in shared memory.
+      barriers: between the warpgroups.
+      settings: those of the forward kernel.
+      head: the head of the tile.
+      index: which tile of the head it is.
+      warpgroup: 0 and 1 compute, 2 copies.
+    """
+
+    arrays: _Arrays
+    buffers: _Buffers
+    barriers: _Barriers
+    settings: Settings
+    head: jax.Array
+    index: jax.Array
+    warpgroup: jax.Array
+
+    @property
+    def group(self) -> int:
+        """How many heads of queries read a head of keys."""
+        return self.arrays.q.shape[0] // self.arrays.k.shape[0]
+
+    @property
+    def start(self) -> jax.Array:
+        """The first of the 64 rows of this warpgroup."""
+        return self.index * TILE + self.warpgroup * ROWS
+
+    @property
+    def rows(self) -> pl.Slice:
+        """Where these rows are among those of the head."""
+        return pl.ds(self.start, ROWS)
+
+    @property
+    def own(self) -> tuple[Ref, Ref]:
+        """These rows of both arrays in shared memory, each ``(64, d)``."""
+        return self.buffers.own.at[0, self.warpgroup], self.buffers.own.at[1, self.warpgroup]
+
+    def slot(self, i: jax.Array) -> jax.Array:
+        """Where the ``i``-th block that goes by is in shared memory."""
+        return jax.lax.rem(i, jnp.int32(self.barriers.ready.shape[0]))
+
+    def passing(self, slot: jax.Array) -> tuple[Ref, Ref]:
+        """The blocks of both arrays in a slot, each ``(64, d)``."""
+        return self.buffers.passing.at[0, slot], self.buffers.passing.at[1, slot]
+
+    def left(self, n: int, value: jax.Array) -> jax.Array | Ref:
+        """``value`` as the left side of product ``n``: in registers, or in shared memory."""
+        if self.buffers.products is None:
+            return value
+        buffer = self.buffers.products.at[n, self.warpgroup]
+        buffer[...] = value
+        plgpu.commit_smem()
+        return buffer
+
+
+def _copy_blocks(count: Any, copy: Callable[[Any, Any], None], free: Ref) -> None:
     """Copy ``count`` blocks, each into the next slot as soon as it is free.
 
     Args:
       count: blocks.
-      stages: slots.
-      copies: starts the copies of a block into a slot.
+      copy: starts the copies of a block into a slot.
       free: barriers, one for each slot.
     """
+    stages = free.shape[0]
 
     @pl.loop(0, count)
-    def _block(i: Any) -> None:
+    def _block(i: jax.Array) -> None:
         slot = jax.lax.rem(i, jnp.int32(stages))
         pl.when(i >= stages)(lambda: plgpu.barrier_wait(free.at[slot]))
-        copies(i, slot)
+        copy(i, slot)
 
     @pl.loop(jnp.maximum(count - stages, 0), count)
-    def _leave(i: Any) -> None:  # the interpreter of JAX 0.11 wants every phase to be seen
+    def _leave(i: jax.Array) -> None:  # the interpreter of JAX 0.11 wants every phase to be seen
         plgpu.barrier_wait(free.at[jax.lax.rem(i, jnp.int32(stages))])
 
 
-def _operand(value: jax.Array, buffer: Any | None) -> Any:
-    """The left side of a product: ``value`` in registers, or in shared memory if there is some."""
-    if buffer is None:
-        return value
-    buffer[...] = value
+def _load_own(tile: _Tile, *copies: tuple[Ref, Ref]) -> None:
+    """Copy rows of this warpgroup from arrays to buffers, and wait for all."""
+    arrived = tile.barriers.own_ready.at[tile.warpgroup]
+    for source, buffer in copies:
+        plgpu.copy_gmem_to_smem(source.at[tile.head, tile.rows], buffer, arrived)
+    plgpu.barrier_wait(arrived)
+
+
+def _store_own(tile: _Tile, *gradients: tuple[jax.Array, Ref]) -> None:
+    """Copy gradients of the rows of this warpgroup to arrays, through the place of the rows."""
+    for (value, array), buffer in zip(gradients, tile.own, strict=False):
+        buffer[...] = value.astype(array.dtype)
     plgpu.commit_smem()
-    return buffer
+    for (_, array), buffer in zip(gradients, tile.own, strict=False):
+        plgpu.copy_smem_to_gmem(buffer, array.at[tile.head, tile.rows])
+    plgpu.wait_smem_to_gmem(0)
 
 
-def _scores(s: jax.Array, settings: Settings, edge: Any, *where: Any, keys: int = 1) -> jax.Array:
-    """``s``, hidden where nothing may be seen if this block is at the ``edge``."""
+def _hide(
+    s: jax.Array, settings: Settings, edge: Any, query: Any, key: Any, *, keys: int = 1
+) -> jax.Array:
+    """The scores ``s``, hidden where nothing may be seen if this block is at the ``edge``."""
 
     def hidden(s: jax.Array) -> jax.Array:
-        return settings.hide(s, *where, keys=keys)
+        return settings.hide(s, query, key, keys=keys)
 
     return s if edge is None else jax.lax.cond(edge, hidden, lambda s: s, s)
 
 
 def _queries_kernel(
-    q_gmem: Any,
-    do_gmem: Any,
-    k_gmem: Any,
-    v_gmem: Any,
-    log_sum_gmem: Any,
-    delta_gmem: Any,
-    dq_gmem: Any,
+    q: Ref,
+    do: Ref,
+    k: Ref,
+    v: Ref,
+    log_sums: Ref,
+    deltas: Ref,
+    dq: Ref,
+    buffers: _Buffers,
+    barriers: _Barriers,
     *,
-    own_smem: Any,
-    passing_smem: Any,
-    numbers_smem: Any,
-    product_smem: Any,
-    own_ready: Any,
-    ready: Any,
-    free: Any,
     settings: Settings,
 ) -> None:
-    head = jax.lax.axis_index("head")
-    tile = q_gmem.shape[1] // TILE - 1 - jax.lax.axis_index("tile")
-    stages = ready.shape[0]
-    seen, whole = settings.seen(tile, _BLOCK), settings.whole(tile, _BLOCK)
+    """``dq (h, q_len, d)`` of a tile of queries, past which keys and values go."""
+    tile = _Tile(
+        arrays=_Arrays(q, do, k, v, log_sums, deltas),
+        buffers=buffers,
+        barriers=barriers,
+        settings=settings,
+        head=jax.lax.axis_index("head"),
+        index=q.shape[1] // TILE - 1 - jax.lax.axis_index("tile"),
+        warpgroup=jax.lax.axis_index("warpgroup"),
+    )
+    seen = settings.seen(tile.index, _BLOCK)
+    roles(
+        tile.warpgroup,
+        copy=lambda: _copy_blocks(seen, functools.partial(_copy_keys, tile), barriers.free),
+        compute=lambda: _compute_dq(tile, dq, seen),
+    )
 
-    def copy() -> None:
-        kv_head = jax.lax.div(head, jnp.int32(q_gmem.shape[0] // k_gmem.shape[0]))
 
-        def copies(j: Any, slot: Any) -> None:
-            for i, source in enumerate((k_gmem, v_gmem)):
-                block = source.at[kv_head, pl.ds(j * _BLOCK, _BLOCK)]
-                plgpu.copy_gmem_to_smem(block, passing_smem.at[i, slot], ready.at[slot])
+def _copy_keys(tile: _Tile, j: jax.Array, slot: jax.Array) -> None:
+    """Start the copies of block ``j`` of keys and values."""
+    kv_head = jax.lax.div(tile.head, jnp.int32(tile.group))
+    for source, buffer in zip((tile.arrays.k, tile.arrays.v), tile.passing(slot), strict=True):
+        block = source.at[kv_head, pl.ds(j * _BLOCK, _BLOCK)]
+        plgpu.copy_gmem_to_smem(block, buffer, tile.barriers.ready.at[slot])
 
-        _copy_blocks(seen, stages, copies, free)
 
-    def compute(warpgroup: Any) -> None:
-        start = tile * TILE + warpgroup * ROWS
-        rows, arrived = pl.ds(start, ROWS), own_ready.at[warpgroup]
-        q, do = own_smem.at[0, warpgroup], own_smem.at[1, warpgroup]
-        plgpu.copy_gmem_to_smem(q_gmem.at[head, rows], q, arrived)
-        plgpu.copy_gmem_to_smem(do_gmem.at[head, rows], do, arrived)
-        for i, source in enumerate((log_sum_gmem, delta_gmem)):
-            plgpu.copy_gmem_to_smem(source.at[head, rows], numbers_smem.at[i, warpgroup], arrived)
-        plgpu.barrier_wait(arrived)
-        log_sum, delta = (
-            over_columns(
-                plgpu.load(numbers_smem.at[i, warpgroup], layout=plgpu.Layout.WGMMA.reduce(1)),
-                (ROWS, _BLOCK),
-            )
-            for i in range(2)
+def _compute_dq(tile: _Tile, dq: Ref, seen: Any) -> None:
+    """The gradient of 64 queries, from the ``seen`` blocks of keys."""
+    arrays, numbers = tile.arrays, tile.buffers.numbers
+    q, do = tile.own
+    _load_own(
+        tile,
+        (arrays.q, q),
+        (arrays.do, do),
+        (arrays.log_sums, numbers.at[0, tile.warpgroup]),
+        (arrays.deltas, numbers.at[1, tile.warpgroup]),
+    )
+    log_sums, deltas = (
+        over_columns(
+            plgpu.load(numbers.at[n, tile.warpgroup], layout=plgpu.Layout.WGMMA.reduce(1)),
+            (ROWS, _BLOCK),
         )
+        for n in range(2)
+    )
 
-        def sum_up(dq: Any) -> jax.Array:
-            @pl.loop(0, seen)
-            def _block(j: Any) -> None:
-                slot = jax.lax.rem(j, jnp.int32(stages))
-                k, v = passing_smem.at[0, slot], passing_smem.at[1, slot]
-                plgpu.barrier_wait(ready.at[slot])
+    def sum_up(total: Ref) -> jax.Array:
+        pl.loop(0, seen)(lambda j: _add_to_dq(tile, total, log_sums, deltas, j))
+        return total[...]
 
-                def ds_of(s: Any, dp: Any) -> jax.Array:
-                    plgpu.wgmma(s, q, k.transpose((1, 0)))
-                    plgpu.wgmma(dp, do, v.transpose((1, 0)))
-                    s = plgpu.wgmma_accumulator_load(s, wait_n=1)
-                    edge = j >= whole if settings.masks(_BLOCK) else None
-                    s = _scores(s, settings, edge, start, j * _BLOCK)
-                    p = jnp.exp2(s * settings.to_log2 - log_sum)
-                    return (p * (plgpu.wgmma_accumulator_load(dp) - delta)).astype(k.dtype)
+    total = pl.run_scoped(sum_up, plgpu.WGMMAAccumulatorRef((ROWS, q.shape[-1]), jnp.float32))
+    _store_own(tile, (total * tile.settings.scale, dq))
 
-                ds = pl.run_scoped(ds_of, _ACC, _ACC)
-                buffer = None if product_smem is None else product_smem.at[0, warpgroup]
-                plgpu.wgmma(dq, _operand(ds, buffer), k)
-                plgpu.wgmma_wait(0)
-                plgpu.barrier_arrive(free.at[slot])
 
-            return dq[...]
+def _add_to_dq(
+    tile: _Tile, total: Ref, log_sums: jax.Array, deltas: jax.Array, j: jax.Array
+) -> None:
+    """Add the product of ``ds`` of block ``j`` and its keys to ``total``."""
+    settings, slot = tile.settings, tile.slot(j)
+    (q, do), (k, v) = tile.own, tile.passing(slot)
+    plgpu.barrier_wait(tile.barriers.ready.at[slot])
 
-        dq = pl.run_scoped(sum_up, plgpu.WGMMAAccumulatorRef((ROWS, q_gmem.shape[-1]), jnp.float32))
-        q[...] = (dq * settings.scale).astype(dq_gmem.dtype)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(q, dq_gmem.at[head, rows])
-        plgpu.wait_smem_to_gmem(0)
+    def ds_of(s: Ref, dp: Ref) -> jax.Array:
+        plgpu.wgmma(s, q, k.transpose((1, 0)))
+        plgpu.wgmma(dp, do, v.transpose((1, 0)))
+        scores = plgpu.wgmma_accumulator_load(s, wait_n=1)
+        edge = j >= settings.whole(tile.index, _BLOCK) if settings.masks(_BLOCK) else None
+        scores = _hide(scores, settings, edge, tile.start, j * _BLOCK)
+        p = jnp.exp2(scores * settings.to_log2 - log_sums)
+        return (p * (plgpu.wgmma_accumulator_load(dp) - deltas)).astype(k.dtype)
 
-    _roles(copy, compute)
+    ds = pl.run_scoped(ds_of, _ACC, _ACC)
+    plgpu.wgmma(total, tile.left(0, ds), k)
+    plgpu.wgmma_wait(0)
+    plgpu.barrier_arrive(tile.barriers.free.at[slot])
 
 
 def _keys_kernel(
-    k_gmem: Any,
-    v_gmem: Any,
-    q_gmem: Any,
-    do_gmem: Any,
-    log_sum_gmem: Any,
-    delta_gmem: Any,
-    dk_gmem: Any,
-    dv_gmem: Any,
+    k: Ref,
+    v: Ref,
+    q: Ref,
+    do: Ref,
+    log_sums: Ref,
+    deltas: Ref,
+    dk: Ref,
+    dv: Ref,
+    buffers: _Buffers,
+    barriers: _Barriers,
     *,
-    own_smem: Any,
-    passing_smem: Any,
-    numbers_smem: Any,
-    product_smem: Any,
-    own_ready: Any,
-    ready: Any,
-    free: Any,
     settings: Settings,
 ) -> None:
-    kv_head, tile = jax.lax.axis_index("head"), jax.lax.axis_index("tile")
-    group, stages = q_gmem.shape[0] // k_gmem.shape[0], ready.shape[0]
-    width = min(k_gmem.shape[-1], _WIDEST)
-    columns = pl.ds(jax.lax.axis_index("part") * width, width)  # of dk and dv
-    blocks = q_gmem.shape[1] // _BLOCK  # of a head
-    first = settings.first_query(tile) // _BLOCK if settings.causal else 0
-    count = group * (blocks - first)
+    """``dk`` and ``dv (g, kv_len, d)`` of a tile of keys, past which queries of its heads go."""
+    tile = _Tile(
+        arrays=_Arrays(q, do, k, v, log_sums, deltas),
+        buffers=buffers,
+        barriers=barriers,
+        settings=settings,
+        head=jax.lax.axis_index("head"),
+        index=jax.lax.axis_index("tile"),
+        warpgroup=jax.lax.axis_index("warpgroup"),
+    )
+    first = settings.first_query(tile.index) // _BLOCK if settings.causal else 0
+    passing = _Passing(tile, first, q.shape[1] // _BLOCK - first)
+    roles(
+        tile.warpgroup,
+        copy=lambda: _copy_blocks(
+            passing.count, functools.partial(_copy_queries, passing), barriers.free
+        ),
+        compute=lambda: _compute_dk_and_dv(passing, dk, dv),
+    )
 
-    def place(i: Any) -> tuple[Any, Any]:
+
+@dataclasses.dataclass(frozen=True)
+class _Passing:
+    """The blocks of queries that go past a tile of keys, those of one head after the other.
+
+    Attributes:
+      tile: the tile.
+      first: the first block of a head that sees a key of the tile.
+      each: how many blocks of a head follow, with it.
+    """
+
+    tile: _Tile
+    first: Any
+    each: Any
+
+    @property
+    def count(self) -> Any:
+        """How many blocks of all heads go by."""
+        return self.tile.group * self.each
+
+    def place(self, i: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The head and the first query of the ``i``-th block that goes by."""
-        each = jnp.int32(blocks - first)
-        return kv_head * group + jax.lax.div(i, each), (first + jax.lax.rem(i, each)) * _BLOCK
+        each = jnp.int32(self.each)
+        head = self.tile.head * self.tile.group + jax.lax.div(i, each)
+        return head, (self.first + jax.lax.rem(i, each)) * _BLOCK
 
-    def copy() -> None:
-        def copies(i: Any, slot: Any) -> None:
-            head, start = place(i)
-            rows = pl.ds(start, _BLOCK)
-            for n, (source, numbers) in enumerate(((q_gmem, log_sum_gmem), (do_gmem, delta_gmem))):
-                plgpu.copy_gmem_to_smem(
-                    source.at[head, rows], passing_smem.at[n, slot], ready.at[slot]
-                )
-                plgpu.copy_gmem_to_smem(
-                    numbers.at[head, rows], numbers_smem.at[n, slot], ready.at[slot]
-                )
 
-        _copy_blocks(count, stages, copies, free)
+def _copy_queries(passing: _Passing, i: jax.Array, slot: jax.Array) -> None:
+    """Start the copies of the ``i``-th block of queries, of cotangents, and of their numbers."""
+    arrays, buffers = passing.tile.arrays, passing.tile.buffers
+    ready = passing.tile.barriers.ready.at[slot]
+    head, start = passing.place(i)
+    rows = pl.ds(start, _BLOCK)
+    for n, (source, numbers) in enumerate(
+        ((arrays.q, arrays.log_sums), (arrays.do, arrays.deltas))
+    ):
+        plgpu.copy_gmem_to_smem(source.at[head, rows], buffers.passing.at[n, slot], ready)
+        plgpu.copy_gmem_to_smem(numbers.at[head, rows], buffers.numbers.at[n, slot], ready)
 
-    def compute(warpgroup: Any) -> None:
-        start = tile * TILE + warpgroup * ROWS
-        rows, arrived = pl.ds(start, ROWS), own_ready.at[warpgroup]
-        k, v = own_smem.at[0, warpgroup], own_smem.at[1, warpgroup]
-        plgpu.copy_gmem_to_smem(k_gmem.at[kv_head, rows], k, arrived)
-        plgpu.copy_gmem_to_smem(v_gmem.at[kv_head, rows], v, arrived)
-        plgpu.barrier_wait(arrived)
 
-        def numbers(n: int, slot: Any) -> jax.Array:
-            # Loaded where they are needed, because registers are scarce.
-            values = plgpu.load(numbers_smem.at[n, slot], layout=plgpu.Layout.WGMMA.reduce(0))
-            return over_rows(values, (ROWS, _BLOCK))
+def _compute_dk_and_dv(passing: _Passing, dk: Ref, dv: Ref) -> None:
+    """The gradients of 64 keys and values, or the columns of them that are this block's part."""
+    tile = passing.tile
+    k, v = tile.own
+    width = min(k.shape[-1], _WIDEST)
+    columns = pl.ds(jax.lax.axis_index("part") * width, width)
+    _load_own(tile, (tile.arrays.k, k), (tile.arrays.v, v))
 
-        def buffer(n: int) -> Any | None:
-            return None if product_smem is None else product_smem.at[n, warpgroup]
+    def sum_up(dk_total: Ref, dv_total: Ref) -> tuple[jax.Array, jax.Array]:
+        pl.loop(0, passing.count)(
+            lambda i: _add_to_dk_and_dv(passing, dk_total, dv_total, columns, i)
+        )
+        return dk_total[...], dv_total[...]
 
-        def sum_up(dk: Any, dv: Any) -> tuple[jax.Array, jax.Array]:
-            @pl.loop(0, count)
-            def _block(i: Any) -> None:
-                slot = jax.lax.rem(i, jnp.int32(stages))
-                q, do = passing_smem.at[0, slot], passing_smem.at[1, slot]
-                plgpu.barrier_wait(ready.at[slot])
+    acc = plgpu.WGMMAAccumulatorRef((ROWS, width), jnp.float32)
+    dk_value, dv_value = pl.run_scoped(sum_up, acc, acc)
+    dk_value *= tile.settings.scale
+    if width < k.shape[-1]:  # part of a row is not contiguous, as TMA wants it
+        _rows.store(dk.at[tile.head, tile.rows, columns], dk_value)
+        _rows.store(dv.at[tile.head, tile.rows, columns], dv_value)
+    else:
+        _store_own(tile, (dk_value, dk), (dv_value, dv))
 
-                def p_of(s: Any) -> jax.Array:
-                    plgpu.wgmma(s, k, q.transpose((1, 0)))
-                    s, (_, query) = s[...], place(i)
-                    edge = None
-                    if settings.causal:  # the first query does not see the last key
-                        edge = query + settings.offset < start + (ROWS - 1)
-                    s = _scores(s, settings, edge, query, start, keys=0)
-                    return jnp.exp2(s * settings.to_log2 - numbers(0, slot))
 
-                def ds_of(dp: Any) -> jax.Array:
-                    plgpu.wgmma(dp, v, do.transpose((1, 0)))
-                    return p * (dp[...] - numbers(1, slot))
+def _add_to_dk_and_dv(passing: _Passing, dk: Ref, dv: Ref, columns: pl.Slice, i: jax.Array) -> None:
+    """Add ``p^T do`` of the ``i``-th block to ``dv``, then its ``ds^T q`` to ``dk``."""
+    tile, settings = passing.tile, passing.tile.settings
+    start, slot = tile.start, tile.slot(i)
+    (k, v), (q, do) = tile.own, tile.passing(slot)
+    plgpu.barrier_wait(tile.barriers.ready.at[slot])
 
-                p = pl.run_scoped(p_of, _ACC)
-                plgpu.wgmma(dv, _operand(p.astype(q.dtype), buffer(0)), do.at[:, columns])
-                if settings.causal:  # the mask takes the registers of weights in flight
-                    plgpu.wgmma_wait(0)
-                ds = pl.run_scoped(ds_of, _ACC)
-                plgpu.wgmma(dk, _operand(ds.astype(q.dtype), buffer(1)), q.at[:, columns])
-                plgpu.wgmma_wait(0)
-                plgpu.barrier_arrive(free.at[slot])
+    def numbers(n: int) -> jax.Array:
+        # Loaded where they are needed, because registers are scarce.
+        values = plgpu.load(tile.buffers.numbers.at[n, slot], layout=plgpu.Layout.WGMMA.reduce(0))
+        return over_rows(values, (ROWS, _BLOCK))
 
-            return dk[...], dv[...]
+    def p_of(s: Ref) -> jax.Array:
+        plgpu.wgmma(s, k, q.transpose((1, 0)))
+        scores, (_, query) = s[...], passing.place(i)
+        edge = None
+        if settings.causal:  # the first query does not see the last key
+            edge = query + settings.offset < start + (ROWS - 1)
+        scores = _hide(scores, settings, edge, query, start, keys=0)
+        return jnp.exp2(scores * settings.to_log2 - numbers(0))
 
-        acc = plgpu.WGMMAAccumulatorRef((ROWS, width), jnp.float32)
-        dk, dv = pl.run_scoped(sum_up, acc, acc)
-        dk *= settings.scale
-        if width < k_gmem.shape[-1]:  # part of a row is not contiguous, as TMA wants it
-            _rows.store(dk_gmem.at[kv_head, rows, columns], dk)
-            _rows.store(dv_gmem.at[kv_head, rows, columns], dv)
-            return
-        k[...] = dk.astype(dk_gmem.dtype)
-        v[...] = dv.astype(dv_gmem.dtype)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(k, dk_gmem.at[kv_head, rows])
-        plgpu.copy_smem_to_gmem(v, dv_gmem.at[kv_head, rows])
-        plgpu.wait_smem_to_gmem(0)
+    def ds_of(dp: Ref) -> jax.Array:
+        plgpu.wgmma(dp, v, do.transpose((1, 0)))
+        return p * (dp[...] - numbers(1))
 
-    _roles(copy, compute)
+    p = pl.run_scoped(p_of, _ACC)
+    plgpu.wgmma(dv, tile.left(0, p.astype(q.dtype)), do.at[:, columns])
+    if settings.causal:  # the mask takes the registers of weights in flight
+        plgpu.wgmma_wait(0)
+    ds = pl.run_scoped(ds_of, _ACC)
+    plgpu.wgmma(dk, tile.left(1, ds.astype(q.dtype)), q.at[:, columns])
+    plgpu.wgmma_wait(0)
+    plgpu.barrier_arrive(tile.barriers.free.at[slot])
 
 
 def _call(
@@ -311,31 +453,28 @@ def _call(
     heads, length, d = own[0].shape
     dtype, stages = own[0].dtype, 2 if d <= _WIDEST else 1
     parts = pl.cdiv(d, _WIDEST) if outputs == 2 else 1  # two sums are too many for registers
-
-    def kernel(*refs: Any, **scratch: Any) -> None:
-        body(*refs, settings=settings, **scratch)
-
-    kernel.__name__ = name
-    scratch: dict[str, Any] = {
-        "own_smem": in_shared(2, CONSUMERS, ROWS, d, dtype=dtype),
-        "passing_smem": in_shared(2, stages, _BLOCK, d, dtype=dtype),
-        "numbers_smem": plgpu.SMEM((2, stages if numbers_pass else CONSUMERS, ROWS), jnp.float32),
-        "product_smem": None
+    buffers = _Buffers(
+        numbers=plgpu.SMEM((2, stages if numbers_pass else CONSUMERS, ROWS), jnp.float32),
+        own=in_shared(2, CONSUMERS, ROWS, d, dtype=dtype),
+        passing=in_shared(2, stages, _BLOCK, d, dtype=dtype),
+        products=None
         if settings.in_registers
         else in_shared(2, CONSUMERS, ROWS, _BLOCK, dtype=dtype),
-        # The matrices, and the numbers where they are.
-        "own_ready": plgpu.Barrier(num_arrivals=2 if numbers_pass else 4, num_barriers=CONSUMERS),
-        "ready": plgpu.Barrier(num_arrivals=4 if numbers_pass else 2, num_barriers=stages),
-        "free": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
-    }
+    )
+    barriers = _Barriers(  # arrivals: two matrices, and the numbers where they are
+        own_ready=plgpu.Barrier(num_arrivals=2 if numbers_pass else 4, num_barriers=CONSUMERS),
+        ready=plgpu.Barrier(num_arrivals=4 if numbers_pass else 2, num_barriers=stages),
+        free=plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
+    )
     return plgpu.kernel(
-        kernel,
+        functools.partial(body, settings=settings),
         out_type=[jax.ShapeDtypeStruct(own[0].shape, dtype)] * outputs,
-        scratch_types=scratch,
+        scratch_types=(buffers, barriers),
         grid=(heads, length // TILE, parts),
         grid_names=("head", "tile", "part"),
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
+        kernel_name=name,
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )(*own, *passing, *numbers)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 #: Rows that a warpgroup multiplies at a time: ``wgmma`` has m64 in its name.
@@ -100,6 +102,20 @@ class Settings:
 
 def _between(low: int, value: Any, high: int) -> Any:
     return jnp.minimum(jnp.maximum(value, low), high)
+
+
+def roles(warpgroup: jax.Array, copy: Callable[[], None], compute: Callable[[], None]) -> None:
+    """Let the last warpgroup of a block copy, and the others compute with its registers."""
+
+    @pl.when(warpgroup == CONSUMERS)
+    def _copy() -> None:
+        plgpu.set_max_registers(COPY_REGISTERS, action="decrease")
+        copy()
+
+    @pl.when(warpgroup < CONSUMERS)
+    def _compute() -> None:
+        plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
+        compute()
 
 
 def in_shared(*shape: int, dtype: Any) -> Any:

@@ -13,73 +13,82 @@ A group without rows has no step, and its weights get zeros.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from reference_kernels._refs import Ref
 from reference_kernels.mosaic_gpu import _tiles
 
 
+class _Buffers(NamedTuple):
+    """Shared memory of a block of the grid.
+
+    Attributes:
+      x: blocks of ``x`` for ``stages`` steps, ``(stages, block_k, block_m)``.
+      y: blocks of ``y``, ``(stages, block_k, block_n)``.
+      o: parts of the output on their way out; see ``_tiles.staging``.
+    """
+
+    x: Ref
+    y: Ref
+    o: Ref
+
+
 def _kernel(
-    starts_gmem: Any,
-    ends_gmem: Any,
-    x_gmem: Any,
-    y_gmem: Any,
-    o_gmem: Any,
-    x_smem: Any,
-    y_smem: Any,
-    o_smem: Any,
-    arrived: Any,
+    starts: Ref, ends: Ref, x: Ref, y: Ref, o: Ref, buffers: _Buffers, arrived: Ref
 ) -> None:
-    stages, block_k, block_m = x_smem.shape
-    block_n = y_smem.shape[2]
+    """A block of the product of a group: the rows are the terms of its sums.
+
+    Args:
+      starts: ``(groups,)``, the first row of each group, in global memory like ``x``.
+      ends: ``(groups,)``, the end of its rows.
+      x: ``(m, k)``.
+      y: ``(m, n)``.
+      o: ``(groups, k, n)``.
+      buffers: in shared memory.
+      arrived: barriers, ``(stages,)``: both blocks of a step have arrived in a slot.
+    """
+    _, block_k, block_m = buffers.x.shape
+    block_n = buffers.y.shape[2]
     group = jax.lax.axis_index("group")
     row, column = jax.lax.axis_index("row") * block_m, jax.lax.axis_index("column") * block_n
-    start, end = starts_gmem[group], ends_gmem[group]
+    start, end = starts[group], ends[group]
     base = start - jax.lax.rem(start, jnp.int32(_tiles.ROWS))
     steps = jax.lax.div(end - base + (block_k - 1), jnp.int32(block_k))
     steps = jnp.where(start < end, steps, 0)
 
-    def fetch(step: Any) -> None:
-        slot = jax.lax.rem(step, stages)
+    def fetch(step: jax.Array, slot: jax.Array) -> None:
         terms = pl.ds(pl.multiple_of(base + step * block_k, _tiles.ROWS), block_k)
         for gmem, smem, columns in (
-            (x_gmem, x_smem, pl.ds(row, block_m)),
-            (y_gmem, y_smem, pl.ds(column, block_n)),
+            (x, buffers.x, pl.ds(row, block_m)),
+            (y, buffers.y, pl.ds(column, block_n)),
         ):
             plgpu.copy_gmem_to_smem(gmem.at[terms, columns], smem.at[slot], arrived.at[slot])
 
-    def clear_others(slot: Any, first: Any) -> None:
-        """Zeros instead of the rows of other groups in a step whose row is ``first``."""
-        for smem in (x_smem, y_smem):
-            here = smem.at[slot]
-            term = plgpu.broadcasted_iota(jnp.int32, here.shape, 0, layout=plgpu.Layout.WGMMA)
-            mine = jnp.logical_and(term >= start - first, term < end - first)
-            value = plgpu.load(here, layout=plgpu.Layout.WGMMA)
-            here[...] = jnp.where(mine, value, jnp.zeros_like(value))
-        plgpu.commit_smem()
+    def multiply(acc: Ref, step: jax.Array, slot: jax.Array) -> None:
+        first = base + step * block_k
+        left, right = buffers.x.at[slot], buffers.y.at[slot]
+        shared = jnp.logical_or(first < start, first + block_k > end)
+        pl.when(shared)(lambda: _clear_others(left, right, start - first, end - first))
+        plgpu.wgmma(acc, left.T, right)
 
-    def accumulate(acc: Any) -> jax.Array:
-        @pl.loop(0, steps)
-        def _step(step: Any) -> None:
-            slot, first = jax.lax.rem(step, stages), base + step * block_k
-            plgpu.barrier_wait(arrived.at[slot])
-            shared = jnp.logical_or(first < start, first + block_k > end)
-            pl.when(shared)(lambda: clear_others(slot, first))
-            plgpu.wgmma(acc, x_smem.at[slot].T, y_smem.at[slot])
-            plgpu.wgmma_wait(1)  # the product of the step before is done: its slot is free
-            ahead = step + stages - 1
-            pl.when(jnp.logical_and(step > 0, ahead < steps))(lambda: fetch(ahead))
-
-        return acc[...]
-
-    pl.loop(0, jnp.minimum(stages, steps))(fetch)
-    total = pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((block_m, block_n), jnp.float32))
-    _tiles.store(total, o_smem, o_gmem.at[group], row, column)
+    total = _tiles.sum_steps((block_m, block_n), arrived, steps, fetch=fetch, multiply=multiply)
+    _tiles.store(total, buffers.o, o.at[group], row, column)
     plgpu.wait_smem_to_gmem(0)
+
+
+def _clear_others(left: Ref, right: Ref, start: jax.Array, end: jax.Array) -> None:
+    """Zeros instead of the rows that other groups have in both operands of a step."""
+    for here in (left, right):
+        term = plgpu.broadcasted_iota(jnp.int32, here.shape, 0, layout=plgpu.Layout.WGMMA)
+        mine = jnp.logical_and(term >= start, term < end)
+        value = plgpu.load(here, layout=plgpu.Layout.WGMMA)
+        here[...] = jnp.where(mine, value, jnp.zeros_like(value))
+    plgpu.commit_smem()
 
 
 def products_of_groups(
@@ -113,12 +122,14 @@ def products_of_groups(
     return plgpu.kernel(
         _kernel,
         out_type=jax.ShapeDtypeStruct((groups, *_tiles.whole((k, n), x.dtype)), x.dtype),
-        scratch_types=[
-            _tiles.smem((stages, block_k, block_m), x.dtype),
-            _tiles.smem((stages, block_k, block_n), x.dtype),
-            _tiles.staging(x.dtype),
+        scratch_types=(
+            _Buffers(
+                x=_tiles.smem((stages, block_k, block_m), x.dtype),
+                y=_tiles.smem((stages, block_k, block_n), x.dtype),
+                o=_tiles.staging(x.dtype),
+            ),
             plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-        ],
+        ),
         grid=(groups, pl.cdiv(k, block_m), pl.cdiv(n, block_n)),
         grid_names=("group", "row", "column"),
     )(starts, ends, x, y)[:, :k, :n]

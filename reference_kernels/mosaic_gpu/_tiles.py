@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from reference_kernels import _require
+from reference_kernels._refs import Ref
 
 Activation = Callable[[Any], Any]
 
@@ -107,57 +108,93 @@ def staging(dtype: Any, *warpgroups: int) -> Any:
     return smem((*warpgroups, 2, *PART), dtype)
 
 
-def sum_over(
-    x_gmem: Any,
-    y_gmem: Any,
-    x_smem: Any,
-    y_smem: Any,
-    arrived: Any,
+def sum_steps(
+    shape: tuple[int, int],
+    arrived: Ref,
+    steps: int | jax.Array,
     *,
-    row: Any,
-    column: Any,
-    first: Any,
-    steps: int,
+    fetch: Callable[[jax.Array, jax.Array], None],
+    multiply: Callable[[Ref, jax.Array, jax.Array], None],
+) -> jax.Array:
+    """The sum of the products of some steps, while the operands of later steps are on their way.
+
+    A step uses a slot of shared memory. One product is always left under way, so that the tensor
+    cores have something to do while the next one is issued.
+
+    Args:
+      shape: of the sums.
+      arrived: a barrier for each slot, at which the copies of a step arrive.
+      steps: how many there are.
+      fetch: ``fetch(step, slot)`` starts the copies of a step to a slot.
+      multiply: ``multiply(acc, step, slot)`` starts to add the product of a step, whose copies have
+        arrived in a slot, to ``acc``.
+
+    Returns:
+      The sums, float32, in the registers of the warpgroup.
+    """
+    stages = arrived.shape[0]
+
+    def start(step: jax.Array) -> None:
+        fetch(step, jax.lax.rem(step, stages))
+
+    def accumulate(acc: Ref) -> jax.Array:
+        @pl.loop(0, steps)
+        def _step(step: jax.Array) -> None:
+            slot = jax.lax.rem(step, stages)
+            plgpu.barrier_wait(arrived.at[slot])
+            multiply(acc, step, slot)
+            plgpu.wgmma_wait(1)  # the product of the step before is done: its slot is free
+            ahead = step + stages - 1
+            pl.when(jnp.logical_and(step > 0, ahead < steps))(lambda: start(ahead))
+
+        return acc[...]
+
+    first = min(stages, steps) if isinstance(steps, int) else jnp.minimum(stages, steps)
+    pl.loop(0, first)(start)
+    return pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+
+
+class Operands(NamedTuple):
+    """Blocks of two operands in shared memory, for some steps.
+
+    Attributes:
+      x: ``(stages, block_m, block_k)``.
+      y: ``(stages, block_k, block_n)``.
+      arrived: ``(stages,)``, barriers: both blocks of a step have arrived in a slot.
+    """
+
+    x: Ref
+    y: Ref
+    arrived: Ref
+
+
+def sum_over(
+    x: Ref, y: Ref, blocks: Operands, *, row: Any, column: Any, first: Any, steps: int
 ) -> jax.Array:
     """The product of a block of rows and one of columns over a range of the terms, in float32.
 
     Args:
-      x_gmem: ``(m, k)``.
-      y_gmem: ``(k, n)``.
-      x_smem: ``(stages, block_m, block_k)``.
-      y_smem: ``(stages, block_k, block_n)``.
-      arrived: a barrier for each stage, at which both copies arrive.
+      x: ``(m, k)`` in global memory.
+      y: ``(k, n)`` in global memory.
+      blocks: room for ``stages`` steps.
       row: the first row.
       column: the first column.
       first: the first step of ``block_k`` terms.
       steps: how many there are.
     """
-    stages, block_m, block_k = x_smem.shape
-    block_n = y_smem.shape[2]
+    _, block_m, block_k = blocks.x.shape
+    block_n = blocks.y.shape[2]
 
-    def fetch(step: Any) -> None:
-        slot = jax.lax.rem(step, stages)
-        terms = pl.ds((first + step) * block_k, block_k)
-        for gmem, smem, here in (
-            (x_gmem, x_smem, (pl.ds(row, block_m), terms)),
-            (y_gmem, y_smem, (terms, pl.ds(column, block_n))),
-        ):
-            plgpu.copy_gmem_to_smem(gmem.at[here], smem.at[slot], arrived.at[slot])
+    def fetch(step: jax.Array, slot: jax.Array) -> None:
+        terms, arrived = pl.ds((first + step) * block_k, block_k), blocks.arrived.at[slot]
+        plgpu.copy_gmem_to_smem(x.at[pl.ds(row, block_m), terms], blocks.x.at[slot], arrived)
+        plgpu.copy_gmem_to_smem(y.at[terms, pl.ds(column, block_n)], blocks.y.at[slot], arrived)
 
-    def accumulate(acc: Any) -> jax.Array:
-        @pl.loop(0, steps)
-        def _step(step: Any) -> None:
-            slot = jax.lax.rem(step, stages)
-            plgpu.barrier_wait(arrived.at[slot])
-            plgpu.wgmma(acc, x_smem.at[slot], y_smem.at[slot])
-            plgpu.wgmma_wait(1)  # the product of the step before is done: its slot is free
-            ahead = step + stages - 1
-            pl.when(jnp.logical_and(step > 0, ahead < steps))(lambda: fetch(ahead))
+    def multiply(acc: Ref, step: jax.Array, slot: jax.Array) -> None:
+        del step
+        plgpu.wgmma(acc, blocks.x.at[slot], blocks.y.at[slot])
 
-        return acc[...]
-
-    pl.loop(0, min(stages, steps))(fetch)
-    return pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((block_m, block_n), jnp.float32))
+    return sum_steps((block_m, block_n), blocks.arrived, steps, fetch=fetch, multiply=multiply)
 
 
 def store(

@@ -31,7 +31,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from reference_kernels import _gpu, _require
-from reference_kernels._require import product as check_operands
 from reference_kernels.mosaic_gpu import _tiles
 
 _TMA = 9  # the compute capability from which on there is one
@@ -122,7 +121,7 @@ def ampere_matmul(
     Raises:
       ValueError: an operand has a wrong rank, size or dtype, or a block size is not allowed.
     """
-    m, k, n = check_operands(x, y)
+    m, k, n = _require.product(x, y)
     _tiles.check_dtype("x", x)
     _require.positive(block_m=block_m, block_n=block_n, block_k=block_k, stages=stages)
     for name, size in (("block_m", block_m), ("block_n", block_n)):

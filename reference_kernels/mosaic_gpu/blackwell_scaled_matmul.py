@@ -31,7 +31,8 @@ ISA" 8.7, section "tcgen05.mma.block_scale".
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,10 +40,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from reference_kernels import _require
+from reference_kernels._refs import Ref
 from reference_kernels.mosaic_gpu import _tiles
-
-_TILE = 128  # rows and columns of the output that a block computes
-_LOADS, _PRODUCTS, _OUTPUT = range(3)  # what each warpgroup does
+from reference_kernels.mosaic_gpu._blackwell_roles import (
+    TILE,
+    Barriers,
+    Result,
+    call,
+    check_multiples,
+    check_stages,
+    run_roles,
+)
 
 #: Dtype of the elements and of the scales, and elements that share a scale.
 _FORMATS = {
@@ -53,78 +61,96 @@ _FORMATS = {
 }
 
 
+class _Operands(NamedTuple):
+    """What is multiplied: all of it in global memory, or ``stages`` blocks of it in shared memory.
+
+    ``m`` and ``n`` are counted in tiles of 128 and ``s``, the scales of a row, in groups of four.
+
+    Attributes:
+      x: ``(m, k)``, or ``(stages, 128, block_k)``.
+      y: ``(n, k)``, or likewise.
+      x_scale: ``(m // 128, s // 4, 32, 16)``, or ``(stages, 1, block_s // 4, 32, 16)``.
+      y_scale: ``(n // 128, s // 4, 32, 16)``, or likewise.
+    """
+
+    x: Ref
+    y: Ref
+    x_scale: Ref
+    y_scale: Ref
+
+
+class _Scales(NamedTuple):
+    """The scales of a block in tensor memory.
+
+    Attributes:
+      x: ``(128, block_s)``.
+      y: likewise.
+    """
+
+    x: Ref
+    y: Ref
+
+
 def _kernel(
-    x_gmem: Any,
-    y_gmem: Any,
-    x_scale_gmem: Any,
-    y_scale_gmem: Any,
-    o_gmem: Any,
-    x_smem: Any,
-    y_smem: Any,
-    x_scale_smem: Any,
-    y_scale_smem: Any,
-    o_smem: Any,
-    sums: Any,
-    x_scale: Any,
-    y_scale: Any,
-    loaded: Any,
-    consumed: Any,
-    summed: Any,
+    x: Ref,
+    y: Ref,
+    x_scale: Ref,
+    y_scale: Ref,
+    o: Ref,
+    buffers: _Operands,
+    scales: _Scales,
+    result: Result,
+    barriers: Barriers,
 ) -> None:
-    role = jax.lax.axis_index("role")
+    """A tile of ``o (m, n)``; see ``_Operands`` for the first four."""
+    operands = _Operands(x, y, x_scale, y_scale)
+    run_roles(
+        o,
+        result,
+        barriers,
+        steps=x.shape[1] // buffers.x.shape[2],
+        load=functools.partial(_load, operands, buffers, barriers),
+        multiply=functools.partial(_multiply, buffers, scales, result, barriers),
+    )
+
+
+def _load(
+    operands: _Operands, buffers: _Operands, barriers: Barriers, step: jax.Array, slot: jax.Array
+) -> None:
+    """Start the copies of a step: a block of each operand, and its scales."""
+    block_k, groups = buffers.x.shape[2], buffers.x_scale.shape[2]
+    terms, some = pl.ds(step * block_k, block_k), pl.ds(step * groups, groups)
     row, column = jax.lax.axis_index("row"), jax.lax.axis_index("column")
-    stages, _, block_k = x_smem.shape
-    scales = x_scale_smem.shape[2]  # groups of four of a block
-    steps = x_gmem.shape[1] // block_k
+    loaded = barriers.loaded.at[slot]
+    for gmem, smem, scale_gmem, scale_smem, tile in (
+        (operands.x, buffers.x, operands.x_scale, buffers.x_scale, row),
+        (operands.y, buffers.y, operands.y_scale, buffers.y_scale, column),
+    ):
+        block = gmem.at[pl.ds(tile * TILE, TILE), terms]
+        plgpu.copy_gmem_to_smem(block, smem.at[slot], loaded)
+        plgpu.copy_gmem_to_smem(scale_gmem.at[pl.ds(tile, 1), some], scale_smem.at[slot], loaded)
 
-    @pl.when(role == _LOADS)
-    def _load() -> None:
-        @pl.loop(0, steps)
-        def _step(step: Any) -> None:
-            slot = jax.lax.rem(step, stages)
-            pl.when(step >= stages)(lambda: plgpu.barrier_wait(consumed.at[slot]))
-            terms, groups = pl.ds(step * block_k, block_k), pl.ds(step * scales, scales)
-            for gmem, smem, scale_gmem, scale_smem, tile in (
-                (x_gmem, x_smem, x_scale_gmem, x_scale_smem, row),
-                (y_gmem, y_smem, y_scale_gmem, y_scale_smem, column),
-            ):
-                block = gmem.at[pl.ds(tile * _TILE, _TILE), terms]
-                plgpu.copy_gmem_to_smem(block, smem.at[slot], loaded.at[slot])
-                block = scale_gmem.at[pl.ds(tile, 1), groups]
-                plgpu.copy_gmem_to_smem(block, scale_smem.at[slot], loaded.at[slot])
 
-        @pl.loop(max(steps - stages, 0), steps)
-        def _last(step: Any) -> None:  # before which the block may not end
-            plgpu.barrier_wait(consumed.at[jax.lax.rem(step, stages)])
-
-    @pl.when(role == _PRODUCTS)
-    def _multiply() -> None:
-        @pl.loop(0, steps)
-        def _step(step: Any) -> None:
-            slot = jax.lax.rem(step, stages)
-            plgpu.barrier_wait(loaded.at[slot])
-            plgpu.async_copy_scales_to_tmem(x_scale_smem.at[slot], x_scale)
-            plgpu.async_copy_scales_to_tmem(y_scale_smem.at[slot], y_scale)
-            plgpu.tcgen05_mma(
-                sums,
-                x_smem.at[slot],
-                y_smem.at[slot].T,
-                consumed.at[slot],
-                a_scale=x_scale,
-                b_scale=y_scale,
-                accumulate=step > 0,
-            )
-
-        plgpu.tcgen05_commit_arrive(summed)
-
-    @pl.when(role == _OUTPUT)
-    def _store() -> None:
-        plgpu.barrier_wait(summed)
-        o_smem[...] = plgpu.async_load_tmem(sums).astype(o_gmem.dtype)
-        plgpu.commit_smem()
-        here = pl.ds(row * _TILE, _TILE), pl.ds(column * _TILE, _TILE)
-        plgpu.copy_smem_to_gmem(o_smem, o_gmem.at[here])
-        plgpu.wait_smem_to_gmem(0)
+def _multiply(
+    buffers: _Operands,
+    scales: _Scales,
+    result: Result,
+    barriers: Barriers,
+    step: jax.Array,
+    slot: jax.Array,
+) -> None:
+    """Start the copies of the scales to tensor memory, then the product that reads them."""
+    plgpu.async_copy_scales_to_tmem(buffers.x_scale.at[slot], scales.x)
+    plgpu.async_copy_scales_to_tmem(buffers.y_scale.at[slot], scales.y)
+    plgpu.tcgen05_mma(
+        result.sums,
+        buffers.x.at[slot],
+        buffers.y.at[slot].T,
+        barriers.consumed.at[slot],
+        a_scale=scales.x,
+        b_scale=scales.y,
+        accumulate=step > 0,
+    )
 
 
 def blackwell_scaled_matmul(
@@ -158,51 +184,28 @@ def blackwell_scaled_matmul(
             f"with {x_scale.dtype}"
         )
     block_k = _block_k(x.dtype)
-    for name, axis, size, multiple in (
-        ("x", "m", m, _TILE),
-        ("y", "n", n, _TILE),
-        ("x", "k", k, block_k),
-    ):
-        if size % multiple:
-            raise ValueError(
-                f"the {axis} of {name} must be a multiple of {multiple}, but it is {size}"
-            )
+    check_multiples(("x", "m", m, TILE), ("y", "n", n, TILE), ("x", "k", k, block_k))
     for name, scale, rows in (("x_scale", x_scale, m), ("y_scale", y_scale, n)):
         if scale.shape != (rows, k // block):
             raise ValueError(
                 f"{name} must have the shape {(rows, k // block)}, one for each {block} elements "
                 f"of a row, but its shape is {scale.shape}"
             )
-    _require.positive(stages=stages)
-    if stages < 2:
-        raise ValueError(f"stages must be at least 2, but it is {stages}: nothing would overlap")
+    check_stages(stages)
     scales = block_k // block
     transforms = (plgpu.TilingTransform((_tiles.ROWS, block_k)), plgpu.SwizzleTransform(128))
-    operand = plgpu.SMEM((stages, _TILE, block_k), x.dtype, transforms=transforms)
+    operand = plgpu.SMEM((stages, TILE, block_k), x.dtype, transforms=transforms)
     scale_smem = plgpu.SMEM((stages, 1, scales // 4, 32, 16), x_scale.dtype)
-    scale_tmem = plgpu.TMEM((_TILE, scales), x_scale.dtype, layout=plgpu.TMEMLayout.SCALES_LAYOUT)
-    return plgpu.kernel(
+    scale_tmem = plgpu.TMEM((TILE, scales), x_scale.dtype, layout=plgpu.TMEMLayout.SCALES_LAYOUT)
+    return call(
         _kernel,
-        out_type=jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
-        scratch_types={
-            "x_smem": operand,
-            "y_smem": operand,
-            "x_scale_smem": scale_smem,
-            "y_scale_smem": scale_smem,
-            "o_smem": _tiles.smem((_TILE, _TILE), jnp.bfloat16),
-            "sums": plgpu.TMEM((_TILE, _TILE), jnp.float32),
-            "x_scale": scale_tmem,
-            "y_scale": scale_tmem,
-            "loaded": plgpu.Barrier(num_arrivals=4, num_barriers=stages),
-            "consumed": plgpu.Barrier(num_barriers=stages, orders_tensor_core=True),
-            "summed": plgpu.Barrier(orders_tensor_core=True),
-        },
-        grid=(m // _TILE, n // _TILE),
-        grid_names=("row", "column"),
-        num_threads=3,
-        thread_name="role",
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-    )(x, y, *(_for_tensor_memory(_unsigned(each)) for each in (x_scale, y_scale)))
+        (x, y, *(_for_tensor_memory(_unsigned(each)) for each in (x_scale, y_scale))),
+        out=jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
+        buffers=_Operands(operand, operand, scale_smem, scale_smem),
+        extra=_Scales(scale_tmem, scale_tmem),
+        copies=4,
+        stages=stages,
+    )
 
 
 def _block_k(dtype: Any) -> int:
@@ -218,8 +221,8 @@ def _unsigned(scale: jax.Array) -> jax.Array:
 def _for_tensor_memory(scale: jax.Array) -> jax.Array:
     """``(rows, scales)`` as ``(rows // 128, scales // 4, 32, 16)``; see above."""
     rows, scales = scale.shape
-    parts = scale.reshape(rows // _TILE, 4, 32, scales // 4, 4)
-    return parts.transpose(0, 3, 2, 1, 4).reshape(rows // _TILE, scales // 4, 32, 16)
+    parts = scale.reshape(rows // TILE, 4, 32, scales // 4, 4)
+    return parts.transpose(0, 3, 2, 1, 4).reshape(rows // TILE, scales // 4, 32, 16)
 
 
 def reference(x: jax.Array, y: jax.Array, x_scale: jax.Array, y_scale: jax.Array) -> jax.Array:

@@ -22,8 +22,9 @@ ISA" 8.7, section "tcgen05 sparse matrices".
 
 from __future__ import annotations
 
+import functools
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,79 +33,92 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from reference_kernels import _require
+from reference_kernels._refs import Ref
 from reference_kernels.mosaic_gpu import _tiles
+from reference_kernels.mosaic_gpu._blackwell_roles import (
+    TILE,
+    Barriers,
+    Result,
+    call,
+    check_multiples,
+    check_stages,
+    run_roles,
+)
 
 #: Which two of four elements are kept.
 PAIRS = tuple(itertools.combinations(range(4), 2))
 
-_TILE = 128  # rows and columns of the output that a block computes
-_LOADS, _PRODUCTS, _OUTPUT = range(3)  # what each warpgroup does
+
+class _Operands(NamedTuple):
+    """What is multiplied: all of it in global memory, or ``stages`` blocks of it in shared memory.
+
+    Attributes:
+      x: the elements that are kept, ``(m, k // 2)``, or ``(stages, 128, block_k // 2)``.
+      y: ``(n, k)``, or ``(stages, 128, block_k)``.
+      places: which elements they are, in the order of the tensor core, ``(m // 128, k // 128, 128,
+        64)``, or ``(stages, 1, block_k // 128, 128, 64)``.
+    """
+
+    x: Ref
+    y: Ref
+    places: Ref
 
 
 def _kernel(
-    x_gmem: Any,
-    y_gmem: Any,
-    places_gmem: Any,
-    o_gmem: Any,
-    x_smem: Any,
-    y_smem: Any,
-    places_smem: Any,
-    o_smem: Any,
-    sums: Any,
-    places: Any,
-    loaded: Any,
-    consumed: Any,
-    summed: Any,
+    x: Ref,
+    y: Ref,
+    places: Ref,
+    o: Ref,
+    buffers: _Operands,
+    places_tmem: Ref,
+    result: Result,
+    barriers: Barriers,
 ) -> None:
-    role = jax.lax.axis_index("role")
+    """A tile of ``o (m, n)``; see ``_Operands`` for the first three."""
+    operands = _Operands(x, y, places)
+    run_roles(
+        o,
+        result,
+        barriers,
+        steps=y.shape[1] // buffers.y.shape[2],
+        load=functools.partial(_load, operands, buffers, barriers),
+        multiply=functools.partial(_multiply, buffers, places_tmem, result, barriers),
+    )
+
+
+def _load(
+    operands: _Operands, buffers: _Operands, barriers: Barriers, step: jax.Array, slot: jax.Array
+) -> None:
+    """Start the copies of a step: a block of each operand, and the places."""
     row, column = jax.lax.axis_index("row"), jax.lax.axis_index("column")
-    stages, _, block_k = y_smem.shape
-    groups = places_smem.shape[2]
-    steps = y_gmem.shape[1] // block_k
+    loaded = barriers.loaded.at[slot]
+    for gmem, smem, tile in ((operands.x, buffers.x, row), (operands.y, buffers.y, column)):
+        terms = smem.shape[2]  # of x half as many
+        block = gmem.at[pl.ds(tile * TILE, TILE), pl.ds(step * terms, terms)]
+        plgpu.copy_gmem_to_smem(block, smem.at[slot], loaded)
+    groups = buffers.places.shape[2]
+    block = operands.places.at[pl.ds(row, 1), pl.ds(step * groups, groups)]
+    plgpu.copy_gmem_to_smem(block, buffers.places.at[slot], loaded)
 
-    @pl.when(role == _LOADS)
-    def _load() -> None:
-        @pl.loop(0, steps)
-        def _step(step: Any) -> None:
-            slot = jax.lax.rem(step, stages)
-            pl.when(step >= stages)(lambda: plgpu.barrier_wait(consumed.at[slot]))
-            for gmem, smem, tile in ((x_gmem, x_smem, row), (y_gmem, y_smem, column)):
-                terms = smem.shape[2]  # of x half as many
-                block = gmem.at[pl.ds(tile * _TILE, _TILE), pl.ds(step * terms, terms)]
-                plgpu.copy_gmem_to_smem(block, smem.at[slot], loaded.at[slot])
-            block = places_gmem.at[pl.ds(row, 1), pl.ds(step * groups, groups)]
-            plgpu.copy_gmem_to_smem(block, places_smem.at[slot], loaded.at[slot])
 
-        @pl.loop(max(steps - stages, 0), steps)
-        def _last(step: Any) -> None:  # before which the block may not end
-            plgpu.barrier_wait(consumed.at[jax.lax.rem(step, stages)])
-
-    @pl.when(role == _PRODUCTS)
-    def _multiply() -> None:
-        @pl.loop(0, steps)
-        def _step(step: Any) -> None:
-            slot = jax.lax.rem(step, stages)
-            plgpu.barrier_wait(loaded.at[slot])
-            plgpu.async_copy_sparse_metadata_to_tmem(places_smem.at[slot], places)
-            plgpu.tcgen05_mma(
-                sums,
-                x_smem.at[slot],
-                y_smem.at[slot].T,
-                consumed.at[slot],
-                a_sparse_metadata=places,
-                accumulate=step > 0,
-            )
-
-        plgpu.tcgen05_commit_arrive(summed)
-
-    @pl.when(role == _OUTPUT)
-    def _store() -> None:
-        plgpu.barrier_wait(summed)
-        o_smem[...] = plgpu.async_load_tmem(sums).astype(o_gmem.dtype)
-        plgpu.commit_smem()
-        here = pl.ds(row * _TILE, _TILE), pl.ds(column * _TILE, _TILE)
-        plgpu.copy_smem_to_gmem(o_smem, o_gmem.at[here])
-        plgpu.wait_smem_to_gmem(0)
+def _multiply(
+    buffers: _Operands,
+    places: Ref,
+    result: Result,
+    barriers: Barriers,
+    step: jax.Array,
+    slot: jax.Array,
+) -> None:
+    """Start the copy of the places to tensor memory, then the product that reads them."""
+    plgpu.async_copy_sparse_metadata_to_tmem(buffers.places.at[slot], places)
+    plgpu.tcgen05_mma(
+        result.sums,
+        buffers.x.at[slot],
+        buffers.y.at[slot].T,
+        barriers.consumed.at[slot],
+        a_sparse_metadata=places,
+        accumulate=step > 0,
+    )
 
 
 def blackwell_sparse_matmul(
@@ -129,15 +143,7 @@ def blackwell_sparse_matmul(
     _tiles.check_dtype("values", values, float8=True)
     _require.same_dtype(values=values, y=y)
     block_k = 2 * _tiles.width(values.dtype)
-    for name, axis, size, multiple in (
-        ("values", "m", m, _TILE),
-        ("y", "n", n, _TILE),
-        ("y", "k", k, block_k),
-    ):
-        if size % multiple:
-            raise ValueError(
-                f"the {axis} of {name} must be a multiple of {multiple}, but it is {size}"
-            )
+    check_multiples(("values", "m", m, TILE), ("y", "n", n, TILE), ("y", "k", k, block_k))
     if half != k // 2:
         raise ValueError(f"values must have half of the k of y, {k // 2}, but has {half}")
     if pairs.shape != (m, k // 4) or pairs.dtype != jnp.int32:
@@ -145,35 +151,23 @@ def blackwell_sparse_matmul(
             f"pairs must be int32 of the shape {(m, k // 4)}, one for each four elements of a row, "
             f"but it is {pairs.dtype} of the shape {pairs.shape}"
         )
-    _require.positive(stages=stages)
-    if stages < 2:
-        raise ValueError(f"stages must be at least 2, but it is {stages}: nothing would overlap")
-    dtype = _out_dtype(values.dtype)
+    check_stages(stages)
     places = plgpu.format_tcgen05_sparse_metadata(_places(pairs).astype(jnp.uint2), values.dtype)
-    return plgpu.kernel(
+    return call(
         _kernel,
-        out_type=jax.ShapeDtypeStruct((m, n), dtype),
-        scratch_types={
-            "x_smem": _tiles.smem((stages, _TILE, block_k // 2), values.dtype),
-            "y_smem": _tiles.smem((stages, _TILE, block_k), values.dtype),
-            "places_smem": plgpu.SMEM((stages, 1, block_k // 128, 128, 64), jnp.uint2),
-            "o_smem": _tiles.smem((_TILE, _TILE), dtype),
-            "sums": plgpu.TMEM((_TILE, _TILE), jnp.float32),
-            "places": plgpu.TMEM(
-                (_TILE, block_k // 2),
-                jnp.uint2,
-                layout=plgpu.TMEMLayout.SPARSE_METADATA_LAYOUT,
-            ),
-            "loaded": plgpu.Barrier(num_arrivals=3, num_barriers=stages),
-            "consumed": plgpu.Barrier(num_barriers=stages, orders_tensor_core=True),
-            "summed": plgpu.Barrier(orders_tensor_core=True),
-        },
-        grid=(m // _TILE, n // _TILE),
-        grid_names=("row", "column"),
-        num_threads=3,
-        thread_name="role",
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-    )(values, y, places)
+        (values, y, places),
+        out=jax.ShapeDtypeStruct((m, n), _out_dtype(values.dtype)),
+        buffers=_Operands(
+            x=_tiles.smem((stages, TILE, block_k // 2), values.dtype),
+            y=_tiles.smem((stages, TILE, block_k), values.dtype),
+            places=plgpu.SMEM((stages, 1, block_k // 128, 128, 64), jnp.uint2),
+        ),
+        extra=plgpu.TMEM(
+            (TILE, block_k // 2), jnp.uint2, layout=plgpu.TMEMLayout.SPARSE_METADATA_LAYOUT
+        ),
+        copies=3,
+        stages=stages,
+    )
 
 
 def _out_dtype(dtype: Any) -> Any:

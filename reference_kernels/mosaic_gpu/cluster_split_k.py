@@ -32,8 +32,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from reference_kernels import _gpu
-from reference_kernels._require import product as check_operands
+from reference_kernels import _gpu, _require
 from reference_kernels.mosaic_gpu import _tiles
 
 Transport = Literal["push", "pull"]
@@ -62,7 +61,7 @@ def _kernel(
     first = mine * steps
 
     total = _tiles.sum_over(
-        *(x_gmem, y_gmem, x_smem, y_smem, arrived),
+        *(x_gmem, y_gmem, _tiles.Operands(x_smem, y_smem, arrived)),
         row=row,
         column=column,
         first=first,
@@ -149,7 +148,7 @@ def cluster_split_k(
       NotImplementedError: before JAX 0.12.
     """
     _gpu.check_names("cluster_split_k", _NEW)
-    m, k, n = check_operands(x, y)
+    m, k, n = _require.product(x, y)
     _tiles.check_dtype("x", x)
     _tiles.check_blocks(x.dtype, block_m=block_m, block_n=block_n, block_k=block_k, stages=stages)
     if cluster not in (1, 2, 4, 8):

@@ -39,7 +39,8 @@ Lengths that are no multiple of 128 are padded, at the cost of a copy.
 from __future__ import annotations
 
 import functools
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,11 +48,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from reference_kernels import _require
+from reference_kernels._refs import Ref
 from reference_kernels.mosaic_gpu._hopper_backward import gradients
 from reference_kernels.mosaic_gpu._hopper_blocks import (
-    COMPUTE_REGISTERS,
     CONSUMERS,
-    COPY_REGISTERS,
     ROWS,
     TILE,
     Settings,
@@ -59,223 +59,442 @@ from reference_kernels.mosaic_gpu._hopper_blocks import (
     of_rows,
     over_columns,
     padded,
+    roles,
     zeros,
 )
 
-Weights = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-
 _WIDEST = 128  # the d for which a warpgroup has room for two products at a time
+_KEYS, _VALUES = 0, 1  # which copy a barrier is about
+
+
+class _Arrays(NamedTuple):
+    """Arrays in global memory; lengths are whole tiles.
+
+    Attributes:
+      q: queries, ``(h, q_len, d)``.
+      k: keys, ``(g, kv_len, d)``.
+      v: values, ``(g, kv_len, d)``.
+      o: the output, ``(h, q_len, d)``.
+      log_sums: log2 of each query's sum of exp2, ``(h, q_len)``, float32; None if no gradient needs
+        it.
+    """
+
+    q: Ref
+    k: Ref
+    v: Ref
+    o: Ref
+    log_sums: Ref | None
+
+
+class _Buffers(NamedTuple):
+    """Shared memory of a block of the grid, in the order of its addresses.
+
+    With ``q`` before ``k``, ptxas spills 8 bytes of a thread (CUDA 13.5).
+
+    Attributes:
+      k: blocks of keys, ``(stages, block_kv, d)``; the first axis is the slot.
+      v: blocks of values, likewise.
+      q: for each computing warpgroup its queries, later their output, ``(2, 64, d)``.
+      weights: the weights of each computing warpgroup, ``(2, 64, block_kv)``; None if the tensor
+        core reads them from registers.
+      log_sums: for each computing warpgroup, ``(2, 64)``, float32.
+    """
+
+    k: Ref
+    v: Ref
+    q: Ref
+    weights: Ref | None
+    log_sums: Ref
+
+
+class _Barriers(NamedTuple):
+    """Who waits for what.
+
+    Attributes:
+      q_ready: ``(2,)``: the queries of a computing warpgroup have arrived. It waits for its own.
+      ready: ``(2, stages)``: the keys, or values, of a slot have arrived. Both computing warpgroups
+        wait for them.
+      free: ``(2, stages)``: both computing warpgroups have read the keys, or values, of a slot. The
+        copying one waits before it fills the slot again.
+      turn: ``(2,)``: a computing warpgroup may start its products. The other one arrives when it
+        has started its own.
+    """
+
+    q_ready: Ref
+    ready: Ref
+    free: Ref
+    turn: Ref
+
+
+class _Softmax(NamedTuple):
+    """The softmax of 64 queries over the keys that went by.
+
+    Attributes:
+      top: the largest score, as ``exp2`` takes it, ``(64,)``; -inf if no key was seen.
+      total: the sum of the weights ``2 ** (score - top)``, ``(64,)``.
+    """
+
+    top: jax.Array
+    total: jax.Array
+
+
+class _Weighed(NamedTuple):
+    """A block of keys after its softmax, or references to that.
+
+    Attributes:
+      weights: float32, ``(64, block_kv)``.
+      rescale: what the output of the blocks before is to be multiplied by, ``(64,)``.
+      softmax: with this block.
+    """
+
+    weights: Any
+    rescale: Any
+    softmax: Any
+
+
+class _Overlapped(NamedTuple):
+    """What the loop over blocks carries if the output is one block behind the scores.
+
+    Attributes:
+      out: the output without the last block, ``(64, d)``.
+      weights: of the last block, rounded, ``(64, block_kv)``; None if they are in shared memory.
+      softmax: with the last block.
+    """
+
+    out: jax.Array
+    weights: jax.Array | None
+    softmax: _Softmax
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tile:
+    """A tile of 128 queries of a head, as one of the three warpgroups sees it.
+
+    Attributes:
+      arrays: in global memory.
+      buffers: in shared memory.
+      barriers: between the warpgroups.
+      settings: what is known before the kernel runs.
+      head: the head of the queries.
+      warpgroup: 0 and 1 compute, 2 copies.
+      start: the first of the 64 queries of this warpgroup.
+      seen: how many blocks of keys the queries see.
+      whole: how many of these, from the first on, need no mask.
+    """
+
+    arrays: _Arrays
+    buffers: _Buffers
+    barriers: _Barriers
+    settings: Settings
+    head: jax.Array
+    warpgroup: jax.Array
+    start: jax.Array
+    seen: jax.Array
+    whole: jax.Array
+
+    @property
+    def q(self) -> Ref:
+        """The queries of this warpgroup in shared memory, ``(64, d)``."""
+        return self.buffers.q.at[self.warpgroup]
+
+    @property
+    def rows(self) -> pl.Slice:
+        """Where these queries are among those of the head."""
+        return pl.ds(self.start, ROWS)
+
+    @property
+    def scores_type(self) -> plgpu.WGMMAAccumulatorRef:
+        """Registers for a product with keys, ``(64, block_kv)``."""
+        return plgpu.WGMMAAccumulatorRef((ROWS, self.settings.block_kv), jnp.float32)
+
+    @property
+    def out_type(self) -> plgpu.WGMMAAccumulatorRef:
+        """Registers for a product with values, ``(64, d)``."""
+        return plgpu.WGMMAAccumulatorRef((ROWS, self.q.shape[-1]), jnp.float32)
+
+    def slot(self, block: int | jax.Array) -> jax.Array:
+        """Where in shared memory a block of keys or values is."""
+        return jax.lax.rem(jnp.int32(block), jnp.int32(self.settings.stages))
+
+    def wait_for_turn(self) -> None:
+        """Wait until this warpgroup may start its products."""
+        plgpu.barrier_wait(self.barriers.turn.at[self.warpgroup])
+
+    def pass_turn(self) -> None:
+        """Let the other computing warpgroup start its products."""
+        plgpu.barrier_arrive(self.barriers.turn.at[1 - self.warpgroup])
 
 
 def _attention_kernel(
-    q_gmem: Any,
-    k_gmem: Any,
-    v_gmem: Any,
-    o_gmem: Any,
-    log_sum_gmem: Any,
-    q_smem: Any,
-    k_smem: Any,
-    v_smem: Any,
-    weights_smem: Any,
-    log_sum_smem: Any,
-    q_ready: Any,
-    ready: Any,
-    free: Any,
-    turn: Any,
+    q: Ref,
+    k: Ref,
+    v: Ref,
+    o: Ref,
+    log_sums: Ref | None,
+    buffers: _Buffers,
+    barriers: _Barriers,
     *,
     settings: Settings,
 ) -> None:
-    head, warpgroup = jax.lax.axis_index("head"), jax.lax.axis_index("warpgroup")
+    """Give each warpgroup its role; see ``_Arrays`` for the first five."""
+    warpgroup = jax.lax.axis_index("warpgroup")
     # Causal tiles have work in proportion to their number: the long ones first.
-    tile = pl.cdiv(settings.q_len, TILE) - 1 - jax.lax.axis_index("tile")
-    seen, whole = settings.seen(tile, settings.block_kv), settings.whole(tile, settings.block_kv)
-    wide = q_smem.shape[-1] > _WIDEST
+    index = pl.cdiv(settings.q_len, TILE) - 1 - jax.lax.axis_index("tile")
+    tile = _Tile(
+        arrays=_Arrays(q, k, v, o, log_sums),
+        buffers=buffers,
+        barriers=barriers,
+        settings=settings,
+        head=jax.lax.axis_index("head"),
+        warpgroup=warpgroup,
+        start=index * TILE + warpgroup * ROWS,
+        seen=settings.seen(index, settings.block_kv),
+        whole=settings.whole(index, settings.block_kv),
+    )
+    roles(tile.warpgroup, copy=lambda: _copy_blocks(tile), compute=lambda: _attend_tile(tile))
 
-    @pl.when(warpgroup == CONSUMERS)
-    def _copy() -> None:
-        plgpu.set_max_registers(COPY_REGISTERS, action="decrease")
-        kv_head = jax.lax.div(head, jnp.int32(q_gmem.shape[0] // k_gmem.shape[0]))
 
-        @pl.loop(0, seen)
-        def _block(j: Any) -> None:
-            slot = jax.lax.rem(j, jnp.int32(settings.stages))
-            rows = pl.ds(j * settings.block_kv, settings.block_kv)
-            for i, (source, buffer) in enumerate(((k_gmem, k_smem), (v_gmem, v_smem))):
-                pl.when(j >= settings.stages)(lambda i=i: plgpu.barrier_wait(free.at[i, slot]))
-                plgpu.copy_gmem_to_smem(
-                    source.at[kv_head, rows], buffer.at[slot], ready.at[i, slot]
-                )
+def _copy_blocks(tile: _Tile) -> None:
+    """Copy the keys and values that the tile sees, each block as soon as its slot is free."""
+    arrays, buffers, settings = tile.arrays, tile.buffers, tile.settings
+    ready, free = tile.barriers.ready, tile.barriers.free
+    kv_head = jax.lax.div(tile.head, jnp.int32(arrays.q.shape[0] // arrays.k.shape[0]))
 
-        @pl.loop(jnp.maximum(seen - settings.stages, 0), seen)
-        def _leave(j: Any) -> None:  # the interpreter of JAX 0.11 wants every phase to be seen
-            for i in range(2):
-                plgpu.barrier_wait(free.at[i, jax.lax.rem(j, jnp.int32(settings.stages))])
+    @pl.loop(0, tile.seen)
+    def _block(j: jax.Array) -> None:
+        slot, rows = tile.slot(j), pl.ds(j * settings.block_kv, settings.block_kv)
+        for i, source, buffer in ((_KEYS, arrays.k, buffers.k), (_VALUES, arrays.v, buffers.v)):
+            pl.when(j >= settings.stages)(lambda i=i: plgpu.barrier_wait(free.at[i, slot]))
+            plgpu.copy_gmem_to_smem(source.at[kv_head, rows], buffer.at[slot], ready.at[i, slot])
 
-    @pl.when(warpgroup < CONSUMERS)
-    def _compute() -> None:
-        plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
-        start = tile * TILE + warpgroup * ROWS
-        q = q_smem.at[warpgroup]
-        plgpu.copy_gmem_to_smem(q_gmem.at[head, pl.ds(start, ROWS)], q, q_ready.at[warpgroup])
-        plgpu.barrier_wait(q_ready.at[warpgroup])
+    @pl.loop(jnp.maximum(tile.seen - settings.stages, 0), tile.seen)
+    def _leave(j: jax.Array) -> None:  # the interpreter of JAX 0.11 wants every phase to be seen
+        for i in (_KEYS, _VALUES):
+            plgpu.barrier_wait(free.at[i, tile.slot(j)])
 
-        def slot_of(j: Any) -> Any:
-            return jax.lax.rem(jnp.int32(j), jnp.int32(settings.stages))
 
-        def pass_turn() -> None:
-            plgpu.barrier_arrive(turn.at[1 - warpgroup])
+def _attend_tile(tile: _Tile) -> None:
+    """Compute the output of 64 queries, a block of keys after the other."""
+    _load_queries(tile)
+    pl.when(tile.warpgroup == 1)(tile.pass_turn)  # warpgroup 0 begins
+    wide = tile.q.shape[-1] > _WIDEST
+    out, softmax = (_attend_serially if wide else _attend_overlapped)(tile)
+    _store_output(tile, out, softmax)
 
-        def issue_scores(scores: Any, j: Any) -> None:
-            plgpu.wgmma(scores, q, k_smem.at[slot_of(j)].transpose((1, 0)))
 
-        def issue_output(out: Any, weights: jax.Array | None, j: Any) -> None:
-            plgpu.barrier_wait(ready.at[1, slot_of(j)])
-            plgpu.wgmma(
-                out,
-                weights_smem.at[warpgroup] if weights is None else weights,
-                v_smem.at[slot_of(j)],
-            )
+def _load_queries(tile: _Tile) -> None:
+    """Copy the queries of this warpgroup to shared memory, and wait for them."""
+    arrived = tile.barriers.q_ready.at[tile.warpgroup]
+    plgpu.copy_gmem_to_smem(tile.arrays.q.at[tile.head, tile.rows], tile.q, arrived)
+    plgpu.barrier_wait(arrived)
 
-        def weigh(
-            scores: Any, top: jax.Array, total: jax.Array, j: Any, *, after: int = 1
-        ) -> Weights:
-            s = plgpu.wgmma_accumulator_load(scores, wait_n=after)  # but not for those after it
-            plgpu.barrier_arrive(free.at[0, slot_of(j)])
-            if settings.masks(settings.block_kv):
-                s = jax.lax.cond(
-                    j >= whole,
-                    lambda s: settings.hide(s, start, j * settings.block_kv),
-                    lambda s: s,
-                    s,
-                )
-            new = jnp.maximum(top, jnp.max(s, axis=1) * settings.to_log2)
-            # A query that has seen nothing yet has the maximum -inf, and -inf - -inf is NaN.
-            shift = (
-                jnp.where(new == -jnp.inf, 0.0, new) if settings.masks(settings.block_kv) else new
-            )
-            p = jnp.exp2(s * settings.to_log2 - over_columns(shift, s.shape))
-            rescale = jnp.exp2(top - shift)
-            total = total * rescale + jnp.sum(p, axis=1)
-            p, rescale, new, total = jax.lax.optimization_barrier((p, rescale, new, total))
-            pl.when(j + 1 < seen)(lambda: plgpu.barrier_wait(ready.at[0, slot_of(j + 1)]))
-            return p, rescale, new, total
 
-        def rounded(p: jax.Array) -> jax.Array | None:
-            # Not earlier: ptxas puts them where the product before reads its own.
-            weights = jax.lax.optimization_barrier(p).astype(q_smem.dtype)
-            if settings.in_registers:
-                return weights
-            weights_smem[warpgroup] = weights
-            plgpu.commit_smem()
-            return None
+def _attend_overlapped(tile: _Tile) -> tuple[jax.Array, _Softmax]:
+    """The output before the division by its total: the softmax of a block while products run."""
+    first = pl.run_scoped(functools.partial(_weigh_first, tile), tile.scores_type)
+    carry = _Overlapped(
+        out=zeros(ROWS, tile.q.shape[-1]),
+        weights=_round_weights(tile, first.weights),
+        softmax=first.softmax,
+    )
+    out, weights, softmax = jax.lax.fori_loop(
+        1, tile.seen, functools.partial(_attend_block_overlapped, tile), carry
+    )
+    out += pl.run_scoped(functools.partial(_multiply_last, tile, weights), tile.out_type)
+    plgpu.barrier_arrive(tile.barriers.free.at[_VALUES, tile.slot(tile.seen - 1)])
+    return out, softmax
 
-        scores_type = plgpu.WGMMAAccumulatorRef((ROWS, settings.block_kv), jnp.float32)
-        out_type = plgpu.WGMMAAccumulatorRef((ROWS, q_smem.shape[-1]), jnp.float32)
 
-        def step(j: Any, carry: Any) -> Any:
-            out, weights, top, total = carry
+def _weigh_first(tile: _Tile, scores: Ref) -> _Weighed:
+    """The weights of block 0; no product of values is due yet."""
+    tile.wait_for_turn()
+    _wait_for_keys(tile, 0)
+    _start_scores(tile, scores, 0)
+    tile.pass_turn()
+    plgpu.wgmma_wait(0)
+    return _weigh(tile, scores, _Softmax(of_rows(-jnp.inf), of_rows(0.0)), 0)
 
-            def turn_of(scores: Any, out: Any) -> Weights:
-                plgpu.barrier_wait(turn.at[warpgroup])
-                issue_scores(scores, j)
-                issue_output(out, weights, j - 1)
-                pass_turn()
-                return weigh(scores, top, total, j)
 
-            if settings.in_registers:
+def _attend_block_overlapped(tile: _Tile, j: jax.Array, carry: _Overlapped) -> _Overlapped:
+    """Weigh block ``j`` while the values of block ``j - 1`` are multiplied."""
+    step = _step_in_registers if tile.settings.in_registers else _step_in_shared_memory
+    out, (weights, rescale, softmax) = step(tile, j, carry)
+    plgpu.barrier_arrive(tile.barriers.free.at[_VALUES, tile.slot(j - 1)])
+    return _Overlapped(
+        out * over_columns(rescale, out.shape), _round_weights(tile, weights), softmax
+    )
 
-                def add_to_output(refs: Any) -> None:
-                    out, *results = refs
-                    new = pl.run_scoped(lambda scores: turn_of(scores, out), scores_type)
-                    for ref, value in zip(results, new, strict=True):
-                        ref[...] = value
 
-                state: Any = pl.run_state(add_to_output)(
-                    (
-                        plgpu.WGMMAAccumulatorRef.init(out),
-                        zeros(ROWS, settings.block_kv),
-                        total,
-                        top,
-                        total,
-                    )
-                )
-                out, p, rescale, top, total = state
-            else:
+def _step_in_registers(tile: _Tile, j: jax.Array, carry: _Overlapped) -> tuple[jax.Array, _Weighed]:
+    """The output with block ``j - 1``, which the tensor core adds, and block ``j`` weighed."""
 
-                def multiply(scores: Any, more: Any) -> Any:
-                    new = turn_of(scores, more)
-                    return *new, plgpu.wgmma_accumulator_load(more)
+    def multiply(refs: tuple[Ref, _Weighed]) -> None:
+        out, results = refs
+        weighed = pl.run_scoped(
+            lambda scores: _multiply_and_weigh(tile, scores, out, carry, j), tile.scores_type
+        )
+        results.weights[...] = weighed.weights
+        results.rescale[...] = weighed.rescale
+        results.softmax.top[...] = weighed.softmax.top
+        results.softmax.total[...] = weighed.softmax.total
 
-                p, rescale, top, total, more = pl.run_scoped(multiply, scores_type, out_type)
-                out += more
-            plgpu.barrier_arrive(free.at[1, slot_of(j - 1)])
-            return out * over_columns(rescale, out.shape), rounded(p), top, total
+    # An accumulator with numbers in it is to be had by run_state only, which has no results but
+    # references; what they hold at first is not read.
+    total = carry.softmax.total
+    results = _Weighed(zeros(ROWS, tile.settings.block_kv), total, carry.softmax)
+    state: Any = plgpu.WGMMAAccumulatorRef.init(carry.out), results
+    return pl.run_state(multiply)(state)
 
-        def first(scores: Any) -> Any:
-            plgpu.barrier_wait(turn.at[warpgroup])
-            plgpu.barrier_wait(ready.at[0, 0])
-            issue_scores(scores, 0)
-            pass_turn()
-            plgpu.wgmma_wait(0)
-            return weigh(scores, of_rows(-jnp.inf), of_rows(0.0), 0)
 
-        def last(out: Any) -> jax.Array:
-            plgpu.barrier_wait(turn.at[warpgroup])
-            issue_output(out, weights, seen - 1)
-            pl.when(warpgroup == 0)(pass_turn)
-            return out[...]
+def _step_in_shared_memory(
+    tile: _Tile, j: jax.Array, carry: _Overlapped
+) -> tuple[jax.Array, _Weighed]:
+    """The output with block ``j - 1``, which the threads add, and block ``j`` weighed."""
 
-        def wide_step(j: Any, carry: Any) -> Any:
-            """A block, one product after the other: there are no registers for two at a time."""
-            out, top, total = carry
+    def multiply(scores: Ref, product: Ref) -> tuple[_Weighed, jax.Array]:
+        weighed = _multiply_and_weigh(tile, scores, product, carry, j)
+        return weighed, plgpu.wgmma_accumulator_load(product)
 
-            def weights_of(scores: Any) -> Weights:
-                plgpu.barrier_wait(turn.at[warpgroup])
-                issue_scores(scores, j)
-                pl.when(jnp.logical_or(warpgroup == 0, j + 1 < seen))(pass_turn)
-                return weigh(scores, top, total, j, after=0)
+    weighed, product = pl.run_scoped(multiply, tile.scores_type, tile.out_type)
+    return carry.out + product, weighed
 
-            p, rescale, top, total = pl.run_scoped(weights_of, scores_type)
-            out *= over_columns(rescale, out.shape)
-            weights = rounded(p)
-            if settings.in_registers:
-                acc = plgpu.WGMMAAccumulatorRef.init(out)
-                out = pl.run_state(lambda out: issue_output(out, weights, j))(acc)
-            else:
 
-                def product(acc: Any) -> jax.Array:
-                    issue_output(acc, weights, j)
-                    return acc[...]
+def _multiply_and_weigh(
+    tile: _Tile, scores: Ref, out: Ref, carry: _Overlapped, j: jax.Array
+) -> _Weighed:
+    """Weigh block ``j`` while the product of block ``j - 1`` is added to ``out``."""
+    tile.wait_for_turn()
+    _start_scores(tile, scores, j)
+    _start_output(tile, out, carry.weights, j - 1)
+    tile.pass_turn()
+    return _weigh(tile, scores, carry.softmax, j)
 
-                out += pl.run_scoped(product, out_type)
-            plgpu.barrier_arrive(free.at[1, slot_of(j)])
-            return out, top, total
 
-        pl.when(warpgroup == 1)(pass_turn)
-        if wide:
-            plgpu.barrier_wait(ready.at[0, 0])
-            carry = zeros(ROWS, q_smem.shape[-1]), of_rows(-jnp.inf), of_rows(0.0)
-            out, top, total = jax.lax.fori_loop(0, seen, wide_step, carry)
-        else:
-            p, _, top, total = pl.run_scoped(first, scores_type)
-            carry = (zeros(ROWS, q_smem.shape[-1]), rounded(p), top, total)
-            out, weights, top, total = jax.lax.fori_loop(1, seen, step, carry)
-            out += pl.run_scoped(last, out_type)
-            plgpu.barrier_arrive(free.at[1, slot_of(seen - 1)])
+def _multiply_last(tile: _Tile, weights: jax.Array | None, out: Ref) -> jax.Array:
+    """The product of the last block; no scores are due any more."""
+    tile.wait_for_turn()
+    _start_output(tile, out, weights, tile.seen - 1)
+    pl.when(tile.warpgroup == 0)(tile.pass_turn)
+    return out[...]
 
-        nothing = total == 0.0
-        out *= over_columns(1.0 / jnp.where(nothing, 1.0, total), out.shape)
-        q[...] = out.astype(q_smem.dtype)
-        if log_sum_gmem is not None:
-            log_sum = top + jnp.log(total) * 1.4426950408889634
-            log_sum_smem[warpgroup] = jnp.where(nothing, jnp.inf, log_sum)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(q, o_gmem.at[head, pl.ds(start, ROWS)])
-        if log_sum_gmem is not None:
-            plgpu.copy_smem_to_gmem(
-                log_sum_smem.at[warpgroup], log_sum_gmem.at[head, pl.ds(start, ROWS)]
-            )
-        plgpu.wait_smem_to_gmem(0)
+
+def _attend_serially(tile: _Tile) -> tuple[jax.Array, _Softmax]:
+    """The same, one product after the other: a wide output leaves no registers for two."""
+    _wait_for_keys(tile, 0)
+    carry = zeros(ROWS, tile.q.shape[-1]), _Softmax(of_rows(-jnp.inf), of_rows(0.0))
+    return jax.lax.fori_loop(0, tile.seen, functools.partial(_attend_block_serially, tile), carry)
+
+
+def _attend_block_serially(
+    tile: _Tile, j: jax.Array, carry: tuple[jax.Array, _Softmax]
+) -> tuple[jax.Array, _Softmax]:
+    """Weigh block ``j``, then add the product with its values to the output."""
+    out, softmax = carry
+
+    def weigh(scores: Ref) -> _Weighed:
+        tile.wait_for_turn()
+        _start_scores(tile, scores, j)
+        pl.when(jnp.logical_or(tile.warpgroup == 0, j + 1 < tile.seen))(tile.pass_turn)
+        return _weigh(tile, scores, softmax, j, running=0)
+
+    weighed = pl.run_scoped(weigh, tile.scores_type)
+    out *= over_columns(weighed.rescale, out.shape)
+    weights = _round_weights(tile, weighed.weights)
+    if tile.settings.in_registers:
+        state: Any = plgpu.WGMMAAccumulatorRef.init(out)
+        out = pl.run_state(lambda out: _start_output(tile, out, weights, j))(state)
+    else:
+
+        def multiply(product: Ref) -> jax.Array:
+            _start_output(tile, product, weights, j)
+            return product[...]
+
+        out += pl.run_scoped(multiply, tile.out_type)
+    plgpu.barrier_arrive(tile.barriers.free.at[_VALUES, tile.slot(j)])
+    return out, weighed.softmax
+
+
+def _wait_for_keys(tile: _Tile, j: int | jax.Array) -> None:
+    """Wait until the keys of block ``j`` have arrived."""
+    plgpu.barrier_wait(tile.barriers.ready.at[_KEYS, tile.slot(j)])
+
+
+def _start_scores(tile: _Tile, scores: Ref, j: int | jax.Array) -> None:
+    """Start ``q k^T`` of block ``j``, whose keys have arrived."""
+    plgpu.wgmma(scores, tile.q, tile.buffers.k.at[tile.slot(j)].transpose((1, 0)))
+
+
+def _start_output(tile: _Tile, out: Ref, weights: jax.Array | None, j: jax.Array) -> None:
+    """Start to add the weights of block ``j`` times its values to ``out``."""
+    plgpu.barrier_wait(tile.barriers.ready.at[_VALUES, tile.slot(j)])
+    buffer = tile.buffers.weights
+    left = weights if buffer is None else buffer.at[tile.warpgroup]
+    plgpu.wgmma(out, left, tile.buffers.v.at[tile.slot(j)])
+
+
+def _weigh(
+    tile: _Tile, scores: Ref, softmax: _Softmax, j: int | jax.Array, *, running: int = 1
+) -> _Weighed:
+    """A step of the softmax: the weights of block ``j``, and what they change.
+
+    It waits for the scores, frees the keys of the block, and waits for those of the next.
+
+    Args:
+      tile: the tile.
+      scores: being computed, ``(64, block_kv)``.
+      softmax: before this block.
+      j: the block.
+      running: products started after the scores, which may go on.
+    """
+    settings, barriers = tile.settings, tile.barriers
+    masks = settings.masks(settings.block_kv)
+    s = plgpu.wgmma_accumulator_load(scores, wait_n=running)
+    plgpu.barrier_arrive(barriers.free.at[_KEYS, tile.slot(j)])
+    if masks:
+        s = jax.lax.cond(
+            j >= tile.whole,
+            lambda s: settings.hide(s, tile.start, j * settings.block_kv),
+            lambda s: s,
+            s,
+        )
+    top = jnp.maximum(softmax.top, jnp.max(s, axis=1) * settings.to_log2)
+    # A query that has seen nothing yet has the maximum -inf, and -inf - -inf is NaN.
+    shift = jnp.where(top == -jnp.inf, 0.0, top) if masks else top
+    p = jnp.exp2(s * settings.to_log2 - over_columns(shift, s.shape))
+    rescale = jnp.exp2(softmax.top - shift)
+    total = softmax.total * rescale + jnp.sum(p, axis=1)
+    # Before the branch that follows, which keeps ptxas from moving exp2 behind the other product.
+    p, rescale, top, total = jax.lax.optimization_barrier((p, rescale, top, total))
+    pl.when(j + 1 < tile.seen)(lambda: _wait_for_keys(tile, j + 1))
+    return _Weighed(p, rescale, _Softmax(top, total))
+
+
+def _round_weights(tile: _Tile, weights: jax.Array) -> jax.Array | None:
+    """Weights as the tensor core takes them: in registers, or None if in shared memory."""
+    # Not earlier: ptxas puts them where the product before reads its own.
+    rounded = jax.lax.optimization_barrier(weights).astype(tile.q.dtype)
+    buffer = tile.buffers.weights
+    if buffer is None:
+        return rounded
+    buffer[tile.warpgroup] = rounded
+    plgpu.commit_smem()
+    return None
+
+
+def _store_output(tile: _Tile, out: jax.Array, softmax: _Softmax) -> None:
+    """Divide the output by the total and copy it to global memory, with the sums if wanted."""
+    arrays, buffers, here = tile.arrays, tile.buffers, (tile.head, tile.rows)
+    nothing = softmax.total == 0.0
+    out *= over_columns(1.0 / jnp.where(nothing, 1.0, softmax.total), out.shape)
+    tile.q[...] = out.astype(tile.q.dtype)
+    if arrays.log_sums is not None:
+        log_sums = softmax.top + jnp.log(softmax.total) * math.log2(math.e)
+        buffers.log_sums[tile.warpgroup] = jnp.where(nothing, jnp.inf, log_sums)
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(tile.q, arrays.o.at[here])
+    if arrays.log_sums is not None:
+        plgpu.copy_smem_to_gmem(buffers.log_sums.at[tile.warpgroup], arrays.log_sums.at[here])
+    plgpu.wait_smem_to_gmem(0)
 
 
 def _call(
@@ -283,38 +502,37 @@ def _call(
 ) -> tuple[jax.Array, jax.Array | None]:
     """The output and, if ``save``, each query's log2 of its sum of exp2, ``(h, q_len)``."""
     heads, q_len, d = q.shape
-    pairs = (2, settings.stages)  # of K and V
-
-    def kernel(q: Any, k: Any, v: Any, o: Any, *log_sum: Any, **scratch: Any) -> None:
-        _attention_kernel(q, k, v, o, log_sum[0] if log_sum else None, settings=settings, **scratch)
-
-    kernel.__name__ = "hopper_flash_attention"
-    log_sums = jax.ShapeDtypeStruct((heads, q_len), jnp.float32)
-    scratch: dict[str, Any] = {
-        "q_smem": in_shared(CONSUMERS, ROWS, d, dtype=q.dtype),
-        "k_smem": in_shared(settings.stages, settings.block_kv, d, dtype=q.dtype),
-        "v_smem": in_shared(settings.stages, settings.block_kv, d, dtype=q.dtype),
-        "weights_smem": None
+    stages, block_kv = settings.stages, settings.block_kv
+    buffers = _Buffers(
+        k=in_shared(stages, block_kv, d, dtype=q.dtype),
+        v=in_shared(stages, block_kv, d, dtype=q.dtype),
+        q=in_shared(CONSUMERS, ROWS, d, dtype=q.dtype),
+        weights=None
         if settings.in_registers
-        else in_shared(CONSUMERS, ROWS, settings.block_kv, dtype=q.dtype),
-        "log_sum_smem": plgpu.SMEM((CONSUMERS, ROWS), jnp.float32),
-        "q_ready": plgpu.Barrier(num_barriers=CONSUMERS),
-        "ready": plgpu.Barrier(num_barriers=pairs),
-        "free": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=pairs),
-        "turn": plgpu.Barrier(num_barriers=CONSUMERS),
-    }
-    o, *saved = plgpu.kernel(
-        kernel,
-        out_type=(jax.ShapeDtypeStruct(q.shape, q.dtype), *([log_sums] if save else [])),
-        scratch_types=scratch,
+        else in_shared(CONSUMERS, ROWS, block_kv, dtype=q.dtype),
+        log_sums=plgpu.SMEM((CONSUMERS, ROWS), jnp.float32),
+    )
+    barriers = _Barriers(
+        q_ready=plgpu.Barrier(num_barriers=CONSUMERS),
+        ready=plgpu.Barrier(num_barriers=(2, stages)),
+        free=plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=(2, stages)),
+        turn=plgpu.Barrier(num_barriers=CONSUMERS),
+    )
+    return plgpu.kernel(
+        functools.partial(_attention_kernel, settings=settings),
+        out_type=(
+            jax.ShapeDtypeStruct(q.shape, q.dtype),
+            jax.ShapeDtypeStruct((heads, q_len), jnp.float32) if save else None,
+        ),
+        scratch_types=(buffers, barriers),
         grid=(heads, q_len // TILE),
         grid_names=("head", "tile"),
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
+        kernel_name="hopper_flash_attention",
         # No sum is over warps, so none needs memory to meet in: room for the third stage.
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
     )(q, k, v)
-    return o, saved[0] if saved else None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

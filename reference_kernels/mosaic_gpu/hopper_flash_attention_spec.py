@@ -77,13 +77,13 @@ _FORWARD = (
     EquivalentMutant(
         operator="wait",
         change="dropped",
-        source="plgpu.barrier_wait(free.at[i, jax.lax.rem(j, jnp.int32(settings.stages))])",
+        source="plgpu.barrier_wait(free.at[i, tile.slot(j)])",
         reason="nobody fills these slots again; only the interpreter of JAX 0.11 wants it",
     ),
     EquivalentMutant(
         operator="arithmetic",
         change="sub -> add",
-        source="@pl.loop(jnp.maximum(seen - settings.stages, 0), seen)",
+        source="@pl.loop(jnp.maximum(tile.seen - settings.stages, 0), tile.seen)",
         reason="likewise",
     ),
     EquivalentMutant(
@@ -111,18 +111,18 @@ _FORWARD = (
             operator="arithmetic",
             change=change,
             source=source,
-            caller="return weigh(scores, of_rows(-jnp.inf), of_rows(0.0), 0)",
+            caller="return _weigh(tile, scores, _Softmax(of_rows(-jnp.inf), of_rows(0.0)), 0)",
             reason="before the first block the sum is 0, and so is its factor, 2 ** -inf",
         )
         for change, source in (
-            ("sub -> add", "rescale = jnp.exp2(top - shift)"),
-            ("mul -> add", "total = total * rescale + jnp.sum(p, axis=1)"),
+            ("sub -> add", "rescale = jnp.exp2(softmax.top - shift)"),
+            ("mul -> add", "total = softmax.total * rescale + jnp.sum(p, axis=1)"),
         )
     ),
     EquivalentMutant(
         operator="guard",
         change="always",
-        source="pl.when(warpgroup == 0)(pass_turn)",
+        source="pl.when(tile.warpgroup == 0)(tile.pass_turn)",
         reason="the last turn of warpgroup 0 is over, and it waits for no other",
     ),
 )

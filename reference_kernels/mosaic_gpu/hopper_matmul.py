@@ -28,65 +28,92 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from reference_kernels._require import product as check_operands
+from reference_kernels import _require
+from reference_kernels._refs import Ref
 from reference_kernels.mosaic_gpu import _tiles
 from reference_kernels.mosaic_gpu._tiles import Activation
 
 
+class _Buffers(NamedTuple):
+    """Shared memory of a block of the grid.
+
+    Attributes:
+      x: blocks of ``x`` for ``stages`` steps, ``(stages, block_m, block_k)``, or the last two
+        sizes the other way round, as the axes of ``x`` are.
+      y: blocks of ``y``, ``(stages, block_k, block_n)``, or likewise.
+      o: parts of the output on their way out; see ``_tiles.staging``.
+    """
+
+    x: Ref
+    y: Ref
+    o: Ref
+
+
 def _matmul_kernel(
-    x_gmem: Any,
-    y_gmem: Any,
-    o_gmem: Any,
-    x_smem: Any,
-    y_smem: Any,
-    o_smem: Any,
-    arrived: Any,
+    x: Ref,
+    y: Ref,
+    o: Ref,
+    buffers: _Buffers,
+    arrived: Ref,
     *,
     axes: tuple[int, int],
     steps: int,
     activation: Activation | None,
 ) -> None:
-    """A block of the output: contract axis ``axes[0]`` of ``x`` with ``axes[1]`` of ``y``."""
-    stages = x_smem.shape[0]
-    block_m, block_n = x_smem.shape[2 - axes[0]], y_smem.shape[2 - axes[1]]
+    """A block of the output: contract axis ``axes[0]`` of ``x`` with ``axes[1]`` of ``y``.
+
+    Args:
+      x: ``(m, k)``, or ``(k, m)``, in global memory.
+      y: ``(k, n)``, or ``(n, k)``.
+      o: ``(m, n)``.
+      buffers: in shared memory.
+      arrived: barriers, ``(stages,)``: both blocks of a step have arrived in a slot.
+      axes: which axis of each operand is contracted.
+      steps: of the sums.
+      activation: applied to the sums.
+    """
+    block_m, block_n = buffers.x.shape[2 - axes[0]], buffers.y.shape[2 - axes[1]]
     row, column = jax.lax.axis_index("row") * block_m, jax.lax.axis_index("column") * block_n
 
-    def fetch(step: Any) -> None:
-        slot = jax.lax.rem(step, stages)
+    def fetch(step: jax.Array, slot: jax.Array) -> None:
         for gmem, smem, first, axis in (
-            (x_gmem, x_smem, row, axes[0]),
-            (y_gmem, y_smem, column, axes[1]),
+            (x, buffers.x, row, axes[0]),
+            (y, buffers.y, column, axes[1]),
         ):
-            starts = [first, first]
-            starts[axis] = step * smem.shape[1 + axis]
-            here = tuple(pl.ds(at, size) for at, size in zip(starts, smem.shape[1:], strict=True))
-            plgpu.copy_gmem_to_smem(gmem.at[here], smem.at[slot], arrived.at[slot])
+            block = gmem.at[_block_of(smem.shape[1:], step, first, axis)]
+            plgpu.copy_gmem_to_smem(block, smem.at[slot], arrived.at[slot])
 
-    def accumulate(acc: Any) -> jax.Array:
-        @pl.loop(0, steps)
-        def _step(step: Any) -> None:
-            slot = jax.lax.rem(step, stages)
-            plgpu.barrier_wait(arrived.at[slot])
-            x, y = x_smem.at[slot], y_smem.at[slot]
-            plgpu.wgmma(acc, x if axes[0] == 1 else x.T, y if axes[1] == 0 else y.T)
-            plgpu.wgmma_wait(1)  # the product of the step before is done: its slot is free
-            ahead = step + stages - 1
-            pl.when(jnp.logical_and(step > 0, ahead < steps))(lambda: fetch(ahead))
+    def multiply(acc: Ref, step: jax.Array, slot: jax.Array) -> None:
+        del step
+        left, right = buffers.x.at[slot], buffers.y.at[slot]
+        plgpu.wgmma(acc, left if axes[0] == 1 else left.T, right if axes[1] == 0 else right.T)
 
-        return acc[...]
-
-    for step in range(min(stages, steps)):
-        fetch(jnp.int32(step))  # an int would be checked: a block may be larger than an operand
-    total = pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((block_m, block_n), jnp.float32))
-    _tiles.store(total, o_smem, o_gmem, row, column, activation)
+    total = _tiles.sum_steps((block_m, block_n), arrived, steps, fetch=fetch, multiply=multiply)
+    _tiles.store(total, buffers.o, o, row, column, activation)
     plgpu.wait_smem_to_gmem(0)
+
+
+def _block_of(
+    shape: tuple[int, int], step: jax.Array, first: jax.Array, axis: int
+) -> tuple[pl.Slice, pl.Slice]:
+    """The block of an operand that a step needs.
+
+    Args:
+      shape: of the block.
+      step: which terms.
+      first: the first row or column along the other axis.
+      axis: that of the terms.
+    """
+    starts = [first, first]
+    starts[axis] = step * shape[axis]
+    return pl.ds(starts[0], shape[0]), pl.ds(starts[1], shape[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,12 +155,14 @@ def _contract(x: jax.Array, y: jax.Array, axes: tuple[int, int], settings: _Sett
             activation=settings.activation,
         ),
         out_type=jax.ShapeDtypeStruct(out, settings.dtype),
-        scratch_types=[
-            _tiles.smem((settings.stages, *x_block), x.dtype),
-            _tiles.smem((settings.stages, *y_block), y.dtype),
-            _tiles.staging(settings.dtype),
+        scratch_types=(
+            _Buffers(
+                x=_tiles.smem((settings.stages, *x_block), x.dtype),
+                y=_tiles.smem((settings.stages, *y_block), y.dtype),
+                o=_tiles.staging(settings.dtype),
+            ),
             plgpu.Barrier(num_arrivals=2, num_barriers=settings.stages),
-        ],
+        ),
         grid=(pl.cdiv(m, block_m), pl.cdiv(n, block_n)),
         grid_names=("row", "column"),
         # For the activation: what is rounded to 16 bits has no use for the last bits of an exp,
@@ -211,7 +240,7 @@ def hopper_matmul(
     Raises:
       ValueError: an operand has a wrong rank, size or dtype, or a block size is not allowed.
     """
-    check_operands(x, y, transpose_rhs=transpose_rhs)
+    _require.product(x, y, transpose_rhs=transpose_rhs)
     _tiles.check_dtype("x", x, float8=True)
     eight_bits = x.dtype.itemsize == 1
     if eight_bits and not transpose_rhs:

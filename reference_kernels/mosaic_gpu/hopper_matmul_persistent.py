@@ -39,7 +39,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from reference_kernels import _gpu, _require
-from reference_kernels._require import product as check_operands
 from reference_kernels.mosaic_gpu import _tiles
 
 _MULTIPLYING = 2  # warpgroups, besides the one that fetches
@@ -255,7 +254,7 @@ def hopper_matmul_persistent(
     Raises:
       ValueError: an operand has a wrong rank, size or dtype, or a block size is not allowed.
     """
-    check_operands(x, y)
+    _require.product(x, y)
     _tiles.check_dtype("x", x)
     _tiles.check_blocks(x.dtype, block_m=block_m, block_n=block_n, block_k=block_k, stages=stages)
     if block_m % (64 * _MULTIPLYING):

@@ -34,7 +34,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from reference_kernels import _gpu, _require
-from reference_kernels._require import product as check_operands
 from reference_kernels.mosaic_gpu import _tiles
 
 _MULTIPLYING = 2  # warpgroups, besides the one that copies
@@ -187,7 +186,7 @@ def hopper_matmul_pipelined(
       ValueError: an operand has a wrong rank, size or dtype, a block size is not allowed, or
         ``overlap`` is asked for with ``specialize``.
     """
-    m, k, n = check_operands(x, y)
+    m, k, n = _require.product(x, y)
     _tiles.check_dtype("x", x)
     _tiles.check_blocks(x.dtype, block_m=block_m, block_n=block_n, block_k=block_k, stages=stages)
     if specialize and overlap:

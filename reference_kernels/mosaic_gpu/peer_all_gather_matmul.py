@@ -30,9 +30,10 @@ of the kernel that multiplies.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,93 +41,155 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from reference_kernels import _gpu, _mesh, _require
+from reference_kernels._refs import Ref
 from reference_kernels.collective_matmul.all_gather_matmul import reference as on_tpu
 from reference_kernels.mosaic_gpu import _peers, _tiles
 
 _ROWS, _COLUMNS = 128, 128  # of a tile of the output: 128 registers of sums for each thread
 
 
+class _Buffers(NamedTuple):
+    """Shared memory of a block of the grid.
+
+    Attributes:
+      x: rows of ``x``, ``(stages, 128, block_k)``. Movers use the first two slots.
+      y: columns of ``y``, ``(stages, block_k, 128)``.
+      o: parts of a tile of the output on their way out; see ``_tiles.staging``.
+    """
+
+    x: Ref
+    y: Ref
+    o: Ref
+
+
+class _Barriers(NamedTuple):
+    """What has arrived in shared memory; a copy arrives, and the block that started it waits.
+
+    Attributes:
+      moved: one: the rows that a mover is about to send.
+      filled: ``(stages,)``: the rows and the columns of a step of a product.
+    """
+
+    moved: Ref
+    filled: Ref
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    """What a block of the grid works with.
+
+    Attributes:
+      x: the rows of this device, ``(m, k)``.
+      y: its matrix, ``(k, n)``.
+      o: the output, ``(devices, m, n)``.
+      gathered: the rows of the other devices, ``(devices, m, k)``, which their movers write.
+      buffers: in shared memory.
+      barriers: of this block.
+      arrived: semaphores of this device, ``(devices,)``: the movers of a device signal when all
+        its rows are in ``gathered``.
+      axis_name: the axis of the devices.
+      me: the place of this device on it.
+      program: which block of the grid this is.
+      movers: so many of them, the first ones, move; the others multiply.
+      programs: how many there are.
+    """
+
+    x: Ref
+    y: Ref
+    o: Ref
+    gathered: Ref
+    buffers: _Buffers
+    barriers: _Barriers
+    arrived: Ref
+    axis_name: str
+    me: jax.Array
+    program: jax.Array
+    movers: int
+    programs: int
+
+
 def _kernel(
-    x_gmem: Any,
-    y_gmem: Any,
-    o_gmem: Any,
-    gathered: Any,
-    x_smem: Any,
-    y_smem: Any,
-    o_smem: Any,
-    moved: Any,
-    filled: Any,
+    x: Ref,
+    y: Ref,
+    o: Ref,
+    gathered: Ref,
+    buffers: _Buffers,
+    barriers: _Barriers,
     *,
     axis_name: str,
     movers: int,
     programs: int,
 ) -> None:
-    (m, k), n = x_gmem.shape, y_gmem.shape[1]
-    stages, _, block_k = x_smem.shape
-    steps = pl.cdiv(k, block_k)
+    """Move or multiply; see ``_Block`` for the references."""
     program, me = jax.lax.axis_index("program"), _peers.position(axis_name)
     arrived = pl.get_global(plgpu.SemaphoreType.REGULAR((jax.lax.axis_size(axis_name),)))
+    block = _Block(
+        *(x, y, o, gathered, buffers, barriers, arrived),
+        axis_name=axis_name,
+        me=me,
+        program=program,
+        movers=movers,
+        programs=programs,
+    )
+    pl.when(program >= movers)(lambda: _multiply_all(block))
+    pl.when(program < movers)(lambda: _move_all(block))
 
-    def move() -> None:
-        for step in _peers.others(axis_name):
-            target = _peers.at(gathered.at[me], axis_name, -step)
 
-            def tile(row: Any, column: Any, local: Any, target: Any = target) -> None:
-                here = pl.ds(row * _ROWS, _ROWS), pl.ds(column * block_k, block_k)
-                buffer = x_smem.at[jax.lax.rem(local, 2)]
-                plgpu.wait_smem_to_gmem(1, wait_read_only=True)  # but the last have left it
-                plgpu.copy_gmem_to_smem(x_gmem.at[here], buffer, moved)
-                plgpu.barrier_wait(moved)
-                plgpu.copy_smem_to_gmem(buffer, target.at[here])
+def _move_all(block: _Block) -> None:
+    """Write this mover's share of ``x`` to every other device, and tell each when it is there."""
+    (m, k), axis_name = block.x.shape, block.axis_name
+    tiles = pl.cdiv(m, _ROWS), pl.cdiv(k, block.buffers.x.shape[2])
+    for step in _peers.others(axis_name):
+        target = _peers.at(block.gathered.at[block.me], axis_name, -step)
+        _share(functools.partial(_move_tile, block, target), tiles, block.program, block.movers)
+        plgpu.wait_smem_to_gmem(0)  # it has arrived, too
+        _peers.signal(block.arrived.at[block.me], axis_name, [-step])
 
-            _share(tile, (pl.cdiv(m, _ROWS), steps), program, movers)
-            plgpu.wait_smem_to_gmem(0)  # it has arrived, too
-            _peers.signal(arrived.at[me], axis_name, [-step])
 
-    def multiply(x: Any, shard: Any) -> None:
-        def tile(row: Any, column: Any, local: Any) -> None:
-            del local
-            row, column = row * _ROWS, column * _COLUMNS
+def _move_tile(block: _Block, target: Ref, row: Any, column: Any, turn: Any) -> None:
+    """Copy a tile of ``x`` to ``target``, through one of two slots in turn."""
+    block_k, moved = block.buffers.x.shape[2], block.barriers.moved
+    here = pl.ds(row * _ROWS, _ROWS), pl.ds(column * block_k, block_k)
+    buffer = block.buffers.x.at[jax.lax.rem(turn, 2)]
+    plgpu.wait_smem_to_gmem(1, wait_read_only=True)  # but the last have left it
+    plgpu.copy_gmem_to_smem(block.x.at[here], buffer, moved)
+    plgpu.barrier_wait(moved)
+    plgpu.copy_smem_to_gmem(buffer, target.at[here])
 
-            def fetch(step: Any) -> None:
-                slot, terms = jax.lax.rem(step, stages), pl.ds(step * block_k, block_k)
-                here = x.at[pl.ds(row, _ROWS), terms]
-                plgpu.copy_gmem_to_smem(here, x_smem.at[slot], filled.at[slot])
-                here = y_gmem.at[terms, pl.ds(column, _COLUMNS)]
-                plgpu.copy_gmem_to_smem(here, y_smem.at[slot], filled.at[slot])
 
-            def accumulate(acc: Any) -> jax.Array:
-                @pl.loop(0, steps)
-                def _step(step: Any) -> None:
-                    slot = jax.lax.rem(step, stages)
-                    plgpu.barrier_wait(filled.at[slot])
-                    plgpu.wgmma(acc, x_smem.at[slot], y_smem.at[slot])
-                    plgpu.wgmma_wait(1)  # the product of the step before is done: its slot is free
-                    ahead = step + stages - 1
-                    pl.when(jnp.logical_and(step > 0, ahead < steps))(lambda: fetch(ahead))
+def _multiply_all(block: _Block) -> None:
+    """Multiply this block's share of the rows of all devices, the own first, as they arrive."""
+    _multiply_shard(block, block.x, block.me)
 
-                return acc[...]
+    @pl.loop(1, block.gathered.shape[0])
+    def _next(step: jax.Array) -> None:
+        shard = _mesh.neighbor(block.axis_name, step)
+        pl.semaphore_wait(block.arrived.at[shard], block.movers, decrement=False)
+        _multiply_shard(block, block.gathered.at[shard], shard)
 
-            pl.loop(0, min(stages, steps))(fetch)
-            total = pl.run_scoped(accumulate, plgpu.ACC((_ROWS, _COLUMNS), jnp.float32))
-            _tiles.store(total, o_smem, o_gmem.at[shard], row, column)
+    plgpu.wait_smem_to_gmem(0)
 
-        tiles = (pl.cdiv(m, _ROWS), pl.cdiv(n, _COLUMNS))
-        _share(tile, tiles, program - movers, programs - movers)
 
-    @pl.when(program >= movers)
-    def _multiply() -> None:
-        multiply(x_gmem, me)
+def _multiply_shard(block: _Block, x: Ref, shard: jax.Array) -> None:
+    """Multiply the rows ``x`` of a device, its ``shard`` of the output."""
+    tiles = pl.cdiv(x.shape[0], _ROWS), pl.cdiv(block.y.shape[1], _COLUMNS)
+    tile = functools.partial(_multiply_tile, block, x, block.o.at[shard])
+    _share(tile, tiles, block.program - block.movers, block.programs - block.movers)
 
-        @pl.loop(1, gathered.shape[0])
-        def _next(step: Any) -> None:
-            shard = _mesh.neighbor(axis_name, step)
-            pl.semaphore_wait(arrived.at[shard], movers, decrement=False)
-            multiply(gathered.at[shard], shard)
 
-        plgpu.wait_smem_to_gmem(0)
-
-    pl.when(program < movers)(move)
+def _multiply_tile(block: _Block, x: Ref, o: Ref, row: Any, column: Any, turn: Any) -> None:
+    """Compute a tile of ``o = x @ y``."""
+    del turn
+    buffers = block.buffers
+    row, column = row * _ROWS, column * _COLUMNS
+    total = _tiles.sum_over(
+        *(x, block.y, _tiles.Operands(buffers.x, buffers.y, block.barriers.filled)),
+        row=row,
+        column=column,
+        first=0,
+        steps=pl.cdiv(x.shape[1], buffers.x.shape[2]),
+    )
+    _tiles.store(total, buffers.o, o, row, column)
 
 
 def _share(
@@ -191,13 +254,17 @@ def peer_all_gather_matmul(
             jax.ShapeDtypeStruct((devices, *_tiles.whole((m, n), x.dtype)), x.dtype),
             jax.ShapeDtypeStruct((devices, *x.shape), x.dtype),
         ],
-        scratch_types={
-            "x_smem": _tiles.smem((stages, _ROWS, block_k), x.dtype),
-            "y_smem": _tiles.smem((stages, block_k, _COLUMNS), x.dtype),
-            "o_smem": _tiles.staging(x.dtype),
-            "moved": plgpu.Barrier(),
-            "filled": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-        },
+        scratch_types=(
+            _Buffers(
+                x=_tiles.smem((stages, _ROWS, block_k), x.dtype),
+                y=_tiles.smem((stages, block_k, _COLUMNS), x.dtype),
+                o=_tiles.staging(x.dtype),
+            ),
+            _Barriers(
+                moved=plgpu.Barrier(),
+                filled=plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+            ),
+        ),
         grid=(programs,),
         grid_names=("program",),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),

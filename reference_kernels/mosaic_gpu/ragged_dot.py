@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from reference_kernels import _require
+from reference_kernels._refs import Ref
 from reference_kernels.matmul._group_schedule import group_schedule
 from reference_kernels.mosaic_gpu import _tiles
 from reference_kernels.mosaic_gpu._ragged_weights import products_of_groups
@@ -42,73 +43,110 @@ from reference_kernels.mosaic_gpu._ragged_weights import products_of_groups
 _COLUMNS = 64  # that are written at a time
 
 
+class _Buffers(NamedTuple):
+    """Shared memory of a block of the grid.
+
+    Attributes:
+      x: blocks of rows for ``stages`` steps, ``(stages, block_m, block_k)``.
+      w: blocks of weights, ``(stages, block_k, block_n)``, or ``(stages, block_n, block_k)``.
+      o: some columns of the output on their way out, ``(block_m, 64)``.
+    """
+
+    x: Ref
+    w: Ref
+    o: Ref
+
+
 def _ragged_dot_kernel(
-    groups_gmem: Any,
-    tiles_gmem: Any,
-    starts_gmem: Any,
-    ends_gmem: Any,
-    count_gmem: Any,
-    x_gmem: Any,
-    w_gmem: Any,
-    o_gmem: Any,
-    x_smem: Any,
-    w_smem: Any,
-    o_smem: Any,
-    arrived: Any,
+    groups: Ref,
+    tiles: Ref,
+    starts: Ref,
+    ends: Ref,
+    count: Ref,
+    x: Ref,
+    w: Ref,
+    o: Ref,
+    buffers: _Buffers,
+    arrived: Ref,
     *,
     axis: int,
     steps: int,
 ) -> None:
-    """A visit and some columns: contract a tile of ``x`` with ``axis`` of its group's weights."""
-    stages, block_m, block_k = x_smem.shape
-    block_n = w_smem.shape[2 - axis]
-    visit, column = jax.lax.axis_index("visit"), jax.lax.axis_index("column") * block_n
+    """A visit and some columns: contract a tile of ``x`` with ``axis`` of its group's weights.
 
-    def work() -> None:
-        group, row = groups_gmem[visit], tiles_gmem[visit] * block_m
-        terms = jnp.where(group < w_gmem.shape[0], steps, 0)  # none for rows without a group
+    Args:
+      groups: ``(visits,)``, the group of each visit; one beyond the last if its rows have none.
+      tiles: ``(visits,)``, its tile of rows.
+      starts: ``(visits,)``, the first row of the group, counted from that of the tile.
+      ends: ``(visits,)``, the end of its rows, likewise.
+      count: ``(1,)``, how many visits there are.
+      x: ``(m, k)``, like all before in global memory.
+      w: ``(groups, k, n)``, or ``(groups, n, k)``.
+      o: ``(m, n)``.
+      buffers: in shared memory.
+      arrived: barriers, ``(stages,)``: both blocks of a step have arrived in a slot.
+      axis: which axis of a group's weights is contracted.
+      steps: of the sums.
+    """
+    visit = jax.lax.axis_index("visit")
 
-        def fetch(step: Any) -> None:
-            slot = jax.lax.rem(step, stages)
-            here = pl.ds(step * block_k, block_k)
-            columns = pl.ds(column, block_n)
-            plgpu.copy_gmem_to_smem(
-                x_gmem.at[pl.ds(row, block_m), here], x_smem.at[slot], arrived.at[slot]
-            )
-            block = (columns, here) if axis else (here, columns)
-            plgpu.copy_gmem_to_smem(w_gmem.at[group, *block], w_smem.at[slot], arrived.at[slot])
+    @pl.when(visit < count[0])
+    def _work() -> None:
+        group, row = groups[visit], tiles[visit] * buffers.x.shape[1]
+        total = _multiply(x, w, buffers, arrived, group, row, axis=axis, steps=steps)
+        start = jnp.maximum(starts[visit], 0)
+        length = jnp.minimum(ends[visit], buffers.x.shape[1]) - start
+        _store_rows(total, buffers.o, o, row, start, length)
 
-        def accumulate(acc: Any) -> jax.Array:
-            @pl.loop(0, terms)
-            def _step(step: Any) -> None:
-                slot = jax.lax.rem(step, stages)
-                plgpu.barrier_wait(arrived.at[slot])
-                w = w_smem.at[slot]
-                plgpu.wgmma(acc, x_smem.at[slot], w.T if axis else w)
-                plgpu.wgmma_wait(1)  # the product of the step before is done: its slot is free
-                ahead = step + stages - 1
-                pl.when(jnp.logical_and(step > 0, ahead < terms))(lambda: fetch(ahead))
 
-            return acc[...]
+def _multiply(
+    x: Ref,
+    w: Ref,
+    buffers: _Buffers,
+    arrived: Ref,
+    group: jax.Array,
+    row: jax.Array,
+    *,
+    axis: int,
+    steps: int,
+) -> jax.Array:
+    """The rows of a tile, from ``row`` on, times some columns of the weights of a group."""
+    _, block_m, block_k = buffers.x.shape
+    block_n = buffers.w.shape[2 - axis]
+    columns = pl.ds(jax.lax.axis_index("column") * block_n, block_n)
+    terms = jnp.where(group < w.shape[0], steps, 0)  # none for rows without a group
 
-        pl.loop(0, jnp.minimum(stages, terms))(fetch)
-        total = pl.run_scoped(
-            accumulate, plgpu.WGMMAAccumulatorRef((block_m, block_n), jnp.float32)
+    def fetch(step: jax.Array, slot: jax.Array) -> None:
+        here = pl.ds(step * block_k, block_k)
+        plgpu.copy_gmem_to_smem(
+            x.at[pl.ds(row, block_m), here], buffers.x.at[slot], arrived.at[slot]
         )
-        start = jnp.maximum(starts_gmem[visit], 0)
-        length = jnp.minimum(ends_gmem[visit], block_m) - start
-        for part in range(0, block_n, _COLUMNS):
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            o_smem[...] = total[:, part : part + _COLUMNS].astype(o_gmem.dtype)
-            plgpu.commit_smem()
-            columns = pl.ds(column + part, _COLUMNS)
-            _copy_rows(o_smem, o_gmem, start, length, row, columns)
-        plgpu.wait_smem_to_gmem(0)
+        block = (columns, here) if axis else (here, columns)
+        plgpu.copy_gmem_to_smem(w.at[group, *block], buffers.w.at[slot], arrived.at[slot])
 
-    pl.when(visit < count_gmem[0])(work)
+    def multiply(acc: Ref, step: jax.Array, slot: jax.Array) -> None:
+        del step
+        right = buffers.w.at[slot]
+        plgpu.wgmma(acc, buffers.x.at[slot], right.T if axis else right)
+
+    return _tiles.sum_steps((block_m, block_n), arrived, terms, fetch=fetch, multiply=multiply)
 
 
-def _copy_rows(smem: Any, gmem: Any, start: Any, length: Any, row: Any, columns: Any) -> None:
+def _store_rows(
+    total: jax.Array, smem: Ref, o: Ref, row: jax.Array, start: jax.Array, length: jax.Array
+) -> None:
+    """Copy the rows of the group to the output, some columns at a time; others keep theirs."""
+    block_n = total.shape[1]
+    column = jax.lax.axis_index("column") * block_n
+    for part in range(0, block_n, _COLUMNS):
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        smem[...] = total[:, part : part + _COLUMNS].astype(o.dtype)
+        plgpu.commit_smem()
+        _copy_rows(smem, o, start, length, row, pl.ds(column + part, _COLUMNS))
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _copy_rows(smem: Ref, gmem: Ref, start: Any, length: Any, row: Any, columns: Any) -> None:
     """Copy ``length`` rows of ``smem`` from ``start`` on; its first is ``row`` of ``gmem``."""
     size = smem.shape[0]
     while size:
@@ -146,12 +184,14 @@ def _product(
     return plgpu.kernel(
         functools.partial(_ragged_dot_kernel, axis=axis, steps=pl.cdiv(k, block_k)),
         out_type=jax.ShapeDtypeStruct(_tiles.whole((m, n), x.dtype), x.dtype),
-        scratch_types=[
-            _tiles.smem((settings.stages, block_m, block_k), x.dtype),
-            _tiles.smem((settings.stages, *w_block), w.dtype),
-            plgpu.SMEM((block_m, _COLUMNS), x.dtype),
+        scratch_types=(
+            _Buffers(
+                x=_tiles.smem((settings.stages, block_m, block_k), x.dtype),
+                w=_tiles.smem((settings.stages, *w_block), w.dtype),
+                o=plgpu.SMEM((block_m, _COLUMNS), x.dtype),
+            ),
             plgpu.Barrier(num_arrivals=2, num_barriers=settings.stages),
-        ],
+        ),
         grid=(schedule.groups.size, pl.cdiv(n, block_n)),
         grid_names=("visit", "column"),
     )(*schedule[:4], schedule.count[None], x, w)[:m, :n]

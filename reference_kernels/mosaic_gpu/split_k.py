@@ -27,7 +27,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from reference_kernels import _require
-from reference_kernels._require import product as check_operands
 from reference_kernels.mosaic_gpu import _tiles
 
 
@@ -48,7 +47,7 @@ def _split_k_kernel(
     first = jax.lax.axis_index("split") * steps
 
     total = _tiles.sum_over(
-        *(x_gmem, y_gmem, x_smem, y_smem, arrived),
+        *(x_gmem, y_gmem, _tiles.Operands(x_smem, y_smem, arrived)),
         row=row,
         column=column,
         first=first,
@@ -94,7 +93,7 @@ def split_k_matmul(
       ValueError: an operand has a wrong rank, size or dtype, a block size is not allowed, or ``by``
         is neither ``"tma"`` nor ``"atomic"``.
     """
-    m, k, n = check_operands(x, y)
+    m, k, n = _require.product(x, y)
     _tiles.check_dtype("x", x)
     _tiles.check_blocks(x.dtype, block_m=block_m, block_n=block_n, block_k=block_k, stages=stages)
     _require.positive(splits=splits)
