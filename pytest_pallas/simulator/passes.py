@@ -92,6 +92,7 @@ class Pass:
       forks: what the thread knew that started an operation, by the identity of that.
       chains: the operations that were started, by ``Asynchronous.chain``.
       before: the operations that are done before one of the same chain can be, by its identity.
+      finished: threads, and the identities of the operations that they know to be done.
       order: how many events the pass has gone through.
       found: kinds and events of what is out of order.
     """
@@ -115,6 +116,7 @@ class Pass:
     tokens: dict[Token, Passed] = field(default_factory=dict)
     chains: dict[Any, list[Asynchronous]] = field(default_factory=dict)
     before: dict[int, list[Asynchronous]] = field(default_factory=dict)
+    finished: set[tuple[int, int]] = field(default_factory=set)
     order: int = 0
     found: list[tuple[str, Any, Any]] = field(default_factory=list)
 

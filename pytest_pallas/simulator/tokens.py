@@ -181,10 +181,26 @@ def _note_before(this: Pass, memory: Memory, flight: Flight) -> None:
 def _finish(
     this: Pass, operation: Asynchronous, thread: int, *, sources_only: bool = False
 ) -> None:
-    """A thread knows that an operation is done, or that it has read its sources."""
-    if not sources_only:
-        for earlier in this.before.get(id(operation), ()):
-            _finish(this, earlier, thread)
+    """A thread knows that an operation is done, or that it has read its sources.
+
+    With one that is done, those are that had to be done before it.
+    """
+    if sources_only:
+        _finish_sides(this, operation, thread, sources_only=True)
+        return
+    left = [operation]
+    while left:
+        each = left.pop()
+        # A product of many steps waits for each step before it: nothing is looked at twice.
+        if (thread, id(each)) not in this.finished:
+            this.finished.add((thread, id(each)))
+            _finish_sides(this, each, thread)
+            left += this.before.get(id(each), ())
+
+
+def _finish_sides(
+    this: Pass, operation: Asynchronous, thread: int, *, sources_only: bool = False
+) -> None:
     row = this.clocks[thread]
     time = int(row[thread])
     for side in operation.sides:

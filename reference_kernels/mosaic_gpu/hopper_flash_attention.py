@@ -38,6 +38,7 @@ Lengths that are no multiple of 128 are padded, at the cost of a copy.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any, NamedTuple
