@@ -182,11 +182,12 @@ def _simulate_calls() -> None:
     import jax
     import numpy as np
 
-    from pytest_pallas import compat
-    from pytest_pallas.compat.transfers import names_a_device, semaphore_kind
+    from pytest_pallas.compat.avals import semaphore_kind
+    from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
     from pytest_pallas.errors import PallasTestError
     from pytest_pallas.simulator.machine import Machine
     from pytest_pallas.simulator.simulate import evaluate
+    from pytest_pallas.simulator.transfer_operands import names_a_device
 
     pjit: Any = importlib.import_module("jax._src.pjit")
     interpreter: Any = importlib.import_module(
@@ -197,7 +198,7 @@ def _simulate_calls() -> None:
     def equations(jaxpr: Any) -> Iterator[Any]:
         for eqn in jaxpr.eqns:
             yield eqn
-            for inner in compat.sub_jaxprs(eqn):
+            for inner in sub_jaxprs(eqn):
                 yield from equations(inner)
 
     def outlives(eqn: Any) -> bool:
@@ -209,7 +210,7 @@ def _simulate_calls() -> None:
 
     def called(*args: Any, jaxpr: Any, **params: Any) -> Any:
         """As ``_pjit_call_impl_python``, which gives results and what was compiled."""
-        inner, _ = compat.open_jaxpr(jaxpr)
+        inner, _ = open_jaxpr(jaxpr)
         concrete = not any(isinstance(each, jax.core.Tracer) for each in args)
         alone = not any(names_a_device(eqn) or outlives(eqn) for eqn in equations(inner))
         if alone or not concrete:

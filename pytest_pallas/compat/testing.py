@@ -80,19 +80,3 @@ def configured(
         if config.pluginmanager.has_plugin(name):
             config.pluginmanager.unregister(name=name)
     return config
-
-
-def session_of(config: pytest.Config) -> pytest.Session:
-    """A session that is started and has collected nothing. Seen in pytest 8.4 to 9.2."""
-    session = importlib.import_module("pytest").Session.from_config(config)
-    config.hook.pytest_sessionstart(session=session)
-    return session
-
-
-def collected(session: pytest.Session, path: str | None) -> list[pytest.Item]:
-    """The items of a file, and of hooks; for None, of everything that the session would run.
-
-    Seen in pytest 8.4 to 9.2: a second call forgets the items of the first, which live on.
-    """
-    args = None if path is None else [path]
-    return list(session.perform_collect(args))

@@ -215,6 +215,16 @@ def transforms_in(transforms: Any) -> tuple[Transform, ...]:
     return tuple(found)
 
 
+def is_indexer(transform: Any) -> bool:
+    """Whether a transform of JAX is one with ``indices``, one for each axis, and a ``shape``."""
+    return type(transform).__name__ == "NDIndexer"
+
+
+def is_at_peer(transform: Any) -> bool:
+    """Whether a transform of JAX names the memory of other devices."""
+    return type(transform).__name__ in ("PeerMemRef", "MulticastRef")
+
+
 def split_elsewhere(
     transforms: Sequence[Transform],
 ) -> tuple[tuple[Transform, ...], tuple[Elsewhere, ...]]:

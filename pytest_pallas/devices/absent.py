@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh
 
-from pytest_pallas import compat
+from pytest_pallas.compat.compilers import device_attributes, devices_answer, meshes_of
 from pytest_pallas.devices.gpus import attributes
 from pytest_pallas.devices.targets import Target
 
@@ -86,7 +86,7 @@ class Chip(AbstractDevice):
 def present(chip: Chip) -> Generator[None]:
     """Let kernels that are traced in this context find a chip, and no CPU."""
     mesh = AbstractMesh((), (), abstract_device=chip)
-    with compat.devices_answer(chip, chip.names), jax.sharding.use_abstract_mesh(mesh):
+    with devices_answer(chip, chip.names), jax.sharding.use_abstract_mesh(mesh):
         yield
 
 
@@ -105,9 +105,9 @@ def tracing_for(target: Target) -> Generator[None]:
         platform=target.platform,
     )
     with (
-        compat.device_attributes(said),
+        device_attributes(said),
         jax.default_device(jax.devices("cpu")[0]),
-        compat.meshes_of(device),
+        meshes_of(device),
         jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)),
     ):
         yield

@@ -118,7 +118,7 @@ class Reporter:
                 terminalreporter.write_line(self.costs)
             self._tell_files(terminalreporter)
             return
-        from pytest_pallas import compat
+        from pytest_pallas.compat.testing import terminal_width
         from pytest_pallas.report import (
             compilers,
             distinct,
@@ -129,7 +129,7 @@ class Reporter:
             terminal,
         )
 
-        width = compat.terminal_width(terminalreporter)
+        width = terminal_width(terminalreporter)
         color = bool(terminalreporter.hasmarkup)
         terminalreporter.write_sep("=", "pallas")
         families = self.session.families

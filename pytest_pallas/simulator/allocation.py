@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.transfers import semaphore_kind
+from pytest_pallas.compat.avals import semaphore_kind
 from pytest_pallas.simulator.machine import Machine, Thread
 from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.transfers import Semaphore, access, release

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.transfers import Peer
+from pytest_pallas.compat.peers import Peer
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Access, Finding
 from pytest_pallas.simulator.machine import Thread

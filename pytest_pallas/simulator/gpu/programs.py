@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
+from pytest_pallas.compat.source import source_line
 from pytest_pallas.compat.triton import masks_edges
 from pytest_pallas.simulator.allocation import allocate, free, memory_of
 from pytest_pallas.simulator.evaluation import run
@@ -115,7 +115,7 @@ def execute(kernel: Kernel, thread: Thread, operands: Sequence[Any]) -> list[Arr
         scalars=[np.asarray(operands[position]) for position in facts.scalars],
         operands=_operands(kernel, order, arrays),
         waiting=Waiting(machine) if waits else None,
-        line=compat.source_line(kernel.equation) or "",
+        line=source_line(kernel.equation) or "",
     )
     programs = _programs(grid, facts.vmapped, machine.seed)
     with thread.inside(kernel.name):

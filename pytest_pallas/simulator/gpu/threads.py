@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_pallas.compat.mosaic_gpu import BlockMesh
+from pytest_pallas.compat.meshes import BlockMesh
 from pytest_pallas.compat.windows import AtBlock, AtPeer, Elsewhere, Operand
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.machine import Thread

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
 from pytest_pallas.compat.windows import (
+    Operand,
     Transform,
     split_elsewhere,
     transforms_in,
@@ -240,7 +240,10 @@ def _masked_swap(eqn: Equation) -> Evaluate:
 
 def _parts(eqn: Equation) -> tuple[int, tuple[Transform, ...], int | None, int | None]:
     """Where the parts of a masked access are: reference, window, mask, and other or value."""
-    ref, transforms, mask, other = compat.masked_parts(eqn.name, eqn.params, len(eqn.ins))
+    operands = [Operand(number) for number in range(len(eqn.ins))]
+    ref, transforms, mask, other = eqn.params["args_tree"].unflatten(operands)
+    if eqn.name == "masked_swap":
+        mask, other = other, mask
     return ref.position, transforms_in(transforms), _at(mask), _at(other)
 
 

@@ -10,7 +10,7 @@ from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.compat import without_module_constants
+from pytest_pallas.compat.fuzzing import without_module_constants
 
 NUMBERS = st.integers(0, 65_535)
 

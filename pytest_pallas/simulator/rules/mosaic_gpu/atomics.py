@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.mosaic_gpu import atomic_parts, multimem_parts, reduction_name
 from pytest_pallas.compat.windows import split_elsewhere
 from pytest_pallas.simulator.dtypes import convert
+from pytest_pallas.simulator.gpu.operands import atomic_parts, multimem_parts, reduction_name
 from pytest_pallas.simulator.gpu.peers import at_device, devices_along
 from pytest_pallas.simulator.gpu.reductions import reducer
 from pytest_pallas.simulator.machine import Thread

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.mosaic_gpu import barrier_parts
-from pytest_pallas.compat.transfers import Place
+from pytest_pallas.compat.places import Place
 from pytest_pallas.simulator.gpu.barriers import Barrier, arrive, barrier_at, test, wait
+from pytest_pallas.simulator.gpu.operands import barrier_parts
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule

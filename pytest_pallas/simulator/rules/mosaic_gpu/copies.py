@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.mosaic_gpu import LoadParts, load_parts, prefetch_parts, store_parts
-from pytest_pallas.compat.transfers import Place
+from pytest_pallas.compat.places import Place
 from pytest_pallas.compat.windows import split_elsewhere
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.gpu.barriers import Barrier, arrive, barrier_at
 from pytest_pallas.simulator.gpu.barriers import complete as tell
+from pytest_pallas.simulator.gpu.operands import LoadParts, load_parts, prefetch_parts, store_parts
 from pytest_pallas.simulator.gpu.operations import Operation, start, wait_groups
 from pytest_pallas.simulator.gpu.peers import memories_of
 from pytest_pallas.simulator.gpu.reductions import reducer

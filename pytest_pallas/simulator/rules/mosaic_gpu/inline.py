@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_pallas.compat.inline_gpu import inline_assembly
 from pytest_pallas.errors import MissingRuleError
+from pytest_pallas.simulator.gpu.assembly import inline_assembly
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.recording import Fenced
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.transfers import Place
+from pytest_pallas.compat.places import Place
 from pytest_pallas.compat.windows import split_elsewhere
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.gpu.threads import GpuThread

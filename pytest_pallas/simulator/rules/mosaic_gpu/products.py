@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.mosaic_gpu import product_parts
-from pytest_pallas.compat.transfers import Place
+from pytest_pallas.compat.places import Place
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.gpu.operands import product_parts
 from pytest_pallas.simulator.gpu.operations import Operation, start, wait_groups
 from pytest_pallas.simulator.gpu.tensor_products import FLOAT8_BITS, TensorProduct, tensor_product
 from pytest_pallas.simulator.gpu.threads import GpuThread

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.mosaic_gpu import remote_store_parts
 from pytest_pallas.compat.windows import AtBlock, Operand
 from pytest_pallas.simulator.gpu.barriers import arrive, barrier_at
 from pytest_pallas.simulator.gpu.barriers import complete as tell
+from pytest_pallas.simulator.gpu.operands import remote_store_parts
 from pytest_pallas.simulator.gpu.operations import Operation, start
 from pytest_pallas.simulator.gpu.reductions import reducer
 from pytest_pallas.simulator.gpu.threads import block_of

@@ -1,11 +1,7 @@
-"""Private names of JAX: what the code of ``plgpu.inline_mgpu`` consists of.
-
-Seen in JAX 0.11.2 and 0.12.0.1. It can go when fences have a primitive of their own.
-"""
+"""What the code of ``plgpu.inline_mgpu`` consists of."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,8 +17,9 @@ def inline_assembly(params: Mapping[str, Any]) -> tuple[str, ...] | None:
     """
     if params["flat_arg_types"] or params["flat_ret_ty"]:
         return None
-    ir = importlib.import_module("jaxlib.mlir.ir")
-    mlir = importlib.import_module("jax._src.interpreters.mlir")
+    from jax.interpreters import mlir
+
+    ir: Any = mlir.ir
     with mlir.make_ir_context(), ir.Location.unknown():
         module = ir.Module.create()
         try:
