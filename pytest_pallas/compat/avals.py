@@ -6,7 +6,8 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_pallas.compat.windows import Aliased, transforms_in
+from pytest_pallas.compat.places import transforms_in
+from pytest_pallas.transforms import Aliased
 
 
 def is_reference(aval: Any) -> bool:

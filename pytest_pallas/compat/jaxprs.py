@@ -50,21 +50,19 @@ def is_literal(atom: Any) -> bool:
 
 
 def written_inputs(jaxpr: Any) -> frozenset[int]:
-    """Positions of the refs of a kernel's jaxpr that its body writes, by its effects."""
-    return _with_effects(jaxpr, "WriteEffect", "AccumEffect")
+    """Positions of the refs of a kernel's jaxpr that its body writes, by its effects.
+
+    An effect names its ref by variable (or, where none is in scope, by position).
+    """
+    kinds = ("WriteEffect", "AccumEffect")
+    found = [each.input for each in jaxpr.effects if type(each).__name__ in kinds]
+    return frozenset(i for i, var in enumerate(jaxpr.invars) if var in found or i in found)
 
 
 def read_inputs(jaxpr: Any) -> frozenset[int]:
-    """Positions of the refs of a kernel's jaxpr that its body reads, by its effects."""
-    return _with_effects(jaxpr, "ReadEffect")
-
-
-def _with_effects(jaxpr: Any, *kinds: str) -> frozenset[int]:
-    """An effect names its ref by variable (or, where none is in scope, by position)."""
-    positions = {var: i for i, var in enumerate(jaxpr.invars)}
-    inputs = [each.input for each in jaxpr.effects if type(each).__name__ in kinds]
-    found = {each if isinstance(each, int) else positions.get(each) for each in inputs}
-    return frozenset(each for each in found if each is not None)
+    """Positions of the refs of a kernel's jaxpr that its body reads, likewise."""
+    found = [each.input for each in jaxpr.effects if type(each).__name__ == "ReadEffect"]
+    return frozenset(i for i, var in enumerate(jaxpr.invars) if var in found or i in found)
 
 
 def kernel_name(eqn: Any) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pytest_pallas.compat.windows import Operand, is_indexer
+from pytest_pallas.compat.places import is_indexer
+from pytest_pallas.transforms import Operand
 
 
 def inner_operands(eqn: Any, jaxpr: Any) -> Sequence[Any] | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytest_pallas.compat.jaxprs import sub_jaxprs
-from pytest_pallas.compat.windows import transforms_of
+from pytest_pallas.compat.places import transforms_of
 from pytest_pallas.findings import Finding, Owner
 from pytest_pallas.simulator.inspector import Inspector
 from pytest_pallas.simulator.memory import Elements, Ref

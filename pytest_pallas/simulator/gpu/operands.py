@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_pallas.compat.peers import Peer, peer_in
-from pytest_pallas.compat.places import Place
-from pytest_pallas.compat.windows import Operand, transforms_in
+from pytest_pallas.compat.places import peer_in, transforms_in
+from pytest_pallas.transforms import Operand, Peer, Place
 
 
 class Leaves:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_pallas.compat.places import Place
 from pytest_pallas.simulator.gpu.operands import Leaves
+from pytest_pallas.transforms import Place
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ import numpy as np
 
 from pytest_pallas.compat.avals import space_of, union_parts
 from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr, sub_jaxprs
-from pytest_pallas.compat.windows import Aliased, Transform
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
@@ -25,6 +24,7 @@ from pytest_pallas.simulator.gpu.layouts import Layout, tensor_memory_columns, t
 from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.memory import Ref, Region
 from pytest_pallas.simulator.windows import read, region_of
+from pytest_pallas.transforms import Aliased, Transform
 
 Array = np.ndarray[Any, Any]
 

@@ -8,13 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.windows import (
-    Operand,
-    Transform,
-    split_elsewhere,
-    transforms_in,
-    transforms_of,
-)
+from pytest_pallas.compat.places import transforms_in, transforms_of
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.dtypes import convert
@@ -25,6 +19,7 @@ from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.transfers import access
 from pytest_pallas.simulator.values import Keys, is_key_dtype
 from pytest_pallas.simulator.windows import Outside, masked, read, refuse, region_of, write
+from pytest_pallas.transforms import Operand, Transform, split_elsewhere
 
 
 @rule("get", threaded=True)

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.places import Place
-from pytest_pallas.compat.windows import Operand
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.indexed_copies import indexed_copy, is_indexed
 from pytest_pallas.simulator.machine import Thread
@@ -35,6 +33,7 @@ from pytest_pallas.simulator.windows import (
     size_in_bytes,
     write,
 )
+from pytest_pallas.transforms import Operand, Place
 
 Array = np.ndarray[Any, Any]
 

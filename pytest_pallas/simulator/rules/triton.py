@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.windows import Operand, Transform, transforms_in
+from pytest_pallas.compat.places import transforms_in
 from pytest_pallas.errors import MissingRuleError, SimulationError
 from pytest_pallas.simulator.dtypes import convert
 from pytest_pallas.simulator.gpu import blocks
@@ -19,6 +19,7 @@ from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rounding import rounded_to_bits
 from pytest_pallas.simulator.rules.references import note_write, sums_of
+from pytest_pallas.transforms import Operand, Transform
 
 Array = np.ndarray[Any, Any]
 

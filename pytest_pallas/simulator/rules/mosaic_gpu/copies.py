@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.places import Place
-from pytest_pallas.compat.windows import split_elsewhere
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.gpu.barriers import Barrier, arrive, barrier_at
@@ -25,6 +23,7 @@ from pytest_pallas.simulator.recording import Asynchronous, Fenced, Side
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
 from pytest_pallas.simulator.windows import Outside, read, refuse
+from pytest_pallas.transforms import Place, split_elsewhere
 
 Array = np.ndarray[Any, Any]
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.places import Place
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.gpu.operands import product_parts
@@ -26,6 +25,7 @@ from pytest_pallas.simulator.recording import Asynchronous, Side
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
 from pytest_pallas.simulator.transfers import access
+from pytest_pallas.transforms import Place
 
 Array = np.ndarray[Any, Any]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.windows import AtBlock, Operand
 from pytest_pallas.simulator.gpu.barriers import arrive, barrier_at
 from pytest_pallas.simulator.gpu.barriers import complete as tell
 from pytest_pallas.simulator.gpu.operands import remote_store_parts
@@ -17,6 +16,7 @@ from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.recording import Asynchronous, Side
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, located
+from pytest_pallas.transforms import AtBlock, Operand
 
 
 @rule("async_store_smem", threaded=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.places import Place
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.gpu import tensor_core
@@ -34,6 +33,7 @@ from pytest_pallas.simulator.rules.mosaic_gpu.tensor_memory import (
     write,
 )
 from pytest_pallas.simulator.windows import read
+from pytest_pallas.transforms import Place
 
 Array = np.ndarray[Any, Any]
 

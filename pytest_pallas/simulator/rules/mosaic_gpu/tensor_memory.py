@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.places import Place
-from pytest_pallas.compat.windows import transforms_of
+from pytest_pallas.compat.places import transforms_of
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.gpu import tensor_core
 from pytest_pallas.simulator.gpu.block_scales import paired_scales_of_copy, scales_of_copy
@@ -21,6 +20,7 @@ from pytest_pallas.simulator.memory import Ref, Region
 from pytest_pallas.simulator.recording import Side
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.windows import Outside, read, refuse, region_of
+from pytest_pallas.transforms import Place
 
 Array = np.ndarray[Any, Any]
 

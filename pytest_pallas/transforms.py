@@ -1,0 +1,229 @@
+"""How an equation names a part of a reference, and whose memory it is: data, read by ``compat``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A number or array that an equation gets when it is evaluated.
+
+    Attributes:
+      position: among the operands of the equation.
+    """
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A slice of one axis.
+
+    Attributes:
+      start: the first index.
+      size: how many elements.
+      stride: from one to the next.
+    """
+
+    start: int | Operand
+    size: int | Operand
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A list of indices in memory, or in a register, that a copy reads.
+
+    Attributes:
+      position: of the reference, or the array, among the operands.
+      transforms: from the reference to the list.
+      ignored: an index that names nothing, or None.
+    """
+
+    position: int
+    transforms: tuple[Transform, ...] = ()
+    ignored: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """One index for each axis: a slice, a number, or an array of indices.
+
+    Attributes:
+      indices: one for each axis.
+      shape: of the reference that is indexed.
+      joint: the common shape of the arrays of indices.
+      repeated: the axes whose slice has stride 0: it is one element, again and again.
+    """
+
+    indices: tuple[Span | Operand | Listed | int, ...]
+    shape: tuple[int, ...]
+    joint: tuple[int | Operand, ...]
+    repeated: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reshaped:
+    """The same elements in another shape."""
+
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed:
+    """The axes in another order."""
+
+    permutation: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bitcast:
+    """The same bits as another dtype; the second last axis grows or shrinks."""
+
+    dtype: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Untiled:
+    """The tiles of the last axes put together: ``(m // a, n // b, a, b)`` is ``(m, n)``."""
+
+    tiling: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """Columns divided among leading axes: ``(m, batch * n)`` is ``(*batch, m, n)``."""
+
+    batch: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aliased:
+    """A part of a union of references.
+
+    Attributes:
+      offset: of its first byte; of its first column in tensor memory.
+      shape: of the part.
+      dtype: of its elements.
+      tiling: of its last axes, whose tiles the next transform puts together, or ().
+      group: which of the alternatives of the union it belongs to.
+      layout: JAX's layout of tensor memory, or None.
+    """
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: Any
+    tiling: tuple[int, ...] = ()
+    group: int = 0
+    layout: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Im2Col:
+    """Windows of an array ``(n, *spatial, channels)``: ``(windows, *window, channels)``.
+
+    Attributes:
+      window: its shape.
+      padding: zeros before and after each spatial axis.
+    """
+
+    window: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The device or core that an operation names. Numbers are positions of operands.
+
+    Attributes:
+      number: of the device in the mesh, row by row; None if it is named otherwise.
+      point: indices along all axes of the mesh of devices; None if it is named otherwise.
+      axes: index along some axes, each a tuple of names, of the mesh of devices or of cores.
+      core: the index of the core, or None.
+    """
+
+    number: int | None = None
+    point: tuple[int, ...] | None = None
+    axes: tuple[tuple[tuple[str, ...], int], ...] = ()
+    core: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AtPeer:
+    """The same memory on another device."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class AtBlock:
+    """The same memory of another block of the cluster.
+
+    Attributes:
+      axes: names of axes of the cluster, and the index along them.
+    """
+
+    axes: tuple[tuple[tuple[Any, ...], Operand | int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AtAll:
+    """The same memory on all devices along some axes of the mesh."""
+
+    axes: tuple[Any, ...]
+
+
+#: Names memory that is not the thread's own.
+Elsewhere = AtPeer | AtBlock | AtAll
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A transform that is none of the others."""
+
+    name: str
+
+
+Transform = (
+    Indexed
+    | Reshaped
+    | Transposed
+    | Bitcast
+    | Untiled
+    | Expanded
+    | Aliased
+    | Im2Col
+    | AtPeer
+    | AtBlock
+    | AtAll
+    | Unknown
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A part of a reference, as an equation names it.
+
+    Attributes:
+      position: of the reference among the operands.
+      transforms: from the reference to the part.
+      choices: the parts of references that an index chooses among, in place of all this, or ().
+      chosen: that index.
+    """
+
+    position: int
+    transforms: tuple[Transform, ...] = ()
+    choices: tuple[Place, ...] = ()
+    chosen: Operand | int = 0
+
+
+def split_elsewhere(
+    transforms: Sequence[Transform],
+) -> tuple[tuple[Transform, ...], tuple[Elsewhere, ...]]:
+    """The transforms of a reference, apart from those that say whose memory it is."""
+    places = tuple(each for each in transforms if isinstance(each, AtPeer | AtBlock | AtAll))
+    rest = tuple(each for each in transforms if not isinstance(each, AtPeer | AtBlock | AtAll))
+    return rest, places
