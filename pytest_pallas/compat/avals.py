@@ -1,4 +1,8 @@
-"""Private names of JAX: what the variables of a kernel's body stand for."""
+"""Private names of JAX: what the variables of a kernel's body stand for.
+
+Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.experimental.pallas`` exports the classes of
+abstract values and dtypes. Probe: ``tests/unit/compat/test_avals.py``.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +27,7 @@ def semaphore_kind(dtype: Any) -> str | None:
 
 
 def owner_of_space(space: Any) -> str | None:
-    """The kind of core that a memory space of several bodies belongs to, or None.
-
-    Seen in JAX 0.11.2 and 0.12.0.1, which names the mesh.
-    """
+    """The kind of core that a memory space of several bodies belongs to, or None."""
     core = getattr(getattr(space, "mesh", space), "core_type", None)
     return None if core is None else str(core.name).lower()
 

@@ -103,3 +103,8 @@ def meshes_of(chip: Any) -> Generator[None]:
         patch.object(shard_map, "_as_manual_mesh", manual_mesh),
     ):
         yield
+
+
+def is_compiler_error(error: BaseException) -> bool:
+    """Whether JAX raises an error in place of libtpu's, which is its cause."""
+    return type(error).__name__ == "MosaicError"

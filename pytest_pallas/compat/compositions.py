@@ -11,12 +11,11 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+from pytest_pallas.compat.keys import operation_on_keys
+
 
 def expanded(params: Any, avals: Sequence[Any]) -> Any:
-    """What a high-level primitive computes, as a jaxpr of lower ones.
-
-    Seen in JAX 0.11.2 and 0.12.0.1.
-    """
+    """What a high-level primitive computes, as a jaxpr of lower ones."""
     import jax
 
     hijax: Any = importlib.import_module("jax._src.hijax")
@@ -29,7 +28,7 @@ def composition(primitive: Any, avals: Sequence[Any], params: Any) -> Any:
     """What JAX lowers a primitive to, as a jaxpr of other primitives; None if it is no such.
 
     ``mlir.lower_fun`` makes a lowering of a Python function, which it keeps in its closure. That
-    for a TPU goes first, then the one for every platform. Seen in JAX 0.11.2 and 0.12.0.1.
+    for a TPU goes first, then the one for every platform.
 
     Args:
       primitive: of JAX or anybody else.
@@ -38,7 +37,7 @@ def composition(primitive: Any, avals: Sequence[Any], params: Any) -> Any:
     """
     import jax
 
-    function = _of_keys(primitive.name, avals, params) or _composed(primitive)
+    function = operation_on_keys(primitive.name, avals, params) or _composed(primitive)
     if primitive.name == "einshape_lo":
         function = _einshape
     if function is None:
@@ -61,28 +60,3 @@ def _composed(primitive: Any) -> Any:
 def _einshape(x: Any, equation: str, sizes: Sequence[tuple[str, int]], **_: Any) -> Any:
     home: Any = importlib.import_module("jax._src.pallas.einshape")
     return home._einshape(equation, x, **dict(sizes))
-
-
-def _of_keys(name: str, avals: Sequence[Any], params: Any) -> Any:
-    """What a primitive of typed keys does, by the functions of their implementation."""
-    if name not in ("random_seed", "random_split", "random_fold_in", "random_bits"):
-        return None
-    prng: Any = importlib.import_module("jax._src.random.prng")
-    impl = params["impl"] if name == "random_seed" else avals[0].dtype._impl
-    shape = avals[0].shape
-
-    def wrapped(words: Any) -> Any:
-        return prng.random_wrap(words, impl=impl)
-
-    return {
-        "random_seed": lambda seeds, impl: wrapped(prng.random_seed_impl_base(seeds, impl=impl)),
-        "random_split": lambda keys, **how: wrapped(
-            prng.random_split_impl_base(impl, prng.random_unwrap(keys), len(shape), **how)
-        ),
-        "random_fold_in": lambda keys, data: wrapped(
-            prng.random_fold_in_impl_base(impl, prng.random_unwrap(keys), data, shape)
-        ),
-        "random_bits": lambda keys, **how: prng.random_bits_impl_base(
-            impl, prng.random_unwrap(keys), len(shape), **how
-        ),
-    }[name]

@@ -24,7 +24,6 @@ class BlockFacts:
       dims: for each axis its kind (``"Blocked"``, ``"Squeezed"``, ``"Element"``,
         ``"BoundedSlice"``, ``"Indirect"``), the size of a block and the padding before and after.
       space: the memory space of the blocks, in lower case.
-      home: the module that defines that memory space.
       buffers: how many buffers it asks for; None if it does not say.
       any_revisit: whether it asks that blocks may be visited again at any time.
       index_map: its jaxpr, of the grid point and the scalar operands' refs.
@@ -36,7 +35,6 @@ class BlockFacts:
     dtype: Any
     dims: tuple[tuple[str, int, tuple[int, int]], ...]
     space: str
-    home: str
     buffers: int | None
     any_revisit: bool
     index_map: Any
@@ -58,6 +56,7 @@ class GridFacts:
       scratch: name and aval of the scratch operands.
       aliases: pairs of an input and the output that shares its memory.
       params: the compiler params, or None.
+      written_for: ``"Mosaic GPU"``, ``"Triton"``, ``"TPUs"``, or "" for anything.
     """
 
     grid: tuple[int | None, ...]
@@ -70,6 +69,7 @@ class GridFacts:
     scratch: tuple[tuple[str, Any], ...]
     aliases: tuple[tuple[int, int], ...]
     params: Any
+    written_for: str
 
 
 def grid_facts(eqn: Any) -> GridFacts:
@@ -99,22 +99,21 @@ def grid_facts(eqn: Any) -> GridFacts:
         scratch=tuple((names[i] or f"scratch {i}", body.invars[i].aval) for i in scratch),
         aliases=tuple((int(i) - scalars, int(o)) for i, o in eqn.params["input_output_aliases"]),
         params=eqn.params.get("compiler_params"),
+        written_for=_written_for(eqn),
     )
 
 
-def homes_of_kernel(eqn: Any) -> frozenset[str]:
-    """The modules that define what a ``pallas_call`` says of its platform.
-
-    That is its compiler parameters, the memory spaces of its blocks and scratch operands, and what
-    is done to its blocks.
-    """
+def _written_for(eqn: Any) -> str:
+    """By the modules that define its parameters, memory spaces, and transforms of blocks."""
     mapping, body = eqn.params["grid_mapping"], eqn.params["jaxpr"]
     first = mapping.num_index_operands + len(mapping.block_mappings)
     said: list[Any] = [eqn.params.get("compiler_params")]
     for block in mapping.block_mappings:
         said += [block.transformed_block_aval.memory_space, *getattr(block, "transforms", ())]
     said += [getattr(var.aval, "memory_space", None) for var in body.invars[first:]]
-    return frozenset(type(each).__module__ for each in said if each is not None)
+    homes = {f"{type(each).__module__}." for each in said}
+    names = {".mosaic_gpu.": "Mosaic GPU", ".triton.": "Triton", ".mosaic.": "TPUs"}
+    return next((name for part, name in names.items() if any(part in h for h in homes)), "")
 
 
 def _block_facts(block: Any, name: str) -> BlockFacts:
@@ -135,7 +134,6 @@ def _block_facts(block: Any, name: str) -> BlockFacts:
         dtype=block.array_aval.dtype,
         dims=tuple(dims),
         space="default" if space is None else str(space).lower().rpartition(".")[2],
-        home=type(space).__module__,
         buffers=buffers if isinstance(buffers, int) else None,
         any_revisit=revisit == "any",
         index_map=block.index_map_jaxpr,

@@ -1,4 +1,8 @@
-"""Private names of JAX: the cores, blocks and threads that a kernel runs on."""
+"""Private names of JAX: the cores, blocks and threads that a kernel runs on.
+
+Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``mpmd_map`` and its meshes are documented.
+Probe: ``tests/unit/compat/test_meshes.py``.
+"""
 
 from __future__ import annotations
 

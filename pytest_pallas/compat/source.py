@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 #: Files of JAX whose equations belong to a loop or pipeline that JAX wrote, and not to the line of
-#: the user that asked for it. Seen in JAX 0.11.2 and 0.12.0.1.
+#: the user that asked for it.
 _MACHINERY = (
     "/pallas/pipelining/",
     "/pallas/mosaic/pipeline.py",
@@ -148,3 +148,13 @@ def source_line(eqn: Any) -> str | None:
     """``file:line`` of the user's code that made an equation, or None."""
     place = place_of_call(eqn)
     return None if place is None else f"{place.file}:{place.line}"
+
+
+def is_of_jax(jaxpr: Any) -> bool:
+    """Whether an open jaxpr is of a function that JAX defines, such as ``jnp.where``."""
+    return "/jax/_src/" in home_of(jaxpr)[1]
+
+
+def is_call_stack(error: BaseException) -> bool:
+    """Whether an error only holds the frames of an operation that JAX was lowering."""
+    return type(error).__name__ == "JaxStackTraceBeforeTransformation"

@@ -1,4 +1,8 @@
-"""Private names of pytest."""
+"""Private names of pytest.
+
+Seen in pytest 8.4 to 9.2. It can go when pytest makes sessions inside of a process, and says which
+fixture a test sees. Probe: ``tests/plugin/isolation`` and ``tests/plugin/fixtures``.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +18,12 @@ _REPORTING = ("terminalreporter", "lfplugin", "nfplugin", "stepwiseplugin", "_co
 
 
 def terminal_width(reporter: Any) -> int:
-    """The width of the terminal in columns, as pytest itself uses it.
-
-    Seen in pytest 8.4 to 9.2.
-    """
+    """The width of the terminal in columns, as pytest itself uses it."""
     return int(reporter._tw.fullwidth)
 
 
 def keywords_match(expression: str, words: Iterable[str]) -> bool:
-    """Whether ``-k EXPRESSION`` chooses a test that has these words, as pytest decides.
-
-    Seen in pytest 8.4 to 9.2.
-    """
+    """Whether ``-k EXPRESSION`` chooses a test that has these words, as pytest decides."""
     module: Any = importlib.import_module("_pytest.mark.expression")
     lower = [word.lower() for word in words]
 
@@ -39,10 +37,7 @@ def keywords_match(expression: str, words: Iterable[str]) -> bool:
 
 
 def fixture_is_overridden(metafunc: Any, name: str, module: str) -> bool:
-    """Whether a test sees another fixture ``name`` than the one that ``module`` defines.
-
-    Seen in pytest 8.4 to 9.2.
-    """
+    """Whether a test sees another fixture ``name`` than the one that ``module`` defines."""
     definitions = metafunc._arg2fixturedefs.get(name, ())
     return bool(definitions) and definitions[-1].func.__module__ != module
 
@@ -53,7 +48,7 @@ def configured(
     """The configuration that a command line gives, of a session that reports to nobody.
 
     pytest-xdist makes the sessions of its workers in the same way. ``attributes``, such as
-    ``workerinput``, tell other plugins that this process is a worker. Seen in pytest 8.4 to 9.2.
+    ``workerinput``, tell other plugins that this process is a worker.
 
     Args:
       args: the command line.

@@ -1,4 +1,7 @@
-"""Private names of JAX: how a ``pallas_call`` is lowered to Triton, and what its primitives say."""
+"""Private names of JAX: what its Triton lowering does.
+
+It can go with JAX 0.11. Probe: ``tests/unit/compat/test_public_names.py``.
+"""
 
 from __future__ import annotations
 

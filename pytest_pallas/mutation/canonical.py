@@ -194,7 +194,9 @@ def _param(value: Any) -> Hashable:
         return canonical(value)
     if isinstance(value, (tuple, list)):
         return tuple(_param(each) for each in value)  # pyright: ignore[reportUnknownVariableType]
-    if type(value).__name__ == "GridMapping":
+    from jax.extend.pallas import GridMapping
+
+    if isinstance(value, GridMapping):
         return (
             repr(value.grid),
             tuple(

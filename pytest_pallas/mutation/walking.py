@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pytest_pallas.compat.avals import is_reference
 from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES, is_literal, kernel_name, sub_jaxprs
-from pytest_pallas.compat.source import Spot, home_of, is_machinery, places_in_kernel
+from pytest_pallas.compat.source import Spot, home_of, is_machinery, is_of_jax, places_in_kernel
 from pytest_pallas.mutation.model import At, Kernel, New, Scope
 from pytest_pallas.mutation.operands import inner_operands, inner_variables
 from pytest_pallas.mutation.rewriting import renamed, with_equations, with_jaxprs
@@ -82,7 +83,7 @@ def _with_refs(kernel: Kernel) -> Kernel:
         read |= {
             roots.get(id(atom), id(atom))
             for atom in eqn.invars
-            if type(getattr(atom, "aval", None)).__name__.endswith("Ref")
+            if is_reference(getattr(atom, "aval", None))
         }
     return replace(kernel, roots=roots, read=frozenset(read))
 
@@ -143,7 +144,7 @@ def _inside(
         once = old.primitive.name in ("jit", "pjit", "cond")  # else it is another in each round
         bound = {id(v): a for v, a in zip(variables, operands, strict=False)} if once else {}
         within = Scope(inner, scope, bound)
-        if eqn.primitive.name in ("jit", "pjit") and _is_of_jax(inner):
+        if eqn.primitive.name in ("jit", "pjit") and is_of_jax(inner):
             # Traced once for all callers, so that its own lines are those of the first.
             places = unit if unit is not None else places_in_kernel(eqn)
             if not _does_one_thing(inner) or not places or is_machinery(eqn):
@@ -170,8 +171,3 @@ def _holds_kernels(eqn: Any) -> bool:
     if eqn.primitive.name in KERNEL_PRIMITIVES:
         return True
     return any(_holds_kernels(inner) for jaxpr in sub_jaxprs(eqn) for inner in jaxpr.eqns)
-
-
-def _is_of_jax(jaxpr: Any) -> bool:
-    """Whether an open jaxpr is of a function that JAX defines, such as ``jnp.where``."""
-    return "/jax/_src/" in home_of(jaxpr)[1]

@@ -280,13 +280,8 @@ def _placed(block: BlockFacts, indices: Sequence[Points], count: int) -> tuple[P
 
 
 def _platform(facts: GridFacts, platform: str) -> str:
-    """What a kernel is written for, by its compiler params and memory spaces."""
-    homes = [type(facts.params).__module__ if facts.params is not None else ""]
-    homes += [block.home for block in (*facts.inputs, *facts.outputs)]
-    homes += [type(getattr(aval, "memory_space", None)).__module__ for _, aval in facts.scratch]
-    if any(".triton" in home or ".mosaic_gpu" in home for home in homes):
-        return "gpu"
-    return "tpu" if any(".mosaic." in home for home in homes) else platform
+    """What a kernel is written for."""
+    return {"Mosaic GPU": "gpu", "Triton": "gpu", "TPUs": "tpu"}.get(facts.written_for, platform)
 
 
 def _semantics(facts: GridFacts, dims: int, platform: str) -> tuple[str, ...]:

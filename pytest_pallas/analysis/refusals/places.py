@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_pallas.analysis.kernel_calls import KernelCall
 from pytest_pallas.compat.jaxprs import sub_jaxprs
-from pytest_pallas.compat.source import source_line
+from pytest_pallas.compat.source import is_call_stack, source_line
 
 #: A frame as MLIR prints it in a location: ``"name"("file":line:column``, innermost first.
 _LOCATION_FRAME = re.compile(r'"[^"\n]*"\("(?P<file>[^"\n]+)":(?P<line>\d+):\d+')
@@ -52,7 +52,7 @@ def in_traceback(error: BaseException) -> str | None:
     while link is not None and found is None and id(link) not in seen:
         seen.add(id(link))
         frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(link.__traceback__)]
-        if type(link).__name__ != "JaxStackTraceBeforeTransformation":
+        if not is_call_stack(link):
             first = next((i for i, (file, _) in enumerate(frames) if _is_inner(file)), len(frames))
             frames = frames[first:]
         found = _innermost(reversed(frames))

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 
 from pytest_pallas.compat.grids import BlockFacts, GridFacts, grid_facts
 from pytest_pallas.compat.jaxprs import is_literal
-from pytest_pallas.compat.source import Spot, home_of
+from pytest_pallas.compat.source import Spot, home_of, is_of_jax
 from pytest_pallas.mutation.canonical import canonical
 from pytest_pallas.mutation.model import Change, Kernel, Operator
 from pytest_pallas.mutation.rewriting import guarded, with_index_map
@@ -175,7 +175,7 @@ def _line_of(kernel: Kernel, position: int) -> Spot | None:
     """Where an index map is written, if somebody wrote one."""
     block = kernel.eqn.params["grid_mapping"].block_mappings[position]
     name, file, line = home_of(block.index_map_jaxpr)
-    if not line or "/jax/_src/" in file:
+    if not line or is_of_jax(block.index_map_jaxpr):
         return None
     return Spot(file, line, 0, line, 0, name)
 

@@ -17,9 +17,9 @@ def inline_assembly(params: Mapping[str, Any]) -> tuple[str, ...] | None:
     """
     if params["flat_arg_types"] or params["flat_ret_ty"]:
         return None
+    from jax.extend.mlir import ir
     from jax.interpreters import mlir
 
-    ir: Any = mlir.ir
     with mlir.make_ir_context(), ir.Location.unknown():
         module = ir.Module.create()
         try:

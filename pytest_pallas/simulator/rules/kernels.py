@@ -9,8 +9,9 @@ import numpy as np
 
 from pytest_pallas.compat.avals import semaphore_kind
 from pytest_pallas.compat.compositions import expanded
-from pytest_pallas.compat.grids import BlockFacts, GridFacts, grid_facts, homes_of_kernel
+from pytest_pallas.compat.grids import BlockFacts, GridFacts, grid_facts
 from pytest_pallas.compat.jaxprs import argument_names, kernel_name, open_jaxpr, written_inputs
+from pytest_pallas.compat.keys import key_shape
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.capacity import capacity_findings
@@ -22,13 +23,10 @@ from pytest_pallas.simulator.program import prepare, prepare_lifted
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.values import Keys, is_key_dtype
 
-#: Modules that a kernel's parameters and memory spaces are defined in, and what it is written for.
-_WRITTEN_FOR = {".mosaic_gpu.": "Mosaic GPU", ".triton.": "Triton", ".mosaic.": "TPUs"}
-
 
 @rule("pallas_call", threaded=True)
 def _pallas_call(eqn: Equation) -> Evaluate:
-    written_for = _written_for(eqn)
+    written_for = grid_facts(eqn.origin).written_for
     if written_for == "Mosaic GPU":
         return _mosaic_gpu(eqn)
     kernel = kernel_of(eqn)
@@ -59,15 +57,6 @@ def _pallas_call(eqn: Equation) -> Evaluate:
         return outputs
 
     return evaluate
-
-
-def _written_for(eqn: Equation) -> str:
-    """What a kernel is written for, by its parameters and memory spaces; "" for anything."""
-    homes = homes_of_kernel(eqn.origin)
-    for part, name in _WRITTEN_FOR.items():
-        if any(part in f"{home}." for home in homes):
-            return name
-    return ""
 
 
 def _require_platform(thread: Thread, written_for: str, other: str) -> None:
@@ -146,7 +135,7 @@ def _of_words(block: BlockFacts) -> BlockFacts:
     """The blocks of an array of typed keys as those of the keys' words."""
     if not is_key_dtype(block.dtype):
         return block
-    words = tuple(block.dtype._impl.key_shape)
+    words = key_shape(block.dtype)
     return dataclasses.replace(
         block,
         shape=(*block.shape, *words),
