@@ -16,11 +16,11 @@ import numpy as np
 
 from pytest_pallas.compat.avals import is_reference
 from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs, written_inputs
-from pytest_pallas.compat.meshes import BlockMesh, block_mesh
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.allocation import memory_of
 from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.gpu.block_meshes import BlockMesh, block_mesh
 from pytest_pallas.simulator.gpu.bodies import body_of
 from pytest_pallas.simulator.gpu.capacity import smem_findings
 from pytest_pallas.simulator.gpu.cluster_control import (

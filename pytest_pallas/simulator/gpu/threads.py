@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_pallas.compat.meshes import BlockMesh
 from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.gpu.block_meshes import BlockMesh
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory import Key, Ref
 from pytest_pallas.simulator.peers import Where, peer_of, reach

@@ -63,9 +63,13 @@ def _defined(node: ast.AST) -> Iterator[str]:
         yield node.name
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         yield node.id
-    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-        if isinstance(node.value, ast.Name) and node.value.id == "self":
-            yield node.attr
+    elif (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    ):
+        yield node.attr
 
 
 def _used(node: ast.AST, own: frozenset[str]) -> Iterator[str]:
@@ -87,11 +91,12 @@ def _used(node: ast.AST, own: frozenset[str]) -> Iterator[str]:
             name = node.args[1]
             if isinstance(name, ast.Constant) and _is_private(str(name.value), own):
                 yield str(name.value)
-    elif isinstance(node, ast.Compare):
+    elif isinstance(node, ast.Compare) or (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("startswith", "endswith", "get")
+    ):
         yield from _class_names(node, own)
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr in ("startswith", "endswith", "get"):
-            yield from _class_names(node, own)
 
 
 def _class_names(node: ast.Compare | ast.Call, own: frozenset[str]) -> Iterator[str]:
