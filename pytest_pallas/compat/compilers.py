@@ -84,22 +84,24 @@ def meshes_of(chip: Any) -> Generator[None]:
     Args:
       chip: a ``jax.sharding.AbstractDevice``.
     """
+    from jax.sharding import AbstractMesh, AxisType, Mesh
+
     mesh: Any = importlib.import_module("jax._src.mesh")
 
     def abstract_mesh(of: Any) -> Any:
         if not of.axis_names:
             return mesh.empty_abstract_mesh
-        return mesh.AbstractMesh(
+        return AbstractMesh(
             of.axis_sizes, of.axis_names, axis_types=of.axis_types, abstract_device=chip
         )
 
     def manual_mesh(of: Any, axes: Any) -> Any:
         # What this replaces is kept by mesh, and would say afterwards what it says here.
-        return of.abstract_mesh.update_axis_types(dict.fromkeys(axes, mesh.AxisType.Manual))
+        return of.abstract_mesh.update_axis_types(dict.fromkeys(axes, AxisType.Manual))
 
     shard_map: Any = importlib.import_module("jax._src.shard_map")
     with (
-        patch.object(mesh.Mesh, "abstract_mesh", property(abstract_mesh)),
+        patch.object(Mesh, "abstract_mesh", property(abstract_mesh)),
         patch.object(shard_map, "_as_manual_mesh", manual_mesh),
     ):
         yield

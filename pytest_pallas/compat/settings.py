@@ -74,6 +74,8 @@ def interpreters_in_use() -> tuple[str, ...]:
 
 
 def _holders() -> Mapping[str, Any]:
+    import jax
+
     config: Any = importlib.import_module("jax._src.config")
     kind = config.config_ext.Config
     # Contexts such as the mesh in force are no options of jax.config: variables of two modules.
@@ -83,7 +85,7 @@ def _holders() -> Mapping[str, Any]:
         for name, holder in vars(module).items()
         if isinstance(holder, kind) and not hasattr(holder, "_set")
     }
-    return {**contexts, **config.config._value_holders}
+    return {**contexts, **jax.config._value_holders}
 
 
 def _same(a: Any, b: Any) -> bool:
