@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.compat.source import source_line
-from pytest_pallas.compat.triton import masks_edges
 from pytest_pallas.simulator.allocation import allocate, free, memory_of
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.gpu.blocks import (
@@ -300,3 +299,10 @@ def _operands(kernel: Kernel, order: Order, arrays: Sequence[Array]) -> list[_Op
             )
         )
     return operands
+
+
+def masks_edges() -> bool:
+    """Whether JAX masks accesses beyond the edge of an array: its Triton lowering since 0.12."""
+    import jax
+
+    return jax.__version_info__ >= (0, 12)

@@ -12,8 +12,6 @@ import jax.export
 import pytest
 from hypothesis import given, strategies
 
-from pytest_pallas.compat.triton import masks_edges
-
 FOLDER = Path(__file__).parents[3] / "pytest_pallas" / "compat"
 
 #: Where JAX exports what is for others.
@@ -109,7 +107,3 @@ def test_hypothesis_has_no_public_settings_of_a_test():
 
     offered = {name for name in vars(test.hypothesis) if not name.startswith("_")}
     assert not offered & {"settings", "seed", "database_key"}, "compat.fuzzing can go"
-
-
-def test_jax_012_masks_the_edges_of_blocks():
-    assert masks_edges() == (jax.__version_info__ >= (0, 12)), "compat.triton can go with JAX 0.11"
