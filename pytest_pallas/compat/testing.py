@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 _REPORTING = ("terminalreporter", "lfplugin", "nfplugin", "stepwiseplugin", "_cov")
 
 
-def terminal_width(reporter: Any) -> int:
-    """The width of the terminal in columns, as pytest itself uses it."""
-    return int(reporter._tw.fullwidth)
-
-
 def keywords_match(expression: str, words: Iterable[str]) -> bool:
     """Whether ``-k EXPRESSION`` chooses a test that has these words, as pytest decides."""
     module: Any = importlib.import_module("_pytest.mark.expression")

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import re
 from pathlib import Path
 
 import hypothesis
@@ -107,3 +108,13 @@ def test_hypothesis_has_no_public_settings_of_a_test():
 
     offered = {name for name in vars(test.hypothesis) if not name.startswith("_")}
     assert not offered & {"settings", "seed", "database_key"}, "compat.fuzzing can go"
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("[a-z]*.py")), ids=lambda path: path.stem)
+def test_every_module_says_when_it_can_go(path):
+    told = re.sub(r"\s+", " ", ast.get_docstring(ast.parse(path.read_text())) or "")
+    found = re.search(
+        r"Seen in .*\d\. It can go when .*\. Probe: ``(.+?)``(?: and ``(.+)``)?\.", told
+    )
+    assert found, told
+    assert all((FOLDER.parents[1] / probe).exists() for probe in found.groups() if probe)
