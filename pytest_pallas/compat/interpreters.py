@@ -23,6 +23,15 @@ def interpreter_modules() -> list[Any]:
     return [sys.modules[name] for name in names if name in sys.modules]
 
 
+def interpreters_in_use() -> tuple[str, ...]:
+    """Which interpreters hold memory of a kernel: between two calls, none should."""
+    return tuple(
+        "the GPU interpreter" if "mosaic_gpu" in module.__name__ else "the TPU interpreter"
+        for module in interpreter_modules()
+        if getattr(module, "_shared_memory", None) is not None
+    )
+
+
 def reset_interpreters() -> None:
     """Forget the state of the TPU and GPU interpreters, as is due after an exception in them.
 

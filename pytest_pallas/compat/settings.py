@@ -10,8 +10,6 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_pallas.compat.interpreters import interpreter_modules
-
 #: What a setting was: for the process, and for this thread; the latter as JAX says that there is
 #: nothing of its own.
 Setting = tuple[Any, Any]
@@ -62,15 +60,6 @@ def jax_setting_in_force(setting: Setting) -> Any:
     shared, local = setting
     unset = importlib.import_module("jax._src.config").config_ext.unset
     return shared if local is None or local is unset else local
-
-
-def interpreters_in_use() -> tuple[str, ...]:
-    """Which interpreters hold memory of a kernel: between two calls, none should."""
-    return tuple(
-        "the GPU interpreter" if "mosaic_gpu" in module.__name__ else "the TPU interpreter"
-        for module in interpreter_modules()
-        if getattr(module, "_shared_memory", None) is not None
-    )
 
 
 def _holders() -> Mapping[str, Any]:

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
-from pytest_pallas.compat.interpreters import fail_interpreters, reset_interpreters
+from pytest_pallas.compat.interpreters import (
+    fail_interpreters,
+    interpreters_in_use,
+    reset_interpreters,
+)
 from pytest_pallas.compat.settings import (
     Setting,
-    interpreters_in_use,
     jax_setting_in_force,
     jax_settings,
     set_jax_setting,
