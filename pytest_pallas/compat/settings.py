@@ -65,6 +65,7 @@ def jax_setting_in_force(setting: Setting) -> Any:
 def _holders() -> Mapping[str, Any]:
     import jax
 
+    options: Any = jax.config
     config: Any = importlib.import_module("jax._src.config")
     kind = config.config_ext.Config
     # Contexts such as the mesh in force are no options of jax.config: variables of two modules.
@@ -74,7 +75,7 @@ def _holders() -> Mapping[str, Any]:
         for name, holder in vars(module).items()
         if isinstance(holder, kind) and not hasattr(holder, "_set")
     }
-    return {**contexts, **jax.config._value_holders}
+    return {**contexts, **options._value_holders}
 
 
 def _same(a: Any, b: Any) -> bool:
