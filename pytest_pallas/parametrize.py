@@ -6,15 +6,20 @@ from typing import Any
 
 import pytest
 
-from pytest_pallas import compat
 from pytest_pallas.backends import Backend, label, parse
+from pytest_pallas.compat.fuzzing import (
+    hypothesis_seed,
+    hypothesis_settings,
+    set_hypothesis_settings,
+)
+from pytest_pallas.compat.testing import fixture_is_overridden
 from pytest_pallas.errors import EXPECTED, OptionError
 from pytest_pallas.session import PROBLEM, current
 
 
 def over_backends(metafunc: pytest.Metafunc) -> None:
     """Parametrise a test over its backends, unless a conftest overrides the fixture."""
-    if compat.fixture_is_overridden(metafunc, "pallas_backend", "pytest_pallas.fixtures"):
+    if fixture_is_overridden(metafunc, "pallas_backend", "pytest_pallas.fixtures"):
         return
     session = current(metafunc.config)
     try:
@@ -94,13 +99,9 @@ def settle_hypothesis(item: pytest.Item) -> None:
     options = current(item.config).options_for(item)
     default = hypothesis.settings.default
     assert default is not None  # it is the current profile
-    own = compat.hypothesis_settings(test) or default
+    own = hypothesis_settings(test) or default
     forced = item.config.getoption("hypothesis_seed", None) is not None
-    if (
-        not forced
-        and compat.hypothesis_seed(test) is None
-        and own.derandomize == default.derandomize
-    ):
+    if not forced and hypothesis_seed(test) is None and own.derandomize == default.derandomize:
         hypothesis.seed(options.seed)(test)
     changes: dict[str, Any] = {}
     if own.deadline == default.deadline:
@@ -114,4 +115,4 @@ def settle_hypothesis(item: pytest.Item) -> None:
     if "database" in options.asked and repr(own.database) == repr(default.database):
         changes["database"] = current(item.config).database
     # Also without changes: ``seed`` takes the database away.
-    compat.set_hypothesis_settings(test, hypothesis.settings(own, **changes))
+    set_hypothesis_settings(test, hypothesis.settings(own, **changes))

@@ -37,6 +37,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from pytest_pallas.simulator.gpu.peers import reaches_devices
+
 CHECKOUT = Path(os.environ["JAX_TESTS_CHECKOUT"])
 DEVICE = os.environ["JAX_TESTS_DEVICE"]
 SECONDS = int(os.environ["JAX_TESTS_SECONDS"])
@@ -194,9 +196,8 @@ def _simulate_calls() -> None:
     import jax
     import numpy as np
 
-    from pytest_pallas import compat
-    from pytest_pallas.compat.mosaic_gpu import reaches_devices
-    from pytest_pallas.compat.transfers import semaphore_kind
+    from pytest_pallas.compat.avals import semaphore_kind
+    from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
     from pytest_pallas.devices.gpus import GPUS
     from pytest_pallas.errors import PallasTestError
     from pytest_pallas.simulator.machine import Machine
@@ -208,7 +209,7 @@ def _simulate_calls() -> None:
     def equations(jaxpr: Any) -> Iterator[Any]:
         for eqn in jaxpr.eqns:
             yield eqn
-            for inner in compat.sub_jaxprs(eqn):
+            for inner in sub_jaxprs(eqn):
                 yield from equations(inner)
 
     def outlives(eqn: Any) -> bool:
@@ -226,7 +227,7 @@ def _simulate_calls() -> None:
 
     def called(*args: Any, jaxpr: Any, **params: Any) -> Any:
         """As ``_pjit_call_impl_python``, which gives results and what was compiled."""
-        inner, _ = compat.open_jaxpr(jaxpr)
+        inner, _ = open_jaxpr(jaxpr)
         concrete = not any(isinstance(each, jax.core.Tracer) for each in args)
         alone = not any(
             reaches_devices(eqn) or outlives(eqn) or divides_kernels(eqn)

@@ -31,11 +31,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax.numpy as jnp
 import numpy as np
 
-from pytest_pallas import compat
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.interpreters import interpret
 from pytest_pallas.backends.tracing import jitted, split
+from pytest_pallas.compat.source import own_lines
 from pytest_pallas.hunting.hunt import unknown
 from pytest_pallas.mutation import Mutant, mutants_of
 from pytest_pallas.spec import KernelSpec
@@ -136,14 +136,14 @@ def _call(spec: KernelSpec, arguments: Arguments, mutant: Mutant | None = None) 
 
 def _mutants(spec: KernelSpec, arguments: Arguments) -> Sequence[Mutant]:
     backend = interpret()
-    with backend.context(races=False), compat.own_lines():
+    with backend.context(races=False), own_lines():
         return mutants_of(jitted().trace(*split(_call(spec, arguments))).jaxpr)
 
 
 def _noticed(spec: KernelSpec, calls: Sequence[Arguments], mutant: Mutant) -> bool:
     """Whether a call with a mutant raises, or differs from the reference by more than ``NEAR``."""
     for arguments in calls:
-        with compat.own_lines():
+        with own_lines():
             outcome = interpret().run(_call(spec, arguments, mutant))
         if outcome.error is not None:
             return True

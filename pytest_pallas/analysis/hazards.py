@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from pytest_pallas import compat
 from pytest_pallas.analysis.kernel_calls import kernel_calls
+from pytest_pallas.compat.jaxprs import sub_jaxprs
 
 #: Primitives that call Python, which may do anything.
 CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback"})
@@ -50,7 +50,7 @@ def hazards(jaxpr: Any, *, simulated: bool = False) -> tuple[str, ...]:
 def _equations(jaxpr: Any) -> Iterator[Any]:
     for eqn in jaxpr.eqns:
         yield eqn
-        for inner in compat.sub_jaxprs(eqn):
+        for inner in sub_jaxprs(eqn):
             yield from _equations(inner)
 
 

@@ -6,8 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_pallas import compat
-from pytest_pallas.compat.transfers import semaphore_kind
+from pytest_pallas.compat.avals import semaphore_kind
+from pytest_pallas.compat.jaxprs import (
+    FOREIGN_PRIMITIVES,
+    KERNEL_PRIMITIVES,
+    kernel_name,
+    open_jaxpr,
+    sub_jaxprs,
+    written_inputs,
+)
+from pytest_pallas.compat.source import source_line
 
 #: Primitives whose effect is not complete when they return; a kernel with one of them can race.
 ASYNCHRONOUS = frozenset(
@@ -58,19 +66,19 @@ def kernel_calls(jaxpr: Any) -> list[KernelCall]:
 
 def _walk(jaxpr: Any, path: tuple[str, ...]) -> Iterator[KernelCall]:
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in compat.KERNEL_PRIMITIVES | compat.FOREIGN_PRIMITIVES:
+        if eqn.primitive.name in KERNEL_PRIMITIVES | FOREIGN_PRIMITIVES:
             yield kernel_call(eqn, path)
         else:
-            for inner in compat.sub_jaxprs(eqn):
+            for inner in sub_jaxprs(eqn):
                 yield from _walk(inner, (*path, eqn.primitive.name))
 
 
 def kernel_call(eqn: Any, path: tuple[str, ...]) -> KernelCall:
     """The kernel that an equation runs, inside the primitives of ``path``."""
-    bodies = list(compat.sub_jaxprs(eqn))
+    bodies = list(sub_jaxprs(eqn))
     return KernelCall(
-        name=compat.kernel_name(eqn),
-        source=compat.source_line(eqn) or "",
+        name=kernel_name(eqn),
+        source=source_line(eqn) or "",
         interpreted=bool(eqn.params.get("interpret")),
         primitives=frozenset(name for body in bodies for name in _primitives(body)),
         path=path,
@@ -81,7 +89,7 @@ def kernel_call(eqn: Any, path: tuple[str, ...]) -> KernelCall:
 def _primitives(jaxpr: Any) -> Iterator[str]:
     for eqn in jaxpr.eqns:
         yield eqn.primitive.name
-        for inner in compat.sub_jaxprs(eqn):
+        for inner in sub_jaxprs(eqn):
             yield from _primitives(inner)
 
 
@@ -96,8 +104,8 @@ def mutated_operands(call: KernelCall) -> tuple[int, ...]:
     mapping = call.eqn.params["grid_mapping"]
     aliased = {int(pair[0]) for pair in call.eqn.params.get("input_output_aliases", ())}
     operands = range(mapping.num_index_operands + mapping.num_inputs)
-    body, _ = compat.open_jaxpr(call.eqn.params["jaxpr"])
-    written = compat.written_inputs(body)
+    body, _ = open_jaxpr(call.eqn.params["jaxpr"])
+    written = written_inputs(body)
     # A semaphore is there to be changed.
     arrays = [i for i in operands if semaphore_kind(body.invars[i].aval.dtype) is None]
     return tuple(i for i in arrays if i in written and i not in aliased)

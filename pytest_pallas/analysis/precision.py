@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
+from pytest_pallas.analysis.calls import called_jaxpr
 from pytest_pallas.analysis.roundings import EXACT
+from pytest_pallas.compat.jaxprs import is_literal, open_jaxpr, scan_parts, sub_jaxprs
+from pytest_pallas.compat.source import source_line
 from pytest_pallas.numerics import epsilon, is_complex, is_float
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -92,7 +94,7 @@ def precisions(oracle: Any, baseline: Any) -> Sequence[Precision | None]:
     known = _KNOWN.setdefault(oracle, weakref.WeakKeyDictionary())
     found = known.get(baseline)
     if found is None:
-        jaxpr, _ = compat.open_jaxpr(oracle)
+        jaxpr, _ = open_jaxpr(oracle)
         inputs = [_State(_digits(var.aval) is not None, given=True) for var in jaxpr.invars]
         states = _Flow(_Meant(baseline)).outputs(jaxpr, inputs)
         found = known[baseline] = tuple(state.computed for state in states)
@@ -110,20 +112,20 @@ class _Meant:
     def __contains__(self, eqn: Any) -> bool:
         """Whether an equation rounds in the kernel's dtypes, too."""
         if self._known is None:
-            jaxpr, _ = compat.open_jaxpr(self._baseline)
+            jaxpr, _ = open_jaxpr(self._baseline)
             self._known = {_place(each) for each in _equations(jaxpr) if _narrows(each)}
         return bool(self._known) and _place(eqn) in self._known
 
 
 def _place(eqn: Any) -> tuple[str, str, str]:
     dtype = str(eqn.outvars[0].aval.dtype)
-    return (eqn.primitive.name, dtype, compat.source_line(eqn) or "")
+    return (eqn.primitive.name, dtype, source_line(eqn) or "")
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
     for eqn in jaxpr.eqns:
         yield eqn
-        for inner in compat.sub_jaxprs(eqn):
+        for inner in sub_jaxprs(eqn):
             yield from _equations(inner)
 
 
@@ -160,7 +162,7 @@ class _Flow:
         states.update(zip(jaxpr.invars, inputs, strict=True))
 
         def read(atom: Any) -> _State:
-            return _State(given=True) if compat.is_literal(atom) else states[atom]
+            return _State(given=True) if is_literal(atom) else states[atom]
 
         for eqn in jaxpr.eqns:
             results = self._results(eqn, [read(atom) for atom in eqn.invars])
@@ -169,14 +171,14 @@ class _Flow:
 
     def _results(self, eqn: Any, operands: _States) -> _States:
         name, params = eqn.primitive.name, eqn.params
-        called = compat.called_jaxpr(eqn)
+        called = called_jaxpr(eqn)
         if called is not None:
             return self.outputs(called[0], operands)
         if name == "cond":
-            branches = [compat.open_jaxpr(branch)[0] for branch in params["branches"]]
+            branches = [open_jaxpr(branch)[0] for branch in params["branches"]]
             return _joined([self.outputs(branch, operands[1:]) for branch in branches])
         if name == "scan":
-            consts, carried, _ = compat.scan_parts(params, len(operands))
+            consts, carried, _ = scan_parts(params, len(operands))
             return self._loop(params["jaxpr"], operands, consts, carried)
         if name == "while":
             first, second = params["cond_nconsts"], params["body_nconsts"]
@@ -186,7 +188,7 @@ class _Flow:
 
     def _loop(self, body: Any, operands: _States, consts: int, carried: int) -> _States:
         """What is known after any number of steps."""
-        jaxpr, _ = compat.open_jaxpr(body)
+        jaxpr, _ = open_jaxpr(body)
         carry = list(operands[consts : consts + carried])
         while True:
             given = [*operands[:consts], *carry, *operands[consts + carried :]]
@@ -214,7 +216,7 @@ class _Flow:
             if eqn in self._meant:
                 return _State(known.widened, computed=known.computed)
             if known.widened and known.narrowed is None:
-                place = Precision(str(eqn.outvars[0].aval.dtype), compat.source_line(eqn) or "")
+                place = Precision(str(eqn.outvars[0].aval.dtype), source_line(eqn) or "")
                 return replace(known, narrowed=place, lost=not known.given)
         return known
 
@@ -232,4 +234,4 @@ def _of_user(found: Precision | None, eqn: Any) -> Precision | None:
     """A place in the reference, where a check has rounded: a cotangent, say."""
     if found is None or not found.line.startswith(_PACKAGE):
         return found
-    return replace(found, line=compat.source_line(eqn) or found.line)
+    return replace(found, line=source_line(eqn) or found.line)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pytest_pallas import compat
 from pytest_pallas.analysis.kernel_calls import KernelCall
+from pytest_pallas.compat.grids import grid_facts
 
 #: Grids of more programs than this are not searched.
 _MOST_PROGRAMS = 65_536
@@ -61,7 +61,7 @@ def writers_of(
 
     from pytest_pallas.analysis.grid.scalars import mapped
 
-    facts = compat.grid_facts(call.eqn)
+    facts = grid_facts(call.eqn)
     block = facts.outputs[output]
     grid = [size for size in facts.grid if size is not None]
     if len(grid) != len(facts.grid) or math.prod(grid) > _MOST_PROGRAMS:

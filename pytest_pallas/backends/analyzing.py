@@ -8,13 +8,13 @@ from typing import Any
 
 import jax
 
-from pytest_pallas import compat
 from pytest_pallas.analysis.grid import Analysis, analyze_jaxpr
 from pytest_pallas.backends.execution import brief, readable
 from pytest_pallas.backends.expected import expected_warnings
 from pytest_pallas.backends.lowering import attributes
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import abstract, jitted
+from pytest_pallas.compat.compilers import interpret_ignored
 from pytest_pallas.devices.absent import Chip, present
 from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.errors import KernelError, NoPallasCallError, PallasTestError
@@ -97,7 +97,7 @@ def _arrays(call: Call) -> list[Any]:
 def on_chip(target: Target) -> AbstractContextManager[Any]:
     """Trace as on a chip, and overrule interpret=."""
     stack = ExitStack()
-    stack.enter_context(compat.interpret_ignored())
+    stack.enter_context(interpret_ignored())
     stack.enter_context(present(Chip(target.device_kind, target.platform, attributes(target))))
     stack.enter_context(expected_warnings())
     return stack

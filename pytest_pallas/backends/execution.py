@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytest_pallas import compat
 from pytest_pallas.analysis import KernelCall, kernel_calls
 from pytest_pallas.backends.mappings import relieve
 from pytest_pallas.backends.protocol import Call, Outcome
 from pytest_pallas.backends.tracing import Static, apply, jitted, split
+from pytest_pallas.compat.interpreters import clear_effect_tokens, reset_interpreters
 from pytest_pallas.errors import (
     BoundsError,
     KernelError,
@@ -178,5 +178,5 @@ def _chained(message: str, cause: Exception) -> KernelError:
 
 def recover() -> None:
     """Leave no trace of a failed call: interpreter state and the tokens of its callbacks."""
-    compat.reset_interpreters()
-    compat.clear_effect_tokens()
+    reset_interpreters()
+    clear_effect_tokens()

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_pallas import compat
 from pytest_pallas.backends.protocol import Call, Kind, Outcome, chip_of
 from pytest_pallas.backends.watchdog import watchdog
+from pytest_pallas.compat.interpreters import quiet_callbacks
 from pytest_pallas.devices.targets import Target
 
 
@@ -79,7 +79,7 @@ class Interpreter:
         del races
         with (
             tracing_for(chip_of(self)),
-            compat.quiet_callbacks(),
+            quiet_callbacks(),
             pltpu.force_tpu_interpret_mode(self.parameters),
         ):
             yield

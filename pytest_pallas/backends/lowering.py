@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from jax import export
 
-from pytest_pallas import compat
 from pytest_pallas.analysis import kernel_calls
 from pytest_pallas.backends.expected import expected_warnings
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import jitted, signature
+from pytest_pallas.compat.compilers import exact_exports, interpret_ignored
 from pytest_pallas.compilers import cuda, libtpu, tpu_chips
 from pytest_pallas.devices import gpus
 from pytest_pallas.devices.absent import Chip, present
@@ -131,8 +131,8 @@ def attributes(target: Target) -> Mapping[str, Any]:
 def _context(chip: Chip) -> Generator[None]:
     """Lower for a chip, and overrule interpret=."""
     with (
-        compat.exact_exports(),
-        compat.interpret_ignored(),
+        exact_exports(),
+        interpret_ignored(),
         present(chip),
         expected_warnings(),
     ):

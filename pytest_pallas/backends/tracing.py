@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 
-from pytest_pallas import compat
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.errors import OptionError
 
@@ -149,7 +149,7 @@ def _with_mutant(static: Static, arrays: list[Any]) -> Any:
         traced = jitted().trace(plain, arrays)
     except jax.errors.ConcretizationTypeError:
         return apply(plain, arrays)  # it needs values, and is not what is mutated
-    outs = compat.jitted_jaxpr(mutated(traced.jaxpr, static.mutant))(*arrays)
+    outs = jaxpr_as_fun(mutated(traced.jaxpr, static.mutant))(*arrays)
     return jax.tree.unflatten(jax.tree.structure(traced.out_info), outs)
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from pytest_pallas import compat
+from pytest_pallas.compat.interpreters import fail_interpreters, release_interpreters
 from pytest_pallas.errors import DeadlockError
 
 #: How long devices get to fail together, in seconds.
@@ -28,11 +28,11 @@ def watchdog(timeout: float) -> Generator[list[DeadlockError]]:
     def guard() -> None:
         while not done.wait(timeout):
             error = _over(timeout)
-            if not compat.fail_interpreters(error):
+            if not fail_interpreters(error):
                 continue  # it may be compiled still
             stopped.append(error)
             if not done.wait(_LAST):  # devices that failed wait for those that never began
-                compat.release_interpreters()
+                release_interpreters()
             return
 
     thread = threading.Thread(target=guard, name="pallas-watchdog", daemon=True)

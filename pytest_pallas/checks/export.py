@@ -14,16 +14,19 @@ from typing import Any
 
 import jax
 import jax.export
+from jax.extend.core import jaxpr_as_fun
 
-from pytest_pallas import compat
 from pytest_pallas.backends import Backend, Call
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.hardware import CUSTOM_CALLS
 from pytest_pallas.backends.tracing import QUICK, abstract, apply, on_host, split
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Trial, TrialResult, call, run
-from pytest_pallas.compat.transfers import is_reference
+from pytest_pallas.compat.avals import is_reference
+from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
+from pytest_pallas.compat.source import source_line
 from pytest_pallas.errors import KernelError, NotApplicableError
+from pytest_pallas.mutation.rewriting import closed_with, equations_of
 from pytest_pallas.mutation.walking import rewritten
 from pytest_pallas.numerics import bitwise
 from pytest_pallas.oracle import flatten
@@ -93,12 +96,12 @@ class SimulatedTrip:
             return tuple(jax.tree.leaves(apply(static, list(arrays))))
 
         traced = jax.make_jaxpr(leaves)(*shapes)
-        around = rewritten(compat.open_jaxpr(traced)[0], lambda _: None, lambda k: _opaque(k.eqn))
-        lowered = compat.jitted_jaxpr(compat.closed_with(traced, around))
+        around = rewritten(open_jaxpr(traced)[0], lambda _: None, lambda k: _opaque(k.eqn))
+        lowered = jaxpr_as_fun(closed_with(traced, around))
         exported = _exported(jax.jit(lambda *arrays: lowered(*arrays)), shapes, self.platform)
         _same_types(exported, traced)
         # Under jit, so that what is a number in Python has its dtype.
-        run = compat.jitted_jaxpr(traced)
+        run = jaxpr_as_fun(traced)
         return list(jax.jit(lambda *arrays: run(*arrays))(*on_host(given)[1]))
 
 
@@ -138,7 +141,7 @@ def _opaque(eqn: Any) -> Any:
     Raises:
       KernelError: the kernel calls back to Python.
     """
-    for inner in compat.sub_jaxprs(eqn):
+    for inner in sub_jaxprs(eqn):
         _without_callbacks(inner)
     refs = [at for at, atom in enumerate(eqn.invars) if is_reference(atom.aval)]
     changed = [eqn.invars[at].aval for at in refs]
@@ -154,7 +157,7 @@ def _opaque(eqn: Any) -> Any:
             operands[at][...] = value
         return results[: len(eqn.outvars)]
 
-    [new], _ = compat.equations_of(jax.jit(call) if refs else call, eqn.invars, eqn)
+    [new], _ = equations_of(jax.jit(call) if refs else call, eqn.invars, eqn)
     return new.replace(outvars=eqn.outvars)
 
 
@@ -162,10 +165,9 @@ def _without_callbacks(jaxpr: Any) -> None:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in _CALLBACKS:
             raise _refused(
-                f"it holds a callback to Python, {eqn.primitive.name} at "
-                f"{compat.source_line(eqn) or '?'}"
+                f"it holds a callback to Python, {eqn.primitive.name} at {source_line(eqn) or '?'}"
             )
-        for inner in compat.sub_jaxprs(eqn):
+        for inner in sub_jaxprs(eqn):
             _without_callbacks(inner)
 
 

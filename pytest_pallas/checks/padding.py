@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_pallas import compat
 from pytest_pallas.analysis import KernelCall
+from pytest_pallas.analysis.unwritten import has_blocks, overhanging_blocks
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.backends.fills import words_of
 from pytest_pallas.checks.again import run_again, unchanged
@@ -56,7 +56,7 @@ def _exposed(trial: Trial, first: Outcome) -> bool:
     """Whether a kernel could read beyond an edge, and the backend says what is there."""
     if not getattr(trial.backend, "fills", False):
         return False
-    return not trial.jit or any(compat.overhanging_blocks(kernel.eqn) for kernel in first.kernels)
+    return not trial.jit or any(overhanging_blocks(kernel.eqn) for kernel in first.kernels)
 
 
 def requires_kernels(
@@ -69,7 +69,7 @@ def requires_kernels(
     if spec.ignored is not None:
         return None
     fills = getattr(backend, "fills", False)
-    return None if fills and any(compat.has_blocks(k.eqn) for k in kernels) else _why_not(backend)
+    return None if fills and any(has_blocks(k.eqn) for k in kernels) else _why_not(backend)
 
 
 def _why_not(backend: Backend) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_pallas import compat
 from pytest_pallas.analysis import KernelCall
+from pytest_pallas.analysis.programs import has_semantics
 from pytest_pallas.backends import Backend
 from pytest_pallas.checks.check import Check, Program
 from pytest_pallas.checks.trial import Trial, TrialResult, expect, judge, run
@@ -143,7 +143,7 @@ def requires_kernels(
     Seen in JAX 0.11.2 and 0.12.0.1.
     """
     del spec
-    if backend.name == "tpu-interpret" and any(compat.has_semantics(k.eqn) for k in kernels):
+    if backend.name == "tpu-interpret" and any(has_semantics(k.eqn) for k in kernels):
         return "JAX's TPU interpreter runs no batch of a kernel that has dimension_semantics"
     return None
 

@@ -1,4 +1,8 @@
-"""Private names of hypothesis."""
+"""Private names of hypothesis.
+
+Seen in hypothesis 6.131 to 6.170. It can go when hypothesis has public access to the settings, the
+seed and the database key of a test. Probe: ``tests/unit/compat/test_hypothesis.py``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ def set_database_key(test: Any, key: str) -> None:
     """Name the entry of hypothesis' example database that a ``@given`` test uses.
 
     By default that is a digest of its source, which tests made in a loop share. Hypothesis' own
-    pytest plugin sets the same attribute. Seen in hypothesis 6.131 to 6.170.
+    pytest plugin sets the same attribute.
     """
     inner = test.hypothesis.inner_test
     inner._hypothesis_internal_add_digest = hashlib.sha384(key.encode()).digest()
@@ -23,7 +27,7 @@ def is_of_shrinking(key: bytes) -> bool:
     """Whether a key of the example database is that of steps on the way to a failing example.
 
     Hypothesis keeps the failing example under a digest, and what it was before it was simplified
-    under the digest and one of these words. Seen in hypothesis 6.131 to 6.170.
+    under the digest and one of these words.
     """
     return key.endswith((b".secondary", b".pareto"))
 
@@ -41,26 +45,17 @@ def hypothesis_profile() -> str:
 
 
 def hypothesis_settings(test: Any) -> Any:
-    """The settings of a ``@given`` test, or None if it has none of its own.
-
-    Seen in hypothesis 6.131 to 6.170.
-    """
+    """The settings of a ``@given`` test, or None if it has none of its own."""
     return getattr(test, "_hypothesis_internal_use_settings", None)
 
 
 def set_hypothesis_settings(test: Any, settings: Any) -> None:
-    """Replace the settings of a ``@given`` test; ``settings`` as a decorator refuses a second one.
-
-    Seen in hypothesis 6.131 to 6.170.
-    """
+    """Replace the settings of a ``@given`` test: the decorator refuses a second one."""
     test._hypothesis_internal_use_settings = settings
 
 
 def hypothesis_seed(test: Any) -> int | None:
-    """The seed that ``@hypothesis.seed`` gave a test, or None.
-
-    Seen in hypothesis 6.131 to 6.170.
-    """
+    """The seed that ``@hypothesis.seed`` gave a test, or None."""
     return getattr(test, "_hypothesis_internal_use_seed", None)
 
 
@@ -68,7 +63,7 @@ def sampled_elements(strategy: Any) -> tuple[Any, ...] | None:
     """What a strategy draws if it is a plain choice between values, else None.
 
     That is ``sampled_from``, ``just``, ``none``, ``booleans``, and ``one_of`` these; not what was
-    mapped or filtered. Seen in hypothesis 6.131 to 6.170.
+    mapped or filtered.
     """
     from hypothesis import strategies as st
 

@@ -1,9 +1,14 @@
-"""Private names of JAX: what a ``pallas_call`` says of its grid and blocks."""
+"""Private names of JAX: what a ``pallas_call`` says of its grid and blocks.
+
+Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.extend.pallas.GridMapping`` is documented.
+Probe: ``tests/unit/compat/test_grids.py``.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +24,6 @@ class BlockFacts:
       dims: for each axis its kind (``"Blocked"``, ``"Squeezed"``, ``"Element"``,
         ``"BoundedSlice"``, ``"Indirect"``), the size of a block and the padding before and after.
       space: the memory space of the blocks, in lower case.
-      home: the module that defines that memory space.
       buffers: how many buffers it asks for; None if it does not say.
       any_revisit: whether it asks that blocks may be visited again at any time.
       index_map: its jaxpr, of the grid point and the scalar operands' refs.
@@ -31,7 +35,6 @@ class BlockFacts:
     dtype: Any
     dims: tuple[tuple[str, int, tuple[int, int]], ...]
     space: str
-    home: str
     buffers: int | None
     any_revisit: bool
     index_map: Any
@@ -53,6 +56,7 @@ class GridFacts:
       scratch: name and aval of the scratch operands.
       aliases: pairs of an input and the output that shares its memory.
       params: the compiler params, or None.
+      written_for: ``"Mosaic GPU"``, ``"Triton"``, ``"TPUs"``, or "" for anything.
     """
 
     grid: tuple[int | None, ...]
@@ -65,14 +69,14 @@ class GridFacts:
     scratch: tuple[tuple[str, Any], ...]
     aliases: tuple[tuple[int, int], ...]
     params: Any
+    written_for: str
 
 
 def grid_facts(eqn: Any) -> GridFacts:
     """What the equation of a ``pallas_call`` says of its grid and blocks.
 
     Its operands are the sizes of dynamic dims, the prefetched scalars, the inputs; aliases count
-    the latter two, and the body's parameters are these, the outputs and scratch. Seen in JAX 0.11.2
-    and 0.12.0.1.
+    the latter two, and the body's parameters are these, the outputs and scratch.
     """
     mapping, body = eqn.params["grid_mapping"], eqn.params["jaxpr"]
     grid = tuple(n if isinstance(n, int) else None for n in mapping.grid)
@@ -95,26 +99,24 @@ def grid_facts(eqn: Any) -> GridFacts:
         scratch=tuple((names[i] or f"scratch {i}", body.invars[i].aval) for i in scratch),
         aliases=tuple((int(i) - scalars, int(o)) for i, o in eqn.params["input_output_aliases"]),
         params=eqn.params.get("compiler_params"),
+        written_for=_written_for(eqn),
     )
 
 
-def homes_of_kernel(eqn: Any) -> frozenset[str]:
-    """The modules that define what a ``pallas_call`` says of its platform.
-
-    That is its compiler parameters, the memory spaces of its blocks and scratch operands, and what
-    is done to its blocks. Seen in JAX 0.11.2 and 0.12.0.1.
-    """
+def _written_for(eqn: Any) -> str:
+    """By the modules that define its parameters, memory spaces, and transforms of blocks."""
     mapping, body = eqn.params["grid_mapping"], eqn.params["jaxpr"]
     first = mapping.num_index_operands + len(mapping.block_mappings)
     said: list[Any] = [eqn.params.get("compiler_params")]
     for block in mapping.block_mappings:
         said += [block.transformed_block_aval.memory_space, *getattr(block, "transforms", ())]
     said += [getattr(var.aval, "memory_space", None) for var in body.invars[first:]]
-    return frozenset(type(each).__module__ for each in said if each is not None)
+    homes = {f"{type(each).__module__}." for each in said}
+    names = {".mosaic_gpu.": "Mosaic GPU", ".triton.": "Triton", ".mosaic.": "TPUs"}
+    return next((name for part, name in names.items() if any(part in h for h in homes)), "")
 
 
 def _block_facts(block: Any, name: str) -> BlockFacts:
-    tree = importlib.import_module("jax.tree_util")
     dims: list[tuple[str, int, tuple[int, int]]] = []
     for dim in block.block_shape:
         kind = "Blocked" if isinstance(dim, int) else type(dim).__name__
@@ -132,80 +134,21 @@ def _block_facts(block: Any, name: str) -> BlockFacts:
         dtype=block.array_aval.dtype,
         dims=tuple(dims),
         space="default" if space is None else str(space).lower().rpartition(".")[2],
-        home=type(space).__module__,
         buffers=buffers if isinstance(buffers, int) else None,
         any_revisit=revisit == "any",
         index_map=block.index_map_jaxpr,
-        of_dims=lambda leaves: tuple(tree.tree_unflatten(block.index_map_out_tree, list(leaves))),
+        of_dims=lambda leaves: tuple(block.index_map_out_tree.unflatten(leaves)),
     )
 
 
-def window_of(ref_eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
-    """The index of each axis of a ref in a ``get``, ``swap`` or ``addupdate``.
-
-    None if it cannot be followed: the ref is reshaped or indexed twice. An entry is a number or
-    one of ``operands`` for a single index, or an object with ``start``, ``size`` and ``stride``.
-    An empty list is the whole ref. Seen in JAX 0.11.2 and 0.12.0.1.
+@contextmanager
+def in_body(eqn: Any, axes: Mapping[str, int]) -> Generator[None]:
+    """Trace what a body of a ``pallas_call`` does: it may ask for the grid, and for mesh axes.
 
     Args:
-      ref_eqn: the equation.
-      operands: what it has after the ref, and the value if it has one.
+      eqn: of the ``pallas_call``.
+      axes: sizes of the mesh axes around it.
     """
-    tree = importlib.import_module("jax.tree_util")
-    transforms: Any = tree.tree_unflatten(ref_eqn.params["tree"], list(operands))
-    transforms = transforms if isinstance(transforms, (tuple, list)) else (transforms,)
-    return _indices(transforms)
-
-
-def masked_window(ref_eqn: Any, operands: Sequence[Any]) -> tuple[list[Any] | None, Any, bool]:
-    """The indices of a ``masked_load`` or ``masked_swap``, the value, and whether it has a mask.
-
-    As ``window_of``; the value is None for a load. Seen in JAX 0.11.2 and 0.12.0.1.
-    """
-    tree = importlib.import_module("jax.tree_util")
-    parts: Any = tree.tree_unflatten(ref_eqn.params["args_tree"], list(operands))
-    transforms, rest = parts[1], parts[2:]
-    if ref_eqn.primitive.name == "masked_swap":
-        return _indices(transforms), rest[0], rest[1] is not None
-    return _indices(transforms), None, rest[0] is not None
-
-
-def _indices(transforms: Sequence[Any]) -> list[Any] | None:
-    if not transforms:
-        return []
-    if len(transforms) != 1 or type(transforms[0]).__name__ != "NDIndexer":
-        return None
-    return list(transforms[0].indices)
-
-
-def batched_index_map(index_map: Any, points: Any, scalars: Sequence[Any]) -> Any:
-    """An index map of many grid points, as a closed jaxpr of ``points`` and ``scalars``.
-
-    Its first outputs are those of the map, an array[points] each; after them come the scalars,
-    which are refs in the map and are discharged. Seen in JAX 0.11.2 and 0.12.0.1.
-
-    Args:
-      index_map: its jaxpr.
-      points: int32[dims, points], with one dim at least.
-      scalars: values of the scalar operands.
-    """
-    import jax
-
-    discharge: Any = importlib.import_module("jax._src.state.discharge")
     core: Any = importlib.import_module("jax._src.core")
-    pure = core.jaxpr_as_fun(discharge.discharge_state(index_map, strip_memory_space=True))
-    axes = (*(0,) * len(points), *(None,) * len(scalars))
-    return jax.make_jaxpr(jax.vmap(pure, axes))(*points, *scalars)
-
-
-def bind(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
-    """The results of an equation on concrete values.
-
-    ``jax.core`` exports no such function for one equation. Seen in JAX 0.11.2 and 0.12.0.1.
-    """
-    params = eqn.primitive.get_bind_params(eqn.params)
-    if isinstance(params, tuple):  # functions that are passed as operands, and the rest
-        functions, params = params  # pyright: ignore[reportUnknownVariableType]
-        values = [*functions, *values]  # pyright: ignore[reportUnknownVariableType]
-    results = eqn.primitive.bind(*values, **params)
-    return results if eqn.primitive.multiple_results else [results]
+    with core.extend_axis_env_nd(list(axes.items())), eqn.params["grid_mapping"].trace_env():
+        yield

@@ -1,4 +1,8 @@
-"""Private names of JAX: the interpreters."""
+"""Private names of JAX: the state of its interpreters.
+
+Seen in JAX 0.11.2 and 0.12.0.1. It can go when both have a public reset, which also ends
+the devices that wait. Probe: ``tests/unit/backends/test_interpreters.py``.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,7 @@ from typing import Any
 
 
 def interpreter_modules() -> list[Any]:
-    """The modules that hold ``_shared_memory``, of the interpreters that were used so far.
-
-    Seen in JAX 0.11.2 and 0.12.0.1.
-    """
+    """The modules that hold ``_shared_memory``, of the interpreters that were used so far."""
     names = (
         "jax._src.pallas.mosaic.interpret.interpret_pallas_call",
         "jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks",
@@ -22,10 +23,19 @@ def interpreter_modules() -> list[Any]:
     return [sys.modules[name] for name in names if name in sys.modules]
 
 
+def interpreters_in_use() -> tuple[str, ...]:
+    """Which interpreters hold memory of a kernel: between two calls, none should."""
+    return tuple(
+        "the GPU interpreter" if "mosaic_gpu" in module.__name__ else "the TPU interpreter"
+        for module in interpreter_modules()
+        if getattr(module, "_shared_memory", None) is not None
+    )
+
+
 def reset_interpreters() -> None:
     """Forget the state of the TPU and GPU interpreters, as is due after an exception in them.
 
-    ``reset_gpu_interpret_mode_state`` has no public name. Seen in JAX 0.11.2 and 0.12.0.1.
+    ``reset_gpu_interpret_mode_state`` has no public name.
     """
     for module in interpreter_modules():
         for name in ("reset_tpu_interpret_mode_state", "reset_gpu_interpret_mode_state"):
@@ -39,8 +49,6 @@ def fail_interpreters(error: Exception) -> bool:
     The interpreters' waits poll ``check_failed``, so this ends a deadlock without killing the
     process. ``top_level=False`` because the caller is none of the simulated devices: it must not
     take a place at their clean-up barrier. True if there was an interpreter to stop.
-
-    Seen in JAX 0.11.2 and 0.12.0.1.
     """
     stopped = False
     for module in interpreter_modules():
@@ -55,7 +63,7 @@ def release_interpreters() -> None:
     """Let go of devices that have failed and wait at the end for others, which never began.
 
     After ``fail_interpreters``: a device that failed waits until all have, and one that does not
-    call the kernel never does. Seen in JAX 0.11.2 and 0.12.0.1.
+    call the kernel never does.
     """
     for module in interpreter_modules():
         memory = getattr(module, "_shared_memory", None)
@@ -65,10 +73,7 @@ def release_interpreters() -> None:
 
 @contextmanager
 def quiet_callbacks() -> Generator[None]:
-    """Keep JAX from logging the traceback of a callback that fails: the error itself has it.
-
-    Seen in JAX 0.11.2 and 0.12.0.1.
-    """
+    """Keep JAX from logging the traceback of a callback that fails: the error itself has it."""
     logger = logging.getLogger("jax._src.callback")
     before = logger.disabled
     logger.disabled = True
@@ -83,6 +88,6 @@ def clear_effect_tokens() -> None:
 
     The interpreters' callbacks are ordered effects. A callback that fails leaves its error in
     the token, and the next kernel, which waits for that token, fails with the previous one's
-    error. Seen in JAX 0.11.2 and 0.12.0.1.
+    error.
     """
     importlib.import_module("jax._src.dispatch").runtime_tokens.clear()

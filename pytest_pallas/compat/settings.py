@@ -1,12 +1,14 @@
-"""Private names of JAX: every setting that a call could leave changed."""
+"""Private names of JAX: every setting that a call could leave changed.
+
+Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.config`` lists what contexts set, too.
+Probe: ``tests/unit/isolation/test_leaks.py``.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
 from typing import Any
-
-from pytest_pallas.compat.interpreters import interpreter_modules
 
 #: What a setting was: for the process, and for this thread; the latter as JAX says that there is
 #: nothing of its own.
@@ -16,7 +18,7 @@ Setting = tuple[Any, Any]
 def jax_settings() -> Mapping[str, Setting]:
     """Everything that ``jax.config`` holds, and what contexts such as ``jax.set_mesh`` set.
 
-    Seen in JAX 0.11.2 and 0.12.0.1: a flag has ``value`` only; other holders have a global value
+    A flag has ``value`` only; other holders have a global value
     and one of the thread, of which contexts set the latter.
     """
     return {
@@ -30,7 +32,7 @@ def jax_settings() -> Mapping[str, Setting]:
 def set_jax_setting(name: str, setting: Setting) -> None:
     """Set one of ``jax_settings`` to what it was.
 
-    Seen in JAX 0.11.2 and 0.12.0.1; the hooks of a state tell JAX's compiled half.
+    The hooks of a state tell JAX's compiled half.
 
     Raises:
       Exception: JAX refuses, as for what must be set before its first use.
@@ -54,25 +56,16 @@ def set_jax_setting(name: str, setting: Setting) -> None:
 
 
 def jax_setting_in_force(setting: Setting) -> Any:
-    """The value that holds in this thread. Seen in JAX 0.11.2 and 0.12.0.1."""
+    """The value that holds in this thread."""
     shared, local = setting
     unset = importlib.import_module("jax._src.config").config_ext.unset
     return shared if local is None or local is unset else local
 
 
-def interpreters_in_use() -> tuple[str, ...]:
-    """Which interpreters hold memory of a kernel: between two calls, none should.
-
-    Seen in JAX 0.11.2 and 0.12.0.1.
-    """
-    return tuple(
-        "the GPU interpreter" if "mosaic_gpu" in module.__name__ else "the TPU interpreter"
-        for module in interpreter_modules()
-        if getattr(module, "_shared_memory", None) is not None
-    )
-
-
 def _holders() -> Mapping[str, Any]:
+    import jax
+
+    options: Any = jax.config
     config: Any = importlib.import_module("jax._src.config")
     kind = config.config_ext.Config
     # Contexts such as the mesh in force are no options of jax.config: variables of two modules.
@@ -82,7 +75,7 @@ def _holders() -> Mapping[str, Any]:
         for name, holder in vars(module).items()
         if isinstance(holder, kind) and not hasattr(holder, "_set")
     }
-    return {**contexts, **config.config._value_holders}
+    return {**contexts, **options._value_holders}
 
 
 def _same(a: Any, b: Any) -> bool:

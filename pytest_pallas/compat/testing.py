@@ -1,4 +1,8 @@
-"""Private names of pytest."""
+"""Private names of pytest.
+
+Seen in pytest 8.4 to 9.2. It can go when pytest makes sessions inside of a process, and says which
+fixture a test sees. Probe: ``tests/plugin/isolation`` and ``tests/plugin/fixtures``.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +17,8 @@ if TYPE_CHECKING:
 _REPORTING = ("terminalreporter", "lfplugin", "nfplugin", "stepwiseplugin", "_cov")
 
 
-def terminal_width(reporter: Any) -> int:
-    """The width of the terminal in columns, as pytest itself uses it.
-
-    Seen in pytest 8.4 to 9.2.
-    """
-    return int(reporter._tw.fullwidth)
-
-
 def keywords_match(expression: str, words: Iterable[str]) -> bool:
-    """Whether ``-k EXPRESSION`` chooses a test that has these words, as pytest decides.
-
-    Seen in pytest 8.4 to 9.2.
-    """
+    """Whether ``-k EXPRESSION`` chooses a test that has these words, as pytest decides."""
     module: Any = importlib.import_module("_pytest.mark.expression")
     lower = [word.lower() for word in words]
 
@@ -39,10 +32,7 @@ def keywords_match(expression: str, words: Iterable[str]) -> bool:
 
 
 def fixture_is_overridden(metafunc: Any, name: str, module: str) -> bool:
-    """Whether a test sees another fixture ``name`` than the one that ``module`` defines.
-
-    Seen in pytest 8.4 to 9.2.
-    """
+    """Whether a test sees another fixture ``name`` than the one that ``module`` defines."""
     definitions = metafunc._arg2fixturedefs.get(name, ())
     return bool(definitions) and definitions[-1].func.__module__ != module
 
@@ -53,7 +43,7 @@ def configured(
     """The configuration that a command line gives, of a session that reports to nobody.
 
     pytest-xdist makes the sessions of its workers in the same way. ``attributes``, such as
-    ``workerinput``, tell other plugins that this process is a worker. Seen in pytest 8.4 to 9.2.
+    ``workerinput``, tell other plugins that this process is a worker.
 
     Args:
       args: the command line.
@@ -80,19 +70,3 @@ def configured(
         if config.pluginmanager.has_plugin(name):
             config.pluginmanager.unregister(name=name)
     return config
-
-
-def session_of(config: pytest.Config) -> pytest.Session:
-    """A session that is started and has collected nothing. Seen in pytest 8.4 to 9.2."""
-    session = importlib.import_module("pytest").Session.from_config(config)
-    config.hook.pytest_sessionstart(session=session)
-    return session
-
-
-def collected(session: pytest.Session, path: str | None) -> list[pytest.Item]:
-    """The items of a file, and of hooks; for None, of everything that the session would run.
-
-    Seen in pytest 8.4 to 9.2: a second call forgets the items of the first, which live on.
-    """
-    args = None if path is None else [path]
-    return list(session.perform_collect(args))

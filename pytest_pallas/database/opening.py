@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from zipfile import BadZipFile
 
-from pytest_pallas import compat
+from pytest_pallas.compat.fuzzing import hypothesis_profile
 from pytest_pallas.database.places import FORMS, Place
 from pytest_pallas.errors import OptionError
 
@@ -78,7 +78,7 @@ def default_database() -> ExampleDatabase | None:
         # Where it cannot be written, it is kept in memory.
         warnings.simplefilter("ignore", HypothesisWarning)
         # ``settings.default`` would be that of the running test, and lead back to what failed.
-        return hypothesis.settings.get_profile(compat.hypothesis_profile()).database
+        return hypothesis.settings.get_profile(hypothesis_profile()).database
 
 
 def _validate_folder(folder: Path, place: Place) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from hypothesis.database import ExampleDatabase
 
-from pytest_pallas import compat
+from pytest_pallas.compat.fuzzing import is_of_shrinking
 
 _PREFIX = b"pallas:"
 
@@ -33,7 +33,7 @@ class Owned(ExampleDatabase):
         Of what came before an example was simplified, only one's own: others have the result.
         """
         values = self._database.fetch(key)
-        if compat.is_of_shrinking(key):
+        if is_of_shrinking(key):
             values = [value for value in values if value.startswith(self._mark)]
         return list(dict.fromkeys(map(_bare, values)))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh
 
-from pytest_pallas import compat
+from pytest_pallas.compat.compilers import meshes_of
 from pytest_pallas.devices.gpus import attributes
 from pytest_pallas.devices.targets import Target
 
@@ -86,7 +87,40 @@ class Chip(AbstractDevice):
 def present(chip: Chip) -> Generator[None]:
     """Let kernels that are traced in this context find a chip, and no CPU."""
     mesh = AbstractMesh((), (), abstract_device=chip)
-    with compat.devices_answer(chip, chip.names), jax.sharding.use_abstract_mesh(mesh):
+    with _devices_answer(chip), jax.sharding.use_abstract_mesh(mesh):
+        yield
+
+
+@contextmanager
+def _devices_answer(chip: Chip) -> Generator[None]:
+    """Let this process' devices answer as a chip does, and meshes of them be meshes of it.
+
+    Kernels ask ``jax.default_backend()`` and ``jax.devices()[0]`` which platform, chip and number
+    of cores they have, also for choosing ``interpret=`` or no kernel at all. JAX itself asks other
+    functions for what it does on the devices that are there.
+    """
+
+    def answering(name: str) -> Any:
+        return property(lambda _: chip.answer(name))
+
+    with (
+        _device_attributes({name: answering(name) for name in chip.names}),
+        meshes_of(chip),
+        patch.object(jax, "default_backend", lambda: chip.platform),
+    ):
+        yield
+
+
+@contextmanager
+def _device_attributes(values: Mapping[str, Any]) -> Generator[None]:
+    """Let this process' devices have attributes, also such as they lack, like ``core_count``.
+
+    Args:
+      values: by name; a property is asked for its value.
+    """
+    with ExitStack() as stack:
+        for name, value in values.items():
+            stack.enter_context(patch.object(jax.Device, name, value, create=True))
         yield
 
 
@@ -105,9 +139,9 @@ def tracing_for(target: Target) -> Generator[None]:
         platform=target.platform,
     )
     with (
-        compat.device_attributes(said),
+        _device_attributes(said),
         jax.default_device(jax.devices("cpu")[0]),
-        compat.meshes_of(device),
+        meshes_of(device),
         jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)),
     ):
         yield

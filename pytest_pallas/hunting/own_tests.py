@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_pallas import compat
+from pytest_pallas.compat.fuzzing import hypothesis_settings, set_hypothesis_settings
+from pytest_pallas.compat.source import own_lines
 from pytest_pallas.errors import MutantError
 from pytest_pallas.explanations import Fact
 from pytest_pallas.hunting.hunt import Caught, Tried, hunt, sampled
@@ -79,7 +80,7 @@ class TestHunter:
             return (yield)
         before = self.session.observer
         self.session.observer = seen = _Seen(before)
-        with compat.own_lines():
+        with own_lines():
             try:
                 result = yield
             finally:
@@ -170,15 +171,15 @@ def _quick(function: Callable[..., Any]) -> Generator[None]:
     """Have hypothesis stop at the first failure, and remember none."""
     from hypothesis import Phase, settings
 
-    own = compat.hypothesis_settings(function)
+    own = hypothesis_settings(function)
     if own is None:
         yield
         return
     phases = tuple(p for p in own.phases if p in (Phase.explicit, Phase.generate))
-    compat.set_hypothesis_settings(
+    set_hypothesis_settings(
         function, settings(own, phases=phases, database=None, report_multiple_bugs=False)
     )
     try:
         yield
     finally:
-        compat.set_hypothesis_settings(function, own)
+        set_hypothesis_settings(function, own)

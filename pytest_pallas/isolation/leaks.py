@@ -11,9 +11,20 @@ from typing import Any
 
 import pytest
 
-from pytest_pallas import compat
+from pytest_pallas.compat.interpreters import (
+    fail_interpreters,
+    interpreters_in_use,
+    reset_interpreters,
+)
+from pytest_pallas.compat.settings import (
+    Setting,
+    jax_setting_in_force,
+    jax_settings,
+    set_jax_setting,
+)
 from pytest_pallas.errors import LeakError
 from pytest_pallas.explanations import explanation_of
+from pytest_pallas.isolation.environment import variables_of_imports
 
 #: Variables that pytest sets for each test.
 _OF_PYTEST = frozenset({"PYTEST_CURRENT_TEST", "PYTEST_VERSION"})
@@ -49,7 +60,7 @@ class Leak:
 class State:
     """What of a process is looked at."""
 
-    jax: Mapping[str, compat.Setting]
+    jax: Mapping[str, Setting]
     environ: Mapping[str, str]
     folder: str
     numpy: Mapping[str, Any]
@@ -67,11 +78,11 @@ def state() -> State:
     except FileNotFoundError:
         folder = ""
     return State(
-        jax=compat.jax_settings(),
+        jax=jax_settings(),
         environ={name: value for name, value in os.environ.items() if name not in _OF_PYTEST},
         folder=folder,
         numpy={**np.geterr()},
-        interpreters=compat.interpreters_in_use(),
+        interpreters=interpreters_in_use(),
     )
 
 
@@ -90,8 +101,8 @@ def leaks(before: State, after: State, imported: Set[str] = frozenset()) -> list
     for name, old in before.jax.items():
         new = after.jax.get(name, old)
         if not all(map(_same, old, new)):
-            undo = functools.partial(compat.set_jax_setting, name, old)
-            in_force = compat.jax_setting_in_force
+            undo = functools.partial(set_jax_setting, name, old)
+            in_force = jax_setting_in_force
             found.append(Leak(name, in_force(new), in_force(old), undo))
     for name in sorted({*before.environ, *after.environ}):
         old, new = (each.environ.get(name, _MISSING) for each in (before, after))
@@ -134,7 +145,7 @@ def guarded(config: pytest.Config, headline: str) -> Generator[None]:
     """
     __tracebackhide__ = True
     before = state()
-    with compat.variables_of_imports() as imported:
+    with variables_of_imports() as imported:
         try:
             yield
         except BaseException:
@@ -178,8 +189,8 @@ def _setter(name: str, value: Any) -> Callable[[], None]:
 
 def _end_interpreters() -> None:
     """Forget a kernel that was left running, and end its threads: it would join the next one."""
-    compat.fail_interpreters(RuntimeError("the check that started this kernel has ended"))
-    compat.reset_interpreters()
+    fail_interpreters(RuntimeError("the check that started this kernel has ended"))
+    reset_interpreters()
 
 
 def _numpy_setter(np: Any, name: str, value: Any) -> Callable[[], None]:

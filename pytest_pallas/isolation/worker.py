@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_pallas import compat
+from pytest_pallas.compat.testing import configured
 from pytest_pallas.hunting.journal import JOURNAL
 from pytest_pallas.isolation.alarm import LEAST, Alarm
 from pytest_pallas.isolation.leaks import STAINED
@@ -57,10 +57,9 @@ class Host:
         self.alarm.begin("start", LEAST)
         os.chdir(opening.folder)
         self.recorder = Recorder()
-        self.config = compat.configured(
-            opening.args, opening.options, opening.attributes, self.recorder
-        )
-        self.session = compat.session_of(self.config)
+        self.config = configured(opening.args, opening.options, opening.attributes, self.recorder)
+        self.session = pytest.Session.from_config(self.config)
+        self.config.hook.pytest_sessionstart(session=self.session)
         self.items: dict[str, pytest.Item] = {}
         self.collected: set[str | None] = set()
         current(self.config).observer = self.alarm
@@ -102,7 +101,7 @@ class Host:
                 continue
             if path not in self.collected:
                 self.collected.add(path)
-                for item in compat.collected(self.session, path):
+                for item in self.session.perform_collect(None if path is None else [path]):
                     self.items.setdefault(item.nodeid, item)
         return self.items.get(request.nodeid)
 

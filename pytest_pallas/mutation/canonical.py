@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
+from pytest_pallas.compat.jaxprs import is_literal, sub_jaxprs
+from pytest_pallas.mutation.operands import operand_groups
 
 #: Operations whose operands may change places.
 _COMMUTATIVE = frozenset({"add", "mul", "max", "min", "and", "or", "xor", "eq", "ne"})
@@ -83,7 +84,7 @@ def _branch(jaxpr: Any, operands: Sequence[Hashable], depth: int) -> Hashable:
 
 
 def _name(atom: Any, names: Mapping[Any, Hashable]) -> Hashable:
-    if not compat.is_literal(atom):
+    if not is_literal(atom):
         return names.get(atom, ("free", id(atom)))
     return _number(np.asarray(atom.val, getattr(atom.aval, "dtype", None)))
 
@@ -108,7 +109,7 @@ def _equation(
     eqn: Any, operands: list[Hashable], effects: list[Hashable], counter: list[int]
 ) -> list[Hashable]:
     name = eqn.primitive.name
-    inside = list(compat.sub_jaxprs(eqn))
+    inside = list(sub_jaxprs(eqn))
     if name in _CALLS and len(inside) == 1 and len(inside[0].invars) == len(operands):
         constants = [("free", id(var)) for var in inside[0].constvars]
         names: dict[Any, Hashable] = dict(zip(inside[0].constvars, constants, strict=True))
@@ -125,7 +126,7 @@ def _equation(
             return [("effect", *counter, position) for position in range(len(eqn.outvars))]
         return [(*words, position) for position in range(len(eqn.outvars))]
     if name == "dma_wait":  # it counts bytes at one semaphore: where they went makes no difference
-        for group, positions in compat.operand_groups(eqn).items():
+        for group, positions in operand_groups(eqn).items():
             for position in positions if group != "target_semaphore" else ():
                 operands[position] = ("any", str(eqn.invars[position].aval))
     if name in _PRINTED or (name == "check" and eqn.params.get("debug")):
@@ -193,7 +194,9 @@ def _param(value: Any) -> Hashable:
         return canonical(value)
     if isinstance(value, (tuple, list)):
         return tuple(_param(each) for each in value)  # pyright: ignore[reportUnknownVariableType]
-    if type(value).__name__ == "GridMapping":
+    from jax.extend.pallas import GridMapping
+
+    if isinstance(value, GridMapping):
         return (
             repr(value.grid),
             tuple(

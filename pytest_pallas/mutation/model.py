@@ -9,8 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pytest_pallas import compat
-from pytest_pallas.compat import Spot
+from pytest_pallas.compat.jaxprs import is_literal, sub_jaxprs
+from pytest_pallas.compat.source import Spot
+from pytest_pallas.mutation.rewriting import equations_of
 
 #: Primitives that call a jaxpr, and those that make an array of a number.
 _CALLED = frozenset({"jit", "pjit"})
@@ -156,24 +157,24 @@ class Scope:
         found: dict[int, list[Any]] = {}
         for eqn in self.jaxpr.eqns:
             for atom in eqn.invars:
-                if not compat.is_literal(atom):
+                if not is_literal(atom):
                     found.setdefault(id(atom), []).append(eqn)
         return found
 
     def maker(self, atom: Any) -> Any:
         """The equation that makes an operand, or None: it comes from outside."""
-        return None if compat.is_literal(atom) else self._makers.get(id(atom))
+        return None if is_literal(atom) else self._makers.get(id(atom))
 
     def is_constant(self, atom: Any) -> bool:
         """Whether it is one number, known when the kernel is written, maybe for every element."""
-        if compat.is_literal(atom):
+        if is_literal(atom):
             return True
         if self.outer is not None and id(atom) in self.operands:
             return self.outer.is_constant(self.operands[id(atom)])
         maker = self.maker(atom)
         if maker is None:
             return False
-        inner = [each for each in compat.sub_jaxprs(maker) if maker.primitive.name in _CALLED]
+        inner = [each for each in sub_jaxprs(maker) if maker.primitive.name in _CALLED]
         if len(inner) == 1 and not maker.invars:
             return len(maker.outvars) == 1 and Scope(inner[0]).is_constant(inner[0].outvars[0])
         return maker.primitive.name in _SPREADING and all(map(self.is_constant, maker.invars))
@@ -215,7 +216,7 @@ class At:
 
     def traced(self, function: Callable[..., Any], *atoms: Any) -> New:
         """What a function of arrays makes of operands, as the equation's only result."""
-        eqns, outs = compat.equations_of(lambda *args: (function(*args),), atoms, self.eqn)
+        eqns, outs = equations_of(lambda *args: (function(*args),), atoms, self.eqn)
         return New(eqns, outs)
 
     def replaced(self, **fields: Any) -> New:

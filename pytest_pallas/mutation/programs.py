@@ -6,10 +6,11 @@ import functools
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from pytest_pallas import compat
+from pytest_pallas.compat.source import place_of_call
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutation.model import At, Change, Kernel, Mutant, New, Operator
 from pytest_pallas.mutation.operators import declared_operators
+from pytest_pallas.mutation.rewriting import closed_with
 from pytest_pallas.mutation.walking import rewritten
 
 
@@ -77,7 +78,7 @@ def mutated(jaxpr: Any, mutant: Mutant) -> Any:
     except Exception as error:
         text = f"{mutant} could not be made: {type(error).__name__}: {error}"
         raise MutantError(text) from error
-    return jaxpr if new is inner else compat.closed_with(jaxpr, new)
+    return jaxpr if new is inner else closed_with(jaxpr, new)
 
 
 def _changes(operator: Operator, at: At) -> Iterator[tuple[Change, Mutant]]:
@@ -100,7 +101,7 @@ def _changes(operator: Operator, at: At) -> Iterator[tuple[Change, Mutant]]:
 def _calls(operator: Operator, kernel: Kernel) -> Iterator[tuple[Change, Mutant]]:
     if operator.call is None:
         return
-    called = compat.place_of_call(kernel.eqn)
+    called = place_of_call(kernel.eqn)
     for change in operator.call(kernel):
         place = change.place or called
         yield (

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pytest_pallas import compat
-from pytest_pallas.compat import Spot
+from pytest_pallas.compat.avals import is_reference
+from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES, is_literal, kernel_name, sub_jaxprs
+from pytest_pallas.compat.source import Spot, home_of, is_machinery, is_of_jax, places_in_kernel
 from pytest_pallas.mutation.model import At, Kernel, New, Scope
+from pytest_pallas.mutation.operands import inner_operands, inner_variables
+from pytest_pallas.mutation.rewriting import renamed, with_equations, with_jaxprs
 
 #: What is not done with a value in a function of JAX that does one thing, such as ``jnp.where``.
 _SHAPING = frozenset(
@@ -37,13 +40,13 @@ def rewritten(jaxpr: Any, visit: Visit, visit_kernel: VisitKernel) -> Any:
 def _program(jaxpr: Any, visit: Visit, visit_kernel: VisitKernel, axes: Mapping[str, int]) -> Any:
     eqns: list[Any] = []
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in compat.KERNEL_PRIMITIVES:
+        if eqn.primitive.name in KERNEL_PRIMITIVES:
             eqns.append(_kernel(eqn, visit, visit_kernel, axes))
-        elif compat.holds_kernels(eqn):
+        elif _holds_kernels(eqn):
             mesh = getattr(eqn.params.get("mesh"), "shape", None)
             inside = {**axes, **dict(mesh)} if mesh is not None else axes
             eqns.append(
-                compat.with_jaxprs(
+                with_jaxprs(
                     eqn, lambda inner, inside=inside: _program(inner, visit, visit_kernel, inside)
                 )
             )
@@ -51,15 +54,15 @@ def _program(jaxpr: Any, visit: Visit, visit_kernel: VisitKernel, axes: Mapping[
             eqns.append(eqn)
     if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)):
         return jaxpr
-    return compat.with_equations(jaxpr, eqns, jaxpr.outvars)
+    return with_equations(jaxpr, eqns, jaxpr.outvars)
 
 
 def _kernel(eqn: Any, visit: Visit, visit_kernel: VisitKernel, axes: Mapping[str, int]) -> Any:
-    body = next(compat.sub_jaxprs(eqn), None)
+    body = next(sub_jaxprs(eqn), None)
     kernel = Kernel(
         eqn=eqn,
-        name=compat.kernel_name(eqn),
-        home=compat.home_of(body)[1] if body is not None else "",
+        name=kernel_name(eqn),
+        home=home_of(body)[1] if body is not None else "",
         axes=axes,
     )
     if body is not None:
@@ -67,7 +70,7 @@ def _kernel(eqn: Any, visit: Visit, visit_kernel: VisitKernel, axes: Mapping[str
     changed = visit_kernel(kernel)
     if changed is not None:
         return changed
-    return compat.with_jaxprs(eqn, lambda inner: _body(Scope(inner), kernel, visit))
+    return with_jaxprs(eqn, lambda inner: _body(Scope(inner), kernel, visit))
 
 
 def _with_refs(kernel: Kernel) -> Kernel:
@@ -75,22 +78,22 @@ def _with_refs(kernel: Kernel) -> Kernel:
     roots: dict[int, int] = {}
     read: set[int] = set()
     for eqn in _equations(kernel.eqn, roots):
-        if eqn.primitive.name in ("swap", "masked_swap") or any(compat.sub_jaxprs(eqn)):
+        if eqn.primitive.name in ("swap", "masked_swap") or any(sub_jaxprs(eqn)):
             continue  # stores, and what has its reads inside
         read |= {
             roots.get(id(atom), id(atom))
             for atom in eqn.invars
-            if type(getattr(atom, "aval", None)).__name__.endswith("Ref")
+            if is_reference(getattr(atom, "aval", None))
         }
     return replace(kernel, roots=roots, read=frozenset(read))
 
 
 def _equations(eqn: Any, roots: dict[int, int]) -> Iterator[Any]:
     """All equations inside an equation; ``roots`` learns which variables are the same ref."""
-    for jaxpr in compat.sub_jaxprs(eqn):
-        operands = compat.inner_operands(eqn, jaxpr)
-        if operands is not None and eqn.primitive.name not in compat.KERNEL_PRIMITIVES:
-            for inner, outer in zip(compat.inner_variables(eqn, jaxpr), operands, strict=True):
+    for jaxpr in sub_jaxprs(eqn):
+        operands = inner_operands(eqn, jaxpr)
+        if operands is not None and eqn.primitive.name not in KERNEL_PRIMITIVES:
+            for inner, outer in zip(inner_variables(eqn, jaxpr), operands, strict=True):
                 roots[id(inner)] = roots.get(id(outer), id(outer))
         for inner in jaxpr.eqns:
             yield inner
@@ -103,10 +106,10 @@ def _body(scope: Scope, kernel: Kernel, visit: Visit, unit: tuple[Spot, ...] | N
     names: dict[Any, Any] = {}
     eqns: list[Any] = []
     for old in jaxpr.eqns:
-        eqn = compat.renamed(old, names)
+        eqn = renamed(old, names)
         new = None
-        if unit is not None or not compat.is_machinery(old):
-            places = unit if unit is not None else compat.places_in_kernel(old)
+        if unit is not None or not is_machinery(old):
+            places = unit if unit is not None else places_in_kernel(old)
             if places:
                 new = visit(At(eqn, scope, kernel, places))
         if new is None:
@@ -116,13 +119,13 @@ def _body(scope: Scope, kernel: Kernel, visit: Visit, unit: tuple[Spot, ...] | N
         for var, out in zip(old.outvars, new.outs, strict=False):
             if out is not None and out is not var:
                 names[var] = out
-    outs = [out if compat.is_literal(out) else names.get(out, out) for out in jaxpr.outvars]
+    outs = [out if is_literal(out) else names.get(out, out) for out in jaxpr.outvars]
     unchanged = len(eqns) == len(jaxpr.eqns) and all(
         new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)
     )
     if unchanged and not names:
         return jaxpr
-    return compat.with_equations(jaxpr, eqns, outs)
+    return with_equations(jaxpr, eqns, outs)
 
 
 def _inside(
@@ -136,20 +139,20 @@ def _inside(
     """An equation, which was ``old``, with the jaxprs inside of it visited."""
 
     def changed(inner: Any) -> Any:
-        operands = compat.inner_operands(old, inner) or ()
-        variables = compat.inner_variables(old, inner)
+        operands = inner_operands(old, inner) or ()
+        variables = inner_variables(old, inner)
         once = old.primitive.name in ("jit", "pjit", "cond")  # else it is another in each round
         bound = {id(v): a for v, a in zip(variables, operands, strict=False)} if once else {}
         within = Scope(inner, scope, bound)
-        if eqn.primitive.name in ("jit", "pjit") and compat.is_of_jax(inner):
+        if eqn.primitive.name in ("jit", "pjit") and is_of_jax(inner):
             # Traced once for all callers, so that its own lines are those of the first.
-            places = unit if unit is not None else compat.places_in_kernel(eqn)
-            if not _does_one_thing(inner) or not places or compat.is_machinery(eqn):
+            places = unit if unit is not None else places_in_kernel(eqn)
+            if not _does_one_thing(inner) or not places or is_machinery(eqn):
                 return inner
             return _body(within, kernel, visit, places)
         return _body(within, kernel, visit, unit)
 
-    return compat.with_jaxprs(eqn, changed)
+    return with_jaxprs(eqn, changed)
 
 
 def _does_one_thing(jaxpr: Any) -> bool:
@@ -157,7 +160,14 @@ def _does_one_thing(jaxpr: Any) -> bool:
     doing = [eqn for eqn in jaxpr.eqns if eqn.primitive.name not in _SHAPING]
     if len(doing) != 1:
         return False
-    inner = list(compat.sub_jaxprs(doing[0]))
+    inner = list(sub_jaxprs(doing[0]))
     if doing[0].primitive.name in ("jit", "pjit"):
         return all(_does_one_thing(each) for each in inner)
     return not inner
+
+
+def _holds_kernels(eqn: Any) -> bool:
+    """Whether there are Pallas kernels inside an equation, or it is one."""
+    if eqn.primitive.name in KERNEL_PRIMITIVES:
+        return True
+    return any(_holds_kernels(inner) for jaxpr in sub_jaxprs(eqn) for inner in jaxpr.eqns)

@@ -118,7 +118,6 @@ class Reporter:
                 terminalreporter.write_line(self.costs)
             self._tell_files(terminalreporter)
             return
-        from pytest_pallas import compat
         from pytest_pallas.report import (
             compilers,
             distinct,
@@ -129,7 +128,7 @@ class Reporter:
             terminal,
         )
 
-        width = compat.terminal_width(terminalreporter)
+        width = int(terminalreporter.config.get_terminal_writer().fullwidth)
         color = bool(terminalreporter.hasmarkup)
         terminalreporter.write_sep("=", "pallas")
         families = self.session.families

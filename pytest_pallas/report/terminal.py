@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 
-from pytest_pallas import compat
 from pytest_pallas.backends import default_target, label
+from pytest_pallas.compat.fuzzing import hypothesis_profile
 from pytest_pallas.record import Record
 from pytest_pallas.report.not_applicable import count, number
 from pytest_pallas.session import Session
@@ -25,7 +25,7 @@ def header(session: Session) -> list[str]:
     words.append(f"backends {', '.join(options.backend)}")
     words.append(f"{options.devices} simulated devices")
     words.append(f"seed {options.seed}")
-    words.append(f"hypothesis profile {compat.hypothesis_profile()}")
+    words.append(f"hypothesis profile {hypothesis_profile()}")
     lines = ["pallas: " + ", ".join(words)]
     if "backend" in options.asked or options.suite:
         lines.append(f"pallas: runs on {', '.join(places(session))}")

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 
-from pytest_pallas import compat
 from pytest_pallas.analysis import KernelCall
 from pytest_pallas.backends import Backend, Outcome
 from pytest_pallas.backends.execution import to_numpy
@@ -16,6 +15,7 @@ from pytest_pallas.backends.probes import Probe
 from pytest_pallas.checks.again import unchanged
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Trial, TrialResult, run
+from pytest_pallas.compat.grids import grid_facts
 from pytest_pallas.errors import MismatchError, NotApplicableError
 from pytest_pallas.explanations import Explanation, Fact
 from pytest_pallas.findings import Finding
@@ -30,6 +30,10 @@ _LATE: tuple[Probe, str] = ("late", "with blocks fetched ahead and just before t
 
 #: Which other runs tell whether a block is read after it was overwritten, where a backend has them.
 _ORDERS: Sequence[tuple[Probe, str]] = (_SHARED, _LATE)
+
+
+#: Memory in which a kernel accesses an operand where the caller has it, when it likes.
+_IN_PLACE = frozenset({"any", "hbm", "host", "gmem"})
 
 
 def donation(trial: Trial) -> TrialResult:
@@ -115,10 +119,13 @@ def _shared(finding: Finding) -> str:
 def _pipelined(kernel: Any) -> list[str]:
     if kernel.eqn.primitive.name != "pallas_call":
         return []
+    facts = grid_facts(kernel.eqn)
     where = f" ({kernel.source})" if kernel.source else ""
     return [
-        f"operand {operand} and output {output} of {kernel.name}{where} share memory"
-        for operand, output in compat.pipelined_aliases(kernel.eqn.params)
+        f"operand {len(facts.scalars) + number} and output {output} of {kernel.name}{where} share "
+        "memory"
+        for number, output in facts.aliases
+        if number >= 0 and facts.inputs[number].space not in _IN_PLACE
     ]
 
 

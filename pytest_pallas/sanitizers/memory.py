@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pytest_pallas import compat
+from pytest_pallas.analysis.unwritten import unwritten_memory
 from pytest_pallas.backends import Backend, Outcome
 from pytest_pallas.backends.fills import WORDS, words_of
 from pytest_pallas.checks.again import run_again, unchanged
@@ -51,7 +51,7 @@ def memory(trial: Trial) -> TrialResult:
 def _fills(trial: Trial, first: Outcome) -> Sequence[str]:
     """What to fill memory with: 0 for outputs that are not read shows what was not written."""
     kernels = first.kernels
-    if not trial.jit or any(compat.unwritten_memory(kernel.eqn) for kernel in kernels):
+    if not trial.jit or any(unwritten_memory(kernel.eqn) for kernel in kernels):
         return ("zero:memory", "high:memory", "low:memory")
     # A bool or an unsigned integer that nobody has written may be 0 anyway, or the largest.
     dtypes = [var.aval.dtype for kernel in kernels for var in kernel.eqn.outvars]

@@ -8,8 +8,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pytest_pallas import compat
 from pytest_pallas.analysis import KernelCall
+from pytest_pallas.analysis.programs import grid_programs, has_parallel_dimension, parallel_programs
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.backends.digests import digest
 from pytest_pallas.backends.schedules import Schedule
@@ -115,9 +115,9 @@ def requires_kernels(
     if not has_schedules(backend):
         return SEQUENTIAL
     if backend.platform == "gpu":
-        several = any(compat.grid_programs(kernel.eqn) != 1 for kernel in kernels)
+        several = any(grid_programs(kernel.eqn) != 1 for kernel in kernels)
     else:
-        several = any(compat.has_parallel_dimension(kernel.eqn) for kernel in kernels)
+        several = any(has_parallel_dimension(kernel.eqn) for kernel in kernels)
     return None if several else SEQUENTIAL
 
 
@@ -132,7 +132,7 @@ def schedules(trial: Trial, kernels: Sequence[Any]) -> list[Schedule]:
         return []
     found: list[Schedule] = []
     gpu = trial.backend.platform == "gpu"  # where all programs of a grid run at once
-    count = compat.grid_programs if gpu else compat.parallel_programs
+    count = grid_programs if gpu else parallel_programs
     programs = max((count(kernel.eqn) or 2 for kernel in kernels), default=1)
     if programs > 1 or any(kernel.asynchronous for kernel in kernels):
         # A seed decides about copies, cores, devices and parallel programs alike.

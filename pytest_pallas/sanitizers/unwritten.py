@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
 from pytest_pallas.backends.fills import FILLS
+from pytest_pallas.compat.grids import grid_facts
 
 #: The fills of two runs. No element that is written holds 0 in one and the largest number in the
 #: other: what holds both was never written, or is copied from what was not.
@@ -37,7 +37,7 @@ def never_written(first: Sequence[Told], second: Sequence[Told]) -> Iterator[str
                 continue
             name, where = f"output {number}", _box_of(missing)
             if "grid_mapping" in params:
-                block = compat.grid_facts(SimpleNamespace(params=params)).outputs[number]
+                block = grid_facts(SimpleNamespace(params=params)).outputs[number]
                 name, where = f"{name} ({block.name})", _blocks(missing, block.dims)
             text = f"{name} of {_kernel(params)}: {where}"
             if text not in said:

@@ -8,12 +8,12 @@ from typing import Any
 
 import jax
 
-from pytest_pallas import compat
 from pytest_pallas.backends import Backend, chip_of
 from pytest_pallas.backends.hardware import CUSTOM_CALLS
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.checks.trial import Trial, TrialResult
 from pytest_pallas.checks.verdict import Failure
+from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES
 from pytest_pallas.compilers import tpu_chips
 from pytest_pallas.errors import (
     CompileError,
@@ -95,7 +95,7 @@ def asked(error: PallasTestError, failure: Failure) -> Asked:
             raise NoScriptError("to compile for a GPU that is not there needs the plugin")
         return Asked(programs.compiles, arguments, more=more)
     if isinstance(error, NoPallasCallError):
-        more = {"look_in": "jaxpr", "names": tuple(sorted(compat.KERNEL_PRIMITIVES))}
+        more = {"look_in": "jaxpr", "names": tuple(sorted(KERNEL_PRIMITIVES))}
         if trial.backend.kind == "hardware":
             more = {"look_in": "executable", "names": CUSTOM_CALLS[trial.backend.platform]}
         return Asked(programs.holds_a_kernel, arguments, more=more)

@@ -12,11 +12,12 @@ from typing import Any
 
 import jax
 
-from pytest_pallas import compat
 from pytest_pallas.backends.fills import highest, lowest
 from pytest_pallas.backends.interpreters import interpret
 from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.checks.verdict import Failure
+from pytest_pallas.compat.interpreters import quiet_callbacks
+from pytest_pallas.compat.jaxprs import written_inputs
 from pytest_pallas.errors import (
     DeadlockError,
     KernelError,
@@ -78,8 +79,8 @@ _IMPORTS = {
 _OTHERS = (
     highest,
     lowest,
-    compat.quiet_callbacks,
-    compat.written_inputs,
+    quiet_callbacks,
+    written_inputs,
 )
 
 

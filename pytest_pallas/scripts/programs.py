@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytest_pallas.compat import written_inputs
+from pytest_pallas.compat.jaxprs import written_inputs
 from pytest_pallas.scripts.parts import ARRAYS, Case, KernelRaisedError, split
 from pytest_pallas.scripts.questions import batched, differ, pullback
 

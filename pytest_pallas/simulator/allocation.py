@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.transfers import semaphore_kind
+from pytest_pallas.compat.avals import semaphore_kind
+from pytest_pallas.compat.keys import key_shape
 from pytest_pallas.simulator.machine import Machine, Thread
 from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.transfers import Semaphore, access, release
@@ -56,7 +57,7 @@ def memory_of(
     """
     kind = semaphore_kind(dtype)
     if is_key_dtype(dtype):  # a reference to keys is one to their words
-        shape, dtype = (*shape, *dtype._impl.key_shape), np.uint32
+        shape, dtype = (*shape, *key_shape(dtype)), np.uint32
     if kind is None:
         return machine.uninitialized(shape, dtype, place)
     found = _semaphores(shape, kind, name)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-from pytest_pallas import compat
-from pytest_pallas.compat import GridFacts
+from pytest_pallas.compat.grids import GridFacts
+from pytest_pallas.compat.jaxprs import is_literal, open_jaxpr
+from pytest_pallas.compat.source import source_line
 from pytest_pallas.devices.capacities import Buffer, Excess, padded, smem_excess, vmem_excess
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.pipeline import Kernel, Window
@@ -38,7 +39,7 @@ def _finding(kernel: Kernel, excess: Excess) -> Finding:
         kind="capacity",
         message=f"{excess.message} {excess.remedy}",
         kernel=kernel.name,
-        line=compat.source_line(kernel.equation) or "",
+        line=source_line(kernel.equation) or "",
         ref=excess.largest,
     )
 
@@ -70,12 +71,12 @@ def _changes(window: Window, facts: GridFacts) -> bool:
     """Whether a block may be another one in the next program: it depends on where that is."""
     if prod(size or 2 for size in facts.grid) < 2:
         return False
-    jaxpr = compat.open_jaxpr(window.facts.index_map)[0]
+    jaxpr = open_jaxpr(window.facts.index_map)[0]
     sizes = dict(zip(jaxpr.invars, facts.grid, strict=False))
     moving = {variable for variable, size in sizes.items() if size != 1}
 
     def moves(atom: Any) -> bool:
-        return not compat.is_literal(atom) and atom in moving
+        return not is_literal(atom) and atom in moving
 
     for eqn in jaxpr.eqns:
         if any(map(moves, eqn.invars)):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_pallas import compat
+from pytest_pallas.compat.compositions import composition
+from pytest_pallas.compat.jaxprs import sub_jaxprs
 from pytest_pallas.errors import MissingRuleError
+from pytest_pallas.simulator.eager import bind
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.registry import Equation, Evaluate
 from pytest_pallas.simulator.values import from_jax, to_jax
@@ -24,7 +26,7 @@ def fallback(eqn: Equation) -> Evaluate:
     composed = _composed(eqn)
     if composed is not None:
         return composed
-    if any(compat.sub_jaxprs(eqn.origin)):
+    if any(sub_jaxprs(eqn.origin)):
         raise _missing(eqn)
     return by_jax(eqn)
 
@@ -34,10 +36,11 @@ def by_jax(eqn: Equation) -> Evaluate:
 
     def evaluate(thread: Thread, *values: Any) -> Any:
         import jax
+        from jax.core import eval_context
 
         thread.machine.fallbacks[eqn.name] += 1
-        with jax.default_device(jax.devices("cpu")[0]), compat.untraced():
-            results = compat.bind(eqn.origin, [to_jax(value) for value in values])
+        with jax.default_device(jax.devices("cpu")[0]), eval_context():
+            results = bind(eqn.origin, [to_jax(value) for value in values])
         found = [from_jax(each, out) for each, out in zip(results, eqn.outs, strict=True)]
         return found if eqn.origin.primitive.multiple_results else found[0]
 
@@ -50,7 +53,7 @@ def _composed(eqn: Equation) -> Evaluate | None:
     from pytest_pallas.simulator.evaluation import run
     from pytest_pallas.simulator.program import prepare
 
-    jaxpr = compat.composition(eqn.origin.primitive, eqn.ins, eqn.params)
+    jaxpr = composition(eqn.origin.primitive, eqn.ins, eqn.params)
     if jaxpr is None:
         return None
     program = prepare(jaxpr)
@@ -67,6 +70,6 @@ def _missing(eqn: Equation) -> MissingRuleError:
 
 def _is_pure(eqn: Equation) -> bool:
     """Whether an equation only computes arrays of arrays."""
-    if eqn.origin is None or compat.has_effects(eqn.origin):
+    if eqn.origin is None or eqn.origin.effects:
         return False
     return not any(hasattr(aval, "inner_aval") for aval in (*eqn.ins, *eqn.outs))

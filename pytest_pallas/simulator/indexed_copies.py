@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.transfers import CopyParts, Place
-from pytest_pallas.compat.windows import Indexed, Listed, Operand, Span
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory import Elements, Ref, Region
+from pytest_pallas.simulator.transfer_operands import CopyParts
 from pytest_pallas.simulator.transfers import Copy
 from pytest_pallas.simulator.windows import Access, Outside, read, refuse
+from pytest_pallas.transforms import Indexed, Listed, Operand, Place, Span
 
 Array = np.ndarray[Any, Any]
 

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pytest_pallas import compat
-from pytest_pallas.compat.transfers import is_reference
+from pytest_pallas.compat.avals import is_reference
+from pytest_pallas.compat.grids import grid_facts
+from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr, sub_jaxprs
+from pytest_pallas.compat.source import source_line
 from pytest_pallas.errors import OptionError
 from pytest_pallas.findings import Owner
 from pytest_pallas.simulator.memory import Ref
@@ -189,16 +191,16 @@ class Inspector:
         """Take note of the lines and references of a program that is about to run."""
         if not (self.watch or self.stop_at):
             return
-        for eqn in compat.open_jaxpr(jaxpr)[0].eqns:
-            line = compat.source_line(eqn)
+        for eqn in open_jaxpr(jaxpr)[0].eqns:
+            line = source_line(eqn)
             if line and not line.startswith(_PACKAGE):
                 self._lines.add(line)
-            inner = list(compat.sub_jaxprs(eqn))
+            inner = list(sub_jaxprs(eqn))
             unnamed = _ALLOCATING.get(eqn.primitive.name)
             if unnamed is not None:
                 self._names.update(name for each in inner for name in _references(each, unnamed))
             if eqn.primitive.name == "pallas_call":
-                facts = compat.grid_facts(eqn)
+                facts = grid_facts(eqn)
                 blocks = [*facts.inputs, *facts.outputs]
                 self._names.update(block.name for block in blocks)
                 inner += [block.index_map for block in blocks]
@@ -412,9 +414,7 @@ def _differ(first: Array, second: Array) -> Any:
 
 def _references(jaxpr: Any, unnamed: str) -> Iterator[str]:
     """The names of the references among the parameters of a kernel or scope."""
-    for number, (var, name) in enumerate(
-        zip(jaxpr.invars, compat.argument_names(jaxpr), strict=True)
-    ):
+    for number, (var, name) in enumerate(zip(jaxpr.invars, argument_names(jaxpr), strict=True)):
         if is_reference(var.aval):
             yield name or unnamed.format(number)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pytest_pallas.compat.keys import key_shape
 from pytest_pallas.simulator.registry import Equation, Evaluate
 from pytest_pallas.simulator.values import Keys, is_key_dtype
 
@@ -14,7 +15,7 @@ def words(eqn: Equation) -> tuple[int, ...]:
     """The shape of one key, if the equation moves typed PRNG keys; () for arrays."""
     for aval in (*eqn.ins, *eqn.outs):
         if is_key_dtype(getattr(aval, "dtype", None)):
-            return tuple(aval.dtype._impl.key_shape)
+            return key_shape(aval.dtype)
     return ()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_pallas import compat
+from pytest_pallas.compat.jaxprs import open_jaxpr
 from pytest_pallas.simulator.program import Program, prepare
 
 
@@ -17,11 +17,12 @@ def in_lanes(jaxpr: Any, shape: Sequence[int]) -> Program:
       shape: of the arrays that the program takes and gives.
     """
     import jax
+    from jax.core import eval_jaxpr
 
-    inner, consts = compat.open_jaxpr(jaxpr)
+    inner, consts = open_jaxpr(jaxpr)
 
     def one(*values: Any) -> list[Any]:
-        return compat.eval_jaxpr(inner, consts, *values)
+        return eval_jaxpr(inner, consts, *values)
 
     many = one
     for _ in shape:

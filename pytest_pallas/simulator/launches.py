@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_pallas import compat
-from pytest_pallas.compat.transfers import names_a_device
+from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.meeting import meet
 from pytest_pallas.simulator.recording import Synchronized
+from pytest_pallas.simulator.transfer_operands import names_a_device
 
 #: What a kernel does besides loads and stores.
 _ASYNCHRONOUS = frozenset(
@@ -66,9 +66,9 @@ def traffic_of(jaxprs: Iterable[Any], params: Any, *, lasting: bool = False) -> 
 def equations(*jaxprs: Any) -> Iterator[Any]:
     """The equations of jaxprs, those within others after these."""
     for jaxpr in jaxprs:
-        for eqn in compat.open_jaxpr(jaxpr)[0].eqns:
+        for eqn in open_jaxpr(jaxpr)[0].eqns:
             yield eqn
-            yield from equations(*compat.sub_jaxprs(eqn))
+            yield from equations(*sub_jaxprs(eqn))
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_pallas import compat
-from pytest_pallas.compat.windows import transforms_of
+from pytest_pallas.compat.jaxprs import sub_jaxprs
+from pytest_pallas.compat.places import transforms_of
 from pytest_pallas.findings import Finding, Owner
 from pytest_pallas.simulator.inspector import Inspector
 from pytest_pallas.simulator.memory import Elements, Ref
@@ -133,7 +133,7 @@ class Loads(Inspector):
 
 def _reference(step: Step, env: Sequence[Any]) -> Ref | None:
     """The reference that a step loads from, or None."""
-    if not step.threaded or any(True for _ in compat.sub_jaxprs(step.equation.origin)):
+    if not step.threaded or any(True for _ in sub_jaxprs(step.equation.origin)):
         return None
     return next((env[slot] for slot in step.ins if isinstance(env[slot], Ref)), None)
 

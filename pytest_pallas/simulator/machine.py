@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pytest_pallas.compat.windows import Elsewhere
 from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.errors import SimulationError, SimulationLimitError
 from pytest_pallas.findings import Finding, Owner
@@ -23,6 +22,7 @@ from pytest_pallas.simulator.recording import Entered, Recording
 from pytest_pallas.simulator.scheduler import Scheduler, collecting_later
 from pytest_pallas.simulator.timeline import Timeline
 from pytest_pallas.simulator.transfers import Copy, Semaphore
+from pytest_pallas.transforms import Elsewhere
 
 #: Gives what memory of a dtype holds before it is written, or None for the default of that dtype.
 #: The second argument is the kind of memory: ``"padding"``, ``"output"`` or ``"scratch"``.

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.transfers import Peer
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Access, Finding
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory import Key, Ref
 from pytest_pallas.simulator.recording import Reached
 from pytest_pallas.simulator.transfers import Semaphore
+from pytest_pallas.transforms import Peer
 
 #: What orders devices at the entry of a kernel.
 _REMEDIES = {

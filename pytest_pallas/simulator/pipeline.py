@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytest_pallas import compat
-from pytest_pallas.compat import BlockFacts, GridFacts
+from pytest_pallas.compat.grids import BlockFacts, GridFacts
+from pytest_pallas.compat.source import source_line
 from pytest_pallas.errors import BoundsError, SimulationError
 from pytest_pallas.findings import Access, Finding
 from pytest_pallas.simulator.accesses import root
@@ -219,7 +219,7 @@ def execute(kernel: Kernel, thread: Thread, operands: Sequence[Any]) -> list[Arr
         for position, name in zip(facts.scalars, kernel.names, strict=False)
     ]
     body_sizes = tuple(size for axis, size in enumerate(grid) if axis not in facts.vmapped)
-    line = compat.source_line(kernel.equation) or ""
+    line = source_line(kernel.equation) or ""
 
     def work(core: Thread, points: Iterator[tuple[int, ...]]) -> None:
         # Prefetched scalars, windows and scratch are each core's own.
@@ -430,7 +430,7 @@ def _fetch(this: _Run, window: Window, buffer: _Buffer, start: Start, *, ahead: 
 
 def _record(this: _Run, part: Array, kind: Literal["read", "write"], window: Window) -> None:
     if this.thread.recorded:
-        line = compat.source_line(this.kernel.equation) or ""
+        line = source_line(this.kernel.equation) or ""
         access(this.thread, part, kind, window.facts.name, line)
 
 
@@ -492,7 +492,7 @@ def _report_overwritten(this: _Run) -> None:
                 ),
                 kernel=kernel.name,
                 program=reader,
-                line=compat.source_line(kernel.equation) or "",
+                line=source_line(kernel.equation) or "",
                 ref=source.facts.name,
                 shape=tuple(overlaps.shape),
                 accesses=(
@@ -526,7 +526,7 @@ def _beyond(this: _Run, window: Window, array: Array, start: Start, axis: int) -
         ),
         kernel=kernel.name,
         program=thread.grids[-1].point if thread.grids else (),
-        line=compat.source_line(kernel.equation) or "",
+        line=source_line(kernel.equation) or "",
         ref=window.facts.name,
         index=start,
         shape=tuple(array.shape),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
+from pytest_pallas.compat.jaxprs import home_of_primitive, is_literal, open_jaxpr
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.fallback import fallback
 from pytest_pallas.simulator.registry import Equation, find_rule
@@ -100,7 +100,7 @@ def prepare(jaxpr: Any) -> Program:
     """
     found = _PREPARED.get(jaxpr)
     if found is None:
-        inner, consts = compat.open_jaxpr(jaxpr)
+        inner, consts = open_jaxpr(jaxpr)
         found = _PREPARED[jaxpr] = _prepared(inner, consts)
     return found
 
@@ -116,7 +116,7 @@ def prepare_lifted(jaxpr: Any, around: str = "") -> Program:
     """
     found = _LIFTED.get(jaxpr)
     if found is None:
-        found = _LIFTED[jaxpr] = _prepared(compat.open_jaxpr(jaxpr)[0], None, around)
+        found = _LIFTED[jaxpr] = _prepared(open_jaxpr(jaxpr)[0], None, around)
     return found
 
 
@@ -137,7 +137,7 @@ def _prepared(jaxpr: Any, consts: Sequence[Any] | None, around: str = "") -> Pro
         return len(slots) - 1
 
     def read(atom: Any) -> int:
-        if not compat.is_literal(atom):
+        if not is_literal(atom):
             return where[atom]
         value = from_jax(atom.val, atom.aval)
         # numpy computes with its scalars in a tenth of the time of arrays without axes.
@@ -152,8 +152,8 @@ def _prepared(jaxpr: Any, consts: Sequence[Any] | None, around: str = "") -> Pro
     inputs = range(first, len(slots))
     largest: tuple[int, Equation | None] = (0, None)
     steps: list[Step] = []
-    used = {atom for eqn in jaxpr.eqns for atom in eqn.invars if not compat.is_literal(atom)}
-    used.update(atom for atom in jaxpr.outvars if not compat.is_literal(atom))
+    used = {atom for eqn in jaxpr.eqns for atom in eqn.invars if not is_literal(atom)}
+    used.update(atom for atom in jaxpr.outvars if not is_literal(atom))
     for eqn in jaxpr.eqns:
         ins = tuple(map(read, eqn.invars))
         program = _inlined(eqn)
@@ -288,7 +288,7 @@ def _equation(eqn: Any, around: str, *, used: bool = True) -> Equation:
         ins=tuple(atom.aval for atom in eqn.invars),
         outs=tuple(var.aval for var in eqn.outvars),
         origin=eqn,
-        home=compat.home_of_primitive(eqn.primitive),
+        home=home_of_primitive(eqn.primitive),
         around=around,
         used=used,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pytest_pallas import compat
+from pytest_pallas.compat.source import source_line
 
 #: Computes the results of an equation from its operands: one value, or a sequence of them where
 #: the primitive has several results. A threaded one takes the ``Thread`` first.
@@ -52,7 +52,7 @@ class Equation:
     @cached_property
     def line(self) -> str:
         """``file:line`` of the code that made it, or ""."""
-        return (self.origin is not None and compat.source_line(self.origin)) or self.around
+        return (self.origin is not None and source_line(self.origin)) or self.around
 
 
 @dataclass(frozen=True, slots=True)

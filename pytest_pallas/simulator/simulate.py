@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
 from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.devices.targets import TARGETS, Target
 from pytest_pallas.errors import OptionError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator import rules as rules  # which registers them
+from pytest_pallas.simulator.eager import EvaluateJaxpr, evaluated_eagerly, evaluating_eagerly
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.inspector import Change, Inspector
 from pytest_pallas.simulator.machine import Limits, Machine, Thread
@@ -110,7 +110,7 @@ def run_eagerly(
     with np.errstate(all="ignore"), one_thread(), _monitored(thread):
         import jax
 
-        values = compat.evaluated_eagerly(function, args, _evaluator(thread, change))
+        values = evaluated_eagerly(function, args, _evaluator(thread, change))
         outputs = jax.tree.map(to_output, values)
     if machine.inspector is not None:
         machine.inspector.require()
@@ -133,12 +133,12 @@ def simulating(machine: Machine) -> Generator[None]:
         np.errstate(all="ignore"),
         one_thread(),
         _monitored(thread),
-        compat.evaluating_eagerly(_evaluator(thread)),
+        evaluating_eagerly(_evaluator(thread)),
     ):
         yield
 
 
-def _evaluator(thread: Thread, change: Callable[[Any], Any] | None = None) -> compat.Evaluate:
+def _evaluator(thread: Thread, change: Callable[[Any], Any] | None = None) -> EvaluateJaxpr:
     """Evaluates the jaxpr of one operation, changed by ``change``, on values."""
     inspector = thread.machine.inspector
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from pytest_pallas.compat.keys import is_key, key_implementation, key_shape
+
 
 @dataclass(frozen=True, eq=False)
 class Keys:
@@ -23,7 +25,7 @@ class Keys:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the array of keys."""
-        words = self.dtype._impl.key_shape
+        words = key_shape(self.dtype)
         return self.data.shape[: self.data.ndim - len(words)]
 
     @property
@@ -34,7 +36,7 @@ class Keys:
 
 def is_key_dtype(dtype: Any) -> bool:
     """Whether a dtype is that of typed PRNG keys."""
-    return not isinstance(dtype, np.dtype) and hasattr(dtype, "_impl")
+    return not isinstance(dtype, np.dtype) and is_key(dtype)
 
 
 def from_jax(value: Any, aval: Any = None) -> Any:
@@ -73,5 +75,5 @@ def to_jax(value: Any) -> Any:
         import jax
 
         words = jax.numpy.asarray(value.data)
-        return jax.random.wrap_key_data(words, impl=str(value.dtype._impl.name))
+        return jax.random.wrap_key_data(words, impl=key_implementation(value.dtype))
     return np.asarray(value)

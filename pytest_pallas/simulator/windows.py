@@ -9,7 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.windows import (
+from pytest_pallas.devices.capacities import itemsize
+from pytest_pallas.errors import BoundsError, SimulationError
+from pytest_pallas.findings import Finding
+from pytest_pallas.simulator.bitcasts import bitcast_axis
+from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory import Elements, Ref, Region
+from pytest_pallas.transforms import (
     Aliased,
     Bitcast,
     Expanded,
@@ -22,12 +28,6 @@ from pytest_pallas.compat.windows import (
     Transposed,
     Untiled,
 )
-from pytest_pallas.devices.capacities import itemsize
-from pytest_pallas.errors import BoundsError, SimulationError
-from pytest_pallas.findings import Finding
-from pytest_pallas.simulator.bitcasts import bitcast_axis
-from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.memory import Elements, Ref, Region
 
 Array = np.ndarray[Any, Any]
 

@@ -15,7 +15,7 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from pytest_pallas import compat
+from pytest_pallas.compat.fuzzing import sampled_elements
 from pytest_pallas.strategies.dims import Plan, boundaries
 from pytest_pallas.strategies.dtypes import as_dtype
 
@@ -89,7 +89,7 @@ def declare_keywords(
 
 def alternatives(strategy: Any) -> tuple[Any, ...]:
     """What a strategy may draw; empty if that is not known, or more than ``MOST``."""
-    found = compat.sampled_elements(strategy)
+    found = sampled_elements(strategy)
     return () if found is None or len(found) > MOST else tuple(found)
 
 

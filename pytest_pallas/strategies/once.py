@@ -9,8 +9,8 @@ from typing import Any
 import hypothesis
 from hypothesis import HealthCheck
 
-from pytest_pallas import compat
 from pytest_pallas.budget import max_bytes
+from pytest_pallas.compat.fuzzing import without_module_constants
 from pytest_pallas.strategies.arguments import Arguments, as_arguments
 
 
@@ -45,6 +45,6 @@ def _drawn(strategy: Any, most: int, budget: int) -> Sequence[Arguments]:
     def draw(value: Any) -> None:
         drawn.append(value)
 
-    with compat.without_module_constants():
+    with without_module_constants():
         draw()
     return [as_arguments(each) for each in drawn]

@@ -22,8 +22,8 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis.errors import DidNotReproduce, InvalidArgument
 
-from pytest_pallas import compat
 from pytest_pallas.checks.inputs import inputs_of
+from pytest_pallas.compat.fuzzing import set_database_key, without_module_constants
 from pytest_pallas.errors import OptionError
 from pytest_pallas.strategies.arguments import as_arguments
 from pytest_pallas.strategies.siblings import MOST, settle, siblings
@@ -333,7 +333,7 @@ def _remembered(what: Fuzz, asker: Asker) -> None:
     """Ask about what failed in earlier runs, here or on other backends."""
     phases = [Phase.reuse, Phase.shrink] if what.shrink else [Phase.reuse]
     # SkipTest is what hypothesis raises where nothing is kept.
-    with compat.without_module_constants(), suppress(SkipTest):
+    with without_module_constants(), suppress(SkipTest):
         _test(
             what,
             lambda drawn: asker.group(drawn, MOST),
@@ -357,7 +357,7 @@ def _shrunk(what: Fuzz, asker: Asker, words: str, *, seed: int, draws: int, each
     seen: list[bool] = []
     phases = [Phase.generate, Phase.shrink] if what.shrink else [Phase.generate]
     test = _test(what, example, phases=phases, max_examples=pool_size(draws), seed=seed)
-    with compat.without_module_constants():  # as in choose
+    with without_module_constants():  # as in choose
         test()
 
 
@@ -387,5 +387,5 @@ def _test(
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         database=what.database,
     )(test)
-    compat.set_database_key(test, what.key)
+    set_database_key(test, what.key)
     return test

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_pallas import compat
 from pytest_pallas.backends import Backend, label
 from pytest_pallas.checks import Check
+from pytest_pallas.compat.testing import keywords_match
 from pytest_pallas.record import NotApplicable
 from pytest_pallas.session import Session, current
 from pytest_pallas.spec import KernelSpec
@@ -75,7 +75,7 @@ def keep_selected(config: pytest.Config, items: Sequence[pytest.Item], *, narrow
         words = {*test.split("::"), entry.kernel, entry.family, entry.check, entry.backend}
         if (
             not _named(test, config.args)
-            or (expression and not compat.keywords_match(expression, words))
+            or (expression and not keywords_match(expression, words))
             or (narrowed and _kernel(test) not in kernels)
         ):
             del entries[test]

@@ -97,10 +97,10 @@ class MutantsItem(SpecItem):
         return self.stash[SECONDS]
 
     def _run(self) -> None:
-        from pytest_pallas import compat
+        from pytest_pallas.compat.source import own_lines
 
         __tracebackhide__ = True
-        with compat.own_lines():
+        with own_lines():
             self._try_all()
 
     def _try_all(self) -> None:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from hypothesis import HealthCheck, Phase
 
-from pytest_pallas import compat
+from pytest_pallas.compat.fuzzing import without_module_constants
 from pytest_pallas.strategies.arguments import Arguments, Drawn
 from pytest_pallas.strategies.declared import NOTHING, aspects, keyword_word
 from pytest_pallas.strategies.siblings import settle
@@ -170,7 +170,7 @@ def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]
         settle(drawn)
         add(words_of(drawn), drawn)
 
-    with compat.without_module_constants():
+    with without_module_constants():
         collect()
 
 

@@ -8,10 +8,10 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import compat
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.backends.tracing import jitted, split
+from pytest_pallas.compat.source import own_lines
 from pytest_pallas.mutation import mutants_of
 
 BACKEND = tpu_sim()
@@ -19,13 +19,13 @@ BACKEND = tpu_sim()
 
 def traced(function, *args):
     """The closed jaxpr of a call."""
-    with BACKEND.context(races=False), compat.own_lines():
+    with BACKEND.context(races=False), own_lines():
         return jitted().trace(*split(Call(function=function, args=args))).jaxpr
 
 
 def ran(function, *args, mutant=None):
     """The outcome of a call, with a mutant."""
-    with compat.own_lines():
+    with own_lines():
         return BACKEND.run(Call(function=function, args=args, mutant=mutant, timeout=5.0))
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from pytest_pallas.analysis import kernel_calls
-from pytest_pallas.compat import sub_jaxprs
+from pytest_pallas.compat.jaxprs import sub_jaxprs
 from reference_kernels import _mesh
 
 

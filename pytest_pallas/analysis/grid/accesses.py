@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_pallas import compat
+from pytest_pallas.analysis.calls import called_jaxpr
 from pytest_pallas.analysis.grid.model import GridCall, Window
+from pytest_pallas.analysis.grid.windows import masked_window, window_of
 
 _LOADS = frozenset({"get", "masked_load"})
 _STORES = frozenset({"swap", "masked_swap"})
@@ -63,7 +64,7 @@ def accesses_of(call: GridCall) -> Accesses:
 def _whole(jaxpr: Any, positions: dict[Any, int], whole: set[int]) -> None:
     """Accesses of whole refs that no branch or loop guards; what is only called is entered."""
     for eqn in jaxpr.eqns:
-        called = compat.called_jaxpr(eqn)
+        called = called_jaxpr(eqn)
         if called is not None:
             inner = {
                 var: positions[operand]
@@ -79,11 +80,11 @@ def _covers(eqn: Any) -> bool:
     """Whether an access is to the whole ref, and not masked."""
     shape = eqn.invars[0].aval.shape
     if "masked" in eqn.primitive.name:
-        window, _, masked = compat.masked_window(eqn, eqn.invars)
+        window, _, masked = masked_window(eqn, eqn.invars)
         if masked:
             return False
     else:
-        window = compat.window_of(eqn, eqn.invars[2 if eqn.primitive.name == "swap" else 1 :])
+        window = window_of(eqn, eqn.invars[2 if eqn.primitive.name == "swap" else 1 :])
     if window is None:
         return False
     return all(

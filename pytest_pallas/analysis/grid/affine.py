@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_pallas import compat
+from pytest_pallas.analysis.calls import called_jaxpr
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def _outputs(jaxpr: Any, inputs: Sequence[Affine | None], dims: int) -> list[Aff
 
     for eqn in jaxpr.eqns:
         operands = [read(var) for var in eqn.invars]
-        called = compat.called_jaxpr(eqn)
+        called = called_jaxpr(eqn)
         if called is not None:
             results = _outputs(called[0], operands, dims)
         else:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
+from pytest_pallas.analysis.calls import called_jaxpr
 from pytest_pallas.analysis.grid import scalars
 from pytest_pallas.analysis.grid.scalars import Points
 from pytest_pallas.analysis.grid.taint import (
@@ -27,6 +27,8 @@ from pytest_pallas.analysis.grid.taint import (
     transferred,
     union,
 )
+from pytest_pallas.analysis.grid.windows import masked_window, window_of
+from pytest_pallas.compat.source import source_line
 
 
 @dataclass(eq=False)
@@ -93,7 +95,7 @@ def _step(
         return [_size(eqn, course)]
     if name == "iota":
         return [Value(positional=True)]
-    called = compat.called_jaxpr(eqn)
+    called = called_jaxpr(eqn)
     if called is not None:
         environment = dict(zip(called[0].invars, operands, strict=True))
         return follow(called[0], environment, course, active)
@@ -108,7 +110,7 @@ def _step(
             operand.content = Value(positional=True)
     if any(isinstance(operand, Cell) for operand in operands):
         return [Value(positional=True)] * len(eqn.outvars)
-    results = transferred(eqn, operands, lambda: compat.source_line(eqn) or "")
+    results = transferred(eqn, operands, lambda: source_line(eqn) or "")
     if len(results) == 1:
         numbers = scalars.applied(eqn, [value.points for value in operands])
         if numbers is not None:
@@ -131,12 +133,12 @@ def _access(
     shape = eqn.invars[0].aval.shape
     masked, stored = False, None
     if name in ("masked_load", "masked_swap"):
-        window, var, masked = compat.masked_window(eqn, eqn.invars)
+        window, var, masked = masked_window(eqn, eqn.invars)
         stored = None if var is None else read(var)
     elif name == "get":
-        window = compat.window_of(eqn, eqn.invars[1:])
+        window = window_of(eqn, eqn.invars[1:])
     else:
-        window, stored = compat.window_of(eqn, eqn.invars[2:]), operands[1]
+        window, stored = window_of(eqn, eqn.invars[2:]), operands[1]
     if not isinstance(cell, Cell):
         return [Value(positional=True)] * len(eqn.outvars)
     if window and len(window) != len(shape):

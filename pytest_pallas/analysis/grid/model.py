@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
 from pytest_pallas.analysis.grid.affine import Affine, affine_outputs
 from pytest_pallas.analysis.grid.scalars import Points, mapped
 from pytest_pallas.analysis.kernel_calls import KernelCall
+from pytest_pallas.compat.grids import BlockFacts, GridFacts, grid_facts
+from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
 
 #: Programs up to which a grid is looked at as a whole; of a larger one so many, the first.
 MOST_PROGRAMS = 2**16
@@ -42,7 +43,7 @@ class Window:
     name: str
     position: int
     output: bool
-    facts: compat.BlockFacts = field(repr=False)
+    facts: BlockFacts = field(repr=False)
     starts: Points | None = field(repr=False)
     lengths: Points = field(repr=False)
     alias: str = ""
@@ -116,7 +117,7 @@ class GridCall:
     complete: bool
     windows: tuple[Window, ...]
     scalars: tuple[Points | None, ...] = field(repr=False)
-    facts: compat.GridFacts = field(repr=False)
+    facts: GridFacts = field(repr=False)
 
     @property
     def concurrent(self) -> tuple[int, ...]:
@@ -149,8 +150,8 @@ _ATOMICS = frozenset({"atomic_rmw", "atomic_cas"})
 
 def _has_atomics(jaxpr: Any) -> bool:
     return any(
-        eqn.primitive.name in _ATOMICS or any(map(_has_atomics, compat.sub_jaxprs(eqn)))
-        for eqn in compat.open_jaxpr(jaxpr)[0].eqns
+        eqn.primitive.name in _ATOMICS or any(map(_has_atomics, sub_jaxprs(eqn)))
+        for eqn in open_jaxpr(jaxpr)[0].eqns
     )
 
 
@@ -180,7 +181,7 @@ def read_call(
       scalars: values of the prefetched operands; None where they are not known.
       platform: of kernels that do not show which platform they are written for.
     """
-    facts = compat.grid_facts(call.eqn)
+    facts = grid_facts(call.eqn)
     given = iter(sizes)
     grid = tuple(next(given) if n is None else n for n in facts.grid)
     platform = _platform(facts, platform)
@@ -225,12 +226,12 @@ def _first_points(grid: Sequence[int], count: int) -> Points:
 
 
 def _window(
-    block: compat.BlockFacts,
+    block: BlockFacts,
     position: int,
     output: bool,
     points: Points,
     scalars: Sequence[Points | None],
-    facts: compat.GridFacts,
+    facts: GridFacts,
     alias: str,
 ) -> Window:
     sizes = np.array([[size] for _, size, _ in block.dims], np.int64).reshape(-1, 1)
@@ -259,9 +260,7 @@ def _window(
     )
 
 
-def _placed(
-    block: compat.BlockFacts, indices: Sequence[Points], count: int
-) -> tuple[Points, Points]:
+def _placed(block: BlockFacts, indices: Sequence[Points], count: int) -> tuple[Points, Points]:
     """First elements and lengths of the blocks of ``count`` programs."""
     starts: list[Points] = []
     lengths: list[Points] = []
@@ -280,17 +279,12 @@ def _placed(
     return np.stack(starts), np.stack(lengths)
 
 
-def _platform(facts: compat.GridFacts, platform: str) -> str:
-    """What a kernel is written for, by its compiler params and memory spaces."""
-    homes = [type(facts.params).__module__ if facts.params is not None else ""]
-    homes += [block.home for block in (*facts.inputs, *facts.outputs)]
-    homes += [type(getattr(aval, "memory_space", None)).__module__ for _, aval in facts.scratch]
-    if any(".triton" in home or ".mosaic_gpu" in home for home in homes):
-        return "gpu"
-    return "tpu" if any(".mosaic." in home for home in homes) else platform
+def _platform(facts: GridFacts, platform: str) -> str:
+    """What a kernel is written for."""
+    return {"Mosaic GPU": "gpu", "Triton": "gpu", "TPUs": "tpu"}.get(facts.written_for, platform)
 
 
-def _semantics(facts: compat.GridFacts, dims: int, platform: str) -> tuple[str, ...]:
+def _semantics(facts: GridFacts, dims: int, platform: str) -> tuple[str, ...]:
     """What the kernel says of each dim of its grid; vmap's are not in its count."""
     said = getattr(facts.params, "dimension_semantics", None) or ()
     words = iter([str(getattr(word, "value", word)).lower() for word in said])
@@ -302,5 +296,5 @@ def has_blocks(call: KernelCall) -> bool:
     """Whether a kernel is a ``pallas_call`` of which some operand comes in blocks."""
     if call.eqn.primitive.name != "pallas_call":
         return False
-    facts = compat.grid_facts(call.eqn)
+    facts = grid_facts(call.eqn)
     return any(block.space not in _WHOLE for block in (*facts.inputs, *facts.outputs))

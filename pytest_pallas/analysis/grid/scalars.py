@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
+from pytest_pallas.analysis.calls import called_jaxpr
+from pytest_pallas.analysis.grid.windows import window_of
+from pytest_pallas.compat.jaxprs import discharged
 
 Points = np.ndarray[Any, Any]
 
@@ -155,7 +157,7 @@ def mapped(
         from pytest_pallas.simulator.simulate import evaluate
 
         try:
-            batched = compat.batched_index_map(index_map, points, stand_ins)
+            batched = _batched(index_map, points, stand_ins)
             outputs = evaluate(batched, Machine(), [*points, *stand_ins])[: len(outputs)]
         except Exception:  # whatever JAX refuses; the map is then not known
             return None
@@ -186,7 +188,7 @@ def _evaluated(
         return np.asarray(var.val, var.aval.dtype) if hasattr(var, "val") else known.get(var)
 
     for eqn in jaxpr.eqns:
-        if len(eqn.outvars) != 1 and compat.called_jaxpr(eqn) is None:
+        if len(eqn.outvars) != 1 and called_jaxpr(eqn) is None:
             continue
         name = eqn.primitive.name
         if name == "program_id":
@@ -194,10 +196,10 @@ def _evaluated(
         elif name == "get" and eqn.invars[0] in refs:
             if refs[eqn.invars[0]] is None:
                 raise _UnknownError
-            window = compat.window_of(eqn, eqn.invars[1:])
+            window = window_of(eqn, eqn.invars[1:])
             values = np.asarray(refs[eqn.invars[0]])
             known[eqn.outvars[0]] = None if window is None else indexed(values, window, read)
-        elif (called := compat.called_jaxpr(eqn)) is not None and not refs.keys() & {
+        elif (called := called_jaxpr(eqn)) is not None and not refs.keys() & {
             var for var in eqn.invars if not hasattr(var, "val")
         }:
             operands = [read(var) for var in eqn.invars]
@@ -206,3 +208,22 @@ def _evaluated(
         elif called is None:
             known[eqn.outvars[0]] = applied(eqn, [read(var) for var in eqn.invars])
     return [read(var) for var in jaxpr.outvars]
+
+
+def _batched(index_map: Any, points: Points, scalars: Sequence[Any]) -> Any:
+    """An index map of many grid points, as a closed jaxpr of ``points`` and ``scalars``.
+
+    Its first outputs are those of the map, an array[points] each; after them come the scalars,
+    which are refs in the map.
+
+    Args:
+      index_map: its jaxpr.
+      points: int32[dims, points], with one dim at least.
+      scalars: values of the scalar operands.
+    """
+    import jax
+    from jax.extend.core import jaxpr_as_fun
+
+    pure = jaxpr_as_fun(discharged(index_map))
+    axes = (*(0,) * len(points), *(None,) * len(scalars))
+    return jax.make_jaxpr(jax.vmap(pure, axes))(*points, *scalars)

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
+from pytest_pallas.analysis.calls import called_jaxpr
 from pytest_pallas.analysis.kernel_calls import KernelCall, kernel_call
+from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES, sub_jaxprs
 
 #: What hands on only some of its operand's elements, or may: nothing is known behind it.
 _CHOOSING = frozenset(
@@ -78,7 +79,7 @@ class Scope:
 
     def _made(self, var: Any, eqn: Any) -> Any:
         called = self.children.get(id(eqn), [])
-        if compat.called_jaxpr(eqn) is not None and len(called) == 1:
+        if called_jaxpr(eqn) is not None and len(called) == 1:
             position = eqn.outvars.index(var)
             return called[0].value(called[0].jaxpr.outvars[position])
         if eqn.effects or _runs_kernel(eqn):
@@ -93,8 +94,8 @@ class Scope:
 
 
 def _runs_kernel(eqn: Any) -> bool:
-    return eqn.primitive.name in compat.KERNEL_PRIMITIVES or any(
-        _runs_kernel(each) for inner in compat.sub_jaxprs(eqn) for each in inner.eqns
+    return eqn.primitive.name in KERNEL_PRIMITIVES or any(
+        _runs_kernel(each) for inner in sub_jaxprs(eqn) for each in inner.eqns
     )
 
 
@@ -132,7 +133,7 @@ def _converter(array: Any, aval: Any) -> Callable[[], Any]:
 def _fill(scope: Scope) -> None:
     """Make the scopes inside one."""
     for eqn in scope.jaxpr.eqns:
-        if eqn.primitive.name in compat.KERNEL_PRIMITIVES:
+        if eqn.primitive.name in KERNEL_PRIMITIVES:
             continue
         inside: list[Scope] = []
         for inner, consts in _inner(eqn):
@@ -146,18 +147,18 @@ def _fill(scope: Scope) -> None:
 
 
 def _inner(eqn: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
-    called = compat.called_jaxpr(eqn)
+    called = called_jaxpr(eqn)
     if called is not None:
         yield called
     else:
-        for jaxpr in compat.sub_jaxprs(eqn):
+        for jaxpr in sub_jaxprs(eqn):
             yield jaxpr, getattr(jaxpr, "consts", ())
 
 
 def _entries(eqn: Any, inner: Any) -> Iterator[tuple[Any, Any]]:
     """Inputs of an inner jaxpr with the operands that they are, at the first time it runs."""
     name, operands = eqn.primitive.name, list(eqn.invars)
-    if compat.called_jaxpr(eqn) is not None or name in ("shard_map", "scan"):
+    if called_jaxpr(eqn) is not None or name in ("shard_map", "scan"):
         pass
     elif name == "cond":
         operands = operands[1:]
@@ -192,7 +193,7 @@ def _entry(scope: Scope, operand: Any, primitive: str, aval: Any) -> Callable[[]
 def located(scope: Scope, path: tuple[str, ...] = ()) -> Iterator[tuple[KernelCall, Scope]]:
     """All kernels inside a scope with the scope of each, in order."""
     for eqn in scope.jaxpr.eqns:
-        if eqn.primitive.name in compat.KERNEL_PRIMITIVES:
+        if eqn.primitive.name in KERNEL_PRIMITIVES:
             yield kernel_call(eqn, path), scope
         for child in scope.children.get(id(eqn), ()):
             yield from located(child, (*path, eqn.primitive.name))
@@ -256,7 +257,7 @@ def _follow(
                 _follow(scope, eqn.outvars[0], part, True, regions, doubts, seen)
             else:
                 doubts.append(True)
-        elif name in _CHOOSING or name in compat.KERNEL_PRIMITIVES:
+        elif name in _CHOOSING or name in KERNEL_PRIMITIVES:
             doubts.append(True)
         elif children:
             for child in children:

@@ -12,6 +12,7 @@ from pytest_pallas.analysis.refusals import places
 from pytest_pallas.analysis.refusals.cleaning import Said, clean
 from pytest_pallas.analysis.refusals.memory import overflow
 from pytest_pallas.analysis.refusals.operands import NONE, operands_of, with_names
+from pytest_pallas.compat.compilers import is_compiler_error
 
 #: What says by itself which operand, shape or operation is meant.
 _SPECIFIC = re.compile(r"[\[(]\d|\dx\d|args\[|(?:in|out)put \d|[Uu]nimplemented primitive")
@@ -57,7 +58,7 @@ def full_text(error: BaseException) -> str:
     traceback, which does not leave the process. The original is its cause.
     """
     cause = error.__cause__
-    if cause is not None and type(error).__name__ == "MosaicError" and str(cause):
+    if cause is not None and is_compiler_error(error) and str(cause):
         error = cause
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 

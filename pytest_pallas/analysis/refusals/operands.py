@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_pallas import compat
 from pytest_pallas.analysis.kernel_calls import KernelCall
+from pytest_pallas.compat.jaxprs import sub_jaxprs
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def operands_of(call: KernelCall) -> Operands:
 
     ``grid_mapping`` and ``debug_info.arg_names`` were seen in JAX 0.11.2 and 0.12.0.1.
     """
-    body: Any = next(compat.sub_jaxprs(call.eqn), None)
+    body: Any = next(sub_jaxprs(call.eqn), None)
     if body is None or not _parameters(body):
         return NONE
     found = (*_parameters(body), *_scoped(body))
@@ -121,7 +121,7 @@ def _scoped(jaxpr: Any) -> tuple[Operand, ...]:
     return tuple(
         operand
         for eqn in jaxpr.eqns
-        for inner in compat.sub_jaxprs(eqn)
+        for inner in sub_jaxprs(eqn)
         for operand in (
             *(_parameters(inner) if eqn.primitive.name == "run_scoped" else ()),
             *_scoped(inner),

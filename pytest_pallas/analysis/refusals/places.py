@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_pallas import compat
 from pytest_pallas.analysis.kernel_calls import KernelCall
+from pytest_pallas.compat.jaxprs import sub_jaxprs
+from pytest_pallas.compat.source import is_call_stack, source_line
 
 #: A frame as MLIR prints it in a location: ``"name"("file":line:column``, innermost first.
 _LOCATION_FRAME = re.compile(r'"[^"\n]*"\("(?P<file>[^"\n]+)":(?P<line>\d+):\d+')
@@ -51,7 +52,7 @@ def in_traceback(error: BaseException) -> str | None:
     while link is not None and found is None and id(link) not in seen:
         seen.add(id(link))
         frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(link.__traceback__)]
-        if type(link).__name__ != "JaxStackTraceBeforeTransformation":
+        if not is_call_stack(link):
             first = next((i for i, (file, _) in enumerate(frames) if _is_inner(file)), len(frames))
             frames = frames[first:]
         found = _innermost(reversed(frames))
@@ -110,7 +111,7 @@ def _line_of(eqn: Any, primitive: str, around: str | None) -> str | None:
     equation around it.
     """
     for inner in _equations(eqn):
-        line = compat.source_line(inner) or around
+        line = source_line(inner) or around
         if inner.primitive.name == primitive or inner.primitive.name.startswith(f"{primitive}_"):
             return line
         found = _line_of(inner, primitive, line)
@@ -124,7 +125,7 @@ def _definition(eqn: Any) -> str | None:
 
     ``debug_info.func_src_info`` ends in "at file:line". Seen in JAX 0.11.2 and 0.12.0.1.
     """
-    for jaxpr in compat.sub_jaxprs(eqn):
+    for jaxpr in sub_jaxprs(eqn):
         info = str(getattr(getattr(jaxpr, "debug_info", None), "func_src_info", ""))
         found = spoken(info) or next(filter(None, map(_definition, jaxpr.eqns)), None)
         if found is not None:
@@ -133,5 +134,5 @@ def _definition(eqn: Any) -> str | None:
 
 
 def _equations(eqn: Any) -> Iterator[Any]:
-    for jaxpr in compat.sub_jaxprs(eqn):
+    for jaxpr in sub_jaxprs(eqn):
         yield from jaxpr.eqns

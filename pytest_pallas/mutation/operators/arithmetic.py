@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pytest_pallas import compat
+from pytest_pallas.compat.jaxprs import is_literal
 from pytest_pallas.mutation.model import At, Change, New, Operator
+from pytest_pallas.mutation.rewriting import equations_of, variable
 
 _OTHER = {"add": "sub", "sub": "add", "mul": "add", "max": "min", "min": "max"}
 _REDUCED = {"reduce_sum": "reduce_max", "reduce_max": "reduce_min", "reduce_min": "reduce_max"}
@@ -76,7 +77,7 @@ def cast(at: At) -> Iterator[Change]:
     dtype: Any = np.dtype(narrow.pop())
     if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize >= out.aval.dtype.itemsize:
         return
-    operands = [a for a in at.eqn.invars if _is_float(a) and not compat.is_literal(a)]
+    operands = [a for a in at.eqn.invars if _is_float(a) and not is_literal(a)]
     if operands:
         yield Change(f"to {dtype.name} before {at.name}", lambda: _rounded_operands(at, dtype))
 
@@ -135,13 +136,13 @@ def _twice(at: At, rest: Any, factor: Any) -> New:
 
 
 def _rounded_result(at: At) -> New:
-    new = compat.variable(at.eqn.outvars[0].aval)
-    eqns, outs = compat.equations_of(lambda x: (_in_bfloat16(x),), [new], at.eqn)
+    new = variable(at.eqn.outvars[0].aval)
+    eqns, outs = equations_of(lambda x: (_in_bfloat16(x),), [new], at.eqn)
     return New([at.eqn.replace(outvars=[new]), *eqns], outs)
 
 
 def _rounded_store(at: At) -> New:
-    eqns, [value] = compat.equations_of(lambda x: (_in_bfloat16(x),), [at.eqn.invars[1]], at.eqn)
+    eqns, [value] = equations_of(lambda x: (_in_bfloat16(x),), [at.eqn.invars[1]], at.eqn)
     stored = at.eqn.replace(invars=[at.eqn.invars[0], value, *at.eqn.invars[2:]])
     return New([*eqns, stored], list(stored.outvars))
 
@@ -150,12 +151,10 @@ def _rounded_operands(at: At, dtype: Any) -> New:
     eqns: list[Any] = []
     operands: list[Any] = []
     for atom in at.eqn.invars:
-        if not _is_float(atom) or compat.is_literal(atom):
+        if not _is_float(atom) or is_literal(atom):
             operands.append(atom)
             continue
-        more, [out] = compat.equations_of(
-            lambda x: (x.astype(dtype).astype(x.dtype),), [atom], at.eqn
-        )
+        more, [out] = equations_of(lambda x: (x.astype(dtype).astype(x.dtype),), [atom], at.eqn)
         eqns += more
         operands.append(out)
     new = at.eqn.replace(invars=operands)
@@ -170,7 +169,7 @@ def _in_bfloat16(x: Any) -> Any:
 def _accumulates(at: At) -> bool:
     """Whether it stores what it adds to: float32, in a ref that the kernel also reads."""
     value = at.eqn.invars[1]
-    if getattr(value.aval, "dtype", None) != jnp.float32 or compat.is_literal(value):
+    if getattr(value.aval, "dtype", None) != jnp.float32 or is_literal(value):
         return False
     if at.name == "addupdate":
         return True

@@ -8,8 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from pytest_pallas import compat
+from pytest_pallas.compat.grids import grid_facts
+from pytest_pallas.compat.jaxprs import is_literal
 from pytest_pallas.mutation.model import At, Change, New, Operator
+from pytest_pallas.mutation.operands import indexed
 
 _BOUNDARY = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
 _FLIPPED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
@@ -63,7 +65,7 @@ def _overwritten_at_the_end(at: At) -> bool:
     """
     if at.kernel.eqn.primitive.name != "pallas_call":
         return False
-    facts = compat.grid_facts(at.kernel.eqn)
+    facts = grid_facts(at.kernel.eqn)
     axes = [axis for axis in range(len(facts.grid)) if axis not in facts.vmapped]
     if not axes or not _is_last(at, len(axes) - 1, facts.grid[axes[-1]]):
         return False
@@ -102,14 +104,14 @@ def _is_last(at: At, axis: int, size: int | None) -> bool:
         step is not None
         and step.primitive.name == "program_id"
         and step.params["axis"] == axis
-        and compat.is_literal(right)
+        and is_literal(right)
         and int(right.val) == size - 1
     )
 
 
 def _is_whole(eqn: Any) -> bool:
     """Whether a store is of everything that the ref holds."""
-    found = compat.indexed(eqn)
+    found = indexed(eqn)
     if found is None:
         return len(eqn.invars) == 2  # without an index
     return all(
@@ -156,7 +158,7 @@ def _decides(at: At, user: Any) -> bool:
     if user.primitive.name == "convert_element_type":
         after = at.scope.users(user.outvars[0])
         return bool(after) and all(each.primitive.name == "cond" for each in after)
-    return user.primitive.name == "cond" and not compat.is_literal(user.invars[0])
+    return user.primitive.name == "cond" and not is_literal(user.invars[0])
 
 
 OPERATORS = (

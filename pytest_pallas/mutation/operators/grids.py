@@ -8,10 +8,12 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pytest_pallas import compat
-from pytest_pallas.compat import BlockFacts, GridFacts, Spot
+from pytest_pallas.compat.grids import BlockFacts, GridFacts, grid_facts
+from pytest_pallas.compat.jaxprs import is_literal
+from pytest_pallas.compat.source import Spot, home_of, is_of_jax
 from pytest_pallas.mutation.canonical import canonical
 from pytest_pallas.mutation.model import Change, Kernel, Operator
+from pytest_pallas.mutation.rewriting import guarded, with_index_map
 
 
 def step(kernel: Kernel) -> Iterator[Change]:
@@ -30,7 +32,7 @@ def overhang(kernel: Kernel) -> Iterator[Change]:
     """A grid that leaves out the block that hangs over an edge, as ``n // block`` does."""
     if kernel.eqn.primitive.name != "pallas_call":
         return
-    facts = compat.grid_facts(kernel.eqn)
+    facts = grid_facts(kernel.eqn)
     for axis, _ in _axes(kernel):
         if any(_overhangs(block, facts, axis) for block in (*facts.inputs, *facts.outputs)):
             yield Change(
@@ -44,7 +46,7 @@ def index_map(kernel: Kernel) -> Iterator[Change]:
     """Components of an index map swapped, one further, or constant."""
     if kernel.eqn.primitive.name != "pallas_call":
         return
-    facts = compat.grid_facts(kernel.eqn)
+    facts = grid_facts(kernel.eqn)
     for position, block in enumerate((*facts.inputs, *facts.outputs)):
         counts = _counts(block)
         outs = list(getattr(block.index_map, "jaxpr", block.index_map).outvars)
@@ -65,7 +67,7 @@ def alias(kernel: Kernel) -> Iterator[Change]:
             lambda rest=rest: _with_aliases(kernel, rest),
             part=f"input {int(pair[0])} output {int(pair[1])}",
         )
-    facts = compat.grid_facts(kernel.eqn)
+    facts = grid_facts(kernel.eqn)
     scalars = len(facts.scalars)
     taken = {int(each[0]) for each in pairs}, {int(each[1]) for each in pairs}
     for source, block in enumerate(facts.inputs):
@@ -97,7 +99,7 @@ def _axes(kernel: Kernel) -> Iterator[tuple[int, int | None]]:
     """The axes that the body counts, and their sizes."""
     if kernel.eqn.primitive.name != "pallas_call":
         return
-    facts = compat.grid_facts(kernel.eqn)
+    facts = grid_facts(kernel.eqn)
     own = [size for axis, size in enumerate(facts.grid) if axis not in facts.vmapped]
     yield from enumerate(own)
 
@@ -106,7 +108,7 @@ def _without(kernel: Kernel, axis: int, which: int) -> Any:
     def runs() -> Any:
         return pl.program_id(axis) != (0 if which == 0 else pl.num_programs(axis) - 1)
 
-    return compat.guarded(kernel.eqn, runs, kernel.axes)
+    return guarded(kernel.eqn, runs, kernel.axes)
 
 
 def _overhangs(block: BlockFacts, facts: GridFacts, axis: int) -> bool:
@@ -150,7 +152,7 @@ def _map_changes(
             return new
 
         yield _mapped(kernel, position, "one further", f"{part}, axis {axis}", further, home)
-        if not compat.is_literal(outs[axis]):
+        if not is_literal(outs[axis]):
             yield _mapped(kernel, position, "constant", f"{part}, axis {axis}", constant, home)
     for axis in range(len(counts) - 1):
         if counts[axis] == counts[axis + 1] < 2 or 0 in counts[axis : axis + 2]:
@@ -172,8 +174,8 @@ def _map_changes(
 def _line_of(kernel: Kernel, position: int) -> Spot | None:
     """Where an index map is written, if somebody wrote one."""
     block = kernel.eqn.params["grid_mapping"].block_mappings[position]
-    name, file, line = compat.home_of(block.index_map_jaxpr)
-    if not line or "/jax/_src/" in file:
+    name, file, line = home_of(block.index_map_jaxpr)
+    if not line or is_of_jax(block.index_map_jaxpr):
         return None
     return Spot(file, line, 0, line, 0, name)
 
@@ -183,7 +185,7 @@ def _mapped(
 ) -> Change:
     return Change(
         words,
-        lambda: compat.with_index_map(kernel.eqn, position, function),
+        lambda: with_index_map(kernel.eqn, position, function),
         part=part,
         place=home,
     )

@@ -8,8 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from pytest_pallas import compat
+from pytest_pallas.compat.jaxprs import is_literal
 from pytest_pallas.mutation.model import At, Change, New, Operator
+from pytest_pallas.mutation.rewriting import equations_of
 
 _LOGIC = {"and": "or", "or": "and"}
 _FUNCTIONS = {"and": lax.bitwise_and, "or": lax.bitwise_or}
@@ -27,7 +28,7 @@ def mask(at: At) -> Iterator[Change]:
         if found is not None:
             where, atom = found
             yield Change("dropped", lambda: _with_mask(at, where, jnp.ones_like), part="mask")
-            if not compat.is_literal(atom):
+            if not is_literal(atom):
                 yield Change(
                     "inverted", lambda: _with_mask(at, where, jnp.logical_not), part="mask"
                 )
@@ -63,7 +64,7 @@ def _mask_of(eqn: Any) -> tuple[int, Any] | None:
 
 def _with_mask(at: At, position: int, function: Any) -> New:
     operands = list(at.eqn.invars)
-    eqns, outs = compat.equations_of(lambda m: (function(m),), [operands[position]], at.eqn)
+    eqns, outs = equations_of(lambda m: (function(m),), [operands[position]], at.eqn)
     operands[position] = outs[0]
     new = at.eqn.replace(invars=operands)
     return New([*eqns, new], list(new.outvars))

@@ -6,15 +6,16 @@ from collections.abc import Iterator
 
 import jax.numpy as jnp
 
-from pytest_pallas import compat
+from pytest_pallas.compat.jaxprs import is_literal
 from pytest_pallas.mutation.model import At, Change, New, Operator
+from pytest_pallas.mutation.rewriting import equations_of
 
 
 def randomness(at: At) -> Iterator[Change]:
     """The same bits for every block, or for two purposes."""
     if at.name == "prng_seed":
         for position, seed in enumerate(at.eqn.invars):
-            if not compat.is_literal(seed) and seed.aval.shape == ():
+            if not is_literal(seed) and seed.aval.shape == ():
                 yield Change(
                     "without one of its numbers",
                     lambda position=position: _zeroed(at, position),
@@ -27,7 +28,7 @@ def randomness(at: At) -> Iterator[Change]:
 
 def _zeroed(at: At, position: int) -> New:
     operands = list(at.eqn.invars)
-    eqns, [operands[position]] = compat.equations_of(
+    eqns, [operands[position]] = equations_of(
         lambda x: (jnp.zeros_like(x),), [operands[position]], at.eqn
     )
     return New([*eqns, at.eqn.replace(invars=operands)], list(at.eqn.outvars))

@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pytest_pallas import compat
+from pytest_pallas.compat.jaxprs import is_literal
 from pytest_pallas.mutation.model import At, Change, New, Operator
+from pytest_pallas.mutation.operands import indexed, reindexed
+from pytest_pallas.mutation.rewriting import equations_of, literal
 
 
 def init(at: At) -> Iterator[Change]:
@@ -46,7 +48,7 @@ def _is_init(at: At) -> bool:
 
 
 def _neighbours(at: At) -> Iterator[Change]:
-    found = compat.indexed(at.eqn)
+    found = indexed(at.eqn)
     if found is None:
         return
     _, _, pairs = found
@@ -91,14 +93,14 @@ def _is_scalar(index: Any) -> bool:
 
 def _moved(at: At, axis: int, index: Any, function: Any) -> New:
     """The equation with a function of an index in place of it."""
-    if isinstance(index, int) or compat.is_literal(index):
+    if isinstance(index, int) or is_literal(index):
         with jax.ensure_compile_time_eval():
             value = int(function(jnp.int32(getattr(index, "val", index))))
         eqns = []
-        new = value if isinstance(index, int) else compat.literal(value, index.aval)
+        new = value if isinstance(index, int) else literal(value, index.aval)
     else:
-        eqns, [new] = compat.equations_of(lambda i: (function(i).astype(i.dtype),), [index], at.eqn)
-    eqn = compat.reindexed(at.eqn, axis, new)
+        eqns, [new] = equations_of(lambda i: (function(i).astype(i.dtype),), [index], at.eqn)
+    eqn = reindexed(at.eqn, axis, new)
     return New([*eqns, eqn], list(eqn.outvars))
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pytest_pallas import compat
 from pytest_pallas.mutation.model import At, Change, New, Operator
+from pytest_pallas.mutation.operands import operand_groups
+from pytest_pallas.mutation.rewriting import equations_of
 
 #: What waits, by primitive. ``wgmma_wait`` is not among them: no interpreter can see it missing.
 _WAITS: Mapping[str, str] = {
@@ -39,7 +40,7 @@ def semaphore(at: At) -> Iterator[Change]:
     """Two copies that share a semaphore."""
     if at.name not in ("dma_start", "dma_wait"):
         return
-    groups = compat.operand_groups(at.eqn)
+    groups = operand_groups(at.eqn)
     names = ("target_semaphore", "source_semaphore")
     for name in names[:1] if at.name == "dma_wait" else names:  # a wait looks at one of them
         positions = groups.get(name, [])
@@ -65,7 +66,7 @@ def signal(at: At) -> Iterator[Change]:
 
 def device(at: At) -> Iterator[Change]:
     """A message to the device after the right one."""
-    positions = compat.operand_groups(at.eqn).get("device", [])
+    positions = operand_groups(at.eqn).get("device", [])
     if at.name not in ("dma_start", "semaphore_signal") or not positions:
         return
     total = 1
@@ -97,7 +98,7 @@ def barrier(at: At) -> Iterator[Change]:
 def _with_operand(at: At, position: int, function: Any) -> New:
     operands = list(at.eqn.invars)
     old = operands[position]
-    eqns, [operands[position]] = compat.equations_of(
+    eqns, [operands[position]] = equations_of(
         lambda i: (function(i).astype(i.dtype),), [old], at.eqn
     )
     new = at.eqn.replace(invars=operands)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_pallas.compat.mosaic_gpu import BarrierFacts
+from pytest_pallas.compat.avals import BarrierFacts
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding, Wait
 from pytest_pallas.simulator.gpu.operations import advance, go_on, know

@@ -16,13 +16,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pytest_pallas.compat.windows import Bitcast, Transform
 from pytest_pallas.errors import BoundsError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.gpu.order import Kind, Program, Shadow, Where
 from pytest_pallas.simulator.machine import Machine, Thread
 from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.windows import Outside, masked, read, refuse, write
+from pytest_pallas.transforms import Bitcast, Transform
 
 Array = np.ndarray[Any, Any]
 

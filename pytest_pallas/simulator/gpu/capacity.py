@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from pytest_pallas import compat
-from pytest_pallas.compat.mosaic_gpu import barrier_facts, space_of
-from pytest_pallas.compat.transfers import semaphore_kind
+from pytest_pallas.compat.avals import barrier_facts, semaphore_kind, space_of
+from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr, sub_jaxprs
 from pytest_pallas.devices.capacities import itemsize
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.findings import Finding
@@ -57,17 +56,17 @@ def smem_findings(jaxpr: Any, params: Any, target: str, name: str, line: str) ->
 def _most(jaxpr: Any, scratch: int) -> tuple[int, list[tuple[str, int]]]:
     """The most bytes that are taken at a time, and by what."""
     most: tuple[int, list[tuple[str, int]]] = (0, [])
-    for eqn in compat.open_jaxpr(jaxpr)[0].eqns:
+    for eqn in open_jaxpr(jaxpr)[0].eqns:
         within = max(
-            (_most(inner, scratch) for inner in compat.sub_jaxprs(eqn)),
+            (_most(inner, scratch) for inner in sub_jaxprs(eqn)),
             key=lambda each: each[0],
             default=(0, []),
         )
         if eqn.primitive.name.removeprefix("mosaic_gpu_") in _REDUCING:
             within = (scratch, [("reductions", scratch)])
         if eqn.primitive.name == "run_scoped":
-            inner, _ = compat.open_jaxpr(eqn.params["jaxpr"])
-            names = compat.argument_names(inner)
+            inner, _ = open_jaxpr(eqn.params["jaxpr"])
+            names = argument_names(inner)
             own = [
                 (name or "scoped memory", aligned(_size(var.aval)))
                 for var, name in zip(inner.invars, names, strict=True)
@@ -83,10 +82,10 @@ _REDUCING = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
 
 def _barriers(jaxpr: Any) -> int:
     count = 0
-    for eqn in compat.open_jaxpr(jaxpr)[0].eqns:
-        count += sum(_barriers(inner) for inner in compat.sub_jaxprs(eqn))
+    for eqn in open_jaxpr(jaxpr)[0].eqns:
+        count += sum(_barriers(inner) for inner in sub_jaxprs(eqn))
         if eqn.primitive.name == "run_scoped":
-            inner, _ = compat.open_jaxpr(eqn.params["jaxpr"])
+            inner, _ = open_jaxpr(eqn.params["jaxpr"])
             for var in inner.invars:
                 if barrier_facts(getattr(var.aval, "dtype", None)) is not None:
                     count += math.prod(var.aval.shape)

@@ -14,19 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
-from pytest_pallas.compat.mosaic_gpu import (
-    BlockMesh,
-    block_mesh,
-    body_of,
-    makes_paired_memory,
-    reaches_devices,
-)
-from pytest_pallas.compat.transfers import is_reference
+from pytest_pallas.compat.avals import is_reference
+from pytest_pallas.compat.jaxprs import open_jaxpr, written_inputs
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.allocation import memory_of
 from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.gpu.block_meshes import BlockMesh, block_mesh
+from pytest_pallas.simulator.gpu.bodies import body_of
 from pytest_pallas.simulator.gpu.capacity import smem_findings
 from pytest_pallas.simulator.gpu.cluster_control import (
     begin_next,
@@ -35,7 +30,9 @@ from pytest_pallas.simulator.gpu.cluster_control import (
     may_begin,
 )
 from pytest_pallas.simulator.gpu.footprints import Footprints
+from pytest_pallas.simulator.gpu.layouts import makes_paired_memory
 from pytest_pallas.simulator.gpu.operations import settle
+from pytest_pallas.simulator.gpu.peers import reaches_devices
 from pytest_pallas.simulator.gpu.registers import registers_at_launch
 from pytest_pallas.simulator.gpu.scopes import Item, publish_semaphores, semaphores_in, smem_bytes
 from pytest_pallas.simulator.gpu.streams import begin_early, end
@@ -136,7 +133,7 @@ def bind(eqn: Equation) -> Evaluate:
 
 def kernel_inputs(eqn: Equation) -> Sequence[Any]:
     """Abstract values of the parameters of the body."""
-    inner, _ = compat.open_jaxpr(eqn.params["jaxprs"][0])
+    inner, _ = open_jaxpr(eqn.params["jaxprs"][0])
     return [var.aval for var in inner.invars]
 
 
@@ -145,7 +142,7 @@ def kernel_of(eqn: Equation) -> GpuKernel:
     mesh = block_mesh(eqn.params["meshes"])
     assert mesh is not None
     (jaxpr,) = eqn.params["jaxprs"]
-    inner, _ = compat.open_jaxpr(jaxpr)
+    inner, _ = open_jaxpr(jaxpr)
     names = {each.primitive.name for each in equations(jaxpr)}
     remote = any(map(reaches_devices, equations(jaxpr)))
     count = len(eqn.ins)
@@ -158,7 +155,7 @@ def kernel_of(eqn: Equation) -> GpuKernel:
         mesh=mesh,
         program=prepare(jaxpr),
         names=(*parameters[: len(own)], *own[len(parameters) :]),
-        written=compat.written_inputs(inner),
+        written=written_inputs(inner),
         aliases=aliases,
         outputs=tuple(eqn.params["out_avals"]),
         paired=any(map(makes_paired_memory, equations(jaxpr))),
@@ -181,8 +178,8 @@ def _body(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
     """Name and parameters of the user's body, which JAX wraps."""
     for each in equations(jaxpr):
         if each.primitive.name == "run_scoped":
-            return body_of(compat.open_jaxpr(each.params["jaxpr"])[0])
-    return body_of(compat.open_jaxpr(jaxpr)[0])
+            return body_of(open_jaxpr(each.params["jaxpr"])[0])
+    return body_of(open_jaxpr(jaxpr)[0])
 
 
 def _execute(

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.windows import AtAll, AtPeer, Elsewhere
+from pytest_pallas.compat.places import is_at_peer
+from pytest_pallas.simulator.gpu.operands import signal_parts
 from pytest_pallas.simulator.gpu.threads import GpuThread, memory_at
 from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.peers import Where, peer_of
+from pytest_pallas.simulator.transfer_operands import names_a_device
+from pytest_pallas.transforms import AtAll, AtPeer, Elsewhere, Operand
 
 
 def memories_of(
@@ -62,3 +65,21 @@ def at_device(thread: GpuThread, device: int, ref: Ref, line: str) -> Ref:
     if device == thread.owner.device:
         return ref
     return memory_at(thread, Where(device, {}), ref, line)
+
+
+def reaches_devices(eqn: Any) -> bool:
+    """Whether an equation of JAX accesses the memory or the semaphores of other devices."""
+    name, count = eqn.primitive.name, len(eqn.invars)
+    if name in ("multimem_store", "multimem_load_reduce", "semaphore_signal_multicast"):
+        return True
+    if name == "semaphore_signal_parallel":
+        return any(peer is not None for _, _, peer in signal_parts(eqn.params, count))
+    if names_a_device(eqn):
+        return True
+    trees = [each for each in eqn.params.values() if hasattr(each, "num_leaves")]
+    return any(_holds_peer(tree.unflatten([Operand(0)] * tree.num_leaves)) for tree in trees)
+
+
+def _holds_peer(value: Any) -> bool:
+    inner: Any = value if isinstance(value, tuple | list) else getattr(value, "transforms", None)
+    return is_at_peer(value) if inner is None else any(map(_holds_peer, inner))

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
-from pytest_pallas.compat.triton import masks_edges
+from pytest_pallas.compat.source import source_line
 from pytest_pallas.simulator.accesses import root
 from pytest_pallas.simulator.allocation import allocate, free, memory_of
 from pytest_pallas.simulator.evaluation import run
@@ -117,7 +116,7 @@ def execute(kernel: Kernel, thread: Thread, operands: Sequence[Any]) -> list[Arr
         scalars=[np.asarray(operands[position]) for position in facts.scalars],
         operands=_operands(kernel, order, arrays),
         waiting=Waiting(machine) if waits else None,
-        line=compat.source_line(kernel.equation) or "",
+        line=source_line(kernel.equation) or "",
     )
     programs = _programs(grid, facts.vmapped, machine.seed)
     with thread.inside(kernel.name):
@@ -317,3 +316,10 @@ def _operands(kernel: Kernel, order: Order, arrays: Sequence[Array]) -> list[_Op
             )
         )
     return operands
+
+
+def masks_edges() -> bool:
+    """Whether JAX masks accesses beyond the edge of an array: its Triton lowering since 0.12."""
+    import jax
+
+    return jax.__version_info__ >= (0, 12)

@@ -15,20 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
-from pytest_pallas.compat.mosaic_gpu import (
+from pytest_pallas.compat.avals import (
     barrier_facts,
     is_accumulator,
     is_union,
-    scope_axes,
+    semaphore_kind,
     space_of,
-    tilings_of,
-    union_scale,
 )
-from pytest_pallas.compat.transfers import semaphore_kind
+from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr, sub_jaxprs
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.allocation import memory_of
 from pytest_pallas.simulator.gpu.barriers import Barrier
+from pytest_pallas.simulator.gpu.layouts import scope_axes, tilings_of, union_scale
 from pytest_pallas.simulator.gpu.registers import hold_accumulator
 from pytest_pallas.simulator.gpu.tensor_memory import TensorMemory, tensor_memory
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread, Launch, key_of
@@ -82,8 +80,8 @@ class Scope:
 
 def scope_of(eqn: Equation) -> Scope:
     """What a ``run_scoped`` says."""
-    inner, _ = compat.open_jaxpr(eqn.params["jaxpr"])
-    names = compat.argument_names(inner)
+    inner, _ = open_jaxpr(eqn.params["jaxpr"])
+    names = argument_names(inner)
     tilings = tilings_of(eqn.params, len(inner.invars))
     site = id(eqn.origin or eqn)
     items = tuple(
@@ -203,16 +201,16 @@ def _place(block: Block, item: Item, top: int, *, first: bool) -> tuple[Ref, int
 
 def semaphores_in(jaxpr: Any) -> Iterator[Item]:
     """The semaphores of a kernel: of its scopes, which each block has, and those of the launch."""
-    for eqn in compat.open_jaxpr(jaxpr)[0].eqns:
+    for eqn in open_jaxpr(jaxpr)[0].eqns:
         if eqn.primitive.name == "get_global":
             yield Item(eqn.params["what"], "a global semaphore", (), ("global", id(eqn)))
         if eqn.primitive.name == "run_scoped":
-            inner, _ = compat.open_jaxpr(eqn.params["jaxpr"])
-            names = compat.argument_names(inner)
+            inner, _ = open_jaxpr(eqn.params["jaxpr"])
+            names = argument_names(inner)
             for number, (var, name) in enumerate(zip(inner.invars, names, strict=True)):
                 if semaphore_kind(getattr(var.aval, "dtype", None)) is not None:
                     yield Item(var.aval, name, (), (id(eqn), number))
-        for within in compat.sub_jaxprs(eqn):
+        for within in sub_jaxprs(eqn):
             yield from semaphores_in(within)
 
 
@@ -296,10 +294,10 @@ def aligned(size: int) -> int:
 def smem_bytes(jaxpr: Any) -> int:
     """Bytes of shared memory that the scopes of a kernel take at most, as they are kept here."""
     most = 0
-    for eqn in compat.open_jaxpr(jaxpr)[0].eqns:
-        inside = max((smem_bytes(inner) for inner in compat.sub_jaxprs(eqn)), default=0)
+    for eqn in open_jaxpr(jaxpr)[0].eqns:
+        inside = max((smem_bytes(inner) for inner in sub_jaxprs(eqn)), default=0)
         if eqn.primitive.name == "run_scoped":
-            inner, _ = compat.open_jaxpr(eqn.params["jaxpr"])
+            inner, _ = open_jaxpr(eqn.params["jaxpr"])
             inside += sum(
                 aligned(smem_size(each.aval)) for each in inner.invars if _is_shared(each)
             )

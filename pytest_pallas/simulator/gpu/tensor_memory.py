@@ -16,22 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from pytest_pallas import compat
-from pytest_pallas.compat.tensor_memory import (
-    Layout,
-    is_in_tensor_memory,
-    itemsize_bits,
-    tensor_memory_columns,
-    tensor_memory_layout,
-    union_parts,
-)
-from pytest_pallas.compat.windows import Aliased, Transform
+from pytest_pallas.compat.avals import space_of, union_parts
+from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr, sub_jaxprs
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
+from pytest_pallas.simulator.gpu.layouts import Layout, tensor_memory_columns, tensor_memory_layout
 from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.memory import Ref, Region
 from pytest_pallas.simulator.windows import read, region_of
+from pytest_pallas.transforms import Aliased, Transform
 
 Array = np.ndarray[Any, Any]
 
@@ -198,7 +192,9 @@ def _key(part: Aliased) -> Any:
 
 def _shares(part: Aliased) -> bool:
     """Whether numpy can have the elements of a part where they are in the columns."""
-    return _in_rows(part) and itemsize_bits(part.dtype) >= 8
+    import jax
+
+    return _in_rows(part) and jax.dtypes.itemsize_bits(part.dtype) >= 8
 
 
 def _in_rows(part: Aliased) -> bool:
@@ -226,17 +222,17 @@ def allocated_columns(jaxpr: Any) -> list[tuple[str, int]]:
       jaxpr: of the kernel, which allocates its scratch by a scope, too.
     """
     best: list[tuple[str, int]] = []
-    for eqn in compat.open_jaxpr(jaxpr)[0].eqns:
-        taken = max(map(allocated_columns, compat.sub_jaxprs(eqn)), key=_total, default=[])
+    for eqn in open_jaxpr(jaxpr)[0].eqns:
+        taken = max(map(allocated_columns, sub_jaxprs(eqn)), key=_total, default=[])
         if eqn.primitive.name == "run_scoped":
-            inner = compat.open_jaxpr(eqn.params["jaxpr"])[0]
+            inner = open_jaxpr(eqn.params["jaxpr"])[0]
             avals = [var.aval for var in inner.invars]
-            own = zip(compat.argument_names(inner), avals, strict=True)
+            own = zip(argument_names(inner), avals, strict=True)
             taken = [
                 *(
                     (name or "?", tensor_memory_columns(aval))
                     for name, aval in own
-                    if is_in_tensor_memory(aval)
+                    if space_of(aval) == "tmem"
                 ),
                 *taken,
             ]

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_pallas.compat.mosaic_gpu import BlockMesh
-from pytest_pallas.compat.windows import AtBlock, AtPeer, Elsewhere, Operand
 from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.gpu.block_meshes import BlockMesh
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory import Key, Ref
 from pytest_pallas.simulator.peers import Where, peer_of, reach
 from pytest_pallas.simulator.recording import END_OF_BLOCK, Acquired, Released, Token
 from pytest_pallas.simulator.transfers import access
+from pytest_pallas.transforms import AtBlock, AtPeer, Elsewhere, Operand
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.gpu.barriers import Barrier

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_pallas import compat
+from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.findings import Wait
 from pytest_pallas.simulator.gpu.blocks import Memory
@@ -46,13 +46,13 @@ def may_wait(kernel: Any) -> bool:
 
 def _looks(jaxprs: Iterable[Any], *, inside: bool) -> bool:
     for jaxpr in jaxprs:
-        for eqn in compat.open_jaxpr(jaxpr)[0].eqns:
+        for eqn in open_jaxpr(jaxpr)[0].eqns:
             name = eqn.primitive.name
             if inside and name in ("atomic_rmw", "atomic_cas"):
                 return True
             if inside and name == "masked_load" and eqn.params.get("is_volatile"):
                 return True
-            if _looks(compat.sub_jaxprs(eqn), inside=inside or name == "while"):
+            if _looks(sub_jaxprs(eqn), inside=inside or name == "while"):
                 return True
     return False
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pytest_pallas.compat.mosaic_gpu import warp_axis
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.gpu.block_meshes import warp_axis
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.program import prepare

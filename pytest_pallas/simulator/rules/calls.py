@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.machine import Thread
@@ -96,8 +95,9 @@ def _callback(eqn: Equation) -> Evaluate:
 
     def evaluate(*values: Any) -> Any:
         import jax
+        from jax.core import eval_context
 
-        with jax.default_device(jax.devices("cpu")[0]), compat.untraced():
+        with jax.default_device(jax.devices("cpu")[0]), eval_context():
             results = callback(*(jax.device_put(to_jax(value)) for value in values))
         found = [np.asarray(each) for each in jax.tree.leaves(results)]
         wanted = [(out.shape, out.dtype) for out in eqn.outs]

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
 from pytest_pallas.findings import Finding
+from pytest_pallas.simulator.eager import bind
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
@@ -42,7 +42,9 @@ def _debug(eqn: Equation) -> Evaluate:
 
     def evaluate(*values: Any) -> Any:
         arrays = [value.data if isinstance(value, Ref) else np.asarray(value) for value in values]
-        with compat.untraced():
-            return compat.bind(eqn.origin, arrays)
+        from jax.core import eval_context
+
+        with eval_context():
+            return bind(eqn.origin, arrays)
 
     return evaluate

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
+from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr, scan_parts
 from pytest_pallas.simulator.allocation import allocate, free
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.gpu.operations import wait_groups
@@ -66,7 +66,7 @@ def _advanced(going: Any, after: list[Any], before: list[Any]) -> list[Any]:
 def _scan(eqn: Equation) -> Evaluate:
     body = prepare(eqn.params["jaxpr"])
     length = int(eqn.params["length"])
-    consts, carried, _ = compat.scan_parts(eqn.params, len(eqn.ins))
+    consts, carried, _ = scan_parts(eqn.params, len(eqn.ins))
     order = range(length - 1, -1, -1) if eqn.params["reverse"] else range(length)
     stacked = eqn.outs[carried:]
 
@@ -107,8 +107,8 @@ def _stacked(rows: list[Any], aval: Any) -> Any:
 def _run_scoped(eqn: Equation) -> Evaluate:
     jaxpr = eqn.params["jaxpr"]
     program = prepare_lifted(jaxpr, eqn.line)
-    inner, _ = compat.open_jaxpr(jaxpr)
-    names = compat.argument_names(inner)
+    inner, _ = open_jaxpr(jaxpr)
+    names = argument_names(inner)
     memory = [
         (var.aval, name or f"scoped memory {number}")
         for number, (var, name) in enumerate(zip(inner.invars, names, strict=True))
@@ -134,13 +134,11 @@ def _run_scoped(eqn: Equation) -> Evaluate:
 def _run_state(eqn: Equation) -> Evaluate:
     jaxpr = eqn.params["jaxpr"]
     program = prepare(jaxpr)
-    inner, _ = compat.open_jaxpr(jaxpr)
+    inner, _ = open_jaxpr(jaxpr)
     given = eqn.params["is_initialized"]
     memory = [
         (var.aval, name or f"state {number}")
-        for number, (var, name) in enumerate(
-            zip(inner.invars, compat.argument_names(inner), strict=True)
-        )
+        for number, (var, name) in enumerate(zip(inner.invars, argument_names(inner), strict=True))
     ]
 
     def evaluate(thread: Thread, *args: Any) -> Any:

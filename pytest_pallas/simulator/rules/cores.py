@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
-from pytest_pallas.compat.mosaic_gpu import block_mesh, warp_axis
-from pytest_pallas.compat.transfers import CoreMesh, core_meshes, is_reference, owner_of_space
+from pytest_pallas.compat.avals import is_reference, owner_of_space
+from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr
 from pytest_pallas.findings import Owner
 from pytest_pallas.simulator.allocation import free, made, memory_of
+from pytest_pallas.simulator.core_meshes import CoreMesh, core_meshes
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.gpu import mosaic
+from pytest_pallas.simulator.gpu.block_meshes import block_mesh, warp_axis
 from pytest_pallas.simulator.gpu.warps import bind_warps
 from pytest_pallas.simulator.keyed import value_of, words_of
 from pytest_pallas.simulator.launches import at_entry, launched, run_beside, traffic_of
@@ -54,8 +55,8 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
     jaxprs = eqn.params["jaxprs"]
     programs = [prepare(jaxpr) for jaxpr in jaxprs]
     traffic = traffic_of(jaxprs, eqn.params["compiler_params"])
-    inner, _ = compat.open_jaxpr(jaxprs[0])
-    names = compat.argument_names(inner)
+    inner, _ = open_jaxpr(jaxprs[0])
+    names = argument_names(inner)
     in_memory = [is_reference(var.aval) for var in inner.invars]
     aliases = {number: at for at, number in eqn.params["input_output_aliases"].items()}
     kernel = eqn.params["name"] or "kernel"

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
-from pytest_pallas.compat.transfers import semaphore_kind
+from pytest_pallas.compat.avals import semaphore_kind
+from pytest_pallas.compat.compositions import expanded
+from pytest_pallas.compat.grids import BlockFacts, GridFacts, grid_facts
+from pytest_pallas.compat.jaxprs import argument_names, kernel_name, open_jaxpr, written_inputs
+from pytest_pallas.compat.keys import key_shape
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.capacity import capacity_findings
@@ -20,13 +23,10 @@ from pytest_pallas.simulator.program import prepare, prepare_lifted
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.values import Keys, is_key_dtype
 
-#: Modules that a kernel's parameters and memory spaces are defined in, and what it is written for.
-_WRITTEN_FOR = {".mosaic_gpu.": "Mosaic GPU", ".triton.": "Triton", ".mosaic.": "TPUs"}
-
 
 @rule("pallas_call", threaded=True)
 def _pallas_call(eqn: Equation) -> Evaluate:
-    written_for = _written_for(eqn)
+    written_for = grid_facts(eqn.origin).written_for
     if written_for == "Mosaic GPU":
         return _mosaic_gpu(eqn)
     kernel = kernel_of(eqn)
@@ -57,15 +57,6 @@ def _pallas_call(eqn: Equation) -> Evaluate:
         return outputs
 
     return evaluate
-
-
-def _written_for(eqn: Equation) -> str:
-    """What a kernel is written for, by its parameters and memory spaces; "" for anything."""
-    homes = compat.homes_of_kernel(eqn.origin)
-    for part, name in _WRITTEN_FOR.items():
-        if any(part in f"{home}." for home in homes):
-            return name
-    return ""
 
 
 def _require_platform(thread: Thread, written_for: str, other: str) -> None:
@@ -102,25 +93,25 @@ def _mosaic_gpu(eqn: Equation) -> Evaluate:
 def kernel_of(eqn: Equation) -> Kernel:
     """The kernel of a ``pallas_call``, prepared."""
     origin = eqn.origin
-    facts = compat.grid_facts(origin)
+    facts = grid_facts(origin)
     facts = dataclasses.replace(
         facts,
         inputs=tuple(map(_of_words, facts.inputs)),
         outputs=tuple(map(_of_words, facts.outputs)),
     )
     body = eqn.params["jaxpr"]
-    inner = compat.open_jaxpr(body)[0]
+    inner = open_jaxpr(body)[0]
     return Kernel(
-        name=compat.kernel_name(origin),
+        name=kernel_name(origin),
         facts=facts,
         captured=len(inner.constvars),
         body=prepare_lifted(body) if inner.constvars else prepare(body),
-        names=_names(compat.argument_names(inner), facts),
+        names=_names(argument_names(inner), facts),
         windows=tuple(
             window_of(number, block, output=number >= len(facts.inputs), home=_home(eqn, number))
             for number, block in enumerate((*facts.inputs, *facts.outputs))
         ),
-        written=compat.written_inputs(body),
+        written=written_inputs(body),
         parallel=_parallel(facts),
         traffic=traffic_of(
             [body],
@@ -133,18 +124,18 @@ def kernel_of(eqn: Equation) -> Kernel:
 
 def _home(eqn: Equation, number: int) -> str:
     """The memory space that the array of an input was asked to be in, or ""."""
-    facts = compat.grid_facts(eqn.origin)
-    captured = len(compat.open_jaxpr(eqn.params["jaxpr"])[0].constvars)
+    facts = grid_facts(eqn.origin)
+    captured = len(open_jaxpr(eqn.params["jaxpr"])[0].constvars)
     at = captured + len(facts.sizes) + len(facts.scalars) + number
     space = getattr(eqn.ins[at], "memory_space", None) if number < len(facts.inputs) else None
     return str(space or "").lower().rpartition(".")[2]
 
 
-def _of_words(block: compat.BlockFacts) -> compat.BlockFacts:
+def _of_words(block: BlockFacts) -> BlockFacts:
     """The blocks of an array of typed keys as those of the keys' words."""
     if not is_key_dtype(block.dtype):
         return block
-    words = tuple(block.dtype._impl.key_shape)
+    words = key_shape(block.dtype)
     return dataclasses.replace(
         block,
         shape=(*block.shape, *words),
@@ -154,7 +145,7 @@ def _of_words(block: compat.BlockFacts) -> compat.BlockFacts:
     )
 
 
-def _names(names: tuple[str, ...], facts: compat.GridFacts) -> tuple[str, ...]:
+def _names(names: tuple[str, ...], facts: GridFacts) -> tuple[str, ...]:
     """The names of the body's parameters; where it has none, what the call says of an operand."""
     blocks = [block.name for block in (*facts.inputs, *facts.outputs)]
     count = len(facts.scalars)
@@ -164,7 +155,7 @@ def _names(names: tuple[str, ...], facts: compat.GridFacts) -> tuple[str, ...]:
     )
 
 
-def _parallel(facts: compat.GridFacts) -> tuple[int, ...]:
+def _parallel(facts: GridFacts) -> tuple[int, ...]:
     semantics = getattr(facts.params, "dimension_semantics", None) or ()
     names = [str(getattr(each, "value", each)).lower() for each in semantics]
     # What vmap adds has no semantics of its own.
@@ -194,5 +185,5 @@ def _delay(eqn: Equation) -> Evaluate:
 def _high(eqn: Equation) -> Evaluate:
     from pytest_pallas.simulator.evaluation import run
 
-    program = prepare(compat.expanded(eqn.params, eqn.ins))
+    program = prepare(expanded(eqn.params, eqn.ins))
     return lambda thread, *args: run(program, thread, args)

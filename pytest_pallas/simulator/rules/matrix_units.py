@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.windows import transforms_of
+from pytest_pallas.compat.places import transforms_of
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.dtypes import Array, Dtype, is_integer
 from pytest_pallas.simulator.machine import Thread

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pytest_pallas.compat.keys import key_implementation
 from pytest_pallas.simulator.dtypes import bit_width
 from pytest_pallas.simulator.fallback import fallback
 from pytest_pallas.simulator.generators import (
@@ -29,7 +30,7 @@ _STATEFUL = "_pallas_internal_stateful"
 @rule("random_seed", threaded=True)
 def _random_seed(eqn: Equation) -> Evaluate:
     dtype = eqn.out.dtype
-    if _name(eqn.out) == _STATEFUL:
+    if key_implementation(eqn.out.dtype) == _STATEFUL:
         return lambda thread, seeds: Keys(np.zeros(np.shape(seeds), np.int32), dtype)
     return _by(eqn, eqn.out, lambda known: lambda seeds: Keys(known.seed(seeds), dtype))
 
@@ -37,7 +38,7 @@ def _random_seed(eqn: Equation) -> Evaluate:
 @rule("random_split", threaded=True)
 def _random_split(eqn: Equation) -> Evaluate:
     shape, dtype = eqn.params["shape"], eqn.out.dtype
-    if not hasattr(IMPLEMENTATIONS.get(_name(eqn.out)), "split"):
+    if not hasattr(IMPLEMENTATIONS.get(key_implementation(eqn.out.dtype)), "split"):
         return fallback(eqn)
     return _by(eqn, eqn.out, lambda known: lambda keys: Keys(known.split(keys.data, shape), dtype))
 
@@ -53,7 +54,7 @@ def _random_fold_in(eqn: Equation) -> Evaluate:
 @rule("random_bits", threaded=True)
 def _random_bits(eqn: Equation) -> Evaluate:
     width, shape, out = eqn.params["bit_width"], eqn.params["shape"], eqn.out
-    name = _name(eqn.ins[0])
+    name = key_implementation(eqn.ins[0].dtype)
     if name == _STATEFUL:
         return lambda thread, keys: draw_bits(_generator(thread), out.shape, out.dtype)
     if name == "pallas_tpu":
@@ -71,15 +72,11 @@ def _random_bits(eqn: Equation) -> Evaluate:
 
 def _by(eqn: Equation, aval: Any, bind: Callable[[Any], Evaluate]) -> Evaluate:
     """What ``bind`` makes of the implementation of an aval's keys; JAX's own if it is unknown."""
-    known = IMPLEMENTATIONS.get(_name(aval))
+    known = IMPLEMENTATIONS.get(key_implementation(aval.dtype))
     if known is None:
         return fallback(eqn)
     evaluate = bind(known)
     return lambda thread, *args: evaluate(*args)
-
-
-def _name(aval: Any) -> str:
-    return str(aval.dtype._impl.name)
 
 
 @rule("random_wrap")

@@ -8,13 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
-from pytest_pallas.compat.windows import (
-    Transform,
-    split_elsewhere,
-    transforms_in,
-    transforms_of,
-)
+from pytest_pallas.compat.places import transforms_in, transforms_of
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.dtypes import convert
@@ -25,6 +19,7 @@ from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.transfers import access
 from pytest_pallas.simulator.values import Keys, is_key_dtype
 from pytest_pallas.simulator.windows import Outside, masked, read, refuse, region_of, write
+from pytest_pallas.transforms import Operand, Transform, split_elsewhere
 
 
 @rule("get", threaded=True)
@@ -245,7 +240,10 @@ def _masked_swap(eqn: Equation) -> Evaluate:
 
 def _parts(eqn: Equation) -> tuple[int, tuple[Transform, ...], int | None, int | None]:
     """Where the parts of a masked access are: reference, window, mask, and other or value."""
-    ref, transforms, mask, other = compat.masked_parts(eqn.name, eqn.params, len(eqn.ins))
+    operands = [Operand(number) for number in range(len(eqn.ins))]
+    ref, transforms, mask, other = eqn.params["args_tree"].unflatten(operands)
+    if eqn.name == "masked_swap":
+        mask, other = other, mask
     return ref.position, transforms_in(transforms), _at(mask), _at(other)
 
 

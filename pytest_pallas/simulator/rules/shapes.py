@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas import compat
-from pytest_pallas.compat.transfers import semaphore_kind
+from pytest_pallas.compat.avals import semaphore_kind
+from pytest_pallas.compat.jaxprs import is_literal
 from pytest_pallas.simulator.allocation import memory_of
 from pytest_pallas.simulator.dtypes import convert
 from pytest_pallas.simulator.keyed import elements, on_words, words
@@ -68,7 +68,7 @@ def _broadcaster(eqn: Equation, dims: tuple[int, ...]) -> Callable[[Any], Array]
 
 def _once(eqn: Equation, evaluate: Evaluate) -> Evaluate:
     """Evaluate only once what is computed from a literal."""
-    if eqn.origin is None or not compat.is_literal(eqn.origin.invars[0]):
+    if eqn.origin is None or not is_literal(eqn.origin.invars[0]):
         return evaluate
     known: list[Any] = []
 

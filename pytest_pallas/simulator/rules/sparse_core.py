@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.windows import Indexed, Operand, Span, Transform, transforms_in
+from pytest_pallas.compat.places import transforms_in
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.dtypes import convert
 from pytest_pallas.simulator.evaluation import run
@@ -26,6 +26,7 @@ from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.references import note_write
 from pytest_pallas.simulator.transfers import access
 from pytest_pallas.simulator.windows import Outside, grid_of, read, refuse
+from pytest_pallas.transforms import Indexed, Operand, Span, Transform
 
 Array = np.ndarray[Any, Any]
 

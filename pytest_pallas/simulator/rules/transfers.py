@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.transfers import CopyParts, Place, copy_parts, semaphore_parts
-from pytest_pallas.compat.windows import Operand
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.indexed_copies import indexed_copy, is_indexed
 from pytest_pallas.simulator.machine import Thread
@@ -17,6 +15,7 @@ from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.peers import barrier_of, peer_of, reach
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.references import adding, note_write
+from pytest_pallas.simulator.transfer_operands import CopyParts, copy_parts, semaphore_parts
 from pytest_pallas.simulator.transfers import (
     Copy,
     Semaphore,
@@ -35,6 +34,7 @@ from pytest_pallas.simulator.windows import (
     size_in_bytes,
     write,
 )
+from pytest_pallas.transforms import Operand, Place
 
 Array = np.ndarray[Any, Any]
 

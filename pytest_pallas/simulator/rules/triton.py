@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.triton import atomic_parts
-from pytest_pallas.compat.windows import Transform, transforms_in
+from pytest_pallas.compat.places import transforms_in
 from pytest_pallas.errors import MissingRuleError, SimulationError
 from pytest_pallas.simulator.dtypes import convert
 from pytest_pallas.simulator.gpu import blocks
@@ -20,6 +19,7 @@ from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rounding import rounded_to_bits
 from pytest_pallas.simulator.rules.references import note_write, sums_of
+from pytest_pallas.transforms import Operand, Transform
 
 Array = np.ndarray[Any, Any]
 
@@ -33,7 +33,8 @@ _TANH = frozenset(f"tanh.approx.{kind}" for kind in ("f32", "f16", "f16x2", "bf1
 
 @rule("atomic_rmw", threaded=True)
 def _atomic_rmw(eqn: Equation) -> Evaluate:
-    ref, transforms, value, mask = atomic_parts(eqn.params, len(eqn.ins))
+    operands = [Operand(number) for number in range(len(eqn.ins))]
+    ref, transforms, value, mask = eqn.params["args_tree"].unflatten(operands)
     window = transforms_in(transforms)
     at = (ref.position, value.position, None if mask is None else mask.position)
     change = _change(str(eqn.params["atomic_type"].value), np.dtype(eqn.out.dtype))

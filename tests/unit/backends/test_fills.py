@@ -9,8 +9,8 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas import compat
 from pytest_pallas.analysis import kernel_calls
+from pytest_pallas.analysis.unwritten import overhanging_blocks, unwritten_memory
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.fills import FILLS, WORDS, words_of
 from pytest_pallas.backends.simulators import tpu_sim
@@ -145,7 +145,7 @@ def test_blocks_that_hang_over_the_edge(rows, block, expected):
         shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
         return pl.pallas_call(body, shape, grid=(2,), in_specs=[spec], out_specs=spec)(x)
 
-    assert compat.overhanging_blocks(equation(kernel, jnp.ones((rows, 128)))) == expected
+    assert overhanging_blocks(equation(kernel, jnp.ones((rows, 128)))) == expected
 
 
 def test_scratch_and_outputs_that_are_read():
@@ -164,7 +164,7 @@ def test_scratch_and_outputs_that_are_read():
         return pl.pallas_call(body, out_shape=shape, scratch_shapes=scratch)(x)
 
     def of(*scratch, **rest):
-        return compat.unwritten_memory(equation(lambda x: kernel(x, *scratch, **rest), X))
+        return unwritten_memory(equation(lambda x: kernel(x, *scratch, **rest), X))
 
     assert of() == []
     assert of(pltpu.SemaphoreType.DMA) == []

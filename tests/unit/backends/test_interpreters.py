@@ -108,13 +108,13 @@ def test_time_that_is_over_before_the_kernel_runs_is_given_again(monkeypatch):
     """A machine that compiles for longer than the limit must not wait for ever afterwards."""
     from pytest_pallas.backends import watchdog
 
-    fail, asked = watchdog.compat.fail_interpreters, []
+    fail, asked = watchdog.fail_interpreters, []
 
     def nothing_runs_at_first(error):
         asked.append(error)
         return len(asked) > 1 and fail(error)
 
-    monkeypatch.setattr(watchdog.compat, "fail_interpreters", nothing_runs_at_first)
+    monkeypatch.setattr(watchdog, "fail_interpreters", nothing_runs_at_first)
     outcome = backend("tpu-interpret").run(
         Call(function=kernels.ask_again_and_again, args=(X,), timeout=1.0)
     )

@@ -12,7 +12,7 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.database import InMemoryExampleDatabase, choices_to_bytes
 from redis_server import free_port
 
-from pytest_pallas import compat
+from pytest_pallas.compat.fuzzing import hypothesis_profile
 from pytest_pallas.database import opening, parse_places
 from pytest_pallas.database.guarded import Guarded
 from pytest_pallas.database.owned import Owned
@@ -44,7 +44,7 @@ def home(tmp_path):
 @pytest.fixture
 def profile():
     """Hypothesis' own default, whatever the machine."""
-    before = compat.hypothesis_profile()
+    before = hypothesis_profile()
     default = hypothesis.settings.get_profile("default")
     hypothesis.settings.register_profile("unit", default, derandomize=False)
     hypothesis.settings.load_profile("unit")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_pallas import EquivalentMutant
-from pytest_pallas.compat import Spot
+from pytest_pallas.compat.source import Spot
 from pytest_pallas.errors import CrashError, KernelError, OptionError
 from pytest_pallas.hunting.deaths import died_of_a_mutant
 from pytest_pallas.hunting.earlier import Earlier, read_earlier

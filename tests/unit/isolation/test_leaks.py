@@ -130,7 +130,7 @@ def test_what_cannot_be_undone_is_said(monkeypatch):
         raise RuntimeError("too late")
 
     config = Config()
-    monkeypatch.setattr("pytest_pallas.compat.set_jax_setting", refuse)
+    monkeypatch.setattr("pytest_pallas.isolation.leaks.set_jax_setting", refuse)
     text = left(LEAVING["config"][0], config)
     assert "jax_default_matmul_precision could not be undone" in text
     assert config.stash[STAINED]

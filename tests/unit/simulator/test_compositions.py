@@ -13,9 +13,9 @@ from jax import lax
 from jax.experimental import io_callback, sparse
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.extend.core import jaxpr_as_fun
 from rules_of_jax import assert_same_bits, assert_within_ulps, both, drawn
 
-from pytest_pallas import compat
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator import simulate
 
@@ -135,7 +135,7 @@ def test_programs_that_are_traced_already():
 
     scaled.defvjp(lambda x, scale: (x * scale, scale), lambda scale, g: (g * scale, g.sum()))
     closed = jax.make_jaxpr(lambda x: (scaled(x, 3.0), x + 1))(X)
-    assert_same_bits(jax.jit(compat.jitted_jaxpr(closed)), X)
+    assert_same_bits(jax.jit(jaxpr_as_fun(closed)), X)
     if "__call__" in vars(jax.stages.Traced):
         traced = jax.jit(lambda x, y: (x + y, scaled(x, 2.0))).trace(X, X)
         assert_same_bits(lambda x: traced(x, x), X)

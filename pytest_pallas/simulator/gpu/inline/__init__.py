@@ -1,6 +1,6 @@
 """Code that a kernel inlines (``plgpu.inline_mgpu``), on all threads of a warpgroup at once.
 
-JAX's function makes operations of MLIR (``compat.inline_gpu``); ``run.py`` and ``frame.py``
+JAX's function makes operations of MLIR (``code.py``); ``run.py`` and ``frame.py``
 evaluate them. A value is one numpy array for all threads: [threads, *shape], or [1, *shape] where
 all have the same. Integers are unsigned; operations say whether they mean a sign. To add an
 operation:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.inline_gpu import InlineOperation
+from pytest_pallas.simulator.gpu.inline.code import InlineOperation
 from pytest_pallas.simulator.gpu.inline.frame import Frame, as_type, operation, signed
 from pytest_pallas.simulator.gpu.inline.memory import bits_of, from_bytes, to_bytes
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.inline_gpu import InlineOperation, InlineRegion
 from pytest_pallas.simulator.gpu.inline.arithmetic import chosen
+from pytest_pallas.simulator.gpu.inline.code import InlineOperation, InlineRegion
 from pytest_pallas.simulator.gpu.inline.frame import Frame, operation, signed
 
 Array = np.ndarray[Any, Any]

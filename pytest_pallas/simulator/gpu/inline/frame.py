@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.inline_gpu import InlineOperation, InlineRegion
 from pytest_pallas.errors import MissingRuleError, SimulationError
+from pytest_pallas.simulator.gpu.inline.code import InlineOperation, InlineRegion
 from pytest_pallas.simulator.gpu.inline.memory import AddressSpace
 
 Array = np.ndarray[Any, Any]

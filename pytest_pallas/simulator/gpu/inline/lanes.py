@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.inline_gpu import InlineOperation
 from pytest_pallas.errors import MissingRuleError
 from pytest_pallas.simulator.gpu.inline.arithmetic import wide
+from pytest_pallas.simulator.gpu.inline.code import InlineOperation
 from pytest_pallas.simulator.gpu.inline.frame import Frame, as_type, operation, signed
 
 Array = np.ndarray[Any, Any]

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.inline_gpu import InlineOperation
 from pytest_pallas.errors import MissingRuleError
+from pytest_pallas.simulator.gpu.inline.code import InlineOperation
 from pytest_pallas.simulator.gpu.inline.frame import Frame, operation
 from pytest_pallas.simulator.gpu.inline.memory import from_bytes, to_bytes
 

@@ -13,9 +13,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pytest_pallas.compat.inline_gpu import InlineOperation
 from pytest_pallas.errors import MissingRuleError
 from pytest_pallas.simulator.gpu.inline.arithmetic import bit_count, leading_zeros, reversed_bits
+from pytest_pallas.simulator.gpu.inline.code import InlineOperation
 from pytest_pallas.simulator.gpu.inline.frame import Frame, operation
 from pytest_pallas.simulator.gpu.inline.lanes import meet
 from pytest_pallas.simulator.gpu.inline.memory import bits_of, from_bytes, to_bytes

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.inline_gpu import Fragments, InlineCode, RefParts, tiled_shape
 from pytest_pallas.errors import MissingRuleError
 from pytest_pallas.simulator.gpu.inline import control as control  # which registers operations
 from pytest_pallas.simulator.gpu.inline import matrices as matrices
 from pytest_pallas.simulator.gpu.inline import ptx as ptx
 from pytest_pallas.simulator.gpu.inline import vectors as vectors
+from pytest_pallas.simulator.gpu.inline.code import Fragments, InlineCode, RefParts, tiled_shape
 from pytest_pallas.simulator.gpu.inline.frame import Frame, check
 from pytest_pallas.simulator.gpu.inline.memory import AddressSpace, Buffer, bits_of
 from pytest_pallas.simulator.gpu.inline.references import View, dense_strides

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.mosaic_gpu import atomic_parts, multimem_parts, reduction_name
-from pytest_pallas.compat.windows import split_elsewhere
 from pytest_pallas.simulator.dtypes import convert
+from pytest_pallas.simulator.gpu.operands import atomic_parts, multimem_parts, reduction_name
 from pytest_pallas.simulator.gpu.peers import at_device, devices_along
 from pytest_pallas.simulator.gpu.reductions import reducer
 from pytest_pallas.simulator.machine import Thread
@@ -16,6 +15,7 @@ from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
 from pytest_pallas.simulator.transfers import access
 from pytest_pallas.simulator.windows import Outside, read, refuse, region_of, write
+from pytest_pallas.transforms import split_elsewhere
 
 Array = np.ndarray[Any, Any]
 

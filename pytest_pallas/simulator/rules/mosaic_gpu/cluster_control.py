@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.tensor_memory import cancellation_operands, query_operands
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.gpu.barriers import arrive, barrier_at, complete
@@ -18,6 +17,7 @@ from pytest_pallas.simulator.gpu.cluster_control import (
     take_over,
 )
 from pytest_pallas.simulator.gpu.operations import Operation, start
+from pytest_pallas.simulator.gpu.tensor_core_operands import cancellation_operands, query_operands
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.recording import Asynchronous, Side
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule

@@ -7,17 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.inline_gpu import InlineCode, InlineError, inline_code, inline_places
-from pytest_pallas.compat.transfers import Place
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import BoundsError, MissingRuleError
 from pytest_pallas.findings import Finding
+from pytest_pallas.simulator.gpu.inline.code import (
+    InlineCode,
+    InlineError,
+    inline_code,
+    inline_places,
+)
 from pytest_pallas.simulator.gpu.inline.memory import UnreachableError
 from pytest_pallas.simulator.gpu.inline.run import execute, prepared
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
+from pytest_pallas.transforms import Place
 
 
 @rule("inline_mgpu", "inline_mgpu_p", threaded=True)  # the latter is that of JAX 0.11

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.transfers import Place
-from pytest_pallas.compat.windows import split_elsewhere
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.windows import Outside, read, refuse, region_of
+from pytest_pallas.transforms import Place, split_elsewhere
 
 Array = np.ndarray[Any, Any]
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.mosaic_gpu import remote_store_parts
-from pytest_pallas.compat.windows import AtBlock, Operand
 from pytest_pallas.simulator.gpu.barriers import arrive, barrier_at
 from pytest_pallas.simulator.gpu.barriers import complete as tell
+from pytest_pallas.simulator.gpu.operands import remote_store_parts
 from pytest_pallas.simulator.gpu.operations import Operation, start
 from pytest_pallas.simulator.gpu.reductions import reducer
 from pytest_pallas.simulator.gpu.threads import block_of
@@ -17,6 +16,7 @@ from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.recording import Asynchronous, Side
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, located
+from pytest_pallas.transforms import AtBlock, Operand
 
 
 @rule("async_store_smem", threaded=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.mosaic_gpu import multicast_parts, signal_parts
-from pytest_pallas.compat.transfers import Place, semaphore_kind
+from pytest_pallas.compat.avals import semaphore_kind
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.allocation import memory_of
+from pytest_pallas.simulator.gpu.operands import multicast_parts, signal_parts
 from pytest_pallas.simulator.gpu.peers import devices_along
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.machine import Thread
@@ -20,6 +20,7 @@ from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread
 from pytest_pallas.simulator.transfers import Semaphore, signal
 from pytest_pallas.simulator.windows import read
+from pytest_pallas.transforms import Place
 
 
 @rule("semaphore_signal_parallel", threaded=True)

@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.tensor_memory import (
-    MatrixProduct,
-    Part,
-    commit_operands,
-    product_operands,
-)
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.gpu import tensor_core
 from pytest_pallas.simulator.gpu.barriers import Barrier, barrier_at
 from pytest_pallas.simulator.gpu.block_scales import scaled_product
 from pytest_pallas.simulator.gpu.sparsity import disordered, expand, from_tensor_memory
+from pytest_pallas.simulator.gpu.tensor_core_operands import (
+    MatrixProduct,
+    commit_operands,
+    product_operands,
+)
 from pytest_pallas.simulator.gpu.tensor_memory import Part as Accessed
 from pytest_pallas.simulator.gpu.tensor_memory import TensorMemory
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
@@ -34,6 +33,7 @@ from pytest_pallas.simulator.rules.mosaic_gpu.tensor_memory import (
     write,
 )
 from pytest_pallas.simulator.windows import read
+from pytest_pallas.transforms import Place
 
 Array = np.ndarray[Any, Any]
 
@@ -105,7 +105,7 @@ def _tcgen05_commit_arrive(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-def _barriers(thread: GpuThread, blocks: list[Block], part: Part, operands: Any) -> list[Barrier]:
+def _barriers(thread: GpuThread, blocks: list[Block], part: Place, operands: Any) -> list[Barrier]:
     refs = (thread.of_block(operands[part.position], block) for block in blocks)
     return [barrier_at(read(ref.data, part.transforms, operands)) for ref in refs]
 
@@ -113,7 +113,7 @@ def _barriers(thread: GpuThread, blocks: list[Block], part: Part, operands: Any)
 def _operands(
     thread: GpuThread, block: Block, parts: MatrixProduct, operands: Any, line: str
 ) -> _Operands:
-    def tensor(part: Part) -> tuple[TensorMemory, Accessed]:
+    def tensor(part: Place) -> tuple[TensorMemory, Accessed]:
         return in_tensor_memory(thread, block, part, operands, "tcgen05 operand from", line)
 
     ref, sums = tensor(parts.sums)

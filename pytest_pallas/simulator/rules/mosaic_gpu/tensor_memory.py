@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.tensor_memory import Part, copy_operands
-from pytest_pallas.compat.windows import transforms_of
+from pytest_pallas.compat.places import transforms_of
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.gpu import tensor_core
 from pytest_pallas.simulator.gpu.block_scales import paired_scales_of_copy, scales_of_copy
 from pytest_pallas.simulator.gpu.sparsity import metadata_of_copy
+from pytest_pallas.simulator.gpu.tensor_core_operands import copy_operands
 from pytest_pallas.simulator.gpu.tensor_memory import Part as Accessed
 from pytest_pallas.simulator.gpu.tensor_memory import TensorMemory
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
@@ -20,13 +20,14 @@ from pytest_pallas.simulator.memory import Ref, Region
 from pytest_pallas.simulator.recording import Side
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.windows import Outside, read, refuse, region_of
+from pytest_pallas.transforms import Place
 
 Array = np.ndarray[Any, Any]
 
 
 @rule("async_load", threaded=True)
 def _async_load(eqn: Equation) -> Evaluate:
-    window = Part(0, transforms_of(eqn.params["tree"], 1, len(eqn.ins) - 1))
+    window = Place(0, transforms_of(eqn.params["tree"], 1, len(eqn.ins) - 1))
     reduce = _REDUCTIONS[eqn.params.get("reduce")]
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
@@ -59,7 +60,7 @@ def _wait_load_tmem(_: Equation) -> Evaluate:
 
 @rule("async_store_tmem", threaded=True)
 def _async_store_tmem(eqn: Equation) -> Evaluate:
-    window = Part(0, transforms_of(eqn.params["tree"], 2, len(eqn.ins) - 2))
+    window = Place(0, transforms_of(eqn.params["tree"], 2, len(eqn.ins) - 2))
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         ref, part = in_tensor_memory(thread, thread.block, window, operands, "store to", eqn.line)
@@ -87,7 +88,7 @@ def _copy(eqn: Equation) -> Evaluate:
 
 @rule("async_copy_scales_to_tmem", threaded=True)
 def _copy_scales(eqn: Equation) -> Evaluate:
-    def chosen(ref: TensorMemory, window: Part) -> Callable[[Array], Array]:
+    def chosen(ref: TensorMemory, window: Place) -> Callable[[Array], Array]:
         paired = ref.layout_of(window.transforms) == "scales of a pair"
         return paired_scales_of_copy if paired else scales_of_copy
 
@@ -101,7 +102,7 @@ def _copy_metadata(eqn: Equation) -> Evaluate:
 
 
 def _copying(
-    eqn: Equation, what: str, arranging: Callable[[TensorMemory, Part], Callable[[Array], Array]]
+    eqn: Equation, what: str, arranging: Callable[[TensorMemory, Place], Callable[[Array], Array]]
 ) -> Evaluate:
     """A copy by ``tcgen05.cp``; the first block of a pair starts it for both.
 
@@ -165,7 +166,7 @@ def pair_of(thread: GpuThread, axis: Any) -> list[Block]:
 
 
 def in_tensor_memory(
-    thread: GpuThread, block: Block, part: Part, operands: Any, access: str, line: str
+    thread: GpuThread, block: Block, part: Place, operands: Any, access: str, line: str
 ) -> tuple[TensorMemory, Accessed]:
     """The tensor memory of a block that an operand names, and what of it.
 
@@ -191,7 +192,7 @@ def in_tensor_memory(
 
 
 def in_shared_memory(
-    thread: GpuThread, block: Block, part: Part, operands: Any, line: str
+    thread: GpuThread, block: Block, part: Place, operands: Any, line: str
 ) -> tuple[Array, Region, str]:
     """The shared memory of a block that an operand names: elements, region, name.
 

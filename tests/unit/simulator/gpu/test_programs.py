@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
+import inspect
 from typing import Any
 
 import jax
@@ -170,6 +172,11 @@ class TestEdges:
         """JAX's lowering masks what is beyond an edge since 0.12."""
         monkeypatch.setattr(programs, "masks_edges", lambda: request.param)
         return request.param
+
+    def test_jax_masks_them_or_not(self):
+        """Its lowering computes a mask with the offsets, or the offsets alone."""
+        lowering = importlib.import_module("jax._src.pallas.triton.lowering")
+        assert programs.masks_edges() == ("bounds_mask" in inspect.getsource(lowering))
 
     def test_a_load_beyond_the_edge_gives_anything(self, masks):
         def body(x_ref, o_ref):

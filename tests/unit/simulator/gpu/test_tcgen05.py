@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.dtypes import itemsize_bits
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas.compat.tensor_memory import itemsize_bits
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator import simulate
 

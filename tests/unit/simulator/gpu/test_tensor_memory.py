@@ -11,11 +11,11 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pytest_pallas.compat.tensor_memory import tensor_memory_columns, union_parts
-from pytest_pallas.compat.windows import Indexed, Span
+from pytest_pallas.compat.avals import union_parts
 from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.simulator.accesses import overlap
+from pytest_pallas.simulator.gpu.layouts import tensor_memory_columns
 from pytest_pallas.simulator.gpu.tensor_memory import (
     TensorMemory,
     allocated_columns,
@@ -23,6 +23,7 @@ from pytest_pallas.simulator.gpu.tensor_memory import (
     tensor_memory_excess,
 )
 from pytest_pallas.simulator.machine import Machine
+from pytest_pallas.transforms import Indexed, Span
 
 TMEM, LAYOUTS = plgpu.TMEM, plgpu.TMEMLayout
 

@@ -1,13 +1,10 @@
-"""Private names of JAX: how an equation says which part of a reference it reads or writes."""
+"""How an equation names a part of a reference, and whose memory it is: data, read by ``compat``."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-
-from pytest_pallas.compat.peers import Peer, peer_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +135,23 @@ class Im2Col:
 
 
 @dataclass(frozen=True, slots=True)
+class Peer:
+    """The device or core that an operation names. Numbers are positions of operands.
+
+    Attributes:
+      number: of the device in the mesh, row by row; None if it is named otherwise.
+      point: indices along all axes of the mesh of devices; None if it is named otherwise.
+      axes: index along some axes, each a tuple of names, of the mesh of devices or of cores.
+      core: the index of the core, or None.
+    """
+
+    number: int | None = None
+    point: tuple[int, ...] | None = None
+    axes: tuple[tuple[tuple[str, ...], int], ...] = ()
+    core: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AtPeer:
     """The same memory on another device."""
 
@@ -189,30 +203,21 @@ Transform = (
 )
 
 
-def transforms_of(tree: Any, first: int, count: int) -> tuple[Transform, ...]:
-    """The transforms that a pytree makes of the last operands of an equation.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A part of a reference, as an equation names it.
 
-    Seen in JAX 0.11.2 and 0.12.0.1.
-
-    Args:
-      tree: parameter ``tree`` of the equation.
-      first: position of the first of these operands.
-      count: how many there are.
+    Attributes:
+      position: of the reference among the operands.
+      transforms: from the reference to the part.
+      choices: the parts of references that an index chooses among, in place of all this, or ().
+      chosen: that index.
     """
-    util = importlib.import_module("jax.tree_util")
-    leaves = [Operand(first + number) for number in range(count)]
-    return transforms_in(util.tree_unflatten(tree, leaves))
 
-
-def transforms_in(transforms: Any) -> tuple[Transform, ...]:
-    """JAX's transforms of a reference as ours, without those that change nothing."""
-    given: Sequence[Any] = transforms if isinstance(transforms, (tuple, list)) else (transforms,)
-    found = [each for each in map(_transform, given) if each is not None]
-    for number, each in enumerate(found[:-1]):
-        after = found[number + 1]
-        if isinstance(each, Aliased) and isinstance(after, Untiled):
-            found[number] = replace(each, tiling=after.tiling)
-    return tuple(found)
+    position: int
+    transforms: tuple[Transform, ...] = ()
+    choices: tuple[Place, ...] = ()
+    chosen: Operand | int = 0
 
 
 def split_elsewhere(
@@ -222,77 +227,3 @@ def split_elsewhere(
     places = tuple(each for each in transforms if isinstance(each, AtPeer | AtBlock | AtAll))
     rest = tuple(each for each in transforms if not isinstance(each, AtPeer | AtBlock | AtAll))
     return rest, places
-
-
-def _transform(transform: Any) -> Transform | None:
-    kind = type(transform).__name__
-    if kind == "NDIndexer":
-        indices = tuple(map(_index, transform.indices))
-        return Indexed(
-            indices,
-            tuple(transform.shape),
-            tuple(transform.int_indexer_shape),
-            tuple(
-                axis
-                for axis, index in enumerate(indices)
-                if isinstance(index, Span) and index.stride == 0
-            ),
-        )
-    if kind in ("ReshapeTransform", "RefReshaper"):
-        return Reshaped(tuple(transform.shape))
-    if kind in ("TransposeTransform", "RefTransposer"):
-        return Transposed(tuple(transform.permutation))
-    if kind in ("BitcastTransform", "RefBitcaster"):
-        return Bitcast(transform.dtype)
-    if kind in ("MemorySpaceCastTransform", "AccessAssumptionTransform"):
-        return None
-    return _gpu_transform(kind, transform)
-
-
-def _gpu_transform(kind: str, transform: Any) -> Transform | None:
-    """The transforms of Mosaic GPU. Swizzling changes where elements lie, and nothing else."""
-    if kind in ("UnswizzleRef", "IdentityTransform"):
-        return None
-    if kind in ("UntilingTransform", "UntileRef"):
-        return Untiled(tuple(transform.tiling))
-    if kind == "ExpandLeadingBatchDimensionsTransform":
-        return Expanded(tuple(transform.batch_shape))
-    if kind == "ExtractAliasedRef":
-        layout = getattr(transform, "layout", None)
-        dtype, group = transform.dtype, getattr(transform, "alias_group_idx", 0)
-        return Aliased(transform.offset, tuple(transform.shape), dtype, (), group, layout)
-    if kind == "Im2ColTransform":
-        return Im2Col(tuple(transform.window_shape), tuple(map(tuple, transform.padding)))
-    if kind == "PeerMemRef":
-        peer = peer_in(transform.device_id, None, transform.device_id_type)
-        assert peer is not None
-        return AtPeer(peer)
-    if kind == "ClusterRefTransform":
-        named = zip(transform.dims, transform.idxs, strict=True)
-        return AtBlock(tuple((_names(dim), _number(index)) for dim, index in named))
-    if kind == "MulticastRef":
-        return AtAll(_names(transform.collective_axes))
-    return Unknown(kind)
-
-
-def _names(axes: Any) -> tuple[Any, ...]:
-    return tuple(axes) if isinstance(axes, tuple | list) else (axes,)
-
-
-def _index(index: Any) -> Span | Operand | Listed | int:
-    if isinstance(index, Operand):
-        return index
-    if type(index).__name__ == "TransformedRef":
-        return Listed(index.ref.position, transforms_in(index.transforms))
-    if type(index).__name__ == "Indices":
-        listed = _index(index.values)
-        transforms = listed.transforms if isinstance(listed, Listed) else ()
-        assert isinstance(listed, (Listed, Operand))
-        return Listed(listed.position, transforms, index.ignored_value)
-    if hasattr(index, "stride") and hasattr(index, "start"):
-        return Span(_number(index.start), _number(index.size), int(index.stride))
-    return _number(index)
-
-
-def _number(value: Any) -> Any:
-    return value if isinstance(value, Operand) else int(value)

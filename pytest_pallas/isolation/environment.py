@@ -1,4 +1,4 @@
-"""Private names of the standard library: who sets a variable of the environment."""
+"""Who sets a variable of the environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def variables_of_imports() -> Generator[set[str]]:
     put = os.putenv
 
     def noted(name: bytes | str, value: bytes | str) -> None:
-        if _importing(inspect.currentframe()):  # pyright: ignore[reportPrivateUsage]
+        if _importing(inspect.currentframe()):
             names.add(os.fsdecode(name))
         put(name, value)
 

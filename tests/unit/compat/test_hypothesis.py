@@ -1,4 +1,4 @@
-"""Draws that do not depend on what else a process has imported."""
+"""What hypothesis says of a test, and draws that do not depend on what else is imported."""
 
 import contextlib
 import importlib.util
@@ -8,9 +8,11 @@ import hypothesis
 import pytest
 from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
+from hypothesis.database import InMemoryExampleDatabase
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.compat import without_module_constants
+from pytest_pallas.compat import fuzzing
+from pytest_pallas.compat.fuzzing import without_module_constants
 
 NUMBERS = st.integers(0, 65_535)
 
@@ -72,3 +74,65 @@ def test_an_error_ends_it():
     with pytest.raises(ZeroDivisionError), without_module_constants():
         raise ZeroDivisionError
     assert draws(NUMBERS) == before
+
+
+def test_settings_and_seed_of_a_test():
+    @settings(max_examples=7, database=None)
+    @seed(11)
+    @given(NUMBERS)
+    def run(value):
+        del value
+
+    assert fuzzing.hypothesis_settings(run).max_examples == 7
+    assert fuzzing.hypothesis_seed(run) == 11
+    fuzzing.set_hypothesis_settings(run, settings(max_examples=3, database=None))
+    assert fuzzing.hypothesis_settings(run).max_examples == 3
+    run()
+
+
+def test_a_test_without_any():
+    @given(NUMBERS)
+    def run(value):
+        del value
+
+    assert fuzzing.hypothesis_seed(run) is None
+
+
+def kept(*names):
+    """What a failing test leaves in a database under these names: keys."""
+    database = InMemoryExampleDatabase()
+    for name in names:
+
+        @settings(database=database, deadline=None)
+        @given(NUMBERS)
+        def run(value):
+            assert value < 7
+
+        fuzzing.set_database_key(run, name)
+        with pytest.raises(AssertionError):
+            run()
+    return set(database.data)
+
+
+def test_failures_are_kept_under_the_key_that_is_set():
+    one, both = kept("one", "one"), kept("one", "two")
+    assert one < both
+    assert any(map(fuzzing.is_of_shrinking, one))
+    assert not all(map(fuzzing.is_of_shrinking, one))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (st.sampled_from([1, 5]), (1, 5)),
+        (st.just(3), (3,)),
+        (st.none(), (None,)),
+        (st.booleans(), (False, True)),
+        (st.one_of(st.just(1), st.sampled_from("ab")), (1, "a", "b")),
+        (st.integers(), None),
+        (st.sampled_from([1, 5]).map(str), None),
+        (st.just(1) | st.integers(), None),
+    ],
+)
+def test_choices_between_values(strategy, expected):
+    assert fuzzing.sampled_elements(strategy) == expected

@@ -1,4 +1,4 @@
-"""Private names of JAX: a trace of our own, which evaluates each operation when it is bound."""
+"""A trace of our own, which evaluates each operation when it is bound."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from pytest_pallas.compat.tracers import tracer_type
+
 #: Primitives that give references.
 _NEW = frozenset({"new_ref", "empty_ref"})
 
 #: ``evaluate(jaxpr, values)``: the results of a jaxpr.
-Evaluate = Callable[[Any, Sequence[Any]], Sequence[Any]]
+EvaluateJaxpr = Callable[[Any, Sequence[Any]], Sequence[Any]]
 
 
-def evaluated_eagerly(function: Callable[..., Any], args: Sequence[Any], evaluate: Evaluate) -> Any:
+def evaluated_eagerly(
+    function: Callable[..., Any], args: Sequence[Any], evaluate: EvaluateJaxpr
+) -> Any:
     """Call a function on arrays, whose operations ``evaluate`` does in place of JAX.
 
     The function may look at values (``if x > 0``, ``np.asarray(x)``), and use ``jax.vjp``,
@@ -41,15 +45,29 @@ def evaluated_eagerly(function: Callable[..., Any], args: Sequence[Any], evaluat
 
 
 @contextmanager
-def evaluating_eagerly(evaluate: Evaluate) -> Generator[Any]:
+def evaluating_eagerly(evaluate: EvaluateJaxpr) -> Generator[Any]:
     """Let ``evaluate`` do JAX's operations in this context; see ``evaluated_eagerly``.
 
     Gives the trace, whose ``lower`` gives the value of a tracer. Seen in JAX 0.11.2 and 0.12.0.1.
     """
-    core: Any = importlib.import_module("jax._src.core")
+    extended: Any = importlib.import_module("jax.extend.core")
     trace = _trace_type()(evaluate)
-    with core.set_current_trace(trace):
+    with extended.set_current_trace(trace):
         yield trace
+
+
+def bind(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
+    """The results of an equation on concrete values."""
+    results = _bound(eqn.primitive, values, eqn.params)
+    return results if eqn.primitive.multiple_results else [results]
+
+
+def _bound(primitive: Any, operands: Sequence[Any], params: Any) -> Any:
+    functions: Sequence[Any] = ()
+    given = primitive.get_bind_params(params)
+    if isinstance(given, tuple):  # functions that are passed as operands, and the rest
+        functions, given = given  # pyright: ignore[reportUnknownVariableType]
+    return primitive.bind(*functions, *operands, **given)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _is_reference(aval: Any) -> bool:
@@ -62,68 +80,32 @@ def _trace_type() -> Any:
     import jax
     import numpy as np
 
-    core: Any = importlib.import_module("jax._src.core")
-
-    class Tracer(core.Tracer):
-        """A value that operations are evaluated on."""
-
-        __slots__ = ("value",)
-
-        def __init__(self, trace: Any, aval: Any, value: Any) -> None:
-            super().__init__(trace, aval)
-            self._line_info = None
-            self.value = value
-
-        def to_concrete_value(self) -> Any:
-            """The value itself, if it is an array."""
-            value = self.value
-            return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
-
-        def __array__(self, *args: Any, **options: Any) -> Any:
-            return np.asarray(self.value, *args, **options)
-
-        def is_deleted(self) -> bool:
-            """False: values are never deleted."""
-            return False
-
-        def __float__(self) -> float:
-            return float(self.value)
-
-        def __complex__(self) -> complex:
-            return complex(self.value)
-
-        def tolist(self) -> Any:
-            """As of an array."""
-            return np.asarray(self.value).tolist()
-
-        def item(self, *args: int) -> Any:
-            """As of an array."""
-            return np.asarray(self.value).item(*args)
-
-        def _origin_msg(self) -> str:
-            return ""
+    tracer = tracer_type()
+    core: Any = importlib.import_module("jax.core")
+    extended: Any = importlib.import_module("jax.extend.core")
+    source: Any = importlib.import_module("jax.extend.source_info_util")
 
     class Trace(core.Trace):
         """Evaluates each primitive when it is bound."""
 
         __slots__ = ("evaluate",)
 
-        def __init__(self, evaluate: Evaluate) -> None:
+        def __init__(self, evaluate: EvaluateJaxpr) -> None:
             super().__init__()
             self.evaluate = evaluate
 
         def lift(self, value: Any) -> Any:
             """A value as this trace's tracer."""
-            if isinstance(value, Tracer):
+            if isinstance(value, tracer):
                 return value
-            aval = core.typeof(getattr(value, "jax", value))
+            aval = jax.typeof(getattr(value, "jax", value))
             if isinstance(value, (bool, int, float, complex)):
                 value = np.asarray(value, aval.dtype)  # an operation may give it back as it is
-            return Tracer(self, aval, value)
+            return tracer(self, aval, value)
 
         def lower(self, value: Any) -> Any:
             """The value of a tracer."""
-            return value.value if isinstance(value, Tracer) else value
+            return value.value if isinstance(value, tracer) else value
 
         def stage_value(self, val: Any) -> Any:
             return self.lift(val)
@@ -131,7 +113,7 @@ def _trace_type() -> Any:
         def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
             lifted = [self.lift(each) for each in tracers]
             avals = tuple(each.aval for each in lifted)
-            with core.set_current_trace(core.eval_trace):
+            with core.eval_context():
                 of_refs = primitive.name in _NEW or any(map(_is_reference, avals))
                 jaxpr = (_one_equation if of_refs else _traced)(primitive, avals, params)
             made = self._evaluated(jaxpr, lifted)
@@ -144,19 +126,19 @@ def _trace_type() -> Any:
             trees: list[Any] = []
 
             def operation(*operands: Any) -> Any:
-                trace = core.trace_ctx.trace
+                trace = extended.find_top_trace(None)
                 trees.append(trace.process_shard_map(primitive, fun, operands, **params))
                 return trees[-1].vals
 
-            with core.set_current_trace(core.eval_trace):
+            with core.eval_context():
                 jaxpr = jax.make_jaxpr(operation)(*[each.aval for each in lifted])
             return trees[-1].update(self._evaluated(jaxpr, lifted))
 
-        def _evaluated(self, jaxpr: Any, lifted: Sequence[Tracer]) -> list[Tracer]:
-            with core.set_current_trace(core.eval_trace):
+        def _evaluated(self, jaxpr: Any, lifted: Sequence[Any]) -> list[Any]:
+            with core.eval_context():
                 results = self.evaluate(jaxpr, [each.value for each in lifted])
             return [
-                Tracer(self, var.aval, value)
+                tracer(self, var.aval, value)
                 for var, value in zip(jaxpr.jaxpr.outvars, results, strict=True)
             ]
 
@@ -164,27 +146,23 @@ def _trace_type() -> Any:
             self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **_: Any
         ) -> Any:
             del primitive, jvp
-            with core.set_current_trace(self):
+            with extended.set_current_trace(self):
                 return fun.call_wrapped(*tracers)
 
         def process_custom_vjp_call(
             self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **_: Any
         ) -> Any:
             del primitive, fwd, bwd
-            with core.set_current_trace(self):
+            with extended.set_current_trace(self):
                 return fun.call_wrapped(*tracers)
 
     def _one_equation(primitive: Any, avals: tuple[Any, ...], params: Any) -> Any:
         """One operation on references, which JAX does not trace to what gives or takes them."""
         outs, effects = primitive.abstract_eval(*avals, **params)
-        invars = list(map(core.Var, avals))
-        outvars = list(map(core.Var, outs if primitive.multiple_results else [outs]))
-        info = importlib.import_module("jax._src.source_info_util").current()
-        eqn = core.new_jaxpr_eqn(invars, outvars, primitive, params, effects, info)
-        extended: Any = importlib.import_module("jax.extend.core")
-        named = importlib.import_module("jax._src.linear_util").DebugInfo(
-            primitive.name, primitive.name, None, None
-        )
+        invars = list(map(extended.Var, avals))
+        outvars = list(map(extended.Var, outs if primitive.multiple_results else [outs]))
+        eqn = extended.new_jaxpr_eqn(invars, outvars, primitive, params, effects, source.current())
+        named = extended.DebugInfo(primitive.name, primitive.name, None, None)
         inner = extended.Jaxpr((), invars, outvars, [eqn], effects, debug_info=named)
         return extended.ClosedJaxpr(inner, ())
 
@@ -204,11 +182,7 @@ def _trace_type() -> Any:
 
     def _trace(primitive: Any, avals: tuple[Any, ...], params: Any) -> Any:
         def operation(*operands: Any) -> Any:
-            functions: Sequence[Any] = ()
-            given = primitive.get_bind_params(params)
-            if isinstance(given, tuple):  # functions that are passed as operands, and the rest
-                functions, given = given  # pyright: ignore[reportUnknownVariableType]
-            return primitive.bind(*functions, *operands, **given)  # pyright: ignore[reportUnknownArgumentType]
+            return _bound(primitive, operands, params)
 
         return jax.make_jaxpr(operation)(*avals)
 

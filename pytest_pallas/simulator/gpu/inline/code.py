@@ -1,7 +1,6 @@
-"""Private names of JAX: the code of ``plgpu.inline_mgpu``, as operations of MLIR.
+"""The code of ``plgpu.inline_mgpu``, as operations of MLIR.
 
 Its function is run in an empty module, which needs no GPU, and the module is read into plain data.
-Seen in JAX 0.11.2 and 0.12.0.1.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pytest_pallas.compat.transfers import Place
-from pytest_pallas.compat.windows import Operand, transforms_in
+from pytest_pallas.compat.places import transforms_in
+from pytest_pallas.transforms import Operand, Place
 
 Array = np.ndarray[Any, Any]
 
@@ -196,9 +195,9 @@ def inline_code(
     Raises:
       InlineError: what it asks for is not here, or what it returns is not what it says.
     """
-    ir = importlib.import_module("jaxlib.mlir.ir")
-    func = importlib.import_module("jaxlib.mlir.dialects.func")
-    mlir = importlib.import_module("jax._src.interpreters.mlir")
+    ir = importlib.import_module("jax.extend.mlir.ir")
+    func = importlib.import_module("jax.extend.mlir.dialects.func")
+    mlir = importlib.import_module("jax.interpreters.mlir")
     mgpu = importlib.import_module("jax.experimental.mosaic.gpu")
     tree = importlib.import_module("jax.tree_util")
     context = mlir.make_ir_context()

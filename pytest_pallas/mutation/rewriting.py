@@ -1,0 +1,164 @@
+"""Equations, jaxprs and kernels of a program, written anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pytest_pallas.compat.grids import in_body
+from pytest_pallas.compat.jaxprs import is_literal
+
+
+def literal(value: Any, aval: Any) -> Any:
+    """A scalar constant of an aval's dtype."""
+    import numpy as np
+    from jax.extend import core
+
+    return core.Literal(np.asarray(value, aval.dtype), aval)
+
+
+def variable(aval: Any) -> Any:
+    """A new variable."""
+    from jax.extend import core
+
+    return core.Var(aval)
+
+
+def with_equations(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any]) -> Any:
+    """An open jaxpr with other equations and results."""
+    return jaxpr.replace(eqns=list(eqns), outvars=list(outvars))
+
+
+def with_jaxprs(eqn: Any, change: Callable[[Any], Any]) -> Any:
+    """An equation with every open jaxpr inside replaced by ``change`` of it.
+
+    The index maps of a ``pallas_call`` are left alone.
+    """
+    params = {name: _changed(value, change) for name, value in eqn.params.items()}
+    if all(params[name] is value for name, value in eqn.params.items()):
+        return eqn
+    return eqn.replace(params=params)
+
+
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    inner = getattr(value, "jaxpr", None)
+    if hasattr(value, "eqns") and (inner is None or inner is value):
+        return change(value)
+    if hasattr(inner, "eqns") and hasattr(value, "consts"):  # JAX 0.11.2 has closed ones besides
+        new = change(inner)
+        return value if new is inner else value.replace(jaxpr=new)
+    if isinstance(value, (tuple, list)):
+        parts: list[Any] = [_changed(each, change) for each in value]  # pyright: ignore[reportUnknownVariableType]
+        if all(new is old for new, old in zip(parts, value, strict=True)):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+            return value  # pyright: ignore[reportUnknownVariableType]
+        return type(value)(parts)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return value
+
+
+def renamed(eqn: Any, names: Mapping[Any, Any]) -> Any:
+    """An equation with other operands in place of some."""
+    if not any(not is_literal(atom) and atom in names for atom in eqn.invars):
+        return eqn
+    return eqn.replace(
+        invars=[atom if is_literal(atom) else names.get(atom, atom) for atom in eqn.invars],
+        effects={_of_other(effect, names) for effect in eqn.effects},
+    )
+
+
+def _of_other(effect: Any, names: Mapping[Any, Any]) -> Any:
+    """The effect of an equation with other operands: in JAX 0.12 it names the variable."""
+    var = getattr(effect, "input", None)
+    return effect.replace(names[var]) if var is not None and var in names else effect
+
+
+def equations_of(
+    function: Callable[..., Any], atoms: Sequence[Any], like: Any
+) -> tuple[list[Any], list[Any]]:
+    """The equations that a function of arrays traces to, on operands of a jaxpr, and its results.
+
+    Args:
+      function: of arrays with the shapes and dtypes of ``atoms``, and of references where these
+        are; it returns a sequence of arrays.
+      atoms: its operands.
+      like: the equation whose place in the source they take.
+    """
+    from jax.core import ShapedArray
+    from jax.extend import core, linear_util
+    from jax.interpreters import partial_eval
+
+    # As jax.make_jaxpr, without the jit around it, which takes most of the time.
+    avals = [
+        atom.aval
+        if hasattr(atom.aval, "inner_aval")
+        else ShapedArray(atom.aval.shape, atom.aval.dtype)
+        for atom in atoms
+    ]
+    named = core.DebugInfo("equations_of", "equations_of", None, None)
+    wrapped = linear_util.wrap_init(lambda *arrays: list(function(*arrays)), debug_info=named)
+    traced, _, consts = partial_eval.trace_to_jaxpr_dynamic(wrapped, avals)
+    names: dict[Any, Any] = dict(zip(traced.invars, atoms, strict=True))
+    for var, const in zip(traced.constvars, consts, strict=True):
+        names[var] = literal(const, var.aval)  # of scalars only; nothing here makes others
+    eqns = [
+        renamed(eqn, names).replace(source_info=like.source_info, ctx=like.ctx)
+        for eqn in traced.eqns
+    ]
+    return eqns, [atom if is_literal(atom) else names.get(atom, atom) for atom in traced.outvars]
+
+
+def guarded(eqn: Any, condition: Callable[[], Any], axes: Mapping[str, int]) -> Any:
+    """A ``pallas_call`` whose programs do nothing where a condition does not hold.
+
+    Args:
+      eqn: the equation.
+      axes: sizes of the mesh axes around it.
+      condition: traces a scalar bool; it may ask for ``pl.program_id`` and ``pl.num_programs``.
+    """
+    from jax.core import eval_jaxpr
+    from jax.experimental import pallas as pl
+    from jax.extend import linear_util
+    from jax.interpreters import partial_eval
+
+    body = eqn.params["jaxpr"]
+
+    def run(*refs: Any) -> list[Any]:
+        @pl.when(condition())
+        def _() -> None:
+            eval_jaxpr(body, (), *refs)
+
+        return []
+
+    wrapped = linear_util.wrap_init(run, debug_info=body.debug_info)
+    with in_body(eqn, axes):
+        traced = partial_eval.trace_to_jaxpr_dynamic(wrapped, [var.aval for var in body.invars])
+    new = traced[0].replace(debug_info=body.debug_info)
+    return eqn.replace(params={**eqn.params, "jaxpr": new})
+
+
+def with_index_map(eqn: Any, position: int, function: Callable[..., Sequence[Any]]) -> Any:
+    """A ``pallas_call`` with another index map for a block.
+
+    Args:
+      eqn: the equation.
+      position: of the block, inputs first.
+      function: of the old map's results and the sizes of the grid; it returns as many results.
+    """
+    mapping = eqn.params["grid_mapping"]
+    block = mapping.block_mappings[position]
+    closed = block.index_map_jaxpr
+    inner = getattr(closed, "jaxpr", closed)
+    outs = list(inner.outvars)
+    like = inner.eqns[-1] if inner.eqns else eqn
+    eqns, results = equations_of(lambda *old: tuple(function(*old)), outs, like)
+    new = inner.replace(eqns=[*inner.eqns, *eqns], outvars=list(results))
+    changed = closed.replace(jaxpr=new) if hasattr(closed, "jaxpr") else new
+    blocks = list(mapping.block_mappings)
+    blocks[position] = block.replace(index_map_jaxpr=changed)
+    return eqn.replace(
+        params={**eqn.params, "grid_mapping": mapping.replace(block_mappings=tuple(blocks))}
+    )
+
+
+def closed_with(closed: Any, jaxpr: Any) -> Any:
+    """A closed jaxpr with another open one inside."""
+    return closed.replace(jaxpr=jaxpr)

@@ -1,0 +1,99 @@
+"""What is read off jaxprs."""
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pytest_pallas.compat import jaxprs
+
+X = jax.ShapeDtypeStruct((8, 128), jnp.float32)
+
+
+def equation(function, *args, name):
+    """The first equation of a primitive in what a function traces to."""
+    todo = list(jax.make_jaxpr(function)(*args).eqns)
+    while todo:
+        eqn = todo.pop(0)
+        if eqn.primitive.name == name:
+            return eqn
+        todo += [inner for jaxpr in jaxprs.sub_jaxprs(eqn) for inner in jaxpr.eqns]
+    raise AssertionError(name)
+
+
+def called(body, **options):
+    return equation(pl.pallas_call(body, out_shape=X, **options), X, name="pallas_call")
+
+
+def test_the_jaxprs_inside_of_an_equation():
+    def function(x):
+        return lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x)
+
+    inside = list(jaxprs.sub_jaxprs(equation(function, X, name="cond")))
+    assert sorted(jaxpr.eqns[0].primitive.name for jaxpr in inside) == ["cos", "sin"]
+    assert not list(jaxprs.sub_jaxprs(equation(jnp.sin, X, name="sin")))
+
+
+def test_constants_of_a_jaxpr():
+    table = jnp.arange(3.0)
+    jaxpr, consts = jaxprs.open_jaxpr(jax.make_jaxpr(lambda x: x * table)(table))
+    assert len(consts) == len(jaxpr.constvars)
+    assert all((const == table).all() for const in consts)
+
+
+def test_numbers_in_a_jaxpr():
+    eqn = equation(lambda x: x + 2.0, X, name="add")
+    assert [jaxprs.is_literal(atom) for atom in eqn.invars] == [False, True]
+
+
+def test_which_references_a_body_reads_and_writes():
+    def body(x_ref, o_ref, a_ref, b_ref):
+        a_ref[...] = x_ref[...]
+        o_ref[...] = b_ref[...] + a_ref[...]
+
+    scratch = [pltpu.VMEM((8, 128), jnp.float32)] * 2
+    jaxpr = called(body, scratch_shapes=scratch).params["jaxpr"]
+    assert jaxprs.written_inputs(jaxpr) == {1, 2}
+    assert jaxprs.read_inputs(jaxpr) == {0, 2, 3}
+    assert jaxprs.argument_names(jaxpr)[:2] == ("x_ref", "o_ref")
+
+
+def test_the_name_of_a_kernel():
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    assert jaxprs.kernel_name(called(body, name="copied")) == "copied"
+    assert jaxprs.kernel_name(called(body)) == "body"
+
+
+@pytest.mark.parametrize("constants", [0, 2])
+def test_the_operands_of_a_scan(constants):
+    outer = [jnp.float32(n) + jnp.zeros(3) for n in range(constants)]
+
+    def function(carry, xs, *consts):
+        return lax.scan(lambda c, x: (sum(consts, c) + x, c), carry, xs)
+
+    eqn = equation(function, jnp.zeros(3), jnp.zeros((5, 3)), *outer, name="scan")
+    assert jaxprs.scan_parts(eqn.params, len(eqn.invars)) == (constants, 1, 1)
+
+
+def test_the_home_of_a_primitive_whose_name_others_have():
+    gather = equation(lambda x, i: x[i], jnp.zeros(3), jnp.zeros(2, int), name="gather")
+    assert jaxprs.home_of_primitive(gather.primitive) == ""
+    sine = equation(jnp.sin, X, name="sin")
+    assert jaxprs.home_of_primitive(sine.primitive) == ""
+
+
+def test_references_discharged():
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] + 1
+
+    jaxpr = called(body).params["jaxpr"]
+    found = jaxprs.discharged(jaxpr)
+    x = jnp.ones((8, 128), jnp.float32)
+    first, second = jax.extend.core.jaxpr_as_fun(found)(x, x)
+    assert (first == 1).all()
+    assert (second == 2).all()
