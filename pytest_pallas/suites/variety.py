@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,10 @@ from pytest_pallas.strategies.siblings import settle
 def pool_size(examples: int) -> int:
     """How many draws to choose ``examples`` from."""
     return max(2 * examples, 64)
+
+
+#: After so many draws in a row with nothing that no earlier one has, there is nothing more to draw.
+_SETTLED = 24
 
 
 #: What a value seen for the first time is worth, by the role of its aspect (see
@@ -88,7 +93,7 @@ class Source:
     )
 
     def choose(self, seed: int, examples: int, subjects: Subjects | None = None) -> Choice:
-        """Draw ``pool_size(examples)`` times and choose ``examples`` that differ most.
+        """Draw ``pool_size(examples)`` times at most, and choose ``examples`` that differ most.
 
         Greedily: the next is the one with most that no chosen one has. Then each is exchanged for
         whatever has more beside the others, until nothing has: so that a handful of examples meets
@@ -153,8 +158,14 @@ def _pool(strategy: Any, seed: int, size: int) -> Pool:
     return Pool(features, values)
 
 
+class _Enough(BaseException):
+    """Ends drawing. Hypothesis takes an ``Exception`` for a failure of the test."""
+
+
 def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]) -> None:
-    """Draw ``size`` times."""
+    """Draw ``size`` times, or as long as draws have what no earlier one has."""
+    seen: set[Any] = set()
+    idle = 0
 
     @hypothesis.settings(
         max_examples=size,
@@ -166,11 +177,17 @@ def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]
     @hypothesis.seed(seed)
     @hypothesis.given(drawn=strategy)
     def collect(**example: Any) -> None:
+        nonlocal idle
         drawn = example["drawn"]
         settle(drawn)
         add(words_of(drawn), drawn)
+        features = {feature for feature, _ in _features(drawn)}
+        idle = 0 if features - seen or not features else idle + 1
+        seen.update(features)
+        if idle >= _SETTLED:
+            raise _Enough
 
-    with without_module_constants():
+    with without_module_constants(), contextlib.suppress(_Enough):
         collect()
 
 

@@ -148,3 +148,24 @@ def test_with_one_subject_the_choice_is_the_plain_one():
 def choose_with(subjects, examples=2):
     """The draws of ``CALL`` that are chosen for what there is to ask about them."""
     return variety.Source(CALL).choose(0, examples, subjects).chosen
+
+
+def _draws(strategy):
+    """How often a strategy is drawn from to choose from."""
+    count = 0
+
+    def counted(drawn):
+        nonlocal count
+        count += 1
+        return drawn
+
+    chosen = choose(strategy.map(counted), seed=0, examples=4).chosen
+    assert len(chosen) == 4
+    return count
+
+
+def test_drawing_ends_when_draws_bring_nothing_new():
+    few = pst.arrays("m n", dtype="float32", dims={"m": [8], "n": [128, 256]})
+    assert _draws(few) < variety.pool_size(4)
+    many = pst.arrays("m n", dtype="float32", around={"m": 64, "n": 128})
+    assert _draws(many) >= variety.pool_size(4)
