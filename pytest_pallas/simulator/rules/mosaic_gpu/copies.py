@@ -28,7 +28,7 @@ from pytest_pallas.transforms import Place, split_elsewhere
 Array = np.ndarray[Any, Any]
 
 
-def _arrives_without_copying() -> bool:
+def arrives_without_copying() -> bool:
     """Whether a load whose predicate does not hold still arrives at its barrier.
 
     So it is in JAX 0.11.2; in 0.12.0.1 it does nothing.
@@ -41,7 +41,7 @@ def _arrives_without_copying() -> bool:
 @rule("copy_gmem_to_smem", threaded=True)
 def _load(eqn: Equation) -> Evaluate:
     parts, line = load_parts(eqn.params), eqn.line
-    always_arrives = parts.predicate is not None and _arrives_without_copying()
+    always_arrives = parts.predicate is not None and arrives_without_copying()
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         who = gpu_thread(thread)
