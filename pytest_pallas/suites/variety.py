@@ -163,7 +163,7 @@ class _Enough(BaseException):
 
 
 def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]) -> None:
-    """Draw ``size`` times, or as long as draws have what no earlier one has."""
+    """Draw ``size`` times, or until all that is declared was drawn and draws bring nothing new."""
     seen: set[Any] = set()
     idle = 0
 
@@ -184,11 +184,18 @@ def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]
         features = {feature for feature, _ in _features(drawn)}
         idle = 0 if features - seen or not features else idle + 1
         seen.update(features)
-        if idle >= _SETTLED:
+        if idle >= _SETTLED and seen.issuperset(_declared(drawn)):
             raise _Enough
 
     with without_module_constants(), contextlib.suppress(_Enough):
         collect()
+
+
+def _declared(drawn: Any) -> Iterator[tuple[str, str]]:
+    """All that draws of a strategy may have, as far as that is known."""
+    declared = getattr(drawn, "declared", None) or NOTHING
+    for aspect, words in declared.words.items():
+        yield from ((aspect, word) for word in words)
 
 
 def _args(drawn: Any) -> Any:
