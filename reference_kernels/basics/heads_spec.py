@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax.numpy as jnp
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Linear, Permuted
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from reference_kernels.basics.heads import (
     merge_heads,
     merge_reference,
@@ -19,20 +22,39 @@ _DTYPES = pst.dtypes("float32", "bfloat16", "int8")
 
 _TOKENS = {"s": [1, 7, 31, 32, 33, 65], "d": [64, 128], "heads": [1, 2, 3]}
 
-SPEC_SPLIT = KernelSpec(
-    name="split_heads",
-    kernel=split_heads,
-    reference=split_reference,
-    inputs=pst.arguments(
-        pst.arrays("s w; w = heads*d", dtype=_DTYPES, dims=_TOKENS),
-        options=lambda drawn: {"heads": drawn.recipe["heads"]},
-        tuning={"block_tokens": 32},
-    ),
-    exact=True,
-    relations=(Linear(0), Permuted({0: 0}, output=1, exact=True)),
+
+def _split_heads(name: str, tokens: Mapping[str, list[int]], **more: Any) -> KernelSpec:
+    return KernelSpec(
+        name=name,
+        kernel=split_heads,
+        reference=split_reference,
+        inputs=pst.arguments(
+            pst.arrays("s w; w = heads*d", dtype=_DTYPES, dims=tokens),
+            options=lambda drawn: {"heads": drawn.recipe["heads"]},
+            tuning={"block_tokens": 32},
+        ),
+        exact=True,
+        relations=(Linear(0), Permuted({0: 0}, output=1, exact=True)),
+        **more,
+    )
+
+
+SPEC_SPLIT = _split_heads(
+    "split_heads",
+    _TOKENS | {"d": [128]},
     typical=(
         pst.shaped("s w", dtype="bfloat16", dims={"s": 4096, "w": 2048}, options={"heads": 16}),
     ),
+)
+
+SPEC_SPLIT_NARROW = _split_heads(
+    "split_heads_narrow",
+    _TOKENS | {"d": [64], "heads": [3, 4]},
+    xfail={
+        "tpu-compile:v4": ExpectedFailure(
+            reason="a v4 splits tiles in two heads only where there are no more", jax="0.12.0.1"
+        )
+    },
 )
 
 SPEC_MERGE = KernelSpec(
