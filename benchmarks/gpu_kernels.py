@@ -34,8 +34,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pytest_pallas.backends.timing import device_seconds
 from pytest_pallas.devices.absent import Chip, present
-from pytest_pallas.devices.device_time import device_seconds
 from pytest_pallas.devices.gpus import attributes
 
 #: Bytes that the operands of a row rotate through at least: twice the H200's level 2 cache.

@@ -102,8 +102,8 @@ def alarms(function: Any, arguments: Any, devices: int, seeds: Sequence[int]) ->
     import jax
 
     from pytest_pallas.backends.protocol import Call
-    from pytest_pallas.backends.schedules import Schedule
     from pytest_pallas.backends.simulators import tpu_sim
+    from pytest_pallas.backends.variations import Schedule
 
     backend, plain = tpu_sim(), None
     for seed in seeds:

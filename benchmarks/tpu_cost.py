@@ -46,8 +46,8 @@ from rich.table import Table
 from tpu_comparisons.rows import Row, Side
 from tpu_comparisons.wire import wire_bytes
 
+from pytest_pallas.analysis.machine_code.bundles import Utilization, read_utilization
 from pytest_pallas.analysis.machine_code.loops import find_loops, split_bundles
-from pytest_pallas.analysis.machine_code.slots import Utilization, read_utilization
 from pytest_pallas.backends.compilation import Compiler
 from pytest_pallas.backends.lowering import Lowering
 from pytest_pallas.backends.protocol import Call

@@ -74,8 +74,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Settle options, devices and backends before anything can start JAX."""
-    from pytest_pallas.devices.hosts import settle_platforms
-    from pytest_pallas.devices.simulate import simulate
+    from pytest_pallas.devices.simulate import settle_platforms, simulate
 
     for mark in _MARKS:
         config.addinivalue_line("markers", mark)
@@ -217,7 +216,7 @@ def pytest_collection_modifyitems(
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Forget checks that do not apply where nobody asked for them."""
     if current(session.config).not_applicable:
-        from pytest_pallas.suites.left_out import keep_selected
+        from pytest_pallas.suites.applicability import keep_selected
 
         narrowed = current(session.config).collected > len(session.items)
         keep_selected(session.config, session.items, narrowed=narrowed)
@@ -279,7 +278,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep the checks of a kernel together: they share what they draw, trace and run."""
     if not current(config).options.suite:
         return None
-    from pytest_pallas.suites.scheduling import scheduler_for
+    from pytest_pallas.suites.selecting import scheduler_for
 
     return scheduler_for(config, log)
 

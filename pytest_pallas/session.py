@@ -249,7 +249,7 @@ class Session:
 
     def database_for(self, owner: str) -> ExampleDatabase | None:
         """The database as a test of this name sees it, whose key other tests share."""
-        from pytest_pallas.database.owned import Owned
+        from pytest_pallas.database.guarded import Owned
 
         return None if self.database is None else Owned(self.database, owner)
 

@@ -1,8 +1,8 @@
-"""The kernels inside a traced function, and what can be read off them without running."""
+"""Equations that only call what is inside of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,31 @@ from pytest_pallas.compat.jaxprs import (
     written_inputs,
 )
 from pytest_pallas.compat.source import source_line
+
+
+def called_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
+    """The open jaxpr that an equation calls once with its own operands, and its constants.
+
+    None for every other equation, loops and branches included. The primitives are those of
+    ``jax.jit``, ``jax.checkpoint``, ``jax.custom_jvp`` and ``jax.custom_vjp``.
+    """
+    if eqn.primitive.name not in _CALLS:
+        return None
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        inner = eqn.params.get(name)
+        if inner is not None:
+            jaxpr = getattr(inner, "jaxpr", inner)
+            return (jaxpr, getattr(inner, "consts", ()))
+    return None
+
+
+_CALLS = frozenset(
+    {
+        *("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+    }
+)
+
 
 #: Primitives whose effect is not complete when they return; a kernel with one of them can race.
 ASYNCHRONOUS = frozenset(

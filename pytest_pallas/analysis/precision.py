@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.analysis.calls import called_jaxpr
+from pytest_pallas.analysis.kernel_calls import called_jaxpr
 from pytest_pallas.analysis.roundings import EXACT
 from pytest_pallas.compat.jaxprs import is_literal, open_jaxpr, scan_parts, sub_jaxprs
 from pytest_pallas.compat.source import source_line

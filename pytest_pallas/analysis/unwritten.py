@@ -1,9 +1,12 @@
-"""What a kernel could read before anybody has written it, in words."""
+"""Which grid program wrote an element of an output, and what nobody has written."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
+from pytest_pallas.analysis.kernel_calls import KernelCall
 from pytest_pallas.compat.grids import BlockFacts, grid_facts
 from pytest_pallas.compat.jaxprs import read_inputs, sub_jaxprs
 
@@ -74,3 +77,85 @@ def _allocates(jaxpr: Any) -> bool:
         eqn.primitive.name in ("run_scoped", "empty_ref") or any(map(_allocates, sub_jaxprs(eqn)))
         for eqn in jaxpr.eqns
     )
+
+
+#: Grids of more programs than this are not searched.
+_MOST_PROGRAMS = 65_536
+
+#: Grid points, in the order in which they run.
+Programs = list[tuple[int, ...]]
+
+
+def describe_writer(
+    call: KernelCall, output: int, index: Sequence[int], shape: Sequence[int]
+) -> str:
+    """One sentence on the block and the grid program that wrote an element, or "".
+
+    Args:
+      call: a ``pallas_call``; other kernels write through refs, and nothing is known of them.
+      output: the position of the output among the kernel's outputs.
+      index: the element, an index into the whole output.
+      shape: of the output.
+    """
+    if call.eqn.primitive.name != "pallas_call" or not call.eqn.params["grid_mapping"].grid:
+        return ""  # one program, or refs
+    found = writers_of(call, output, index)
+    if found is None:
+        return ""
+    sizes, block, programs = found
+    region = ", ".join(
+        f"{b * n}:{min((b + 1) * n, dim)}" for b, n, dim in zip(block, sizes, shape, strict=True)
+    )
+    grid = tuple(call.eqn.params["grid_mapping"].grid)
+    if not programs:
+        return f"no program of {call.name} (grid {grid}) writes its block {block} = [{region}]"
+    return (
+        f"written by {_points(programs)} of {call.name} (grid {grid}), "
+        f"output block {block} = [{region}]"
+    )
+
+
+def writers_of(
+    call: KernelCall, output: int, index: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...], Programs] | None:
+    """The shape and index of the block that holds an element, and the programs that have it.
+
+    None where that cannot be read off the call: a dynamic grid, an index map that reads prefetched
+    scalars, element windows, or a large grid.
+
+    Args:
+      call: a ``pallas_call``.
+      output: the position of the output among the kernel's outputs.
+      index: the element, an index into the whole output.
+    """
+    import numpy as np
+
+    from pytest_pallas.analysis.grid.scalars import mapped
+
+    facts = grid_facts(call.eqn)
+    block = facts.outputs[output]
+    grid = [size for size in facts.grid if size is not None]
+    if len(grid) != len(facts.grid) or math.prod(grid) > _MOST_PROGRAMS:
+        return None
+    if any(kind not in ("Blocked", "Squeezed") for kind, _, _ in block.dims):
+        return None
+    points = np.indices(grid).reshape(len(grid), -1).astype(np.int32)
+    indices = mapped(block.index_map, points, [None] * len(facts.scalars), facts.vmapped)
+    if indices is None:
+        return None
+    sizes = tuple(size for _, size, _ in block.dims)
+    wanted = tuple(i // size for i, size in zip(index, sizes, strict=True))
+    hit = np.ones(points.shape[1], bool)
+    for found, number in zip(block.of_dims(indices), wanted, strict=True):
+        hit &= np.asarray(found) == number
+    return sizes, wanted, [tuple(int(i) for i in point) for point in points[:, hit].T]
+
+
+def _points(programs: Programs) -> str:
+    """Grid points as one pattern: axes along which they differ become ``lo..hi``."""
+    parts: list[str] = []
+    for axis in zip(*programs, strict=True):
+        low, high = min(axis), max(axis)
+        parts.append(str(low) if low == high else f"{low}..{high}")
+    noun = "program" if len(programs) == 1 else f"{len(programs)} programs"
+    return f"{noun} ({', '.join(parts)})"

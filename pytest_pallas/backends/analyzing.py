@@ -10,9 +10,8 @@ import jax
 
 from pytest_pallas.analysis.grid import Analysis, analyze_jaxpr
 from pytest_pallas.backends.execution import brief, readable
-from pytest_pallas.backends.expected import expected_warnings
 from pytest_pallas.backends.lowering import attributes
-from pytest_pallas.backends.protocol import Call
+from pytest_pallas.backends.protocol import Call, expected_warnings
 from pytest_pallas.backends.tracing import abstract, jitted
 from pytest_pallas.compat.compilers import interpret_ignored
 from pytest_pallas.devices.absent import Chip, present

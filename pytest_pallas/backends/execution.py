@@ -1,12 +1,19 @@
-"""Run a call on whatever is in force, and make of it an ``Outcome``, whatever happens."""
+"""Compiled programs take memory maps, of which Linux gives a process 65,530.
+
+Each executable of XLA's CPU compiler takes about five and keeps them. Beyond the limit an
+allocation fails inside LLVM, and the process dies of a segmentation fault: after some ten thousand
+programs, which is minutes of fuzzing. JAX forgets its programs when it is asked to.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytest_pallas.analysis import KernelCall, kernel_calls
-from pytest_pallas.backends.mappings import relieve
 from pytest_pallas.backends.protocol import Call, Outcome
 from pytest_pallas.backends.tracing import Static, apply, jitted, split
 from pytest_pallas.compat.interpreters import clear_effect_tokens, reset_interpreters
@@ -24,6 +30,48 @@ from pytest_pallas.errors import (
     NoPallasCallError,
     PallasTestError,
 )
+
+#: The share of the maps at which programs are forgotten: what is compiled next needs some, and
+#: other threads compile too.
+SHARE = 0.5
+
+#: Runs between looks at the maps, which take a millisecond for a thousand of them.
+EVERY = 32
+
+_MAPS = Path("/proc/self/maps")
+_LIMIT = Path("/proc/sys/vm/max_map_count")
+
+
+def relieve() -> bool:
+    """Forget all compiled programs if they took too many maps; looked at every so many calls.
+
+    Nothing is done where there is no such limit. True if they were forgotten.
+    """
+    if next(_runs()) % EVERY or not near_limit(_MAPS, _LIMIT):
+        return False
+    jax.clear_caches()
+    return True
+
+
+def near_limit(maps: Path, limit: Path) -> bool:
+    """Whether the process has more than its share of the maps that it may have.
+
+    Args:
+      maps: a file with a line a map.
+      limit: a file with the number that is allowed.
+    """
+    try:
+        most = int(limit.read_text())
+        with maps.open("rb") as lines:
+            return sum(1 for _ in lines) > SHARE * most
+    except (OSError, ValueError):
+        return False  # another system, or one that does not say
+
+
+@functools.cache
+def _runs() -> itertools.count[int]:
+    return itertools.count(1)
+
 
 #: Runs the static part of a call on its arrays.
 Runner = Callable[[Static, list[Any]], Any]

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_pallas.analysis import KernelCall
-from pytest_pallas.backends.expected import expected_warnings
-from pytest_pallas.backends.protocol import Call, Kind, Outcome
+from pytest_pallas.backends.protocol import Call, Kind, Outcome, expected_warnings
 from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import NoPallasCallError
 

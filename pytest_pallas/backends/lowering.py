@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jax import export
 
 from pytest_pallas.analysis import kernel_calls
-from pytest_pallas.backends.expected import expected_warnings
-from pytest_pallas.backends.protocol import Call
+from pytest_pallas.backends.protocol import Call, expected_warnings
 from pytest_pallas.backends.tracing import jitted, signature
 from pytest_pallas.compat.compilers import exact_exports, interpret_ignored
 from pytest_pallas.compilers import cuda, libtpu, tpu_chips

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from pytest_pallas.backends.probes import Probe
-from pytest_pallas.backends.schedules import Schedule
+from pytest_pallas.backends.variations import Probe, Schedule
 from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.findings import Finding
+
+
+@contextmanager
+def expected_warnings() -> Generator[None]:
+    """Ignore them while a kernel is lowered, also where warnings are errors."""
+    with warnings.catch_warnings():
+        # JAX 0.12 deprecates its Triton route, which every pallas_call of pl alone takes on a GPU.
+        warnings.filterwarnings("ignore", message=".*Triton.*", category=DeprecationWarning)
+        # Of SparseCores: pltpu.sync_copy and emit_pipeline pass a semaphore themselves.
+        warnings.filterwarnings("ignore", message="Destination semaphore is ignored")
+        yield
+
 
 #: ``"simulating"``: our own machine, in this thread. ``"interpreting"``: an interpreter of JAX.
 Kind = Literal["simulating", "interpreting", "compiling", "hardware"]

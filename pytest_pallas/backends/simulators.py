@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytest_pallas.backends.ending import ending
-from pytest_pallas.backends.probes import Probe
 from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, chip_of
+from pytest_pallas.backends.variations import Probe
 from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import DmaError, MissingRuleError, RaceError
 from pytest_pallas.findings import OF_TRANSFERS
@@ -254,7 +254,7 @@ def _is_monitored(call: Call) -> bool:
 
 def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple[Any, list[Any]]:
     """The machine that a call runs on, and the list that its probe is answered in."""
-    from pytest_pallas.backends.fills import fill_of
+    from pytest_pallas.backends.variations import fill_of
     from pytest_pallas.simulator.loads import Loads
     from pytest_pallas.simulator.machine import Machine
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_pallas.backends.schedules import Schedule
+from pytest_pallas.backends.variations import Schedule
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.numerics import bitwise

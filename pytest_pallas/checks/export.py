@@ -26,8 +26,8 @@ from pytest_pallas.compat.avals import is_reference
 from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pytest_pallas.compat.source import source_line
 from pytest_pallas.errors import KernelError, NotApplicableError
+from pytest_pallas.mutation.programs import rewritten
 from pytest_pallas.mutation.rewriting import closed_with, equations_of
-from pytest_pallas.mutation.walking import rewritten
 from pytest_pallas.numerics import bitwise
 from pytest_pallas.oracle import flatten
 from pytest_pallas.spec import KernelSpec

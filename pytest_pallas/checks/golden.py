@@ -17,8 +17,7 @@ import numpy as np
 from pytest_pallas.checks.apart import apart
 from pytest_pallas.checks.trial import Answer, Trial, TrialResult
 from pytest_pallas.errors import GoldenError, OptionError
-from pytest_pallas.goldens.entry import Call, Golden, Output, question_of
-from pytest_pallas.goldens.places import origin_of
+from pytest_pallas.goldens.entry import Call, Golden, Output, origin_of, question_of
 from pytest_pallas.goldens.store import Store
 from pytest_pallas.goldens.tensors import Array, digest, dump
 from pytest_pallas.goldens.values import Written, write

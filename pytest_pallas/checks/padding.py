@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pytest_pallas.analysis import KernelCall
 from pytest_pallas.analysis.unwritten import has_blocks, overhanging_blocks
 from pytest_pallas.backends import Backend, Outcome, label
-from pytest_pallas.backends.fills import words_of
+from pytest_pallas.backends.variations import words_of
 from pytest_pallas.checks.again import run_again, unchanged
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.ignored import masks_of, poisoned

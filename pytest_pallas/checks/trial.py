@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_pallas.backends import Backend, Call, Observer, Outcome
 from pytest_pallas.backends.execution import brief
-from pytest_pallas.backends.schedules import Schedule
+from pytest_pallas.backends.variations import Schedule
 from pytest_pallas.compilers.costs import Costs
 from pytest_pallas.errors import KernelError, PallasTestError
 from pytest_pallas.numerics import Comparison, Tolerance, compare_trees, is_float, wide

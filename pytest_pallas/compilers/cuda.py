@@ -128,8 +128,8 @@ def compile(payload: bytes) -> bytes:
     _clear(folder, known.stems())
     devices = _devices(request.target, request.devices)
     from pytest_pallas.compilers import gpu_kernels
+    from pytest_pallas.compilers.messages import divert, overhear_log
     from pytest_pallas.compilers.programs import compile_program
-    from pytest_pallas.compilers.streams import divert, overhear_log
 
     executable, message = None, ""
     with divert(1) as printed, overhear_log() as logged:

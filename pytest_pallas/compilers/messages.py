@@ -1,9 +1,16 @@
-"""What a session and its compiler workers say to each other: plain JSON and the module's bytes."""
+"""What a session and its compiler workers say to each other, and what compilers print meanwhile."""
 
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,3 +79,85 @@ def cost_from(plain: dict[str, Any]) -> Cost:
     """A ``Cost`` from its JSON form."""
     fields: dict[str, Any] = {**plain, "warnings": tuple(plain.get("warnings", ()))}
     return Cost(**fields)
+
+
+#: Begins a message of a C++ log: its severity, the date, the time, the thread and the place.
+_LOGGED = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \S+\] ")
+
+
+class Heard:
+    """What was written; complete when the context has ended.
+
+    Attributes:
+      text: all of it.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def remarks(self) -> str:
+        """The text without the messages of a C++ log that are only information."""
+        return "".join(_remarks(self.text))
+
+
+@contextmanager
+def divert(descriptor: int) -> Generator[Heard]:
+    """Keep what is written to a file descriptor from being seen.
+
+    Args:
+      descriptor: 1 or 2. What is in Python's buffers is not touched.
+    """
+    heard = Heard()
+    with tempfile.TemporaryFile() as file:
+        saved = os.dup(descriptor)
+        os.dup2(file.fileno(), descriptor)
+        try:
+            yield heard
+        finally:
+            os.dup2(saved, descriptor)
+            os.close(saved)
+            file.seek(0)
+            heard.text = file.read().decode(errors="replace")
+
+
+@contextmanager
+def overhear_log() -> Generator[Heard]:
+    """Hear what is written to stderr, and leave nothing of it there.
+
+    But a compiler that ends the process says why on stderr. That survives if stderr is a file that
+    is appended to, as the supervisor of workers makes it: it is read there, not diverted.
+    """
+    if not _appends(2):
+        with divert(2) as heard:
+            yield heard
+        return
+    heard = Heard()
+    start = os.fstat(2).st_size
+    try:
+        yield heard
+    finally:
+        if os.fstat(2).st_size < start:  # whoever reads it has emptied it in the meantime
+            start = 0
+        with open("/proc/self/fd/2", "rb") as file:
+            file.seek(start)
+            heard.text = file.read().decode(errors="replace")
+        os.ftruncate(2, start)
+
+
+def _appends(descriptor: int) -> bool:
+    """Whether a descriptor is a regular file to which every write goes to the end."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not os.path.exists("/proc/self/fd"):
+        return False
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_APPEND)
+
+
+def _remarks(log: str) -> Generator[str]:
+    """The lines of a log that are not of a message, of one line or several, of information."""
+    information = False
+    for line in log.splitlines(keepends=True):
+        if _LOGGED.match(line):
+            information = line.startswith("I")
+        elif line[:1].strip() and not line.startswith("ptxas info"):
+            information = False
+        if not information:
+            yield line

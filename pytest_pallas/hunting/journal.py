@@ -1,13 +1,15 @@
-"""What became of the mutants so far, in a file that outlives the process."""
+"""What became of the mutants so far, in a file that outlives the process that one of them kills."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_pallas.errors import DIED
 from pytest_pallas.hunting.verdict import Verdict, from_json, to_json
 
 #: The path of an item's journal, where it has one.
@@ -51,3 +53,18 @@ class Journal:
         if self._path is not None:
             with self._path.open("a") as file:
                 file.write(json.dumps(plain) + "\n")
+
+
+def died_of_a_mutant(path: Path, error: Exception) -> bool:
+    """Whether a process died while it tried a mutant, which is then written down as caught.
+
+    Args:
+      path: of its journal.
+      error: what the death is called.
+    """
+    journal = Journal(path)
+    if journal.begun is None or not isinstance(error, DIED):
+        return False
+    how = type(error).__name__
+    journal.end(dataclasses.replace(journal.begun, status="caught", how=how))
+    return True

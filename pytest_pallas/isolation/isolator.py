@@ -16,12 +16,11 @@ from pytest_pallas.analysis.hazards import hazards
 from pytest_pallas.backends import Call, label
 from pytest_pallas.errors import IsolationError
 from pytest_pallas.explanations import Fact
-from pytest_pallas.hunting.deaths import died_of_a_mutant
+from pytest_pallas.hunting.journal import died_of_a_mutant
 from pytest_pallas.isolation import decision
-from pytest_pallas.isolation.alarm import longest
-from pytest_pallas.isolation.deaths import error_of
+from pytest_pallas.isolation.deaths import error_of, longest
+from pytest_pallas.isolation.decision import Remembered
 from pytest_pallas.isolation.messages import Note, Opening, Reply, Request, decoded, encoded
-from pytest_pallas.isolation.remembered import Remembered
 from pytest_pallas.isolation.worker import ENTRY
 from pytest_pallas.session import RAISED_ON, Session
 from pytest_pallas.tally import Tally

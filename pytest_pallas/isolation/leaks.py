@@ -1,12 +1,14 @@
-"""State that a check leaves behind, which would change the answers of those after it."""
+"""Who sets a variable of the environment."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Generator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -24,7 +26,36 @@ from pytest_pallas.compat.settings import (
 )
 from pytest_pallas.errors import LeakError
 from pytest_pallas.explanations import explanation_of
-from pytest_pallas.isolation.environment import variables_of_imports
+
+
+@contextmanager
+def variables_of_imports() -> Generator[set[str]]:
+    """Collect the names of the variables that are set while a module is being imported.
+
+    ``os.environ`` calls ``os.putenv`` for each. Seen in Python 3.12 to 3.14.
+    """
+    names: set[str] = set()
+    put = os.putenv
+
+    def noted(name: bytes | str, value: bytes | str) -> None:
+        if _importing(inspect.currentframe()):
+            names.add(os.fsdecode(name))
+        put(name, value)
+
+    os.putenv = noted
+    try:
+        yield names
+    finally:
+        os.putenv = put
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
 
 #: Variables that pytest sets for each test.
 _OF_PYTEST = frozenset({"PYTEST_CURRENT_TEST", "PYTEST_VERSION"})

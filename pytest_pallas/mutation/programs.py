@@ -1,17 +1,186 @@
-"""The mutants of a program, and the program with one of them."""
+"""Every equation of every kernel of a program, its mutants, and the program with one of them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from pytest_pallas.compat.source import place_of_call
+from pytest_pallas.compat.avals import is_reference
+from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES, is_literal, kernel_name, sub_jaxprs
+from pytest_pallas.compat.source import (
+    Spot,
+    home_of,
+    is_machinery,
+    is_of_jax,
+    place_of_call,
+    places_in_kernel,
+)
 from pytest_pallas.errors import MutantError
-from pytest_pallas.mutation.model import At, Change, Kernel, Mutant, New, Operator
+from pytest_pallas.mutation.model import At, Change, Kernel, Mutant, New, Operator, Scope
+from pytest_pallas.mutation.operands import inner_operands, inner_variables
 from pytest_pallas.mutation.operators import declared_operators
-from pytest_pallas.mutation.rewriting import closed_with
-from pytest_pallas.mutation.walking import rewritten
+from pytest_pallas.mutation.rewriting import closed_with, renamed, with_equations, with_jaxprs
+
+#: What is not done with a value in a function of JAX that does one thing, such as ``jnp.where``.
+_SHAPING = frozenset(
+    {"convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "pvary", "copy"}
+)
+
+Visit = Callable[[At], New | None]
+VisitKernel = Callable[[Kernel], Any]
+
+
+def rewritten(jaxpr: Any, visit: Visit, visit_kernel: VisitKernel) -> Any:
+    """A program with what ``visit`` and ``visit_kernel`` give in place of equations.
+
+    Args:
+      jaxpr: open; of a function that calls kernels, also inside of ``jit``, ``vmap``,
+        ``shard_map``, loops and branches.
+      visit: is told of every equation of a kernel's body; None keeps it.
+      visit_kernel: is told of every kernel, and gives the equation that calls it, or None.
+
+    Returns:
+      ``jaxpr`` itself where nothing is replaced.
+    """
+    return _program(jaxpr, visit, visit_kernel, {})
+
+
+def _program(jaxpr: Any, visit: Visit, visit_kernel: VisitKernel, axes: Mapping[str, int]) -> Any:
+    eqns: list[Any] = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in KERNEL_PRIMITIVES:
+            eqns.append(_kernel(eqn, visit, visit_kernel, axes))
+        elif _holds_kernels(eqn):
+            mesh = getattr(eqn.params.get("mesh"), "shape", None)
+            inside = {**axes, **dict(mesh)} if mesh is not None else axes
+            eqns.append(
+                with_jaxprs(
+                    eqn, lambda inner, inside=inside: _program(inner, visit, visit_kernel, inside)
+                )
+            )
+        else:
+            eqns.append(eqn)
+    if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)):
+        return jaxpr
+    return with_equations(jaxpr, eqns, jaxpr.outvars)
+
+
+def _kernel(eqn: Any, visit: Visit, visit_kernel: VisitKernel, axes: Mapping[str, int]) -> Any:
+    body = next(sub_jaxprs(eqn), None)
+    kernel = Kernel(
+        eqn=eqn,
+        name=kernel_name(eqn),
+        home=home_of(body)[1] if body is not None else "",
+        axes=axes,
+    )
+    if body is not None:
+        kernel = _with_refs(kernel)
+    changed = visit_kernel(kernel)
+    if changed is not None:
+        return changed
+    return with_jaxprs(eqn, lambda inner: _body(Scope(inner), kernel, visit))
+
+
+def _with_refs(kernel: Kernel) -> Kernel:
+    """The kernel with what is known of its refs."""
+    roots: dict[int, int] = {}
+    read: set[int] = set()
+    for eqn in _equations(kernel.eqn, roots):
+        if eqn.primitive.name in ("swap", "masked_swap") or any(sub_jaxprs(eqn)):
+            continue  # stores, and what has its reads inside
+        read |= {
+            roots.get(id(atom), id(atom))
+            for atom in eqn.invars
+            if is_reference(getattr(atom, "aval", None))
+        }
+    return replace(kernel, roots=roots, read=frozenset(read))
+
+
+def _equations(eqn: Any, roots: dict[int, int]) -> Iterator[Any]:
+    """All equations inside an equation; ``roots`` learns which variables are the same ref."""
+    for jaxpr in sub_jaxprs(eqn):
+        operands = inner_operands(eqn, jaxpr)
+        if operands is not None and eqn.primitive.name not in KERNEL_PRIMITIVES:
+            for inner, outer in zip(inner_variables(eqn, jaxpr), operands, strict=True):
+                roots[id(inner)] = roots.get(id(outer), id(outer))
+        for inner in jaxpr.eqns:
+            yield inner
+            yield from _equations(inner, roots)
+
+
+def _body(scope: Scope, kernel: Kernel, visit: Visit, unit: tuple[Spot, ...] | None = None) -> Any:
+    """A jaxpr of a kernel's body; ``unit`` is where the function of JAX was called that it is."""
+    jaxpr = scope.jaxpr
+    names: dict[Any, Any] = {}
+    eqns: list[Any] = []
+    for old in jaxpr.eqns:
+        eqn = renamed(old, names)
+        new = None
+        if unit is not None or not is_machinery(old):
+            places = unit if unit is not None else places_in_kernel(old)
+            if places:
+                new = visit(At(eqn, scope, kernel, places))
+        if new is None:
+            eqns.append(_inside(eqn, old, scope, kernel, visit, unit))
+            continue
+        eqns += new.eqns
+        for var, out in zip(old.outvars, new.outs, strict=False):
+            if out is not None and out is not var:
+                names[var] = out
+    outs = [out if is_literal(out) else names.get(out, out) for out in jaxpr.outvars]
+    unchanged = len(eqns) == len(jaxpr.eqns) and all(
+        new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)
+    )
+    if unchanged and not names:
+        return jaxpr
+    return with_equations(jaxpr, eqns, outs)
+
+
+def _inside(
+    eqn: Any,
+    old: Any,
+    scope: Scope,
+    kernel: Kernel,
+    visit: Visit,
+    unit: tuple[Spot, ...] | None,
+) -> Any:
+    """An equation, which was ``old``, with the jaxprs inside of it visited."""
+
+    def changed(inner: Any) -> Any:
+        operands = inner_operands(old, inner) or ()
+        variables = inner_variables(old, inner)
+        once = old.primitive.name in ("jit", "pjit", "cond")  # else it is another in each round
+        bound = {id(v): a for v, a in zip(variables, operands, strict=False)} if once else {}
+        within = Scope(inner, scope, bound)
+        if eqn.primitive.name in ("jit", "pjit") and is_of_jax(inner):
+            # Traced once for all callers, so that its own lines are those of the first.
+            places = unit if unit is not None else places_in_kernel(eqn)
+            if not _does_one_thing(inner) or not places or is_machinery(eqn):
+                return inner
+            return _body(within, kernel, visit, places)
+        return _body(within, kernel, visit, unit)
+
+    return with_jaxprs(eqn, changed)
+
+
+def _does_one_thing(jaxpr: Any) -> bool:
+    """Whether a function of JAX is one operation: what it does inside is not the user's doing."""
+    doing = [eqn for eqn in jaxpr.eqns if eqn.primitive.name not in _SHAPING]
+    if len(doing) != 1:
+        return False
+    inner = list(sub_jaxprs(doing[0]))
+    if doing[0].primitive.name in ("jit", "pjit"):
+        return all(_does_one_thing(each) for each in inner)
+    return not inner
+
+
+def _holds_kernels(eqn: Any) -> bool:
+    """Whether there are Pallas kernels inside an equation, or it is one."""
+    if eqn.primitive.name in KERNEL_PRIMITIVES:
+        return True
+    return any(_holds_kernels(inner) for jaxpr in sub_jaxprs(eqn) for inner in jaxpr.eqns)
 
 
 def mutants_of(jaxpr: Any, operators: Collection[str] = ()) -> list[Mutant]:

@@ -1,6 +1,5 @@
 """The judgement of outputs in pure numpy: tolerance, comparison and explanation of a mismatch."""
 
-from pytest_pallas.numerics.bits import bitwise
 from pytest_pallas.numerics.comparison import Comparison
 from pytest_pallas.numerics.dtypes import (
     FloatFacts,
@@ -18,7 +17,7 @@ from pytest_pallas.numerics.noise import Noise
 from pytest_pallas.numerics.patterns import location_patterns
 from pytest_pallas.numerics.relations import value_patterns
 from pytest_pallas.numerics.tolerance import ROUNDING, Tolerance, summation_error
-from pytest_pallas.numerics.trees import compare_trees
+from pytest_pallas.numerics.trees import bitwise, compare_trees
 
 __all__ = [
     "ROUNDING",

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_pallas.backends import TARGETS, Family, Label
 from pytest_pallas.record import Record
-from pytest_pallas.report.cost_tables import costs
-from pytest_pallas.report.tables import rendered
-from pytest_pallas.report.terminal import footnotes
+from pytest_pallas.report.costs import costs
+from pytest_pallas.report.terminal import footnotes, rendered
 
 #: How a cell says what a compiler did with a kernel, worst first.
 _WORDS = {

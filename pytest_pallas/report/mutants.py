@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pytest_pallas.hunting.verdict import Verdict, from_json, score
 from pytest_pallas.record import Record
-from pytest_pallas.report.tables import rendered
+from pytest_pallas.report.terminal import rendered
 
 #: Outcomes that turn a run red.
 _BAD = ("failed", "xpassed")

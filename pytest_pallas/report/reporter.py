@@ -118,15 +118,7 @@ class Reporter:
                 terminalreporter.write_line(self.costs)
             self._tell_files(terminalreporter)
             return
-        from pytest_pallas.report import (
-            compilers,
-            distinct,
-            goldens,
-            inputs,
-            mutants,
-            summary,
-            terminal,
-        )
+        from pytest_pallas.report import compilers, goldens, inputs, mutants, summary, terminal
 
         width = int(terminalreporter.config.get_terminal_writer().fullwidth)
         color = bool(terminalreporter.hasmarkup)
@@ -155,9 +147,9 @@ class Reporter:
             kernels = inputs.covered(executed)  # what a compiler gets has no values
             if kernels:
                 terminalreporter.write_line(inputs.summary(kernels))
-            asked = distinct.distinct(rest)
+            asked = terminal.distinct(rest)
             if asked.triples:
-                terminalreporter.write_line(distinct.line(asked))
+                terminalreporter.write_line(terminal.line(asked))
             for line in inputs.warnings(kernels, every=verbosity > 0):
                 terminalreporter.write_line(line, yellow=True)
         if not terminalreporter.isatty:

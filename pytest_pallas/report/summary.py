@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pytest_pallas.backends import Label
 from pytest_pallas.record import Record
-from pytest_pallas.report.tables import rendered
+from pytest_pallas.report.terminal import rendered
 
 #: Terminals with fewer columns get a list where the table would not fit.
 NARROW = 72

@@ -1,15 +1,66 @@
-"""The header, and the lines below the summary table, from records only."""
+"""The header, tables, and the lines below the summary table, from records only."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from pytest_pallas.backends import default_target, label
 from pytest_pallas.compat.fuzzing import hypothesis_profile
 from pytest_pallas.record import Record
 from pytest_pallas.report.not_applicable import count, number
 from pytest_pallas.session import Session
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def rendered(table: RenderableType, *, width: int, color: bool) -> str:
+    """A table, or lines, as text of at most ``width`` columns, without trailing blanks."""
+    from rich.console import Console
+
+    stream = io.StringIO()
+    console = Console(
+        file=stream, width=max(width, 40), force_terminal=color, no_color=not color, highlight=False
+    )
+    console.print(table)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()).strip("\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distinct:
+    """What a run asked.
+
+    Attributes:
+      triples: how many different (spec, check, shape) triples. A shape is the shapes, dtypes and
+        static arguments of a call; other values, backends and meshes make no other triple.
+      examples: how many examples, over all backends and meshes.
+    """
+
+    triples: int
+    examples: int
+
+
+def distinct(records: Iterable[Record]) -> Distinct:
+    """Count what was asked. Two files may have specs of the same name."""
+    shapes: dict[tuple[str, str, str], set[str]] = {}
+    examples = 0
+    for record in records:
+        key = record.test.partition("::")[0], record.kernel, record.check
+        shapes.setdefault(key, set()).update(record.signatures)
+        examples += record.examples
+    return Distinct(triples=sum(map(len, shapes.values())), examples=examples)
+
+
+def line(found: Distinct) -> str:
+    """One line of the summary."""
+    return (
+        f"distinct: {found.triples:,} (spec, check, shape) triples in {found.examples:,} examples"
+    )
+
 
 #: How many reasons of skips are listed.
 _REASONS = 3

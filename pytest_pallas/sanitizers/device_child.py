@@ -16,7 +16,7 @@ def main(path: str) -> None:
     """Load the call, run it on the first device, and wait for its answer."""
     import jax
 
-    from pytest_pallas.backends.expected import expected_warnings
+    from pytest_pallas.backends.protocol import expected_warnings
 
     module, file, called = pickle.loads(Path(path).read_bytes())
     _find(module, file)

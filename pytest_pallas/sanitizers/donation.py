@@ -11,7 +11,7 @@ import jax
 from pytest_pallas.analysis import KernelCall
 from pytest_pallas.backends import Backend, Outcome
 from pytest_pallas.backends.execution import to_numpy
-from pytest_pallas.backends.probes import Probe
+from pytest_pallas.backends.variations import Probe
 from pytest_pallas.checks.again import unchanged
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Trial, TrialResult, run

@@ -12,8 +12,8 @@ from pytest_pallas.analysis import KernelCall
 from pytest_pallas.analysis.programs import grid_programs, has_parallel_dimension, parallel_programs
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.backends.digests import digest
-from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.backends.tracing import identity
+from pytest_pallas.backends.variations import Schedule
 from pytest_pallas.checks.trial import Trial, call
 from pytest_pallas.errors import (
     DeadlockError,

@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
-from pytest_pallas.backends.fills import highest, lowest
 from pytest_pallas.backends.interpreters import interpret
 from pytest_pallas.backends.simulators import Simulator
+from pytest_pallas.backends.variations import highest, lowest
 from pytest_pallas.checks.verdict import Failure
 from pytest_pallas.compat.interpreters import quiet_callbacks
 from pytest_pallas.compat.jaxprs import written_inputs

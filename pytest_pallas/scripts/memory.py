@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pytest_pallas.backends.fills import highest, lowest
+from pytest_pallas.backends.variations import highest, lowest
 from pytest_pallas.scripts.parts import Case, run, wide
 from pytest_pallas.scripts.questions import differ
 from pytest_pallas.scripts.simulated import refilled

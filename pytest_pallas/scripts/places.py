@@ -8,8 +8,8 @@ from typing import Any
 
 from pytest_pallas.backends import Backend, chip_of
 from pytest_pallas.backends.interpreters import Interpreter
-from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.backends.simulators import Simulator
+from pytest_pallas.backends.variations import Schedule
 from pytest_pallas.scripts.literals import Writer
 
 

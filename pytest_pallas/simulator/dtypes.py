@@ -1,11 +1,4 @@
-"""Dtypes: what they are computed in, and how JAX converts one to another.
-
-bfloat16, float16, float8 and float4 are computed in float32, integers of two and four bits in 8
-bits, and a result is rounded once. Conversions round to nearest, ties to even. A float that
-becomes an integer is truncated and saturates, and NaN gives 0; integers wrap; complex numbers
-lose their imaginary part. Subnormal numbers are kept, where XLA's CPU backend flushes those of
-float32 and float64 to zero.
-"""
+"""Dtypes: what they are computed in, how JAX converts one to another, and their bits as another."""
 
 from __future__ import annotations
 
@@ -251,3 +244,50 @@ def _saturating(source: Dtype, target: Dtype) -> Convert:
         return array if wide == target else array.astype(target)
 
     return saturate
+
+
+def reinterpret(array: Any, dtype: Dtype) -> Any:
+    """The bits of elements as elements of another dtype.
+
+    Where those are narrower, a last axis is added, with the lowest bits first; where they are
+    wider, the last axis is taken away.
+    """
+    source, target = bit_width(array.dtype), bit_width(dtype)
+    if source == target:
+        return from_codes(codes_of(array), dtype)
+    if source > target:
+        if target < 8:
+            parts = 8 // target
+            octets = _bytes_of(array)
+            amounts = np.arange(parts, dtype=np.uint8) * np.uint8(target)
+            codes = (octets[..., None] >> amounts) & np.uint8((1 << target) - 1)
+            return from_codes(codes.reshape(*array.shape, source // target), dtype)
+        return _bytes_of(array).view(words_of(dtype)).view(dtype)
+    codes = codes_of(array)
+    if source < 8:
+        parts = 8 // source
+        amounts = np.arange(parts, dtype=np.uint8) * np.uint8(source)
+        pieces = codes.reshape(*array.shape[:-1], target // 8, parts) << amounts
+        codes = np.bitwise_or.reduce(pieces, axis=-1)
+    words = np.ascontiguousarray(codes).view(words_of(dtype))
+    return words[..., 0].view(dtype)
+
+
+def _bytes_of(array: Any) -> Any:
+    """The bytes of each element, as a last axis."""
+    return np.ascontiguousarray(codes_of(array)[..., None]).view(np.uint8)
+
+
+def bitcast_axis(array: Any, dtype: Dtype, axis: int) -> Any:
+    """As ``reinterpret``, where one axis becomes longer or shorter."""
+    source, target = bit_width(array.dtype), bit_width(dtype)
+    if source == target:
+        return reinterpret(array, dtype)
+    array = np.moveaxis(array, axis, -1)
+    *leading, size = array.shape
+    if source < target:
+        parts = target // source
+        found = reinterpret(array.reshape(*leading, size // parts, parts), dtype)
+    else:
+        found = reinterpret(array, dtype).reshape(*leading, size * (source // target))
+    return np.moveaxis(found, -1, axis)

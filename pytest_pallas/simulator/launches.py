@@ -1,18 +1,73 @@
-"""Launches: what a device or its cores do when they enter a kernel, and when they leave it."""
+"""Launches: the meshes of cores that a kernel runs on, how they enter it, and how they leave it."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
+from pytest_pallas.errors import MissingRuleError
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.meeting import meet
 from pytest_pallas.simulator.recording import Synchronized
 from pytest_pallas.simulator.transfer_operands import names_a_device
+
+
+@dataclass(frozen=True, slots=True)
+class CoreMesh:
+    """A mesh of cores that a body of a kernel runs on.
+
+    Attributes:
+      kind: ``"tc"``, ``"sc_scalar_subcore"`` or ``"sc_vector_subcore"``.
+      shape: sizes of its axes, by name.
+    """
+
+    kind: str
+    shape: Mapping[str, int]
+
+    @property
+    def size(self) -> int:
+        """How many cores it has."""
+        return math.prod(self.shape.values())
+
+    @property
+    def points(self) -> Sequence[Mapping[str, int]]:
+        """The index of each core along each axis."""
+        sizes = [range(size) for size in self.shape.values()]
+        return [dict(zip(self.shape, point, strict=True)) for point in itertools.product(*sizes)]
+
+
+def kind_of_cores(mesh: Any) -> str | None:
+    """The kind of cores of a mesh of JAX, or None if they are none of a TPU."""
+    from jax.experimental.pallas import tpu as pltpu
+    from jax.experimental.pallas import tpu_sc as plsc
+
+    kinds: Mapping[type, str] = {
+        pltpu.TensorCoreMesh: "tc",
+        plsc.ScalarSubcoreMesh: "sc_scalar_subcore",
+        plsc.VectorSubcoreMesh: "sc_vector_subcore",
+    }
+    return kinds.get(type(mesh))
+
+
+def core_meshes(meshes: Sequence[Any]) -> list[CoreMesh]:
+    """The meshes of an ``mpmd_map``.
+
+    Raises:
+      MissingRuleError: one of them is of a kind that the simulator does not know.
+    """
+    found: list[CoreMesh] = []
+    for mesh in meshes:
+        kind = kind_of_cores(mesh)
+        if kind is None:
+            raise MissingRuleError(f"the simulator does not simulate a {type(mesh).__name__}")
+        found.append(CoreMesh(kind, dict(mesh.shape)))
+    return found
+
 
 #: What a kernel does besides loads and stores.
 _ASYNCHRONOUS = frozenset(

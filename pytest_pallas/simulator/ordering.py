@@ -25,14 +25,7 @@ from pytest_pallas.simulator.accesses import (
     index_of,
     place_of,
 )
-from pytest_pallas.simulator.passes import (
-    Pass,
-    check,
-    locate_all,
-    note,
-    tick,
-    users_of,
-)
+from pytest_pallas.simulator.passes import Pass, check, locate_all, note, tick, users_of
 from pytest_pallas.simulator.promises import Promise, Rivals, amount_of, size_of
 from pytest_pallas.simulator.recording import (
     END_OF_BLOCK,

@@ -17,12 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pytest_pallas.simulator.dtypes import (
-    Array,
-    Dtype,
-    converter,
-    is_integer,
-)
+from pytest_pallas.simulator.dtypes import Array, Dtype, converter, is_integer
 
 Unary = Callable[[Any], Any]
 Multiply = Callable[[Any, Any], Any]

@@ -21,9 +21,8 @@ from pytest_pallas.simulator.inspector import Change, Inspector
 from pytest_pallas.simulator.machine import Limits, Machine, Thread
 from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.program import prepare, prepare_equation
-from pytest_pallas.simulator.threads import one_thread
-from pytest_pallas.simulator.timeline import Timeline
-from pytest_pallas.simulator.trace_events import check_path, text_of
+from pytest_pallas.simulator.scheduler import one_thread
+from pytest_pallas.simulator.timeline import Timeline, check_path, text_of
 from pytest_pallas.simulator.transfers import release
 from pytest_pallas.simulator.values import from_jax, to_output
 

@@ -12,7 +12,7 @@ import numpy as np
 from pytest_pallas.devices.capacities import itemsize
 from pytest_pallas.errors import BoundsError, SimulationError
 from pytest_pallas.findings import Finding
-from pytest_pallas.simulator.bitcasts import bitcast_axis
+from pytest_pallas.simulator.dtypes import bitcast_axis
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory import Elements, Ref, Region
 from pytest_pallas.transforms import (

@@ -19,10 +19,9 @@ from pytest_pallas.strategies.domain.meshes import device_meshes
 from pytest_pallas.strategies.domain.ragged import cu_seqlens, group_sizes, lengths, segment_ids
 from pytest_pallas.strategies.dtypes import dtype_pairs, dtypes, floats, ints
 from pytest_pallas.strategies.elements import elements
-from pytest_pallas.strategies.kernels import kernel_args
 from pytest_pallas.strategies.shaped import shaped
 from pytest_pallas.strategies.shapes import ShapeSpec, parse
-from pytest_pallas.strategies.signatures import from_signature
+from pytest_pallas.strategies.signatures import from_signature, kernel_args
 
 __all__ = [
     "Arguments",

@@ -13,13 +13,11 @@ from pytest_pallas.checks import Check
 from pytest_pallas.errors import OptionError, SpecError
 from pytest_pallas.session import Session, current
 from pytest_pallas.spec import KernelSpec
-from pytest_pallas.suites.applicability import unmet_by_kernels
+from pytest_pallas.suites.applicability import leave_out, unmet_by_kernels
+from pytest_pallas.suites.backends import backends_before, on_claimed_chips, without_replaced
 from pytest_pallas.suites.discovery import specs_in
 from pytest_pallas.suites.item import SpecItem, node_id
-from pytest_pallas.suites.left_out import leave_out
 from pytest_pallas.suites.mutants import mutants_item
-from pytest_pallas.suites.others import backends_before
-from pytest_pallas.suites.simulable import on_claimed_chips, without_replaced
 from pytest_pallas.tally import Tally
 
 #: Which modules of a suite were collected, and whether they define specs.

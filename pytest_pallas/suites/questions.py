@@ -15,8 +15,8 @@ from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.options import Options
 from pytest_pallas.session import current
 from pytest_pallas.strategies.arguments import as_arguments
-from pytest_pallas.suites.left_out import applies_after_all
-from pytest_pallas.suites.others import others_of
+from pytest_pallas.suites.applicability import applies_after_all
+from pytest_pallas.suites.backends import others_of
 from pytest_pallas.tolerances import dtypes_of, tolerance_for
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from pytest_pallas.workers import frames
+from pytest_pallas.workers import exchange
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -46,23 +46,23 @@ def main(entry: str, *, requests: int, replies: int, parent: int, talks: bool) -
         try:
             function = _load(entry)
         except Exception as error:
-            frames.write(outbox, frames.RAISED, _explain(error, frames_of_ours=2))
+            exchange.write(outbox, exchange.RAISED, _explain(error, frames_of_ours=2))
             return
         if talks:
             speaking = threading.Lock()
 
             def say(note: bytes) -> None:
                 with speaking:
-                    frames.write(outbox, frames.NOTE, note)
+                    exchange.write(outbox, exchange.NOTE, note)
 
             function = functools.partial(_talking, function, say)
-        frames.write(outbox, frames.READY, b"")
-        while (payload := frames.read(inbox)) is not None:
+        exchange.write(outbox, exchange.READY, b"")
+        while (payload := exchange.read(inbox)) is not None:
             kind, body = _call(function, payload)
             if os.getpid() != own:  # The function forked, and both processes returned.
                 os._exit(0)
             _restore_output(output)
-            frames.write(outbox, kind, body)
+            exchange.write(outbox, kind, body)
             del payload, body
     _end_group()
 
@@ -87,8 +87,8 @@ def _call(function: Callable[[bytes], bytes], payload: bytes) -> tuple[bytes, by
         if not isinstance(value, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"the entry of a worker returns bytes, not {type(value).__name__}")
     except Exception as error:
-        return frames.RAISED, _explain(error, frames_of_ours=1)
-    return frames.DONE, value
+        return exchange.RAISED, _explain(error, frames_of_ours=1)
+    return exchange.DONE, value
 
 
 def _explain(error: Exception, *, frames_of_ours: int) -> bytes:

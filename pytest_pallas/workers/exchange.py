@@ -1,4 +1,4 @@
-"""Send a message to a worker and wait for the answer, or for what comes instead of one."""
+"""Messages between a pool and a worker: their frames, and the wait for the answer."""
 
 from __future__ import annotations
 
@@ -7,14 +7,61 @@ import dataclasses
 import math
 import os
 import select
+import struct
 import threading
 import time
 from dataclasses import dataclass
-from typing import Literal
+from typing import BinaryIO, Literal
 
-from pytest_pallas.workers import frames
 from pytest_pallas.workers.memory import resident_bytes
 from pytest_pallas.workers.process import Worker
+
+_HEADER = struct.Struct(">cQ")
+
+JOB = b"j"
+READY = b"+"
+NOTE = b"n"
+DONE = b"d"
+RAISED = b"e"
+
+
+def header(kind: bytes, body: bytes) -> bytes:
+    """What goes before ``body`` on the wire."""
+    return _HEADER.pack(kind, len(body))
+
+
+def read(stream: BinaryIO) -> bytes | None:
+    """The body of the next message of a blocking stream, or None at its end."""
+    head = stream.read(_HEADER.size)
+    if len(head) < _HEADER.size:
+        return None
+    _, size = _HEADER.unpack(head)
+    body = stream.read(size)
+    return body if len(body) == size else None
+
+
+def write(stream: BinaryIO, kind: bytes, body: bytes) -> None:
+    """Write a message to a blocking stream."""
+    stream.write(header(kind, body))
+    stream.write(body)
+    stream.flush()
+
+
+def parse(received: bytearray) -> tuple[bytes, bytes] | None:
+    """Take the message at the start of ``received`` away: its kind and body.
+
+    None while it is not whole.
+    """
+    if len(received) < _HEADER.size:
+        return None
+    kind, size = _HEADER.unpack_from(received)
+    if len(received) < _HEADER.size + size:
+        return None
+    with memoryview(received) as view:
+        body = bytes(view[_HEADER.size : _HEADER.size + size])
+    del received[: _HEADER.size + size]
+    return kind, body
+
 
 #: How often memory and the size of the output are looked at, in seconds.
 _LOOK_SECONDS = 0.1
@@ -97,9 +144,9 @@ def exchange(
         if worker.replies in ready or worker.death in ready:
             dead = worker.death in ready
             over = _receive(worker.replies, received, all_of_it=dead) or dead
-            while answer := frames.parse(received):
+            while answer := parse(received):
                 kind, body = answer
-                if kind != frames.NOTE:
+                if kind != NOTE:
                     return ended(Exchange(end="answered", kind=kind, body=body))
                 note, last = body, time.monotonic()
                 if patience is not None:

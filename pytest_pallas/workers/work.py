@@ -7,8 +7,7 @@ import signal
 import threading
 import time
 
-from pytest_pallas.workers import frames
-from pytest_pallas.workers.exchange import Exchange, exchange
+from pytest_pallas.workers.exchange import DONE, JOB, READY, Exchange, exchange, header
 from pytest_pallas.workers.jobs import Result, Setup, Status
 from pytest_pallas.workers.memory import resident_bytes
 from pytest_pallas.workers.process import Worker
@@ -60,7 +59,7 @@ def _ask(
     """Hand a job to a worker that is ready, and wait for its end."""
     worker.output.clear()
     begin = time.monotonic()
-    head = frames.header(frames.JOB, payload)
+    head = header(JOB, payload)
     patience = timeout if worker.setup.talks else None
     found = exchange(
         worker, head, payload, deadline=begin + timeout, stopping=stopping, patience=patience
@@ -76,7 +75,7 @@ def _ask(
     if bloated:
         worker.end()
     left = None if bloated else worker
-    if found.kind == frames.DONE:
+    if found.kind == DONE:
         return left, Result(status="done", value=found.body, output=text, seconds=seconds)
     message = found.body.decode(errors="replace")
     return left, Result(status="raised", message=message, output=text, seconds=seconds)
@@ -86,7 +85,7 @@ def _get_ready(worker: Worker, stopping: threading.Event) -> Result | None:
     """Wait until the worker is ready; the result of its job if it never will be."""
     deadline = time.monotonic() + START_SECONDS
     found = exchange(worker, deadline=deadline, stopping=stopping)
-    if found.kind == frames.READY:
+    if found.kind == READY:
         worker.ready = True
         if worker.setup.memory_bytes is not None:
             worker.fresh_bytes = resident_bytes(worker.pid)

@@ -12,8 +12,8 @@ import pytest
 import table
 
 from pytest_pallas.backends.protocol import Call, Outcome
-from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.backends.simulators import tpu_sim
+from pytest_pallas.backends.variations import Schedule
 from pytest_pallas.devices.mesh import make_mesh
 from pytest_pallas.errors import BoundsError, DeadlockError, DmaError, RaceError
 

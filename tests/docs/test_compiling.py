@@ -12,7 +12,7 @@ import pytest
 from pytest_pallas.compilers import libtpu
 from pytest_pallas.compilers.report import CompileReport, Status
 from pytest_pallas.options import TABLE, Options
-from pytest_pallas.report import cost_tables
+from pytest_pallas.report import costs
 
 TEXT = (Path(__file__).parents[2] / "docs/compiling.md").read_text()
 
@@ -74,7 +74,7 @@ def test_every_way_a_compilation_ends_is_named(status):
 
 
 def test_the_table_of_costs_has_the_columns_that_are_shown():
-    for name, columns in (("tables", cost_tables._TPU), ("gpu", cost_tables._GPU)):
+    for name, columns in (("tables", costs._TPU), ("gpu", costs._GPU)):
         header = next(line for line in shown(name).splitlines() if "spill" in line)
         assert re.split(r"\s{2,}", header)[2:] == [column.title for column in columns]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_pallas.analysis.calls import called_jaxpr
+from pytest_pallas.analysis.kernel_calls import called_jaxpr
 
 
 @dataclass(frozen=True)

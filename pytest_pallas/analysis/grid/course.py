@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.analysis.calls import called_jaxpr
 from pytest_pallas.analysis.grid import scalars
 from pytest_pallas.analysis.grid.scalars import Points
 from pytest_pallas.analysis.grid.taint import (
@@ -28,6 +27,7 @@ from pytest_pallas.analysis.grid.taint import (
     union,
 )
 from pytest_pallas.analysis.grid.windows import masked_window, window_of
+from pytest_pallas.analysis.kernel_calls import called_jaxpr
 from pytest_pallas.compat.source import source_line
 
 

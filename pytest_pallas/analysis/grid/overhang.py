@@ -1,4 +1,4 @@
-"""Blocks that overhang their array, and are reduced over without a mask."""
+"""Blocks that overhang their array without a mask, and blocks that a compiler refuses."""
 
 from __future__ import annotations
 
@@ -8,11 +8,131 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.analysis.grid.course import Cell, Course, follow
-from pytest_pallas.analysis.grid.findings import GridFinding
+from pytest_pallas.analysis.grid.findings import GridFinding, found, points
 from pytest_pallas.analysis.grid.model import GridCall, Window
 from pytest_pallas.analysis.grid.scalars import Points
 from pytest_pallas.analysis.grid.taint import Mark, Value
-from pytest_pallas.analysis.grid.wording import found, points
+from pytest_pallas.devices.capacities import Buffer, itemsize, padded, vmem_excess
+
+_LANES = 128
+_SUBLANES = 8
+
+
+def illegal_tiles(call: GridCall) -> Iterator[GridFinding]:
+    """Blocks that JAX's lowering for TPUs refuses.
+
+    The rules are those of ``jax/_src/pallas/mosaic/lowering.py`` (``_check_block_mappings``) in JAX
+    0.11.2 and 0.12.0.1, and for windows in elements and buffers what libtpu 0.0.51 says.
+    """
+    if call.platform != "tpu":
+        return
+    for window in call.windows:
+        for message, remedy in _illegal(window):
+            yield found(call, window, "tile", "warning", (), message, remedy)
+
+
+def _illegal(window: Window) -> Iterator[tuple[str, str]]:
+    shape, sizes, space = window.shape, window.sizes, window.facts.space
+    trivial = sizes == shape and (window.starts is None or not window.starts.any())
+    if space.startswith("semaphore") or (space == "smem" and trivial):
+        return
+    if window.whole:
+        if not trivial:
+            yield (
+                f"blocks {sizes} of an array {list(shape)} in memory space {space.upper()}, which "
+                "has no blocks",
+                "Leave the block shape and the index map out, or put the blocks into VMEM.",
+            )
+        return
+    if not sizes:
+        yield "an array without axes", "Give it the shape (1, 1), or put it into SMEM."
+        return
+    if len(sizes) == 1:
+        yield from _illegal_row(window)
+    elif (sizes[-1] != shape[-1] and sizes[-1] % _LANES) or (
+        sizes[-2] != shape[-2] and sizes[-2] % _SUBLANES
+    ):
+        yield (
+            f"blocks {sizes} of an array {list(shape)}: the last two dims of a block must be "
+            f"multiples of {_SUBLANES} and {_LANES}, or those of the array",
+            "Choose such a block, or give the array another layout.",
+        )
+    yield from _unaligned(window)
+    if window.facts.buffers is not None and window.facts.buffers > 2:
+        yield (
+            f"pl.Buffered({window.facts.buffers}): a grid's blocks have one or two buffers",
+            "Use pl.Buffered(1) or (2), or pltpu.emit_pipeline, which can have more.",
+        )
+
+
+def _illegal_row(window: Window) -> Iterator[tuple[str, str]]:
+    size, total = window.sizes[0], window.shape[0]
+    bits = max(itemsize(window.facts.dtype), 0.5) * 8
+    if window.facts.dtype == np.dtype(bool):
+        bits = 32
+    least = int(_LANES * 32 / bits)
+    power = size >= least and not size & (size - 1)
+    if size != total and size % (_LANES * _SUBLANES) and not power:
+        yield (
+            f"blocks ({size},) of an array [{total}]: a block of one dim must be a multiple of "
+            f"{_LANES * _SUBLANES}, or a power of two of at least {least}, or the whole array",
+            "Choose such a block, or give the array two dims.",
+        )
+
+
+def _unaligned(window: Window) -> Iterator[tuple[str, str]]:
+    """Windows in elements whose starts are not those of tiles."""
+    if window.starts is None:
+        return
+    last = len(window.sizes) - 1
+    for axis, tile in ((last - 1, _SUBLANES), (last, _LANES)):
+        if axis >= 0 and window.facts.dims[axis][0] == "Element":
+            starts = window.starts[axis] + window.facts.dims[axis][2][0]
+            if (starts % tile).any():
+                start = int(starts[np.flatnonzero(starts % tile)[0]])
+                yield (
+                    f"a window that begins at element {start} of axis {axis}: not a multiple of "
+                    f"{tile}",
+                    "Let windows begin at tiles, and take the elements out of them in the kernel.",
+                )
+
+
+def buffers(call: GridCall) -> list[Buffer]:
+    """The VMEM that blocks and scratch take, the largest first.
+
+    A block has two buffers where it changes over the grid, else one, or as many as it asks for.
+    What the compiler takes besides, for temporaries and spills, is not counted.
+    """
+    found_: list[Buffer] = []
+    for window in call.windows:
+        if window.facts.space not in ("default", "vmem"):
+            continue
+        kept = [
+            size
+            for size, (kind, _, _) in zip(window.sizes, window.facts.dims, strict=True)
+            if kind != "Squeezed"
+        ]
+        changes = window.starts is None or (window.starts != window.starts[:, :1]).any()
+        count = window.facts.buffers or (2 if changes else 1)
+        found_.append(Buffer(window.name, padded(kept, window.facts.dtype), count))
+    for name, aval in call.facts.scratch:
+        space = str(getattr(aval, "memory_space", "")).lower()
+        if space.rpartition(".")[2] == "vmem" and hasattr(aval, "shape"):
+            found_.append(Buffer(name, padded(aval.shape, aval.dtype), 1))
+    return sorted(found_, key=lambda buffer: -buffer.total)
+
+
+def too_much_vmem(call: GridCall, chip_name: str) -> Iterator[GridFinding]:
+    """More VMEM than a kernel may use on a chip."""
+    if call.platform != "tpu":
+        return
+    asked = getattr(call.facts.params, "vmem_limit_bytes", None)
+    excess = vmem_excess(buffers(call), chip_name, asked)
+    if excess is None:
+        return
+    window = next((w for w in call.windows if w.name == excess.largest), call.windows[0])
+    yield found(call, window, "vmem", "warning", (), excess.message, excess.remedy)
+
 
 #: Programs that are followed; of a larger grid those with overhanging blocks and some others.
 _MOST = 4096

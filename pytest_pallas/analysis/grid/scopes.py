@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.analysis.calls import called_jaxpr
-from pytest_pallas.analysis.kernel_calls import KernelCall, kernel_call
+from pytest_pallas.analysis.kernel_calls import KernelCall, called_jaxpr, kernel_call
 from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES, sub_jaxprs
 
 #: What hands on only some of its operand's elements, or may: nothing is known behind it.

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.analysis.grid.accesses import Accesses
-from pytest_pallas.analysis.grid.findings import GridFinding
+from pytest_pallas.analysis.grid.findings import GridFinding, found
 from pytest_pallas.analysis.grid.model import GridCall, Window
-from pytest_pallas.analysis.grid.wording import found
 
 #: Pairs of blocks that are compared where their sizes differ.
 _MOST_PAIRS = 2**22

@@ -1,22 +1,154 @@
-"""What the machine code of TPU kernels costs, from the files that libtpu writes on request.
+"""On-chip memory that a TPU kernel allocates, read off libtpu's low-level code (LLO).
 
-libtpu writes them when ``LIBTPU_INIT_ARGS`` holds ``--xla_jf_dump_to=FOLDER
---xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=PASS_LABELS``. Names and formats are
-those of libtpu 0.0.51: ``<time>-<HLO instruction>-<number>-<label>.txt``, and the program itself in
-``<time>-TLP-hlo.txt``.
+Formats as libtpu 0.0.51 writes them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_pallas.analysis.machine_code.allocations import allocated_bytes, is_complete
 from pytest_pallas.analysis.machine_code.cost import Cost
 from pytest_pallas.analysis.machine_code.loops import find_loops, main_loop, split_bundles
-from pytest_pallas.analysis.machine_code.slots import Utilization, read_utilization
+
+#: An allocation of the kernel's own; those at a fixed address (``fixed_abs``) are the system's.
+_ALLOCATION = re.compile(
+    r"^ *#allocation\w+ \[shape = '[^']*', space=(?P<space>\w+), size = (?P<size>0x[0-9a-f]+|\d+), "
+    r"offset = (?P<offset>0x[0-9a-f]+|\d+), scoped\b",
+    re.MULTILINE,
+)
+
+
+def allocated_bytes(code: str, space: str) -> int | None:
+    """Bytes that a kernel allocates at once in one memory space.
+
+    This is the distance from the lowest to the highest address that the compiler gave to the
+    kernel's scoped allocations: windows of operands (twice each where they are double buffered),
+    scratch operands, ``run_scoped`` buffers, the compiler's internal scratch and slots of spilled
+    registers. Scopes that are not live at the same time share addresses and count once; gaps
+    between allocations count.
+
+    Not counted: operands that XLA itself put into the memory space before the kernel starts, which
+    are its own allocations; memory that is reserved at fixed addresses.
+
+    Args:
+      code: the kernel's code with final addresses of allocations (``post-delay-converter``).
+      space: ``"vmem"`` or ``"smem"``.
+
+    Returns:
+      Bytes, 0 if the kernel allocates nothing there; None if ``code`` is incomplete.
+    """
+    if not is_complete(code):
+        return None
+    found = [
+        (int(match["offset"], 0), int(match["size"], 0))
+        for match in _ALLOCATION.finditer(code)
+        if match["space"] == space
+    ]
+    if not found:
+        return 0
+    return max(offset + size for offset, size in found) - min(offset for offset, _ in found)
+
+
+def is_complete(code: str) -> bool:
+    """Whether a kernel's code is there from its first region to the empty one that closes it."""
+    return "$region0:" in code and code.rstrip().endswith("_")
+
+
+#: The title of the first table is spelt "CAPACTIY" there.
+_CAPACITY = "== CAPA"
+_UTILIZATION = "== UTILIZATION"
+
+#: Units of the report and the columns that tell of them.
+_UNITS = {
+    "mxu": ("MATMUL", "MATPUSH", "MXU"),
+    "xlu": ("XLU",),
+    "valu": ("VALU",),
+    "eup": ("EUP",),
+    "load": ("VLOAD",),
+    "store": ("VSTORE",),
+    "scalar": ("SALU",),
+}
+
+#: Columns of units that compute on vectors.
+_COMPUTING = ("MATMUL", "MATPUSH", "MXU", "XLU", "VALU", "EUP")
+
+#: Slots by column.
+Row = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """The table.
+
+    Attributes:
+      capacity: slots in a bundle, by column.
+      rows: slots in use, by column; one row a bundle.
+    """
+
+    capacity: Row
+    rows: tuple[Row, ...]
+
+    def total(self, column: str) -> int | None:
+        """Slots in use in all bundles; None if there is no such column."""
+        if column not in self.capacity:
+            return None
+        return sum(row[column] for row in self.rows)
+
+    def computing(self) -> set[int]:
+        """Places of the bundles that do more than load, store, count and wait."""
+        return {
+            place
+            for place, row in enumerate(self.rows)
+            if any(row.get(column, 0) for column in _COMPUTING)
+        }
+
+    def shares(self, bundles: range) -> dict[str, float]:
+        """Share of the slots in use in some bundles, from 0 to 1, by unit.
+
+        An MXU is in use in a bundle in which it multiplies (MATMUL) or takes in weights (MATPUSH).
+        It does both at once in some; the table does not tell which MXU does what, so the larger of
+        both columns counts, which is the least number of MXUs that can be in use. Loads include
+        fills, stores include spills.
+        """
+        shares: dict[str, float] = {}
+        for unit, columns in _UNITS.items():
+            slots = max(self.capacity.get(column, 0) for column in columns) * len(bundles)
+            if slots:
+                used = sum(
+                    max(self.rows[place].get(column, 0) for column in columns) for place in bundles
+                )
+                shares[unit] = min(1.0, used / slots)
+        return shares
+
+
+def read_utilization(text: str) -> Utilization | None:
+    """The table in a ``final_hlo-static-per-bundle-utilization`` dump; None if it is damaged."""
+    lines = text.splitlines()
+    if (
+        len(lines) < 4
+        or not lines[0].startswith(_CAPACITY)
+        or not lines[3].startswith(_UTILIZATION)
+    ):
+        return None
+    columns = [name.strip() for name in lines[1].split(",")]
+    try:
+        capacity, *rows = (_row(columns, line) for line in _numbers(lines))
+    except ValueError:
+        return None
+    return Utilization(capacity, tuple(rows))
+
+
+def _numbers(lines: list[str]) -> Iterable[str]:
+    return [lines[2], *(line for line in lines[4:] if line.strip())]
+
+
+def _row(columns: list[str], line: str) -> Row:
+    return dict(zip(columns, map(int, line.split()), strict=True))
+
 
 _CODE = "post-delay-converter"
 _BUNDLES = "final_bundles"

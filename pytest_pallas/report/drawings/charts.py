@@ -1,4 +1,4 @@
-"""Charts of errors: how many elements have which, and how they go with the size of the inputs."""
+"""Charts of errors, bars of shares and outcomes, and the scale that they are read on."""
 
 from __future__ import annotations
 
@@ -6,8 +6,68 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pytest_pallas.report.drawings.scale import LEVELS, lower, number, short
-from pytest_pallas.report.drawings.svg import Svg, element, line, picture, rect, text
+from pytest_pallas.report.drawings.svg import Svg, element, line, picture, rect, stretched, text
+
+#: As many as in ``report.pictures.errors``: ``a`` is below 2**-3 ulps, ``z`` 2**21 and more.
+LEVELS = 26
+
+
+def lower(level: int) -> float:
+    """The smallest error of a level from 1 to ``LEVELS``, in ulps."""
+    return 0.0 if level <= 1 else 2.0 ** (level - 5)
+
+
+def short(number: float) -> str:
+    """A number in a few characters."""
+    if not math.isfinite(number):
+        return "∞"
+    if number >= 1e6 or 0 < number < 0.01:
+        return f"{number:.0e}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e")
+    if number >= 100 or number == int(number):
+        return f"{number:,.0f}"
+    return f"{number:.3g}"
+
+
+def number(value: float | str | None) -> float | None:
+    """A number as records hold it: JSON has no infinities."""
+    return None if value is None else float(value)
+
+
+def share(value: float, limit: float, title: str, *, before: float | None = None) -> Svg:
+    """A bar of what is used of a limit, with a mark where it was before."""
+    wide = 110.0
+    used = min(1.0, value / limit) if limit else 0.0
+    kind = "fill-bad" if value > limit else "fill-warn" if used > 0.85 else "fill"
+    parts = [rect(0, 2, wide, 10, "track"), rect(0, 2, max(1.0, wide * used), 10, kind)]
+    if before is not None and limit:
+        x = wide * min(1.0, before / limit)
+        parts.append(line(x, 0, x, 14, "mark"))
+    return picture(wide, 14, title, *parts)
+
+
+def slots(shares: Mapping[str, float], title: str) -> Svg:
+    """A small column for each unit: which share of its slots the main loop uses."""
+    parts: list[Svg] = []
+    for place, (unit, value) in enumerate(shares.items()):
+        high = 22 * min(1.0, value)
+        said = f"{unit}: {100 * value:.0f} %"
+        parts.append(rect(place * 11, 1, 8, 22, "track", said))
+        parts.append(rect(place * 11, 23 - high, 8, high, "fill", said))
+    return picture(max(11.0 * len(shares), 1.0), 24, title, *parts)
+
+
+def stacked(counts: Sequence[tuple[str, int]], title: str) -> Svg:
+    """Outcomes side by side, as wide as there are of them."""
+    total = sum(count for _, count in counts) or 1
+    parts: list[Svg] = []
+    x = 0.0
+    for kind, count in counts:
+        if count:
+            wide = max(6.0, 988.0 * count / total)
+            parts.append(rect(x, 0, wide, 12, f"of-{kind}", f"{count:,} {kind}"))
+            x += wide + 2
+    return stretched(x or 1.0, 12, title, *parts)
+
 
 _LEFT, _TOP, _WIDE, _HIGH = 52.0, 26.0, 380.0, 150.0
 

@@ -1,12 +1,13 @@
-"""The blocks of an operand as the static analysis sees them: how often each is written."""
+"""Blocks of an operand and how often each is written; races and deadlocks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pytest_pallas.findings import Access, Owner, Wait, short_line
 from pytest_pallas.report.drawings.matrix import Matrix
-from pytest_pallas.report.drawings.svg import Svg, picture, rect, text
+from pytest_pallas.report.drawings.svg import Svg, cut, element, line, picture, rect, text
 
 _NAMED = (40.0, 14.0)
 
@@ -49,3 +50,108 @@ def grid(operand: Mapping[str, Any]) -> Svg:
         x += 26 + 6.2 * len(words)
     title = f"Blocks of {operand['operand']} {list(shape)}, by {operand['count']:,} programs"
     return picture(max(right + 24, 400.0), bottom + 30, title, *parts)
+
+
+_WIDE = 520.0
+
+#: The most waits that are drawn.
+MOST_WAITS = 16
+
+
+def timeline(accesses: Sequence[Access]) -> Svg:
+    """The two accesses of a race, a lane each, at a time that nothing decides."""
+    parts: list[Svg] = [text(112, 14, "time", kind="t"), _arrow(142, 10, _WIDE - 8, 10)]
+    for lane, access in enumerate(accesses):
+        y = 34.0 + 74 * lane
+        x = 112.0 + 150 * lane
+        parts += [
+            text(0, y + 22, cut(_who(access), 17)),
+            text(0, y + 37, cut(_where(access), 17), kind="t"),
+            line(112, y + 25, _WIDE - 8, y + 25, "rule"),
+            rect(x, y, 250, 50, f"access-{'write' if access.kind == 'write' else 'read'}"),
+            text(x + 10, y + 20, cut(f"{access.kind}s {part(access)}", 32), kind="t strong"),
+            text(x + 10, y + 38, cut(short_line(access.line), 36), kind="t small"),
+        ]
+    parts += [
+        line(300, 84, 300, 108, "bad-line"),
+        text(310, 100, "nothing orders these", kind="t bad"),
+    ]
+    first, second = (f"{_who(a)} {a.kind}s {part(a)}" for a in accesses)
+    title = f"Race: {first}, and {second}; nothing orders the two accesses"
+    return picture(_WIDE, 170, title, *parts)
+
+
+def part(access: Access) -> str:
+    """The part of a buffer that is accessed: ``o_ref[0:8]``."""
+    index = ", ".join(f"{start}:{stop}" for start, stop in access.index)
+    return (access.ref or "memory") + (f"[{index}]" if index else "")
+
+
+def point(program: tuple[int, ...]) -> str:
+    """A grid point: ``(0, 1)``; "" outside of a grid."""
+    return f"({', '.join(map(str, program))})" if program else ""
+
+
+def _who(access: Access) -> str:
+    """Who makes an access."""
+    return _name(access.owner) + (", copy" if access.copy else "")
+
+
+def _name(owner: Owner) -> str:
+    if owner.thread:
+        return owner.thread if owner.device == 0 else str(owner)
+    return f"device {owner.device}" + ("" if owner.core is None else f" core {owner.core}")
+
+
+def _where(access: Access) -> str:
+    """The device whose memory it is, or the program that makes an access."""
+    if access.home is not None and access.home != access.owner.device:
+        return f"to device {access.home}"
+    return f"program {point(access.program)}" if access.program else ""
+
+
+def graph(waits: Sequence[Wait]) -> Svg:
+    """Who waits (left) for what (right), and what it is now."""
+    waits = waits[:MOST_WAITS]
+    resources = list(dict.fromkeys(resource(wait) or "nothing" for wait in waits))
+    count = max(len(waits), len(resources), 1)
+    parts: list[Svg] = []
+    for row, wait in enumerate(waits):
+        y = _middle(row, len(waits), count)
+        at = _middle(resources.index(resource(wait) or "nothing"), len(resources), count)
+        unit = f" {wait.unit}" if wait.unit else ""
+        need = f"needs {wait.needed}{unit}, has {wait.had}" if wait.needed else ""
+        parts += [
+            rect(2, y - 29, 190, 58, "node"),
+            text(12, y - 11, cut(_name(wait.owner), 25), kind="t strong"),
+            text(12, y + 5, cut(short_line(wait.line), 29), kind="t small"),
+            text(12, y + 21, need, kind="t small"),
+            _arrow(194, y, 326, at, bad=True),
+        ]
+    for row, name in enumerate(resources):
+        y = _middle(row, len(resources), count)
+        parts.append(rect(328, y - 18, 190, 36, "node resource"))
+        parts.append(text(338, y + 4, cut(name, 25), kind="t strong"))
+    title = "Deadlock: " + "; ".join(
+        f"{wait.owner} waits for {resource(wait) or 'nothing'}" for wait in waits
+    )
+    return picture(_WIDE, 70.0 * count, title, *parts)
+
+
+def resource(wait: Wait) -> str:
+    """What somebody waits for; "" of one that is at the end."""
+    if not wait.on and wait.unit == "arrivals":
+        return f"the barrier at {short_line(wait.line) or 'an unknown line'}"
+    return wait.on
+
+
+def _middle(row: int, rows: int, count: int) -> float:
+    """The height of one of ``rows`` boxes beside ``count`` others."""
+    return 35.0 + 70 * (row + (count - rows) / 2)
+
+
+def _arrow(x: float, y: float, x2: float, y2: float, *, bad: bool = False) -> Svg:
+    kind = "bad-line" if bad else "axis"
+    shaft = line(x, y, x2 - 6, y2, kind)
+    head = f"M{x2:.1f} {y2:.1f}l-8 -4v8z"
+    return element("g", shaft, element("path", d=head, class_=f"head {kind}"))

@@ -11,17 +11,17 @@ from pytest_pallas.explanations import explanation_of, from_json
 from pytest_pallas.findings import Finding
 from pytest_pallas.record import Record
 from pytest_pallas.report.drawings.charts import against_dims, histogram
-from pytest_pallas.report.drawings.grids import grid
-from pytest_pallas.report.drawings.heat import heat
-from pytest_pallas.report.drawings.svg import Svg
-from pytest_pallas.report.drawings.waits import (
+from pytest_pallas.report.drawings.grids import (
     MOST_WAITS,
     graph,
+    grid,
     part,
     point,
     resource,
     timeline,
 )
+from pytest_pallas.report.drawings.heat import heat
+from pytest_pallas.report.drawings.svg import Svg
 
 #: What facts are called on the page, where that is not their name.
 _TITLES = {"worst": "worst element", "baseline": "jnp baseline"}

@@ -12,12 +12,12 @@ from typing import Any
 
 from pytest_pallas.errors import OptionError
 from pytest_pallas.record import OUTCOMES, Record
-from pytest_pallas.report.drawings.bars import stacked
+from pytest_pallas.report.drawings.charts import stacked
 from pytest_pallas.report.drawings.svg import clean
-from pytest_pallas.report.html import costs
-from pytest_pallas.report.html.coverage import coverage
+from pytest_pallas.report.html import tables
 from pytest_pallas.report.html.kernels import BAD, MOST_DRAWN, Kernel, kernels, times
 from pytest_pallas.report.html.mutants import Mutants, mutants
+from pytest_pallas.report.html.tables import coverage
 from pytest_pallas.report.mutants import others
 from pytest_pallas.report.summary import backends_of
 
@@ -39,7 +39,7 @@ def page(
     *,
     environment: Mapping[str, Any],
     options: Mapping[str, Any],
-    recorded: costs.Recorded | None = None,
+    recorded: tables.Recorded | None = None,
     families: Sequence[str] = (),
 ) -> str:
     """The page as HTML that needs nothing else.
@@ -92,7 +92,7 @@ def page(
         undrawn=max(0, bad - MOST_DRAWN),
         most_drawn=MOST_DRAWN,
         mutants=tried,
-        costs=costs.table(rest, recorded or {}),
+        costs=tables.table(rest, recorded or {}),
         coverage=coverage(rest),
         environment=environment,
         options=options,

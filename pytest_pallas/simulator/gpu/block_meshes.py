@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_pallas.simulator.core_meshes import kind_of_cores
+from pytest_pallas.simulator.launches import kind_of_cores
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,10 @@
-"""Launches of Mosaic GPU kernels: grids of clusters, their blocks, and the warpgroups of each.
-
-Where nothing that a kernel does orders one cluster with another one (it has no semaphores and names
-no other device), clusters run one after the other, in an order that the seed decides: what they do
-to global memory is compared by ``footprints``, and the monitor of order reads each of them by
-itself. Otherwise all clusters run at the same time.
-"""
+"""The function that is the body of a ``plgpu.kernel``."""
 
 from __future__ import annotations
 
+import ast
+import functools
+import linecache
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,12 +13,12 @@ import numpy as np
 
 from pytest_pallas.compat.avals import is_reference
 from pytest_pallas.compat.jaxprs import open_jaxpr, written_inputs
+from pytest_pallas.compat.source import home_of
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.allocation import memory_of
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.gpu.block_meshes import BlockMesh, block_mesh
-from pytest_pallas.simulator.gpu.bodies import body_of
 from pytest_pallas.simulator.gpu.capacity import smem_findings
 from pytest_pallas.simulator.gpu.cluster_control import (
     begin_next,
@@ -46,6 +43,33 @@ from pytest_pallas.simulator.program import Program, prepare
 from pytest_pallas.simulator.recording import Acquired, Recording, Synchronized
 from pytest_pallas.simulator.registry import Equation, Evaluate
 from pytest_pallas.simulator.transfers import access
+
+
+def body_of(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
+    """The name of the body of a ``plgpu.kernel``, and those of its positional parameters.
+
+    JAX wraps the body in a function of ``*refs``, which runs it in a scope; the scope says where
+    its function is defined. ("", ()) if that is not known.
+    """
+    name, file, line = home_of(jaxpr)
+    if not line:
+        return name, ()
+    try:
+        tree = _parsed(file)
+    except (OSError, SyntaxError, ValueError):
+        return name, ()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.Lambda):
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+            if line in (first, node.lineno):
+                return name, tuple(each.arg for each in (*node.args.posonlyargs, *node.args.args))
+    return name, ()
+
+
+@functools.cache
+def _parsed(file: str) -> ast.Module:
+    return ast.parse("".join(linecache.getlines(file)))
+
 
 Array = np.ndarray[Any, Any]
 

@@ -1,4 +1,4 @@
-"""Rules: calls of other programs, of Python, and what passes values on as they are."""
+"""Rules: calls of other programs and of Python, what a kernel asserts, and what it prints."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.errors import SimulationError
+from pytest_pallas.findings import Finding
+from pytest_pallas.simulator.eager import bind
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory import Ref
 from pytest_pallas.simulator.program import CALLS, called, prepare, prepare_lifted
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.values import to_jax
@@ -106,5 +109,42 @@ def _callback(eqn: Equation) -> Evaluate:
             said = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in wanted)
             raise SimulationError(f"a callback returns {given or 'nothing'} instead of {said}")
         return found
+
+    return evaluate
+
+
+@rule("check", threaded=True)
+def _check(eqn: Equation) -> Evaluate:
+    """``pl.debug_check`` and ``checkify.check``: what does not hold is a finding."""
+
+    def evaluate(thread: Thread, *values: Any) -> Any:
+        import jax
+
+        message = jax.tree.unflatten(eqn.params["err_tree"], values).get()
+        if message is not None:
+            thread.machine.report(
+                Finding(
+                    kind="assertion",
+                    message=f"the kernel asserts what does not hold: {message}",
+                    kernel=thread.kernels[-1] if thread.kernels else "",
+                    program=thread.program,
+                    line=eqn.line,
+                )
+            )
+        return ()
+
+    return evaluate
+
+
+@rule("debug_print", "debug_callback")
+def _debug(eqn: Equation) -> Evaluate:
+    """JAX prints, or calls the function that it was given."""
+
+    def evaluate(*values: Any) -> Any:
+        arrays = [value.data if isinstance(value, Ref) else np.asarray(value) for value in values]
+        from jax.core import eval_context
+
+        with eval_context():
+            return bind(eqn.origin, arrays)
 
     return evaluate

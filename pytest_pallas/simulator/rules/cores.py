@@ -12,13 +12,19 @@ from pytest_pallas.compat.avals import is_reference, owner_of_space
 from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr
 from pytest_pallas.findings import Owner
 from pytest_pallas.simulator.allocation import free, made, memory_of
-from pytest_pallas.simulator.core_meshes import CoreMesh, core_meshes
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.gpu import mosaic
 from pytest_pallas.simulator.gpu.block_meshes import block_mesh, warp_axis
 from pytest_pallas.simulator.gpu.warps import bind_warps
 from pytest_pallas.simulator.keyed import value_of, words_of
-from pytest_pallas.simulator.launches import at_entry, launched, run_beside, traffic_of
+from pytest_pallas.simulator.launches import (
+    CoreMesh,
+    at_entry,
+    core_meshes,
+    launched,
+    run_beside,
+    traffic_of,
+)
 from pytest_pallas.simulator.machine import Grid, Thread
 from pytest_pallas.simulator.memory import Key, Ref
 from pytest_pallas.simulator.program import prepare

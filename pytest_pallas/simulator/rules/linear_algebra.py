@@ -1,10 +1,4 @@
-"""Rules: decompositions and systems of equations, by LAPACK, one matrix after the other.
-
-scipy's LAPACK is that of JAX on a CPU, so the signs and orders that a decomposition leaves open are
-the same. Where a routine fails, the result is NaN, as in JAX. What JAX composes of these (``qr``,
-``ormqr``, solving tridiagonal systems, Cholesky updates) has no rule of its own. Of bfloat16 and
-float16 JAX has triangular systems only, which are solved in float32.
-"""
+"""Rules: decompositions, systems of equations and Fourier transforms, by LAPACK and numpy."""
 
 from __future__ import annotations
 
@@ -17,6 +11,26 @@ from pytest_pallas.simulator.dtypes import compute_dtype, convert, is_complex
 from pytest_pallas.simulator.fallback import by_jax
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+
+
+@rule("fft")
+def _fft(eqn: Equation) -> Evaluate:
+    """Over the last axes; scipy's keep float32, as numpy's have done only since version 2."""
+    import scipy.fft
+
+    lengths, dtype = tuple(eqn.params["fft_lengths"]), eqn.out.dtype
+    kind = eqn.params["fft_type"]
+    name = getattr(kind, "name", str(kind)).lower()
+    axes = tuple(range(-len(lengths), 0))
+    transform = getattr(scipy.fft, f"{name}n")
+    if 0 in eqn.ins[0].shape or 0 in eqn.out.shape:
+        return lambda x: np.zeros(eqn.out.shape, dtype)
+
+    def evaluate(x: Any) -> Any:
+        return transform(x, s=lengths, axes=axes).astype(dtype, copy=False)
+
+    return evaluate
+
 
 Array = np.ndarray[Any, Any]
 

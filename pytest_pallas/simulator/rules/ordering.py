@@ -7,13 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.simulator.dtypes import (
-    compute_dtype,
-    converter,
-    is_complex,
-    is_float,
-    widen,
-)
+from pytest_pallas.simulator.dtypes import compute_dtype, converter, is_complex, is_float, widen
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 
 Array = np.ndarray[Any, Any]

@@ -14,7 +14,7 @@ from pytest_pallas.simulator.lanes import in_lanes
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.reductions import extremum, identity_of_extremum
-from pytest_pallas.simulator.rules.slices import padder
+from pytest_pallas.simulator.rules.shapes import padder
 
 Array = np.ndarray[Any, Any]
 

@@ -11,13 +11,14 @@ from pytest_pallas.compat.keys import key_implementation
 from pytest_pallas.simulator.dtypes import bit_width
 from pytest_pallas.simulator.fallback import fallback
 from pytest_pallas.simulator.generators import (
+    IMPLEMENTATIONS,
     Array,
     core_generator,
     count_pairs,
     draw_bits,
+    generated,
     threefry2x32,
 )
-from pytest_pallas.simulator.implementations import IMPLEMENTATIONS, generated
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rounding import round_by_bits

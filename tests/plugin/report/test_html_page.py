@@ -12,9 +12,9 @@ from report_samples import ENVIRONMENT, HOSTILE, OPTIONS, samples
 
 from pytest_pallas.compilers.costs import Entry
 from pytest_pallas.report.html import kernels
-from pytest_pallas.report.html.costs import table
 from pytest_pallas.report.html.failures import failure
 from pytest_pallas.report.html.page import page
+from pytest_pallas.report.html.tables import table
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 

@@ -12,8 +12,8 @@ from jax.experimental.pallas import tpu as pltpu
 from pytest_pallas.analysis import kernel_calls
 from pytest_pallas.analysis.unwritten import overhanging_blocks, unwritten_memory
 from pytest_pallas.backends import Call
-from pytest_pallas.backends.fills import FILLS, WORDS, words_of
 from pytest_pallas.backends.simulators import tpu_sim
+from pytest_pallas.backends.variations import FILLS, WORDS, words_of
 
 TOP = float(np.finfo(np.float32).max)
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
-from pytest_pallas.backends.expected import expected_warnings
 from pytest_pallas.backends.hardware import prove
+from pytest_pallas.backends.protocol import expected_warnings
 from pytest_pallas.devices.absent import Chip, present
 from pytest_pallas.devices.gpus import attributes
 from pytest_pallas.errors import NoPallasCallError

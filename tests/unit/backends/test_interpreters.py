@@ -106,15 +106,15 @@ def test_what_never_ends_is_ended_at_the_time_limit():
 
 def test_time_that_is_over_before_the_kernel_runs_is_given_again(monkeypatch):
     """A machine that compiles for longer than the limit must not wait for ever afterwards."""
-    from pytest_pallas.backends import watchdog
+    from pytest_pallas.backends import interpreters
 
-    fail, asked = watchdog.fail_interpreters, []
+    fail, asked = interpreters.fail_interpreters, []
 
     def nothing_runs_at_first(error):
         asked.append(error)
         return len(asked) > 1 and fail(error)
 
-    monkeypatch.setattr(watchdog, "fail_interpreters", nothing_runs_at_first)
+    monkeypatch.setattr(interpreters, "fail_interpreters", nothing_runs_at_first)
     outcome = backend("tpu-interpret").run(
         Call(function=kernels.ask_again_and_again, args=(X,), timeout=1.0)
     )

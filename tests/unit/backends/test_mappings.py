@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from pytest_pallas.backends import Call, interpreters, mappings
+from pytest_pallas.backends import Call, execution, interpreters
 
 
 def files(folder, maps, limit):
@@ -15,31 +15,31 @@ def files(folder, maps, limit):
 
 @pytest.mark.parametrize(("maps", "near"), [(50, False), (51, True)])
 def test_half_of_the_maps_is_too_many(tmp_path, maps, near):
-    assert mappings.near_limit(*files(tmp_path, maps, "100\n")) is near
+    assert execution.near_limit(*files(tmp_path, maps, "100\n")) is near
 
 
 def test_no_limit_is_no_problem(tmp_path):
     maps, limit = files(tmp_path, 10, "")
-    assert not mappings.near_limit(maps, limit)
-    assert not mappings.near_limit(maps, tmp_path / "missing")
+    assert not execution.near_limit(maps, limit)
+    assert not execution.near_limit(maps, tmp_path / "missing")
 
 
 def test_programs_are_forgotten_while_kernels_run(tmp_path, monkeypatch):
     maps, limit = files(tmp_path, 51, "100")
-    monkeypatch.setattr(mappings, "_MAPS", maps)
-    monkeypatch.setattr(mappings, "_LIMIT", limit)
+    monkeypatch.setattr(execution, "_MAPS", maps)
+    monkeypatch.setattr(execution, "_LIMIT", limit)
     cleared = []
     monkeypatch.setattr(jax, "clear_caches", lambda: cleared.append(True))
     backend = interpreters.interpret()
     call = Call(function=lambda x: x, args=(np.ones(3),), needs_kernel=False)
-    for _ in range(2 * mappings.EVERY):
+    for _ in range(2 * execution.EVERY):
         assert backend.run(call).error is None
     assert len(cleared) == 2
 
 
 def test_programs_give_their_maps_back():
     """What it is all about: else nothing but another process would help."""
-    maps = mappings._MAPS
+    maps = execution._MAPS
     if not maps.exists():
         pytest.skip("no memory maps to count on this system")
 

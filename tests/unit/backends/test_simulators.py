@@ -17,8 +17,8 @@ from unknown_primitive import unknown
 
 from pytest_pallas.backends import Call, parse, select
 from pytest_pallas.backends.registry import FAMILIES
-from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.backends.simulators import tpu_sim
+from pytest_pallas.backends.variations import Schedule
 from pytest_pallas.errors import (
     BoundsError,
     DmaError,

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pytest_pallas.checks.corruptions import corruptions
+from pytest_pallas.checks.oracle_strength import corruptions
 
 DTYPES = [
     "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "int32",

@@ -12,10 +12,9 @@ import pytest
 from pytest_pallas import EquivalentMutant
 from pytest_pallas.compat.source import Spot
 from pytest_pallas.errors import CrashError, KernelError, OptionError
-from pytest_pallas.hunting.deaths import died_of_a_mutant
 from pytest_pallas.hunting.earlier import Earlier, read_earlier
 from pytest_pallas.hunting.hunt import Caught, Tried, hunt, sampled, stale, unknown
-from pytest_pallas.hunting.journal import Journal
+from pytest_pallas.hunting.journal import Journal, died_of_a_mutant
 from pytest_pallas.hunting.verdict import from_json, score, to_json
 from pytest_pallas.mutation import Mutant
 

@@ -5,7 +5,7 @@ import pytest
 from pytest_pallas.backends import FAMILIES, compiling
 from pytest_pallas.record import Record
 from pytest_pallas.report import compilers, terminal
-from pytest_pallas.report.cost_tables import costs
+from pytest_pallas.report.costs import costs
 
 COST = {
     "vmem_bytes": 3 * 2**20,

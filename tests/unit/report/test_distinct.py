@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_pallas.record import Record
-from pytest_pallas.report.distinct import Distinct, distinct, line
+from pytest_pallas.report.terminal import Distinct, distinct, line
 
 
 def record(test="a.py::t", check="forward", backend="tpu-sim", signatures=(), examples=3):

@@ -13,13 +13,18 @@ import pytest
 from report_samples import GRID, HOSTILE, RACE, WAITS, error_pictures
 
 from pytest_pallas.findings import Owner, Wait
-from pytest_pallas.report.drawings.bars import share, slots, stacked
-from pytest_pallas.report.drawings.charts import against_dims, histogram
-from pytest_pallas.report.drawings.grids import grid
+from pytest_pallas.report.drawings.charts import (
+    against_dims,
+    histogram,
+    lower,
+    share,
+    short,
+    slots,
+    stacked,
+)
+from pytest_pallas.report.drawings.grids import graph, grid, timeline
 from pytest_pallas.report.drawings.heat import heat
 from pytest_pallas.report.drawings.matrix import Matrix
-from pytest_pallas.report.drawings.scale import lower, short
-from pytest_pallas.report.drawings.waits import graph, timeline
 from pytest_pallas.report.pictures.errors import LEVELS, level
 
 ERRORS = error_pictures()

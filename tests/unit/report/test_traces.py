@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_pallas.backends.schedules import Schedule
 from pytest_pallas.backends.simulators import tpu_sim
+from pytest_pallas.backends.variations import Schedule
 from pytest_pallas.checks.trial import Trial
 from pytest_pallas.checks.verdict import Failure
 from pytest_pallas.errors import RaceError

@@ -20,8 +20,8 @@ from pytest_pallas.errors import (
     RaceError,
 )
 from pytest_pallas.sanitizers import device as module
-from pytest_pallas.sanitizers.compute_sanitizer import Report
-from pytest_pallas.sanitizers.compute_sanitizer import parse as parse_output
+from pytest_pallas.sanitizers.device import Report
+from pytest_pallas.sanitizers.device import parse as parse_output
 from pytest_pallas.strategies.arguments import Arguments
 
 DEVICE = module.CHECK

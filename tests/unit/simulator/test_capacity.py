@@ -12,7 +12,7 @@ from grid_kernels import analyze
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.analysis.grid.tiles import buffers
+from pytest_pallas.analysis.grid.overhang import buffers
 from pytest_pallas.simulator import simulate
 from pytest_pallas.simulator.capacity import _taken
 from pytest_pallas.simulator.pipeline import Kernel

@@ -5,9 +5,8 @@ import time
 import pytest
 
 from pytest_pallas.suites import variety
-from pytest_pallas.suites.clock import Clock
 from pytest_pallas.suites.fuzzing import Fuzz
-from pytest_pallas.suites.rounds import fuzz_for
+from pytest_pallas.suites.rounds import Clock, fuzz_for
 
 WEIGHTS = {"a1": 0.5, "a2": 0.5, "b": 1.0}
 

@@ -1,6 +1,6 @@
 import pytest
 
-from pytest_pallas.suites.scheduling import scope_of
+from pytest_pallas.suites.selecting import scope_of
 
 CHECKS = ("forward", "oracle-strength", "strength")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pallas.workers import Pool, Setup, frames
-from pytest_pallas.workers.exchange import exchange
+from pytest_pallas.workers import Pool, Setup
+from pytest_pallas.workers.exchange import JOB, exchange, header
 from pytest_pallas.workers.process import Worker
 
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -107,7 +107,7 @@ def test_a_worker_ends_when_nobody_holds_its_pipe(tmp_path, setup_for, appear, g
     path = tmp_path / "pid"
     worker = Worker(setup_for("hang_with_child"))
     payload = bytes(path)
-    message = (frames.header(frames.JOB, payload), payload)
+    message = (header(JOB, payload), payload)
     soon = time.monotonic() + 0.5
     exchange(worker, *message, deadline=soon, stopping=threading.Event())
     child = appear(path)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from pytest_pallas.workers import Setup, capture
-from pytest_pallas.workers.capture import KEPT_BYTES, Capture
+from pytest_pallas.workers import Setup, process
+from pytest_pallas.workers.process import KEPT_BYTES, Capture
 
 
 def test_everything_that_is_written_is_kept_in_order(do):
@@ -54,7 +54,7 @@ def run(payload):
 
 
 def test_a_large_file_is_emptied_and_its_end_kept(monkeypatch):
-    monkeypatch.setattr(capture, "FILE_BYTES", 1000)
+    monkeypatch.setattr(process, "FILE_BYTES", 1000)
     output = Capture()
     with open(output.fileno(), "wb", buffering=0, closefd=False) as writer:
         writer.write(b"a" * 1001 + b"z")
@@ -70,7 +70,7 @@ def test_a_large_file_is_emptied_and_its_end_kept(monkeypatch):
 
 
 def test_a_job_that_writes_without_end_does_not_fill_the_disk(do, monkeypatch):
-    monkeypatch.setattr(capture, "FILE_BYTES", 2**20)
+    monkeypatch.setattr(process, "FILE_BYTES", 2**20)
     result = do("print_slowly", b"25")
     assert int(result.value) < 20 * 2**20
     assert result.output == "x" * KEPT_BYTES

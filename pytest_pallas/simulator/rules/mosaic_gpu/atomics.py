@@ -1,4 +1,4 @@
-"""Rules: atomic operations on memory, and operations on the memory of all devices at once."""
+"""Rules: atomic operations, and stores to the memory of other blocks and of all devices at once."""
 
 from __future__ import annotations
 
@@ -7,15 +7,25 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.simulator.dtypes import convert
-from pytest_pallas.simulator.gpu.operands import atomic_parts, multimem_parts, reduction_name
+from pytest_pallas.simulator.gpu.barriers import arrive, barrier_at
+from pytest_pallas.simulator.gpu.barriers import complete as tell
+from pytest_pallas.simulator.gpu.operands import (
+    atomic_parts,
+    multimem_parts,
+    reduction_name,
+    remote_store_parts,
+)
+from pytest_pallas.simulator.gpu.operations import Operation, start
 from pytest_pallas.simulator.gpu.peers import at_device, devices_along
 from pytest_pallas.simulator.gpu.reductions import reducer
+from pytest_pallas.simulator.gpu.threads import block_of
 from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.recording import Asynchronous, Side
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
+from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, located, part_of
 from pytest_pallas.simulator.transfers import access
 from pytest_pallas.simulator.windows import Outside, read, refuse, region_of, write
-from pytest_pallas.transforms import split_elsewhere
+from pytest_pallas.transforms import AtBlock, Operand, split_elsewhere
 
 Array = np.ndarray[Any, Any]
 
@@ -91,5 +101,36 @@ def _multimem_load(eqn: Equation) -> Evaluate:
             value = convert(np.array(part), wide)
             total = value if total is None else reduce(total, value)
         return convert(total, dtype)
+
+    return evaluate
+
+
+@rule("async_store_smem", threaded=True)
+def _async_store(eqn: Equation) -> Evaluate:
+    """``st.async`` and ``red.async``: the thread arrives at the other block's barrier at once."""
+    parts, line = remote_store_parts(eqn.params), eqn.line
+    dtype = np.dtype(eqn.ins[0].dtype)
+    reduce = None if parts.reduction is None else reducer(parts.reduction, dtype)
+    named = AtBlock(((parts.axes, Operand(parts.index)),))
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        who = gpu_thread(thread)
+        block = block_of(who, named, operands)
+        ref = who.of_block(operands[parts.target.position], block)
+        target = located(who, ref, parts.target, operands, "store to", line)
+        barriers = who.of_block(operands[parts.barrier.position], block)
+        found = located(who, barriers, parts.barrier, operands, "use of", line)
+        barrier, value = barrier_at(found), np.array(operands[0])
+        side = Side(target, True, ref.name, adds=reduce is not None, home=who.owner.device)
+        # Whoever has the memory waits for it.
+        operation = Operation(Asynchronous("the asynchronous store", [side]), block)
+
+        def write_it() -> None:
+            target[...] = value if reduce is None else reduce(target, value)
+            tell(operation, barrier, target.nbytes, who.machine)
+
+        arrive(who, barrier, line, expects=target.nbytes)
+        start(who, operation, steps=[write_it], line=line, barriers=[barrier], reads=1)
+        return ()
 
     return evaluate

@@ -13,13 +13,13 @@ from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.gpu import tensor_core
 from pytest_pallas.simulator.gpu.barriers import Barrier, barrier_at
-from pytest_pallas.simulator.gpu.block_scales import scaled_product
-from pytest_pallas.simulator.gpu.sparsity import disordered, expand, from_tensor_memory
-from pytest_pallas.simulator.gpu.tensor_core_operands import (
-    MatrixProduct,
-    commit_operands,
-    product_operands,
+from pytest_pallas.simulator.gpu.formats import (
+    disordered,
+    expand,
+    from_tensor_memory,
+    scaled_product,
 )
+from pytest_pallas.simulator.gpu.tensor_core import MatrixProduct, commit_operands, product_operands
 from pytest_pallas.simulator.gpu.tensor_memory import Part as Accessed
 from pytest_pallas.simulator.gpu.tensor_memory import TensorMemory
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread

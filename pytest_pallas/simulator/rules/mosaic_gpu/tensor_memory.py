@@ -10,9 +10,12 @@ import numpy as np
 from pytest_pallas.compat.places import transforms_of
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.gpu import tensor_core
-from pytest_pallas.simulator.gpu.block_scales import paired_scales_of_copy, scales_of_copy
-from pytest_pallas.simulator.gpu.sparsity import metadata_of_copy
-from pytest_pallas.simulator.gpu.tensor_core_operands import copy_operands
+from pytest_pallas.simulator.gpu.formats import (
+    metadata_of_copy,
+    paired_scales_of_copy,
+    scales_of_copy,
+)
+from pytest_pallas.simulator.gpu.tensor_core import copy_operands
 from pytest_pallas.simulator.gpu.tensor_memory import Part as Accessed
 from pytest_pallas.simulator.gpu.tensor_memory import TensorMemory
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread

@@ -8,7 +8,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas.analysis.grid import analyze_jaxpr
-from pytest_pallas.analysis.grid.tiles import buffers
+from pytest_pallas.analysis.grid.overhang import buffers
 from pytest_pallas.devices.capacities import CHIPS, padded
 
 MIB = 2**20

@@ -13,8 +13,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pytest_pallas.simulator import simulate
-from pytest_pallas.simulator.gpu import block_scales, sparsity
-from pytest_pallas.simulator.gpu.block_scales import scaled_product
+from pytest_pallas.simulator.gpu import formats
+from pytest_pallas.simulator.gpu.formats import scaled_product
 from pytest_pallas.simulator.gpu.tensor_products import (
     HOPPER_FLOAT8_BITS,
     instruction_depth,
@@ -246,7 +246,7 @@ def test_scales_are_copied_to_their_rows(rng: np.random.Generator) -> None:
     """As JAX documents it for ``async_copy_scales_to_tmem``."""
     scales = rng.integers(0, 255, (256, 8)).astype(np.uint8)
     copied = scales.reshape(2, 4, 32, 2, 4).transpose(0, 3, 2, 1, 4).reshape(2, 2, 32, 16)
-    assert (block_scales.scales_of_copy(copied) == scales).all()
+    assert (formats.scales_of_copy(copied) == scales).all()
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4])
@@ -257,7 +257,7 @@ def test_scales_of_a_pair_are_copied_to_their_rows(parts: int, rng: np.random.Ge
     copied = scales.reshape(2, parts, 32, 2, 4).transpose(3, 0, 2, 1, 4)
     copied = copied.reshape(1, 2, 64, parts * 4)
     copied = np.pad(copied, ((0, 0), (0, 0), (0, 0), (0, 16 - 4 * parts)))
-    found = block_scales.paired_scales_of_copy(copied)
+    found = formats.paired_scales_of_copy(copied)
     halves = found.reshape(2, 128, 8)[:, : n // 2]
     assert (halves.reshape(n, 8) == scales).all()
 
@@ -267,16 +267,16 @@ def test_a_sparse_matrix_gets_its_zeros() -> None:
     values = np.arange(1, 9, dtype=np.float32).reshape(1, 8)
     places = np.array([[[0, 1], [1, 3], [0, 2], [2, 3]]])
     dense = [1, 2, 0, 0, 0, 3, 0, 4, 5, 0, 6, 0, 0, 0, 7, 8]
-    assert sparsity.expand(values, places).tolist() == [dense]
+    assert formats.expand(values, places).tolist() == [dense]
     pairs = [1, 2, 0, 0, 3, 4, 0, 0, 0, 0, 5, 6, 0, 0, 7, 8]
-    assert sparsity.expand(values, places[:, [2, 1]]).tolist() == [pairs]
-    assert (sparsity.group_size(_E2M1), sparsity.group_size("bfloat16")) == (8, 4)
+    assert formats.expand(values, places[:, [2, 1]]).tolist() == [pairs]
+    assert (formats.group_size(_E2M1), formats.group_size("bfloat16")) == (8, 4)
 
 
 def test_metadata_that_means_nothing() -> None:
     """The first place is before the second one, or PTX defines nothing."""
     places = np.array([[[0, 1], [1, 1], [3, 2], [2, 3]]], ml_dtypes.uint2)
-    assert sparsity.disordered(places).tolist() == [[False, True, True, False]]
+    assert formats.disordered(places).tolist() == [[False, True, True, False]]
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float8_e4m3fn"])
@@ -284,9 +284,9 @@ def test_metadata_in_the_order_of_the_groups(name: str, rng: np.random.Generator
     """What ``plgpu.format_tcgen05_sparse_metadata`` does is undone."""
     places = rng.integers(0, 4, (128, 64, 2)).astype(np.uint8)
     formatted = plgpu.format_tcgen05_sparse_metadata(jnp.asarray(places).astype(jnp.uint2), name)
-    copied = sparsity.metadata_of_copy(np.asarray(formatted).astype(np.uint8))
+    copied = formats.metadata_of_copy(np.asarray(formatted).astype(np.uint8))
     assert copied.shape == (128, 128)
-    assert (sparsity.from_tensor_memory(copied, name) == places).all()
+    assert (formats.from_tensor_memory(copied, name) == places).all()
 
 
 def hopper_product(a: Any, b: Any) -> Any:

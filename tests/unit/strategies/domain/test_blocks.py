@@ -7,7 +7,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.errors import SpecError
-from pytest_pallas.strategies.domain.tiling import tile_rows
+from pytest_pallas.strategies.domain.blocks import tile_rows
 from pytest_pallas.strategies.dtypes import SUPPORTED
 
 

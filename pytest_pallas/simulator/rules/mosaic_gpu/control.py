@@ -1,4 +1,4 @@
-"""Rules: requests for a cluster that has not begun, and what was answered."""
+"""Rules: control of clusters, the order of kernels, and hints, which change no value."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from pytest_pallas.simulator.gpu.cluster_control import (
     take_over,
 )
 from pytest_pallas.simulator.gpu.operations import Operation, start
-from pytest_pallas.simulator.gpu.tensor_core_operands import cancellation_operands, query_operands
+from pytest_pallas.simulator.gpu.registers import set_registers
+from pytest_pallas.simulator.gpu.tensor_core import cancellation_operands, query_operands
 from pytest_pallas.simulator.gpu.threads import GpuThread
-from pytest_pallas.simulator.recording import Asynchronous, Side
+from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.recording import Acquired, Asynchronous, Side
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread
 from pytest_pallas.simulator.rules.mosaic_gpu.tensor_memory import in_shared_memory
 from pytest_pallas.simulator.transfers import access
 from pytest_pallas.simulator.windows import read
@@ -115,5 +118,57 @@ def _query_cluster_cancel(eqn: Equation) -> Evaluate:
             return (*(nothing for _ in names), np.False_)
         places = dict(zip((axis for axis, _ in grid), point, strict=True))
         return (*(np.int32(places[axis]) for axis in names), np.True_)
+
+    return evaluate
+
+
+@rule("griddepcontrol_wait", threaded=True)
+def _wait(eqn: Equation) -> Evaluate:
+    """The kernels ahead have completed, as the thread knows that waits, and no other one yet."""
+    line = eqn.line
+
+    def evaluate(thread: Thread) -> Any:
+        who = gpu_thread(thread)
+        start = who.kernel_launch.start
+        if start is not None:
+            event = Acquired(who.number, start.token, line, who.program, who.kernel)
+            who.recording.events.append(event)
+            start.joined |= not who.block.signalled
+        return ()
+
+    return evaluate
+
+
+@rule("griddepcontrol_launch_dependents", threaded=True)
+def _launch_dependents(eqn: Equation) -> Evaluate:
+    """It lets the next kernel begin, and makes nothing visible to it."""
+
+    def evaluate(thread: Thread) -> Any:
+        gpu_thread(thread).block.signalled = True
+        return ()
+
+    return evaluate
+
+
+@rule("layout_cast")
+def _layout_cast(eqn: Equation) -> Evaluate:
+    return lambda value: value
+
+
+@rule("set_max_registers", "set_max_registers_p", threaded=True)
+def _set_max_registers(eqn: Equation) -> Evaluate:
+    count, more, line = eqn.params["n"], eqn.params["action"] == "increase", eqn.line
+
+    def evaluate(thread: Thread) -> Any:
+        set_registers(gpu_thread(thread), count, line, more=more)
+        return ()
+
+    return evaluate
+
+
+@rule("print_layout")
+def _ignored(eqn: Equation) -> Evaluate:
+    def evaluate(*_: Any) -> Any:
+        return ()
 
     return evaluate

@@ -1,13 +1,9 @@
-"""What memory is filled with that nobody has written: scratch, outputs, and padding.
-
-By itself it holds NaN, and integers at an end of their range, which shows wherever it is computed
-with. It hides from ``max`` by comparison, from counts and masks (every comparison with NaN is
-false), and in integers and bools that look like any other.
-"""
+"""What must not matter in a run, or is asked of it besides its answer: fills, schedules, probes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -92,3 +88,31 @@ def fill_of(fill: str) -> Callable[[Any, str], Any] | None:
     name, _, place = fill.partition(":")
     value, places = FILLS[name], PLACES[place][0]
     return lambda dtype, where: value(dtype) if where in places else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """One legal order of copies, devices, cores and the programs of ``parallel`` grid dimensions.
+
+    Attributes:
+      seed: of everything that may happen in any order.
+      cores: over how many cores of a device the programs of parallel dimensions are divided.
+    """
+
+    seed: int = 0
+    cores: int = 1
+
+    def __str__(self) -> str:
+        """For messages: what is not as in the plain one."""
+        words: list[str] = []
+        if self.seed:
+            words.append(f"seed {self.seed} of the schedule")
+        if self.cores > 1:
+            words.append(f"parallel programs divided over {self.cores} cores")
+        return ", ".join(words) or "seed 0 of the schedule"
+
+
+#: ``"outputs"``: what each kernel returned. ``"separate"``: nothing, but outputs that are aliased
+#: to an input get memory of their own. ``"late"``: nothing, but blocks are fetched just before the
+#: body that reads them. ``"loads"``: what each load and copy read.
+Probe = Literal["", "outputs", "separate", "late", "loads"]

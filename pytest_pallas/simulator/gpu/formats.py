@@ -1,11 +1,4 @@
-"""Block-scaled products: of elements of 4 to 8 bits with a scale for each block of a row.
-
-In the MX formats a block of 32 elements has a power of two as its scale, float8_e8m0fnu: the dot
-product of two blocks is the product of both scales and of the sum of the products of the elements
-(Open Compute Project, "OCP Microscaling Formats (MX) Specification" 1.0, sections 5 and 6.2). In
-NVIDIA's format of 4 bits, NVFP4, a block of 16 elements has a scale of unsigned e4m3 (PTX ISA 9.0,
-9.7.16.2.3 "block scaling", kinds ``mxf8f6f4``, ``mxf4`` and ``mxf4nvf4``).
-"""
+"""Operands of tensor cores that are stored in less: structured sparsity, and scales for blocks."""
 
 from __future__ import annotations
 
@@ -16,6 +9,70 @@ import ml_dtypes
 import numpy as np
 
 from pytest_pallas.simulator.dtypes import FLOAT32, Array, bit_width
+
+
+def group_size(dtype: Any) -> int:
+    """Elements of a row that two numbers of metadata describe: 4, or 8 of those of 4 bits."""
+    return 8 if bit_width(np.dtype(dtype)) == 4 else 4
+
+
+def expand(values: Array, places: Array) -> Array:
+    """The matrix with its zeros.
+
+    Args:
+      values: ``[m, k // 2]``, the elements that are stored.
+      places: ``[m, g, 2]``, which two of the four parts of each of ``g`` groups they are.
+
+    Returns:
+      ``[m, k]``, of the dtype of ``values``.
+    """
+    rows, groups, _ = places.shape
+    width = values.shape[1] // (2 * groups)  # of a part: 1, or 2 where pairs are stored
+    parts = np.zeros((rows, groups, 4, width), values.dtype)
+    stored = values.reshape(rows, groups, 2, width)
+    row, group = np.ogrid[:rows, :groups]
+    for which in (1, 0):  # the first goes last, so that it stays where both have the same place
+        parts[row, group, places[..., which].astype(np.intp)] = stored[:, :, which]
+    return parts.reshape(rows, -1)
+
+
+def disordered(places: Array) -> Array:
+    """Which groups have metadata that PTX leaves undefined: ``[m, g]`` of bool.
+
+    Args:
+      places: see ``expand``.
+    """
+    first, second = places[..., 0].astype(np.int8), places[..., 1].astype(np.int8)
+    return first >= second
+
+
+def from_tensor_memory(metadata: Array, dtype: Any) -> Array:
+    """The metadata in the order of the groups.
+
+    For elements of 16 bits, a tile of 16 rows and 16 numbers in tensor memory holds two groups of 8
+    rows: the second 8 numbers of a row lie in the row 8 further down, and the second 8 rows in the
+    second 8 columns (PTX ISA 9.0, "sparsity selector for kind f16"). For those of 8 bits a row is a
+    row. For those of 4 bits JAX has no order, so the same is taken.
+
+    Args:
+      metadata: ``[m, k]`` of numbers below 4, as tensor memory holds them.
+      dtype: of the elements.
+
+    Returns:
+      ``[m, k // 2, 2]``.
+    """
+    rows, columns = metadata.shape
+    if bit_width(np.dtype(dtype)) == 16:
+        tiles = metadata.reshape(rows // 16, 2, 8, columns // 16, 2, 8)
+        metadata = tiles.transpose(0, 4, 2, 3, 1, 5)
+    return metadata.reshape(rows, columns // 2, 2)
+
+
+def metadata_of_copy(copied: Array) -> Array:
+    """What ``async_copy_sparse_metadata_to_tmem`` makes of ``[1, t, 128, 64]``: ``[128, 64 t]``."""
+    _, tiles, rows, width = copied.shape
+    return copied[0].transpose(1, 0, 2).reshape(rows, tiles * width)
+
 
 #: Gives ``a @ b + c`` for ``a [m, k]``, ``b [k, n]``, ``c [m, n]`` or None, and the scales of both,
 #: ``[m, s]`` and ``[n, s]``.
