@@ -196,15 +196,15 @@ def drawn_by_spec(name: str) -> tuple[Any, Any, Any]:
 def specs() -> dict[str, Any]:
     """The specs of the wrong kernels, by name."""
     sys.path.insert(0, str(BROKEN))
-    from pytest_pallas.suites import suite
+    from pytest_pallas.collection.suite import suite
 
     return {spec.name: spec for spec in suite("wrong_kernels").specs()}
 
 
 def pytest_configure() -> None:
     """As a plugin of our runs: note when the first test starts, and when an example first fails."""
-    from pytest_pallas.suites import questions
-    from pytest_pallas.suites.item import SpecItem
+    from pytest_pallas.items import questions
+    from pytest_pallas.items.item import SpecItem
 
     path, ask = Path(os.environ[SEEN]), questions.ask_about
     run = SpecItem.runtest

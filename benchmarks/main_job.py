@@ -50,7 +50,7 @@ PARTS = "BENCHMARK_PARTS"
 #: What is wrapped, by part: a function, or a method of a class.
 WRAPPED = {
     "drawing": (
-        "pytest_pallas.suites.variety:Source.choose",
+        "pytest_pallas.sampling.variety:Source.choose",
         "pytest_pallas.strategies.once:_drawn",
         "pytest_pallas.strategies.arguments:Arguments.with_values",
         "pytest_pallas.checks.inputs:inputs_of",
@@ -59,14 +59,14 @@ WRAPPED = {
     "simulation": ("pytest_pallas.backends.simulators:Simulator.run",),
     "interpreting": ("pytest_pallas.backends.interpreters:Interpreter.run",),
     "oracle": (
-        "pytest_pallas.oracle:expected",
-        "pytest_pallas.oracle:noise_of",
-        "pytest_pallas.oracle:_sensitivity",
-        "pytest_pallas.oracle:ExpectedCache.get",
+        "pytest_pallas.oracle.expected:expected",
+        "pytest_pallas.oracle.expected:noise_of",
+        "pytest_pallas.oracle.expected:_sensitivity",
+        "pytest_pallas.oracle.expected:ExpectedCache.get",
     ),
     "judgement": ("pytest_pallas.numerics.trees:compare_trees",),
     "isolation": ("pytest_pallas.isolation.isolator:Isolator.run",),
-    "checks": ("pytest_pallas.suites.item:SpecItem._run_here",),
+    "checks": ("pytest_pallas.items.item:SpecItem._run_here",),
 }
 
 #: Durations that JAX reports, by part.

@@ -59,7 +59,7 @@ def kernels() -> Iterator[Any]:
     import pkgutil
     from importlib import import_module
 
-    from pytest_pallas.suites.discovery import specs_in
+    from pytest_pallas.collection.discovery import specs_in
 
     sys.path[:0] = [str(ROOT), str(ROOT / "tests/broken")]
     import table

@@ -32,8 +32,8 @@ def main(names: list[str]) -> None:
     import pkgutil
 
     import reference_kernels
+    from pytest_pallas.collection.discovery import specs_in
     from pytest_pallas.sanitizers import NAMES
-    from pytest_pallas.suites.discovery import specs_in
 
     every = (*(name for name in NAMES if name != "device"), "all", "new")
     print(f"{'kernel':20}", *(f"{name:>9}" for name in every))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pytest_pallas.backends import Backend, Call, Family, Outcome, Target
     from pytest_pallas.backends.analyzing import analyze
     from pytest_pallas.checks import Check
+    from pytest_pallas.collection.suite import suite
     from pytest_pallas.compilers.report import CompileReport
     from pytest_pallas.errors import (
         BackendUnavailableError,
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from pytest_pallas.relations import Linear, Permuted, Relation
     from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
     from pytest_pallas.strategies import Arguments
-    from pytest_pallas.suites import suite
 
 _HOMES = {
     "Analysis": "pytest_pallas.analysis.grid",
@@ -110,7 +110,7 @@ _HOMES = {
     "Tolerance": "pytest_pallas.numerics",
     "TooFewDevicesError": "pytest_pallas.errors",
     "analyze": "pytest_pallas.backends.analyzing",
-    "suite": "pytest_pallas.suites",
+    "suite": "pytest_pallas.collection.suite",
 }
 
 __all__ = [

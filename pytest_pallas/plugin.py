@@ -108,11 +108,11 @@ def pytest_configure(config: pytest.Config) -> None:
     except (OptionError, DeviceError) as error:
         raise pytest.UsageError(str(error)) from None
     if state.options.suite:
-        from pytest_pallas.suites.wiring import add_suite
+        from pytest_pallas.collection.wiring import add_suite
 
         add_suite(config)
     if state.options.database:
-        from pytest_pallas.report.databases import DatabaseReporter
+        from pytest_pallas.report.sections.databases import DatabaseReporter
 
         config.pluginmanager.register(DatabaseReporter(state), "pallas-database-reporter")
     if state.options.mutate is not None:
@@ -152,7 +152,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that uses the fixture ``pallas_backend`` once for each backend."""
     if "pallas_backend" in metafunc.fixturenames:
-        from pytest_pallas.parametrize import over_backends
+        from pytest_pallas.collection.parametrize import over_backends
 
         over_backends(metafunc)
 
@@ -161,7 +161,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Apply marks; in tests that use the fixtures, seed hypothesis and lift its deadline."""
     uses = "pallas_backend" in getattr(item, "fixturenames", ())
     if uses or hasattr(item, "spec"):
-        from pytest_pallas.parametrize import apply_marks, settle_hypothesis
+        from pytest_pallas.collection.parametrize import apply_marks, settle_hypothesis
 
         apply_marks(item)
         if uses:
@@ -172,7 +172,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     """Collect the specs of a file that belongs to a suite."""
     if file_path.suffix != ".py" or not current(parent.config).options.suite:
         return None
-    from pytest_pallas.suites.wiring import collect_file
+    from pytest_pallas.collection.wiring import collect_file
 
     return collect_file(file_path, parent)
 
@@ -183,7 +183,7 @@ def pytest_pycollect_makeitem(
     """Collect ``test_kernels = suite(...)`` in a test module."""
     if type(obj).__name__ != "Suite":
         return None  # without importing anything for the many that are not
-    from pytest_pallas.suites.wiring import collect_suite
+    from pytest_pallas.collection.wiring import collect_suite
 
     return collect_suite(collector, name, obj)
 
@@ -194,21 +194,21 @@ def pytest_collection_modifyitems(
 ) -> None:
     """Add the specs of the hook ``pytest_pallas_specs``."""
     if current(config).options.suite and not session.testsfailed:
-        from pytest_pallas.suites.wiring import require_specs
+        from pytest_pallas.collection.wiring import require_specs
 
         require_specs(config)
     extra = config.hook.pytest_pallas_specs(config=config)
     if any(extra):
-        from pytest_pallas.suites.wiring import collect_hooked
+        from pytest_pallas.collection.wiring import collect_hooked
 
         collect_hooked(session, items, [spec for specs in extra for spec in specs])
     if current(config).options.suite and not session.testsfailed:
-        from pytest_pallas.suites.wiring import require_checks
+        from pytest_pallas.collection.wiring import require_checks
 
         require_checks(config, items)
     current(config).collected = len(items)
     if (replayed := current(config).replayed) is not None and not session.testsfailed:
-        from pytest_pallas.suites.selecting import keep_replayed
+        from pytest_pallas.collection.selecting import keep_replayed
 
         keep_replayed(config, items, replayed.example)
 
@@ -216,7 +216,7 @@ def pytest_collection_modifyitems(
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Forget checks that do not apply where nobody asked for them."""
     if current(session.config).not_applicable:
-        from pytest_pallas.suites.applicability import keep_selected
+        from pytest_pallas.items.applicability import keep_selected
 
         narrowed = current(session.config).collected > len(session.items)
         keep_selected(session.config, session.items, narrowed=narrowed)
@@ -232,7 +232,7 @@ def pytest_runtest_protocol(
     state.tallies.clear()
     for each in (item, nextitem):
         if getattr(getattr(each, "backend", None), "kind", None) == "compiling":
-            from pytest_pallas.suites import ahead
+            from pytest_pallas.items import ahead
 
             ahead.begin(each)
     try:
@@ -278,7 +278,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep the checks of a kernel together: they share what they draw, trace and run."""
     if not current(config).options.suite:
         return None
-    from pytest_pallas.suites.selecting import scheduler_for
+    from pytest_pallas.collection.selecting import scheduler_for
 
     return scheduler_for(config, log)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_pallas.compilers.costs import Costs
     from pytest_pallas.compilers.service import Service
     from pytest_pallas.goldens.example import Loaded
-    from pytest_pallas.oracle import ExpectedCache
+    from pytest_pallas.oracle.expected import ExpectedCache
     from pytest_pallas.record import NotApplicable
     from pytest_pallas.sanitizers.runs import Runs
 
@@ -167,7 +167,7 @@ class Session:
     @cached_property
     def cache(self) -> ExpectedCache:
         """Expectations that checks and backends share."""
-        from pytest_pallas.oracle import ExpectedCache
+        from pytest_pallas.oracle.expected import ExpectedCache
 
         return ExpectedCache()
 

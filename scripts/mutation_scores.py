@@ -35,13 +35,13 @@ from pytest_pallas.backends import Call
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.interpreters import interpret
 from pytest_pallas.backends.tracing import jitted, split
+from pytest_pallas.collection.suite import suite
 from pytest_pallas.compat.source import own_lines
 from pytest_pallas.hunting.hunt import unknown
 from pytest_pallas.mutation import Mutant, mutants_of
+from pytest_pallas.sampling.variety import Source
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments, as_arguments
-from pytest_pallas.suites import suite
-from pytest_pallas.suites.variety import Source
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/mutation.md"

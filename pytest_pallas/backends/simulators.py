@@ -19,7 +19,7 @@ from pytest_pallas.errors import DmaError, MissingRuleError, RaceError
 from pytest_pallas.findings import OF_TRANSFERS
 
 if TYPE_CHECKING:
-    from pytest_pallas.simulator.timeline import Timeline
+    from pytest_pallas.simulator.inspection.timeline import Timeline
 
 #: How many runs are kept: checks ask for the same ones.
 _RUNS = 256
@@ -119,7 +119,7 @@ class Simulator:
 
         The timeline is empty if the call runs no kernel, or is not simulated yet.
         """
-        from pytest_pallas.simulator.timeline import Timeline
+        from pytest_pallas.simulator.inspection.timeline import Timeline
 
         timeline = Timeline()
         outcome, _ = self._run(call, timeline)
@@ -255,7 +255,7 @@ def _is_monitored(call: Call) -> bool:
 def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple[Any, list[Any]]:
     """The machine that a call runs on, and the list that its probe is answered in."""
     from pytest_pallas.backends.variations import fill_of
-    from pytest_pallas.simulator.loads import Loads
+    from pytest_pallas.simulator.inspection.loads import Loads
     from pytest_pallas.simulator.machine import Machine
 
     told: list[Any] = []

@@ -12,7 +12,7 @@ from pytest_pallas.backends import Outcome
 from pytest_pallas.checks.trial import Trial, run
 from pytest_pallas.errors import KernelError
 from pytest_pallas.numerics import Comparison, bitwise, epsilon, is_complex, is_float, wide
-from pytest_pallas.oracle import flatten
+from pytest_pallas.oracle.expected import flatten
 
 
 def run_again(trial: Trial, args: tuple[Any, ...], words: str, **rest: Any) -> Outcome:

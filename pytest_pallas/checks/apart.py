@@ -8,7 +8,7 @@ import numpy as np
 
 from pytest_pallas.checks.trial import Trial
 from pytest_pallas.numerics import Comparison, Noise, compare_trees, is_exact, wide
-from pytest_pallas.oracle import Expected, Later, Leaves
+from pytest_pallas.oracle.expected import Expected, Later, Leaves
 
 
 def apart(

@@ -29,7 +29,7 @@ from pytest_pallas.numerics import (
     is_float,
     wide,
 )
-from pytest_pallas.oracle import Expected, Later, Leaves, flatten
+from pytest_pallas.oracle.expected import Expected, Later, Leaves, flatten
 from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pytest_pallas.backends.variations import Schedule
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.numerics import bitwise
-from pytest_pallas.oracle import flatten
+from pytest_pallas.oracle.expected import flatten
 
 #: Runs that are compared with the first. On a chip one is over in microseconds, and a race that
 #: is right most of the time needs many.

@@ -29,7 +29,7 @@ from pytest_pallas.errors import KernelError, NotApplicableError
 from pytest_pallas.mutation.programs import rewritten
 from pytest_pallas.mutation.rewriting import closed_with, equations_of
 from pytest_pallas.numerics import bitwise
-from pytest_pallas.oracle import flatten
+from pytest_pallas.oracle.expected import flatten
 from pytest_pallas.spec import KernelSpec
 
 #: What a kernel is called in a program that is lowered without its kernels.

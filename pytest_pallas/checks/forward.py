@@ -12,7 +12,7 @@ from pytest_pallas.checks.trial import (
     judge,
     run,
 )
-from pytest_pallas.oracle import flatten
+from pytest_pallas.oracle.expected import flatten
 
 
 def forward(trial: Trial) -> TrialResult:

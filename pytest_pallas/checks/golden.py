@@ -22,7 +22,7 @@ from pytest_pallas.goldens.store import Store
 from pytest_pallas.goldens.tensors import Array, digest, dump
 from pytest_pallas.goldens.values import Written, write
 from pytest_pallas.numerics import Comparison, Noise, bitwise, state
-from pytest_pallas.oracle import Expected, Leaves
+from pytest_pallas.oracle.expected import Expected, Leaves
 from pytest_pallas.strategies.arguments import Arguments
 
 type Mode = Literal["record", "update", "replay"]

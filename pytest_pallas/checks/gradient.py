@@ -23,7 +23,7 @@ from pytest_pallas.checks.trial import (
 )
 from pytest_pallas.errors import SpecError
 from pytest_pallas.numerics import is_float
-from pytest_pallas.oracle import flatten
+from pytest_pallas.oracle.expected import flatten
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 

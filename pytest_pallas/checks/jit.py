@@ -6,7 +6,7 @@ from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Trial, TrialResult, exactly, expect, judge, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.numerics import bitwise
-from pytest_pallas.oracle import flatten
+from pytest_pallas.oracle.expected import flatten
 
 
 def jit(trial: Trial) -> TrialResult:

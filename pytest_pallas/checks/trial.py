@@ -15,7 +15,7 @@ from pytest_pallas.backends.variations import Schedule
 from pytest_pallas.compilers.costs import Costs
 from pytest_pallas.errors import KernelError, PallasTestError
 from pytest_pallas.numerics import Comparison, Tolerance, compare_trees, is_float, wide
-from pytest_pallas.oracle import Expected, ExpectedCache, Leaves, flatten
+from pytest_pallas.oracle.expected import Expected, ExpectedCache, Leaves, flatten
 from pytest_pallas.relations import AnyRelation
 from pytest_pallas.strategies.arguments import Arguments
 

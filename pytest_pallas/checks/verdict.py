@@ -20,7 +20,7 @@ from pytest_pallas.checks.trial import Trial, TrialResult, as_kernel_error
 from pytest_pallas.errors import CompileError, CostError, MismatchError, PallasTestError
 from pytest_pallas.explanations import Explanation, Fact, explanation_of
 from pytest_pallas.numerics import Comparison
-from pytest_pallas.oracle import flatten
+from pytest_pallas.oracle.expected import flatten
 from pytest_pallas.strategies.arguments import Arguments
 
 #: Primitives around a kernel that pass its output on as it is; vmap and shard_map do not.

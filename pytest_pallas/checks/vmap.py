@@ -15,7 +15,7 @@ from pytest_pallas.backends import Backend
 from pytest_pallas.checks.check import Check, Program
 from pytest_pallas.checks.trial import Trial, TrialResult, expect, judge, run
 from pytest_pallas.numerics import Comparison, Noise, is_float
-from pytest_pallas.oracle import Expected, Later, Leaves
+from pytest_pallas.oracle.expected import Expected, Later, Leaves
 from pytest_pallas.spec import KernelSpec
 
 

@@ -81,7 +81,7 @@ class Reporter:
         """Write or compare the costs of what was compiled."""
         if self.session.options.cost == "off":
             return
-        from pytest_pallas.report import costs
+        from pytest_pallas.report.sections import costs
 
         try:
             self.costs = costs.settle(self.session, self.records)
@@ -94,7 +94,7 @@ class Reporter:
         least = self.session.options.mutate_min
         if self.session.options.mutate is None or not least:
             return
-        from pytest_pallas.report import mutants
+        from pytest_pallas.report.sections import mutants
 
         score = mutants.total(mutants.groups(self.records))
         if score is None:
@@ -109,7 +109,7 @@ class Reporter:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the tables."""
-        from pytest_pallas.report import not_applicable
+        from pytest_pallas.report.sections import not_applicable
 
         verbosity = self.session.config.get_verbosity()
         left_out = not_applicable.entries(self.session.not_applicable, self.records)
@@ -118,7 +118,8 @@ class Reporter:
                 terminalreporter.write_line(self.costs)
             self._tell_files(terminalreporter)
             return
-        from pytest_pallas.report import compilers, goldens, inputs, mutants, summary, terminal
+        from pytest_pallas.report import summary, terminal
+        from pytest_pallas.report.sections import compilers, goldens, inputs, mutants
 
         width = int(terminalreporter.config.get_terminal_writer().fullwidth)
         color = bool(terminalreporter.hasmarkup)

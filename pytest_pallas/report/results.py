@@ -15,8 +15,8 @@ import pytest
 from pytest_pallas._version import __version__
 from pytest_pallas.backends import label
 from pytest_pallas.record import SCHEMA, Record, plain_not_applicable, to_json
-from pytest_pallas.report.mutants import others
-from pytest_pallas.report.not_applicable import entries
+from pytest_pallas.report.sections.mutants import others
+from pytest_pallas.report.sections.not_applicable import entries
 from pytest_pallas.report.terminal import distinct
 from pytest_pallas.session import Session
 

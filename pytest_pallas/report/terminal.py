@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pytest_pallas.backends import default_target, label
 from pytest_pallas.compat.fuzzing import hypothesis_profile
 from pytest_pallas.record import Record
-from pytest_pallas.report.not_applicable import count, number
+from pytest_pallas.report.sections.not_applicable import count, number
 from pytest_pallas.session import Session
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _unverified(records: Iterable[Record], every: bool) -> Iterator[str]:
 
 def _notes(records: Iterable[Record]) -> list[str]:
     """What is to be known of the references of kernels, each line once."""
-    from pytest_pallas.oracle import OF_REFERENCE  # the records are there, and so is JAX
+    from pytest_pallas.oracle.expected import OF_REFERENCE  # the records are there, and so is JAX
 
     kernels: dict[str, dict[str, None]] = {}
     for record in records:

@@ -167,7 +167,7 @@ def failing_run(error: BaseException) -> LastRun | None:
 def _trace(session: Session, test: str, ran: LastRun, backend: Simulator, *, failed: bool) -> Trace:
     """Simulate a run once more, and write its timeline to a file that has no name yet."""
     from pytest_pallas.backends.variations import Schedule
-    from pytest_pallas.simulator.timeline import text_of
+    from pytest_pallas.simulator.inspection.timeline import text_of
 
     plain = ran.call.schedule == Schedule()
     trace = Trace(

@@ -193,7 +193,7 @@ def _load(trial: Trial, fill: str) -> Finding | None:
     """The first load that gives something else if memory is filled so; None if nobody knows."""
     if "loads" not in getattr(trial.backend, "probes", ()):
         return None
-    from pytest_pallas.simulator.loads import uninitialized
+    from pytest_pallas.simulator.inspection.loads import uninitialized
 
     args = trial.arguments.args
     asked: Any = {"races": False, "probe": "loads"}

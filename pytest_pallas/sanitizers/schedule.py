@@ -6,7 +6,7 @@ from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Trial, TrialResult, as_kernel_error, under
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.numerics import Comparison, bitwise
-from pytest_pallas.oracle import flatten
+from pytest_pallas.oracle.expected import flatten
 from pytest_pallas.sanitizers.runs import (
     requires_kernels,
     requires_schedules,

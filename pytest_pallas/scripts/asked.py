@@ -29,8 +29,9 @@ from pytest_pallas.errors import (
 )
 from pytest_pallas.numerics import Comparison
 from pytest_pallas.relations import Relation
-from pytest_pallas.scripts import memory, parts, places, programs, questions, related
+from pytest_pallas.scripts import places
 from pytest_pallas.scripts.literals import UnwritableError, Writer
+from pytest_pallas.scripts.standalone import memory, parts, programs, questions, related
 from pytest_pallas.strategies.arguments import Arguments
 
 #: Backends that a script can have beside each other: they need nothing but the host's CPU.

@@ -24,18 +24,10 @@ from pytest_pallas.errors import (
     PallasTestError,
     SimulationLimitError,
 )
-from pytest_pallas.scripts import (
-    functions,
-    memory,
-    parts,
-    places,
-    programs,
-    questions,
-    related,
-    simulated,
-)
+from pytest_pallas.scripts import functions, places, simulated
 from pytest_pallas.scripts.asked import PROGRAMS, QUESTIONS, Asked, asked
 from pytest_pallas.scripts.literals import UnwritableError, Writer
+from pytest_pallas.scripts.standalone import memory, parts, programs, questions, related
 
 #: What is raised for a kernel that does not end.
 _ENDLESS = (DeadlockError, SimulationLimitError)

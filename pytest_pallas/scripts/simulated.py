@@ -13,7 +13,7 @@ from typing import Any
 
 from pytest_pallas.errors import DmaError, RaceError
 from pytest_pallas.findings import OF_TRANSFERS
-from pytest_pallas.scripts.parts import Case, StandIns
+from pytest_pallas.scripts.standalone.parts import Case, StandIns
 from pytest_pallas.simulator import Machine, simulate
 
 

@@ -15,13 +15,13 @@ import numpy as np
 from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.errors import SimulationError, SimulationLimitError
 from pytest_pallas.findings import Finding, Owner
-from pytest_pallas.simulator.inspector import Inspector
-from pytest_pallas.simulator.memory import Key, Ref, Region
-from pytest_pallas.simulator.ordering import disorder
-from pytest_pallas.simulator.recording import Entered, Recording
-from pytest_pallas.simulator.scheduler import Scheduler, collecting_later
-from pytest_pallas.simulator.timeline import Timeline
-from pytest_pallas.simulator.transfers import Copy, Semaphore
+from pytest_pallas.simulator.concurrency.recording import Entered, Recording
+from pytest_pallas.simulator.concurrency.scheduler import Scheduler, collecting_later
+from pytest_pallas.simulator.concurrency.transfers import Copy, Semaphore
+from pytest_pallas.simulator.inspection.inspector import Inspector
+from pytest_pallas.simulator.inspection.timeline import Timeline
+from pytest_pallas.simulator.memory.references import Key, Ref, Region
+from pytest_pallas.simulator.monitors.ordering import disorder
 from pytest_pallas.transforms import Elsewhere
 
 #: Gives what memory of a dtype holds before it is written, or None for the default of that dtype.

@@ -20,15 +20,15 @@ from pytest_pallas.compat.grids import BlockFacts, GridFacts
 from pytest_pallas.compat.source import source_line
 from pytest_pallas.errors import BoundsError, SimulationError
 from pytest_pallas.findings import Access, Finding
-from pytest_pallas.simulator.accesses import root
-from pytest_pallas.simulator.allocation import allocate, free, memory_of
+from pytest_pallas.simulator.concurrency.launches import Traffic, at_entry, beside_another, launched
+from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.launches import Traffic, at_entry, beside_another, launched
 from pytest_pallas.simulator.machine import Grid, Machine, Thread
-from pytest_pallas.simulator.memory import Ref
-from pytest_pallas.simulator.overlaps import Overlaps
+from pytest_pallas.simulator.memory.allocation import allocate, free, memory_of
+from pytest_pallas.simulator.memory.references import Ref
+from pytest_pallas.simulator.monitors.accesses import root
+from pytest_pallas.simulator.monitors.overlaps import Overlaps
 from pytest_pallas.simulator.program import Program, prepare
-from pytest_pallas.simulator.transfers import access
 
 Array = np.ndarray[Any, Any]
 

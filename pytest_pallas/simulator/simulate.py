@@ -15,15 +15,15 @@ from pytest_pallas.devices.targets import TARGETS, Target
 from pytest_pallas.errors import OptionError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator import rules as rules  # which registers them
+from pytest_pallas.simulator.concurrency.scheduler import one_thread
+from pytest_pallas.simulator.concurrency.transfers import release
 from pytest_pallas.simulator.eager import EvaluateJaxpr, evaluated_eagerly, evaluating_eagerly
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.inspector import Change, Inspector
+from pytest_pallas.simulator.inspection.inspector import Change, Inspector
+from pytest_pallas.simulator.inspection.timeline import Timeline, check_path, text_of
 from pytest_pallas.simulator.machine import Limits, Machine, Thread
-from pytest_pallas.simulator.memory import Ref
+from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.program import prepare, prepare_equation
-from pytest_pallas.simulator.scheduler import one_thread
-from pytest_pallas.simulator.timeline import Timeline, check_path, text_of
-from pytest_pallas.simulator.transfers import release
 from pytest_pallas.simulator.values import from_jax, to_output
 
 

@@ -11,7 +11,6 @@ Importing this imports hypothesis, numpy and ml_dtypes, and never jax.
 
 from pytest_pallas.strategies.arguments import Arguments, Drawn, arguments, as_arguments
 from pytest_pallas.strategies.arrays import arrays
-from pytest_pallas.strategies.dims import dims
 from pytest_pallas.strategies.domain.blocks import block_sizes, grids
 from pytest_pallas.strategies.domain.indices import indices, page_tables, permutations
 from pytest_pallas.strategies.domain.masks import masks
@@ -20,8 +19,9 @@ from pytest_pallas.strategies.domain.ragged import cu_seqlens, group_sizes, leng
 from pytest_pallas.strategies.dtypes import dtype_pairs, dtypes, floats, ints
 from pytest_pallas.strategies.elements import elements
 from pytest_pallas.strategies.shaped import shaped
-from pytest_pallas.strategies.shapes import ShapeSpec, parse
 from pytest_pallas.strategies.signatures import from_signature, kernel_args
+from pytest_pallas.strategies.sizes.dims import dims
+from pytest_pallas.strategies.sizes.shapes import ShapeSpec, parse
 
 __all__ = [
     "Arguments",

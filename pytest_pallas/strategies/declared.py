@@ -16,8 +16,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from pytest_pallas.compat.fuzzing import sampled_elements
-from pytest_pallas.strategies.dims import Plan, boundaries
 from pytest_pallas.strategies.dtypes import as_dtype
+from pytest_pallas.strategies.sizes.dims import Plan, boundaries
 
 if TYPE_CHECKING:
     from pytest_pallas.strategies.arguments import Arguments, Drawn

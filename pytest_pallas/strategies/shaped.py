@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.arguments import Arguments
-from pytest_pallas.strategies.constraints import holds
 from pytest_pallas.strategies.dtypes import as_dtype
-from pytest_pallas.strategies.shapes import concrete, parse
+from pytest_pallas.strategies.sizes.constraints import holds
+from pytest_pallas.strategies.sizes.shapes import concrete, parse
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 

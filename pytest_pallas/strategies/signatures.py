@@ -19,9 +19,9 @@ from hypothesis.strategies import SearchStrategy
 from pytest_pallas.errors import ShapeLanguageError, SpecError
 from pytest_pallas.strategies.arguments import Arguments, arguments, as_arguments
 from pytest_pallas.strategies.arrays import DTypes, arrays
-from pytest_pallas.strategies.dims import MAX_ELEMENTS
 from pytest_pallas.strategies.dtypes import SUPPORTED, as_dtype, dtype_pairs, dtypes
-from pytest_pallas.strategies.pools import Sizes, Tiles
+from pytest_pallas.strategies.sizes.dims import MAX_ELEMENTS
+from pytest_pallas.strategies.sizes.pools import Sizes, Tiles
 
 
 class Spec(Protocol):

@@ -19,8 +19,8 @@ from typing import Any
 
 from catches import CONTROLS, ONLY_ON_HARDWARE
 
+from pytest_pallas.collection.suite import suite
 from pytest_pallas.spec import KernelSpec
-from pytest_pallas.suites import suite
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/broken.md"
@@ -79,7 +79,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from pytest_pallas.suites import suite
+from pytest_pallas.collection.suite import suite
 
 ASKED = json.loads(Path(__file__).with_name("asked.json").read_text())
 SPECS = [

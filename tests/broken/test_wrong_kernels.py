@@ -24,7 +24,7 @@ from bare_python import run_bare
 from catches import BACKEND, CATCHES, CONTROLS, ONLY_ON_HARDWARE, Catch
 from wrong_kernels.copies import read_before_wait
 
-from pytest_pallas.suites import suite
+from pytest_pallas.collection.suite import suite
 
 type Key = tuple[str, str]
 #: The package that is asked about.

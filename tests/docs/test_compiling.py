@@ -12,7 +12,7 @@ import pytest
 from pytest_pallas.compilers import libtpu
 from pytest_pallas.compilers.report import CompileReport, Status
 from pytest_pallas.options import TABLE, Options
-from pytest_pallas.report import costs
+from pytest_pallas.report.sections import costs
 
 TEXT = (Path(__file__).parents[2] / "docs/compiling.md").read_text()
 

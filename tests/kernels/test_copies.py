@@ -17,13 +17,13 @@ import pytest
 from bare_python import run_bare
 
 import reference_kernels
+from pytest_pallas.collection.suite import suite
 from pytest_pallas.devices.gpus import attributes
 from pytest_pallas.devices.mesh import make_mesh
 from pytest_pallas.devices.targets import TARGETS, Target
+from pytest_pallas.sampling.variety import Source
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import as_arguments
-from pytest_pallas.suites import suite
-from pytest_pallas.suites.variety import Source
 
 ROOT = Path(reference_kernels.__file__).parents[1]
 PACKAGE = ROOT / "reference_kernels"

@@ -13,13 +13,13 @@ from operands import i32
 from pytest_pallas.backends.interpreters import Interpreter, interpret, tpu_interpret
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.checks.trial import Trial
+from pytest_pallas.collection.suite import suite
 from pytest_pallas.devices.mesh import make_mesh
 from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.errors import PallasTestError
 from pytest_pallas.numerics import Tolerance
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.once import draw_several
-from pytest_pallas.suites import suite
 from reference_kernels._gaps import GAPS, KNOWN_LATE, REACHING, SCALAR_CORES, Gap
 from reference_kernels.refs import add_one_to_first
 

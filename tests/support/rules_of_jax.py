@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from pytest_pallas.simulator import simulate
-from pytest_pallas.simulator.dtypes import is_integer
+from pytest_pallas.simulator.arithmetic.dtypes import is_integer
 
 #: Each value rounded to its own dtype, as the simulator does.
 LITERAL = {"xla_allow_excess_precision": False, "xla_backend_optimization_level": 0}

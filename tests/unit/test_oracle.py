@@ -8,10 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pytest_pallas import noise, references
 from pytest_pallas.errors import ReferenceError
 from pytest_pallas.numerics import compare_trees
-from pytest_pallas.oracle import PERTURBATIONS, ExpectedCache, expected
+from pytest_pallas.oracle.expected import PERTURBATIONS, ExpectedCache, expected, noise, references
 
 
 def test_oracle_is_float64_and_baseline_is_the_kernels_dtype():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pytest_pallas.hunting.verdict import Verdict, who
 from pytest_pallas.record import Record
-from pytest_pallas.report.mutants import Group, groups, has_none, together
+from pytest_pallas.report.sections.mutants import Group, groups, has_none, together
 
 #: What a row can be as a whole: a survivor is worth a look whatever else there is.
 STATES = ("survived", "caught", "unscored")

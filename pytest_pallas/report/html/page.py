@@ -18,7 +18,7 @@ from pytest_pallas.report.html import tables
 from pytest_pallas.report.html.kernels import BAD, MOST_DRAWN, Kernel, kernels, times
 from pytest_pallas.report.html.mutants import Mutants, mutants
 from pytest_pallas.report.html.tables import coverage
-from pytest_pallas.report.mutants import others
+from pytest_pallas.report.sections.mutants import others
 from pytest_pallas.report.summary import backends_of
 
 _HERE = Path(__file__).parent

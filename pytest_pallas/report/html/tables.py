@@ -8,10 +8,10 @@ from typing import Any
 
 from pytest_pallas.compilers.costs import Entry
 from pytest_pallas.record import Record
-from pytest_pallas.report.costs import shown_report, size_words, with_mesh
 from pytest_pallas.report.drawings.charts import share, slots
 from pytest_pallas.report.drawings.svg import Svg
-from pytest_pallas.report.inputs import covered
+from pytest_pallas.report.sections.costs import shown_report, size_words, with_mesh
+from pytest_pallas.report.sections.inputs import covered
 
 #: Words of one aspect that are written out.
 _WORDS = 40

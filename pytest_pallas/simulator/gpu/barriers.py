@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from pytest_pallas.compat.avals import BarrierFacts
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding, Wait
+from pytest_pallas.simulator.concurrency.recording import Acquired, Completed, Released, Token
+from pytest_pallas.simulator.concurrency.scheduler import Task, deadlock
+from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.gpu.operations import advance, go_on, know
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
-from pytest_pallas.simulator.recording import Acquired, Completed, Released, Token
-from pytest_pallas.simulator.scheduler import Task, deadlock
-from pytest_pallas.simulator.transfers import access
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.gpu.operations import Operation

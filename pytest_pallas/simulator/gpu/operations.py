@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pytest_pallas.findings import Finding
+from pytest_pallas.simulator.concurrency.recording import Asynchronous, Finished, Forked
 from pytest_pallas.simulator.gpu.threads import GpuThread, Groups, Launch
-from pytest_pallas.simulator.recording import Asynchronous, Finished, Forked
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.gpu.barriers import Barrier

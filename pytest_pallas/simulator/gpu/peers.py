@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.compat.places import is_at_peer
+from pytest_pallas.simulator.concurrency.peers import Where, peer_of
+from pytest_pallas.simulator.concurrency.transfer_operands import names_a_device
 from pytest_pallas.simulator.gpu.operands import signal_parts
 from pytest_pallas.simulator.gpu.threads import GpuThread, memory_at
-from pytest_pallas.simulator.memory import Ref
-from pytest_pallas.simulator.peers import Where, peer_of
-from pytest_pallas.simulator.transfer_operands import names_a_device
+from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.transforms import AtAll, AtPeer, Elsewhere, Operand
 
 

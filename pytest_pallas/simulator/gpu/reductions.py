@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.errors import SimulationError
-from pytest_pallas.simulator.dtypes import convert
+from pytest_pallas.simulator.arithmetic.dtypes import convert
 
 Array = np.ndarray[Any, Any]
 

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytest_pallas.errors import SimulationError
-from pytest_pallas.simulator.gpu.block_meshes import BlockMesh
+from pytest_pallas.simulator.concurrency.peers import Where, peer_of, reach
+from pytest_pallas.simulator.concurrency.recording import END_OF_BLOCK, Acquired, Released, Token
+from pytest_pallas.simulator.concurrency.transfers import access
+from pytest_pallas.simulator.gpu.launches.block_meshes import BlockMesh
 from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.memory import Key, Ref
-from pytest_pallas.simulator.peers import Where, peer_of, reach
-from pytest_pallas.simulator.recording import END_OF_BLOCK, Acquired, Released, Token
-from pytest_pallas.simulator.transfers import access
+from pytest_pallas.simulator.memory.references import Key, Ref
 from pytest_pallas.transforms import AtBlock, AtPeer, Elsewhere, Operand
 
 if TYPE_CHECKING:
+    from pytest_pallas.simulator.concurrency.scheduler import Task
     from pytest_pallas.simulator.gpu.barriers import Barrier
+    from pytest_pallas.simulator.gpu.launches.streams import Start
     from pytest_pallas.simulator.gpu.operations import Operation
-    from pytest_pallas.simulator.gpu.streams import Start
-    from pytest_pallas.simulator.scheduler import Task
 
 Array = np.ndarray[Any, Any]
 

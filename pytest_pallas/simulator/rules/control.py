@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr, scan_parts
-from pytest_pallas.simulator.allocation import allocate, free
+from pytest_pallas.simulator.arithmetic.keyed import value_of, words_of
 from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.gpu.launches.scopes import run_scope, scope_of
 from pytest_pallas.simulator.gpu.operations import wait_groups
-from pytest_pallas.simulator.gpu.scopes import run_scope, scope_of
 from pytest_pallas.simulator.gpu.threads import GpuThread
-from pytest_pallas.simulator.keyed import value_of, words_of
 from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.memory import Ref
+from pytest_pallas.simulator.memory.allocation import allocate, free
+from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.program import prepare, prepare_lifted
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.values import Keys

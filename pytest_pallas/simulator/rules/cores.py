@@ -11,13 +11,8 @@ import numpy as np
 from pytest_pallas.compat.avals import is_reference, owner_of_space
 from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr
 from pytest_pallas.findings import Owner
-from pytest_pallas.simulator.allocation import free, made, memory_of
-from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.gpu import mosaic
-from pytest_pallas.simulator.gpu.block_meshes import block_mesh, warp_axis
-from pytest_pallas.simulator.gpu.warps import bind_warps
-from pytest_pallas.simulator.keyed import value_of, words_of
-from pytest_pallas.simulator.launches import (
+from pytest_pallas.simulator.arithmetic.keyed import value_of, words_of
+from pytest_pallas.simulator.concurrency.launches import (
     CoreMesh,
     at_entry,
     core_meshes,
@@ -25,11 +20,16 @@ from pytest_pallas.simulator.launches import (
     run_beside,
     traffic_of,
 )
+from pytest_pallas.simulator.concurrency.transfers import access
+from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.gpu.launches import mosaic
+from pytest_pallas.simulator.gpu.launches.block_meshes import block_mesh, warp_axis
+from pytest_pallas.simulator.gpu.launches.warps import bind_warps
 from pytest_pallas.simulator.machine import Grid, Thread
-from pytest_pallas.simulator.memory import Key, Ref
+from pytest_pallas.simulator.memory.allocation import free, made, memory_of
+from pytest_pallas.simulator.memory.references import Key, Ref
 from pytest_pallas.simulator.program import prepare
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.transfers import access
 
 
 @dataclass(frozen=True, slots=True)

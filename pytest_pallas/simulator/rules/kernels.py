@@ -14,10 +14,10 @@ from pytest_pallas.compat.jaxprs import argument_names, kernel_name, open_jaxpr,
 from pytest_pallas.compat.keys import key_shape
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
-from pytest_pallas.simulator.capacity import capacity_findings
-from pytest_pallas.simulator.gpu import programs
-from pytest_pallas.simulator.launches import traffic_of
+from pytest_pallas.simulator.concurrency.launches import traffic_of
+from pytest_pallas.simulator.gpu.portable import programs
 from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory.capacity import capacity_findings
 from pytest_pallas.simulator.pipeline import Kernel, execute, window_of
 from pytest_pallas.simulator.program import prepare, prepare_lifted
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule

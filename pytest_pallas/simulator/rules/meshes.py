@@ -10,11 +10,11 @@ import numpy as np
 
 from pytest_pallas.errors import MissingRuleError, SimulationError
 from pytest_pallas.findings import Owner
-from pytest_pallas.simulator.dtypes import convert
+from pytest_pallas.simulator.arithmetic.dtypes import convert
+from pytest_pallas.simulator.concurrency.launches import run_beside
+from pytest_pallas.simulator.concurrency.meeting import meet
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.launches import run_beside
 from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.meeting import meet
 from pytest_pallas.simulator.program import prepare
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 

@@ -11,14 +11,14 @@ import numpy as np
 from pytest_pallas.compat.places import transforms_in, transforms_of
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
-from pytest_pallas.simulator.dtypes import convert
-from pytest_pallas.simulator.gpu import blocks
+from pytest_pallas.simulator.arithmetic.dtypes import convert
+from pytest_pallas.simulator.concurrency.transfers import access
+from pytest_pallas.simulator.gpu.portable import blocks
 from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.memory import Elements, Ref
+from pytest_pallas.simulator.memory.references import Elements, Ref
+from pytest_pallas.simulator.memory.windows import Outside, masked, read, refuse, region_of, write
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.transfers import access
 from pytest_pallas.simulator.values import Keys, is_key_dtype
-from pytest_pallas.simulator.windows import Outside, masked, read, refuse, region_of, write
 from pytest_pallas.transforms import Operand, Transform, split_elsewhere
 
 

@@ -12,12 +12,12 @@ import numpy as np
 
 from pytest_pallas.compat.places import transforms_in
 from pytest_pallas.errors import MissingRuleError, SimulationError
-from pytest_pallas.simulator.dtypes import convert
-from pytest_pallas.simulator.gpu import blocks
+from pytest_pallas.simulator.arithmetic.dtypes import convert
+from pytest_pallas.simulator.arithmetic.rounding import rounded_to_bits
+from pytest_pallas.simulator.gpu.portable import blocks
 from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.memory import Ref
+from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.rounding import rounded_to_bits
 from pytest_pallas.simulator.rules.references import note_write, sums_of
 from pytest_pallas.transforms import Operand, Transform
 
@@ -73,7 +73,7 @@ def _shared(thread: Thread, ref: Ref) -> Ref:
     """A reference to memory of all programs; of memory of one's own, as one to such memory."""
     if ref.block is not None:
         return ref
-    from pytest_pallas.simulator.gpu.order import Program
+    from pytest_pallas.simulator.gpu.portable.order import Program
 
     if not ref.data.flags.c_contiguous:
         raise SimulationError("an atomic access to a part of memory that is not contiguous")

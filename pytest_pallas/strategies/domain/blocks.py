@@ -16,7 +16,7 @@ from hypothesis.strategies import SearchStrategy
 from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.dtypes import as_dtype, is_float
-from pytest_pallas.strategies.pools import check_int
+from pytest_pallas.strategies.sizes.pools import check_int
 
 #: Rows and columns of a tile of 32-bit elements, and the elements of such a tile.
 SUBLANES, LANES = 8, 128

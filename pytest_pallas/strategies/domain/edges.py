@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from pytest_pallas.errors import SpecError
-from pytest_pallas.strategies.pools import check_int
+from pytest_pallas.strategies.sizes.pools import check_int
 
 #: Seeds of what is drawn by numpy; short, because people read them.
 SEEDS = st.integers(0, 2**16 - 1)

@@ -14,7 +14,7 @@ from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.bounded import bounded
 from pytest_pallas.strategies.domain.edges import SEEDS, check_tiles, edges
 from pytest_pallas.strategies.dtypes import as_dtype, is_int
-from pytest_pallas.strategies.pools import check_int
+from pytest_pallas.strategies.sizes.pools import check_int
 from pytest_pallas.strategies.values import limits
 
 Ints = npt.NDArray[Any]

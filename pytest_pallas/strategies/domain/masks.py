@@ -14,7 +14,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.bounded import bounded
 from pytest_pallas.strategies.domain.edges import SEEDS, edges
-from pytest_pallas.strategies.pools import check_int
+from pytest_pallas.strategies.sizes.pools import check_int
 
 Mask = npt.NDArray[np.bool_]
 

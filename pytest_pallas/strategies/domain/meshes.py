@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from pytest_pallas.errors import SpecError
-from pytest_pallas.strategies.pools import check_int
+from pytest_pallas.strategies.sizes.pools import check_int
 
 
 def device_meshes(

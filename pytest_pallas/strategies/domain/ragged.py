@@ -17,7 +17,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.bounded import bounded
 from pytest_pallas.strategies.domain.edges import check_most, check_tiles, edges
-from pytest_pallas.strategies.pools import check_int
+from pytest_pallas.strategies.sizes.pools import check_int
 
 Int32s = npt.NDArray[np.int32]
 

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_pallas.checks.dtype import dtype
 from pytest_pallas.errors import MismatchError
-from pytest_pallas.oracle import ExpectedCache
+from pytest_pallas.oracle.expected import ExpectedCache
 
 
 def test_nothing_is_executed(trial_of, doubled):

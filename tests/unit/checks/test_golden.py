@@ -12,7 +12,7 @@ from pytest_pallas.backends.interpreters import interpret
 from pytest_pallas.checks.golden import SAMPLE, Asked, Goldens, with_golden
 from pytest_pallas.checks.trial import Answer, Trial, TrialResult
 from pytest_pallas.goldens.store import Store
-from pytest_pallas.oracle import Expected
+from pytest_pallas.oracle.expected import Expected
 from pytest_pallas.strategies.arguments import Arguments
 
 pytest.importorskip("safetensors")

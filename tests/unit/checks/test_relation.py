@@ -11,9 +11,9 @@ import pytest
 from pytest_pallas import KernelSpec, Linear, Permuted, Relation
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.relation import relation
+from pytest_pallas.collection.validation import problem_with
 from pytest_pallas.errors import NotApplicableError, SpecError
 from pytest_pallas.strategies.arguments import Arguments
-from pytest_pallas.suites.validation import problem_with
 
 
 def shifted(arguments, rng):

@@ -4,8 +4,9 @@ import pytest
 
 from pytest_pallas.backends import FAMILIES, compiling
 from pytest_pallas.record import Record
-from pytest_pallas.report import compilers, terminal
-from pytest_pallas.report.costs import costs
+from pytest_pallas.report import terminal
+from pytest_pallas.report.sections import compilers
+from pytest_pallas.report.sections.costs import costs
 
 COST = {
     "vmem_bytes": 3 * 2**20,

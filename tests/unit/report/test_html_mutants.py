@@ -9,7 +9,7 @@ from mutant_samples import SOURCE, mutant_samples, mutated, verdict
 from report_samples import samples
 
 from pytest_pallas.report.html.mutants import mutants
-from pytest_pallas.report.mutants import others
+from pytest_pallas.report.sections.mutants import others
 
 
 def rows(*records):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_pallas.record import Record
-from pytest_pallas.report import inputs
+from pytest_pallas.report.sections import inputs
 
 
 def record(kernel="matmul", shapes=(), tried=None, never=None, outcome="passed", test="a.py::t"):

@@ -8,8 +8,8 @@ import re
 import pytest
 
 from pytest_pallas.record import NotApplicable, Record
-from pytest_pallas.report.not_applicable import entries
-from pytest_pallas.report.not_applicable import lines as lines_of
+from pytest_pallas.report.sections.not_applicable import entries
+from pytest_pallas.report.sections.not_applicable import lines as lines_of
 from pytest_pallas.report.summary import summary
 from pytest_pallas.report.terminal import footnotes
 

@@ -16,8 +16,9 @@ import places_of_functions as places
 import pytest
 from jax.sharding import PartitionSpec
 
-from pytest_pallas.scripts import literals, parts
+from pytest_pallas.scripts import literals
 from pytest_pallas.scripts.functions import folder_of, variable
+from pytest_pallas.scripts.standalone import parts
 
 
 def again(value: Any, writer: literals.Writer | None = None) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pytest_pallas.checks import ignored
-from pytest_pallas.scripts import memory, parts, related
+from pytest_pallas.scripts.standalone import memory, parts, related
 
 DTYPES = sorted(
     ("bool", "int4", "int8", "uint8", "int16", "int32", "bfloat16", "float8_e4m3fn", "float32")

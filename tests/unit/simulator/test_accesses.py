@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from pytest_pallas.simulator.accesses import Ranges
+from pytest_pallas.simulator.monitors.accesses import Ranges
 
 
 def test_the_items_near_a_range_are_those_that_share_an_address_with_it():

@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from rules_of_jax import assert_same_bits, assert_within_ulps, drawn
 
 from pytest_pallas.simulator import simulate
-from pytest_pallas.simulator.rounding import rounded_to_bits
+from pytest_pallas.simulator.arithmetic.rounding import rounded_to_bits
 
 FLOATS = ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]
 INTEGERS = ["int32", "uint32", "int16", "uint16", "int8", "uint8", "int4", "uint4"]

@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas.analysis.grid.overhang import buffers
 from pytest_pallas.simulator import simulate
-from pytest_pallas.simulator.capacity import _taken
+from pytest_pallas.simulator.memory.capacity import _taken
 from pytest_pallas.simulator.pipeline import Kernel
 from pytest_pallas.simulator.program import prepare_equation
 from pytest_pallas.simulator.rules.kernels import kernel_of

@@ -12,7 +12,7 @@ from jax import lax
 from rules_of_jax import assert_same_bits, both
 
 from pytest_pallas.simulator import simulate
-from pytest_pallas.simulator.products import multiplier
+from pytest_pallas.simulator.arithmetic.products import multiplier
 
 FLOATS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from rules_of_jax import assert_same_bits, bits, drawn
 
-from pytest_pallas.simulator.dtypes import (
+from pytest_pallas.simulator.arithmetic.dtypes import (
     bit_width,
     codes_of,
     compute_dtype,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pytest_pallas.findings import Owner
-from pytest_pallas.simulator import loads
-from pytest_pallas.simulator.loads import Load, Loads, uninitialized
+from pytest_pallas.simulator.inspection import loads
+from pytest_pallas.simulator.inspection.loads import Load, Loads, uninitialized
 
 OF = {"copied": False, "owner": Owner(), "line": "k.py:3", "program": (1,), "kernel": "body"}
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_pallas.simulator.promises import Count, Promise, amount_of, size_of
+from pytest_pallas.simulator.monitors.promises import Count, Promise, amount_of, size_of
 
 
 def promised(count: Count, thread: int, *clock: int, amount: int = 1, order: int) -> Promise:

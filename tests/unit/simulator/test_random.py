@@ -14,8 +14,8 @@ from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 from rules_of_jax import assert_same_bits, both
 
+from pytest_pallas.simulator.arithmetic.rounding import round_by_bits
 from pytest_pallas.simulator.machine import Machine
-from pytest_pallas.simulator.rounding import round_by_bits
 from pytest_pallas.simulator.simulate import evaluate
 
 IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from pytest_pallas.errors import DeadlockError, OptionError
 from pytest_pallas.simulator import Machine, simulate
-from pytest_pallas.simulator.timeline import Timeline
+from pytest_pallas.simulator.inspection.timeline import Timeline
 
 X = np.ones((16, 128), np.float32)
 ANY = pl.BlockSpec(memory_space=pl.ANY)

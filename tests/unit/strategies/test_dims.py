@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from pytest_pallas.errors import SpecError
-from pytest_pallas.strategies import dims, parse
-from pytest_pallas.strategies.pools import SMALL
+from pytest_pallas.strategies import parse
+from pytest_pallas.strategies.sizes import dims
+from pytest_pallas.strategies.sizes.pools import SMALL
 
 MATMUL = "m k, k n"
 EDGES = {1, 127, 128, 129, 255, 256, 257}

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.errors import MissingRuleError
+from pytest_pallas.simulator.concurrency.recording import Fenced
+from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.gpu.inline import ptx as ptx
 from pytest_pallas.simulator.gpu.inline import vectors as vectors
 from pytest_pallas.simulator.gpu.inline.arithmetic import chosen
@@ -24,8 +26,6 @@ from pytest_pallas.simulator.gpu.inline.frame import Frame, check, operation, si
 from pytest_pallas.simulator.gpu.inline.memory import AddressSpace, Buffer, bits_of
 from pytest_pallas.simulator.gpu.inline.references import View, dense_strides
 from pytest_pallas.simulator.gpu.threads import GpuThread
-from pytest_pallas.simulator.recording import Fenced
-from pytest_pallas.simulator.transfers import access
 
 Array = np.ndarray[Any, Any]
 

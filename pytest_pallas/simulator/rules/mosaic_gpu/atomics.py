@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.simulator.dtypes import convert
+from pytest_pallas.simulator.arithmetic.dtypes import convert
+from pytest_pallas.simulator.concurrency.recording import Asynchronous, Side
+from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.gpu.barriers import arrive, barrier_at
 from pytest_pallas.simulator.gpu.barriers import complete as tell
 from pytest_pallas.simulator.gpu.operands import (
@@ -20,11 +22,9 @@ from pytest_pallas.simulator.gpu.peers import at_device, devices_along
 from pytest_pallas.simulator.gpu.reductions import reducer
 from pytest_pallas.simulator.gpu.threads import block_of
 from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.recording import Asynchronous, Side
+from pytest_pallas.simulator.memory.windows import Outside, read, refuse, region_of, write
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, located, part_of
-from pytest_pallas.simulator.transfers import access
-from pytest_pallas.simulator.windows import Outside, read, refuse, region_of, write
 from pytest_pallas.transforms import AtBlock, Operand, split_elsewhere
 
 Array = np.ndarray[Any, Any]

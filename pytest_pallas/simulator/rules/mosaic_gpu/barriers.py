@@ -9,18 +9,18 @@ import numpy as np
 
 from pytest_pallas.compat.avals import semaphore_kind
 from pytest_pallas.errors import SimulationError
-from pytest_pallas.simulator.allocation import memory_of
+from pytest_pallas.simulator.concurrency.peers import Where, peer_of, reach
+from pytest_pallas.simulator.concurrency.transfers import Semaphore, signal
 from pytest_pallas.simulator.gpu.barriers import Barrier, arrive, barrier_at, test, wait
 from pytest_pallas.simulator.gpu.operands import barrier_parts, multicast_parts, signal_parts
 from pytest_pallas.simulator.gpu.peers import devices_along
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.memory import Ref
-from pytest_pallas.simulator.peers import Where, peer_of, reach
+from pytest_pallas.simulator.memory.allocation import memory_of
+from pytest_pallas.simulator.memory.references import Ref
+from pytest_pallas.simulator.memory.windows import read
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
-from pytest_pallas.simulator.transfers import Semaphore, signal
-from pytest_pallas.simulator.windows import read
 from pytest_pallas.transforms import Place
 
 

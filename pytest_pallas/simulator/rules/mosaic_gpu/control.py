@@ -8,25 +8,25 @@ import numpy as np
 
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
+from pytest_pallas.simulator.concurrency.recording import Acquired, Asynchronous, Side
+from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.gpu.barriers import arrive, barrier_at, complete
-from pytest_pallas.simulator.gpu.cluster_control import (
+from pytest_pallas.simulator.gpu.launches.cluster_control import (
     ANSWER,
     NOTE,
     answer_of,
     point_in,
     take_over,
 )
+from pytest_pallas.simulator.gpu.launches.registers import set_registers
 from pytest_pallas.simulator.gpu.operations import Operation, start
-from pytest_pallas.simulator.gpu.registers import set_registers
-from pytest_pallas.simulator.gpu.tensor_core import cancellation_operands, query_operands
+from pytest_pallas.simulator.gpu.tensor_cores.blackwell import cancellation_operands, query_operands
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.recording import Acquired, Asynchronous, Side
+from pytest_pallas.simulator.memory.windows import read
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread
 from pytest_pallas.simulator.rules.mosaic_gpu.tensor_memory import in_shared_memory
-from pytest_pallas.simulator.transfers import access
-from pytest_pallas.simulator.windows import read
 
 #: What a block has seen whose request failed.
 _FAILED = "a cluster cancel request failed"

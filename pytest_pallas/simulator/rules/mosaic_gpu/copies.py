@@ -9,6 +9,7 @@ import numpy as np
 
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.concurrency.recording import Asynchronous, Fenced, Side
 from pytest_pallas.simulator.gpu.barriers import Barrier, arrive, barrier_at
 from pytest_pallas.simulator.gpu.barriers import complete as tell
 from pytest_pallas.simulator.gpu.operands import LoadParts, load_parts, prefetch_parts, store_parts
@@ -18,11 +19,10 @@ from pytest_pallas.simulator.gpu.reductions import reducer
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
 from pytest_pallas.simulator.gpu.windows import Window, window_of
 from pytest_pallas.simulator.machine import Thread, default_fill
-from pytest_pallas.simulator.memory import Ref
-from pytest_pallas.simulator.recording import Asynchronous, Fenced, Side
+from pytest_pallas.simulator.memory.references import Ref
+from pytest_pallas.simulator.memory.windows import Outside, read, refuse
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
-from pytest_pallas.simulator.windows import Outside, read, refuse
 from pytest_pallas.transforms import Place, split_elsewhere
 
 Array = np.ndarray[Any, Any]

@@ -10,8 +10,8 @@ import numpy as np
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.memory import Ref
-from pytest_pallas.simulator.windows import Outside, read, refuse, region_of
+from pytest_pallas.simulator.memory.references import Ref
+from pytest_pallas.simulator.memory.windows import Outside, read, refuse, region_of
 from pytest_pallas.transforms import Place, split_elsewhere
 
 Array = np.ndarray[Any, Any]

@@ -15,16 +15,20 @@ import numpy as np
 
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.concurrency.recording import Asynchronous, Side
+from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.gpu.operands import product_parts
 from pytest_pallas.simulator.gpu.operations import Operation, start, wait_groups
-from pytest_pallas.simulator.gpu.tensor_products import FLOAT8_BITS, TensorProduct, tensor_product
+from pytest_pallas.simulator.gpu.tensor_cores.products import (
+    FLOAT8_BITS,
+    TensorProduct,
+    tensor_product,
+)
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.memory import Ref
-from pytest_pallas.simulator.recording import Asynchronous, Side
+from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
-from pytest_pallas.simulator.transfers import access
 from pytest_pallas.transforms import Place
 
 Array = np.ndarray[Any, Any]

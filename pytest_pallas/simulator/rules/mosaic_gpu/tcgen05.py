@@ -11,19 +11,24 @@ import numpy as np
 
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
-from pytest_pallas.simulator.gpu import tensor_core
+from pytest_pallas.simulator.concurrency.recording import Side
 from pytest_pallas.simulator.gpu.barriers import Barrier, barrier_at
-from pytest_pallas.simulator.gpu.formats import (
+from pytest_pallas.simulator.gpu.tensor_cores import blackwell
+from pytest_pallas.simulator.gpu.tensor_cores.blackwell import (
+    MatrixProduct,
+    commit_operands,
+    product_operands,
+)
+from pytest_pallas.simulator.gpu.tensor_cores.formats import (
     disordered,
     expand,
     from_tensor_memory,
     scaled_product,
 )
-from pytest_pallas.simulator.gpu.tensor_core import MatrixProduct, commit_operands, product_operands
-from pytest_pallas.simulator.gpu.tensor_memory import Part as Accessed
-from pytest_pallas.simulator.gpu.tensor_memory import TensorMemory
+from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import Part as Accessed
+from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import TensorMemory
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
-from pytest_pallas.simulator.recording import Side
+from pytest_pallas.simulator.memory.windows import read
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.products import product_of
 from pytest_pallas.simulator.rules.mosaic_gpu.tensor_memory import (
@@ -32,7 +37,6 @@ from pytest_pallas.simulator.rules.mosaic_gpu.tensor_memory import (
     pair_of,
     write,
 )
-from pytest_pallas.simulator.windows import read
 from pytest_pallas.transforms import Place
 
 Array = np.ndarray[Any, Any]
@@ -80,10 +84,10 @@ def _tcgen05_mma(eqn: Equation) -> Evaluate:
         accumulate = bool(np.asarray(operands[parts.accumulate]))
         sides = [side for each in given for side in each.sides]
         steps = _steps(thread, given, eqn.line, accumulate=accumulate)
-        tensor_core.begin(thread, "the tcgen05 product", sides, steps, eqn.line)
+        blackwell.begin(thread, "the tcgen05 product", sides, steps, eqn.line)
         if parts.barrier is not None:
             barriers = _barriers(thread, blocks, parts.barrier, operands)
-            tensor_core.commit(thread, barriers, eqn.line)
+            blackwell.commit(thread, barriers, eqn.line)
         return ()
 
     return evaluate
@@ -99,7 +103,7 @@ def _tcgen05_commit_arrive(eqn: Equation) -> Evaluate:
         wanted = parts.predicate is None or bool(np.asarray(operands[parts.predicate]))
         if blocks and wanted:
             barriers = _barriers(thread, blocks, parts.barrier, operands)
-            tensor_core.commit(thread, barriers, eqn.line)
+            blackwell.commit(thread, barriers, eqn.line)
         return ()
 
     return evaluate

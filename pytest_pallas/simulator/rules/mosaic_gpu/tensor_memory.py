@@ -9,20 +9,20 @@ import numpy as np
 
 from pytest_pallas.compat.places import transforms_of
 from pytest_pallas.errors import SimulationError
-from pytest_pallas.simulator.gpu import tensor_core
-from pytest_pallas.simulator.gpu.formats import (
+from pytest_pallas.simulator.concurrency.recording import Side
+from pytest_pallas.simulator.gpu.tensor_cores import blackwell
+from pytest_pallas.simulator.gpu.tensor_cores.blackwell import copy_operands
+from pytest_pallas.simulator.gpu.tensor_cores.formats import (
     metadata_of_copy,
     paired_scales_of_copy,
     scales_of_copy,
 )
-from pytest_pallas.simulator.gpu.tensor_core import copy_operands
-from pytest_pallas.simulator.gpu.tensor_memory import Part as Accessed
-from pytest_pallas.simulator.gpu.tensor_memory import TensorMemory
+from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import Part as Accessed
+from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import TensorMemory
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
-from pytest_pallas.simulator.memory import Ref, Region
-from pytest_pallas.simulator.recording import Side
+from pytest_pallas.simulator.memory.references import Ref, Region
+from pytest_pallas.simulator.memory.windows import Outside, read, refuse, region_of
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.windows import Outside, read, refuse, region_of
 from pytest_pallas.transforms import Place
 
 Array = np.ndarray[Any, Any]
@@ -36,7 +36,7 @@ def _async_load(eqn: Equation) -> Evaluate:
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         ref, part = in_tensor_memory(thread, thread.block, window, operands, "load from", eqn.line)
         values = np.array(part.data)
-        tensor_core.load(thread, Side(part.region, False, ref.name, tensor_core=True), eqn.line)
+        blackwell.load(thread, Side(part.region, False, ref.name, tensor_core=True), eqn.line)
         return (values,) if reduce is None else (values, reduce(values))
 
     return evaluate
@@ -55,7 +55,7 @@ _REDUCTIONS: dict[str | None, Callable[[Array], Array] | None] = {
 @rule("wait_load_tmem", threaded=True)
 def _wait_load_tmem(_: Equation) -> Evaluate:
     def evaluate(thread: GpuThread) -> Any:
-        tensor_core.wait_for_loads(thread)
+        blackwell.wait_for_loads(thread)
         return ()
 
     return evaluate
@@ -69,7 +69,7 @@ def _async_store_tmem(eqn: Equation) -> Evaluate:
         ref, part = in_tensor_memory(thread, thread.block, window, operands, "store to", eqn.line)
         values = np.asarray(operands[1])
         side = Side(part.region, True, ref.name, tensor_core=True)
-        tensor_core.store(thread, side, lambda: write(thread, part, values), eqn.line)
+        blackwell.store(thread, side, lambda: write(thread, part, values), eqn.line)
         return ()
 
     return evaluate
@@ -78,7 +78,7 @@ def _async_store_tmem(eqn: Equation) -> Evaluate:
 @rule("commit_tmem", threaded=True)
 def _commit_tmem(_: Equation) -> Evaluate:
     def evaluate(thread: GpuThread) -> Any:
-        tensor_core.wait_for_stores(thread)
+        blackwell.wait_for_stores(thread)
         return ()
 
     return evaluate
@@ -128,7 +128,7 @@ def _copying(
                 Side(target.region, True, ref.name, tensor_core=True, role="copied"),
             ]
             steps = _reading_and_writing(thread, source, arrange, target)
-            tensor_core.begin(thread, what, sides, steps, eqn.line)
+            blackwell.begin(thread, what, sides, steps, eqn.line)
         return ()
 
     return evaluate

@@ -14,7 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pytest_pallas.errors import DeadlockError, MissingRuleError
 from pytest_pallas.simulator import simulate
-from pytest_pallas.simulator.gpu.cluster_control import NOTE, answer_of, point_in
+from pytest_pallas.simulator.gpu.launches.cluster_control import NOTE, answer_of, point_in
 from pytest_pallas.simulator.machine import Machine
 
 SEEDS = (0, 1, 2, 3, 4)

@@ -19,7 +19,7 @@ from jax.experimental.pallas import triton as plgpu
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import BoundsError, DeadlockError, SimulationError
 from pytest_pallas.simulator import Machine, simulate
-from pytest_pallas.simulator.gpu import programs
+from pytest_pallas.simulator.gpu.portable import programs
 
 SEEDS = (0, 1, 2)
 X = np.arange(32 * 16, dtype=np.float32).reshape(32, 16)

@@ -14,15 +14,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pytest_pallas.compat.avals import union_parts
 from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.devices.targets import TARGETS
-from pytest_pallas.simulator.accesses import overlap
 from pytest_pallas.simulator.gpu.layouts import tensor_memory_columns
-from pytest_pallas.simulator.gpu.tensor_memory import (
+from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import (
     TensorMemory,
     allocated_columns,
     tensor_memory,
     tensor_memory_excess,
 )
 from pytest_pallas.simulator.machine import Machine
+from pytest_pallas.simulator.monitors.accesses import overlap
 from pytest_pallas.transforms import Indexed, Span
 
 TMEM, LAYOUTS = plgpu.TMEM, plgpu.TMEMLayout

@@ -13,9 +13,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pytest_pallas.simulator import simulate
-from pytest_pallas.simulator.gpu import formats
-from pytest_pallas.simulator.gpu.formats import scaled_product
-from pytest_pallas.simulator.gpu.tensor_products import (
+from pytest_pallas.simulator.gpu.tensor_cores import formats
+from pytest_pallas.simulator.gpu.tensor_cores.formats import scaled_product
+from pytest_pallas.simulator.gpu.tensor_cores.products import (
     HOPPER_FLOAT8_BITS,
     instruction_depth,
     tensor_product,

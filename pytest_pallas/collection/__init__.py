@@ -1,0 +1,1 @@
+"""From specs and tests to pytest items: which kernels, checks and backends there are to ask."""

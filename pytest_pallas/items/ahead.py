@@ -1,0 +1,86 @@
+"""Specs on compiling backends: what an item compiles, begun while earlier items still wait."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import jax
+import pytest
+
+from pytest_pallas.backends.tracing import shape_of
+from pytest_pallas.checks.compiled import start
+from pytest_pallas.errors import CompilerFailedError, PallasTestError
+from pytest_pallas.items.questions import Question, ask_about, trial_of
+from pytest_pallas.sampling.variety import choose
+from pytest_pallas.session import current
+from pytest_pallas.strategies.arguments import as_arguments
+
+#: Set on an item whose programs are on their way.
+_BEGUN = pytest.StashKey[bool]()
+
+
+def begin(item: pytest.Item | None) -> None:
+    """Begin to compile what an item will ask about, once.
+
+    What goes wrong here goes wrong again when the item asks, and is reported there.
+    """
+    from pytest_pallas.items.item import SpecItem
+
+    if not isinstance(item, SpecItem) or _BEGUN in item.stash:
+        return
+    item.stash[_BEGUN] = True
+    if any(item.iter_markers("skip")) or current(item.config).options.example:
+        return
+    with contextlib.suppress(Exception, pytest.skip.Exception):
+        asked = item.question()
+        for arguments, typical in _calls(asked):
+            start(item.check, trial_of(asked, arguments, typical=typical))
+
+
+def ask_all(asked: Question) -> None:
+    """Compile the typical calls of a spec, and half as many drawn ones as are run elsewhere.
+
+    Raises:
+      PallasTestError: the first failure.
+    """
+    __tracebackhide__ = True
+    for arguments, typical in _calls(asked):
+        ask_about(asked, arguments, typical=typical)
+
+
+def worth_shrinking(error: PallasTestError) -> bool:
+    """Whether a smaller call may fail alike: not if each try may take the whole time limit."""
+    return not isinstance(error, CompilerFailedError)
+
+
+def _calls(asked: Question) -> Iterator[tuple[Any, bool]]:
+    """The calls that an item compiles, and whether they are typical ones."""
+    typical: Any = asked.item.spec.typical
+    calls = cast("Sequence[Any]", typical(asked.mesh) if callable(typical) else typical)
+    for call in calls:
+        yield as_arguments(call), True
+    for arguments in _drawn(asked):
+        yield arguments, False
+
+
+def _drawn(asked: Question) -> tuple[Any, ...]:
+    """Drawn calls without their values. The same for every target, so they are drawn once."""
+    item, options = asked.item, asked.options
+    count = max(1, item.check.examples(options.max_examples) // 2)
+    key = (item.spec.file, item.spec.name, tuple(item.mesh.items()), options.seed, count)
+    drawn = current(item.config).drawn
+    if key not in drawn:
+        choice = choose(asked.strategy, seed=options.seed, examples=count)
+        drawn[key] = tuple(_abstract(as_arguments(each)) for each in choice.chosen.values())
+    return drawn[key]
+
+
+def _abstract(arguments: Any) -> Any:
+    """Arguments with shapes and dtypes for arrays: a session keeps many of them."""
+    args = jax.tree.map(
+        lambda leaf: shape_of(leaf) if hasattr(leaf, "dtype") else leaf, arguments.args
+    )
+    return dataclasses.replace(arguments, args=args)

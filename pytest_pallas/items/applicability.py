@@ -1,0 +1,279 @@
+"""Which checks do not apply to a kernel, decided at collection, and which a run asked for."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_pallas.backends import Backend, Call, chip_of, label
+from pytest_pallas.checks import Check
+from pytest_pallas.compat.testing import keywords_match
+from pytest_pallas.devices.absent import tracing_for
+from pytest_pallas.items.item import SpecItem, item_name, node_id
+from pytest_pallas.record import NotApplicable
+from pytest_pallas.session import Session, current
+from pytest_pallas.spec import KernelSpec
+from pytest_pallas.strategies.arguments import Arguments
+
+if TYPE_CHECKING:
+    from pytest_pallas.analysis import KernelCall
+    from pytest_pallas.checks.trial import TrialResult
+
+
+def leave_out(
+    session: Session,
+    parent: pytest.Collector,
+    requirement: str,
+    spec: KernelSpec,
+    check: Check,
+    backend: Backend,
+    mesh: Mapping[str, int],
+) -> None:
+    """Record that a check does not apply to a spec on a backend."""
+    test = node_id(parent, item_name(spec, check.name, backend, mesh))
+    session.not_applicable[test] = NotApplicable(
+        test=test,
+        kernel=spec.name,
+        family=spec.family,
+        check=check.name,
+        backend=label(backend),
+        mesh=dict(mesh),
+        requirement=requirement,
+    )
+
+
+def applies_after_all(item: SpecItem, finding: TrialResult) -> Iterator[Check]:
+    """The checks that were left out of the item's spec and apply to the kernels that it just ran.
+
+    A few traced calls need not show every kernel: an example of another shape or dtype may have a
+    DMA that none of them has.
+    """
+    if not item.check.base or finding.outcome is None or not finding.outcome.kernels:
+        return
+    session = current(item.config)
+    for check in session.checks.values():
+        if check.requires_kernels is None:
+            continue
+        entry = session.not_applicable.get(item.id_of(check.name))
+        if entry is None or check.unmet(item.spec, item.backend, item.before) is not None:
+            continue
+        if check.requires_kernels(item.spec, item.backend, finding.outcome.kernels) is None:
+            yield check
+
+
+def keep_selected(config: pytest.Config, items: Sequence[pytest.Item], *, narrowed: bool) -> None:
+    """Forget those that the run was not asked for.
+
+    Args:
+      config: of the session.
+      items: what is left to run.
+      narrowed: whether items were deselected: then a kernel without an item was, too.
+    """
+    entries = current(config).not_applicable
+    expression = config.getoption("keyword", "")
+    kernels = {_kernel(item.nodeid) for item in items if isinstance(item, SpecItem)}
+    for test, entry in list(entries.items()):
+        words = {*test.split("::"), entry.kernel, entry.family, entry.check, entry.backend}
+        if (
+            not _named(test, config.args)
+            or (expression and not keywords_match(expression, words))
+            or (narrowed and _kernel(test) not in kernels)
+        ):
+            del entries[test]
+
+
+def _named(test: str, args: Sequence[str]) -> bool:
+    """Whether arguments name a test, or what it is in. Files and folders name all of theirs."""
+    inner = test.split("::")[1:]
+    named = [arg.split("::")[1:] for arg in args]
+    return not named or any(inner[: len(each)] == each for each in named)
+
+
+def _kernel(test: str) -> str:
+    """What the node ids of one kernel have in common."""
+    parent, _, name = test.rpartition("::")
+    return f"{parent}::{name.partition('-')[0]}"
+
+
+#: How many calls of a spec are drawn, and how many of them are traced.
+MOST_DRAWS, MOST_TRACES = 4, 4
+
+#: The kind of a number from 2 on.
+_SEVERAL = "several"
+
+#: The traces of the spec that is collected: the last one alone, since a trace holds memory.
+_TRACES = pytest.StashKey[dict[Any, "Traces"]]()
+
+
+def unmet_by_kernels(
+    session: Session, spec: KernelSpec, check: Check, backend: Backend, mesh: Mapping[str, int]
+) -> str | None:
+    """Why a check applies to no kernel of a spec on a backend; None if it may apply to one."""
+    if check.requires_kernels is None or mesh or not decides(session):
+        return None  # a mesh is made when the item runs
+    if backend.kind not in ("simulating", "interpreting"):
+        return None
+    reason = None
+    with _garbage_kept():
+        for kernels in _traces(session, spec, backend):
+            reason = check.requires_kernels(spec, backend, kernels) if kernels else None
+            if reason is None:
+                return None
+    return reason
+
+
+@contextmanager
+def _garbage_kept() -> Generator[None]:
+    """Collect no garbage meanwhile: looking through all of JAX takes a quarter of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def decides(session: Session) -> bool:
+    """Whether this session leaves items out: not where it was told which example to run.
+
+    The process of isolated tests collects everything, and is asked for what was left.
+    """
+    from pytest_pallas.isolation.worker import is_worker
+
+    options = session.options
+    told = options.example or options.mutate is not None or session.replayed is not None
+    return not told and not is_worker(session.config)
+
+
+@dataclass
+class Traces:
+    """The kernels of a few calls, each traced when it is asked for and then kept.
+
+    Attributes:
+      calls: what is traced.
+      context: makes the context to trace in.
+      made: the kernels of each call so far; None for one that could not be traced.
+    """
+
+    calls: Sequence[Call]
+    context: Callable[[], AbstractContextManager[Any]]
+    made: list[Sequence[KernelCall] | None] = field(
+        default_factory=list["Sequence[KernelCall] | None"]
+    )
+
+    def __iter__(self) -> Iterator[Sequence[KernelCall] | None]:
+        """The kernels of each call."""
+        for number, call in enumerate(self.calls):
+            if number == len(self.made):
+                self.made.append(_kernels(call, self.context))
+            yield self.made[number]
+
+
+def _kernels(
+    call: Call, context: Callable[[], AbstractContextManager[Any]]
+) -> Sequence[KernelCall] | None:
+    from pytest_pallas.analysis import kernel_calls
+    from pytest_pallas.backends.ending import ending
+    from pytest_pallas.backends.tracing import abstract, jitted
+
+    try:
+        static, shapes = abstract(call)
+        with context(), ending(call.timeout):
+            return kernel_calls(jitted().trace(static, shapes).jaxpr)
+    except Exception:  # tracing runs the kernel's own code; the item will raise the same
+        return None
+
+
+def _traces(session: Session, spec: KernelSpec, backend: Backend) -> Traces:
+    """The traces that all checks share, and all backends that stand for one chip."""
+    target = chip_of(backend)
+    kernel = spec.kernel_for(backend.platform)
+    key = (spec.file, spec.name, target.name, id(kernel))
+    kept = session.config.stash.setdefault(_TRACES, {})
+    if any(other[:2] != key[:2] for other in kept):
+        kept.clear()
+    if key not in kept:
+        # Simulators and interpreters trace alike for a TPU, and JAX keeps what it traced.
+        own: Any = None if target.platform == "tpu" else getattr(backend, "context", None)
+        context = (
+            functools.partial(tracing_for, target) if own is None else lambda: own(races=False)
+        )
+        kept[key] = Traces(_calls(spec, kernel, session.options.timeout), context)
+    return kept[key]
+
+
+def _calls(spec: KernelSpec, kernel: Any, timeout: float) -> Sequence[Call]:
+    """The calls to trace; none where they cannot be drawn, or do not show all options."""
+    try:
+        chosen = representative(spec.inputs)
+    except Exception:  # of a strategy, which fails when the item draws, too
+        return ()
+    return [
+        Call(
+            function=kernel,
+            args=each.args,
+            options={**each.options, **each.tuning},
+            timeout=timeout,
+        )
+        for each in chosen
+    ]
+
+
+def representative(strategy: Any) -> Sequence[Arguments]:
+    """Calls of a strategy with every kind of option and tuning; none where a few do not do.
+
+    Numbers are of one kind from 2 on: more programs or larger blocks make no other kernel.
+    """
+    from pytest_pallas.strategies.once import draw_once, draw_several
+
+    first = draw_once(strategy)
+    declared = _declared(first)
+    # What is drawn from an unknown choice is a block size, if it is tuning and a number from 2 on.
+    unknown = any(
+        f"{role} {name}" not in declared and (role, kind) != ("tuning", _SEVERAL)
+        for role, name, kind in _keywords(first)
+    )
+    if not unknown and all(len(kinds) == 1 for kinds in declared.values()):
+        return [first]
+    several: dict[tuple[str, ...], Arguments] = {}
+    for drawn in (first, *draw_several(strategy, MOST_DRAWS)):
+        several.setdefault(tuple(f"{r} {n} {k}" for r, n, k in _keywords(drawn)), drawn)
+    chosen = list(several.values())[:MOST_TRACES]
+    shown = {(f"{role} {name}", kind) for drawn in chosen for role, name, kind in _keywords(drawn)}
+    wanted = {(aspect, kind) for aspect, kinds in declared.items() for kind in kinds}
+    return chosen if wanted <= shown else ()
+
+
+def _keywords(drawn: Arguments) -> Iterator[tuple[str, str, str]]:
+    """Role, name and kind of each keyword argument of a call."""
+    from pytest_pallas.strategies.declared import keyword_word
+
+    for role, keywords in (("option", drawn.options), ("tuning", drawn.tuning)):
+        for name, value in keywords.items():
+            yield role, name, _kind(keyword_word(value))
+
+
+def _declared(drawn: Arguments) -> Mapping[str, set[str]]:
+    """The kinds that each keyword argument may have, where that is known."""
+    words = {} if drawn.declared is None else drawn.declared.words
+    return {
+        aspect: {_kind(word) for word in found}
+        for aspect, found in words.items()
+        if aspect.partition(" ")[0] in ("option", "tuning")
+    }
+
+
+def _kind(word: str) -> str:
+    """The kind of a keyword argument's value, from its word."""
+    try:
+        number = float(word)
+    except ValueError:
+        return word
+    return _SEVERAL if number >= 2 else word

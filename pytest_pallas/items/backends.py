@@ -1,0 +1,162 @@
+"""Which backends a spec is run on, and which others and implementations it is compared with."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Container, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_pallas.backends import REPLACED, Backend, Call, Label, label, with_target
+from pytest_pallas.errors import TooFewDevicesError
+from pytest_pallas.session import Session
+from pytest_pallas.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from pytest_pallas.checks.trial import Other
+    from pytest_pallas.items.item import SpecItem
+
+
+def backends_before(
+    spec: KernelSpec, backend: Backend, chosen: Sequence[Backend], checks: Collection[str]
+) -> tuple[Backend, ...]:
+    """The chosen backends before ``backend`` that execute the kernel: each pair is asked once.
+
+    Those are left out on which one of ``checks`` is expected to fail, and so are all if one is on
+    this backend: an answer there says nothing.
+    """
+    if _expected_to_fail(spec, backend, checks):
+        return ()
+    before = chosen[: [label(each) for each in chosen].index(label(backend))]
+    executing = [each for each in before if each.kind != "compiling" and spec.claims(label(each))]
+    return tuple(each for each in executing if not _expected_to_fail(spec, each, checks))
+
+
+def others_of(item: SpecItem) -> tuple[Other, ...]:
+    """What an item's kernel is compared with. A backend of too few devices is left out."""
+    from pytest_pallas.checks.trial import Other
+
+    spec = item.spec
+    backends: list[Other] = []
+    for backend in item.before:
+        with contextlib.suppress(TooFewDevicesError):
+            function = _on_mesh(item, backend, spec.kernel_for(backend.platform))
+            backends.append(Other(name=label(backend), function=function, backend=backend))
+    implementations = [
+        Other(
+            name=name,
+            function=_on_mesh(item, item.backend, function),
+            backend=item.backend,
+            is_kernel=False,
+        )
+        for name, function in spec.implementations.items()
+    ]
+    return (*backends, *implementations)
+
+
+def _on_mesh(item: SpecItem, backend: Backend, function: Callable[..., Any]) -> Callable[..., Any]:
+    if not item.mesh:
+        return function
+    from pytest_pallas.devices.mesh import make_mesh
+
+    platform = backend.platform if backend.kind == "hardware" else "cpu"
+    return functools.partial(function, mesh=make_mesh(item.mesh, platform))
+
+
+def _expected_to_fail(spec: KernelSpec, backend: Backend, checks: Collection[str]) -> bool:
+    """Whether one of some checks is expected to fail on a backend."""
+    for key in (label(backend), backend.name):
+        failure = spec.xfail.get(key)
+        if failure is not None and (not failure.checks or {*checks} & {*failure.checks}):
+            return True
+    return False
+
+
+#: Why specs cannot be simulated, by file, name and simulator; None for one that can be.
+_LACKS = pytest.StashKey[dict[tuple[str, str, str], str | None]]()
+
+
+def on_claimed_chips(
+    session: Session, spec: KernelSpec, backends: Sequence[Backend], automatic: Collection[str]
+) -> tuple[Sequence[Backend], Collection[str]]:
+    """The backends to run a spec on, each simulator for a chip that the spec claims.
+
+    A simulator of no chip in particular stands for the default one of its platform. For a spec that
+    claims other chips only, as a kernel for Blackwell does, it stands for the first of them.
+
+    Args:
+      session: knows the families of backends.
+      spec: the spec.
+      backends: those that were chosen.
+      automatic: labels of those that nobody named; see ``Selection``.
+
+    Returns:
+      The backends, and the labels of those that nobody named.
+    """
+    found: dict[str, Backend] = {}
+    unnamed = set(automatic)
+    for each in backends:
+        backend = each
+        if each.kind == "simulating" and each.target is None and not spec.claims(label(each)):
+            names = map(Label.of, spec.claimed)
+            claimed = [found.target for found in names if found.name == each.name and found.target]
+            if claimed:
+                backend = with_target(each, claimed[0], session.families)
+                if label(each) in automatic:
+                    unnamed.add(label(backend))
+        found.setdefault(label(backend), backend)
+    return tuple(found.values()), unnamed
+
+
+def without_replaced(
+    session: Session, spec: KernelSpec, backends: Sequence[Backend], automatic: Container[str]
+) -> tuple[Backend, ...]:
+    """The backends to run a spec on, of those that were chosen.
+
+    Where ``auto`` chose, a simulator takes the place of the interpreters of its platform for a spec
+    that it can simulate, and they take its place for others. What was named is kept.
+
+    Args:
+      session: keeps what was found out.
+      spec: the spec.
+      backends: those that were chosen.
+      automatic: labels of those that nobody named; see ``Selection``.
+    """
+    dropped: set[str] = set()
+    for each in backends:
+        if each.kind != "simulating" or label(each) not in automatic:
+            continue
+        simulated = spec.claims(label(each)) and lacks(session, spec, each) is None
+        dropped.update(REPLACED.get(each.name, ()) if simulated else (each.name,))
+    return tuple(
+        each for each in backends if label(each) not in automatic or each.name not in dropped
+    )
+
+
+def lacks(session: Session, spec: KernelSpec, simulator: Any) -> str | None:
+    """Why the simulator cannot simulate a spec, or None. One call is drawn and traced."""
+    known = session.config.stash.setdefault(_LACKS, {})
+    key = (spec.file, spec.name, label(simulator))
+    if key not in known:
+        known[key] = _lacks(spec, simulator, session.options.timeout)
+    return known[key]
+
+
+def _lacks(spec: KernelSpec, simulator: Any, timeout: float) -> str | None:
+    from pytest_pallas.strategies.once import draw_once
+
+    if spec.meshes:
+        return None  # what is missing is seen when a call on a mesh runs
+    try:
+        drawn = draw_once(spec.inputs)
+        call = Call(
+            function=spec.kernel_for(simulator.platform),
+            args=drawn.args,
+            options={**drawn.options, **drawn.tuning},
+            timeout=timeout,
+        )
+        return simulator.lacks(call)
+    except Exception:
+        return None  # its checks will raise the same, and report it

@@ -1,0 +1,239 @@
+"""Ask the checks of a spec about one mutant, those first that catch most for their time."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_pallas.backends import label
+from pytest_pallas.backends.tracing import jitted, split
+from pytest_pallas.checks.trial import Trial, call
+from pytest_pallas.checks.verdict import ask
+from pytest_pallas.errors import MutantError, NotApplicableError
+from pytest_pallas.hunting.hunt import Caught, Tried
+from pytest_pallas.items.item import SpecItem
+from pytest_pallas.items.questions import Question, subjects_of, trial_of
+from pytest_pallas.mutation import Mutant, mutants_of, mutated
+from pytest_pallas.mutation.canonical import canonical
+from pytest_pallas.sampling.fuzzing import drawn_calls
+from pytest_pallas.sampling.variety import shared, words_of
+from pytest_pallas.sanitizers.runs import Runs
+from pytest_pallas.session import current
+
+
+@dataclass(eq=False)
+class Ask:
+    """One check of one drawn call on one backend and mesh.
+
+    Attributes:
+      part: the check.
+      asked: its question.
+      drawn: the call.
+      number: of the call, from 0.
+      caught: how many mutants it caught.
+      spent: seconds that it took.
+      sound: whether it passes without a mutant; None if nobody knows yet.
+    """
+
+    part: SpecItem
+    asked: Question
+    drawn: Any
+    number: int
+    caught: int = 0
+    spent: float = 0.0
+    sound: bool | None = None
+
+    @property
+    def place(self) -> str:
+        """The backend, with the sizes of the mesh."""
+        mesh = "".join(f"-{axis}{size}" for axis, size in self.part.mesh.items())
+        return f"{label(self.part.backend)}{mesh}"
+
+    @property
+    def worth(self) -> float:
+        """Mutants caught a second, as far as known; of what was never asked that is a guess."""
+        return (self.caught + 0.5) / (self.spent + 1.0)
+
+
+@dataclass
+class Hunter:
+    """The checks of a spec.
+
+    Attributes:
+      parts: the checks, as items.
+      operators: names of the mutation operators; empty for all.
+      asks: what can be asked.
+      where: programs by place (backend, mesh, number of the call, whether it is the gradient).
+      inside: mutants by place.
+      forms: the programs in canonical form, by place.
+      notes: what a reader should know.
+      asking: is told the check that is about to be asked, and where.
+    """
+
+    parts: Sequence[SpecItem]
+    operators: Collection[str] = ()
+    asks: list[Ask] = field(default_factory=list[Ask])
+    where: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    inside: dict[Any, set[Mutant]] = field(default_factory=dict[Any, "set[Mutant]"])
+    forms: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    notes: list[str] = field(default_factory=list[str])
+    asking: Callable[[str, str], None] = lambda _, __: None
+
+    def discover(self) -> list[Mutant]:
+        """Trace every call that the checks ask about, and find the mutants of their kernels.
+
+        Raises:
+          PallasTestError: the kernel cannot be traced.
+        """
+        found: dict[Mutant, None] = {}
+        for part in self.parts:
+            asked = part.question()
+            for number, drawn in enumerate(_drawn(part, asked)):
+                self.asks.append(Ask(part, asked, drawn, number))
+                for place, program in self._programs(self.asks[-1]):
+                    mutants = mutants_of(program, self.operators)
+                    self.where[place] = program
+                    self.inside[place] = set(mutants)
+                    found.update(dict.fromkeys(mutants))
+        return list(found)
+
+    def _programs(self, ask_: Ask) -> Iterator[tuple[Any, Any]]:
+        """What a drawn call is traced to, and its gradient, by place."""
+        trial = trial_of(ask_.asked, ask_.drawn)
+        for differentiated in (False, True):
+            check = ask_.part.check
+            if differentiated and (check.differentiates != "only" or check.program is None):
+                continue
+            place = self._place(ask_, differentiated)
+            if place in self.inside:
+                continue
+            made = call(trial, trial.kernel, trial.arguments.args)
+            if differentiated and check.program is not None:
+                made = call(trial, *check.program(trial))
+            yield place, _traced(trial, made)
+
+    def _place(self, ask_: Ask, differentiated: bool) -> Any:
+        mesh = tuple(ask_.part.mesh.items())
+        return label(ask_.part.backend), mesh, words_of(ask_.drawn), differentiated
+
+    def _concerns(self, ask_: Ask, mutant: Mutant) -> bool:
+        """Whether the mutant can be in what a check runs."""
+        check = ask_.part.check
+        if check.varies_calls:
+            return True
+        programs = {"no": (False,), "also": (False, True), "only": (True,)}[check.differentiates]
+        return any(mutant in self.inside.get(self._place(ask_, each), ()) for each in programs)
+
+    def same(self, mutant: Mutant) -> str:
+        """Why a mutant is the same program in every call that was drawn; "" if it is not."""
+        count = 0
+        for place, mutants in self.inside.items():
+            if mutant not in mutants:
+                continue
+            program = self.where[place]
+            try:
+                changed = mutated(program, mutant)
+            except MutantError:
+                return ""
+            if place not in self.forms:
+                self.forms[place] = canonical(program)
+            if canonical(changed) != self.forms[place]:
+                return ""
+            count += 1
+        return f"the same program after simplification, in {count} drawn calls" if count else ""
+
+    def attempt(self, mutant: Mutant) -> Tried:
+        """Ask about a mutant until somebody notices.
+
+        Whether it is the same program is looked at after the first check that does not notice: most
+        mutants are caught by the first, and running that takes less time than the comparison.
+        """
+        asks = [each for each in self.asks if self._concerns(each, mutant)]
+        runs: dict[Any, Runs] = {}
+        examples = 0
+        compared = False
+        for each in sorted(asks, key=lambda each: -each.worth):
+            if each.sound is False:
+                continue
+            examples += 1
+            self.asking(each.part.check.name, each.place)
+            started = time.monotonic()
+            error = self._error(each, mutant, runs)
+            each.spent += time.monotonic() - started
+            if isinstance(error, MutantError):
+                return Tried(None, examples, str(error))
+            if error is not None and self._sound(each):
+                each.caught += 1
+                return Tried(
+                    Caught(each.part.check.name, type(error).__name__, each.place), examples
+                )
+            if not compared:
+                compared = True
+                same = self.same(mutant)
+                if same:
+                    return Tried(None, examples, same=same)
+        return Tried(None, examples, same="" if compared else self.same(mutant))
+
+    def _sound(self, each: Ask) -> bool:
+        """Whether a check passes without a mutant: else its failure says nothing."""
+        if each.sound is None:
+            error = self._error(each, None, {})
+            each.sound = error is None
+            if error is not None:
+                self.notes.append(
+                    f"{each.part.check.name} on {each.place}, call {each.number}, fails without "
+                    "a mutant, and is not asked: "
+                    f"{str(error).splitlines()[0]}"
+                )
+        return each.sound
+
+    def _error(self, each: Ask, mutant: Mutant | None, runs: dict[Any, Runs]) -> Exception | None:
+        """How a check fails; None if it passes."""
+        session = current(each.part.config)
+        session.mutant = mutant
+        trial = dataclasses.replace(
+            trial_of(each.asked, each.drawn),
+            mutant=mutant,
+            explained=mutant is None,
+            runs=runs.setdefault((each.part.backend, *each.part.mesh.items()), Runs()),
+            timeout=session.timeout(each.asked.options),
+            golden=None,
+            dump=None,
+        )
+        try:
+            ask(each.part.check, trial, each.part.spec.name)
+        except NotApplicableError:
+            return None
+        except Exception as error:
+            return _mutant_error(error) or error
+        finally:
+            session.mutant = None
+        return None
+
+
+def _mutant_error(error: BaseException | None) -> MutantError | None:
+    """The error that says that a mutant could not be made, if that is why another was raised."""
+    while error is not None:
+        if isinstance(error, MutantError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _drawn(part: SpecItem, asked: Question) -> list[Any]:
+    """The calls that a check asks about."""
+    session = current(part.config)
+    key = (part.spec.file, part.spec.name, *part.mesh.items())
+    source = shared(session.sources, key, asked.strategy)
+    examples = part.examples(asked.options)
+    return list(drawn_calls(source, asked.options.seed, examples, subjects_of(asked)))
+
+
+def _traced(trial: Trial, made: Any) -> Any:
+    """The closed jaxpr of a call on its backend."""
+    backend: Any = trial.backend
+    with backend.context(races=False):
+        return jitted().trace(*split(made)).jaxpr

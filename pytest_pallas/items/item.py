@@ -1,0 +1,378 @@
+"""When a kernel raises: the other checks of it on that backend are not run.
+
+They would raise the same. An expected error stops only checks that are expected to fail, too. Each
+process finds out for itself: pytest-xdist runs the items of a spec where it likes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import shlex
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from pytest_pallas.backends import Backend, label
+from pytest_pallas.budget import DEFAULT_MAX_BYTES, option_text
+from pytest_pallas.checks import Check
+from pytest_pallas.checks.trial import as_kernel_error, call
+from pytest_pallas.errors import (
+    DIED,
+    EXPECTED,
+    GridError,
+    KernelError,
+    LeakError,
+    NoPallasCallError,
+    PallasTestError,
+    ReferenceError,
+    TooFewDevicesError,
+)
+from pytest_pallas.isolation.isolator import Alone
+from pytest_pallas.options import Options
+from pytest_pallas.session import RAISED, STOPPED_BY, current
+from pytest_pallas.spec import ExpectedFailure, KernelSpec
+from pytest_pallas.tally import Tally
+
+if TYPE_CHECKING:
+    from pytest_pallas.items.questions import Question
+    from pytest_pallas.sampling.fuzzing import Fuzz
+
+#: Errors after which nothing can be learned from other checks, if the base check raises them.
+_ERRORS = (KernelError, NoPallasCallError, ReferenceError)
+
+#: What a check found out about a kernel that runs.
+_FINDINGS = (GridError, LeakError)
+
+
+def skip_if_raised(item: SpecItem) -> None:
+    """Skip an item whose kernel has raised in an earlier item of this process."""
+    found = current(item.config).raised.get(item.place)
+    if found is None or item.check.base:
+        return
+    check, name, expected = found
+    if expected and not item.expected:
+        return
+    _ = item.tally  # the record of this item is made of it
+    item.stash[STOPPED_BY] = name
+    pytest.skip(f"{check} raised; see `{name}`")
+
+
+def settle(item: SpecItem, error: PallasTestError) -> None:
+    """Note on an item whether its kernel raised, so that its report can say so."""
+    if _raises(item, error):
+        item.stash[RAISED] = (item.place, item.check.name, item.name, item.expected)
+
+
+def _raises(item: SpecItem, error: PallasTestError) -> bool:
+    """Whether the kernel raises on its own, rather than as a check calls it."""
+    if not isinstance(error, _ERRORS) or isinstance(error, _FINDINGS):
+        return False
+    if item.check.base:
+        return True
+    if error.failure is None:  # its process died
+        return False
+    trial = error.failure.trial
+    try:
+        outcome = trial.backend.run(call(trial, trial.kernel, trial.arguments.args))
+    except Alone:  # it must not be executed in this process
+        return False
+    return outcome.error is not None and isinstance(as_kernel_error(outcome.error), _ERRORS)
+
+
+def node_id(parent: pytest.Collector, name: str) -> str:
+    """The node id as text. pytest 9.2 makes another one of a name in brackets, and --lf fails."""
+    return f"{parent.nodeid}::{name}"
+
+
+def item_name(spec: KernelSpec, check: str, backend: Backend, mesh: Mapping[str, int]) -> str:
+    """The name of the item of a check."""
+    place = label(backend) + "".join(f"-{axis}{size}" for axis, size in mesh.items())
+    return f"{spec.name}-{check}[{place}]"
+
+
+class SpecItem(pytest.Item):
+    """One check of one spec on one backend (and mesh)."""
+
+    spec: KernelSpec
+    check: Check
+    backend: Backend
+    mesh: Mapping[str, int]
+    before: Sequence[Backend]
+
+    @classmethod
+    def from_parent(
+        cls,
+        parent: Any,
+        *,
+        spec: KernelSpec,
+        check: Check,
+        backend: Backend,
+        mesh: Mapping[str, int],
+        before: Sequence[Backend] = (),
+        name: str = "",
+        **rest: Any,
+    ) -> SpecItem:
+        """The item ``spec-check[backend-mesh]``, or of another name."""
+        name = name or item_name(spec, check.name, backend, mesh)
+        self = super().from_parent(parent, name=name, nodeid=node_id(parent, name), **rest)
+        self.spec, self.check, self.backend, self.mesh = spec, check, backend, mesh
+        self.before = before
+        self.extra_keyword_matches |= {spec.name, spec.family, check.name, backend.name}
+        failure = expected_failure(spec, backend, check)
+        if failure is not None:
+            reason = f"{failure.reason} (JAX {failure.jax})"
+            self.add_marker(pytest.mark.xfail(reason=reason, strict=True, raises=EXPECTED))
+        return self
+
+    @property
+    def place(self) -> str:
+        """The kernel, backend and mesh: what items have in common that stop when it raises."""
+        return self.id_of("")
+
+    def id_of(self, check: str) -> str:
+        """The node id of another check of the same kernel, backend and mesh."""
+        assert self.parent is not None
+        return node_id(self.parent, item_name(self.spec, check, self.backend, self.mesh))
+
+    @property
+    def tally(self) -> Tally:
+        """The tally of this item, made at its first use."""
+        session = current(self.config)
+        return session.tallies.setdefault(
+            (self.spec.name, self.check.name, label(self.backend)),
+            Tally(
+                kernel=self.spec.name,
+                family=self.spec.family,
+                check=self.check.name,
+                backend=label(self.backend),
+                mesh=self.mesh,
+            ),
+        )
+
+    @property
+    def headline(self) -> str:
+        """How messages about it begin."""
+        return f"{self.spec.name}: {self.check.name} on {label(self.backend)}"
+
+    def runtest(self) -> None:
+        """Ask the check, here or in a process of its own."""
+        from pytest_pallas.isolation.isolator import isolator_of
+
+        __tracebackhide__ = True
+        skip_if_raised(self)
+        isolator = isolator_of(self.config)
+        try:
+            if isolator is None:  # this is that process
+                self._run_here()
+            else:
+                isolator.run(self, self._run_here)
+        except PallasTestError as error:
+            settle(self, error)
+            raise
+
+    def _run_here(self) -> None:
+        """Fuzz the check, or compile it for a few calls; and look at what that leaves behind."""
+        from pytest_pallas.isolation.leaks import guarded
+
+        __tracebackhide__ = True
+        if self.backend.kind in ("simulating", "interpreting"):
+            import jax
+
+            jax.devices("cpu")  # starting JAX changes settings
+        with guarded(self.config, self.headline):
+            self._run()
+
+    def _run(self) -> None:
+        __tracebackhide__ = True
+        asked = self.question()
+        replayed = asked.options.example or current(self.config).replayed is not None
+        if self.backend.kind == "compiling" and not replayed:
+            self._compile(asked)
+        else:
+            self._fuzz(asked)
+            self._conclude(asked)
+
+    def question(self) -> Question:
+        """What is asked; skips where there are too few devices."""
+        from pytest_pallas.items.questions import question
+
+        return question(self, current(self.config).options_for(self), self._devices())
+
+    def _compile(self, asked: Question) -> None:
+        from pytest_pallas.items import ahead
+
+        __tracebackhide__ = True
+        try:
+            ahead.ask_all(asked)
+        except PallasTestError as error:
+            if self.expected or not ahead.worth_shrinking(error):
+                raise
+            self._fuzz(asked)  # finds the same failure, and the smallest like it
+            raise
+
+    def _conclude(self, asked: Question) -> None:
+        """What no single example can tell: whether any was one, and what all of them say."""
+        from pytest_pallas.checks.verdict import conclude
+
+        __tracebackhide__ = True
+        tally = self.tally
+        if not tally.examples and tally.withdrawn:
+            self.skip_as_not_applicable(tally.withdrawn)
+        if not asked.options.example and current(self.config).replayed is None:
+            conclude(self.check, tally.evidence, self.spec.name, self.backend)
+
+    def skip_as_not_applicable(self, requirement: str) -> NoReturn:
+        """Skip: the check applies to no example."""
+        self.tally.withdrawn = requirement
+        pytest.skip(f"{self.check.name}: not applicable ({requirement})")
+
+    def _fuzz(self, asked: Question) -> None:
+        from pytest_pallas.items.questions import ask_about, subjects_of
+        from pytest_pallas.items.replaying import replay_goldens
+        from pytest_pallas.sampling.fuzzing import Fuzz, fuzz, replay
+        from pytest_pallas.sampling.variety import shared
+        from pytest_pallas.strategies.arguments import Arguments
+
+        __tracebackhide__ = True
+        options = asked.options
+        session = current(self.config)
+        key = (self.spec.file, self.spec.name, *self.mesh.items())
+        what = Fuzz(
+            ask=functools.partial(ask_about, asked),
+            source=shared(session.sources, key, asked.strategy),
+            key=f"{self.spec.name}/{self.check.name}",
+            subjects=subjects_of(asked),
+            shrink=not self.expected,
+            database=session.database_for(self.name),  # the same on every machine
+        )
+        examples = self.examples(options)
+        goldens = session.goldens
+        if session.replayed is not None:
+            ask_about(asked, Arguments(*session.replayed.call))
+        elif options.example:
+            replay(what, options.example)
+        elif goldens is not None and goldens.mode == "replay":
+            replay_goldens(asked, goldens, what.source)
+        elif (seconds := self.slot()) is not None:
+            self._fuzz_for(what, seconds, options, examples)
+        else:
+            fuzz(what, seed=options.seed, max_examples=examples)
+
+    def examples(self, options: Options) -> int:
+        """How many examples to draw, where no time is given."""
+        devices = math.prod(self.mesh.values())
+        return self.check.examples(options.examples_on(self.backend.kind, devices))
+
+    def slot(self) -> float | None:
+        """Seconds that it may fuzz, of the session's time; None if it draws a number of examples.
+
+        Asked for when the item starts, since others share what it leaves.
+        """
+        from pytest_pallas.isolation.worker import SECONDS
+        from pytest_pallas.items.rounds import clock_of
+
+        options = current(self.config).options_for(self)
+        if not options.fuzz_time or options.example:
+            return None
+        if self.backend.kind == "compiling" or self.expected:
+            return None
+        if SECONDS not in self.stash:
+            clock = clock_of(self.config, self.session.items, options.fuzz_time)
+            self.stash[SECONDS] = clock.slot(self.nodeid)
+        return self.stash[SECONDS]
+
+    def _fuzz_for(self, what: Fuzz, seconds: float, options: Options, examples: int) -> None:
+        """Fuzz for a time."""
+        from pytest_pallas.items.rounds import fuzz_for
+
+        __tracebackhide__ = True
+        progress: Any = self.config.pluginmanager.get_plugin("pallas-progress")
+
+        def pulse() -> None:
+            if progress is not None:
+                progress.pulse(self.tally.examples)
+
+        fuzz_for(what, seconds, seed=options.seed, max_examples=examples, pulse=pulse)
+
+    @property
+    def expected(self) -> bool:
+        """Whether the item is expected to fail: then nobody wants the simplest failure."""
+        return bool(list(self.iter_markers("xfail")))
+
+    def _devices(self) -> Any:
+        """The mesh to run on, or None."""
+        if not self.mesh:
+            return None
+        from pytest_pallas.devices.mesh import make_mesh
+
+        platform = self.backend.platform if self.backend.kind == "hardware" else "cpu"
+        try:
+            return make_mesh(self.mesh, platform)
+        except TooFewDevicesError as error:
+            if current(self.config).options_for(self).missing == "error":
+                raise
+            pytest.skip(str(error))
+
+    def replay(self, error: BaseException) -> str:
+        """The command that runs the failing example again."""
+        from pytest_pallas.sampling.fuzzing import blob_of
+
+        options = current(self.config).options_for(self)
+        words = ["pytest"]
+        if options.suite:
+            words.append(f"--pallas-suite={','.join(options.suite)}")
+        words.append(f"--pallas-backend={label(self.backend)}")
+        if options.devices != 8:
+            words.append(f"--pallas-devices={options.devices}")
+        if options.max_bytes != DEFAULT_MAX_BYTES:  # it decides which shapes are drawn
+            words.append(f"--pallas-max-bytes={option_text(options.max_bytes)}")
+        blob = blob_of(error) or options.example
+        if options.replay is not None:
+            words.append(f"--pallas-replay={options.replay}")
+        elif blob:
+            words.append(f"--pallas-example={blob}")
+        else:
+            words.append(f"--pallas-seed={options.seed}")
+        if isinstance(error, DIED):
+            words.append("--pallas-isolate=always")
+        words.append(self.nodeid)
+        return " ".join(shlex.quote(word) for word in words)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The explanation and the replay command; a traceback only for what nobody expected."""
+        error = excinfo.value
+        if not isinstance(error, PallasTestError):
+            return super().repr_failure(excinfo, style)
+        command = self.replay(error)
+        text = f"{error}\n  replay    {command}{self._script(error, command)}"
+        if error.kernel_error is not None and self.config.get_verbosity() > 1:
+            text += "\n" + "".join(traceback.format_exception(error.kernel_error)).rstrip()
+        return text
+
+    def _script(self, error: PallasTestError, command: str) -> str:
+        """The line that says where the script of a failure is; "" where nobody wants one."""
+        if self.expected or error.failure is None:
+            return ""
+        from pytest_pallas.scripts.saved import save
+
+        saved = save(current(self.config), self, error, command)
+        example = getattr(saved, "example", None)
+        words = "" if example is None else f"\n  example   {example}"
+        return f"\n  script    {saved}{words}"
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """The file of the spec and the name of the item."""
+        return Path(self.spec.file), 0, self.name  # pytest needs a line to report a skip
+
+
+def expected_failure(spec: KernelSpec, backend: Backend, check: Check) -> ExpectedFailure | None:
+    """What the spec says of a backend and check, by label first, then by name."""
+    for key in (label(backend), backend.name):
+        failure = spec.xfail.get(key)
+        if failure is not None and (not failure.checks or check.name in failure.checks):
+            return failure
+    return None

@@ -1,0 +1,191 @@
+"""The mutants of a spec's kernels, as one pytest item: which of them do its checks catch?"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_pallas.backends import Backend, label
+from pytest_pallas.checks import Check
+from pytest_pallas.explanations import Fact
+from pytest_pallas.hunting.journal import JOURNAL
+from pytest_pallas.items.item import SpecItem
+from pytest_pallas.session import current
+from pytest_pallas.spec import KernelSpec
+from pytest_pallas.tally import Tally
+
+if TYPE_CHECKING:
+    from pytest_pallas.checks.trial import Trial, TrialResult
+    from pytest_pallas.hunting.verdict import Verdict
+
+#: Kinds of backends on which mutants run.
+_KINDS = ("simulating", "interpreting")
+
+
+def _nothing(trial: Trial) -> TrialResult:
+    raise NotImplementedError("an item of mutants asks the checks of its parts")
+
+
+MUTANTS = Check(
+    name="mutants",
+    asks="do the checks of the spec catch mistakes made in the kernel?",
+    run=_nothing,
+)
+
+
+class MutantsItem(SpecItem):
+    """Every mutant of a spec's kernels, against all of its checks on all backends and meshes."""
+
+    parts: Sequence[SpecItem]
+
+    @classmethod
+    def of(cls, parent: Any, spec: KernelSpec, parts: Sequence[SpecItem]) -> MutantsItem:
+        """The item of the mutants that ``parts``, one at least, are asked about."""
+        first: Backend = parts[0].backend
+        mesh: Mapping[str, int] = max(
+            (part.mesh for part in parts), key=lambda mesh: len(mesh), default={}
+        )
+        self = super().from_parent(
+            parent,
+            spec=spec,
+            check=MUTANTS,
+            backend=first,
+            mesh=mesh,
+            name=f"{spec.name}-{MUTANTS.name}",
+        )
+        assert isinstance(self, cls)
+        self.parts = parts
+        self.own_markers = [mark for mark in self.own_markers if mark.name != "xfail"]
+        return self
+
+    @property
+    def tally(self) -> Tally:
+        """The tally of this item, made at its first use."""
+        return current(self.config).tallies.setdefault(
+            (self.spec.name, MUTANTS.name, "all"),
+            Tally(
+                kernel=self.spec.name, family=self.spec.family, check=MUTANTS.name, backend="all"
+            ),
+        )
+
+    @property
+    def headline(self) -> str:
+        """How messages about it begin."""
+        return f"{self.spec.name}: mutants"
+
+    @property
+    def place(self) -> str:
+        """No other item's: it is about several backends and meshes."""
+        return self.nodeid
+
+    def slot(self) -> float | None:
+        """Seconds that it may take, of the session's time; None for as long as it takes."""
+        from pytest_pallas.isolation.worker import SECONDS
+        from pytest_pallas.items.rounds import clock_of
+
+        options = current(self.config).options_for(self)
+        if not options.mutate_time:
+            return None
+        if SECONDS not in self.stash:
+            clock = clock_of(self.config, self.session.items, options.mutate_time)
+            self.stash[SECONDS] = clock.slot(self.nodeid)
+        return self.stash[SECONDS]
+
+    def _run(self) -> None:
+        from pytest_pallas.compat.source import own_lines
+
+        __tracebackhide__ = True
+        with own_lines():
+            self._try_all()
+
+    def _try_all(self) -> None:
+        from pytest_pallas.hunting.hunt import hunt, sampled, stale
+        from pytest_pallas.hunting.journal import Journal
+        from pytest_pallas.items.hunter import Hunter
+
+        __tracebackhide__ = True
+        session = current(self.config)
+        options = session.options_for(self)
+        seconds = self.slot()
+        until = None if seconds is None else time.monotonic() + seconds
+        hunter = Hunter(self.parts, session.operators)
+        path = self.stash.get(JOURNAL, None)
+        journal = Journal(None if path is None else Path(path))
+        found = hunter.discover()
+
+        def asking(check: str, place: str) -> None:
+            """Leave a trace of what is asked, in case that the process dies."""
+            if journal.begun is not None:
+                journal.begin(dataclasses.replace(journal.begun, by=check, on=place))
+
+        hunter.asking = asking
+        chosen = sampled(found, options.mutate or 0, options.seed)
+        tally = self.tally
+        verdicts = hunt(
+            chosen,
+            hunter.attempt,
+            journal=journal,
+            name=self.spec.name,
+            caught=session.caught,
+            marked=session.marked,
+            until=until,
+            same=hunter.same,
+            equivalents=self.spec.equivalent,
+            begun=lambda verdict: _tell(self, verdict),
+        )
+        whole = len(chosen) == len(found) and not session.chosen_operators
+        whole = whole and all(verdict.status != "untried" for verdict in verdicts)
+        tally.examples = sum(verdict.examples for verdict in verdicts)
+        tally.mutants = [dataclasses.asdict(verdict) for verdict in verdicts]
+        tally.notes += stale(self.spec.equivalent, verdicts, whole=whole)
+        tally.notes += hunter.notes
+
+
+def _tell(item: MutantsItem, verdict: Verdict) -> None:
+    """Tell whoever supervises what is tried."""
+    observer = current(item.config).observer
+    if observer is not None:
+        observer.example(item.tally, [Fact("mutant", f"{verdict.operator}: {verdict.change}")])
+
+
+def _fails(item: SpecItem) -> bool:
+    """Whether it is expected to fail, or skipped."""
+    return any(item.get_closest_marker(name) for name in ("xfail", "skip"))
+
+
+def _where(item: SpecItem) -> tuple[str, tuple[tuple[str, int], ...]]:
+    return label(item.backend), tuple(item.mesh.items())
+
+
+def mutants_item(
+    parent: pytest.Collector, spec: KernelSpec, items: Sequence[pytest.Item]
+) -> MutantsItem | None:
+    """The item for a spec's mutants, in place of its items; None if there are none.
+
+    It is skipped, and says why, if there is nobody to ask.
+    """
+    asked = [item for item in items if isinstance(item, SpecItem)]
+    if not asked:
+        return None
+    # What has no answers there, or wrong ones, has none of mutants either.
+    without = {_where(item) for item in asked if item.check.base and _fails(item)}
+    parts = [
+        item
+        for item in asked
+        if item.backend.kind in _KINDS
+        and item.check.tries_mutants
+        and _where(item) not in without
+        and not _fails(item)
+    ]
+    made = MutantsItem.of(parent, spec, parts or asked)
+    if not any(part.check.executes for part in parts):
+        tried = {label(item.backend) for item in asked if item.backend.kind in _KINDS}
+        told = f", and the kernel cannot be asked on {' or '.join(sorted(tried))}" if tried else ""
+        reason = f"mutants run on the simulator and on interpreters{told}"
+        made.add_marker(pytest.mark.skip(reason=reason))
+    return made

@@ -1,0 +1,71 @@
+"""Ask about the calls of goldens, in place of new draws: ``--pallas-golden=replay``."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from pytest_pallas.checks.golden import Goldens, written_call
+from pytest_pallas.errors import GoldenError
+from pytest_pallas.goldens.values import read
+from pytest_pallas.items.questions import ask_about, subjects_of
+from pytest_pallas.sampling.fuzzing import drawn_calls
+from pytest_pallas.strategies.arguments import Arguments, as_arguments
+
+if TYPE_CHECKING:
+    from pytest_pallas.goldens.entry import Golden
+    from pytest_pallas.items.questions import Question
+    from pytest_pallas.sampling.variety import Source
+
+
+def replay_goldens(asked: Question, goldens: Goldens, source: Source) -> None:
+    """Ask the item's check about every call that there is a golden of.
+
+    A call that was not kept is drawn again; where that gives another call by now, it is lost, which
+    the record says.
+
+    Raises:
+      PallasTestError: an answer is wrong, or not that of a golden.
+    """
+    __tracebackhide__ = True
+    item = asked.item
+    found = goldens.of(item.spec.name, item.check.name, item.mesh)
+    if not found:
+        item.skip_as_not_applicable("the folder has no golden of it")
+
+    subjects = subjects_of(asked)
+
+    @functools.cache
+    def drawn(seed: int, examples: int) -> dict[str, Arguments]:
+        calls = (as_arguments(call) for call in drawn_calls(source, seed, examples, subjects))
+        return {written_call(call).digest: call for call in calls}
+
+    for golden in found:
+        kept = golden.call
+        if kept.complete:
+            ask_about(asked, _kept(goldens, golden))
+        elif call := drawn(kept.seed, kept.examples).get(kept.digest):
+            ask_about(asked, call)
+        else:
+            item.tally.goldens["lost"] += 1
+    if not item.tally.examples:
+        item.skip_as_not_applicable(
+            "the calls of its goldens were too large to keep, and other calls are drawn now; "
+            "record again"
+        )
+
+
+def _kept(goldens: Goldens, golden: Golden) -> Arguments:
+    """The call of a golden.
+
+    Raises:
+      GoldenError: it is damaged.
+    """
+    value = read(golden.call.plain, goldens.store.inputs(golden))
+    if not isinstance(value, tuple) or len(value) != 3:
+        raise GoldenError(f"{golden}: this is no call; record again")
+    args, options, tuning = value
+    call = Arguments(args, options, tuning)
+    if written_call(call).digest != golden.call.digest:
+        raise GoldenError(f"{golden}: its call was changed; record again")
+    return call

@@ -1,0 +1,273 @@
+"""The reference, evaluated twice: in float64 as the oracle, in the kernel's dtypes as baseline."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytest_pallas.analysis.precision import Precision, precisions
+from pytest_pallas.backends.digests import digest
+from pytest_pallas.backends.execution import to_numpy
+from pytest_pallas.backends.tracing import identity
+from pytest_pallas.errors import ReferenceError, SimulationError
+from pytest_pallas.numerics import Noise, is_complex, is_float, wide
+from pytest_pallas.oracle.noise import noise_of
+from pytest_pallas.oracle.references import (
+    Evaluation,
+    Leaves,
+    evaluate_again,
+    evaluate_reference,
+    flatten,
+    name_of,
+)
+
+__all__ = ["Expected", "ExpectedCache", "Later", "Leaves", "expected", "flatten"]
+
+
+#: How a note begins that says something of a kernel's reference.
+OF_REFERENCE = "the reference "
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a kernel should return.
+
+    Attributes:
+      oracle: the reference in float64 on the host.
+      baseline: the reference in the kernel's own dtypes.
+      depth: the largest dim of any input: no sum in the kernel has more terms than a few times
+        that, which bounds what another order of summation can change.
+      sensitivity: by path, how much the oracle changes with its inputs; see ``_sensitivity``.
+        Evaluated when it is first looked at, like ``noise``: most outputs pass without.
+      noise: for a path, what rounding alone does to that output, or None if that cannot be said.
+        See ``noise_of``.
+      precision: by path, where an output's oracle is computed in less than float64, because the
+        reference asks for that. Such an oracle is no more exact than the baseline.
+      fallbacks: why JAX evaluated some of the reference, or all, which compiles; empty if the
+        simulator did.
+    """
+
+    oracle: Leaves
+    baseline: Leaves
+    depth: int
+    sensitivity: Mapping[str, float]
+    noise: Callable[[str], Noise | None] = lambda _: None
+    precision: Mapping[str, Precision] = MappingProxyType({})
+    fallbacks: Sequence[str] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the record should know of the reference."""
+        several = dict.fromkeys(map(str, self.precision.values()))
+        return (
+            *(f"{OF_REFERENCE}computes in {each}, not in float64" for each in several),
+            *(f"{OF_REFERENCE}was evaluated by JAX: {each}" for each in self.fallbacks),
+        )
+
+
+class Later(Mapping[str, float]):
+    """A mapping that is made when somebody looks at it."""
+
+    def __init__(self, make: Callable[[], Mapping[str, float]]) -> None:
+        """What ``make`` gives, which is called once."""
+        self._made = functools.cache(make)
+
+    def __getitem__(self, path: str) -> float:
+        return self._made()[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made())
+
+    def __len__(self) -> int:
+        return len(self._made())
+
+
+#: Relative size of the perturbation that measures sensitivity. Large, so that a step (a floor, a
+#: comparison) does not look like a steep slope; small against the curvature of a kernel.
+PERTURBATION = 2.0**-6
+
+#: How often it is measured: one perturbation may by chance leave a single output as it is.
+PERTURBATIONS = 4
+
+
+@dataclass
+class ExpectedCache:
+    """The expectations of the last calls: checks and backends share examples.
+
+    Attributes:
+      most: how many are kept.
+    """
+
+    most: int = 128
+    _kept: OrderedDict[Hashable, Expected] = field(default_factory=OrderedDict[Hashable, Expected])
+
+    def get(
+        self,
+        reference: Callable[..., Any],
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+        *,
+        nan_ok: bool = False,
+    ) -> Expected:
+        """``expected`` for these arguments, evaluated once."""
+        key = identity(reference), digest((args, dict(options))), nan_ok
+        found = self._kept.pop(key, None)
+        if found is None:
+            found = expected(reference, args, options, nan_ok=nan_ok)
+        self._kept[key] = found
+        while len(self._kept) > self.most:
+            self._kept.popitem(last=False)
+        return found
+
+
+def expected(
+    reference: Callable[..., Any],
+    args: tuple[Any, ...],
+    options: Mapping[str, Any],
+    *,
+    nan_ok: bool = False,
+) -> Expected:
+    """Evaluate a reference as oracle and as baseline.
+
+    Args:
+      reference: the function in jnp or numpy.
+      args: pytrees of arrays.
+      options: keyword arguments, passed as they are.
+      nan_ok: whether the oracle may be NaN where all inputs are finite.
+
+    Raises:
+      ReferenceError: the reference raised, returned no arrays, or is NaN for finite inputs.
+    """
+    arrays = [to_numpy(leaf) for leaf in jax.tree.leaves(args) if _is_array(leaf)]
+    with jax.default_device(jax.devices("cpu")[0]):
+        own = evaluate_reference(reference, args, options, "in the kernel's dtypes")
+    with _in_float64():
+        widened = jax.tree.map(_widened, args)
+        double = evaluate_reference(reference, widened, options, "as the float64 oracle")
+    oracle, baseline = double.leaves, own.leaves
+    if not nan_ok and all(_finite(array) for array in arrays):
+        for path, array in oracle:
+            count = int(np.isnan(array).sum()) if is_float(array.dtype) else 0
+            if count:
+                raise ReferenceError(
+                    f"the oracle is NaN in {count} of {array.size} elements of "
+                    f"{path or 'the output'}, although every input is finite, so it says nothing "
+                    f"about the kernel. Define these elements in {name_of(reference)} (a fully "
+                    "masked row is 0, say), or set nan_ok=True if NaN is the right answer."
+                )
+    depth = max((dim for array in arrays for dim in array.shape), default=1)
+    precision = _precision(double, own)
+
+    @functools.cache
+    def noise() -> Mapping[str, Noise]:
+        return noise_of(double, baseline, {each.dtype for each in precision.values()})
+
+    def sensitivity() -> Mapping[str, float]:
+        with _in_float64():
+            return _sensitivity(reference, widened, options, double)
+
+    return Expected(
+        oracle,
+        baseline,
+        max(depth, 1),
+        Later(sensitivity),
+        lambda path: noise().get(path),
+        precision,
+        tuple(dict.fromkeys((*own.fallbacks, *double.fallbacks))),
+    )
+
+
+def _precision(oracle: Evaluation, baseline: Evaluation) -> Mapping[str, Precision]:
+    """By path, which outputs are computed in less than float64; see ``analysis.precision``."""
+    if oracle.jaxpr is None or baseline.jaxpr is None:
+        return {}
+    found = precisions(oracle.jaxpr, baseline.jaxpr)
+    return {
+        path: each for (path, _), each in zip(oracle.leaves, found, strict=True) if each is not None
+    }
+
+
+@contextlib.contextmanager
+def _in_float64() -> Generator[None]:
+    """On the host, in float64."""
+    with (
+        jax.default_device(jax.devices("cpu")[0]),
+        jax.enable_x64(True),
+        jax.default_matmul_precision("highest"),
+    ):
+        yield
+
+
+def _sensitivity(
+    reference: Callable[..., Any], args: Any, options: Mapping[str, Any], oracle: Evaluation
+) -> Mapping[str, float]:
+    """How much each output changes with the inputs: root mean square, per relative change.
+
+    Every float is changed by plus or minus ``PERTURBATION``, ``PERTURBATIONS`` times, with signs
+    from a fixed seed. For a sum this is the size of its terms, also where the sum itself nearly
+    cancels, and so the scale of the error that another order of summation makes. Empty where the
+    reference does not take other inputs than these.
+    """
+    generator = np.random.Generator(np.random.Philox(0))
+
+    def moved(leaf: Any) -> Any:
+        if not _is_array(leaf) or not _is_inexact(leaf):
+            return leaf
+        signs = generator.integers(0, 2, np.shape(leaf)) * 2 - 1
+        return leaf * (1 + PERTURBATION * signs)
+
+    def near() -> Sequence[np.ndarray[Any, Any]]:
+        if oracle.jaxpr is not None:
+            return evaluate_again(oracle, [moved(array) for array in oracle.arrays])
+        changed = jax.tree.map(moved, args)
+        found = evaluate_reference(reference, changed, options, "near its inputs")
+        return [array for _, array in found.leaves]
+
+    squares = {path: 0.0 for path, array in oracle.leaves if is_float(array.dtype) and array.size}
+    for _ in range(PERTURBATIONS if squares else 0):
+        try:
+            perturbed = near()
+        except (ReferenceError, SimulationError):
+            return {}
+        for (path, before), after in zip(oracle.leaves, perturbed, strict=True):
+            if path in squares:
+                with np.errstate(all="ignore"):
+                    change = (wide(after) - wide(before)) / PERTURBATION
+                squares[path] += float(np.square(change[np.isfinite(change)]).sum() / change.size)
+    return {path: float(np.sqrt(total / PERTURBATIONS)) for path, total in squares.items()}
+
+
+def _is_array(leaf: object) -> bool:
+    return isinstance(leaf, (np.ndarray, np.generic, jax.Array))
+
+
+def _widened(leaf: Any) -> Any:
+    """Floats as float64, complex as complex128; everything else as it is."""
+    if not _is_array(leaf) or _is_key(leaf):
+        return leaf
+    array = np.asarray(leaf)
+    return wide(array) if _is_inexact(array) else array
+
+
+def _is_key(array: Any) -> bool:
+    """Whether it holds typed PRNG keys, as ``jax.random.key`` makes them."""
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def _is_inexact(array: Any) -> bool:
+    return not _is_key(array) and (is_float(array.dtype) or is_complex(array.dtype))
+
+
+def _finite(array: np.ndarray[Any, Any]) -> bool:
+    if is_float(array.dtype) or is_complex(array.dtype):
+        return bool(np.isfinite(wide(array)).all())
+    return True

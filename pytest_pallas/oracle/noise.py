@@ -1,0 +1,68 @@
+"""What rounding alone does to the outputs of a reference: random roundings on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.analysis.roundings import SPREAD, Rounding, rounded
+from pytest_pallas.numerics import ROUNDING, Noise, epsilon, is_complex, is_float, wide
+from pytest_pallas.oracle.references import Evaluation, Leaves
+
+#: How often the reference is evaluated with random roundings.
+DRAWS = 16
+
+
+def noise_of(
+    oracle: Evaluation, baseline: Leaves, dtypes: Collection[str] = ()
+) -> Mapping[str, Noise]:
+    """What rounding alone does to each output of a reference; see ``analysis.roundings``.
+
+    Without the outputs of float64, whose rounding the oracle has itself. Empty for a reference that
+    JAX cannot trace.
+
+    Args:
+      oracle: the reference on float64.
+      baseline: what it returns in the kernel's dtypes.
+      dtypes: narrower floats that it computes in although its inputs are float64.
+    """
+    if oracle.jaxpr is None:
+        return {}
+    single = epsilon(np.float32)
+    finest = {
+        path: epsilon(array.dtype)
+        for path, array in baseline
+        if (is_float(array.dtype) or is_complex(array.dtype)) and epsilon(array.dtype) >= single
+    }
+    if not finest:
+        return {}
+    try:
+        drawn = {eps: _draws(oracle, eps, dtypes) for eps in {0.0, *finest.values()} - {single}}
+    except Exception:  # a rule may refuse what it is given here
+        return {}
+    exact = {path: wide(array) for path, array in oracle.leaves}
+    places = {path: place for place, (path, _) in enumerate(oracle.leaves)}
+    return {
+        path: Noise(
+            wide=drawn[0.0][places[path]] - exact[path],
+            narrow=drawn[eps if eps > single else 0.0][places[path]] - exact[path],
+        )
+        for path, eps in finest.items()
+    }
+
+
+def _draws(
+    oracle: Evaluation, narrow: float, dtypes: Collection[str]
+) -> Sequence[np.ndarray[Any, Any]]:
+    """Each output ``DRAWS`` times, with random roundings of float32 and of epsilon ``narrow``."""
+    generator = np.random.Generator(np.random.SFC64(0))
+
+    def error(shape: Sequence[int]) -> np.ndarray[Any, Any]:
+        return generator.uniform(-SPREAD, SPREAD, shape)
+
+    single = ROUNDING * epsilon(np.float32)
+    rounding = Rounding(ROUNDING * narrow, single, error, dtypes)
+    draws = [rounded(oracle.jaxpr, oracle.arrays, rounding) for _ in range(DRAWS)]
+    return [np.stack([wide(leaf) for leaf in leaves]) for leaves in zip(*draws, strict=True)]

@@ -1,0 +1,1 @@
+"""Arithmetic as the chips do it: dtypes, rounding, products, random numbers, keys."""

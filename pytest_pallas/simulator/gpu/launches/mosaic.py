@@ -1,0 +1,407 @@
+"""The function that is the body of a ``plgpu.kernel``."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.compat.avals import is_reference
+from pytest_pallas.compat.jaxprs import open_jaxpr, written_inputs
+from pytest_pallas.compat.source import home_of
+from pytest_pallas.errors import SimulationError
+from pytest_pallas.findings import Finding
+from pytest_pallas.simulator.arithmetic.keyed import value_of, words_of
+from pytest_pallas.simulator.concurrency.launches import Traffic, at_entry, equations, launched
+from pytest_pallas.simulator.concurrency.recording import Acquired, Recording, Synchronized
+from pytest_pallas.simulator.concurrency.transfers import access
+from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.gpu.launches.block_meshes import BlockMesh, block_mesh
+from pytest_pallas.simulator.gpu.launches.capacity import smem_findings
+from pytest_pallas.simulator.gpu.launches.cluster_control import (
+    begin_next,
+    beginning_when_idle,
+    hold_back,
+    may_begin,
+)
+from pytest_pallas.simulator.gpu.launches.footprints import Footprints
+from pytest_pallas.simulator.gpu.launches.registers import registers_at_launch
+from pytest_pallas.simulator.gpu.launches.scopes import (
+    Item,
+    publish_semaphores,
+    semaphores_in,
+    smem_bytes,
+)
+from pytest_pallas.simulator.gpu.launches.streams import begin_early, end
+from pytest_pallas.simulator.gpu.layouts import makes_paired_memory
+from pytest_pallas.simulator.gpu.operations import settle
+from pytest_pallas.simulator.gpu.peers import reaches_devices
+from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import (
+    allocated_columns,
+    tensor_memory_excess,
+)
+from pytest_pallas.simulator.gpu.threads import Block, Cluster, GpuThread, Launch, leave
+from pytest_pallas.simulator.machine import Grid, Machine, Thread
+from pytest_pallas.simulator.memory.allocation import memory_of
+from pytest_pallas.simulator.memory.references import Ref
+from pytest_pallas.simulator.program import Program, prepare
+from pytest_pallas.simulator.registry import Equation, Evaluate
+
+
+def body_of(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
+    """The name of the body of a ``plgpu.kernel``, and those of its positional parameters.
+
+    JAX wraps the body in a function of ``*refs``, which runs it in a scope; the scope says where
+    its function is defined. ("", ()) if that is not known.
+    """
+    name, file, line = home_of(jaxpr)
+    if not line:
+        return name, ()
+    try:
+        tree = _parsed(file)
+    except (OSError, SyntaxError, ValueError):
+        return name, ()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.Lambda):
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+            if line in (first, node.lineno):
+                return name, tuple(each.arg for each in (*node.args.posonlyargs, *node.args.args))
+    return name, ()
+
+
+@functools.cache
+def _parsed(file: str) -> ast.Module:
+    return ast.parse("".join(linecache.getlines(file)))
+
+
+Array = np.ndarray[Any, Any]
+
+#: What orders blocks of different clusters, or devices.
+_ORDERING = frozenset(
+    {
+        *("semaphore_signal", "semaphore_wait", "semaphore_read", "semaphore_signal_parallel"),
+        *("semaphore_signal_multicast", "multimem_store", "multimem_load_reduce"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class GpuKernel:
+    """A Mosaic GPU kernel, prepared.
+
+    Attributes:
+      name: of its body.
+      mesh: its grid.
+      program: its body.
+      names: of the parameters of the body.
+      written: the parameters that it writes.
+      aliases: for an output, the input whose memory it is.
+      outputs: shapes and dtypes.
+      semaphores: that it makes.
+      paired: whether pairs of blocks share tensor memory.
+      smem: bytes of shared memory that a block takes, as they are kept here.
+      tmem: columns of tensor memory that a block takes, by the name of each reference.
+      ordered: whether something orders clusters, so that they run at the same time.
+      dynamic: whether clusters take over the work of others.
+      remote: whether it reaches other devices.
+      registers: that a thread has at least when it begins.
+      early: whether it may begin before the kernel ahead of it has ended.
+      params: compiler parameters.
+      equation: JAX's.
+      line: ``file:line`` of the call.
+    """
+
+    name: str
+    mesh: BlockMesh
+    program: Program
+    names: tuple[str, ...]
+    written: frozenset[int]
+    aliases: Mapping[int, int]
+    outputs: tuple[Any, ...]
+    semaphores: tuple[Item, ...]
+    paired: bool
+    smem: int
+    tmem: Sequence[tuple[str, int]]
+    ordered: bool
+    dynamic: bool
+    remote: bool
+    registers: int
+    early: bool
+    params: Any
+    equation: Any
+    line: str
+
+
+def bind(eqn: Equation) -> Evaluate:
+    """How a ``mpmd_map`` over a grid of blocks is evaluated."""
+    kernel = kernel_of(eqn)
+    in_memory = [is_reference(aval) for aval in kernel_inputs(eqn)]
+    excesses: dict[str, tuple[Finding, ...]] = {}
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        if thread.machine.platform != "gpu":
+            raise SimulationError(
+                f"{kernel.name} is a kernel for a GPU, and the target {thread.machine.target} is "
+                "none; name one, such as h100"
+            )
+        target = thread.machine.target
+        if target not in excesses:
+            at = (kernel.params, target, kernel.name, kernel.line)
+            excesses[target] = tuple(smem_findings(eqn.params["jaxprs"][0], *at))
+        for finding in excesses[target]:
+            thread.machine.report(finding)
+        outputs = _execute(kernel, thread, operands, in_memory)
+        if thread.machine.outputs is not None:
+            thread.machine.outputs(kernel.equation, outputs)
+        return outputs
+
+    return evaluate
+
+
+def kernel_inputs(eqn: Equation) -> Sequence[Any]:
+    """Abstract values of the parameters of the body."""
+    inner, _ = open_jaxpr(eqn.params["jaxprs"][0])
+    return [var.aval for var in inner.invars]
+
+
+def kernel_of(eqn: Equation) -> GpuKernel:
+    """The kernel of a ``mpmd_map``, prepared."""
+    mesh = block_mesh(eqn.params["meshes"])
+    assert mesh is not None
+    (jaxpr,) = eqn.params["jaxprs"]
+    inner, _ = open_jaxpr(jaxpr)
+    names = {each.primitive.name for each in equations(jaxpr)}
+    remote = any(map(reaches_devices, equations(jaxpr)))
+    count = len(eqn.ins)
+    aliases = {at: number for number, at in dict(eqn.params["input_output_aliases"]).items()}
+    name, parameters = _body(jaxpr)
+    own = [f"operand {number}" for number in range(count)]
+    own += [f"output {number}" for number in range(len(inner.invars) - count)]
+    return GpuKernel(
+        name=name or eqn.params["name"] or "kernel",
+        mesh=mesh,
+        program=prepare(jaxpr),
+        names=(*parameters[: len(own)], *own[len(parameters) :]),
+        written=written_inputs(inner),
+        aliases=aliases,
+        outputs=tuple(eqn.params["out_avals"]),
+        paired=any(map(makes_paired_memory, equations(jaxpr))),
+        semaphores=tuple(semaphores_in(jaxpr)),
+        smem=smem_bytes(jaxpr),
+        tmem=allocated_columns(jaxpr),
+        ordered=remote or not names.isdisjoint(_ORDERING),
+        dynamic="try_cluster_cancel" in names,
+        remote=remote,
+        registers=registers_at_launch(jaxpr),
+        # JAX launches a kernel so if it waits for the one ahead (``PdlEffect``).
+        early="griddepcontrol_wait" in names,
+        params=eqn.params["compiler_params"],
+        equation=eqn.origin or eqn,
+        line=eqn.line,
+    )
+
+
+def _body(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
+    """Name and parameters of the user's body, which JAX wraps."""
+    for each in equations(jaxpr):
+        if each.primitive.name == "run_scoped":
+            return body_of(open_jaxpr(each.params["jaxpr"])[0])
+    return body_of(open_jaxpr(jaxpr)[0])
+
+
+def _execute(
+    kernel: GpuKernel, thread: Thread, operands: Sequence[Any], in_memory: Sequence[bool]
+) -> list[Any]:
+    machine, count = thread.machine, len(operands)
+    refs: list[Any] = []
+    values: list[tuple[Any, Array, str, bool]] = []
+    for number, (value, wrapped) in enumerate(zip(operands, in_memory, strict=False)):
+        written = number in kernel.written or number in kernel.aliases.values()
+        name = kernel.names[number]
+        if isinstance(value, Ref):
+            refs.append(value)
+            values.append((value.data, value.data, name, written))
+        elif wrapped:
+            memory = words_of(value)
+            refs.append(Ref(np.array(memory) if written else memory, name, "gmem"))
+            values.append((memory, refs[-1].data, name, written))
+        else:
+            refs.append(value)
+    outputs: list[Ref] = []
+    for number, aval in enumerate(kernel.outputs):
+        if number in kernel.aliases:
+            outputs.append(refs[kernel.aliases[number]])
+            continue
+        name = kernel.names[count + number]
+        memory = memory_of(machine, tuple(aval.shape), aval.dtype, name, "output")
+        outputs.append(Ref(memory, name, "gmem"))
+    given = [*refs, *outputs]
+    skips = getattr(kernel.params, "skip_device_barrier", False)
+    traffic = Traffic(kernel.ordered, kernel.remote, None, kernel.remote and not skips)
+    with thread.inside(kernel.name), launched(thread, kernel.equation, traffic, several=True):
+        for number, ref in enumerate(given):
+            if isinstance(ref, Ref) and thread.recorded:
+                thread.publish(ref, "operand", number, shared=True)
+        _check_tensor_memory(kernel, machine)
+        launch = Launch(thread, kernel.mesh, registers=kernel.registers)
+        launch.lanes_apart = getattr(kernel.params, "unsafe_no_auto_barriers", False)
+        if kernel.early:
+            launch.start = begin_early(thread, values)
+        sizes = [size for _, size in (*kernel.mesh.grid, *kernel.mesh.cluster)]
+        publish_semaphores(launch, kernel.semaphores, list(np.ndindex(*sizes)))
+        at_entry(thread, traffic)
+        footprints = _footprints(kernel, launch, given)
+        if kernel.ordered or kernel.dynamic:
+            _all_at_once(kernel, launch, given, footprints)
+        else:
+            _one_by_one(kernel, launch, given, footprints)
+        end(thread, footprints.ahead(kernel.name), launch.start)
+        for ref in outputs:
+            if ref.data.dtype != object:
+                access(thread, ref.data, "pass on", ref.name, kernel.line)
+    return [value_of(ref.data, aval) for ref, aval in zip(outputs, kernel.outputs, strict=True)]
+
+
+def _check_tensor_memory(kernel: GpuKernel, machine: Machine) -> None:
+    """Report what the chip has not enough of."""
+    finding = tensor_memory_excess(kernel.tmem, machine.target, kernel.name, kernel.line)
+    if finding is not None:
+        machine.report(finding)
+
+
+def _points(launch: Launch) -> list[tuple[int, ...]]:
+    """The grid points of the clusters, in the order in which they are begun."""
+    sizes = [size for _, size in launch.mesh.grid]
+    points = list(np.ndindex(*sizes))
+    machine = launch.thread.machine
+    if machine.seed and len(points) > 1:
+        points = [points[at] for at in machine.random.permutation(len(points))]
+    return points
+
+
+def _footprints(kernel: GpuKernel, launch: Launch, given: Sequence[Any]) -> Footprints:
+    """Notes what the clusters do to global memory."""
+    concurrent = kernel.ordered or kernel.dynamic
+    footprints = Footprints(launch.thread.machine.seed, concurrent=concurrent)
+    for number, ref in enumerate(given):
+        if not isinstance(ref, Ref) or ref.data.dtype == object:
+            continue
+        if number >= len(given) - len(kernel.outputs) or number in kernel.written:
+            footprints.watch(ref.data)
+        else:
+            footprints.watch_reads(ref.data)
+    return footprints
+
+
+def _one_by_one(
+    kernel: GpuKernel, launch: Launch, given: Sequence[Any], footprints: Footprints
+) -> None:
+    machine, recording = launch.thread.machine, Recording()
+    for number, point in enumerate(_points(launch)):
+        footprints.cluster = number
+        if launch.start is not None:
+            launch.start.record(recording)
+        cluster = _cluster(kernel, launch, point, footprints, recording)
+        try:
+            _run(kernel, [cluster], given)
+        finally:
+            machine.find_disorder_in(recording)
+
+
+def _all_at_once(
+    kernel: GpuKernel, launch: Launch, given: Sequence[Any], footprints: Footprints
+) -> None:
+    clusters = [_cluster(kernel, launch, point, footprints, None) for point in _points(launch)]
+    if kernel.dynamic:
+        hold_back(launch, clusters)
+    threads = _threads(clusters)
+    numbers = (launch.thread.number, *(each.number for each in threads))
+    device, start = launch.thread, launch.start
+    events = device.recording.events
+    events.append(Synchronized(numbers))
+    if start is not None:
+        start.record(device.recording)
+    with beginning_when_idle(launch):
+        _run(kernel, clusters, given)
+    events.append(Synchronized(numbers))
+    if start is not None:
+        events.append(Acquired(device.number, start.token))
+
+
+def _threads(clusters: Sequence[Cluster]) -> list[GpuThread]:
+    blocks = [block for cluster in clusters for block in cluster.blocks]
+    return [thread for block in blocks for thread in block.warpgroups]
+
+
+def _run(kernel: GpuKernel, clusters: Sequence[Cluster], given: Sequence[Any]) -> None:
+    """Run clusters at the same time."""
+    threads = _threads(clusters)
+
+    def work(thread: Thread) -> None:
+        assert isinstance(thread, GpuThread)
+        if not may_begin(thread):
+            return
+        timeline = thread.machine.timeline
+        span = None if timeline is None else timeline.begin(thread, "body", kernel.name)
+        run(kernel.program, thread, given)
+        if timeline is not None and span is not None:
+            timeline.end(thread, span)
+        leave(thread)
+        if not thread.block.running:
+            settle(thread.block, thread)
+        if not any(block.running for block in thread.block.cluster.blocks):
+            begin_next(thread.kernel_launch)
+
+    if len(threads) == 1:
+        work(threads[0])
+        return
+    task: Any = work
+    threads[0].machine.scheduler.run(threads, task)
+
+
+def _cluster(
+    kernel: GpuKernel,
+    launch: Launch,
+    point: tuple[int, ...],
+    footprints: Footprints,
+    recording: Recording | None,
+) -> Cluster:
+    """A cluster with its blocks and their warpgroups, none of which has begun."""
+    mesh, cluster = launch.mesh, Cluster(launch, point, together=kernel.paired)
+    for place in np.ndindex(*(size for _, size in mesh.cluster)):
+        block = Block(cluster, place, np.full(kernel.smem, 0xFF, np.uint8))
+        cluster.blocks.append(block)
+        for number in range(mesh.warpgroups):
+            thread = _thread(launch, block, number)
+            thread.beside, thread.own, thread.recorded = footprints, recording, True
+            block.warpgroups.append(thread)
+        block.running = mesh.warpgroups
+    return cluster
+
+
+def _thread(launch: Launch, block: Block, number: int) -> GpuThread:
+    device, mesh = launch.thread, launch.mesh
+    axes = [*mesh.grid, *mesh.cluster, *([mesh.threads] if mesh.threads else [])]
+    point = (*block.point, *([number] if mesh.threads else []))
+    where = f"block ({', '.join(map(str, block.point))})" if block.point else "block 0"
+    who = f"{where}, warpgroup {number}" if mesh.warpgroups > 1 else where
+    names = [name for name, _ in axes]
+    thread = GpuThread(
+        device.machine,
+        block=block,
+        warpgroup=number,
+        owner=replace(device.owner, thread=who),
+        grids=[*device.grids, Grid(point, tuple(size for _, size in axes), len(block.point))],
+        kernels=list(device.kernels),
+        axes={**device.axes, **dict(zip(names, point, strict=True))},
+        sizes=device.sizes,
+        others={**device.others, **dict(axes)},
+        launch=device.launch,
+        collective=device.collective,
+    )
+    return thread

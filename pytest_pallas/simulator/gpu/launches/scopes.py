@@ -1,0 +1,312 @@
+"""What a ``run_scoped`` gives to the warpgroups of a block: shared memory, barriers, registers.
+
+Shared memory is laid out as JAX's lowering does: scopes inside of each other lie one after the
+other, scopes that follow each other in the same place. Barriers have a place of their own, and go
+on where they were if a scope is entered again. All warpgroups of a block that enter a scope
+together wait for each other there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.compat.avals import (
+    barrier_facts,
+    is_accumulator,
+    is_union,
+    semaphore_kind,
+    space_of,
+)
+from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr, sub_jaxprs
+from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.concurrency.meeting import meet
+from pytest_pallas.simulator.gpu.barriers import Barrier
+from pytest_pallas.simulator.gpu.launches.registers import hold_accumulator
+from pytest_pallas.simulator.gpu.layouts import scope_axes, tilings_of, union_scale
+from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import TensorMemory, tensor_memory
+from pytest_pallas.simulator.gpu.threads import Block, GpuThread, Launch, key_of
+from pytest_pallas.simulator.memory.allocation import memory_of
+from pytest_pallas.simulator.memory.references import Key, Ref
+from pytest_pallas.simulator.memory.windows import tiled
+from pytest_pallas.simulator.registry import Equation
+
+#: Bytes to whose multiples JAX aligns allocations of shared memory.
+ALIGNMENT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One reference that a scope makes.
+
+    Attributes:
+      aval: shape, dtype and memory space.
+      name: for messages.
+      tiling: the tiles in which its last axes lie, or ().
+      site: which allocation of the program it is.
+    """
+
+    aval: Any
+    name: str
+    tiling: tuple[int, ...]
+    site: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A ``run_scoped``.
+
+    Attributes:
+      items: what it makes.
+      axes: whose threads share what it makes.
+      line: ``file:line``.
+      site: which scope of the program it is.
+    """
+
+    items: tuple[Item, ...]
+    axes: tuple[Any, ...]
+    line: str
+    site: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether all warpgroups of a block enter it together."""
+        return bool(self.axes)
+
+
+def scope_of(eqn: Equation) -> Scope:
+    """What a ``run_scoped`` says."""
+    inner, _ = open_jaxpr(eqn.params["jaxpr"])
+    names = argument_names(inner)
+    tilings = tilings_of(eqn.params, len(inner.invars))
+    site = id(eqn.origin or eqn)
+    items = tuple(
+        Item(var.aval, name or f"scoped memory {number}", tiling, (site, number))
+        for number, (var, name, tiling) in enumerate(zip(inner.invars, names, tilings, strict=True))
+    )
+    return Scope(items, scope_axes(eqn.params), eqn.line, site)
+
+
+def run_scope(
+    thread: GpuThread, scope: Scope, work: Callable[[Sequence[Ref]], list[Any]]
+) -> list[Any]:
+    """Run the body of a scope on what it makes.
+
+    Args:
+      thread: who enters it.
+      scope: which one.
+      work: takes the references, and gives the results of the body.
+    """
+    block = thread.block
+    _check_axes(thread, scope)
+    if scope.shared and len(block.warpgroups) > 1:
+        members = range(len(block.warpgroups))
+        place = ("scope", scope.site, id(block))
+        what = f"run_scoped at {scope.line}" if scope.line else "run_scoped"
+        meet(thread, place, thread.warpgroup, members, None, what, kind="warpgroup")
+    key = (scope.site, thread.number)
+    turn = block.entered[key] = block.entered.get(key, 0) + 1
+    first = turn > block.entered.get(scope.site, 0)
+    block.entered[scope.site] = max(turn, block.entered.get(scope.site, 0))
+    before, around, held = thread.top, thread.around, thread.accumulators
+    thread.around = scope.line or around
+    if first and turn == 1:
+        _reserve(thread, scope)
+    refs = [_made(thread, item, first=first) for item in scope.items]
+    results = work(refs)
+    thread.top, thread.around, thread.accumulators = before, around, held
+    return results
+
+
+def _check_axes(thread: GpuThread, scope: Scope) -> None:
+    """Refuse what JAX's lowering refuses: warpgroups share what they make, except for registers.
+
+    Raises:
+      SimulationError: they do not, or others do.
+    """
+    threads = thread.kernel_launch.mesh.threads
+    own: tuple[Any, ...] = () if threads is None else (threads[0],)
+    if scope.axes and scope.axes != own:
+        raise SimulationError(
+            f"run_scoped has collective_axes={scope.axes}, and only the warpgroups of a block can "
+            f"share what it makes: {own or 'this kernel has no name for them'}"
+        )
+    if scope.axes or len(thread.block.warpgroups) == 1:
+        return
+    for item in scope.items:
+        if not is_accumulator(item.aval) and semaphore_kind(item.aval.dtype) is None:
+            raise SimulationError(
+                f"run_scoped makes {item.name} in a kernel of several warpgroups, which must "
+                f"share it: pass collective_axes={own[0]!r}"
+            )
+
+
+def _reserve(thread: GpuThread, scope: Scope) -> None:
+    """Let the other blocks of the cluster have their memory, before they enter the scope.
+
+    JAX's lowering places all memory, and makes all barriers ready, when a cluster begins.
+    """
+    for block in thread.block.cluster.blocks:
+        if block is thread.block or scope.site in block.entered:
+            continue
+        block.entered[scope.site] = 1
+        top = thread.top
+        for item in scope.items:
+            if not is_accumulator(item.aval):
+                top = _place(block, item, top, first=True)[1]
+
+
+def _made(thread: GpuThread, item: Item, *, first: bool) -> Ref:
+    aval, block = item.aval, thread.block
+    if is_accumulator(aval):  # JAX begins with zeros
+        hold_accumulator(thread, aval, item.name, thread.around)
+        return Ref(np.zeros(aval.shape, aval.dtype), item.name, "regs")
+    ref, thread.top = _place(block, item, thread.top, first=first)
+    return ref
+
+
+def _place(block: Block, item: Item, top: int, *, first: bool) -> tuple[Ref, int]:
+    """The memory of an item in a block, and the end of the shared memory that is taken."""
+    aval = item.aval
+    facts = barrier_facts(aval.dtype)
+    if facts is None and semaphore_kind(aval.dtype) is None and space_of(aval) == "smem":
+        size = smem_size(aval)
+        if first or item.site not in block.memory:
+            block.memory[item.site] = _shared(block, item, top, size)
+        return block.memory[item.site], top + aligned(size)
+    found = block.memory.get(item.site)
+    if found is None:
+        launch = block.cluster.launch
+        if facts is not None:
+            found = Ref(_barriers(block, item), item.name, "barrier")
+        elif space_of(aval) == "tmem":
+            found = tensor_memory(launch.thread.machine, aval, item.name)
+        else:
+            found = launch.semaphores.get((*item.site, block.point))
+        if found is None:
+            shape, dtype = tuple(aval.shape), aval.dtype
+            memory = memory_of(launch.thread.machine, shape, dtype, item.name, "scratch")
+            found = Ref(memory, item.name, space_of(aval))
+        if found.key is None:
+            found.key = key_of(item.site)
+        block.memory[item.site] = found
+    elif first and isinstance(found, TensorMemory):
+        found.forget(block.cluster.launch.thread.machine)
+    return found, top
+
+
+def semaphores_in(jaxpr: Any) -> Iterator[Item]:
+    """The semaphores of a kernel: of its scopes, which each block has, and those of the launch."""
+    for eqn in open_jaxpr(jaxpr)[0].eqns:
+        if eqn.primitive.name == "get_global":
+            yield Item(eqn.params["what"], "a global semaphore", (), ("global", id(eqn)))
+        if eqn.primitive.name == "run_scoped":
+            inner, _ = open_jaxpr(eqn.params["jaxpr"])
+            names = argument_names(inner)
+            for number, (var, name) in enumerate(zip(inner.invars, names, strict=True)):
+                if semaphore_kind(getattr(var.aval, "dtype", None)) is not None:
+                    yield Item(var.aval, name, (), (id(eqn), number))
+        for within in sub_jaxprs(eqn):
+            yield from semaphores_in(within)
+
+
+def publish_semaphores(
+    launch: Launch, items: Sequence[Item], points: Sequence[tuple[int, ...]]
+) -> None:
+    """Make the semaphores of a launch, which exist before it begins, and let others reach them.
+
+    They begin at 0 in each launch, and what is left on them at its end is lost.
+
+    Args:
+      launch: that has them.
+      items: which ones.
+      points: of the blocks.
+    """
+    device = launch.thread
+    for item in items:
+        shared = item.site[0] == "global"
+        for point in [()] if shared else points:
+            shape, dtype = tuple(item.aval.shape), item.aval.dtype
+            memory = memory_of(device.machine, shape, dtype, item.name, "scratch")
+            ref = Ref(memory, item.name, "gmem")
+            site = item.site if shared else (*item.site, point)
+            launch.semaphores[site] = ref
+            if device.recorded:
+                device.publish_as(ref, Key(device.launch, (), site))
+
+
+def _shared(block: Block, item: Item, start: int, size: int) -> Ref:
+    """Shared memory that was never written, which may be where other memory was before."""
+    aval = item.aval
+    place = block.arena[start : start + size]
+    if is_union(aval):
+        place[...] = 0xFF  # is NaN in every dtype
+        memory = place.view(np.dtype(f"int{8 * union_scale(aval)}"))
+    else:
+        shape, count = tuple(aval.shape), len(item.tiling)
+        if count:
+            outer = shape[: -2 * count]
+            tiles = zip(shape[-2 * count : -count], item.tiling, strict=True)
+            shape = (*outer, *(number * size for number, size in tiles))
+        memory = place.view(np.dtype(aval.dtype)).reshape(shape)
+        fill = block.cluster.launch.thread.machine.uninitialized((), memory.dtype, "scratch")
+        memory[...] = fill
+        memory = tiled(memory, item.tiling) if count else memory
+    return Ref(memory, item.name, "smem", key=key_of(item.site))
+
+
+def _barriers(block: Block, item: Item) -> np.ndarray[Any, Any]:
+    facts = barrier_facts(item.aval.dtype)
+    assert facts is not None
+    arrivals = facts.arrivals
+    if facts.axes is not None and not facts.leader:
+        cluster = block.cluster
+        sizes = [len(cluster.along(block, axes)) for axes in facts.axes]
+        # Each block of the cluster that differs along one of the axes, and this one, once.
+        arrivals *= sum(sizes) - len(sizes) + 1
+    elif facts.axes is not None:
+        arrivals *= len(block.cluster.along(block, facts.axes[0]))
+    found = np.empty(tuple(item.aval.shape), object)
+    for point in np.ndindex(*found.shape):
+        index = f"[{', '.join(map(str, point))}]" if point else ""
+        number = len(block.barriers)
+        barrier = Barrier(f"{item.name}{index}", block, facts, arrivals, number, item.site, point)
+        block.barriers.append(barrier)
+        found[point] = barrier
+    return found
+
+
+def smem_size(aval: Any) -> int:
+    """Bytes of the memory of a reference, as it is kept here: a byte for narrower elements."""
+    scale = union_scale(aval) if is_union(aval) else 1
+    return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize * scale
+
+
+def aligned(size: int) -> int:
+    """Bytes that an allocation of shared memory takes."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def smem_bytes(jaxpr: Any) -> int:
+    """Bytes of shared memory that the scopes of a kernel take at most, as they are kept here."""
+    most = 0
+    for eqn in open_jaxpr(jaxpr)[0].eqns:
+        inside = max((smem_bytes(inner) for inner in sub_jaxprs(eqn)), default=0)
+        if eqn.primitive.name == "run_scoped":
+            inner, _ = open_jaxpr(eqn.params["jaxpr"])
+            inside += sum(
+                aligned(smem_size(each.aval)) for each in inner.invars if _is_shared(each)
+            )
+        most = max(most, inside)
+    return most
+
+
+def _is_shared(var: Any) -> bool:
+    aval = var.aval
+    if space_of(aval) != "smem" or barrier_facts(aval.dtype) is not None:
+        return False
+    return semaphore_kind(aval.dtype) is None

@@ -1,0 +1,1 @@
+"""Kernels of ``pl`` alone and of the Triton route: a grid whose programs run in any order."""

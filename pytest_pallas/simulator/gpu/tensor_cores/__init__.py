@@ -1,0 +1,1 @@
+"""Tensor cores: products, the operands that are stored in less, and tensor memory."""

@@ -1,0 +1,321 @@
+"""Which operands the equations of tensor cores and of cluster control have.
+
+As JAX 0.11.2 and 0.12.0.1 write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pytest_pallas.simulator.concurrency.recording import (
+    Asynchronous,
+    Finished,
+    Forked,
+    Released,
+    Side,
+)
+from pytest_pallas.simulator.gpu.barriers import Barrier, arrive_with
+from pytest_pallas.simulator.gpu.operands import Leaves
+from pytest_pallas.simulator.gpu.operations import Operation, finish, start
+from pytest_pallas.simulator.gpu.threads import Block, GpuThread
+from pytest_pallas.simulator.monitors.accesses import overlap
+from pytest_pallas.transforms import Place
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixProduct:
+    """The operands of ``tcgen05_mma``.
+
+    Attributes:
+      sums: the accumulator.
+      lhs: the first operand.
+      rhs: the second operand.
+      accumulate: position of whether the product is added to the accumulator.
+      barrier: which the product arrives at, or None.
+      scales: of both operands, or None.
+      metadata: of a sparse first operand, or None.
+      pair_axis: name of the axis of two blocks that multiply together, or None.
+    """
+
+    sums: Place
+    lhs: Place
+    rhs: Place
+    accumulate: int
+    barrier: Place | None
+    scales: tuple[Place, Place] | None
+    metadata: Place | None
+    pair_axis: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The operands of ``tcgen05_commit_arrive``.
+
+    Attributes:
+      barrier: which is arrived at.
+      predicate: position of whether it is, or None for always.
+      pair_axis: as of ``MatrixProduct``.
+    """
+
+    barrier: Place
+    predicate: int | None
+    pair_axis: Any
+
+
+@dataclass(frozen=True, slots=True)
+class CopyToTensorMemory:
+    """The operands of a copy from shared memory to tensor memory.
+
+    Attributes:
+      source: in shared memory.
+      target: in tensor memory.
+      pair_axis: as of ``MatrixProduct``.
+    """
+
+    source: Place
+    target: Place
+    pair_axis: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """The operands of ``try_cluster_cancel``.
+
+    Attributes:
+      answer: where the answer is written.
+      barrier: which is arrived at.
+      axes: names of the axes of which only those with index 0 ask.
+    """
+
+    answer: Place
+    barrier: Place
+    axes: tuple[Any, ...]
+
+
+def product_operands(params: Mapping[str, Any], count: int) -> MatrixProduct:
+    """What the operands of a ``tcgen05_mma`` are.
+
+    Args:
+      params: of the equation.
+      count: of its operands.
+
+    Raises:
+      ValueError: it has other operands than its parameters say; so do the functions below.
+    """
+    leaves = Leaves(4)
+    barrier = leaves.some(there=params["arrive"])
+    scales = [leaves.some(there=params["scaled"]) for _ in range(2)]
+    metadata = leaves.some(there=params.get("sparse", False))
+    places: list[Place | None] = []
+    given = (("acc", 0), ("a", 1), ("b", 2), ("barrier", barrier))
+    given += (("a_scale", scales[0]), ("b_scale", scales[1]), ("a_sparse_metadata", metadata))
+    for name, position in given:
+        tree = params.get(f"{name}_transforms_tree")
+        places.append(None if position is None else leaves.place(position, tree))
+    leaves.end(count)
+    sums, lhs, rhs, arrives, lhs_scale, rhs_scale, sparse = places
+    assert sums is not None
+    assert lhs is not None
+    assert rhs is not None
+    scaled = None if lhs_scale is None or rhs_scale is None else (lhs_scale, rhs_scale)
+    axis = params["collective_axis"]
+    return MatrixProduct(sums, lhs, rhs, 3, arrives, scaled, sparse, axis)
+
+
+def commit_operands(params: Mapping[str, Any], count: int) -> Commit:
+    """What the operands of a ``tcgen05_commit_arrive`` are."""
+    leaves = Leaves(1)
+    barrier = leaves.place(0, params["barrier_transforms_tree"])
+    predicate = leaves.some(there=params.get("has_user_predicate", False))
+    leaves.end(count)
+    return Commit(barrier, predicate, params["collective_axis"])
+
+
+def copy_operands(params: Mapping[str, Any], count: int) -> CopyToTensorMemory:
+    """What the operands of a copy from shared memory to tensor memory are."""
+    leaves = Leaves(2)
+    source = leaves.place(0, params["smem_tree"])
+    target = leaves.place(1, params["tmem_tree"])
+    leaves.end(count)
+    return CopyToTensorMemory(source, target, params.get("collective_axis"))
+
+
+def cancellation_operands(params: Mapping[str, Any], count: int) -> Cancellation:
+    """What the operands of a ``try_cluster_cancel`` are."""
+    leaves = Leaves(2)
+    answer = leaves.place(0, params["result_transforms_tree"])
+    barrier = leaves.place(1, params["barrier_transforms_tree"])
+    leaves.end(count)
+    return Cancellation(answer, barrier, tuple(params["collective_axes"]))
+
+
+def query_operands(params: Mapping[str, Any], count: int) -> tuple[Place, tuple[Any, ...]]:
+    """The answer that a ``query_cluster_cancel`` reads, and the axes of the grid it asks for."""
+    leaves = Leaves(1)
+    answer = leaves.place(0, params["transforms_tree"])
+    leaves.end(count)
+    return answer, tuple(params["grid_names"])
+
+
+#: What a load from tensor memory is called in findings.
+_LOAD = "the load from tensor memory"
+
+
+@dataclass(eq=False)
+class Started:
+    """What one warp has started on the tensor core.
+
+    Attributes:
+      number: of the tensor core as a thread of the recording, which knows what is done.
+      unknown: products and copies of which no thread knows that they are done.
+    """
+
+    number: int
+    unknown: list[Operation] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class TensorCore:
+    """The tensor core of a block.
+
+    Attributes:
+      started: by each warp, by warpgroup and warp.
+      loads: from tensor memory that were not waited for, with the warps that started them.
+      stores: to tensor memory that were not committed, likewise.
+    """
+
+    started: dict[tuple[int, int], Started] = field(default_factory=dict)
+    loads: list[tuple[_Warps, Asynchronous]] = field(default_factory=list)
+    stores: list[tuple[_Warps, Operation]] = field(default_factory=list)
+
+
+#: Number of a warpgroup, and which of its warps.
+_Warps = tuple[int, tuple[int, ...]]
+
+
+def tensor_core(block: Block) -> TensorCore:
+    """The tensor core that a block uses."""
+    found = block.engines.get(TensorCore)
+    if found is None:
+        found = block.engines[TensorCore] = TensorCore()
+    return found
+
+
+def _started(thread: GpuThread) -> Started:
+    """What this thread has started: it lets one of its warps do so."""
+    core = tensor_core(thread.block)
+    warp = (thread.warpgroup, thread.lanes[0])
+    found = core.started.get(warp)
+    if found is None:
+        words = ", ".join(word for word in (thread.owner.thread, "tensor core") if word)
+        owner = replace(thread.owner, thread=words)
+        owners = thread.machine.owners
+        found = core.started[warp] = Started(owners.setdefault(owner, len(owners)))
+    return found
+
+
+def begin(
+    thread: GpuThread,
+    what: str,
+    sides: Sequence[Side],
+    steps: Sequence[Callable[[], None]],
+    line: str,
+) -> None:
+    """Start a product or a copy.
+
+    Args:
+      thread: who starts it.
+      what: it is, in words.
+      sides: the memory that it accesses.
+      steps: what happens, in order.
+      line: ``file:line``.
+    """
+    mine = _started(thread)
+    record = Asynchronous(what, list(sides), chain=_chain(thread.block))
+    operation, events = Operation(record, thread.block), thread.recording.events
+
+    def done() -> None:
+        steps[-1]()
+        events.append(Finished(mine.number, record))
+
+    operation.before = [
+        each
+        for other in tensor_core(thread.block).started.values()
+        for each in other.unknown
+        if not each.waited and _continues(record, each.record)
+    ]
+    mine.unknown.append(operation)
+    start(thread, operation, steps=[*steps[:-1], done], line=line)
+
+
+def _continues(record: Asynchronous, earlier: Asynchronous) -> bool:
+    """Whether a product adds to, or reads, what an earlier operation writes to tensor memory."""
+    return any(
+        overlap(one.region, other.region)
+        for one in record.sides
+        for other in earlier.sides
+        if one.tensor_core and one.role != "copied" and other.tensor_core and other.writes
+    )
+
+
+def commit(thread: GpuThread, barriers: Sequence[Barrier], line: str) -> None:
+    """Let barriers be arrived at once all is done that this thread has started."""
+    mine = _started(thread)
+    events, machine = thread.recording.events, thread.machine
+    mine.unknown = [each for each in mine.unknown if not each.waited]
+    covered = list(mine.unknown)
+    record = Asynchronous("the tcgen05 commit", [], chain=_chain(thread.block))
+    operation = Operation(record, thread.block)
+
+    def arrive() -> None:
+        for barrier in barriers:
+            phase = barrier.phases[-1]
+            phase.operations += covered
+            events.append(Released(mine.number, phase.token))
+            arrive_with(operation, barrier, machine)
+
+    start(thread, operation, steps=[arrive], barriers=barriers, line=line)
+
+
+def _chain(block: Block) -> tuple[str, int]:
+    return "tcgen05", id(block)
+
+
+def load(thread: GpuThread, side: Side, line: str) -> None:
+    """Note a load, whose values are there: until it is waited for, it may still be reading."""
+    record = Asynchronous(_LOAD, [side], thread.number, line, thread.program, thread.kernel)
+    thread.recording.events.append(Forked(thread.number, record))
+    tensor_core(thread.block).loads.append(((thread.warpgroup, thread.lanes), record))
+
+
+def wait_for_loads(thread: GpuThread) -> None:
+    """The thread knows that its loads are done."""
+    core = tensor_core(thread.block)
+    for warps, record in core.loads:
+        if _is_of(thread, warps):
+            thread.recording.events.append(Finished(thread.number, record))
+    core.loads = [each for each in core.loads if not _is_of(thread, each[0])]
+
+
+def store(thread: GpuThread, side: Side, write: Callable[[], None], line: str) -> None:
+    """Start a store."""
+    record = Asynchronous("the store to tensor memory", [side])
+    operation = Operation(record, thread.block)
+    start(thread, operation, steps=[write], line=line)
+    tensor_core(thread.block).stores.append(((thread.warpgroup, thread.lanes), operation))
+
+
+def wait_for_stores(thread: GpuThread) -> None:
+    """The thread knows that its stores are done."""
+    core = tensor_core(thread.block)
+    for warps, operation in core.stores:
+        if _is_of(thread, warps):
+            finish(thread, operation)
+    core.stores = [each for each in core.stores if not _is_of(thread, each[0])]
+
+
+def _is_of(thread: GpuThread, warps: _Warps) -> bool:
+    """Whether these warps belong to a thread."""
+    return warps[0] == thread.warpgroup and set(warps[1]) <= set(thread.lanes)

@@ -1,0 +1,1 @@
+"""Looking at a run: what was loaded, when what happened, and a debugger."""

@@ -1,0 +1,1 @@
+"""Memory: references, windows of them, and what a chip has of it."""

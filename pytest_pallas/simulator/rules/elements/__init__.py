@@ -1,0 +1,1 @@
+"""Rules: each element on its own."""

@@ -1,0 +1,1 @@
+"""Rules: what only TPUs have."""

@@ -1,0 +1,375 @@
+"""Rules: what only the subcores of a SparseCore can do.
+
+``jax.experimental.pallas.tpu_sc`` documents them. What it leaves open, JAX's own tests on hardware
+settle: ``scan_count`` begins at 1, and ``cumsum`` takes nothing of masked elements. What it leaves
+undefined (lanes that a mask leaves out, the order of a parallel loop) is undefined here too: such
+lanes hold what uninitialized memory holds, and with a seed the loop runs in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.compat.places import transforms_in
+from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.arithmetic.dtypes import convert
+from pytest_pallas.simulator.concurrency.meeting import meet
+from pytest_pallas.simulator.concurrency.peers import Where, reach
+from pytest_pallas.simulator.concurrency.transfers import access
+from pytest_pallas.simulator.evaluation import run
+from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory.references import Elements, Ref
+from pytest_pallas.simulator.memory.windows import Outside, grid_of, read, refuse
+from pytest_pallas.simulator.program import prepare_lifted
+from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.rules.references import note_write
+from pytest_pallas.transforms import Indexed, Operand, Span, Transform
+
+Array = np.ndarray[Any, Any]
+
+_HOME = "sc_primitives"
+
+
+# Registers.
+
+
+@rule("scan_count", home=_HOME)
+def _scan_count(eqn: Equation) -> Evaluate:
+    del eqn
+
+    def evaluate(x: Any, mask: Any) -> Any:
+        same = (x[:, None] == x) & mask[:, None] & mask
+        counts = np.tril(same).sum(1, dtype=np.int32)
+        return counts, mask & ~np.triu(same, 1).any(1)
+
+    return evaluate
+
+
+@rule("masked_cumsum")
+def _masked_cumsum(eqn: Equation) -> Evaluate:
+    dtype = eqn.out.dtype
+    return lambda x, mask: np.cumsum(np.where(mask, x, dtype.type(0)), dtype=dtype)
+
+
+@rule("masked_cummax", "masked_cummin")
+def _running_extreme(eqn: Equation) -> Evaluate:
+    extreme = np.maximum if eqn.name == "masked_cummax" else np.minimum
+
+    def evaluate(x: Any, mask: Any) -> Any:
+        if not mask.any():
+            return np.array(x)
+        first = int(mask.argmax())
+        # The elements before the first one that counts pass through.
+        found = np.where(mask, x, x[first])
+        found[first:] = extreme.accumulate(found[first:])
+        found[:first] = x[:first]
+        return found
+
+    return evaluate
+
+
+@rule("masked_sort")
+def _masked_sort(eqn: Equation) -> Evaluate:
+    falling = eqn.params["descending"]
+
+    def evaluate(keys: Any, values: Any, *masks: Any) -> Any:
+        last = keys.size - 1
+        order = (
+            last - keys[::-1].argsort(kind="stable")[::-1]
+            if falling
+            else keys.argsort(kind="stable")
+        )
+        for mask in masks:  # what does not count comes last, as it was
+            order = np.concatenate([order[mask[order]], np.flatnonzero(~mask)])
+        return [each[order] for each in (keys, values, *masks)]
+
+    return evaluate
+
+
+@rule("pack", home=_HOME)
+def _pack(eqn: Equation) -> Evaluate:
+    shape, dtype = tuple(eqn.out.shape), eqn.out.dtype
+    return lambda a, b: convert(np.stack([a, b], axis=1), dtype).reshape(shape)
+
+
+@rule("unpack", home=_HOME)
+def _unpack(eqn: Equation) -> Evaluate:
+    dtype = eqn.outs[0].dtype
+
+    def evaluate(both: Any) -> Any:
+        wide = convert(both.reshape(-1, 2), dtype)
+        return wide[:, 0], wide[:, 1]
+
+    return evaluate
+
+
+@rule("all_reduce_population_count")
+def _population_count(eqn: Equation) -> Evaluate:
+    shape = tuple(eqn.out.shape)
+    return lambda mask: np.full(shape, np.count_nonzero(mask), np.int32)
+
+
+@rule("all_reduce_ffs")
+def _find_first_set(eqn: Equation) -> Evaluate:
+    shape = tuple(eqn.out.shape)
+    return lambda mask: np.full(shape, mask.argmax() if mask.any() else mask.size, np.int32)
+
+
+# Memory.
+
+
+@rule("load", threaded=True, home=_HOME)
+def _load_expanded(eqn: Equation) -> Evaluate:
+    shape, dtype = tuple(eqn.out.shape), eqn.out.dtype
+    window, mask_at = _window(eqn, 1)
+
+    def evaluate(thread: Thread, ref: Ref, *rest: Any) -> Any:
+        operands: Sequence[Any] = (ref, *rest)
+        mask: Any = np.ones(shape, bool) if mask_at is None else operands[mask_at]
+        try:
+            elements = _elements(ref, window, operands, shape, _first(mask))
+        except Outside as outside:
+            raise refuse(thread, ref, "load from", outside, eqn.line) from None
+        if thread.recorded:
+            access(thread, elements, "read", ref.name, eqn.line)
+        found = thread.machine.uninitialized(shape, dtype, "padding")
+        found[mask] = elements.memory[elements.key]
+        return found
+
+    return evaluate
+
+
+@rule("swap", threaded=True, home=_HOME)
+def _store(eqn: Equation) -> Evaluate:
+    """``addupdate``, ``store_compressed`` and ``addupdate_compressed``."""
+    adds = eqn.params["add"]
+    shape = tuple(eqn.ins[1].shape)
+    window, mask_at = _window(eqn, 2)
+    # JAX 0.11.2 has no other stores with a mask.
+    compresses = eqn.params.get("compress", mask_at is not None)
+
+    def evaluate(thread: Thread, ref: Ref, x: Any, *rest: Any) -> Any:
+        operands: Sequence[Any] = (ref, x, *rest)
+        note_write(thread, ref, eqn)
+        mask: Any = np.ones(shape, bool) if mask_at is None else operands[mask_at]
+        chosen = _first(mask) if compresses else mask
+        try:
+            elements = _elements(ref, window, operands, shape, chosen)
+        except Outside as outside:
+            raise refuse(thread, ref, "store to", outside, eqn.line) from None
+        if thread.recorded:
+            access(thread, elements, "write", ref.name, eqn.line)
+        change(elements, x[mask], adds=adds)
+        return x  # JAX gives the value no meaning, and nobody reads it
+
+    return evaluate
+
+
+@rule("gather", threaded=True, home=_HOME)
+def _gather(eqn: Equation) -> Evaluate:
+    _, transforms, indices, mask_at = _unflattened(eqn)
+    window = transforms_in(transforms)
+    shape, dtype = tuple(eqn.out.shape), eqn.out.dtype
+
+    def evaluate(thread: Thread, ref: Ref, *rest: Any) -> Any:
+        operands: Sequence[Any] = (ref, *rest)
+        mask = np.ones(shape, bool) if mask_at is None else operands[mask_at.position]
+        try:
+            elements = _at(ref, window, operands, indices, mask)
+        except Outside as outside:
+            raise refuse(thread, ref, "load from", outside, eqn.line) from None
+        if thread.recorded:
+            access(thread, elements, "read", ref.name, eqn.line)
+        found = thread.machine.uninitialized(shape, dtype, "padding")
+        found[mask] = elements.memory[elements.key]
+        return found
+
+    return evaluate
+
+
+@rule("scatter", threaded=True, home=_HOME)
+def _scatter(eqn: Equation) -> Evaluate:
+    _, transforms, indices, x_at, mask_at = _unflattened(eqn)
+    window = transforms_in(transforms)
+    adds = eqn.params["add"]
+
+    def evaluate(thread: Thread, ref: Ref, *rest: Any) -> Any:
+        operands: Sequence[Any] = (ref, *rest)
+        note_write(thread, ref, eqn)
+        x = operands[x_at.position]
+        mask = np.ones(x.shape, bool) if mask_at is None else operands[mask_at.position]
+        try:
+            elements = _at(ref, window, operands, indices, mask)
+        except Outside as outside:
+            raise refuse(thread, ref, "store to", outside, eqn.line) from None
+        if thread.recorded:
+            access(thread, elements, "write", ref.name, eqn.line)
+        change(elements, x[mask], adds=adds)
+        return ()
+
+    return evaluate
+
+
+def change(elements: Elements, values: Any, *, adds: bool) -> None:
+    """Store to elements of memory, or add to them: as often as each is named."""
+    if adds:
+        np.add.at(elements.memory, elements.key, values)
+    else:
+        elements.memory[elements.key] = values
+
+
+def _window(eqn: Equation, first: int) -> tuple[tuple[Transform, ...], int | None]:
+    """The window of a load or store, and the position of its mask, which is the last operand."""
+    last = len(eqn.ins) - (1 if eqn.params["has_mask"] else 0)
+    leaves = [Operand(at) for at in range(first, last)]
+    window = transforms_in(eqn.params["tree"].unflatten(leaves))
+    return window, last if eqn.params["has_mask"] else None
+
+
+def _unflattened(eqn: Equation) -> Any:
+    """What a gather or scatter is given, as positions of operands."""
+    return eqn.params["tree"].unflatten([Operand(at) for at in range(len(eqn.ins))])
+
+
+def _first(mask: Any) -> Any:
+    """As many elements as a mask has, those at the front."""
+    return (np.arange(mask.size) < np.count_nonzero(mask)).reshape(mask.shape)
+
+
+def _elements(
+    ref: Ref,
+    window: Sequence[Transform],
+    operands: Sequence[Any],
+    shape: tuple[int, ...],
+    chosen: Any,
+) -> Elements:
+    """The chosen elements of a window.
+
+    Raises:
+      Outside: one of them is beyond the edge; others may be.
+    """
+    if not window:
+        window = (Indexed(tuple(Span(0, size, 1) for size in ref.shape), ref.shape, ()),)
+    *outer, last = window
+    memory = _view(ref, outer if isinstance(last, Indexed) else window, operands)
+    indexed = isinstance(last, Indexed)
+    axes = grid_of(last, operands, shape) if indexed else list(np.indices(shape))
+    return _checked(memory, tuple(axis[chosen] for axis in axes))
+
+
+def _at(
+    ref: Ref,
+    window: Sequence[Transform],
+    operands: Sequence[Any],
+    indices: Sequence[Operand],
+    mask: Any,
+) -> Elements:
+    """The elements that indices name, but those that a mask leaves out.
+
+    Raises:
+      Outside: one of them is beyond the edge.
+    """
+    memory = _view(ref, window, operands)
+    key = tuple(np.asarray(operands[each.position])[mask].astype(np.int64) for each in indices)
+    return _checked(memory, key)
+
+
+def _view(ref: Ref, window: Sequence[Transform], operands: Sequence[Any]) -> Array:
+    memory = read(ref.data, window, operands)
+    if memory.size and not np.may_share_memory(memory, ref.data):
+        raise SimulationError(
+            f"{ref.name or 'a reference'} is reshaped, or indexed by arrays, before its elements "
+            "are accessed, which cannot be simulated"
+        )
+    return memory
+
+
+def _checked(memory: Array, key: tuple[Array, ...]) -> Elements:
+    for axis, (indices, size) in enumerate(zip(key, memory.shape, strict=True)):
+        if indices.size and (indices.min() < 0 or indices.max() >= size):
+            raise Outside(axis, int(indices.min()), int(indices.max()), memory.shape)
+    return Elements(memory, key)
+
+
+@rule("parallel_loop", threaded=True)
+def _parallel_loop(eqn: Equation) -> Evaluate:
+    lower, upper, step, consts, carried = _unflattened(eqn)
+    body = prepare_lifted(eqn.params["jaxpr"])
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        first, end, stride = (int(operands[each.position]) for each in (lower, upper, step))
+        constant = [operands[each.position] for each in consts]
+        carry = [operands[each.position] for each in carried]
+        rounds: Any = np.arange(first, end, stride, dtype=np.int32)
+        if thread.machine.seed and not carry:
+            rounds = thread.machine.random.permutation(rounds)
+        for index in rounds:
+            thread.machine.count(1)
+            carry = run(body, thread, (*constant, index, *carry))
+        return carry
+
+    return evaluate
+
+
+# Other subcores.
+
+
+@rule("barrier", threaded=True, home=_HOME)
+def _barrier(eqn: Equation) -> Evaluate:
+    del eqn
+
+    def evaluate(thread: Thread) -> Any:
+        (_, core), (_, subcore) = _place(thread)
+        count = list(thread.cores.values())[1]
+        place = ("subcore barrier", thread.owner.device, thread.launch, core)
+        what = f"the barrier of SparseCore {core}"
+        meet(thread, place, subcore, range(count), None, what, kind="subcore")
+        return ()
+
+    return evaluate
+
+
+@rule("sc_fetch_and_add", threaded=True)
+def _fetch_and_add(eqn: Equation) -> Evaluate:
+    line = eqn.line
+
+    def evaluate(thread: Thread, ref: Ref, value: Any, *rest: Any) -> Any:
+        *indices, subcore = map(int, rest)
+        for axis, (index, size) in enumerate(zip(indices, ref.shape, strict=True)):
+            if not 0 <= index < size:
+                outside = Outside(axis, index, index, ref.shape)
+                raise refuse(thread, ref, "fetch_and_add to", outside, line)
+        (core_axis, core), (axis, me) = _place(thread)
+        count = thread.cores[axis]
+        if not 0 <= subcore < count:
+            raise SimulationError(f"there is no subcore {subcore}: each SparseCore has {count}")
+        # Nobody comes between reading and writing it, and others may come before and after.
+        found = thread.machine.uninitialized((), ref.dtype, "scratch")
+
+        def add(memory: Ref) -> None:
+            element = memory.data[(*indices, ...)]
+            found[()] = element
+            element += value
+            if thread.recorded:
+                access(thread, element, "add", ref.name, line)
+
+        thread.machine.scheduler.pause()
+        if subcore == me:
+            add(ref)
+        else:
+            where = Where(thread.owner.device, {core_axis: core, axis: subcore})
+            reach(thread, where, ref, line, add)
+        return found[()]
+
+    return evaluate
+
+
+def _place(thread: Thread) -> list[tuple[str, int]]:
+    """The index of a vector subcore along the axes of its mesh: SparseCores, and subcores."""
+    place = list(thread.core)
+    if len(place) != 2:
+        raise SimulationError("only vector subcores can wait for each other, or add to each other")
+    return place

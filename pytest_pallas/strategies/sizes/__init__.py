@@ -1,0 +1,1 @@
+"""Sizes of dims: the shape language, constraints, and the pools that they are drawn from."""

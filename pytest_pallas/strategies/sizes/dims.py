@@ -1,0 +1,402 @@
+"""The table that dims are drawn from: rows of positions in the pools, one a dim."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from hypothesis import reject
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from pytest_pallas.budget import option_text
+from pytest_pallas.errors import DrawTooLargeError, SpecError
+from pytest_pallas.strategies.sizes.constraints import (
+    Constraint,
+    defined,
+    definitions,
+    holds,
+    parse_constraint,
+)
+from pytest_pallas.strategies.sizes.pools import Pool, Sizes, Tiles, boundary, check_int, make_pools
+from pytest_pallas.strategies.sizes.shapes import ShapeSpec, concrete, parse
+
+#: How often each size of the longest pool appears in the table.
+_CYCLES = 3
+
+#: How many random rows are tried for a size that constraints leave in none.
+_TRIES = 300
+
+
+def make_table(pools: Sequence[Pool]) -> tuple[tuple[int, ...], ...]:
+    """Rows of positions in ``pools``, without constraints. Row 0 is the largest."""
+    largest = tuple(len(pool.sizes) - 1 for pool in pools)
+    plain = tuple(pool.plain for pool in pools)
+    chance = random.Random(0)  # its own, and always the same: the table is part of the strategy
+    length = max((len(pool.sizes) for pool in pools), default=0)
+    rows: list[tuple[int, ...]] = []
+    for _ in range(_CYCLES):
+        columns = [_shuffled(len(pool.sizes), length, chance) for pool in pools]
+        _spread(columns, pools)
+        rows += zip(*columns, strict=True)
+    return tuple(dict.fromkeys([largest, plain, *rows]))
+
+
+def _shuffled(count: int, length: int, chance: random.Random) -> list[int]:
+    """``length`` positions below ``count``, each as often as the others as far as it goes."""
+    column = [position % count for position in range(length)]
+    chance.shuffle(column)
+    return column
+
+
+def _spread(columns: list[list[int]], pools: Sequence[Pool]) -> None:
+    """Swap within columns until the sizes of each row differ, as far as that helps."""
+
+    def clashes(row: int) -> int:
+        sizes = [pool.sizes[column[row]] for pool, column in zip(pools, columns, strict=True)]
+        return len(sizes) - len(set(sizes))
+
+    for column in columns[1:]:
+        for row in range(len(column)):
+            for other in range(len(column)):
+                here = clashes(row)
+                if not here:
+                    break
+                before = here + clashes(other)
+                column[row], column[other] = column[other], column[row]
+                if clashes(row) + clashes(other) >= before:
+                    column[row], column[other] = column[other], column[row]
+
+
+def keep_fitting(
+    table: Sequence[tuple[int, ...]],
+    pools: Sequence[Pool],
+    fits: Callable[[tuple[int, ...]], bool],
+) -> tuple[tuple[int, ...], ...]:
+    """The rows that fit, and more such rows for the sizes that are in none of those.
+
+    Row 0 is the one with the largest sizes again.
+    """
+    chance = random.Random(0)
+    rows = [row for row in table if fits(row)]
+    for column, pool in enumerate(pools):
+        for position in range(len(pool.sizes)):
+            if any(row[column] == position for row in rows):
+                continue
+            for _ in range(_TRIES):
+                row = [chance.randrange(len(other.sizes)) for other in pools]
+                row[column] = position
+                if fits(tuple(row)):
+                    rows.append(tuple(row))
+                    break
+
+    def total(row: tuple[int, ...]) -> int:
+        return sum(pool.sizes[position] for pool, position in zip(pools, row, strict=True))
+
+    largest = max(rows, key=total, default=None)
+    return tuple(dict.fromkeys(rows if largest is None else [largest, *rows]))
+
+
+#: Elements of the largest array that is drawn by default: 4 MiB of float32.
+MAX_ELEMENTS = 2**20
+
+#: One draw in about this many caps a dim for no other reason than variety.
+_RARELY = 12
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How large arrays may be.
+
+    Attributes:
+      max_elements: of each array.
+      max_bytes: of all arrays together; None if that does not matter.
+      itemsizes: bytes of an element of each array, or of all; for ``max_bytes``.
+      by_option: whether ``max_bytes`` is what ``--pallas-max-bytes`` says.
+    """
+
+    max_elements: int
+    max_bytes: int | None = None
+    itemsizes: tuple[int, ...] = (1,)
+    by_option: bool = False
+
+    def __str__(self) -> str:
+        words = f"max_elements={self.max_elements}"
+        if self.max_bytes is None:
+            return words
+        if self.by_option:
+            return f"{words}, --pallas-max-bytes={option_text(self.max_bytes)}"
+        return f"{words}, max_bytes={self.max_bytes}"
+
+    def within(self, number: int | None) -> Budget:
+        """This budget with what the option says, if that is less."""
+        if number is None or (self.max_bytes is not None and self.max_bytes <= number):
+            return self
+        return replace(self, max_bytes=number, by_option=True)
+
+    def error(self, problem: str) -> SpecError:
+        """The error that no draw fits within this budget."""
+        return DrawTooLargeError(problem) if self.by_option else SpecError(problem)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``dims`` draws from.
+
+    Attributes:
+      shapes: the shapes that the dims are for.
+      pools: of the dims that have one.
+      free: strategies of the other dims.
+      table: rows of positions, one a pool. Row 0 is the largest of everything: with it, the caps
+        alone say the sizes, so that shrinking to row 0 frees each dim.
+      row: draws the number of a row.
+      caps: for each pool a number to subtract, and what to subtract it from.
+      budget: what the arrays may have.
+      defining: constraints that give the size of a dim that is not drawn, in order.
+      checked: the other constraints.
+    """
+
+    shapes: ShapeSpec
+    pools: Mapping[str, Pool]
+    free: Mapping[str, SearchStrategy[int]]
+    table: Sequence[tuple[int, ...]]
+    row: SearchStrategy[int]
+    caps: Sequence[tuple[int, SearchStrategy[int]]]
+    budget: Budget
+    defining: Sequence[Constraint]
+    checked: Sequence[Constraint]
+
+
+def dims(
+    shapes: str | ShapeSpec,
+    *,
+    around: Tiles | None = None,
+    multiple_of: Tiles | None = None,
+    dims: Mapping[str, Sizes] | None = None,
+    unequal: bool | Sequence[str] = (),
+    max_dim: int | None = None,
+    max_elements: int = MAX_ELEMENTS,
+    min_dim: int = 1,
+) -> SearchStrategy[dict[str, int]]:
+    """A strategy for the size of each named dim in ``shapes``, and in its constraints.
+
+    Example::
+
+        dims("m k, k n", around={"m": 8, "k": 128}, dims={"n": [64, 128]})
+        # draws {"m": 9, "k": 127, "n": 64} for example; shrinks to {"m": 1, "k": 1, "n": 64}
+
+        dims("b h q d, b g k d; h = g*r, q <= k, d % 8 = 0", around={"q": 16, "k": 16})
+
+    Args:
+      shapes: see ``strategies.shapes``. A constraint ``h = g*r`` says the size of ``h``, unless
+        another argument says it by name.
+      around: a tile ``b``, several of them, or a mapping from dim to those. Sizes are then 1,
+        ``b-1``, ``b``, ``b+1``, ``2b-1``, ``2b``, ``2b+1`` and some primes (with ``max_dim``,
+        ``3b`` and ``3b+1`` too). Dims without it have small sizes.
+      multiple_of: likewise for sizes that are one, two or three tiles.
+      dims: a mapping from dim to its size, to a list of sizes, or to a strategy for it.
+      unequal: names of dims that never have the same size, or True for those of all arrays. Most
+        draws have different sizes anyway, but some are square.
+      max_dim: the largest size, except for what ``dims`` or a constraint says.
+      max_elements: the most elements that one array may have; larger draws are made smaller.
+      min_dim: the smallest size, except for what ``dims`` says. 0 asks for empty arrays as well.
+
+    Raises:
+      ShapeLanguageError: ``shapes`` cannot be understood.
+      SpecError: an argument that cannot be used, by name, or no sizes satisfy the constraints.
+    """
+    plan = plan_dims(
+        shapes,
+        Budget(check_int("max_elements", max_elements, 1)),
+        around=around,
+        multiple_of=multiple_of,
+        dims=dims,
+        unequal=unequal,
+        max_dim=max_dim,
+        min_dim=min_dim,
+    )
+    return draw_dims(plan)
+
+
+def plan_dims(
+    shapes: str | ShapeSpec,
+    budget: Budget,
+    *,
+    around: Tiles | None = None,
+    multiple_of: Tiles | None = None,
+    dims: Mapping[str, Sizes] | None = None,
+    unequal: bool | Sequence[str] = (),
+    max_dim: int | None = None,
+    min_dim: int = 1,
+) -> Plan:
+    """What ``dims`` draws from within a budget; the other arguments and errors are the same."""
+    spec = shapes if isinstance(shapes, ShapeSpec) else parse(shapes)
+    said = [
+        name
+        for argument in (around, multiple_of, dims)
+        if isinstance(argument, Mapping)
+        for name in argument
+    ]
+    defining, checked = definitions(spec.constraints, said)
+    computed = {constraint.defines for constraint in defining}
+    positive = [parse_constraint(f"{name} >= {min_dim}") for name in computed]
+    made = make_pools(
+        [name for name in spec.variables if name not in computed],
+        around=around,
+        multiple_of=multiple_of,
+        dims=dims,
+        max_dim=max_dim,
+        min_dim=min_dim,
+    )
+    pools = {name: pool for name, pool in made.items() if isinstance(pool, Pool)}
+    free = {name: sizes for name, sizes in made.items() if not isinstance(sizes, Pool)}
+    if not spec.constraints:
+        least = {name: pool.sizes[0] for name, pool in pools.items()} | dict.fromkeys(free, 1)
+        if _too_large(spec, least, budget):
+            raise budget.error(
+                f"{budget} is less than the smallest array of {spec.text!r} has ({least}); "
+                "raise it or allow smaller dims"
+            )
+    plan = Plan(
+        shapes=spec,
+        pools=pools,
+        free=free,
+        table=make_table(tuple(pools.values())),
+        row=st.nothing(),
+        caps=(),
+        budget=budget,
+        defining=defining,
+        checked=(*checked, *positive, *_differences(spec, unequal)),
+    )
+    table = _fitting_table(plan) if plan.defining or plan.checked else plan.table
+    row = st.sampled_from(range(len(table)))
+    caps = _caps(pools.values(), len(table))
+    return replace(plan, table=table, row=row, caps=caps)
+
+
+def boundaries(plan: Plan) -> dict[str, dict[int, str]]:
+    """For each dim with a pool, the sizes that it can have and the kind of boundary of each."""
+    least = {name: pool.sizes[0] for name, pool in plan.pools.items()} | dict.fromkeys(plan.free, 1)
+    kinds: dict[str, dict[int, str]] = {}
+    for column, (name, pool) in enumerate(plan.pools.items()):
+        if plan.defining or plan.checked:
+            tabled = {row[column] for row in plan.table}
+            sizes = [size for position, size in enumerate(pool.sizes) if position in tabled]
+        else:
+            sizes = [
+                size
+                for size in pool.sizes
+                if not _too_large(plan.shapes, least | {name: size}, plan.budget)
+            ]
+        kinds[name] = {size: boundary(size, pool) for size in sizes}
+    return kinds
+
+
+def _differences(shapes: ShapeSpec, unequal: bool | Sequence[str]) -> list[Constraint]:
+    """The constraints that ``unequal`` stands for."""
+    names = shapes.names if unequal is True else tuple(unequal or ())
+    for name in names:
+        if name not in shapes.variables:
+            raise SpecError(
+                f"unequal: there is no dim {name!r} in the shapes; their dims are "
+                f"{', '.join(shapes.variables) or 'none'}"
+            )
+    return [parse_constraint(f"{one} != {other}") for one, other in combinations(names, 2)]
+
+
+def _fitting_table(plan: Plan) -> Sequence[tuple[int, ...]]:
+    """The rows of a plan's table, and more, that satisfy what can be known before drawing."""
+
+    def fits(row: tuple[int, ...]) -> bool:
+        sizes = {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), row, strict=True)}
+        return bool(plan.free) or _complete(plan, sizes)
+
+    table = keep_fitting(plan.table, tuple(plan.pools.values()), fits)
+    if not table:
+        wanted = [constraint.text for constraint in (*plan.defining, *plan.checked)]
+        pools = {name: pool.sizes for name, pool in plan.pools.items()}
+        raise plan.budget.error(
+            f"dims: no sizes satisfy {', '.join(wanted)} within {plan.budget} among {pools}; "
+            "give sizes that do with dims={...}"
+        )
+    return table
+
+
+def _complete(plan: Plan, sizes: dict[str, int]) -> bool:
+    """Add the dims that constraints define to ``sizes``; whether all constraints hold."""
+    for constraint in plan.defining:
+        assert constraint.defines is not None
+        size = defined(constraint, sizes)
+        if size is None or size < 0:
+            return False
+        sizes[constraint.defines] = size
+    satisfied = all(holds(constraint, sizes) for constraint in plan.checked)
+    return satisfied and not _too_large(plan.shapes, sizes, plan.budget)
+
+
+@st.composite
+def draw_dims(draw: DrawFn, plan: Plan) -> dict[str, int]:
+    """A strategy for the sizes of a plan."""
+    sizes = {
+        name: check_int(f"what dims[{name!r}] drew", draw(strategy), 0)
+        for name, strategy in plan.free.items()
+    }
+    number = draw(plan.row)
+    positions = [
+        min(position, draw(cap) - cap_base)
+        for (cap_base, cap), position in zip(plan.caps, plan.table[number], strict=True)
+    ]
+    sizes |= {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), positions, strict=True)}
+    if plan.defining or plan.checked:
+        if not _complete(plan, sizes):
+            reject()
+    elif _too_large(plan.shapes, sizes, plan.budget):
+        _reduce(plan, sizes, first=draw(st.integers(0, len(plan.pools) - 1)) if plan.pools else 0)
+    return {name: sizes[name] for name in plan.shapes.variables}
+
+
+def _caps(pools: Iterable[Pool], base: int) -> tuple[tuple[int, SearchStrategy[int]], ...]:
+    """Strategies for the caps, on disjoint ranges of integers from ``base`` on.
+
+    Disjoint, because hypothesis spends most of its examples on copying what it drew from one
+    strategy over what it drew from an equal one, and copied caps make no new shapes.
+    """
+    caps: list[tuple[int, SearchStrategy[int]]] = []
+    for pool in pools:
+        length = _RARELY * len(pool.sizes) if len(pool.sizes) > 1 else 1
+        caps.append((base, st.sampled_from(range(base, base + length))))
+        base += length
+    return tuple(caps)
+
+
+def _reduce(plan: Plan, sizes: dict[str, int], first: int) -> None:
+    """Make ``sizes`` smaller in place, until no array is too large.
+
+    Dims are granted their size one after the other while the rest are at their simplest. Which
+    one comes first is drawn, so that each dim reaches all its sizes.
+    """
+    wanted = dict(sizes)
+    sizes |= {name: pool.sizes[0] for name, pool in plan.pools.items()}
+    if _too_large(plan.shapes, sizes, plan.budget):
+        reject()  # only the user's own strategies can come here
+    names = list(plan.pools)
+    for name in names[first:] + names[:first]:
+        for size in reversed(plan.pools[name].sizes):
+            granted = sizes | {name: size}
+            if size <= wanted[name] and not _too_large(plan.shapes, granted, plan.budget):
+                sizes[name] = size
+                break
+
+
+def _too_large(shapes: ShapeSpec, sizes: Mapping[str, int], budget: Budget) -> bool:
+    elements = [math.prod(shape) for shape in concrete(shapes, sizes)]
+    if any(count > budget.max_elements for count in elements):
+        return True
+    if budget.max_bytes is None:
+        return False
+    itemsizes = budget.itemsizes * (len(elements) if len(budget.itemsizes) == 1 else 1)
+    bytes_ = sum(count * size for count, size in zip(elements, itemsizes, strict=True))
+    return bytes_ > budget.max_bytes

@@ -1,0 +1,69 @@
+"""The time of a session is shared fairly over the kernels."""
+
+import time
+
+import pytest
+
+from pytest_pallas.items.rounds import Clock, fuzz_for
+from pytest_pallas.sampling import variety
+from pytest_pallas.sampling.fuzzing import Fuzz
+
+WEIGHTS = {"a1": 0.5, "a2": 0.5, "b": 1.0}
+
+
+def test_kernels_share_alike_and_items_share_a_kernel():
+    clock = Clock(60.0, WEIGHTS)
+    assert clock.slot("a1") == pytest.approx(15, abs=0.1)
+    clock.started -= 15
+    assert clock.slot("a2") == pytest.approx(15, abs=0.1)
+    clock.started -= 15
+    assert clock.slot("b") == pytest.approx(30, abs=0.1)
+
+
+def test_what_one_leaves_the_others_share():
+    clock = Clock(60.0, WEIGHTS)
+    clock.slot("a1")
+    clock.slot("a2")
+    assert clock.slot("b") == pytest.approx(60, abs=0.1)
+
+
+def test_nothing_is_left_after_the_time():
+    clock = Clock(60.0, WEIGHTS)
+    clock.started -= 61
+    assert clock.slot("b") == 0.0
+
+
+def test_two_processes_have_twice_the_time():
+    clock = Clock(60.0, WEIGHTS, processes=2)
+    assert clock.slot("b") == pytest.approx(60, abs=0.1)
+
+
+def test_an_item_that_does_not_fuzz_takes_nothing():
+    assert Clock(60.0, WEIGHTS).slot("other") == 0.0
+
+
+def fuzz_seconds(strategy, seconds, ask=lambda _: None):
+    pulses = []
+    what = Fuzz(ask=ask, source=variety.Source(strategy), key="clock")
+    started = time.monotonic()
+    fuzz_for(what, seconds, seed=0, max_examples=4, pulse=lambda: pulses.append(len(what.passed)))
+    return what, pulses, time.monotonic() - started
+
+
+def test_rounds_until_the_time_is_over():
+    from pytest_pallas import strategies as pst
+
+    what, pulses, spent = fuzz_seconds(
+        pst.arrays("m k, k n", around=[8, 16, 32]), 1.0, lambda _: time.sleep(0.01)
+    )
+    assert pulses[0] == 4
+    assert len(what.passed) < 110  # 100 fit into a second
+    assert spent >= 1.0
+
+
+def test_a_strategy_that_has_no_more_ends_the_rounds():
+    from hypothesis import strategies as st
+
+    _, pulses, spent = fuzz_seconds(st.tuples(st.integers(0, 3)), 60.0)
+    assert pulses[-1] == 4
+    assert spent < 30.0
