@@ -51,7 +51,8 @@ def test_without_a_gpu_it_says_so_and_fails(tmp_path):
 def test_all_of_a_row_give_the_same_shape(benchmark):
     """Traced for a GPU that is not there; cuDNN is asked for by name, and is not here.
 
-    JAX's attention asks for CUDA's version while it is traced, which its plugin has.
+    JAX's attention asks for CUDA's version while it is traced, which its plugin has. A kernel may
+    need names that an older JAX lacks, and says so.
     """
     rows = list(benchmark.rows())
     assert len(rows) >= 10
@@ -61,7 +62,9 @@ def test_all_of_a_row_give_the_same_shape(benchmark):
         known = {
             text
             for side, text in found.items()
-            if "cuDNN" not in text and not (without and side == "JAX's" and "Error" in text)
+            if "cuDNN" not in text
+            and not (without and side == "JAX's" and "Error" in text)
+            and not (side == "ours" and "new in JAX" in text)
         }
         assert len(known) == 1, (row.name, found)
         assert re.match(r"u?(bfloat|float|int)\d+\[\d", known.pop()), (row.name, found)
