@@ -57,6 +57,7 @@ def test_all_of_a_row_give_the_same_shape(benchmark):
     rows = list(benchmark.rows())
     assert len(rows) >= 10
     without = importlib.util.find_spec("jax_cuda13_plugin") is None
+    old = jax.__version_info__ < (0, 12)
     for row in rows:
         found = benchmark.trace(row)
         known = {
@@ -64,7 +65,7 @@ def test_all_of_a_row_give_the_same_shape(benchmark):
             for side, text in found.items()
             if "cuDNN" not in text
             and not (without and side == "JAX's" and "Error" in text)
-            and not (side == "ours" and "new in JAX" in text)
+            and not (old and side == "ours" and text.startswith("NotImplementedError"))
         }
         assert len(known) == 1, (row.name, found)
         assert re.match(r"u?(bfloat|float|int)\d+\[\d", known.pop()), (row.name, found)
