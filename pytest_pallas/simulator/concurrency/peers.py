@@ -131,7 +131,7 @@ def reach(
     act: Callable[[Ref], None],
     *,
     writes: bool = False,
-) -> None:
+) -> bool:
     """Do something with the memory of a peer that corresponds to the thread's own.
 
     Where the peer has not allocated it yet, that happens as soon as it does; the monitor of order
@@ -145,6 +145,9 @@ def reach(
       act: takes the peer's.
       writes: whether a copy goes there.
 
+    Returns:
+      False where that memory has ended, which is reported.
+
     Raises:
       SimulationError: other devices cannot have that memory.
     """
@@ -156,7 +159,7 @@ def reach(
     machine, device = thread.machine, thread.machine.device(where.device)
     if key.site and key.site[0] == "barrier":
         act(barrier_of(thread, where.device, key.site[1]))
-        return
+        return True
     if key.core:
         key = key._replace(core=tuple((axis, where.core.get(axis, at)) for axis, at in key.core))
     found = device.memory.get(key)
@@ -171,8 +174,10 @@ def reach(
         act(found)
     elif key.launch in device.left or key in device.freed:
         machine.report(_too_late(thread, where, ref, line, writes=writes))
+        return False
     else:
         device.expected.setdefault(key, []).append(act)
+    return True
 
 
 def _too_late(thread: Thread, where: Where, ref: Ref, line: str, *, writes: bool) -> Finding:

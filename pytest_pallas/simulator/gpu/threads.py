@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytest_pallas.errors import SimulationError
+from pytest_pallas.findings import Wait
 from pytest_pallas.simulator.concurrency.peers import Where, peer_of, reach
 from pytest_pallas.simulator.concurrency.recording import END_OF_BLOCK, Acquired, Released, Token
 from pytest_pallas.simulator.concurrency.transfers import access
@@ -235,16 +236,24 @@ class GpuThread(Thread):
 def memory_at(thread: Thread, where: Where, ref: Ref, line: str) -> Ref:
     """The memory of another device that corresponds to the thread's own.
 
-    Raises:
-      SimulationError: the device has not entered the kernel, or has left it.
+    The thread waits for a device that has not entered the kernel. If the device has left it, this
+    is reported, and the memory is nobody's.
     """
     found: list[Ref] = []
-    reach(thread, where, ref, line, found.append, writes=True)
-    if not found:
-        raise SimulationError(
-            f"device {where.device} has not entered the kernel, or has left it, when "
-            f"{thread.owner} accesses its {ref.name or 'memory'}"
-        )
+    scheduler = thread.machine.scheduler
+    task = scheduler.current
+
+    def entered(memory: Ref) -> None:
+        found.append(memory)
+        if waiting and task is not None:
+            scheduler.wake(task)
+
+    waiting = False
+    if not reach(thread, where, ref, line, entered, writes=True):
+        return Ref(ref.data.copy(), ref.name, ref.space)
+    waiting = not found
+    if waiting:
+        scheduler.block(lambda: Wait(owner=thread.owner, on="the entry of its peer", line=line))
     return found[0]
 
 

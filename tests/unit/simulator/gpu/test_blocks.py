@@ -223,6 +223,42 @@ def test_copies_to_other_devices(seed):
     assert early.findings[0].ref == "o_gmem"
 
 
+def stored_at_the_next(*, barrier: bool, told: bool) -> Any:
+    """Each device stores its block at the next one, which may not wait for it."""
+
+    def on_device(x):
+        def body(x_gmem, o_gmem, received):
+            me = jax.lax.axis_index("x")
+            right = {"x": jax.lax.rem(me + 1, jax.lax.axis_size("x"))}
+            plgpu.remote_ref(o_gmem, right)[...] = x_gmem[...]
+            if told:
+                pl.semaphore_signal(received, device_id=right)
+                pl.semaphore_wait(received)
+
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((16, 128), jnp.float32),
+            scratch_types=[plgpu.SemaphoreType.REGULAR],
+            compiler_params=plgpu.CompilerParams(skip_device_barrier=not barrier),
+        )(x)
+
+    mesh = AbstractMesh((4,), ("x",), axis_types=(AxisType.Auto,))
+    spec = PartitionSpec("x")
+    return jax.shard_map(on_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_stores_to_devices_that_have_left_or_not_entered(seed):
+    found = simulate(stored_at_the_next(barrier=True, told=True), X, target="h100", seed=seed)
+    np.testing.assert_array_equal(found.values, np.roll(X, 16, axis=0))
+    assert kinds(found) == []
+    late = simulate(stored_at_the_next(barrier=True, told=False), X, target="h100", seed=seed)
+    assert set(kinds(late)) & {"entry", "race"}
+    early = simulate(stored_at_the_next(barrier=False, told=True), X, target="h100", seed=seed)
+    np.testing.assert_array_equal(early.values, np.roll(X, 16, axis=0))
+    assert "entry" in kinds(early)
+
+
 @pytest.mark.parametrize(
     ("target", "words"), [("h100", "call plgpu.kernel"), ("v6e", "use gpu-sim")]
 )
