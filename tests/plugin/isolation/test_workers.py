@@ -39,7 +39,7 @@ OWN = """
 
 
 def run(project, *args):
-    return project.run("--pallas-backend=interpret", "--pallas-isolate=always", *args)
+    return project.run("--pallas-backend=tpu-sim", "--pallas-isolate=always", *args)
 
 
 def test_a_test_of_ones_own_that_crashes(project):

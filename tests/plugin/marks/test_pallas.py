@@ -24,10 +24,10 @@ def places(project, mark, *args):
     [
         ("backends='interpret'", (), ["interpret"]),
         ("backends=['gpu-interpret', 'interpret']", (), ["gpu-interpret", "interpret"]),
-        ("backends='tpu-interpret:v5e'", ("--pallas-backend=interpret",), ["tpu-interpret:v5e"]),
+        ("backends='tpu-interpret:v5e'", ("--pallas-backend=tpu-sim",), ["tpu-interpret:v5e"]),
         ("targets='v6e'", (), ["tpu-sim:v6e"]),
         ("targets='v6e'", ("--pallas-backend=interpreters",), ["interpret", "tpu-interpret:v6e"]),
-        ("backends='tpu-sim:v5e'", ("--pallas-backend=interpret",), ["tpu-sim:v5e"]),
+        ("backends='tpu-sim:v5e'", ("--pallas-backend=tpu-sim",), ["tpu-sim:v5e"]),
         ("targets=['v5e', 'v6e']", ("--pallas-backend=tpu-interpret",),
          ["tpu-interpret:v5e", "tpu-interpret:v6e"]),
         ("targets='v6e'", ("--pallas-backend=tpu-interpret:all",), ["tpu-interpret:v6e"]),
@@ -143,7 +143,7 @@ def test_a_suite_in_a_module_with_a_bad_mark(project, mark, message):
         test_specs = suite("specs")
         """
     )
-    result = project.run("--pallas-backend=interpret")
+    result = project.run("--pallas-backend=tpu-sim")
     result.assert_outcomes(errors=1)
     assert message in result.stdout.str()
     assert "Traceback" not in result.stdout.str()

@@ -63,6 +63,6 @@ def test_bad_arguments(project, mark, message):
     project.write(
         test_off=TEST.format(marks=f"@pytest.mark.pallas_tolerance({mark})", tolerance="None")
     )
-    result = project.run("--pallas-backend=interpret")
+    result = project.run("--pallas-backend=tpu-sim")
     assert result.ret != 0
     result.stdout.re_match_lines([f"E .*{message}"])

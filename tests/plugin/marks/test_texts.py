@@ -32,4 +32,4 @@ def test_they_are_known_to_strict_markers(project):
         def test_marks(pallas_backend): pass
         """
     )
-    project.run("--strict-markers", "--pallas-backend=interpret").assert_outcomes(passed=1)
+    project.run("--strict-markers", "--pallas-backend=tpu-sim").assert_outcomes(passed=1)

@@ -69,7 +69,7 @@ def test_a_mutant_is_caught_if_one_of_the_tests_catches_it(project):
 
 def test_in_processes_of_their_own_on_an_interpreter(project):
     project.write(kernels=KERNELS, test_loose=LOOSE, test_strict=STRICT)
-    result = project.run("--pallas-mutate", "--pallas-backend=interpret", "--pallas-isolate=auto")
+    result = project.run("--pallas-mutate", "--pallas-backend=tpu-sim", "--pallas-isolate=auto")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["score 100.0 %: * mutants, * caught"])
 

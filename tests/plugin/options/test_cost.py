@@ -78,7 +78,7 @@ def test_what_was_never_recorded_is_named(run):
 
 def test_it_needs_a_compiling_backend(project):
     project.write(test_it="def test_it(): pass")
-    result = project.run("--pallas-backend=interpret", "--pallas-cost=record")
+    result = project.run("--pallas-backend=tpu-sim", "--pallas-cost=record")
     result.assert_outcomes(passed=1)
     assert not (project.path / "pallas_costs.json").exists()
     result.stdout.fnmatch_lines(["*--pallas-cost=record: nothing was compiled*"])

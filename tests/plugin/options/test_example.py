@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-SUITE = ("--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-checks=forward")
+SUITE = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-checks=forward")
 
 
 @pytest.mark.parametrize("blob", ["nonsense", "AAAA", "AEEA", "====", "A"])

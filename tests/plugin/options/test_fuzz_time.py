@@ -12,7 +12,7 @@ def test_every_item_fuzzes_for_its_share(project):
     project.specs(SPEC)
     records = project.records(
         "--pallas-suite=specs",
-        "--pallas-backend=interpret",
+        "--pallas-backend=tpu-sim",
         "--pallas-checks=forward,determinism",
         "--pallas-fuzz-time=8",
         "--pallas-max-examples=1",
@@ -43,7 +43,7 @@ def test_a_line_says_how_far_it_is_on_a_terminal(project, monkeypatch, conftest,
     project.specs(SPEC)
     result = project.run(
         "--pallas-suite=specs",
-        "--pallas-backend=interpret",
+        "--pallas-backend=tpu-sim",
         "--pallas-checks=forward",
         "--pallas-fuzz-time=2",
         "--pallas-max-examples=1",
@@ -52,7 +52,7 @@ def test_a_line_says_how_far_it_is_on_a_terminal(project, monkeypatch, conftest,
     line = r"pallas: \d of 2 s, \d s left, [\d,]+ examples, .*, no failures"
     lines = re.findall(line, result.stdout.str())
     if conftest and option == "-v":
-        assert "; now add-forward[interpret]" in result.stdout.str()
+        assert "; now add-forward[tpu-sim]" in result.stdout.str()
         assert 1 <= len(lines) <= 11
     else:
         assert lines == []
@@ -62,7 +62,7 @@ def test_a_failure_ends_an_item(project):
     project.specs(WRONG)
     records = project.records(
         "--pallas-suite=specs",
-        "--pallas-backend=interpret",
+        "--pallas-backend=tpu-sim",
         "--pallas-checks=forward",
         "--pallas-fuzz-time=300",
     )

@@ -8,7 +8,7 @@ SPEC = (
     'name="add", kernel=add, inputs=pst.arrays("m n, m n", dtype="float32", '
     'dims={"m": [8, 64], "n": [128, 256]})'
 )
-RUN = ("--pallas-backend=interpret", "--pallas-suite=specs", "--pallas-checks=forward")
+RUN = ("--pallas-backend=tpu-sim", "--pallas-suite=specs", "--pallas-checks=forward")
 
 GIVEN = """
     from hypothesis import given, settings

@@ -25,7 +25,7 @@ TEST = """
 )
 def test_tests_of_ones_own(project, flag, mark, outcome):
     project.write(test_mesh=TEST.format(mark=mark))
-    result = project.run("--pallas-backend=interpret", "-rs", *flag)
+    result = project.run("--pallas-backend=tpu-sim", "-rs", *flag)
     result.assert_outcomes(**{outcome: 1})
     text = result.stdout.str()
     assert "{'x': 1024} needs 1024 devices, but there are 8 cpu devices" in text

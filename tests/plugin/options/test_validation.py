@@ -86,7 +86,7 @@ def test_marks(project, mark, message):
         """,
         test_good="def test_good(pallas_backend): pass",
     )
-    result = project.run("--pallas-backend=interpret")
+    result = project.run("--pallas-backend=tpu-sim")
     result.assert_outcomes(passed=1, errors=1)
     text = result.stdout.str()
     assert "Traceback" not in text

@@ -162,7 +162,7 @@ def test_of_a_run(project):
         """
     )
     records = project.records(
-        "--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=1",
+        "--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-max-examples=1",
         "--pallas-mutate", "--pallas-html=report.html", "test_own.py",
     )  # fmt: skip
     assert [record["outcome"] for record in records] == ["passed"] * 3
@@ -172,7 +172,7 @@ def test_of_a_run(project):
     assert "Nothing failed in 1 kernel; " in text
     # The spec catches what the test lets survive: alone it shows that.
     project.records(
-        "--pallas-backend=interpret", "--pallas-mutate=all", "--pallas-html=report.html",
+        "--pallas-backend=tpu-sim", "--pallas-mutate=all", "--pallas-html=report.html",
         "test_own.py",
     )  # fmt: skip
     text = (project.path / "report.html").read_text("utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-QUICK = ("--pallas-suite=package", "--pallas-backend=interpret", "--pallas-checks=forward",
+QUICK = ("--pallas-suite=package", "--pallas-backend=tpu-sim", "--pallas-checks=forward",
          "--pallas-max-examples=1")  # fmt: skip
 
 #: A wrong spec, and what is said of it.
