@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from pytest_pallas.backends.variations import Probe, Schedule
 from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.findings import Finding
+from pytest_pallas.notes import Note
 
 
 @contextmanager
@@ -109,7 +110,7 @@ class Outcome:
       findings: what was found wrong besides, whatever it returned.
       told: the answers to ``Call.probe``.
       report: what the compiler said, on a compiling backend (``compilers.CompileReport``).
-      notes: what a reader of the record should know.
+      notes: what a reader of the record should know; a plain string is a note of no kind.
       unverified: behavior of the simulated chip that the run used and no document describes.
     """
 
@@ -121,7 +122,7 @@ class Outcome:
     findings: tuple[Finding, ...] = ()
     told: tuple[Any, ...] = ()
     report: Any = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note | str, ...] = ()
     unverified: tuple[str, ...] = ()
 
     def unwrap(self) -> Any:

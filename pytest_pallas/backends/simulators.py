@@ -17,6 +17,7 @@ from pytest_pallas.backends.variations import Probe
 from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import DmaError, MissingRuleError, RaceError
 from pytest_pallas.findings import OF_TRANSFERS
+from pytest_pallas.notes import Note
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.inspection.timeline import Timeline
@@ -128,7 +129,7 @@ class Simulator:
     def _run_otherwise(self, call: Call) -> Outcome:
         assert self.otherwise is not None
         outcome = self.otherwise.run(call)
-        note = f"run on {self.otherwise.name}, not simulated yet"
+        note = Note(f"run on {self.otherwise.name}, not simulated yet", "run")
         return dataclasses.replace(outcome, notes=(*outcome.notes, note))
 
     def _run(self, call: Call, timeline: Timeline | None = None) -> tuple[Outcome, Any]:
@@ -276,9 +277,9 @@ def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple
     return machine, told
 
 
-def _notes(machine: Any) -> tuple[str, ...]:
+def _notes(machine: Any) -> tuple[Note, ...]:
     names = ", ".join(sorted(machine.fallbacks))
-    return (f"evaluated by JAX, for lack of a rule: {names}",) if names else ()
+    return (Note(f"evaluated by JAX, for lack of a rule: {names}", "run"),) if names else ()
 
 
 def _inputs(arrays: Sequence[Any]) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ from pytest_pallas.checks.apart import apart, named, named_noise, named_precisio
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Other, Trial, TrialResult, exactly, expect, run
 from pytest_pallas.errors import NotApplicableError, PallasTestError
+from pytest_pallas.notes import Note
 from pytest_pallas.numerics import (
     Comparison,
     compare_trees,
@@ -56,7 +57,7 @@ def cross(trial: Trial) -> TrialResult:
     here = label(trial.backend)
     seconds = mine.seconds
     comparisons: list[Comparison] = []
-    notes: list[str] = []
+    notes: list[Note] = []
     for other in trial.others:
         theirs = _answer(trial, other)
         seconds += theirs.seconds
@@ -152,7 +153,7 @@ def _size(worst: Comparison) -> str:
     return f"{rms}{worst.error:.4g} ulps, where {allowed}"
 
 
-def _differs(name: str, mine: Leaves, theirs: Leaves) -> Iterator[str]:
+def _differs(name: str, mine: Leaves, theirs: Leaves) -> Iterator[Note]:
     """Notes on how far two right answers are apart, in ulps of the scale of either, rounded up."""
     others = dict(theirs)
     for path, output in mine:
@@ -168,7 +169,8 @@ def _differs(name: str, mine: Leaves, theirs: Leaves) -> Iterator[str]:
             # A power of two, so that many examples give few notes.
             bound = 2.0 ** math.ceil(math.log2(worst))
             unit = "ulp" if bound <= 1 else "ulps"
-            yield f"not the bits of {name}: up to {bound:g} {unit} of the output scale apart"
+            text = f"not the bits of {name}: up to {bound:g} {unit} of the output scale apart"
+            yield Note(text, "result")
 
 
 def requires_peers(spec: KernelSpec, others: Sequence[Backend]) -> str | None:

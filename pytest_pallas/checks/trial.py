@@ -14,6 +14,7 @@ from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.variations import Schedule
 from pytest_pallas.compilers.costs import Costs
 from pytest_pallas.errors import KernelError, PallasTestError
+from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Comparison, Tolerance, compare_trees, is_float, wide
 from pytest_pallas.oracle.expected import Expected, ExpectedCache, Leaves, flatten
 from pytest_pallas.relations import AnyRelation
@@ -147,7 +148,7 @@ class TrialResult:
       outcome: the kernel's run, of which the failing element's writer can be told.
       seconds: time spent tracing, compiling and running the kernel.
       subject: what was compared if not the plain output, such as "gradient".
-      notes: for the record.
+      notes: for the record; a plain string is a note of no kind.
       cotangents: what the gradient check pulled back.
       related: the calls that a metamorphic check compared.
       evidence: what ``Check.conclude`` is given of this trial after the last; None for nothing.
@@ -159,7 +160,7 @@ class TrialResult:
     outcome: Outcome | None = None
     seconds: float = 0.0
     subject: str = ""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note | str, ...] = ()
     cotangents: Any = None
     related: Related | None = None
     evidence: Any = None

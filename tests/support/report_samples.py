@@ -8,6 +8,7 @@ from typing import Any
 from pytest_pallas import explanations, findings
 from pytest_pallas.explanations import Explanation, Fact, explanation_of
 from pytest_pallas.findings import Access, Finding, Owner, Wait
+from pytest_pallas.notes import Note
 from pytest_pallas.record import Record
 
 HOSTILE = '<img src=x onerror="alert(1)"><script>alert(2)</script>{{ 7 * 7 }}'
@@ -163,7 +164,8 @@ def samples() -> list[Record]:
                     Explanation(HOSTILE, (f"{HOSTILE}\x1b[31m\x00",), (Fact(HOSTILE, HOSTILE),))),
                 findings=_found(
                     "race", HOSTILE, accesses=(replace(RACE[0], ref=HOSTILE), RACE[1]))["findings"],
-                reason=HOSTILE, notes=(HOSTILE,), replay=HOSTILE, script=HOSTILE, example=HOSTILE,
+                reason=HOSTILE, notes=(Note(HOSTILE),), replay=HOSTILE, script=HOSTILE,
+                example=HOSTILE,
                 pictures={**error_pictures(), "unavailable": HOSTILE}),
     ]  # fmt: skip
 

@@ -29,6 +29,7 @@ from pytest_pallas.errors import (
     SimulationLimitError,
 )
 from pytest_pallas.mutation import mutants_of
+from pytest_pallas.notes import Note
 
 X = np.arange(8 * 128, dtype=np.float32).reshape(8, 128)
 KNOWN = {family.name: family for family in FAMILIES}
@@ -193,7 +194,7 @@ class TestGpu:
         chosen = {each.name: each for each in select(["auto"], families).backends}
         call = Call(function=lambda x: unknown(kernels.add_one(x)), args=(X,))
         outcome = chosen["gpu-sim"].run(call)
-        assert "run on gpu-interpret, not simulated yet" in outcome.notes
+        assert Note("run on gpu-interpret, not simulated yet", "run") in outcome.notes
         assert isinstance(backend("gpu-sim").run(call).error, MissingRuleError)
 
 
@@ -288,7 +289,7 @@ class TestWhatIsNotSimulatedYet:
         outcome = completed().run(Call(function=copy_of_unknown, args=(X,), jit=jit))
         assert outcome.error is None
         np.testing.assert_array_equal(outcome.values, X)
-        assert "run on tpu-interpret, not simulated yet" in outcome.notes
+        assert Note("run on tpu-interpret, not simulated yet", "run") in outcome.notes
 
     def test_the_interpreter_finds_what_it_finds(self):
         def function(x):
