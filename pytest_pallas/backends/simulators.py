@@ -255,7 +255,7 @@ def _is_monitored(call: Call) -> bool:
 
 def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple[Any, list[Any]]:
     """The machine that a call runs on, and the list that its probe is answered in."""
-    from pytest_pallas.backends.variations import fill_of
+    from pytest_pallas.backends.variations import filler_of
     from pytest_pallas.simulator.inspection.loads import Loads
     from pytest_pallas.simulator.machine import Machine
 
@@ -264,7 +264,7 @@ def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple
         target=backend.chip.name,
         seed=call.schedule.seed,
         cores=max(call.schedule.cores, backend.chip.cores),
-        fill=fill_of(call.fill),
+        fill=filler_of(call.fill),
         ahead=call.probe != "late",
         separate=call.probe == "separate",
         monitored=_is_monitored(call),

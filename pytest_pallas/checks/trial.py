@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_pallas.backends import Backend, Call, Observer, Outcome
 from pytest_pallas.backends.execution import brief
-from pytest_pallas.backends.variations import Schedule
+from pytest_pallas.backends.variations import Fill, Schedule
 from pytest_pallas.compilers.costs import Costs
 from pytest_pallas.errors import KernelError, PallasTestError
 from pytest_pallas.notes import Note
@@ -182,7 +182,7 @@ def run(
     jit: bool | None = None,
     tuned: bool = True,
     races: bool = True,
-    fill: str = "",
+    fill: Fill | None = None,
     needs_kernel: bool = True,
     **rest: Any,
 ) -> Outcome:

@@ -18,7 +18,7 @@ from unknown_primitive import unknown
 from pytest_pallas.backends import Call, parse, select
 from pytest_pallas.backends.registry import FAMILIES
 from pytest_pallas.backends.simulators import tpu_sim
-from pytest_pallas.backends.variations import Schedule
+from pytest_pallas.backends.variations import Fill, Schedule
 from pytest_pallas.errors import (
     BoundsError,
     DmaError,
@@ -169,7 +169,7 @@ class TestGpu:
             o_ref[:4] = x_ref[:4]
 
         call = pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(X.shape, X.dtype))
-        outcome = backend("gpu-sim").run(Call(function=call, args=(X,), fill="zero"))
+        outcome = backend("gpu-sim").run(Call(function=call, args=(X,), fill=Fill("zero")))
         assert (outcome.unwrap()[4:] == 0).all()
 
     def test_it_answers_what_makes_sense_there(self):
@@ -211,7 +211,7 @@ class TestRunsThatAreKept:
         [
             {"args": (X + 1,)},
             {"args": (X.astype(np.int32),)},
-            {"fill": "high"},
+            {"fill": Fill("high")},
             {"probe": "separate"},
             {"devices": 2},
         ],
@@ -508,7 +508,7 @@ def test_memory_that_nobody_wrote_is_filled():
 
     plain = backend().run(Call(function=function, args=(X,)))
     assert np.isnan(plain.values[4:]).all()
-    filled = backend().run(Call(function=function, args=(X,), fill="zero:output"))
+    filled = backend().run(Call(function=function, args=(X,), fill=Fill("zero", "output")))
     assert (filled.values[4:] == 0).all()
 
 
