@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytest_pallas.analysis.precision import Precision, precisions
+from pytest_pallas.analysis.precision import precisions
 from pytest_pallas.backends.digests import digest
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.tracing import identity
 from pytest_pallas.errors import ReferenceError, SimulationError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Noise, is_complex, is_float, wide
+from pytest_pallas.numerics.precision import Precision
 from pytest_pallas.oracle.noise import noise_of
 from pytest_pallas.oracle.references import (
     Evaluation,

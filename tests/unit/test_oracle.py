@@ -11,7 +11,8 @@ import pytest
 from pytest_pallas.errors import ReferenceError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import compare_trees
-from pytest_pallas.oracle.expected import PERTURBATIONS, ExpectedCache, expected, noise, references
+from pytest_pallas.oracle import noise, references
+from pytest_pallas.oracle.expected import PERTURBATIONS, ExpectedCache, expected
 
 
 def test_oracle_is_float64_and_baseline_is_the_kernels_dtype():
