@@ -70,12 +70,17 @@ def cross(trial: Trial) -> TrialResult:
         departs = {name: worst for name, each in judged.items() if (worst := _worst(each))}
         if departs:
             return TrialResult(
-                comparisons=found, seconds=seconds, subject=_state(departs, list(sides), exact)
+                comparisons=found,
+                seconds=seconds,
+                subject=_state(departs, list(sides), exact),
+                compared=(other.name,),
             )
         between = apart(trial, here, other.name, sides[here], sides[other.name], expected)
         if _worst(between):
             subject = f"{here} and {other.name}: each is near the oracle, but not near the other"
-            return TrialResult(comparisons=between, seconds=seconds, subject=subject)
+            return TrialResult(
+                comparisons=between, seconds=seconds, subject=subject, compared=(other.name,)
+            )
         comparisons += found
         notes += _differs(other.name, sides[here], sides[other.name])
     return TrialResult(comparisons=comparisons, seconds=seconds, notes=tuple(dict.fromkeys(notes)))

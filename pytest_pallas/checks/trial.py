@@ -151,6 +151,7 @@ class TrialResult:
       notes: for the record; a plain string is a note of no kind.
       cotangents: what the gradient check pulled back.
       related: the calls that a metamorphic check compared.
+      compared: of a check with peers, the names of those that the comparisons are with.
       evidence: what ``Check.conclude`` is given of this trial after the last; None for nothing.
       answer: what may be kept as a golden; None if nothing should be.
       goldens: what was done with goldens: counts by what, and names of those that were compared.
@@ -163,6 +164,7 @@ class TrialResult:
     notes: tuple[Note | str, ...] = ()
     cotangents: Any = None
     related: Related | None = None
+    compared: tuple[str, ...] = ()
     evidence: Any = None
     answer: Answer | None = None
     goldens: Mapping[str, Any] = field(default_factory=dict[str, Any])

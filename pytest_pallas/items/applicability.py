@@ -78,13 +78,15 @@ def keep_selected(config: pytest.Config, items: Sequence[pytest.Item], *, narrow
     """
     entries = current(config).not_applicable
     expression = config.getoption("keyword", "")
-    kernels = {_kernel(item.nodeid) for item in items if isinstance(item, SpecItem)}
+    kernels = {
+        (_parent(item.nodeid), item.spec.name) for item in items if isinstance(item, SpecItem)
+    }
     for test, entry in list(entries.items()):
         words = {*test.split("::"), entry.kernel, entry.family, entry.check, entry.backend}
         if (
             not _named(test, config.args)
             or (expression and not keywords_match(expression, words))
-            or (narrowed and _kernel(test) not in kernels)
+            or (narrowed and (_parent(test), entry.kernel) not in kernels)
         ):
             del entries[test]
 
@@ -96,10 +98,9 @@ def _named(test: str, args: Sequence[str]) -> bool:
     return not named or any(inner[: len(each)] == each for each in named)
 
 
-def _kernel(test: str) -> str:
-    """What the node ids of one kernel have in common."""
-    parent, _, name = test.rpartition("::")
-    return f"{parent}::{name.partition('-')[0]}"
+def _parent(test: str) -> str:
+    """The node id of what a test is in."""
+    return test.rpartition("::")[0]
 
 
 #: How many calls of a spec are drawn, and how many of them are traced.
