@@ -147,7 +147,7 @@ def home_of(jaxpr: Any) -> tuple[str, str, int]:
     info = getattr(jaxpr, "debug_info", None)
     words = str(getattr(info, "func_src_info", "") or "")
     name, _, rest = words.partition(" at ")
-    found = read(rest) or SourceLine(rest.rpartition(":")[0], 0)
+    found = read(rest) or SourceLine(rest, 0)
     return name, *found
 
 
