@@ -8,6 +8,7 @@ reason. It tells by form: ``str(...)``, f-strings, and the attributes and variab
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -129,6 +130,13 @@ def nodes_of(function: ast.AST) -> Iterator[ast.AST]:
             yield from nodes_of(child)
 
 
+@functools.cache
+def sources() -> dict[str, str]:
+    """The modules of the package, by path."""
+    paths = sorted(PACKAGE.rglob("*.py"))
+    return {p.relative_to(PACKAGE).as_posix(): p.read_text(encoding="utf-8") for p in paths}
+
+
 def functions_of(source: str) -> Iterator[tuple[str, list[ast.AST]]]:
     """The functions of a module, by name, with what is in each; "" for the module."""
     tree = ast.parse(source)
@@ -163,14 +171,15 @@ def colons(source: str) -> Iterator[tuple[str, str]]:
                     pass
 
 
+@functools.cache
 def everywhere(
     find: Callable[[str], Iterator[tuple[str, str]]],
 ) -> dict[tuple[str, str], list[str]]:
     """What ``find`` finds in all modules: the code, by file and function."""
     found: dict[tuple[str, str], list[str]] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for function, code in find(path.read_text(encoding="utf-8")):
-            found.setdefault((path.relative_to(PACKAGE).as_posix(), function), []).append(code)
+    for path, source in sources().items():
+        for function, code in find(source):
+            found.setdefault((path, function), []).append(code)
     return found
 
 
