@@ -122,27 +122,19 @@ def texts_read(node: ast.AST) -> list[ast.expr]:
             return []
 
 
-def nodes_of(function: ast.AST) -> Iterator[ast.AST]:
-    """What is in a function, or in a module, and in no function inside it."""
-    for child in ast.iter_child_nodes(function):
-        if not isinstance(child, ast.FunctionDef):
-            yield child
-            yield from nodes_of(child)
-
-
-@functools.cache
-def sources() -> dict[str, str]:
-    """The modules of the package, by path."""
-    paths = sorted(PACKAGE.rglob("*.py"))
-    return {p.relative_to(PACKAGE).as_posix(): p.read_text(encoding="utf-8") for p in paths}
-
-
-def functions_of(source: str) -> Iterator[tuple[str, list[ast.AST]]]:
-    """The functions of a module, by name, with what is in each; "" for the module."""
-    tree = ast.parse(source)
-    inside = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    for function in (tree, *inside):
-        yield getattr(function, "name", ""), list(nodes_of(function))
+def functions_of(source: str) -> list[tuple[str, list[ast.AST]]]:
+    """The functions of a module by name, "" for itself, with the calls and the like in each."""
+    found: list[tuple[str, list[ast.AST]]] = [("", [])]
+    stack = [(ast.parse(source), found[0][1])]
+    while stack:
+        node, nodes = stack.pop()
+        if isinstance(node, ast.FunctionDef):
+            nodes = []
+            found.append((node.name, nodes))
+        elif isinstance(node, ast.Call | ast.Compare | ast.Assign):
+            nodes.append(node)
+        stack += [(child, nodes) for child in ast.iter_child_nodes(node)]
+    return found
 
 
 def readings(source: str) -> Iterator[tuple[str, str]]:
@@ -159,6 +151,8 @@ def readings(source: str) -> Iterator[tuple[str, str]]:
 
 def colons(source: str) -> Iterator[tuple[str, str]]:
     """Where a module divides a text at a colon: the function, and the code."""
+    if '(":")' not in source:
+        return
     for function, nodes in functions_of(source):
         for node in nodes:
             match node:
@@ -177,9 +171,9 @@ def everywhere(
 ) -> dict[tuple[str, str], list[str]]:
     """What ``find`` finds in all modules: the code, by file and function."""
     found: dict[tuple[str, str], list[str]] = {}
-    for path, source in sources().items():
-        for function, code in find(source):
-            found.setdefault((path, function), []).append(code)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for function, code in find(path.read_text(encoding="utf-8")):
+            found.setdefault((path.relative_to(PACKAGE).as_posix(), function), []).append(code)
     return found
 
 
