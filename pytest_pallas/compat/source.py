@@ -148,7 +148,7 @@ def home_of(jaxpr: Any) -> tuple[str, str, int]:
     words = str(getattr(info, "func_src_info", "") or "")
     name, _, rest = words.partition(" at ")
     found = read(rest) or SourceLine(rest, 0)
-    return name, *found
+    return name, found.file, found.line
 
 
 def source_line(eqn: Any) -> str | None:
