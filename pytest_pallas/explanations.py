@@ -58,6 +58,11 @@ def explanation_of(text: str) -> Explanation:
     return Explanation(summary, tuple(details))
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, for a list of errors."""
+    return str(error).partition("\n")[0]
+
+
 def to_json(explanation: Explanation) -> dict[str, Any]:
     """An explanation as JSON has it."""
     return {

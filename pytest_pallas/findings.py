@@ -7,7 +7,6 @@ The simulator's monitors and the watchers of JAX's interpreters give these. Text
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -280,8 +279,3 @@ def _values(data: Mapping[str, Any], **made: Any) -> dict[str, Any]:
     if "owner" in data:
         values["owner"] = Owner(**data["owner"])
     return {**values, **made}
-
-
-def short_line(line: str) -> str:
-    """``kernel.py:24``: a place without the folders of its file."""
-    return re.sub(r"^.*/(?=[^/]+:\d)", "", line)

@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: Version of the JSON form; see docs/reference/results.md.
-SCHEMA = 1
+from pytest_pallas import notes
+from pytest_pallas.notes import Note
+
+#: Version of the JSON form; see "Results" in docs/reference.md. ``from_json`` reads version 1, too.
+SCHEMA = 2
 
 #: What a record's ``outcome`` can be.
 OUTCOMES = ("passed", "failed", "skipped", "xfailed", "xpassed")
@@ -110,7 +113,7 @@ class Record:
     script: str = ""
     example: str = ""
     compiled: tuple[Mapping[str, Any], ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     unverified: tuple[str, ...] = ()
     inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     signatures: tuple[str, ...] = ()
@@ -146,7 +149,7 @@ def to_json(record: Record) -> dict[str, Any]:
     plain["mesh"] = dict(record.mesh)
     plain["explanation"] = dict(record.explanation)
     plain["findings"] = [dict(finding) for finding in record.findings]
-    plain["notes"] = list(record.notes)
+    plain["notes"] = [notes.to_json(note) for note in record.notes]
     plain["unverified"] = list(record.unverified)
     plain["inputs"] = dict(record.inputs)
     plain["signatures"] = list(record.signatures)
@@ -161,7 +164,7 @@ def from_json(plain: Mapping[str, Any]) -> Record:
     """The record that ``to_json`` wrote."""
     fields = dict(plain)
     fields["findings"] = tuple(fields.get("findings", ()))
-    fields["notes"] = tuple(fields.get("notes", ()))
+    fields["notes"] = tuple(map(notes.from_json, fields.get("notes", ())))
     fields["unverified"] = tuple(fields.get("unverified", ()))
     fields["signatures"] = tuple(fields.get("signatures", ()))
     fields["compiled"] = tuple(fields.get("compiled", ()))

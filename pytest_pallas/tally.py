@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_pallas.notes import Note, note_of
 from pytest_pallas.record import Record
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Tally:
     multiple: float | None = None
     kernel_seconds: float = 0.0
     compiled: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    notes: list[str] = field(default_factory=list[str])
+    notes: list[Note] = field(default_factory=list[Note])
     unverified: dict[str, None] = field(default_factory=dict[str, None])
     inputs: list[Inputs] = field(default_factory=list["Inputs"])
     evidence: list[Any] = field(default_factory=list[Any])
@@ -80,7 +81,8 @@ class Tally:
     def add(self, finding: TrialResult) -> None:
         """Add what an example showed. Of one that failed, only the failure counts."""
         self.kernel_seconds += finding.seconds
-        self.notes += [note for note in finding.notes if note not in self.notes]
+        for note in map(note_of, finding.notes):
+            self.add_note(note)
         self.goldens.update(finding.goldens)
         if finding.evidence is not None:
             self.evidence.append(finding.evidence)
@@ -107,6 +109,11 @@ class Tally:
                 self.error = comparison.error
                 self.baseline = comparison.baseline_error
                 self.multiple = comparison.multiple
+
+    def add_note(self, note: Note) -> None:
+        """Add what a reader should know, once."""
+        if note not in self.notes:
+            self.notes.append(note)
 
     def _mark(self, finding: TrialResult) -> None:
         """Keep the error of the example that was begun last."""

@@ -18,30 +18,15 @@ import numpy as np
 from pytest_pallas.analysis.kernel_calls import called_jaxpr
 from pytest_pallas.analysis.roundings import EXACT
 from pytest_pallas.compat.jaxprs import is_literal, open_jaxpr, scan_parts, sub_jaxprs
-from pytest_pallas.compat.source import source_line
+from pytest_pallas.compat.source import place_of_call, source_line
 from pytest_pallas.numerics import epsilon, is_complex, is_float
+from pytest_pallas.numerics.precision import Precision
+from pytest_pallas.source_lines import SourceLine
 
 _PACKAGE = str(Path(__file__).parents[1])
 
 #: Operations that round nothing beyond what their operands have been rounded to.
 _LOSSLESS = EXACT | {"ceil", "floor", "reduce_precision", "round"}
-
-
-@dataclass(frozen=True)
-class Precision:
-    """Where a reference leaves float64.
-
-    Attributes:
-      dtype: in which it computes from there on.
-      line: ``file:line``, or "" if that is not known.
-    """
-
-    dtype: str
-    line: str
-
-    def __str__(self) -> str:
-        """For messages: ``float32 (refs.py:12)``."""
-        return f"{self.dtype} ({self.line})" if self.line else self.dtype
 
 
 @dataclass(frozen=True)
@@ -216,7 +201,7 @@ class _Flow:
             if eqn in self._meant:
                 return _State(known.widened, computed=known.computed)
             if known.widened and known.narrowed is None:
-                place = Precision(str(eqn.outvars[0].aval.dtype), source_line(eqn) or "")
+                place = Precision(str(eqn.outvars[0].aval.dtype), _line(eqn))
                 return replace(known, narrowed=place, lost=not known.given)
         return known
 
@@ -232,6 +217,11 @@ def _joined(several: Sequence[_States]) -> list[_State]:
 
 def _of_user(found: Precision | None, eqn: Any) -> Precision | None:
     """A place in the reference, where a check has rounded: a cotangent, say."""
-    if found is None or not found.line.startswith(_PACKAGE):
+    if found is None or found.line is None or not found.line.file.startswith(_PACKAGE):
         return found
-    return replace(found, line=source_line(eqn) or found.line)
+    return replace(found, line=_line(eqn) or found.line)
+
+
+def _line(eqn: Any) -> SourceLine | None:
+    place = place_of_call(eqn)
+    return None if place is None else place.at

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from pytest_pallas.errors import SimulationLimitError
+from pytest_pallas.source_lines import SourceLine
 
 #: Folders of code that is no user's: this package, Python's own, and what is installed.
 _OWN = Path(__file__).parents[1]
@@ -25,7 +26,7 @@ def _line(frame: FrameType | None) -> str:
         if _OWN in Path(file).parents:
             return ""
         if not file.startswith((*_LIBRARIES, "<")):
-            return f"{file}:{frame.f_lineno}"
+            return str(SourceLine(file, frame.f_lineno))
         frame = frame.f_back
     return ""
 

@@ -30,6 +30,7 @@ from pytest_pallas.errors import (
     NoPallasCallError,
     PallasTestError,
 )
+from pytest_pallas.notes import Note
 
 #: The share of the maps at which programs are forgotten: what is compiled next needs some, and
 #: other threads compile too.
@@ -124,7 +125,7 @@ def execute(
     *,
     runner: Runner | None = None,
     kernels: tuple[KernelCall, ...] = (),
-    notes: tuple[str, ...] = (),
+    notes: tuple[Note, ...] = (),
 ) -> Outcome:
     """Run a call inside ``context`` and convert what it returns to numpy.
 

@@ -19,6 +19,7 @@ from pytest_pallas.devices import gpus
 from pytest_pallas.devices.absent import Chip, present
 from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import CompileError, NoPallasCallError
+from pytest_pallas.notes import Note
 
 if TYPE_CHECKING:
     from pytest_pallas.analysis import KernelCall
@@ -56,7 +57,7 @@ class Lowered:
     devices: int = 1
     signature: str = ""
     jaxpr: Any = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass

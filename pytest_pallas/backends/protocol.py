@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from pytest_pallas.backends.variations import Probe, Schedule
+from pytest_pallas.backends.variations import Fill, Probe, Schedule
 from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.findings import Finding
+from pytest_pallas.notes import Note
 
 
 @contextmanager
@@ -71,8 +72,8 @@ class Call:
       races: whether to look for races, where the backend can and the kernel could have some.
       dma: whether it is an error to leave DMAs without a wait, or semaphores that are not 0.
       dump: folder to keep what a compiling backend makes of the call, or None.
-      fill: what memory is filled with that nobody has written, as ``fills.fill_of`` takes it, or ""
-        for NaN and extreme integers. Backends without ``fills`` do not look at it.
+      fill: what memory is filled with that nobody has written; None for NaN and extreme integers.
+        Backends without ``fills`` do not look at it.
       probe: what is asked of the run besides. Backends without ``probes`` do not look at it.
       schedule: the order in which the simulator does what has none. Others do not look at it.
       observer: who is told before and after the call is executed, or None.
@@ -89,7 +90,7 @@ class Call:
     races: bool = True
     dma: bool = True
     dump: str | None = None
-    fill: str = ""
+    fill: Fill | None = None
     probe: Probe = ""
     schedule: Schedule = field(default_factory=Schedule)
     observer: Observer | None = None
@@ -109,7 +110,7 @@ class Outcome:
       findings: what was found wrong besides, whatever it returned.
       told: the answers to ``Call.probe``.
       report: what the compiler said, on a compiling backend (``compilers.CompileReport``).
-      notes: what a reader of the record should know.
+      notes: what a reader of the record should know; a plain string is a note of no kind.
       unverified: behavior of the simulated chip that the run used and no document describes.
     """
 
@@ -121,7 +122,7 @@ class Outcome:
     findings: tuple[Finding, ...] = ()
     told: tuple[Any, ...] = ()
     report: Any = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note | str, ...] = ()
     unverified: tuple[str, ...] = ()
 
     def unwrap(self) -> Any:

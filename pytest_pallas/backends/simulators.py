@@ -17,6 +17,7 @@ from pytest_pallas.backends.variations import Probe
 from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import DmaError, MissingRuleError, RaceError
 from pytest_pallas.findings import OF_TRANSFERS
+from pytest_pallas.notes import Note
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.inspection.timeline import Timeline
@@ -128,7 +129,7 @@ class Simulator:
     def _run_otherwise(self, call: Call) -> Outcome:
         assert self.otherwise is not None
         outcome = self.otherwise.run(call)
-        note = f"run on {self.otherwise.name}, not simulated yet"
+        note = Note(f"run on {self.otherwise.name}, not simulated yet", "run")
         return dataclasses.replace(outcome, notes=(*outcome.notes, note))
 
     def _run(self, call: Call, timeline: Timeline | None = None) -> tuple[Outcome, Any]:
@@ -254,7 +255,7 @@ def _is_monitored(call: Call) -> bool:
 
 def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple[Any, list[Any]]:
     """The machine that a call runs on, and the list that its probe is answered in."""
-    from pytest_pallas.backends.variations import fill_of
+    from pytest_pallas.backends.variations import filler_of
     from pytest_pallas.simulator.inspection.loads import Loads
     from pytest_pallas.simulator.machine import Machine
 
@@ -263,7 +264,7 @@ def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple
         target=backend.chip.name,
         seed=call.schedule.seed,
         cores=max(call.schedule.cores, backend.chip.cores),
-        fill=fill_of(call.fill),
+        fill=filler_of(call.fill),
         ahead=call.probe != "late",
         separate=call.probe == "separate",
         monitored=_is_monitored(call),
@@ -276,9 +277,9 @@ def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple
     return machine, told
 
 
-def _notes(machine: Any) -> tuple[str, ...]:
+def _notes(machine: Any) -> tuple[Note, ...]:
     names = ", ".join(sorted(machine.fallbacks))
-    return (f"evaluated by JAX, for lack of a rule: {names}",) if names else ()
+    return (Note(f"evaluated by JAX, for lack of a rule: {names}", "run"),) if names else ()
 
 
 def _inputs(arrays: Sequence[Any]) -> tuple[Any, ...]:

@@ -40,6 +40,9 @@ def zero(dtype: Any) -> Any:
     return 0 if number else None
 
 
+#: What memory may hold; see ``FILLS``.
+Contents = Literal["high", "low", "zero"]
+
 #: By name, the value for a dtype; None leaves what is there.
 FILLS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     {"high": highest, "low": lowest, "zero": zero}
@@ -70,23 +73,33 @@ PLACES: Mapping[str, tuple[frozenset[Place], str]] = MappingProxyType(
 )
 
 
-def words_of(fill: str) -> str:
-    """A fill in words: "0 (of bools False) in scratch memory that nobody has written"."""
-    name, _, place = fill.partition(":")
-    return f"{WORDS[name]} in {PLACES[place][1]}"
+@dataclass(frozen=True)
+class Fill:
+    """What some memory holds that nobody has written.
 
-
-def fill_of(fill: str) -> Callable[[Any, str], Any] | None:
-    """What a simulator fills memory with: of a dtype and a place; None for its own.
-
-    Args:
-      fill: a name of ``FILLS``, for all memory; or name and place, such as ``"zero:scratch"``; ""
-        changes nothing.
+    Attributes:
+      value: a name of ``FILLS``.
+      where: which memory; a name of ``PLACES``.
     """
-    if not fill:
+
+    value: Contents
+    where: Literal["", "padding", "output", "scratch", "memory"] = ""
+
+    def __str__(self) -> str:
+        """In words: ``0 (of bools False) in scratch memory that nobody has written``."""
+        return f"{WORDS[self.value]} in {self.memory}"
+
+    @property
+    def memory(self) -> str:
+        """Which memory, in words: ``scratch memory that nobody has written``."""
+        return PLACES[self.where][1]
+
+
+def filler_of(fill: Fill | None) -> Callable[[Any, str], Any] | None:
+    """What a simulator fills memory with: of a dtype and a place; None for its own."""
+    if fill is None:
         return None
-    name, _, place = fill.partition(":")
-    value, places = FILLS[name], PLACES[place][0]
+    value, places = FILLS[fill.value], PLACES[fill.where][0]
     return lambda dtype, where: value(dtype) if where in places else None
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from pytest_pallas.checks.trial import Trial
 from pytest_pallas.numerics import Comparison, Noise, compare_trees, is_exact, wide
+from pytest_pallas.numerics.precision import Precision
 from pytest_pallas.oracle.expected import Expected, Later, Leaves
 
 
@@ -54,7 +55,7 @@ def named_noise(expected: Expected, name: str) -> Callable[[str], Noise | None]:
     return lambda words: expected.noise(paths[words])
 
 
-def named_precision(expected: Expected, name: str) -> Callable[[str], object]:
+def named_precision(expected: Expected, name: str) -> Callable[[str], Precision | None]:
     """Where the oracle of each output leaves float64, by the name that it has beside ``name``."""
     return dict(named(list(expected.precision.items()), name)).get
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pytest_pallas.backends import Outcome
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Trial, TrialResult, call
+from pytest_pallas.notes import Note
 
 
 def start(check: Check, trial: Trial) -> Callable[[], Outcome] | None:
@@ -24,7 +25,7 @@ def start(check: Check, trial: Trial) -> Callable[[], Outcome] | None:
 def compiled(check: Check, trial: Trial) -> TrialResult:
     """Compile the program of a check. The finding's outcome holds the report, and the error."""
     if check.program is None:
-        return TrialResult(comparisons=(), notes=("nothing to compile",))
+        return TrialResult(comparisons=(), notes=(Note("nothing to compile", "run"),))
     outcome = trial.backend.run(call(trial, *check.program(trial)))
     if outcome.report is not None:
         report = dataclasses.replace(outcome.report, typical=trial.typical)

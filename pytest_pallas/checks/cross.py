@@ -20,6 +20,7 @@ from pytest_pallas.checks.apart import apart, named, named_noise, named_precisio
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Other, Trial, TrialResult, exactly, expect, run
 from pytest_pallas.errors import NotApplicableError, PallasTestError
+from pytest_pallas.notes import Note
 from pytest_pallas.numerics import (
     Comparison,
     compare_trees,
@@ -56,7 +57,7 @@ def cross(trial: Trial) -> TrialResult:
     here = label(trial.backend)
     seconds = mine.seconds
     comparisons: list[Comparison] = []
-    notes: list[str] = []
+    notes: list[Note] = []
     for other in trial.others:
         theirs = _answer(trial, other)
         seconds += theirs.seconds
@@ -69,12 +70,17 @@ def cross(trial: Trial) -> TrialResult:
         departs = {name: worst for name, each in judged.items() if (worst := _worst(each))}
         if departs:
             return TrialResult(
-                comparisons=found, seconds=seconds, subject=_state(departs, list(sides), exact)
+                comparisons=found,
+                seconds=seconds,
+                subject=_state(departs, list(sides), exact),
+                compared=(other.name,),
             )
         between = apart(trial, here, other.name, sides[here], sides[other.name], expected)
         if _worst(between):
             subject = f"{here} and {other.name}: each is near the oracle, but not near the other"
-            return TrialResult(comparisons=between, seconds=seconds, subject=subject)
+            return TrialResult(
+                comparisons=between, seconds=seconds, subject=subject, compared=(other.name,)
+            )
         comparisons += found
         notes += _differs(other.name, sides[here], sides[other.name])
     return TrialResult(comparisons=comparisons, seconds=seconds, notes=tuple(dict.fromkeys(notes)))
@@ -152,7 +158,7 @@ def _size(worst: Comparison) -> str:
     return f"{rms}{worst.error:.4g} ulps, where {allowed}"
 
 
-def _differs(name: str, mine: Leaves, theirs: Leaves) -> Iterator[str]:
+def _differs(name: str, mine: Leaves, theirs: Leaves) -> Iterator[Note]:
     """Notes on how far two right answers are apart, in ulps of the scale of either, rounded up."""
     others = dict(theirs)
     for path, output in mine:
@@ -168,7 +174,8 @@ def _differs(name: str, mine: Leaves, theirs: Leaves) -> Iterator[str]:
             # A power of two, so that many examples give few notes.
             bound = 2.0 ** math.ceil(math.log2(worst))
             unit = "ulp" if bound <= 1 else "ulps"
-            yield f"not the bits of {name}: up to {bound:g} {unit} of the output scale apart"
+            text = f"not the bits of {name}: up to {bound:g} {unit} of the output scale apart"
+            yield Note(text, "result")
 
 
 def requires_peers(spec: KernelSpec, others: Sequence[Backend]) -> str | None:

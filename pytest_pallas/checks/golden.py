@@ -21,6 +21,7 @@ from pytest_pallas.goldens.entry import Call, Golden, Output, origin_of, questio
 from pytest_pallas.goldens.store import Store
 from pytest_pallas.goldens.tensors import Array, digest, dump
 from pytest_pallas.goldens.values import Written, write
+from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Comparison, Noise, bitwise, state
 from pytest_pallas.oracle.expected import Expected, Leaves
 from pytest_pallas.strategies.arguments import Arguments
@@ -177,7 +178,7 @@ def _recorded(
     return found
 
 
-_SAMPLED = f"golden: large outputs are kept as {SAMPLE} elements and a checksum"
+_SAMPLED = Note(f"golden: large outputs are kept as {SAMPLE} elements and a checksum", "result")
 
 
 def _compared(

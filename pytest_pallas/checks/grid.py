@@ -15,6 +15,7 @@ from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.gradient import program
 from pytest_pallas.checks.trial import Trial, TrialResult, call
 from pytest_pallas.errors import GridError, NotApplicableError
+from pytest_pallas.notes import Note
 from pytest_pallas.spec import KernelSpec
 
 #: Backends on which a kernel meets a TPU's compiler.
@@ -66,7 +67,8 @@ def grid(trial: Trial) -> TrialResult:
         error = GridError(_text(wrong))
         error.analysis = analysis
         raise error
-    notes = ("grid: sampled",) if any(not each.complete for each in analysis.calls) else ()
+    sampled = any(not each.complete for each in analysis.calls)
+    notes = (Note("grid: sampled", "run"),) if sampled else ()
     return TrialResult(comparisons=(), seconds=time.perf_counter() - started, notes=notes)
 
 

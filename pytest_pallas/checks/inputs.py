@@ -10,11 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from pytest_pallas import aspects as aspects_
+from pytest_pallas.aspects import DTYPE, Aspect
 from pytest_pallas.strategies.arguments import Arguments, Drawn
 from pytest_pallas.strategies.declared import (
     NOTHING,
     Declared,
     aspects,
+    dtype_names,
     dtype_word,
     without_addresses,
 )
@@ -29,12 +32,14 @@ class Inputs:
       signature: digest of what it is traced for: the structure of its arguments, the shape and
         dtype of each array, and every other argument, options and tuning included.
       words: pairs of an aspect and its word; see ``strategies.declared``.
+      dtypes: the names of its dtypes, each once.
       declared: what the aspects of the call's strategy could have been.
     """
 
     shapes: str
     signature: str
-    words: tuple[tuple[str, str], ...]
+    words: tuple[tuple[Aspect, str], ...]
+    dtypes: tuple[str, ...]
     declared: tuple[Declared, ...]
 
 
@@ -45,12 +50,15 @@ def inputs_of(arguments: Arguments) -> Inputs:
     dtypes = tuple(str(leaf.dtype) for leaf in leaves)
     drawn = [arguments, *(arg for arg in arguments.args if isinstance(arg, Drawn))]
     words = [pair for each in drawn for pair in aspects(each)]
-    if dtypes and not any(aspect == "dtype" for aspect, _ in words):
-        words.append(("dtype", dtype_word(tuple(dict.fromkeys(dtypes)))))
+    given = [each.recipe["dtype"] for each in drawn if "dtype" in each.recipe]
+    if dtypes and not given:
+        given = [tuple(dict.fromkeys(dtypes))]
+        words.append((DTYPE, dtype_word(given[0])))
     return Inputs(
         shapes,
         _signature(arguments),
         tuple(words),
+        tuple(dict.fromkeys(name for each in given for name in dtype_names(each))),
         tuple(each.declared for each in drawn if each.declared is not None),
     )
 
@@ -92,20 +100,23 @@ def to_json(calls: Sequence[Inputs]) -> dict[str, Any]:
     return {
         "shapes": list(dict.fromkeys(call.shapes for call in calls if call.shapes)),
         "signatures": len(signatures(calls)),
-        "tried": {
-            aspect: _ordered(words, declared.get(aspect, {})) for aspect, words in tried.items()
-        },
-        "never": {
-            aspect: missed
-            for aspect, words in declared.items()
-            if (missed := [word for word in words if word not in tried.get(aspect, ())])
-        },
+        "dtypes": sorted({name for call in calls for name in call.dtypes}),
+        "tried": aspects_.to_json(
+            {aspect: _ordered(words, declared.get(aspect, {})) for aspect, words in tried.items()}
+        ),
+        "never": aspects_.to_json(
+            {
+                aspect: missed
+                for aspect, words in declared.items()
+                if (missed := [word for word in words if word not in tried.get(aspect, ())])
+            }
+        ),
     }
 
 
-def _grouped(pairs: Iterator[tuple[str, str]]) -> dict[str, dict[str, None]]:
+def _grouped(pairs: Iterator[tuple[Aspect, str]]) -> dict[Aspect, dict[str, None]]:
     """Words by aspect, each once, in the order in which they come."""
-    groups: dict[str, dict[str, None]] = {}
+    groups: dict[Aspect, dict[str, None]] = {}
     for aspect, word in pairs:
         groups.setdefault(aspect, {})[word] = None
     return groups

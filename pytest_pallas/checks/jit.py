@@ -5,6 +5,7 @@ from __future__ import annotations
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Trial, TrialResult, exactly, expect, judge, run
 from pytest_pallas.errors import NotApplicableError
+from pytest_pallas.notes import Note
 from pytest_pallas.numerics import bitwise
 from pytest_pallas.oracle.expected import flatten
 
@@ -37,7 +38,7 @@ def jit(trial: Trial) -> TrialResult:
         comparisons=judge(trial, eager.values, expected, exact=exactly(trial)),
         seconds=seconds,
         subject="without jax.jit",
-        notes=("not the bits of the jitted call",),
+        notes=(Note("not the bits of the jitted call", "result"),),
     )
 
 

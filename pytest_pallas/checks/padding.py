@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pytest_pallas.analysis import KernelCall
 from pytest_pallas.analysis.unwritten import has_blocks, overhanging_blocks
 from pytest_pallas.backends import Backend, Outcome, label
-from pytest_pallas.backends.variations import words_of
+from pytest_pallas.backends.variations import Fill
 from pytest_pallas.checks.again import run_again, unchanged
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.ignored import masks_of, poisoned
@@ -17,7 +17,7 @@ from pytest_pallas.numerics import Comparison
 from pytest_pallas.spec import KernelSpec
 
 #: What is put beyond the edges of arrays, besides the interpreters' own.
-_FILLS = ("high:padding", "low:padding")
+_FILLS = (Fill("high", "padding"), Fill("low", "padding"))
 
 
 def padding(trial: Trial) -> TrialResult:
@@ -40,7 +40,7 @@ def padding(trial: Trial) -> TrialResult:
         raise NotApplicableError(_why_not(trial.backend))
     seconds, comparisons = first.seconds, list[Comparison]()
     for fill in fills:
-        words = f"with {words_of(fill)}"
+        words = f"with {fill}"
         # Races were looked for in the first run.
         again = run_again(trial, trial.arguments.args, words, races=False, fill=fill)
         seconds += again.seconds

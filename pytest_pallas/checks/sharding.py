@@ -16,6 +16,7 @@ from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Trial, TrialResult, exactly, judge, run
 from pytest_pallas.devices.mesh import make_mesh
 from pytest_pallas.errors import NotApplicableError, SpecError
+from pytest_pallas.notes import Note
 from pytest_pallas.spec import KernelSpec
 
 #: On how many devices, as far as there are that many.
@@ -88,7 +89,7 @@ def sharding(trial: Trial) -> TrialResult:
             subject = f"shard_map on {count} devices; {counts[-1]} times the drawn inputs"
             return TrialResult(comparisons=judged, seconds=seconds, subject=subject)
         comparisons += judged
-    notes = (f"sharded over {', '.join(map(str, counts))} devices",)
+    notes = (Note(f"sharded over {', '.join(map(str, counts))} devices", "run"),)
     return TrialResult(comparisons=comparisons, seconds=seconds, notes=notes)
 
 

@@ -11,9 +11,10 @@ import numpy as np
 
 from pytest_pallas.backends import Backend, Call, Observer, Outcome
 from pytest_pallas.backends.execution import brief
-from pytest_pallas.backends.variations import Schedule
+from pytest_pallas.backends.variations import Fill, Schedule
 from pytest_pallas.compilers.costs import Costs
 from pytest_pallas.errors import KernelError, PallasTestError
+from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Comparison, Tolerance, compare_trees, is_float, wide
 from pytest_pallas.oracle.expected import Expected, ExpectedCache, Leaves, flatten
 from pytest_pallas.relations import AnyRelation
@@ -147,9 +148,10 @@ class TrialResult:
       outcome: the kernel's run, of which the failing element's writer can be told.
       seconds: time spent tracing, compiling and running the kernel.
       subject: what was compared if not the plain output, such as "gradient".
-      notes: for the record.
+      notes: for the record; a plain string is a note of no kind.
       cotangents: what the gradient check pulled back.
       related: the calls that a metamorphic check compared.
+      compared: of a check with peers, the names of those that the comparisons are with.
       evidence: what ``Check.conclude`` is given of this trial after the last; None for nothing.
       answer: what may be kept as a golden; None if nothing should be.
       goldens: what was done with goldens: counts by what, and names of those that were compared.
@@ -159,9 +161,10 @@ class TrialResult:
     outcome: Outcome | None = None
     seconds: float = 0.0
     subject: str = ""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note | str, ...] = ()
     cotangents: Any = None
     related: Related | None = None
+    compared: tuple[str, ...] = ()
     evidence: Any = None
     answer: Answer | None = None
     goldens: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -181,7 +184,7 @@ def run(
     jit: bool | None = None,
     tuned: bool = True,
     races: bool = True,
-    fill: str = "",
+    fill: Fill | None = None,
     needs_kernel: bool = True,
     **rest: Any,
 ) -> Outcome:

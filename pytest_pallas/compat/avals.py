@@ -34,7 +34,12 @@ def owner_of_space(space: Any) -> str | None:
 
 def space_of(aval: Any) -> str:
     """``"gmem"``, ``"smem"``, ``"tmem"`` or ``"regs"``; "" of what is no reference."""
-    return str(getattr(aval, "memory_space", None) or "").lower().rpartition(".")[2]
+    return name_of_space(getattr(aval, "memory_space", None))
+
+
+def name_of_space(space: Any) -> str:
+    """The name of a memory space, such as ``"vmem"``; "" of none."""
+    return str("" if space is None else space).lower().rpartition(".")[2]
 
 
 @dataclass(frozen=True, slots=True)

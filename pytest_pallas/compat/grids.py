@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_pallas.compat.avals import name_of_space
+
 
 @dataclass(frozen=True)
 class BlockFacts:
@@ -133,7 +135,7 @@ def _block_facts(block: Any, name: str) -> BlockFacts:
         shape=tuple(block.array_aval.shape),
         dtype=block.array_aval.dtype,
         dims=tuple(dims),
-        space="default" if space is None else str(space).lower().rpartition(".")[2],
+        space="default" if space is None else name_of_space(space),
         buffers=buffers if isinstance(buffers, int) else None,
         any_revisit=revisit == "any",
         index_map=block.index_map_jaxpr,

@@ -12,6 +12,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from pytest_pallas.source_lines import SourceLine, read
+
 #: Files of JAX whose equations belong to a loop or pipeline that JAX wrote, and not to the line of
 #: the user that asked for it.
 _MACHINERY = (
@@ -46,6 +48,11 @@ class Spot(NamedTuple):
     end_line: int
     end_column: int
     function: str
+
+    @property
+    def at(self) -> SourceLine:
+        """Its file and first line."""
+        return SourceLine(self.file, self.line)
 
 
 def _info() -> Any:
@@ -140,14 +147,14 @@ def home_of(jaxpr: Any) -> tuple[str, str, int]:
     info = getattr(jaxpr, "debug_info", None)
     words = str(getattr(info, "func_src_info", "") or "")
     name, _, rest = words.partition(" at ")
-    file, _, line = rest.rpartition(":")
-    return name, file, int(line) if line.isdigit() else 0
+    found = read(rest) or SourceLine(rest, 0)
+    return name, found.file, found.line
 
 
 def source_line(eqn: Any) -> str | None:
     """``file:line`` of the user's code that made an equation, or None."""
     place = place_of_call(eqn)
-    return None if place is None else f"{place.file}:{place.line}"
+    return None if place is None else str(place.at)
 
 
 def is_of_jax(jaxpr: Any) -> bool:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from pytest_pallas.errors import OptionError
-from pytest_pallas.hunting.verdict import Verdict, from_json, source_at
+from pytest_pallas.hunting.verdict import Verdict, from_json
 from pytest_pallas.options import place_of
 from pytest_pallas.session import current
+from pytest_pallas.source_lines import text_at
 
 #: Who has caught a mutant, in words.
 EARLIER = "an earlier run"
@@ -62,7 +63,7 @@ def read_earlier(path: Path) -> Earlier:
         raise OptionError(f"{path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError):
         raise OptionError(f"{path} was not written by --pallas-results") from None
-    same = [verdict for verdict in verdicts if verdict.source == source_at(verdict.where)]
+    same = [verdict for verdict in verdicts if verdict.source == text_at(verdict.where)]
     return Earlier(
         {verdict.key: EARLIER for verdict in same if verdict.status == "caught"},
         frozenset(v.key for v in same if v.status == "equivalent" and v.marked),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pytest_pallas.hunting.journal import Journal
 from pytest_pallas.hunting.verdict import Verdict, who
 from pytest_pallas.mutation import Mutant
+from pytest_pallas.notes import Note
 from pytest_pallas.spec import EquivalentMutant
 
 #: How a mutant was caught that another test or spec had caught before.
@@ -186,8 +187,8 @@ def marks(mark: EquivalentMutant, verdict: Verdict) -> bool:
 
 def stale(
     marked: Sequence[EquivalentMutant], verdicts: Sequence[Verdict], *, whole: bool
-) -> list[str]:
-    """What is wrong with the marks of a spec, in words.
+) -> list[Note]:
+    """What is wrong with the marks of a spec.
 
     Args:
       marked: the marks.
@@ -203,4 +204,4 @@ def stale(
             problems.append(f"{words} is none: {who(caught[0])} caught it ({caught[0].change})")
         elif not about and whole:
             problems.append(f"{words} does not exist: no mutant is of that operator and line")
-    return problems
+    return [Note(problem, "mutants") for problem in problems]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import linecache
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -56,12 +55,6 @@ class Verdict:
 def who(verdict: Verdict) -> str:
     """What caught a mutant, and where, in words; "" if nobody knows."""
     return f"{verdict.by} on {verdict.on}" if verdict.on else verdict.by
-
-
-def source_at(where: str) -> str:
-    """The line of code at ``file:line``, without its indentation; "" if it cannot be read."""
-    file, _, line = where.rpartition(":")
-    return linecache.getline(file, int(line)).strip() if line.isdigit() else ""
 
 
 def to_json(verdict: Verdict) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_pallas.aspects import Aspect
 from pytest_pallas.backends import Backend, Call, chip_of, label
 from pytest_pallas.checks import Check
 from pytest_pallas.compat.testing import keywords_match
@@ -77,13 +78,15 @@ def keep_selected(config: pytest.Config, items: Sequence[pytest.Item], *, narrow
     """
     entries = current(config).not_applicable
     expression = config.getoption("keyword", "")
-    kernels = {_kernel(item.nodeid) for item in items if isinstance(item, SpecItem)}
+    kernels = {
+        (_parent(item.nodeid), item.spec.name) for item in items if isinstance(item, SpecItem)
+    }
     for test, entry in list(entries.items()):
         words = {*test.split("::"), entry.kernel, entry.family, entry.check, entry.backend}
         if (
             not _named(test, config.args)
             or (expression and not keywords_match(expression, words))
-            or (narrowed and _kernel(test) not in kernels)
+            or (narrowed and (_parent(test), entry.kernel) not in kernels)
         ):
             del entries[test]
 
@@ -95,17 +98,13 @@ def _named(test: str, args: Sequence[str]) -> bool:
     return not named or any(inner[: len(each)] == each for each in named)
 
 
-def _kernel(test: str) -> str:
-    """What the node ids of one kernel have in common."""
-    parent, _, name = test.rpartition("::")
-    return f"{parent}::{name.partition('-')[0]}"
+def _parent(test: str) -> str:
+    """The node id of what a test is in."""
+    return test.rpartition("::")[0]
 
 
 #: How many calls of a spec are drawn, and how many of them are traced.
 MOST_DRAWS, MOST_TRACES = 4, 4
-
-#: The kind of a number from 2 on.
-_SEVERAL = "several"
 
 #: The traces of the spec that is collected: the last one alone, since a trace holds memory.
 _TRACES = pytest.StashKey[dict[Any, "Traces"]]()
@@ -231,49 +230,31 @@ def representative(strategy: Any) -> Sequence[Arguments]:
 
     Numbers are of one kind from 2 on: more programs or larger blocks make no other kernel.
     """
+    from pytest_pallas.strategies.declared import SEVERAL
     from pytest_pallas.strategies.once import draw_once, draw_several
 
     first = draw_once(strategy)
-    declared = _declared(first)
+    declared = {} if first.declared is None else first.declared.keyword_kinds
     # What is drawn from an unknown choice is a block size, if it is tuning and a number from 2 on.
     unknown = any(
-        f"{role} {name}" not in declared and (role, kind) != ("tuning", _SEVERAL)
-        for role, name, kind in _keywords(first)
+        aspect not in declared and (aspect.role, kind) != ("tuning", SEVERAL)
+        for aspect, kind in _keywords(first)
     )
     if not unknown and all(len(kinds) == 1 for kinds in declared.values()):
         return [first]
-    several: dict[tuple[str, ...], Arguments] = {}
+    several: dict[tuple[tuple[Aspect, str], ...], Arguments] = {}
     for drawn in (first, *draw_several(strategy, MOST_DRAWS)):
-        several.setdefault(tuple(f"{r} {n} {k}" for r, n, k in _keywords(drawn)), drawn)
+        several.setdefault(tuple(_keywords(drawn)), drawn)
     chosen = list(several.values())[:MOST_TRACES]
-    shown = {(f"{role} {name}", kind) for drawn in chosen for role, name, kind in _keywords(drawn)}
+    shown = {pair for drawn in chosen for pair in _keywords(drawn)}
     wanted = {(aspect, kind) for aspect, kinds in declared.items() for kind in kinds}
     return chosen if wanted <= shown else ()
 
 
-def _keywords(drawn: Arguments) -> Iterator[tuple[str, str, str]]:
-    """Role, name and kind of each keyword argument of a call."""
-    from pytest_pallas.strategies.declared import keyword_word
+def _keywords(drawn: Arguments) -> Iterator[tuple[Aspect, str]]:
+    """Each keyword argument of a call, with the kind of its value."""
+    from pytest_pallas.strategies.declared import keyword_kind
 
     for role, keywords in (("option", drawn.options), ("tuning", drawn.tuning)):
         for name, value in keywords.items():
-            yield role, name, _kind(keyword_word(value))
-
-
-def _declared(drawn: Arguments) -> Mapping[str, set[str]]:
-    """The kinds that each keyword argument may have, where that is known."""
-    words = {} if drawn.declared is None else drawn.declared.words
-    return {
-        aspect: {_kind(word) for word in found}
-        for aspect, found in words.items()
-        if aspect.partition(" ")[0] in ("option", "tuning")
-    }
-
-
-def _kind(word: str) -> str:
-    """The kind of a keyword argument's value, from its word."""
-    try:
-        number = float(word)
-    except ValueError:
-        return word
-    return _SEVERAL if number >= 2 else word
+            yield Aspect(role, name), keyword_kind(value)

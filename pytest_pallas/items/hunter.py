@@ -13,11 +13,13 @@ from pytest_pallas.backends.tracing import jitted, split
 from pytest_pallas.checks.trial import Trial, call
 from pytest_pallas.checks.verdict import ask
 from pytest_pallas.errors import MutantError, NotApplicableError
+from pytest_pallas.explanations import first_line
 from pytest_pallas.hunting.hunt import Caught, Tried
 from pytest_pallas.items.item import SpecItem
 from pytest_pallas.items.questions import Question, subjects_of, trial_of
 from pytest_pallas.mutation import Mutant, mutants_of, mutated
 from pytest_pallas.mutation.canonical import canonical
+from pytest_pallas.notes import Note
 from pytest_pallas.sampling.fuzzing import drawn_calls
 from pytest_pallas.sampling.variety import shared, words_of
 from pytest_pallas.sanitizers.runs import Runs
@@ -79,7 +81,7 @@ class Hunter:
     where: dict[Any, Any] = field(default_factory=dict[Any, Any])
     inside: dict[Any, set[Mutant]] = field(default_factory=dict[Any, "set[Mutant]"])
     forms: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    notes: list[str] = field(default_factory=list[str])
+    notes: list[Note] = field(default_factory=list[Note])
     asking: Callable[[str, str], None] = lambda _, __: None
 
     def discover(self) -> list[Mutant]:
@@ -183,11 +185,11 @@ class Hunter:
             error = self._error(each, None, {})
             each.sound = error is None
             if error is not None:
-                self.notes.append(
+                text = (
                     f"{each.part.check.name} on {each.place}, call {each.number}, fails without "
-                    "a mutant, and is not asked: "
-                    f"{str(error).splitlines()[0]}"
+                    f"a mutant, and is not asked: {first_line(error)}"
                 )
+                self.notes.append(Note(text, "mutants"))
         return each.sound
 
     def _error(self, each: Ask, mutant: Mutant | None, runs: dict[Any, Runs]) -> Exception | None:

@@ -14,6 +14,7 @@ from pytest_pallas.checks.verdict import ask, drawn_facts
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.items.applicability import applies_after_all
 from pytest_pallas.items.backends import others_of
+from pytest_pallas.notes import Note
 from pytest_pallas.options import Options
 from pytest_pallas.session import current
 from pytest_pallas.strategies.arguments import as_arguments
@@ -155,7 +156,7 @@ def ask_about(asked: Question, drawn: Any, *, typical: bool = False) -> None:
         item.tally.withdraw(error.plain)
         return
     for check in applies_after_all(item, finding):
-        note = f"asked {check.name}, too: it applies to an example, and to none traced before"
-        item.tally.notes += [note] if note not in item.tally.notes else []
+        text = f"asked {check.name}, too: it applies to an example, and to none traced before"
+        item.tally.add_note(Note(text, "run"))
         with suppress(NotApplicableError):
             ask(check, trial, item.spec.name)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from pytest_pallas.compat.jaxprs import is_literal, sub_jaxprs
@@ -16,14 +14,6 @@ from pytest_pallas.mutation.rewriting import equations_of
 #: Primitives that call a jaxpr, and those that make an array of a number.
 _CALLED = frozenset({"jit", "pjit"})
 _SPREADING = frozenset({"broadcast_in_dim", "convert_element_type", "reshape"})
-
-
-def _short(place: Spot) -> str:
-    return f"{Path(place.file).name}:{place.line}"
-
-
-def _line(place: Spot) -> str:
-    return linecache.getline(place.file, place.line).strip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,28 +42,28 @@ class Mutant:
         """``file:line`` of the innermost place."""
         if not self.places:
             return self.home
-        return f"{self.places[-1].file}:{self.places[-1].line}"
+        return str(self.places[-1].at)
 
     @property
     def source(self) -> str:
         """The mutated line of the source, without its indentation; "" if it cannot be read."""
-        return _line(self.places[-1]) if self.places else ""
+        return self.places[-1].at.text if self.places else ""
 
     @property
     def callers(self) -> tuple[str, ...]:
         """The lines that it was called from, the innermost first, likewise."""
-        return tuple(_line(place) for place in reversed(self.places[:-1]))
+        return tuple(place.at.text for place in reversed(self.places[:-1]))
 
     @property
     def path(self) -> str:
         """``file:line`` of all places, the innermost first, in short."""
-        own = [_short(place) for place in self.places[-1:]]
+        own = [place.at.short for place in self.places[-1:]]
         return ", called in ".join((*own, *self.called_from))
 
     @property
     def called_from(self) -> tuple[str, ...]:
         """``file:line`` of the places that it was called from, the innermost first, in short."""
-        return tuple(_short(place) for place in reversed(self.places[:-1]))
+        return tuple(place.at.short for place in reversed(self.places[:-1]))
 
     def __str__(self) -> str:
         return f"{self.operator}: {self.change} at {self.path}"

@@ -13,6 +13,7 @@ from pytest_pallas.numerics.comparison import Comparison, Scalar
 from pytest_pallas.numerics.dtypes import Array, epsilon, is_exact, wide
 from pytest_pallas.numerics.measure import CLASS_NAMES, classes
 from pytest_pallas.numerics.patterns import location_patterns
+from pytest_pallas.numerics.precision import Precision
 from pytest_pallas.numerics.relations import value_patterns
 
 _SHOWN_INDICES = 6
@@ -68,7 +69,7 @@ def explain(
     failed: Comparison,
     sides: Sides,
     block_shape: Sequence[int | None] | None = None,
-    precision: str = "",
+    precision: Precision | None = None,
 ) -> Comparison:
     """``failed`` with its patterns and explanation, given the arrays that were compared.
 
@@ -173,14 +174,14 @@ def _error_lines(failed: Comparison, dtype: np.dtype[Any]) -> list[str]:
     return lines
 
 
-def _precision_facts(failed: Comparison, precision: str) -> Iterator[Fact]:
+def _precision_facts(failed: Comparison, precision: Precision | None) -> Iterator[Fact]:
     """That the oracle is not of float64, and what was done about it."""
-    if not precision:
+    if precision is None:
         return
     lines = [f"computes in {precision}, also for inputs in float64:"]
     if failed.kind in ("close", "rms"):
         lines.append("the oracle is no more exact than the baseline; allowed is what random")
-        lines.append(f"roundings of {precision.partition(' ')[0]} change, in both. Cast to")
+        lines.append(f"roundings of {precision.dtype} change, in both. Cast to")
     else:
         lines.append("the oracle is no more exact than the baseline. Cast to")
     lines.append("jnp.promote_types(x.dtype, jnp.float32) for an oracle in float64")

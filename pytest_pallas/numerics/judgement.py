@@ -12,6 +12,7 @@ from pytest_pallas.numerics.comparison import Comparison
 from pytest_pallas.numerics.dtypes import is_complex, is_exact, is_float
 from pytest_pallas.numerics.explanation import Sides, explain, state
 from pytest_pallas.numerics.noise import Noise
+from pytest_pallas.numerics.precision import Precision
 from pytest_pallas.numerics.rules import Verdict, judge_exact, judge_floats, judge_integers
 from pytest_pallas.numerics.tolerance import Tolerance
 
@@ -28,7 +29,7 @@ def compare(
     depth: int = 1,
     sensitivity: float | Callable[[], float] = 0.0,
     noise: Callable[[], Noise | None] | None = None,
-    precision: str = "",
+    precision: Precision | None = None,
     where: str = "",
     check_dtype: bool = True,
     block_shape: Sequence[int | None] | None = None,
@@ -78,7 +79,7 @@ def compare(
     elif exact:
         verdict = judge_exact(sides)
     else:
-        verdict = _judge(sides, tolerance, depth, sensitivity, noise, inexact=bool(precision))
+        verdict = _judge(sides, tolerance, depth, sensitivity, noise, inexact=precision is not None)
     fraction = 0.0 if exact else tolerance.fraction
     result = _conclude(sides, verdict, fraction, where)
     if result.passed or not explained:

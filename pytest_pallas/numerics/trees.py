@@ -18,6 +18,7 @@ from pytest_pallas.numerics.explanation import Sides, explain, state
 from pytest_pallas.numerics.judgement import compare
 from pytest_pallas.numerics.measure import measure
 from pytest_pallas.numerics.noise import Noise
+from pytest_pallas.numerics.precision import Precision
 from pytest_pallas.numerics.tolerance import Tolerance
 
 
@@ -94,7 +95,7 @@ def compare_trees(
     depth: int = 1,
     sensitivity: Mapping[str, float] = MappingProxyType({}),
     noise: Callable[[str], Noise | None] = lambda _: None,
-    precision: Callable[[str], object] = lambda _: "",
+    precision: Callable[[str], Precision | None] = lambda _: None,
     check_dtype: bool = True,
     explained: bool = True,
 ) -> list[Comparison]:
@@ -134,7 +135,7 @@ def compare_trees(
             depth=depth,
             sensitivity=functools.partial(_at, sensitivity, path),
             noise=functools.partial(noise, path),
-            precision=str(precision(path) or ""),
+            precision=precision(path),
             where=path,
             check_dtype=check_dtype,
             explained=explained,

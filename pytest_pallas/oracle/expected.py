@@ -14,12 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytest_pallas.analysis.precision import Precision, precisions
+from pytest_pallas.analysis.precision import precisions
 from pytest_pallas.backends.digests import digest
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.tracing import identity
 from pytest_pallas.errors import ReferenceError, SimulationError
+from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Noise, is_complex, is_float, wide
+from pytest_pallas.numerics.precision import Precision
 from pytest_pallas.oracle.noise import noise_of
 from pytest_pallas.oracle.references import (
     Evaluation,
@@ -31,10 +33,6 @@ from pytest_pallas.oracle.references import (
 )
 
 __all__ = ["Expected", "ExpectedCache", "Later", "Leaves", "expected", "flatten"]
-
-
-#: How a note begins that says something of a kernel's reference.
-OF_REFERENCE = "the reference "
 
 
 @dataclass(frozen=True)
@@ -65,13 +63,14 @@ class Expected:
     fallbacks: Sequence[str] = ()
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """What a reader of the record should know of the reference."""
         several = dict.fromkeys(map(str, self.precision.values()))
-        return (
-            *(f"{OF_REFERENCE}computes in {each}, not in float64" for each in several),
-            *(f"{OF_REFERENCE}was evaluated by JAX: {each}" for each in self.fallbacks),
+        texts = (
+            *(f"the reference computes in {each}, not in float64" for each in several),
+            *(f"the reference was evaluated by JAX: {each}" for each in self.fallbacks),
         )
+        return tuple(Note(text, "reference") for text in texts)
 
 
 class Later(Mapping[str, float]):

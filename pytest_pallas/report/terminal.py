@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pytest_pallas.backends import default_target, label
 from pytest_pallas.compat.fuzzing import hypothesis_profile
+from pytest_pallas.notes import Note, of_kind
 from pytest_pallas.record import Record
 from pytest_pallas.report.sections.not_applicable import count, number
 from pytest_pallas.session import Session
@@ -142,13 +143,10 @@ def _unverified(records: Iterable[Record], every: bool) -> Iterator[str]:
 
 def _notes(records: Iterable[Record]) -> list[str]:
     """What is to be known of the references of kernels, each line once."""
-    from pytest_pallas.oracle.expected import OF_REFERENCE  # the records are there, and so is JAX
-
-    kernels: dict[str, dict[str, None]] = {}
+    kernels: dict[Note, dict[str, None]] = {}
     for record in records:
-        for note in record.notes:
-            if note.startswith(OF_REFERENCE):
-                kernels.setdefault(note, {})[record.kernel] = None
+        for note in of_kind(record.notes, "reference"):
+            kernels.setdefault(note, {})[record.kernel] = None
     return [f"note: {', '.join(names)}: {note}" for note, names in kernels.items()]
 
 

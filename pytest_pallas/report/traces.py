@@ -18,6 +18,7 @@ import pytest
 from pytest_pallas.backends import Call, label
 from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.errors import BackendUnavailableError, OptionError
+from pytest_pallas.explanations import first_line
 from pytest_pallas.report.files import check_writable
 from pytest_pallas.session import LastRun, Session
 
@@ -180,8 +181,8 @@ def _trace(session: Session, test: str, ran: LastRun, backend: Simulator, *, fai
     )
     timeline, error = backend.trace(dataclasses.replace(ran.call, observer=None))
     if not timeline.spans:
-        why = f"{type(error).__name__}: {error}" if error else "the call ran no kernel"
-        return dataclasses.replace(trace, problem=why.partition("\n")[0])
+        raised = f"{type(error).__name__}: {first_line(error)}" if error else ""
+        return dataclasses.replace(trace, problem=raised or "the call ran no kernel")
     about = {name: value for name, value in dataclasses.asdict(trace).items() if value != ""}
     about |= {"raised": str(error)} if error is not None else {}
     path = session.options.trace

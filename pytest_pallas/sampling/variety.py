@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from hypothesis import HealthCheck, Phase
 
+from pytest_pallas.aspects import Aspect
 from pytest_pallas.compat.fuzzing import without_module_constants
 from pytest_pallas.strategies.arguments import Arguments, Drawn
 from pytest_pallas.strategies.declared import NOTHING, aspects, keyword_word
@@ -195,7 +196,7 @@ def _declared(drawn: Any) -> Iterator[tuple[str, str]]:
     """All that draws of a strategy may have, as far as that is known."""
     declared = getattr(drawn, "declared", None) or NOTHING
     for aspect, words in declared.words.items():
-        yield from ((aspect, word) for word in words)
+        yield from ((str(aspect), word) for word in words)
 
 
 def _args(drawn: Any) -> Any:
@@ -321,7 +322,7 @@ def _features(drawn: object) -> Iterator[tuple[tuple[str, str], float]]:
     if not isinstance(drawn, (Arguments, Drawn)):
         return
     for aspect, word in aspects(drawn):
-        yield (aspect, word), _WORTH[aspect.partition(" ")[0]]
+        yield (str(aspect), word), _WORTH[aspect.role]
     kinds = (drawn.declared or NOTHING).kinds
     for name, value in drawn.recipe.items():
         if name not in ("seed", "dtype", "values"):
@@ -329,4 +330,4 @@ def _features(drawn: object) -> Iterator[tuple[tuple[str, str], float]]:
     if isinstance(drawn, Arguments):  # what is not a choice between a few
         for role, keywords in (("option", drawn.options), ("tuning", drawn.tuning)):
             for name, value in keywords.items():
-                yield (f"{role} {name}", keyword_word(value)), _WORTH[role]
+                yield (str(Aspect(role, name)), keyword_word(value)), _WORTH[role]

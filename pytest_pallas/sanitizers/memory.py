@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_pallas.analysis.unwritten import unwritten_memory
 from pytest_pallas.backends import Backend, Outcome
-from pytest_pallas.backends.variations import FILLS, WORDS, words_of
+from pytest_pallas.backends.variations import FILLS, WORDS, Contents, Fill
 from pytest_pallas.checks.again import run_again, unchanged
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Trial, TrialResult, run
@@ -23,7 +23,7 @@ from pytest_pallas.numerics import Comparison
 
 #: The fills of two runs. No element that is written holds 0 in one and the largest number in the
 #: other: what holds both was never written, or is copied from what was not.
-PAIR = ("zero", "high")
+PAIR: tuple[Contents, Contents] = ("zero", "high")
 
 #: How many blocks of an output are named.
 _SHOWN = 4
@@ -129,7 +129,7 @@ def memory(trial: Trial) -> TrialResult:
     first = run(trial, trial.kernel, args, races=False)
     seconds, comparisons = first.seconds, list[Comparison]()
     for fill in _fills(trial, first):
-        words = f"with {words_of(fill)}"
+        words = f"with {fill}"
         again = run_again(trial, args, words, races=False, fill=fill)
         seconds += again.seconds
         comparisons += unchanged(again, first, words)
@@ -140,27 +140,28 @@ def memory(trial: Trial) -> TrialResult:
     return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds)
 
 
-def _fills(trial: Trial, first: Outcome) -> Sequence[str]:
+def _fills(trial: Trial, first: Outcome) -> Sequence[Fill]:
     """What to fill memory with: 0 for outputs that are not read shows what was not written."""
     kernels = first.kernels
     if not trial.jit or any(unwritten_memory(kernel.eqn) for kernel in kernels):
-        return ("zero:memory", "high:memory", "low:memory")
+        return (Fill("zero", "memory"), Fill("high", "memory"), Fill("low", "memory"))
     # A bool or an unsigned integer that nobody has written may be 0 anyway, or the largest.
     dtypes = [var.aval.dtype for kernel in kernels for var in kernel.eqn.outvars]
     low = any(
         jnp.issubdtype(dtype, jnp.bool) or jnp.issubdtype(dtype, jnp.unsignedinteger)
         for dtype in dtypes
     )
-    return ("zero:output", "high:output") if low else ("zero:output",)
+    zero = Fill("zero", "output")
+    return (zero, Fill("high", "output")) if low else (zero,)
 
 
-def _error(trial: Trial, first: Outcome, fill: str, explanation: Explanation) -> MismatchError:
+def _error(trial: Trial, first: Outcome, fill: Fill, explanation: Explanation) -> MismatchError:
     """What it was that changed the answer, by more runs with a part of the memory filled."""
-    args, (name, _, _) = trial.arguments.args, fill.partition(":")
+    args, value = trial.arguments.args, fill.value
     rest: Any = {"races": False}
-    scratch = run(trial, trial.kernel, args, fill=f"{name}:scratch", **rest)
+    scratch = run(trial, trial.kernel, args, fill=Fill(value, "scratch"), **rest)
     filled = [
-        run(trial, trial.kernel, args, fill=f"{each}:output", probe="outputs", **rest)
+        run(trial, trial.kernel, args, fill=Fill(each, "output"), probe="outputs", **rest)
         for each in PAIR
     ]
     lines: list[str] = []
@@ -169,19 +170,18 @@ def _error(trial: Trial, first: Outcome, fill: str, explanation: Explanation) ->
         lines = list(never_written(filled[0].told, filled[1].told))
         if not lines:
             lines = [
-                f"{_name(first)} reads an output before it writes it: its memory held {WORDS[name]}"
+                f"{_name(first)} reads an output before it writes it: "
+                f"its memory held {WORDS[value]}"
             ]
-            found.append(_load(trial, f"{name}:output"))
+            found.append(_load(trial, Fill(value, "output")))
         elif len(first.kernels) == 1 and first.kernels[0].source:
             lines[-1] += f" ({first.kernels[0].source})"
     if _changes(scratch, first):
         lines.append(
-            f"{_name(first)} reads scratch memory before it writes it: it held {WORDS[name]}"
+            f"{_name(first)} reads scratch memory before it writes it: it held {WORDS[value]}"
         )
-        found.append(_load(trial, f"{name}:scratch"))
-    summary = "\n".join(lines) or (
-        f"the answer depends on what {words_of(fill).partition(' in ')[2]}"
-    )
+        found.append(_load(trial, Fill(value, "scratch")))
+    summary = "\n".join(lines) or f"the answer depends on {fill.memory}"
     loads = [each for each in found if each is not None]
     facts = [Fact("read", str(each)) for each in loads]
     error = MismatchError.explained(explanation.under(summary).with_facts(*facts))
@@ -189,7 +189,7 @@ def _error(trial: Trial, first: Outcome, fill: str, explanation: Explanation) ->
     return error
 
 
-def _load(trial: Trial, fill: str) -> Finding | None:
+def _load(trial: Trial, fill: Fill) -> Finding | None:
     """The first load that gives something else if memory is filled so; None if nobody knows."""
     if "loads" not in getattr(trial.backend, "probes", ()):
         return None
@@ -197,7 +197,7 @@ def _load(trial: Trial, fill: str) -> Finding | None:
 
     args = trial.arguments.args
     asked: Any = {"races": False, "probe": "loads"}
-    plain, other = (run(trial, trial.kernel, args, fill=each, **asked) for each in ("", fill))
+    plain, other = (run(trial, trial.kernel, args, fill=each, **asked) for each in (None, fill))
     return uninitialized(plain.told, other.told)
 
 

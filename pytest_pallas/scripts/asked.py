@@ -59,13 +59,11 @@ def others(trial: Trial, finding: TrialResult | None) -> tuple[dict[str, Any], l
     Only the pair that was found to differ; all that can be shown if the check came to no
     comparison. Nothing if there is none.
     """
-    judged = () if finding is None else [each.where for each in finding.comparisons]
     here = label(trial.backend)
     chosen = [
         other
         for other in trial.others
-        if finding is None
-        or any(where.endswith((f" of {other.name}", f" against {other.name}")) for where in judged)
+        if finding is None or other.name in finding.compared
         if label(other.backend) == here
         or (isinstance(other.backend, _HERE) and isinstance(trial.backend, _HERE))
     ]

@@ -24,6 +24,7 @@ from pytest_pallas.errors import (
     PallasTestError,
     SimulationLimitError,
 )
+from pytest_pallas.explanations import first_line
 from pytest_pallas.scripts import functions, places, simulated
 from pytest_pallas.scripts.asked import PROGRAMS, QUESTIONS, Asked, asked
 from pytest_pallas.scripts.literals import UnwritableError, Writer
@@ -127,7 +128,7 @@ def compose(
         case.append(f"backends=({', '.join(names)},)")
     rest = ", raised=True" if isinstance(error, KernelError) else ""
     rest += f", seconds={trial.timeout:g}" if isinstance(error, _ENDLESS) else ""
-    seen = str(error).splitlines()[0]
+    seen = first_line(error)
     question = script.question.__name__
     lines = [f"MISSING = {missing!r}", "", "CASE = Case("]
     lines += [f"    {line}," for line in case]

@@ -17,6 +17,7 @@ import pytest
 from pytest_pallas._version import __version__
 from pytest_pallas.checks.golden import written_call
 from pytest_pallas.errors import PallasTestError
+from pytest_pallas.explanations import first_line
 from pytest_pallas.goldens.example import Example, content_of
 from pytest_pallas.scripts.asked import NoScriptError
 from pytest_pallas.scripts.compose import Script, compose
@@ -49,7 +50,7 @@ def example_of(session: Session, item: pytest.Item, error: PallasTestError) -> b
         plain=written.plain,
         kinds=tuple((array.dtype.name, array.shape) for array in written.arrays),
         backend=label(failure.trial.backend),
-        message=str(error).partition("\n")[0],
+        message=first_line(error),
         versions={"jax": metadata.version("jax"), "pytest-pallas": __version__},
     )
     return content_of(example, written.arrays)

@@ -26,7 +26,7 @@ from pytest_pallas.transforms import Elsewhere
 
 #: Gives what memory of a dtype holds before it is written, or None for the default of that dtype.
 #: The second argument is the kind of memory: ``"padding"``, ``"output"`` or ``"scratch"``.
-Fill = Callable[[np.dtype[Any], str], Any]
+Filler = Callable[[np.dtype[Any], str], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Machine:
     seed: int = 0
     cores: int = 1
     limits: Limits = field(default_factory=Limits)
-    fill: Fill | None = None
+    fill: Filler | None = None
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     steps: int = 0

@@ -1,7 +1,7 @@
 """What a strategy may draw, known before it draws: so that what it never drew can be named.
 
-Each draw has a word for each aspect: ``"dtype"``, ``"values"``, ``"dim k"``, ``"option causal"``,
-``"tuning block_m"``. Of a dim the word is a kind of boundary, such as ``"tile+1"``, because kernels
+Each draw has a word for each aspect: its dtypes, its classes of values, each dim, each option, each
+tuning parameter. Of a dim the word is a kind of boundary, such as ``"tile+1"``, because kernels
 break at kinds of sizes and not at numbers. Only what is a choice between a few is declared: of a
 strategy that is not a plain ``sampled_from`` or ``booleans`` nobody can say what it may draw.
 """
@@ -15,6 +15,7 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from pytest_pallas.aspects import DTYPE, VALUES, Aspect
 from pytest_pallas.compat.fuzzing import sampled_elements
 from pytest_pallas.strategies.dtypes import as_dtype
 from pytest_pallas.strategies.sizes.dims import Plan, boundaries
@@ -36,10 +37,15 @@ class Declared:
     Attributes:
       words: for an aspect the words that may come up, the simplest first.
       kinds: for each dim that has a pool the kind of boundary of each of its sizes.
+      keyword_kinds: for an option or a tuning parameter the kinds of its values; see
+        ``keyword_kind``.
     """
 
-    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    words: Mapping[Aspect, tuple[str, ...]] = field(default_factory=dict[Aspect, tuple[str, ...]])
     kinds: Mapping[str, Mapping[int, str]] = field(default_factory=dict[str, Mapping[int, str]])
+    keyword_kinds: Mapping[Aspect, frozenset[str]] = field(
+        default_factory=dict[Aspect, frozenset[str]]
+    )
 
 
 NOTHING = Declared()
@@ -55,7 +61,7 @@ def declare_arrays(
       dtypes: the strategies of the dtypes, one for all arrays or one for each.
       classes: the classes of values.
     """
-    words = {"values": tuple(classes)}
+    words = {VALUES: tuple(classes)}
     choices = [alternatives(strategy) for strategy in dtypes]
     itemsizes = {(1,)}
     if all(choices) and prod(map(len, choices)) <= MOST:
@@ -63,14 +69,14 @@ def declare_arrays(
         rows = [row[0] if isinstance(row[0], tuple) else row for row in product(*choices)]
         joint = [tuple(as_dtype(dtype) for dtype in row) for row in rows]
         names = [tuple(dtype.name for dtype in row) for row in joint]
-        words["dtype"] = tuple(dict.fromkeys(map(dtype_word, names)))
+        words[DTYPE] = tuple(dict.fromkeys(map(dtype_word, names)))
         itemsizes = {tuple(dtype.itemsize for dtype in row) for row in joint}
     kinds: dict[str, dict[int, str]] = {}
     for sizes in sorted(itemsizes):  # from the smallest on, which reach the largest dims
         for name, kind_of in boundaries(plan(sizes)).items():
             kinds.setdefault(name, {}).update(kind_of)
     for name, kind_of in kinds.items():
-        words[f"dim {name}"] = tuple(dict.fromkeys(kind_of.values()))
+        words[Aspect("dim", name)] = tuple(dict.fromkeys(kind_of.values()))
     return Declared(words, kinds)
 
 
@@ -79,12 +85,15 @@ def declare_keywords(
 ) -> Declared:
     """``declared`` and what keyword arguments may be; the values are strategies or constants."""
     words = dict(declared.words)
+    kinds = dict(declared.keyword_kinds)
     for role, keywords in (("option", options), ("tuning", tuning)):
         for name, entry in keywords.items():
             found = alternatives(entry)
             if found:
-                words[f"{role} {name}"] = tuple(dict.fromkeys(map(keyword_word, found)))
-    return Declared(words, declared.kinds)
+                aspect = Aspect(role, name)
+                words[aspect] = tuple(dict.fromkeys(map(keyword_word, found)))
+                kinds[aspect] = frozenset(map(keyword_kind, found))
+    return Declared(words, declared.kinds, kinds)
 
 
 def alternatives(strategy: Any) -> tuple[Any, ...]:
@@ -93,30 +102,53 @@ def alternatives(strategy: Any) -> tuple[Any, ...]:
     return () if found is None or len(found) > MOST else tuple(found)
 
 
-def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[str, str]]:
+def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[Aspect, str]]:
     """The aspects of a draw, each with its word: those of the recipe, and what was declared."""
     declared = drawn.declared or NOTHING
-    for aspect, word in (("dtype", dtype_word), ("values", str)):
-        if aspect in drawn.recipe:
-            yield aspect, word(drawn.recipe[aspect])
+    for aspect, word in ((DTYPE, dtype_word), (VALUES, str)):
+        if aspect.role in drawn.recipe:
+            yield aspect, word(drawn.recipe[aspect.role])
     for name, kind_of in declared.kinds.items():
         if name in drawn.recipe:
-            yield f"dim {name}", kind_of.get(drawn.recipe[name], "other")
+            yield Aspect("dim", name), kind_of.get(drawn.recipe[name], "other")
     for role, keywords in (("option", "options"), ("tuning", "tuning")):
         for name, value in getattr(drawn, keywords, {}).items():
-            if f"{role} {name}" in declared.words:
-                yield f"{role} {name}", keyword_word(value)
+            aspect = Aspect(role, name)
+            if aspect in declared.words:
+                yield aspect, keyword_word(value)
+
+
+def dtype_names(dtypes: Any) -> tuple[str, ...]:
+    """The names of one dtype, or of several in a tuple."""
+    several: Any = dtypes if isinstance(dtypes, tuple) else (dtypes,)
+    return tuple(str(dtype) for dtype in several)
 
 
 def dtype_word(dtypes: Any) -> str:
     """One dtype, or several, by name: ``"bfloat16"``, ``"bfloat16, int8"``."""
-    several: Any = dtypes if isinstance(dtypes, tuple) else (dtypes,)
-    return ", ".join(str(dtype) for dtype in several)
+    return ", ".join(dtype_names(dtypes))
 
 
 def keyword_word(value: Any) -> str:
     """A keyword argument's value in a word or two, the same in every process."""
     return getattr(value, "__name__", None) or without_addresses(str(value))[:60]
+
+
+#: The kind of all numbers from 2 on.
+SEVERAL = "several"
+
+
+def keyword_kind(value: Any) -> str:
+    """What kind of kernel a keyword argument asks for: ``SEVERAL`` for a number from 2 on.
+
+    More programs or larger blocks make no other kernel. Any other value is a kind of its own, by
+    its word.
+    """
+    try:
+        several = not isinstance(value, str) and float(value) >= 2
+    except (TypeError, ValueError):
+        several = False
+    return SEVERAL if several else keyword_word(value)
 
 
 def without_addresses(text: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from report_samples import HOSTILE
 
+from pytest_pallas.notes import Note
 from pytest_pallas.record import Record
 
 #: A line that is no markup, with all that would be.
@@ -54,7 +55,7 @@ def mutant_samples() -> list[Record]:
             verdict(19, "equivalent", reason=reason, marked=True),
             verdict(20, "equivalent"),
             verdict(21, "untried"),
-            notes=("equivalent mutant guard at 'pl.when(k == 0)' does not exist",),
+            notes=(Note("equivalent mutant guard at 'pl.when(k == 0)' does not exist", "mutants"),),
         ),
         mutated("hopeless", verdict(30, "untried")),
         mutated("plain"),
@@ -64,6 +65,6 @@ def mutant_samples() -> list[Record]:
                     where=HOSTILE, called_from=(HOSTILE,), source=HOSTILE),
             verdict(41, "caught", by=HOSTILE, on=HOSTILE),
             verdict(42, "equivalent", reason=HOSTILE, marked=True),
-            notes=(HOSTILE,), family=HOSTILE,
+            notes=(Note(HOSTILE, "mutants"),), family=HOSTILE,
         ),
     ]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 from pytest_pallas import explanations, findings
 from pytest_pallas.explanations import Explanation, Fact, explanation_of
 from pytest_pallas.findings import Access, Finding, Owner, Wait
+from pytest_pallas.notes import Note
 from pytest_pallas.record import Record
 
 HOSTILE = '<img src=x onerror="alert(1)"><script>alert(2)</script>{{ 7 * 7 }}'
@@ -67,15 +68,15 @@ def error_pictures() -> dict[str, Any]:
 
 RACE = (
     Access(kind="write", ref="x_buffer", owner=Owner(), index=((0, 8),), program=(0,), copy=True,
-           line="/home/me/copies.py:26:8 (body)"),
+           line="/home/me/copies.py:26"),
     Access(kind="read", ref="x_buffer", owner=Owner(), index=((0, 8),), program=(0,),
-           line="/home/me/copies.py:27:25 (body)"),
+           line="/home/me/copies.py:27"),
 )  # fmt: skip
 
 WAITS = (
     Wait(owner=Owner(device=0), on="arrived", needed=4096, unit="bytes", program=(0,),
-         line="/home/me/copies.py:28:12 (body)"),
-    Wait(owner=Owner(device=1, core=1), on="arrived", needed=2, had=1, line="ring.py:20:8 (body)"),
+         line="/home/me/copies.py:28"),
+    Wait(owner=Owner(device=1, core=1), on="arrived", needed=2, had=1, line="ring.py:20"),
     Wait(owner=Owner(device=2), on="the other devices", line="the start of the kernel"),
     Wait(owner=Owner(device=3), on="", line="the end of the kernel"),
 )  # fmt: skip
@@ -163,7 +164,8 @@ def samples() -> list[Record]:
                     Explanation(HOSTILE, (f"{HOSTILE}\x1b[31m\x00",), (Fact(HOSTILE, HOSTILE),))),
                 findings=_found(
                     "race", HOSTILE, accesses=(replace(RACE[0], ref=HOSTILE), RACE[1]))["findings"],
-                reason=HOSTILE, notes=(HOSTILE,), replay=HOSTILE, script=HOSTILE, example=HOSTILE,
+                reason=HOSTILE, notes=(Note(f"{HOSTILE}\x00"),), replay=HOSTILE, script=HOSTILE,
+                example=HOSTILE,
                 pictures={**error_pictures(), "unavailable": HOSTILE}),
     ]  # fmt: skip
 

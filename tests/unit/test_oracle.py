@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from pytest_pallas.errors import ReferenceError
+from pytest_pallas.notes import Note
 from pytest_pallas.numerics import compare_trees
-from pytest_pallas.oracle.expected import PERTURBATIONS, ExpectedCache, expected, noise, references
+from pytest_pallas.oracle import noise, references
+from pytest_pallas.oracle.expected import PERTURBATIONS, ExpectedCache, expected
 
 
 def test_oracle_is_float64_and_baseline_is_the_kernels_dtype():
@@ -246,7 +248,7 @@ def test_a_reference_in_float32_is_noticed(far_from_zero):
     line = inspect.getsourcelines(variance_in_float32)[1] + 1
     (place,) = found.precision.values()
     assert str(place) == f"float32 ({__file__}:{line})"
-    assert found.notes == (f"the reference computes in {place}, not in float64",)
+    assert found.notes == (Note(f"the reference computes in {place}, not in float64", "reference"),)
     exact = expected(variance, (far_from_zero,), {})
     assert not exact.precision
     assert not exact.notes
@@ -361,7 +363,9 @@ def test_what_jax_has_to_evaluate_is_noted():
 
     found = expected(reference, (np.ones(3, np.float32),), {})
     assert found.oracle[0][1].tolist() == [2, 2, 2]
-    assert [note.startswith("the reference was evaluated by JAX") for note in found.notes] == [True]
+    [note] = found.notes
+    assert note.kind == "reference"
+    assert note.text.startswith("the reference was evaluated by JAX")
 
 
 def test_a_reference_that_does_not_end(monkeypatch):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 
+from pytest_pallas.notes import Note
 from pytest_pallas.record import Record, from_json, to_json
 
 RECORD = Record(
@@ -16,7 +17,7 @@ RECORD = Record(
     error=math.inf,
     baseline=0.5,
     multiple=math.nan,
-    notes=("run on interpret",),
+    notes=(Note("run on interpret", "run"), Note("of a check of ours")),
     signatures=("ce4354d2b3574bae",),
     explanation={"summary": "race", "details": ["a", "b"], "facts": [{"name": "n", "text": "t"}]},
 )
@@ -27,3 +28,13 @@ def test_round_trip_through_json():
     back = from_json(plain)
     assert math.isnan(back.multiple)
     assert dataclasses.replace(back, multiple=1.0) == dataclasses.replace(RECORD, multiple=1.0)
+
+
+def test_notes_of_schema_1_are_plain_strings():
+    plain = {**to_json(RECORD), "notes": ["run on interpret"]}
+    assert from_json(plain).notes == (Note("run on interpret"),)
+
+
+def test_a_note_of_a_kind_that_is_not_known_has_none():
+    plain = {**to_json(RECORD), "notes": [{"kind": "new", "text": "t"}]}
+    assert from_json(plain).notes == (Note("t"),)

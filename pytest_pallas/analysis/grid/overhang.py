@@ -12,6 +12,7 @@ from pytest_pallas.analysis.grid.findings import GridFinding, found, points
 from pytest_pallas.analysis.grid.model import GridCall, Window
 from pytest_pallas.analysis.grid.scalars import Points
 from pytest_pallas.analysis.grid.taint import Mark, Value
+from pytest_pallas.compat.avals import space_of
 from pytest_pallas.devices.capacities import Buffer, itemsize, padded, vmem_excess
 
 _LANES = 128
@@ -116,8 +117,7 @@ def buffers(call: GridCall) -> list[Buffer]:
         count = window.facts.buffers or (2 if changes else 1)
         found_.append(Buffer(window.name, padded(kept, window.facts.dtype), count))
     for name, aval in call.facts.scratch:
-        space = str(getattr(aval, "memory_space", "")).lower()
-        if space.rpartition(".")[2] == "vmem" and hasattr(aval, "shape"):
+        if space_of(aval) == "vmem" and hasattr(aval, "shape"):
             found_.append(Buffer(name, padded(aval.shape, aval.dtype), 1))
     return sorted(found_, key=lambda buffer: -buffer.total)
 

@@ -11,6 +11,7 @@ import numpy as np
 from pytest_pallas.analysis.grid.findings import GridFinding
 from pytest_pallas.analysis.grid.model import GridCall, Window
 from pytest_pallas.analysis.kernel_calls import KernelCall
+from pytest_pallas.compat.avals import space_of
 
 _WIDTH = 100
 
@@ -54,7 +55,7 @@ def _call(call: GridCall) -> Iterator[str]:
     for window in call.windows:
         yield from _wrapped(f"{window.name:<10}", _window(call, window))
     for name, aval in call.facts.scratch:
-        space = str(getattr(aval, "memory_space", "")).rpartition(".")[2].lower()
+        space = space_of(aval)
         dtype = getattr(aval, "dtype", "")
         yield from _wrapped(
             f"{name:<10}", f"scratch {dtype}{list(getattr(aval, 'shape', ()))} in {space}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_pallas.analysis.kernel_calls import KernelCall
+from pytest_pallas.compat.avals import space_of
 from pytest_pallas.compat.jaxprs import sub_jaxprs
 
 
@@ -131,7 +132,7 @@ def _scoped(jaxpr: Any) -> tuple[Operand, ...]:
 
 def _operand(name: str, aval: Any) -> Operand:
     inner = getattr(aval, "inner_aval", aval)
-    space = str(getattr(aval, "memory_space", "") or "").lower().rpartition(".")[2]
+    space = space_of(aval)
     shape = tuple(d for d in getattr(inner, "shape", ()) if isinstance(d, int))
     dtype = getattr(inner, "dtype", None)
     size = getattr(dtype, "itemsize", 0)

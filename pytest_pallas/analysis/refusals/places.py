@@ -12,6 +12,7 @@ from typing import Any
 from pytest_pallas.analysis.kernel_calls import KernelCall
 from pytest_pallas.compat.jaxprs import sub_jaxprs
 from pytest_pallas.compat.source import is_call_stack, source_line
+from pytest_pallas.source_lines import SourceLine, text_at
 
 #: A frame as MLIR prints it in a location: ``"name"("file":line:column``, innermost first.
 _LOCATION_FRAME = re.compile(r'"[^"\n]*"\("(?P<file>[^"\n]+)":(?P<line>\d+):\d+')
@@ -75,8 +76,7 @@ def in_kernels(text: str, kernels: Sequence[KernelCall]) -> str | None:
 
 def source_text(place: str, *, most: int = 100) -> str:
     """The text of a line ``file:line``, or "" if it cannot be read."""
-    file, _, line = place.rpartition(":")
-    text = linecache.getline(file, int(line)).strip() if line.isdigit() else ""
+    text = text_at(place)
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
@@ -85,9 +85,9 @@ def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
     fallback: str | None = None
     for file, line in frames:
         if _is_users(file):
-            return f"{file}:{line}"
+            return str(SourceLine(file, line))
         if fallback is None and _KERNELS_OF_JAX.search(file):
-            fallback = f"{file}:{line}"
+            fallback = str(SourceLine(file, line))
     return fallback
 
 

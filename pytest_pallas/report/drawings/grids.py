@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_pallas.findings import Access, Owner, Wait, short_line
+from pytest_pallas.findings import Access, Owner, Wait
 from pytest_pallas.report.drawings.matrix import Matrix
 from pytest_pallas.report.drawings.svg import Svg, cut, element, line, picture, rect, text
+from pytest_pallas.source_lines import short
 
 _NAMED = (40.0, 14.0)
 
@@ -70,7 +71,7 @@ def timeline(accesses: Sequence[Access]) -> Svg:
             line(112, y + 25, _WIDE - 8, y + 25, "rule"),
             rect(x, y, 250, 50, f"access-{'write' if access.kind == 'write' else 'read'}"),
             text(x + 10, y + 20, cut(f"{access.kind}s {part(access)}", 32), kind="t strong"),
-            text(x + 10, y + 38, cut(short_line(access.line), 36), kind="t small"),
+            text(x + 10, y + 38, cut(short(access.line), 36), kind="t small"),
         ]
     parts += [
         line(300, 84, 300, 108, "bad-line"),
@@ -124,7 +125,7 @@ def graph(waits: Sequence[Wait]) -> Svg:
         parts += [
             rect(2, y - 29, 190, 58, "node"),
             text(12, y - 11, cut(_name(wait.owner), 25), kind="t strong"),
-            text(12, y + 5, cut(short_line(wait.line), 29), kind="t small"),
+            text(12, y + 5, cut(short(wait.line), 29), kind="t small"),
             text(12, y + 21, need, kind="t small"),
             _arrow(194, y, 326, at, bad=True),
         ]
@@ -141,7 +142,7 @@ def graph(waits: Sequence[Wait]) -> Svg:
 def resource(wait: Wait) -> str:
     """What somebody waits for; "" of one that is at the end."""
     if not wait.on and wait.unit == "arrivals":
-        return f"the barrier at {short_line(wait.line) or 'an unknown line'}"
+        return f"the barrier at {short(wait.line) or 'an unknown line'}"
     return wait.on
 
 

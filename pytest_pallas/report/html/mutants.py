@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_pallas.hunting.verdict import Verdict, who
+from pytest_pallas.notes import Note
 from pytest_pallas.record import Record
 from pytest_pallas.report.sections.mutants import Group, groups, has_none, together
 
@@ -71,7 +72,7 @@ class Row:
     by: Sequence[tuple[str, int]]
     survivors: Sequence[Entry]
     folded: Sequence[tuple[str, Sequence[Entry]]]
-    notes: Sequence[str]
+    notes: Sequence[Note]
 
 
 @dataclass(frozen=True)

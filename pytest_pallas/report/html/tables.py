@@ -18,8 +18,8 @@ _WORDS = 40
 
 
 @dataclass(frozen=True)
-class Aspect:
-    """One thing that is drawn, such as a dim."""
+class Words:
+    """What was tried of one thing that is drawn, such as a dim, and what was not."""
 
     name: str
     tried: Sequence[str]
@@ -35,7 +35,7 @@ class Coverage:
     tried: int
     every: int
     bar: Svg
-    aspects: Sequence[Aspect]
+    aspects: Sequence[Words]
 
     @property
     def missed(self) -> str:
@@ -49,10 +49,9 @@ def coverage(records: Sequence[Record]) -> list[Coverage]:
     """What was tried of each kernel, the least covered first. A kernel that compiles has none."""
     found: list[Coverage] = []
     for one in covered([record for record in records if not record.compiled]):
-        names = dict.fromkeys((*one.tried, *one.never))
         aspects = [
-            Aspect(name, _some(one.tried.get(name, {})), _some(one.never.get(name, {})))
-            for name in names
+            Words(str(each), _some(one.tried.get(each, {})), _some(one.never.get(each, {})))
+            for each in dict.fromkeys((*one.tried, *one.never))
         ]
         tried = sum(len(words) for words in one.tried.values())
         every = tried + sum(len(words) for words in one.never.values())

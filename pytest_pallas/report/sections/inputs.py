@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from pytest_pallas import aspects
+from pytest_pallas.aspects import DTYPE, VALUES, Aspect
 from pytest_pallas.record import Record
 
 #: Kernels that get a line of their own, and words in each.
 LINES, WORDS = 5, 6
 
-Words = dict[str, dict[str, None]]
+Words = dict[Aspect, dict[str, None]]
 
 
 @dataclass
@@ -20,6 +22,7 @@ class Covered:
     Attributes:
       kernel: its name.
       shapes: the different shapes.
+      dtypes: the different dtypes.
       tried: for each aspect (see ``strategies.declared``) what was tried of it.
       never: for each aspect what was declared and not tried.
       finished: whether a check went through all its examples; one that fails stops at once.
@@ -27,8 +30,9 @@ class Covered:
 
     kernel: str
     shapes: set[str] = field(default_factory=set[str])
-    tried: Words = field(default_factory=dict[str, dict[str, None]])
-    never: Words = field(default_factory=dict[str, dict[str, None]])
+    dtypes: set[str] = field(default_factory=set[str])
+    tried: Words = field(default_factory=dict[Aspect, dict[str, None]])
+    never: Words = field(default_factory=dict[Aspect, dict[str, None]])
     finished: bool = False
 
 
@@ -43,8 +47,10 @@ def covered(records: Iterable[Record]) -> list[Covered]:
         one.shapes.update(record.inputs["shapes"])
         one.finished |= record.outcome in ("passed", "xpassed")
         for title, into in (("tried", one.tried), ("never", one.never)):
-            for aspect, words in record.inputs[title].items():
+            for aspect, words in aspects.from_json(record.inputs[title]).items():
                 into.setdefault(aspect, {}).update(dict.fromkeys(words))
+        # Records of schema 1 have no dtypes but the words.
+        one.dtypes.update(record.inputs.get("dtypes", one.tried.get(DTYPE, ())))
     for one in found.values():
         for aspect, words in one.never.items():
             for word in one.tried.get(aspect, ()):
@@ -54,10 +60,8 @@ def covered(records: Iterable[Record]) -> list[Covered]:
 
 def summary(kernels: Sequence[Covered]) -> str:
     """One line that counts what was tried."""
-    dtypes = {
-        each for one in kernels for word in one.tried.get("dtype", ()) for each in word.split(", ")
-    }
-    classes = {word for one in kernels for word in one.tried.get("values", ())}
+    dtypes = {dtype for one in kernels for dtype in one.dtypes}
+    classes = {word for one in kernels for word in one.tried.get(VALUES, ())}
     counts = [
         _count(len(kernels), "kernel"),
         _count(sum(len(one.shapes) for one in kernels), "shape"),
@@ -95,7 +99,7 @@ def _choices(kernels: Sequence[Covered], roles: Sequence[str]) -> tuple[int, int
     tried = every = 0
     for one in kernels:
         for aspect in dict.fromkeys((*one.tried, *one.never)):
-            if aspect.partition(" ")[0] in roles:
+            if aspect.role in roles:
                 have, lack = len(one.tried.get(aspect, ())), len(one.never.get(aspect, ()))
                 if have + lack > 1:
                     tried, every = tried + have, every + have + lack

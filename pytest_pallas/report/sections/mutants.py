@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pytest_pallas.hunting.verdict import Verdict, from_json, score
+from pytest_pallas.notes import Note
 from pytest_pallas.record import Record
 from pytest_pallas.report.terminal import rendered
 
@@ -34,7 +35,7 @@ class Group:
     kernel: str
     family: str
     verdicts: list[Verdict]
-    notes: list[str] = field(default_factory=list[str])
+    notes: list[Note] = field(default_factory=list[Note])
     seconds: float = 0.0
 
     @property
@@ -53,7 +54,7 @@ def groups(records: Sequence[Record]) -> list[Group]:
     Several tests or specs may have tried a mutant: it is caught if one of them caught it.
     """
     found: dict[tuple[str, str], dict[str, Verdict]] = {}
-    notes: dict[tuple[str, str], list[str]] = {}
+    notes: dict[tuple[str, str], list[Note]] = {}
     seconds: Counter[tuple[str, str]] = Counter()
     for record in records:
         for plain in record.mutants:

@@ -7,7 +7,6 @@ costs anything in a run without one. It counts equations one by one, which is th
 
 from __future__ import annotations
 
-import linecache
 import re
 import sys
 from collections import ChainMap
@@ -21,10 +20,11 @@ import numpy as np
 from pytest_pallas.compat.avals import is_reference
 from pytest_pallas.compat.grids import grid_facts
 from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr, sub_jaxprs
-from pytest_pallas.compat.source import source_line
+from pytest_pallas.compat.source import place_of_call
 from pytest_pallas.errors import OptionError
 from pytest_pallas.findings import Owner
 from pytest_pallas.simulator.memory.references import Ref
+from pytest_pallas.source_lines import SourceLine, text_at
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.concurrency.transfers import Copy
@@ -140,7 +140,7 @@ class Inspector:
     changes: list[Change] = field(default_factory=list)
     raised: BaseException | None = None
     time: int = 0
-    _lines: set[str] = field(default_factory=set)
+    _lines: set[SourceLine] = field(default_factory=set)
     _names: set[str] = field(default_factory=set)
     _line_of: dict[int, tuple[Step, str]] = field(default_factory=dict)
     _frames: dict[int, list[Any]] = field(default_factory=dict)
@@ -192,9 +192,9 @@ class Inspector:
         if not (self.watch or self.stop_at):
             return
         for eqn in open_jaxpr(jaxpr)[0].eqns:
-            line = source_line(eqn)
-            if line and not line.startswith(_PACKAGE):
-                self._lines.add(line)
+            place = place_of_call(eqn)
+            if place is not None and not place.file.startswith(_PACKAGE):
+                self._lines.add(place.at)
             inner = list(sub_jaxprs(eqn))
             unnamed = _ALLOCATING.get(eqn.primitive.name)
             if unnamed is not None:
@@ -214,7 +214,7 @@ class Inspector:
           OptionError: with those that there are.
         """
         for place in self.stop_at:
-            if not any(_is_at(line, place) for line in self._lines):
+            if not any(_is_at(str(line), place) for line in self._lines):
                 raise OptionError(
                     f"stop_at={place!r}: no equation was made at that line; {self._places(place)}"
                 )
@@ -228,11 +228,10 @@ class Inspector:
     def _places(self, place: str) -> str:
         """The lines that have equations: those of the same file, if there are some."""
         file = place.rpartition(":")[0]
-        known = [line.rpartition(":") for line in self._lines]
-        numbers = sorted({int(n) for path, _, n in known if file and _is_at(path, file)})
+        numbers = sorted({n for path, n in self._lines if file and _is_at(path, file)})
         if numbers:
             return f"lines of {file} that have some: {_listed(numbers)}"
-        found = sorted({f"{Path(path).name}:{n}" for path, _, n in known}, key=_by_line)
+        found = sorted({SourceLine(Path(path).name, number) for path, number in self._lines})
         return f"there are: {_listed(found) or 'none'}"
 
     def _line(self, step: Step) -> str:
@@ -347,8 +346,7 @@ class _Frame:
 
     def name_result(self, step: Step, line: str) -> None:
         """Keep the result of a step under the name that its line gives it, if it gives one."""
-        file, _, number = line.rpartition(":")
-        found = _ASSIGNMENT.match(linecache.getline(file, int(number))) if file else None
+        found = _ASSIGNMENT.match(text_at(line))
         if found is not None and len(step.outs) == 1:
             self.values[found[1]] = self.env[step.outs[0]]
 
@@ -427,11 +425,6 @@ def _is_at(line: str, place: str) -> bool:
 def _listed(names: Sequence[Any]) -> str:
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(map(str, names[:_LISTED])) + more
-
-
-def _by_line(place: str) -> tuple[str, int]:
-    file, _, number = place.rpartition(":")
-    return file, int(number)
 
 
 def _number(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.avals import semaphore_kind
+from pytest_pallas.compat.avals import semaphore_kind, space_of
 from pytest_pallas.compat.keys import key_shape
 from pytest_pallas.simulator.concurrency.transfers import Semaphore, access, release
 from pytest_pallas.simulator.machine import Machine, Thread
@@ -43,9 +43,8 @@ def free(thread: Thread, refs: Sequence[Ref], line: str) -> None:
 
 def made(thread: Thread, aval: Any, name: str) -> Ref:
     """As ``allocate``, of memory that no other device knows."""
-    space = str(aval.memory_space or "").lower().rpartition(".")[2]
     shape, dtype = tuple(aval.shape), aval.dtype
-    return Ref(memory_of(thread.machine, shape, dtype, name, "scratch"), name, space)
+    return Ref(memory_of(thread.machine, shape, dtype, name, "scratch"), name, space_of(aval))
 
 
 def memory_of(

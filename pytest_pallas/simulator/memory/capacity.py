@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
+from pytest_pallas.compat.avals import space_of
 from pytest_pallas.compat.grids import GridFacts
 from pytest_pallas.compat.jaxprs import is_literal, open_jaxpr
 from pytest_pallas.compat.source import source_line
@@ -53,8 +54,7 @@ def _taken(kernel: Kernel, spaces: tuple[str, ...]) -> Iterator[Buffer]:
             count = block.buffers or (2 if window.ahead and _changes(window, facts) else 1)
             yield Buffer(block.name, padded(window.shape, block.dtype), count)
     for name, aval in facts.scratch:
-        space = str(getattr(aval, "memory_space", "")).lower().rpartition(".")[2]
-        if space in spaces and hasattr(aval, "shape"):
+        if space_of(aval) in spaces and hasattr(aval, "shape"):
             yield Buffer(name, padded(aval.shape, aval.dtype), 1)
 
 

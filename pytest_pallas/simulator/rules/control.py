@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pytest_pallas.compat.avals import space_of
 from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr, scan_parts
 from pytest_pallas.simulator.arithmetic.keyed import value_of, words_of
 from pytest_pallas.simulator.evaluation import run
@@ -181,5 +182,4 @@ def initialized(value: Any, aval: Any, name: str) -> Ref:
     """Memory that holds a value, or the memory itself that is given."""
     if isinstance(value, Ref):
         return value
-    space = str(aval.memory_space or "").lower().rpartition(".")[2]
-    return Ref(np.array(words_of(value)), name, space)
+    return Ref(np.array(words_of(value)), name, space_of(aval))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.avals import semaphore_kind
+from pytest_pallas.compat.avals import semaphore_kind, space_of
 from pytest_pallas.compat.compositions import expanded
 from pytest_pallas.compat.grids import BlockFacts, GridFacts, grid_facts
 from pytest_pallas.compat.jaxprs import argument_names, kernel_name, open_jaxpr, written_inputs
@@ -127,8 +127,7 @@ def _home(eqn: Equation, number: int) -> str:
     facts = grid_facts(eqn.origin)
     captured = len(open_jaxpr(eqn.params["jaxpr"])[0].constvars)
     at = captured + len(facts.sizes) + len(facts.scalars) + number
-    space = getattr(eqn.ins[at], "memory_space", None) if number < len(facts.inputs) else None
-    return str(space or "").lower().rpartition(".")[2]
+    return space_of(eqn.ins[at]) if number < len(facts.inputs) else ""
 
 
 def _of_words(block: BlockFacts) -> BlockFacts:

@@ -177,7 +177,7 @@ def test_a_check_that_asks_for_equal_bits_has_nothing_to_compile(compiling):
     ).assert_outcomes(passed=1)
     by_check = {record["check"]: record for record in records(compiling)}
     assert by_check["forward"]["compiled"]
-    assert by_check["determinism"]["notes"] == ["nothing to compile"]
+    assert by_check["determinism"]["notes"] == [{"kind": "run", "text": "nothing to compile"}]
 
 
 @pytest.mark.without_libtpu

@@ -48,7 +48,7 @@ def test_a_backend_of_ones_own(project):
     assert record["test"] == "test_add.py::test_add[doubled]"
     assert record["outcome"] == "passed"
     assert record["kernel_seconds"] == 0.25
-    assert record["notes"] == ["not run at all"]
+    assert record["notes"] == [{"kind": "", "text": "not run at all"}]
 
 
 @pytest.mark.parametrize("implied", [False, True])
@@ -82,4 +82,7 @@ def test_it_replaces_one_of_the_same_name(project):
         conftest=text.format(name="interpret", available=None, implied=True), test_add=TEST
     )
     (record,) = project.records("--pallas-backend=interpret")
-    assert (record["outcome"], record["notes"]) == ("passed", ["not run at all"])
+    assert (record["outcome"], record["notes"]) == (
+        "passed",
+        [{"kind": "", "text": "not run at all"}],
+    )

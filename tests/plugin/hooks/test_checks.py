@@ -25,6 +25,11 @@ CONFTEST = """
 """
 
 
+def texts(record):
+    """The texts of a record's notes."""
+    return [note["text"] for note in record["notes"]]
+
+
 def test_specs_and_tests_of_ones_own(project):
     project.specs(
         'name="positive_add", kernel=add, checks=("positive", "forward"), '
@@ -89,7 +94,7 @@ def test_where_it_can_be_asked(project):
     words = ("--pallas-suite=specs", "--pallas-checks=some,second", "--pallas-max-examples=1")
     backends = "--pallas-backend=interpret,tpu-interpret:v5e,tpu-interpret:v6e"
     records = project.records(*words, backends)
-    assert [(r["check"], r["backend"], r["notes"]) for r in records] == [
+    assert [(r["check"], r["backend"], texts(r)) for r in records] == [
         ("some", "interpret", []),
         ("second", "tpu-interpret:v5e", ["interpret"]),
     ]
@@ -127,7 +132,7 @@ def test_a_backend_is_a_peer_where_the_check_is_expected_to_pass(project, failin
         "--pallas-suite=specs", "--pallas-checks=peers", "--pallas-max-examples=1",
         "--pallas-backend=interpret,tpu-interpret",
     )  # fmt: skip
-    [notes] = [record["notes"] for record in records if record["backend"] == "tpu-interpret"]
+    [notes] = [texts(record) for record in records if record["backend"] == "tpu-interpret"]
     assert notes == peers
 
 
@@ -171,7 +176,7 @@ def test_a_sanitizer(project, options, found):
         "--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=1", *options
     )
     assert [record["check"] for record in records] == found
-    notes = {note for record in records for note in record["notes"]}
+    notes = {note for record in records for note in texts(record)}
     assert notes == ({f"dma: {'heat' in found}"} if found else set())
 
 

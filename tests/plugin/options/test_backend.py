@@ -391,4 +391,7 @@ def test_a_test_of_ones_own_that_is_interpreted_says_so_in_its_record(here):
     simulated, interpreted = here.records()
     assert (simulated["kernel"], simulated["notes"]) == ("add", [])
     assert (interpreted["kernel"], interpreted["backend"]) == ("first", "tpu-sim")
-    assert "run on tpu-interpret, not simulated yet" in interpreted["notes"]
+    assert {
+        "kind": "run",
+        "text": "run on tpu-interpret, not simulated yet",
+    } in interpreted["notes"]

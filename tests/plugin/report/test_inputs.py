@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_pallas.aspects import Aspect, from_json
+
 SPECS = """
 import pytest
 from kernels import *
@@ -61,8 +63,9 @@ def test_records(suite):
     (record,) = suite.records(*RUN, "--pallas-checks=forward", "--pallas-max-examples=1")
     inputs = record["inputs"]
     assert inputs["signatures"] == len(inputs["shapes"]) == 1
-    assert inputs["tried"]["dim m"] == ["fixed"]
-    both = inputs["tried"]["dim n"] + inputs["never"]["dim n"]
+    tried, never = from_json(inputs["tried"]), from_json(inputs["never"])
+    assert tried[Aspect("dim", "m")] == ("fixed",)
+    both = tried[Aspect("dim", "n")] + never[Aspect("dim", "n")]
     assert sorted(both) == ["128", "256", "384"]
 
 

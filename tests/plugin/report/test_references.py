@@ -28,7 +28,7 @@ def test_the_record_and_the_failure(project):
     right, wrong = project.records(*RUN)
     note = NOTE.format(path=project.path)
     for record in (right, wrong):
-        assert [each.startswith(note) for each in record["notes"]] == [True]
+        assert [each["text"].startswith(note) for each in record["notes"]] == [True]
     assert right["outcome"] == "passed"
     assert wrong["outcome"] == "failed"
     assert note.removeprefix("the ") in wrong["message"]

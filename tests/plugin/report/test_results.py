@@ -27,7 +27,7 @@ def test_document(suite):
     result = suite.run(*SUITE, "--pallas-results=results.json", "--pallas-seed=5")
     assert "4 records written to results.json" in result.stdout.str()
     document = read(suite)
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert document["environment"]["jax"] == metadata.version("jax")
     assert document["options"]["seed"] == 5
     assert document["options"]["backends"] == ["tpu-sim"]

@@ -13,7 +13,7 @@ from pytest_pallas.analysis import kernel_calls
 from pytest_pallas.analysis.unwritten import overhanging_blocks, unwritten_memory
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.simulators import tpu_sim
-from pytest_pallas.backends.variations import FILLS, WORDS, words_of
+from pytest_pallas.backends.variations import FILLS, WORDS, Fill
 
 TOP = float(np.finfo(np.float32).max)
 
@@ -49,7 +49,7 @@ def test_memory_holds_what_was_asked_for(dtype, high, low):
     kernel = unwritten(dtype)
     found = [
         tpu_sim().run(Call(function=kernel, args=(X,), fill=fill)).unwrap()
-        for fill in ("high", "", "low", "high")
+        for fill in (Fill("high"), None, Fill("low"), Fill("high"))
     ]
     assert [float(array[0, 0]) for array in (found[0], found[2], found[3])] == [high, low, high]
     assert all((array == array[0, 0]).all() for array in (found[0], found[2]))
@@ -87,15 +87,15 @@ def test_one_place_alone():
         "memory": (8, 9, 11),
         "": (8, 9, 10, 11),
     }.items():
-        fill = f"zero:{place}" if place else "zero"
+        fill = Fill("zero", place)
         found = tpu_sim().run(Call(function=kernel, args=(x,), fill=fill)).unwrap()
         assert tuple(np.flatnonzero(found[8:, 0] == 0) + 8) == rows
         assert found[12, 0] == 1
 
 
 def test_the_place_of_a_fill_in_words():
-    assert words_of("zero:output") == "0 (of bools False) in outputs that nobody has written"
-    assert "in memory that nobody has written" in words_of("high")
+    assert str(Fill("zero", "output")) == "0 (of bools False) in outputs that nobody has written"
+    assert "in memory that nobody has written" in str(Fill("high"))
 
 
 def test_semaphores_start_at_zero():
@@ -112,7 +112,7 @@ def test_semaphores_start_at_zero():
             scratch_shapes=[pltpu.SemaphoreType.DMA],
         )(x)
 
-    call = Call(function=copies, args=(X,), fill="high", timeout=20)
+    call = Call(function=copies, args=(X,), fill=Fill("high"), timeout=20)
     np.testing.assert_array_equal(tpu_sim().run(call).unwrap(), X)
 
 

@@ -18,7 +18,7 @@ from unknown_primitive import unknown
 from pytest_pallas.backends import Call, parse, select
 from pytest_pallas.backends.registry import FAMILIES
 from pytest_pallas.backends.simulators import tpu_sim
-from pytest_pallas.backends.variations import Schedule
+from pytest_pallas.backends.variations import Fill, Schedule
 from pytest_pallas.errors import (
     BoundsError,
     DmaError,
@@ -29,6 +29,7 @@ from pytest_pallas.errors import (
     SimulationLimitError,
 )
 from pytest_pallas.mutation import mutants_of
+from pytest_pallas.notes import Note
 
 X = np.arange(8 * 128, dtype=np.float32).reshape(8, 128)
 KNOWN = {family.name: family for family in FAMILIES}
@@ -168,7 +169,7 @@ class TestGpu:
             o_ref[:4] = x_ref[:4]
 
         call = pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(X.shape, X.dtype))
-        outcome = backend("gpu-sim").run(Call(function=call, args=(X,), fill="zero"))
+        outcome = backend("gpu-sim").run(Call(function=call, args=(X,), fill=Fill("zero")))
         assert (outcome.unwrap()[4:] == 0).all()
 
     def test_it_answers_what_makes_sense_there(self):
@@ -193,7 +194,7 @@ class TestGpu:
         chosen = {each.name: each for each in select(["auto"], families).backends}
         call = Call(function=lambda x: unknown(kernels.add_one(x)), args=(X,))
         outcome = chosen["gpu-sim"].run(call)
-        assert "run on gpu-interpret, not simulated yet" in outcome.notes
+        assert Note("run on gpu-interpret, not simulated yet", "run") in outcome.notes
         assert isinstance(backend("gpu-sim").run(call).error, MissingRuleError)
 
 
@@ -210,7 +211,7 @@ class TestRunsThatAreKept:
         [
             {"args": (X + 1,)},
             {"args": (X.astype(np.int32),)},
-            {"fill": "high"},
+            {"fill": Fill("high")},
             {"probe": "separate"},
             {"devices": 2},
         ],
@@ -288,7 +289,7 @@ class TestWhatIsNotSimulatedYet:
         outcome = completed().run(Call(function=copy_of_unknown, args=(X,), jit=jit))
         assert outcome.error is None
         np.testing.assert_array_equal(outcome.values, X)
-        assert "run on tpu-interpret, not simulated yet" in outcome.notes
+        assert Note("run on tpu-interpret, not simulated yet", "run") in outcome.notes
 
     def test_the_interpreter_finds_what_it_finds(self):
         def function(x):
@@ -507,7 +508,7 @@ def test_memory_that_nobody_wrote_is_filled():
 
     plain = backend().run(Call(function=function, args=(X,)))
     assert np.isnan(plain.values[4:]).all()
-    filled = backend().run(Call(function=function, args=(X,), fill="zero:output"))
+    filled = backend().run(Call(function=function, args=(X,), fill=Fill("zero", "output")))
     assert (filled.values[4:] == 0).all()
 
 

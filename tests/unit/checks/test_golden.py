@@ -52,7 +52,7 @@ def changed(place: int, by: float) -> Any:
 def folder(tmp_path: Path) -> Path:
     found = finding(tmp_path, "record", 2 * LARGE)
     assert found.goldens == {"recorded": 1}
-    assert "4096 elements and a checksum" in found.notes[0]
+    assert "4096 elements and a checksum" in str(found.notes[0])
     return tmp_path
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
+from pytest_pallas.aspects import DTYPE, VALUES, Aspect, from_json
 from pytest_pallas.checks.inputs import inputs_of, to_json
 from pytest_pallas.strategies.once import draw_once
 from pytest_pallas.tally import Tally
@@ -27,12 +28,13 @@ def drawn_call(**sizes):
 def test_a_call_without_a_recipe():
     inputs = inputs_of(pst.Arguments(({"x": X}, Y, 3), {"causal": True}))
     assert inputs.shapes == "8x128 ()"
-    assert inputs.words == (("dtype", "float32, int32"),)
+    assert inputs.words == ((DTYPE, "float32, int32"),)
     assert to_json([inputs]) == {
         "shapes": ["8x128 ()"],
         "signatures": 1,
-        "tried": {"dtype": ["float32, int32"]},
-        "never": {},
+        "dtypes": ["float32", "int32"],
+        "tried": [{"role": "dtype", "name": "", "words": ["float32, int32"]}],
+        "never": [],
     }
 
 
@@ -43,7 +45,7 @@ def test_shapes_may_stand_for_arrays():
 
 def test_a_call_without_arrays_has_no_shape():
     plain = to_json([inputs_of(pst.Arguments((), {"rows": 3}))])
-    assert (plain["shapes"], plain["tried"]) == ([], {})
+    assert (plain["shapes"], plain["tried"]) == ([], [])
 
 
 def test_no_calls():
@@ -56,18 +58,19 @@ def test_tried_and_never_drawn():
     assert json.loads(json.dumps(plain)) == plain == {
         "shapes": ["8"],
         "signatures": 1,
-        "tried": {
-            "dtype": ["float32"],
-            "values": ["integers"],
-            "dim m": ["tile"],
-            "option causal": ["False"],
-        },
-        "never": {
-            "values": ["normal"],
-            "dtype": ["bfloat16"],
-            "dim m": ["2 tiles", "3 tiles"],
-            "option causal": ["True"],
-        },
+        "dtypes": ["float32"],
+        "tried": [
+            {"role": "dtype", "name": "", "words": ["float32"]},
+            {"role": "values", "name": "", "words": ["integers"]},
+            {"role": "dim", "name": "m", "words": ["tile"]},
+            {"role": "option", "name": "causal", "words": ["False"]},
+        ],
+        "never": [
+            {"role": "values", "name": "", "words": ["normal"]},
+            {"role": "dtype", "name": "", "words": ["bfloat16"]},
+            {"role": "dim", "name": "m", "words": ["2 tiles", "3 tiles"]},
+            {"role": "option", "name": "causal", "words": ["True"]},
+        ],
     }  # fmt: skip
 
 
@@ -75,16 +78,14 @@ def test_what_one_strategy_declares_another_may_draw():
     """As in ``one_of``: words are in the order in which they were declared."""
     one, other = drawn_call(dims={"m": [3, 5]}), drawn_call(dims={"m": [5, 7]})
     plain = to_json([inputs_of(other), inputs_of(one)])
-    assert plain["tried"]["dim m"] == ["5", "3"]
-    assert plain["never"]["dim m"] == ["7"]
+    assert from_json(plain["tried"])[Aspect("dim", "m")] == ("5", "3")
+    assert from_json(plain["never"])[Aspect("dim", "m")] == ("7",)
 
 
 def test_a_drawn_tuple_as_an_argument():
     drawn = pst.Drawn((X,), {"dtype": "float32", "values": "normal"})
-    assert to_json([inputs_of(pst.Arguments((drawn,)))])["tried"] == {
-        "dtype": ["float32"],
-        "values": ["normal"],
-    }
+    tried = to_json([inputs_of(pst.Arguments((drawn,)))])["tried"]
+    assert from_json(tried) == {DTYPE: ("float32",), VALUES: ("normal",)}
 
 
 def test_signatures_tell_options_and_dtypes_apart():

@@ -19,7 +19,9 @@ def test_every_number_of_devices(trial_of, doubled):
     counts = [count for count in (1, 2, 4, 8) if count <= jax.device_count()]
     assert finding.failed is None
     assert len(finding.comparisons) == len(counts)
-    assert finding.notes == (f"sharded over {', '.join(map(str, counts))} devices",)
+    assert [str(note) for note in finding.notes] == [
+        f"sharded over {', '.join(map(str, counts))} devices"
+    ]
 
 
 @pytest.mark.parametrize("least", [2, 8])

@@ -174,7 +174,7 @@ def test_a_mark_is_about_operator_line_and_change():
     [verdict] = _hunt([here], lambda _: survived, journal=Journal(), equivalents=(other, mark))
     assert (verdict.status, verdict.reason, verdict.marked) == ("equivalent", "why", True)
     assert stale((mark,), [verdict], whole=True) == []
-    assert "does not exist" in stale((other,), [verdict], whole=True)[0]
+    assert "does not exist" in stale((other,), [verdict], whole=True)[0].text
     assert stale((other,), [verdict], whole=False) == []
 
 
@@ -197,8 +197,9 @@ def test_a_mark_of_a_mutant_that_was_caught_is_stale():
     caught = Tried(Caught("forward", "MismatchError", "interpret"), 1)
     [verdict] = _hunt([here], lambda _: caught, journal=Journal(), equivalents=(mark,))
     assert verdict.status == "caught"
-    [problem] = stale((mark,), [verdict], whole=True)
-    assert "is none: forward on interpret caught it" in problem
+    [note] = stale((mark,), [verdict], whole=True)
+    assert "is none: forward on interpret caught it" in note.text
+    assert note.kind == "mutants"
 
 
 def test_the_score_is_of_mutants_that_were_caught_or_survived():

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from pytest_pallas.numerics import Noise, Tolerance, compare, compare_trees
+from pytest_pallas.numerics.precision import Precision
+from pytest_pallas.source_lines import SourceLine
 
 bf16 = np.dtype(ml_dtypes.bfloat16)
 EPS = 2.0**-23
@@ -98,7 +100,7 @@ def test_noise_that_is_not_finite_excuses_nothing(value):
     assert not judge(one(30), noise).passed
 
 
-@pytest.mark.parametrize("precision", ["", "float32 (refs.py:12)"])
+@pytest.mark.parametrize("precision", [None, Precision("float32", SourceLine("refs.py", 12))])
 def test_an_oracle_with_noise_of_its_own_widens_the_bound(precision):
     """By three times the worst error of a draw: the baseline's twice, and the oracle's."""
     noise = Noise(wide=draws(one(10.0)), narrow=draws(one(10.0)))
@@ -115,7 +117,7 @@ def test_many_errors_beside_an_oracle_with_noise_of_its_own():
     """Allowed on the whole is what is without noise, and three times that of a draw."""
     noise = Noise(wide=draws(np.full(COUNT, 10.0)), narrow=draws(np.full(COUNT, 10.0)))
     errors = 10 * np.random.default_rng(7).choice([-1, 1], COUNT)
-    assert judge(3 * errors, noise, precision="float32").passed
-    result = judge(4 * errors, noise, precision="float32")
+    assert judge(3 * errors, noise, precision=Precision("float32")).passed
+    result = judge(4 * errors, noise, precision=Precision("float32"))
     assert (result.passed, result.kind) == (False, "rms")
     assert 30 < result.allowed < 37

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from pytest_pallas.aspects import Aspect, to_json
 from pytest_pallas.record import Record
 from pytest_pallas.report.sections import inputs
 
 
-def record(kernel="matmul", shapes=(), tried=None, never=None, outcome="passed", test="a.py::t"):
-    plain = {"shapes": list(shapes), "signatures": 1, "tried": tried or {}, "never": never or {}}
+def record(
+    kernel="matmul", shapes=(), dtypes=(), tried=None, never=None, outcome="passed", test="a.py::t"
+):
+    plain = {"shapes": list(shapes), "signatures": 1, "dtypes": list(dtypes)}
+    for title, texts in (("tried", tried or {}), ("never", never or {})):
+        plain[title] = to_json({Aspect(*text.split()): texts[text] for text in texts})
     return Record(test=test, kernel=kernel, check="c", backend="b", outcome=outcome, inputs=plain)
 
 
 FORWARD = record(
     shapes=["8", "9"],
+    dtypes=["int8", "bfloat16"],
     tried={"dtype": ["int8", "bfloat16, int8"], "values": ["normal"], "dim m": ["one"],
            "dim d": ["fixed"], "option causal": ["True"]},
     never={"dim m": ["tile", "tile+1"], "option causal": ["False"]},
 )  # fmt: skip
 VMAP = record(
     shapes=["9", "10"],
+    dtypes=["int8"],
     tried={"dtype": ["int8"], "values": ["normal"], "dim m": ["tile"], "option causal": ["True"]},
     never={"dtype": ["float32"], "dim m": ["one", "tile+1"], "option causal": ["False"]},
 )
@@ -27,7 +36,7 @@ VMAP = record(
 def test_checks_and_backends_count_together():
     (one,) = inputs.covered([FORWARD, VMAP])
     assert one.shapes == {"8", "9", "10"}
-    assert {aspect: list(words) for aspect, words in one.never.items() if words} == {
+    assert {str(aspect): list(words) for aspect, words in one.never.items() if words} == {
         "dim m": ["tile+1"],
         "option causal": ["False"],
         "dtype": ["float32"],
@@ -44,8 +53,15 @@ def test_summary():
 
 
 def test_summary_of_calls_that_were_not_drawn():
-    kernels = inputs.covered([record(shapes=["8"], tried={"dtype": ["int8"]})])
+    kernels = inputs.covered([record(shapes=["8"], dtypes=["int8"], tried={"dtype": ["int8"]})])
     assert inputs.summary(kernels) == "inputs: 1 kernel, 1 shape, 1 dtype"
+
+
+def test_records_of_schema_1_have_aspects_as_texts():
+    plain = {"shapes": ["8"], "tried": {"dtype": ["int8"], "dim m": ["one"]}}
+    old = dataclasses.replace(FORWARD, inputs={**plain, "never": {"dim m": ["tile"]}})
+    summary = "inputs: 1 kernel, 1 shape, 1 dtype, 1 of 2 boundary kinds"
+    assert inputs.summary(inputs.covered([old])) == summary
 
 
 def test_kernels_of_one_name_in_two_files():

@@ -7,6 +7,7 @@ from itertools import combinations
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
+from pytest_pallas.aspects import Aspect
 from pytest_pallas.sampling import variety
 from pytest_pallas.sampling.variety import BASE, choose, words_of
 from pytest_pallas.strategies.declared import aspects
@@ -39,7 +40,7 @@ def test_a_few_examples_meet_all_that_is_declared():
     assert missed <= 1
 
 
-FIXED = {"values", "dim m"}
+FIXED = {Aspect("values"), Aspect("dim", "m")}
 
 
 def test_examples_that_bring_nothing_alone_bring_pairs():

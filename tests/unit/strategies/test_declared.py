@@ -10,15 +10,16 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.strategies.declared import aspects
+from pytest_pallas.aspects import Aspect
+from pytest_pallas.strategies.declared import SEVERAL, aspects, keyword_kind
 from pytest_pallas.strategies.once import draw_once
 
 EDGES = ("tile-1", "tile", "tile+1", "2 tiles-1", "2 tiles", "2 tiles+1")
 
 
 def declared(strategy):
-    """The words of each aspect."""
-    return dict(draw_once(strategy).declared.words)
+    """The words of each aspect, by its text."""
+    return {str(aspect): words for aspect, words in draw_once(strategy).declared.words.items()}
 
 
 def all_aspects(strategy, draws):
@@ -30,7 +31,7 @@ def all_aspects(strategy, draws):
     @given(strategy)
     def collect(drawn):
         for aspect, word in aspects(drawn):
-            found.setdefault(aspect, set()).add(word)
+            found.setdefault(str(aspect), set()).add(word)
 
     collect()
     return found
@@ -114,12 +115,22 @@ def test_options_and_tuning():
         },
         tuning=lambda drawn: {"block": st.sampled_from([8, 16]).map(lambda size: size)},
     )
-    words = {a: w for a, w in declared(call).items() if a.partition(" ")[0] in ("option", "tuning")}
+    found = draw_once(call).declared
+    words = {str(a): w for a, w in found.words.items() if a.role in ("option", "tuning")}
     assert words == {
         "option causal": ("False", "True"),
         "option scale": ("None", "0.5", "2.0"),
         "option activation": ("tanh", "cosh"),
     }
+    assert found.keyword_kinds[Aspect("option", "scale")] == {"None", "0.5", SEVERAL}
+
+
+def test_kinds_of_keyword_arguments():
+    """Block sizes are of one kind; a word that reads like a number is none."""
+    values = (2, 512, np.float32(2), 1, True, "2", np.tanh, None, np.dtype("int8"))
+    assert [keyword_kind(value) for value in values] == (
+        [SEVERAL, SEVERAL, SEVERAL, "1", "True", "2", "tanh", "None", "int8"]
+    )
 
 
 def test_keywords_may_depend_on_what_was_drawn():
@@ -146,12 +157,12 @@ def test_draws_have_the_words_that_are_declared():
 def test_a_size_from_elsewhere_is_other():
     drawn = draw_once(pst.arrays("m", around=8))
     moved = pst.Drawn(drawn.args, {**drawn.recipe, "m": 1000}, declared=drawn.declared)
-    assert dict(aspects(moved))["dim m"] == "other"
+    assert dict(aspects(moved))[Aspect("dim", "m")] == "other"
 
 
 def test_tuples_survive_pickling():
     drawn = pst.Drawn((1,), {"m": 8}, declared=draw_once(pst.arrays("m", around=8)).declared)
-    assert dict(aspects(pickle.loads(pickle.dumps(drawn)))) == {"dim m": "tile"}
+    assert dict(aspects(pickle.loads(pickle.dumps(drawn)))) == {Aspect("dim", "m"): "tile"}
 
 
 def test_without_a_recipe_there_is_nothing():

@@ -49,6 +49,10 @@ class Launch(Protocol):
         ...
 
 
+#: What a load is called in messages; only it may hang over an edge unmasked.
+LOAD = "load from"
+
+
 @dataclass(eq=False)
 class Memory:
     """An array that the programs of a grid share.
@@ -147,8 +151,8 @@ def load(
             return part
         numbers = read(block.indices(), window, operands)
     except Outside as outside:
-        raise refuse(thread, ref, "load from", outside, line) from None
-    _require(thread, ref, np.asarray(numbers), "load from", line)
+        raise refuse(thread, ref, LOAD, outside, line) from None
+    _require(thread, ref, np.asarray(numbers), LOAD, line)
     return _gathered(thread, ref, np.asarray(numbers), None, "read", line)
 
 
@@ -237,7 +241,7 @@ def load_masked(
     Raises:
       BoundsError: as ``load``, of an element that is not left out.
     """
-    numbers = _numbers(thread, ref, window, operands, shape, mask, "load from", line)
+    numbers = _numbers(thread, ref, window, operands, shape, mask, LOAD, line)
     values = _gathered(thread, ref, numbers, other, "volatile" if volatile else "read", line)
     if volatile and ref.block.launch is not None:
         ref.block.launch.looked(thread, ref, (line, numbers.tobytes(), values.tobytes()))
@@ -365,7 +369,7 @@ def _require(thread: Thread, ref: Ref, numbers: Array, access: str, line: str) -
     Raises:
       BoundsError: there are some.
     """
-    least = HANGING if access.startswith("load") else MASKED
+    least = HANGING if access == LOAD else MASKED
     if not numbers.size or int(numbers.min()) >= least:
         return
     why = (

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pytest_pallas.compat.avals import name_of_space
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.concurrency.indexed_copies import indexed_copy, is_indexed
 from pytest_pallas.simulator.concurrency.peers import barrier_of, peer_of, reach
@@ -311,5 +312,5 @@ def _one(found: Any) -> Semaphore:
 
 @rule("has_memory_space")
 def _has_memory_space(eqn: Equation) -> Evaluate:
-    wanted = str(eqn.params["memory_space"]).lower().rpartition(".")[2]
+    wanted = name_of_space(eqn.params["memory_space"])
     return lambda ref: np.bool_(ref.space == wanted)

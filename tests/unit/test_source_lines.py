@@ -1,0 +1,30 @@
+"""``SourceLine``: made of a file and a number, and read from ``file:line``."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_pallas.source_lines import SourceLine, read, short, text_at
+
+
+@pytest.mark.parametrize("file", ["/a/kernel.py", "kernel.py", r"C:\a\kernel.py", "a b.py"])
+def test_a_line_is_read_as_it_was_written(file):
+    line = SourceLine(file, 24)
+    assert read(str(line)) == line
+
+
+@pytest.mark.parametrize("text", ["", "the end of the kernel", "kernel.py", ":3", "kernel.py:"])
+def test_other_texts_name_no_line(text):
+    assert read(text) is None
+    assert (short(text), text_at(text)) == (text, "")
+
+
+def test_folders_are_left_out_in_short():
+    assert short("/a/b/kernel.py:7") == "kernel.py:7"
+
+
+def test_the_text_of_a_line_has_no_indentation(tmp_path):
+    file = tmp_path / "kernel.py"
+    file.write_text("def f():\n    return 1\n")
+    assert text_at(f"{file}:2") == "return 1"
+    assert text_at(f"{file}:9") == ""
