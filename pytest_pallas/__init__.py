@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_pallas.analysis.machine_code import Cost
     from pytest_pallas.backends import Backend, Call, Family, Outcome, Target
     from pytest_pallas.backends.analyzing import analyze
-    from pytest_pallas.checks import Check
+    from pytest_pallas.checks import Check, check, sanitizer
     from pytest_pallas.collection.suite import suite
     from pytest_pallas.compilers.report import CompileReport
     from pytest_pallas.errors import (
@@ -110,6 +110,8 @@ _HOMES = {
     "Tolerance": "pytest_pallas.numerics",
     "TooFewDevicesError": "pytest_pallas.errors",
     "analyze": "pytest_pallas.backends.analyzing",
+    "check": "pytest_pallas.checks",
+    "sanitizer": "pytest_pallas.checks",
     "suite": "pytest_pallas.collection.suite",
 }
 
@@ -166,6 +168,8 @@ __all__ = [
     "TooFewDevicesError",
     "__version__",
     "analyze",
+    "check",
+    "sanitizer",
     "strategies",
     "suite",
 ]
