@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pytest_pallas.mutation import Operator
     from pytest_pallas.numerics import Tolerance
     from pytest_pallas.record import Record
+    from pytest_pallas.report.section import Section
     from pytest_pallas.spec import KernelSpec
 
 
@@ -31,6 +32,14 @@ def pytest_pallas_mutation_operators(config: pytest.Config) -> Sequence[Operator
     """Return mutation operators of your own, which ``--pallas-mutate`` tries besides the others.
 
     It is called where kernels are mutated, and only there: import ``pytest_pallas.mutation`` in it.
+    """
+
+
+@pytest.hookspec
+def pytest_pallas_report_sections(config: pytest.Config) -> Sequence[Section]:  # pyright: ignore[reportReturnType]
+    """Return sections of your own, which end the report in the terminal.
+
+    It is called in the process that reports: the controller, under xdist.
     """
 
 
