@@ -140,9 +140,10 @@ def value_class(
     return declare
 
 
-def _origin(function: Callable[..., Any]) -> tuple[str, str]:
+def _origin(function: Callable[..., Any]) -> tuple[Any, ...]:
     # A module that is imported again, by a reload or by another test session, declares its again.
-    return function.__code__.co_filename, function.__qualname__
+    code = getattr(function, "__code__", None)
+    return (function,) if code is None else (code.co_filename, function.__qualname__)
 
 
 @value_class("integers")
