@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from pytest_pallas.analysis.machine_code import Cost
     from pytest_pallas.backends import Backend, Call, Family, Outcome, Target
     from pytest_pallas.backends.analyzing import analyze
-    from pytest_pallas.checks import Check
+    from pytest_pallas.checks import Check, check, sanitizer
     from pytest_pallas.collection.suite import suite
     from pytest_pallas.compilers.report import CompileReport
+    from pytest_pallas.devices.gpus import Gpu
+    from pytest_pallas.devices.targets import add_chip
+    from pytest_pallas.devices.tpus import Tpu
     from pytest_pallas.errors import (
         BackendUnavailableError,
         BoundsError,
@@ -73,6 +76,7 @@ _HOMES = {
     "Cost": "pytest_pallas.analysis.machine_code",
     "CostError": "pytest_pallas.errors",
     "GoldenError": "pytest_pallas.errors",
+    "Gpu": "pytest_pallas.devices.gpus",
     "CrashError": "pytest_pallas.errors",
     "DeadlockError": "pytest_pallas.errors",
     "DeviceError": "pytest_pallas.errors",
@@ -109,7 +113,11 @@ _HOMES = {
     "Target": "pytest_pallas.backends",
     "Tolerance": "pytest_pallas.numerics",
     "TooFewDevicesError": "pytest_pallas.errors",
+    "Tpu": "pytest_pallas.devices.tpus",
+    "add_chip": "pytest_pallas.devices.targets",
     "analyze": "pytest_pallas.backends.analyzing",
+    "check": "pytest_pallas.checks",
+    "sanitizer": "pytest_pallas.checks",
     "suite": "pytest_pallas.collection.suite",
 }
 
@@ -136,6 +144,7 @@ __all__ = [
     "ExpectedFailure",
     "Family",
     "GoldenError",
+    "Gpu",
     "GridError",
     "GridFinding",
     "HangError",
@@ -164,8 +173,12 @@ __all__ = [
     "Target",
     "Tolerance",
     "TooFewDevicesError",
+    "Tpu",
     "__version__",
+    "add_chip",
     "analyze",
+    "check",
+    "sanitizer",
     "strategies",
     "suite",
 ]

@@ -10,8 +10,10 @@ import pytest
 if TYPE_CHECKING:
     from pytest_pallas.backends import Backend, Family
     from pytest_pallas.checks import Check
+    from pytest_pallas.mutation import Operator
     from pytest_pallas.numerics import Tolerance
     from pytest_pallas.record import Record
+    from pytest_pallas.report.section import Section
     from pytest_pallas.spec import KernelSpec
 
 
@@ -23,6 +25,22 @@ def pytest_pallas_backends(config: pytest.Config) -> Sequence[Family]:  # pyrigh
 @pytest.hookspec
 def pytest_pallas_checks(config: pytest.Config) -> Sequence[Check]:  # pyright: ignore[reportReturnType]
     """Return checks of your own, to be asked of every spec that they apply to."""
+
+
+@pytest.hookspec
+def pytest_pallas_mutation_operators(config: pytest.Config) -> Sequence[Operator]:  # pyright: ignore[reportReturnType]
+    """Return mutation operators of your own, which ``--pallas-mutate`` tries besides the others.
+
+    It is called where kernels are mutated, and only there: import ``pytest_pallas.mutation`` in it.
+    """
+
+
+@pytest.hookspec
+def pytest_pallas_report_sections(config: pytest.Config) -> Sequence[Section]:  # pyright: ignore[reportReturnType]
+    """Return sections of your own, which end the report in the terminal.
+
+    It is called in the process that reports: the controller, under xdist.
+    """
 
 
 @pytest.hookspec

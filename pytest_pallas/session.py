@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_pallas.compilers.costs import Costs
     from pytest_pallas.compilers.service import Service
     from pytest_pallas.goldens.example import Loaded
+    from pytest_pallas.mutation import Operator
     from pytest_pallas.oracle.expected import ExpectedCache
     from pytest_pallas.record import NotApplicable
     from pytest_pallas.sanitizers.runs import Runs
@@ -138,24 +139,35 @@ class Session:
         return self.checks[next(check.name for check in declared_checks() if check.base)]
 
     @cached_property
+    def operator_names(self) -> tuple[str, ...]:
+        """Names of the known mutation operators, those of the hook included. It imports JAX.
+
+        Raises:
+          OptionError: two have the same name.
+        """
+        from pytest_pallas.mutation import added_operators, known_operators
+
+        extra = self.config.hook.pytest_pallas_mutation_operators(config=self.config)
+        own = [operator for each in cast("list[Sequence[Operator]]", extra) for operator in each]
+        adding = added_operators(own)
+        adding.__enter__()
+        self.config.add_cleanup(lambda: adding.__exit__(None, None, None))
+        return tuple(operator.name for operator in known_operators())
+
+    @cached_property
     def operators(self) -> tuple[str, ...]:
         """Names of the mutation operators to use.
 
         Raises:
           OptionError: an unknown name.
         """
-        from pytest_pallas.mutation import declared_operators
-
         place = place_of(self.config, "mutate_operators")
-        names = [operator.name for operator in declared_operators()]
-        return choose(self.options.mutate_operators, names, place)
+        return choose(self.options.mutate_operators, self.operator_names, place)
 
     @property
     def chosen_operators(self) -> bool:
         """Whether only some of the mutation operators are used."""
-        from pytest_pallas.mutation import declared_operators
-
-        return set(self.operators) != {operator.name for operator in declared_operators()}
+        return set(self.operators) != set(self.operator_names)
 
     @cached_property
     def selection(self) -> Selection:

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_pallas.devices.targets import DEFAULT_TARGETS, Label
 from pytest_pallas.errors import SpecError
@@ -35,12 +35,32 @@ class ExpectedFailure:
     Attributes:
       reason: why, in a few words.
       jax: the JAX version in which it was last seen, e.g. ``"0.12.0.1"``.
-      checks: the checks that fail; empty means all of them.
+      checks: the checks that fail; empty means all of ``scope``.
+      scope: ``"all"``, or ``"executing"``: only checks and sanitizers that execute the kernel fail.
+        Those that trace it or ask the reference (``Check.executes`` is False) must pass.
     """
 
     reason: str
     jax: str
     checks: Collection[str] = ()
+    scope: Literal["all", "executing"] = "all"
+
+    def __post_init__(self) -> None:
+        if self.scope not in ("all", "executing"):  # pyright: ignore[reportUnnecessaryContains]
+            raise SpecError(
+                f'ExpectedFailure: scope must be "all" or "executing", not {self.scope!r}'
+            )
+
+    def covers(self, check: str, *, executes: bool) -> bool:
+        """Whether a check is expected to fail.
+
+        Args:
+          check: its name.
+          executes: whether it executes the kernel.
+        """
+        if self.scope == "executing" and not executes:
+            return False
+        return not self.checks or check in self.checks
 
 
 @dataclass(frozen=True, kw_only=True)

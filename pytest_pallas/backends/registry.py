@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from pytest_pallas.backends.protocol import Backend, Kind, label
-from pytest_pallas.devices.targets import TARGETS, Label, Target, targets_of
+from pytest_pallas.devices.targets import TARGETS, ChipNames, Label, Target
 from pytest_pallas.errors import BackendUnavailableError, OptionError
 
 
@@ -50,14 +50,14 @@ FAMILIES: tuple[Family, ...] = (
         name="tpu-sim",
         make=_maker("simulators:tpu_sim"),
         kind="simulating",
-        targets=targets_of("tpu"),
+        targets=ChipNames("tpu"),
         implied=True,
     ),
     Family(
         name="gpu-sim",
         make=_maker("simulators:gpu_sim"),
         kind="simulating",
-        targets=targets_of("gpu"),
+        targets=ChipNames("gpu"),
     ),
     Family(
         name="interpret", make=_maker("interpreters:interpret"), kind="interpreting", implied=True
@@ -66,17 +66,17 @@ FAMILIES: tuple[Family, ...] = (
         name="tpu-interpret",
         make=_maker("interpreters:tpu_interpret"),
         kind="interpreting",
-        targets=targets_of("tpu"),
+        targets=ChipNames("tpu"),
         implied=True,
     ),
     Family(
         name="gpu-interpret",
         make=_maker("interpreters:gpu_interpret"),
         kind="interpreting",
-        targets=targets_of("gpu"),
+        targets=ChipNames("gpu"),
     ),
-    Family(name="tpu", make=_maker("hardware:tpu"), kind="hardware", targets=targets_of("tpu")),
-    Family(name="gpu", make=_maker("hardware:gpu"), kind="hardware", targets=targets_of("gpu")),
+    Family(name="tpu", make=_maker("hardware:tpu"), kind="hardware", targets=ChipNames("tpu")),
+    Family(name="gpu", make=_maker("hardware:gpu"), kind="hardware", targets=ChipNames("gpu")),
 )
 
 
@@ -106,7 +106,7 @@ def compiling(service: Callable[[], Any]) -> tuple[Family, ...]:
             name=f"{platform}-compile",
             make=maker(platform),
             kind="compiling",
-            targets=targets_of(platform),
+            targets=ChipNames(platform),
         )
         for platform in ("tpu", "gpu")
     )

@@ -1,13 +1,14 @@
-"""Checks: a module a question, which declares its ``CHECK``.
+"""Checks: a module a question, with a function that ``@check`` declares.
 
-Importing this package does not import jax; the modules do.
+Importing this package does not import jax; the modules do. So their names are listed here, and a
+test compares the list with what the modules declare.
 """
 
 from __future__ import annotations
 
 import functools
 
-from pytest_pallas.checks.check import Check, declared_by, names_of
+from pytest_pallas.checks.check import Check, check, declared_by, names_of, sanitizer
 
 #: The modules that declare a check, in the order in which the checks run.
 MODULES: tuple[str, ...] = (
@@ -40,4 +41,4 @@ def declared_checks() -> tuple[Check, ...]:
     return declared_by(__name__, MODULES)
 
 
-__all__ = ["MODULES", "NAMES", "Check", "declared_checks"]
+__all__ = ["MODULES", "NAMES", "Check", "check", "declared_checks", "sanitizer"]

@@ -5,13 +5,39 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import check
 from pytest_pallas.checks.trial import Trial, TrialResult, exactly, expect, judge, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.once import draw_once
 
 
+def requires_spec(spec: KernelSpec) -> str | None:
+    """A spec must have two tunings to compare."""
+    if callable(spec.inputs):
+        return "the kernel runs on a mesh, which its inputs wait for"
+    try:
+        tuning = draw_once(spec.inputs).tuning
+    except Exception:  # said at collection, by the validation of the spec
+        return "its inputs cannot be drawn"
+    if not tuning:
+        return "its inputs draw no tuning"
+    functions = spec.kernel.values() if isinstance(spec.kernel, Mapping) else (spec.kernel,)
+    for function in functions:
+        parameters = inspect.signature(function).parameters
+        needed = [n for n in tuning if n in parameters and _is_required(parameters[n])]
+        if needed:
+            return f"the kernel has no default for {', '.join(needed)}"
+    return None
+
+
+@check(
+    "blocks",
+    asks="is the answer with the default tuning as good as with the drawn one?",
+    requires_spec=requires_spec,
+    example_fraction=0.125,
+    varies_calls=True,
+)
 def blocks(trial: Trial) -> TrialResult:
     """Run the kernel with its default tuning, then with the drawn one, and judge both.
 
@@ -38,34 +64,5 @@ def blocks(trial: Trial) -> TrialResult:
     )
 
 
-def requires_spec(spec: KernelSpec) -> str | None:
-    """A spec must have two tunings to compare."""
-    if callable(spec.inputs):
-        return "the kernel runs on a mesh, which its inputs wait for"
-    try:
-        tuning = draw_once(spec.inputs).tuning
-    except Exception:  # said at collection, by the validation of the spec
-        return "its inputs cannot be drawn"
-    if not tuning:
-        return "its inputs draw no tuning"
-    functions = spec.kernel.values() if isinstance(spec.kernel, Mapping) else (spec.kernel,)
-    for function in functions:
-        parameters = inspect.signature(function).parameters
-        needed = [n for n in tuning if n in parameters and _is_required(parameters[n])]
-        if needed:
-            return f"the kernel has no default for {', '.join(needed)}"
-    return None
-
-
 def _is_required(parameter: inspect.Parameter) -> bool:
     return parameter.default is inspect.Parameter.empty
-
-
-CHECK = Check(
-    name="blocks",
-    asks="is the answer with the default tuning as good as with the drawn one?",
-    run=blocks,
-    requires_spec=requires_spec,
-    example_fraction=0.125,
-    varies_calls=True,
-)

@@ -1,10 +1,11 @@
-"""``Check``: one question about one kernel. A module declares its own as ``CHECK``."""
+"""``Check``: one question about one kernel, which ``@check`` or ``@sanitizer`` declares."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 #: A function and its positional arguments.
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
+
+#: Answers the question of a check for one drawn example.
+type Run = Callable[[Trial], TrialResult]
 
 #: What a check requires of the kernels of a call on a backend.
 type KernelRequirement = Callable[[KernelSpec, Backend, Sequence[KernelCall]], str | None]
@@ -39,6 +43,8 @@ def _no_peers(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """One question about one kernel. Projects add their own by ``pytest_pallas_checks``.
+
+    ``@check`` and ``@sanitizer`` make one of a function, which can be called as before.
 
     A requirement returns why the check does not apply, for people to read, or None if it applies.
 
@@ -81,7 +87,7 @@ class Check:
 
     name: str
     asks: str
-    run: Callable[[Trial], TrialResult]
+    run: Run
     kind: Literal["check", "sanitizer"] = "check"
     requires_spec: Callable[[KernelSpec], str | None] = _any_spec
     requires_backend: Callable[[Backend], str | None] = _any_backend
@@ -99,6 +105,10 @@ class Check:
     differentiates: Literal["no", "also", "only"] = "no"
     varies_calls: bool = False
     watches: Literal["", "races", "dma"] = ""
+
+    def __call__(self, trial: Trial) -> TrialResult:
+        """Answer the question for one drawn example: ``run``."""
+        return self.run(trial)
 
     def unmet(
         self, spec: KernelSpec, backend: Backend, others: Sequence[Backend] = ()
@@ -118,11 +128,40 @@ class Check:
         return max(self.min_examples, round(most * self.example_fraction))
 
 
+def check(name: str, *, asks: str, **fields: Any) -> Callable[[Run], Check]:
+    """Declare that a function is a check: ``@check("flat", asks="is it element by element?")``.
+
+    The function is ``run``; ``fields`` are any others of ``Check``.
+
+    Raises:
+      TypeError: ``Check`` has no such field.
+    """
+
+    def declare(run: Run) -> Check:
+        declared = Check(name=name, asks=asks, run=run, **fields)
+        object.__setattr__(declared, "__doc__", run.__doc__)
+        return declared
+
+    return declare
+
+
+def sanitizer(name: str, *, asks: str, **fields: Any) -> Callable[[Run], Check]:
+    """Declare that a function is a sanitizer: a check that ``--pallas-sanitize`` chooses, too."""
+    return check(name, asks=asks, kind="sanitizer", **fields)
+
+
 def names_of(modules: Sequence[str]) -> tuple[str, ...]:
     """The names of the checks that modules declare: known without importing them, and so JAX."""
     return tuple(module.replace("_", "-") for module in modules)
 
 
+def declared_in(module: ModuleType) -> tuple[Check, ...]:
+    """The checks that a module declares, without those that it imports."""
+    checks = (each for each in vars(module).values() if isinstance(each, Check))
+    return tuple(each for each in checks if each.run.__module__ == module.__name__)
+
+
 def declared_by(package: str, modules: Sequence[str]) -> tuple[Check, ...]:
-    """The ``CHECK`` of each module of a package. It imports them, and so JAX."""
-    return tuple(importlib.import_module(f"{package}.{module}").CHECK for module in modules)
+    """The checks of some modules of a package, in their order. It imports them, and so JAX."""
+    found = (importlib.import_module(f"{package}.{module}") for module in modules)
+    return tuple(each for module in found for each in declared_in(module))

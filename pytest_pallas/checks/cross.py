@@ -17,7 +17,7 @@ import numpy as np
 
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.checks.apart import apart, named, named_noise, named_precision
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import check
 from pytest_pallas.checks.trial import Other, Trial, TrialResult, exactly, expect, run
 from pytest_pallas.errors import NotApplicableError, PallasTestError
 from pytest_pallas.notes import Note
@@ -37,6 +37,23 @@ if TYPE_CHECKING:
     from pytest_pallas.strategies.arguments import Arguments
 
 
+def requires_peers(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
+    """There must be something else that computes the same."""
+    if others or spec.implementations:
+        return None
+    return (
+        "the spec names no other implementations, and claims no other chosen backend that executes "
+        "it and comes before"
+    )
+
+
+@check(
+    "cross",
+    asks="do backends and other implementations agree with each other?",
+    requires_peers=requires_peers,
+    example_fraction=0.25,
+    varies_calls=True,
+)
 def cross(trial: Trial) -> TrialResult:
     """Compare the kernel on its backend with each of ``trial.others``, up to the first trouble.
 
@@ -176,23 +193,3 @@ def _differs(name: str, mine: Leaves, theirs: Leaves) -> Iterator[Note]:
             unit = "ulp" if bound <= 1 else "ulps"
             text = f"not the bits of {name}: up to {bound:g} {unit} of the output scale apart"
             yield Note(text, "result")
-
-
-def requires_peers(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
-    """There must be something else that computes the same."""
-    if others or spec.implementations:
-        return None
-    return (
-        "the spec names no other implementations, and claims no other chosen backend that executes "
-        "it and comes before"
-    )
-
-
-CHECK = Check(
-    name="cross",
-    asks="do backends and other implementations agree with each other?",
-    run=cross,
-    requires_peers=requires_peers,
-    example_fraction=0.25,
-    varies_calls=True,
-)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_pallas.backends.variations import Schedule
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import check
 from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.numerics import bitwise
 from pytest_pallas.oracle.expected import flatten
@@ -13,6 +13,11 @@ from pytest_pallas.oracle.expected import flatten
 REPEATS, ON_A_CHIP = 2, 19
 
 
+@check(
+    "determinism",
+    asks="does the same call give the same bits again?",
+    example_fraction=0.5,
+)
 def determinism(trial: Trial) -> TrialResult:
     """Run the kernel again and compare bit for bit with the first run.
 
@@ -36,11 +41,3 @@ def determinism(trial: Trial) -> TrialResult:
                 where += f", with {schedule}"
             comparisons.append(bitwise(actual, wanted, where=where))
     return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds, notes=first.notes)
-
-
-CHECK = Check(
-    name="determinism",
-    asks="does the same call give the same bits again?",
-    run=determinism,
-    example_fraction=0.5,
-)

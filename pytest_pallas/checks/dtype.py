@@ -9,11 +9,17 @@ import jax
 
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.tracing import abstract, apply, jitted, split
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import check
 from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.errors import MismatchError
 
 
+@check(
+    "dtype",
+    asks="does it return the dtypes, shapes and pytree of the reference?",
+    executes=False,
+    tries_mutants=False,
+)
 def dtype(trial: Trial) -> TrialResult:
     """Compare pytrees, shapes, dtypes and weak types, by tracing: nothing is executed.
 
@@ -97,12 +103,3 @@ def _words(leaf: Any, trial: Trial) -> str:
 
 def _tree(structure: Any) -> str:
     return str(structure).removeprefix("PyTreeDef(").removesuffix(")")
-
-
-CHECK = Check(
-    name="dtype",
-    asks="does it return the dtypes, shapes and pytree of the reference?",
-    run=dtype,
-    executes=False,
-    tries_mutants=False,
-)

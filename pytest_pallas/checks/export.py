@@ -20,7 +20,7 @@ from pytest_pallas.backends import Backend, Call
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.hardware import CUSTOM_CALLS
 from pytest_pallas.backends.tracing import QUICK, abstract, apply, on_host, split
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import check
 from pytest_pallas.checks.trial import Trial, TrialResult, call, run
 from pytest_pallas.compat.avals import is_reference
 from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
@@ -184,6 +184,31 @@ def _same_types(exported: jax.export.Exported, traced: Any) -> None:
         )
 
 
+def requires_backend(backend: Backend) -> str | None:
+    """What runs a kernel must be in the exported program."""
+    if backend.kind == "interpreting" and backend.platform != "any":
+        return (
+            f"{backend.name} runs kernels by callbacks to the host, which JAX cannot serialize; "
+            "interpret and hardware can be exported"
+        )
+    return None
+
+
+def requires_spec(spec: KernelSpec) -> str | None:
+    """What is exported is called on one device."""
+    if spec.meshes:
+        return "the kernel runs on a mesh, and what is exported is called on one device"
+    return None
+
+
+@check(
+    "export",
+    asks="does it survive jax.export, to the bit?",
+    requires_spec=requires_spec,
+    requires_backend=requires_backend,
+    example_fraction=0.125,
+    tries_mutants=False,  # they are made in what jit has traced
+)
 def export(trial: Trial) -> TrialResult:
     """Export and serialize the kernel, deserialize and call it, and compare bit for bit.
 
@@ -220,31 +245,3 @@ def _not_simulated(trial: Trial) -> str | None:
     lacks: Any = getattr(trial.backend, "lacks", None)
     missing = lacks and lacks(call(trial, trial.kernel, trial.arguments.args))
     return missing and f"{missing}, and what is interpreted instead cannot be exported"
-
-
-def requires_backend(backend: Backend) -> str | None:
-    """What runs a kernel must be in the exported program."""
-    if backend.kind == "interpreting" and backend.platform != "any":
-        return (
-            f"{backend.name} runs kernels by callbacks to the host, which JAX cannot serialize; "
-            "interpret and hardware can be exported"
-        )
-    return None
-
-
-def requires_spec(spec: KernelSpec) -> str | None:
-    """What is exported is called on one device."""
-    if spec.meshes:
-        return "the kernel runs on a mesh, and what is exported is called on one device"
-    return None
-
-
-CHECK = Check(
-    name="export",
-    asks="does it survive jax.export, to the bit?",
-    run=export,
-    requires_spec=requires_spec,
-    requires_backend=requires_backend,
-    example_fraction=0.125,
-    tries_mutants=False,  # they are made in what jit has traced
-)

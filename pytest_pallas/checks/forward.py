@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_pallas.checks.check import Check, Program
+from pytest_pallas.checks.check import Program, check
 from pytest_pallas.checks.trial import (
     Answer,
     Trial,
@@ -15,6 +15,17 @@ from pytest_pallas.checks.trial import (
 from pytest_pallas.oracle.expected import flatten
 
 
+def program(trial: Trial) -> Program:
+    """What a compiling backend compiles."""
+    return trial.kernel, trial.arguments.args
+
+
+@check(
+    "forward",
+    asks="is the answer as close to the oracle as the jnp baseline's?",
+    program=program,
+    base=True,
+)
 def forward(trial: Trial) -> TrialResult:
     """Run the kernel once and judge every output."""
     outcome = run(trial, trial.kernel, trial.arguments.args)
@@ -27,17 +38,3 @@ def forward(trial: Trial) -> TrialResult:
         notes=outcome.notes,
         answer=Answer(flatten(outcome.values), expected),
     )
-
-
-def program(trial: Trial) -> Program:
-    """What a compiling backend compiles."""
-    return trial.kernel, trial.arguments.args
-
-
-CHECK = Check(
-    name="forward",
-    asks="is the answer as close to the oracle as the jnp baseline's?",
-    run=forward,
-    program=program,
-    base=True,
-)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytest_pallas.backends.execution import to_numpy
-from pytest_pallas.checks.check import Check, Program
+from pytest_pallas.checks.check import Program, check
 from pytest_pallas.checks.trial import (
     Answer,
     Trial,
@@ -55,6 +55,25 @@ class Vjp:
         return pullback(typed)
 
 
+def program(trial: Trial) -> Program:
+    """What a compiling backend compiles: the kernel and its pullback."""
+    by = _positions(trial)
+    return Vjp(trial.kernel, by), (None, *trial.arguments.args)
+
+
+def requires_spec(spec: KernelSpec) -> str | None:
+    """A spec must name the arguments to differentiate by."""
+    return None if spec.differentiable else "the spec names no differentiable arguments"
+
+
+@check(
+    "gradient",
+    asks="is the reverse mode that of the reference?",
+    requires_spec=requires_spec,
+    example_fraction=0.5,
+    program=program,
+    differentiates="only",
+)
 def gradient(trial: Trial) -> TrialResult:
     """Pull one random cotangent back through kernel and reference, and compare.
 
@@ -86,12 +105,6 @@ def _with(trial: Trial, args: tuple[Any, ...]) -> Arguments:
     return replace(trial.arguments, args=args)
 
 
-def program(trial: Trial) -> Program:
-    """What a compiling backend compiles: the kernel and its pullback."""
-    by = _positions(trial)
-    return Vjp(trial.kernel, by), (None, *trial.arguments.args)
-
-
 def _positions(trial: Trial) -> tuple[int, ...]:
     if not trial.differentiable:
         raise SpecError(
@@ -117,19 +130,3 @@ def _cotangent(trial: Trial) -> Callable[[Any], Any]:
         return np.asarray(generator.standard_normal(output.shape)).astype(output.dtype)
 
     return draw
-
-
-def requires_spec(spec: KernelSpec) -> str | None:
-    """A spec must name the arguments to differentiate by."""
-    return None if spec.differentiable else "the spec names no differentiable arguments"
-
-
-CHECK = Check(
-    name="gradient",
-    asks="is the reverse mode that of the reference?",
-    run=gradient,
-    requires_spec=requires_spec,
-    example_fraction=0.5,
-    program=program,
-    differentiates="only",
-)

@@ -11,7 +11,7 @@ from pytest_pallas.analysis import KernelCall
 from pytest_pallas.analysis.grid import Analysis, GridFinding, has_blocks, merged
 from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Backend, Label, Target, chip_of
 from pytest_pallas.backends.analyzing import analyzed, on_chip
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import check
 from pytest_pallas.checks.gradient import program
 from pytest_pallas.checks.trial import Trial, TrialResult, call
 from pytest_pallas.errors import GridError, NotApplicableError
@@ -30,6 +30,35 @@ _MOST_SHOWN = 5
 NO_BLOCKS = "no example has a pallas_call with blocks"
 
 
+def requires_backend(backend: Backend) -> str | None:
+    """A backend must keep its traces: what the check finds does not depend on hardware."""
+    if backend.kind in ("simulating", "interpreting"):
+        return None
+    return "the grid is read off a trace, on simulators and interpreters"
+
+
+def requires_kernels(
+    spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
+) -> str | None:
+    """Why the check does not apply to the kernels of a call, or None if it does.
+
+    The kernels of a gradient are not among them: a spec that has one is asked when it runs.
+    """
+    del backend
+    if spec.differentiable or any(has_blocks(kernel) for kernel in kernels):
+        return None
+    return NO_BLOCKS
+
+
+@check(
+    "grid",
+    asks="is every block written, once, in order, within its array, and masked at its edge?",
+    requires_backend=requires_backend,
+    requires_kernels=requires_kernels,
+    example_fraction=0.5,
+    executes=False,
+    differentiates="also",
+)
 def grid(trial: Trial) -> TrialResult:
     """Trace the kernel, and its gradient where it has one, and look at the blocks of every program.
 
@@ -70,26 +99,6 @@ def grid(trial: Trial) -> TrialResult:
     sampled = any(not each.complete for each in analysis.calls)
     notes = (Note("grid: sampled", "run"),) if sampled else ()
     return TrialResult(comparisons=(), seconds=time.perf_counter() - started, notes=notes)
-
-
-def requires_backend(backend: Backend) -> str | None:
-    """A backend must keep its traces: what the check finds does not depend on hardware."""
-    if backend.kind in ("simulating", "interpreting"):
-        return None
-    return "the grid is read off a trace, on simulators and interpreters"
-
-
-def requires_kernels(
-    spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
-) -> str | None:
-    """Why the check does not apply to the kernels of a call, or None if it does.
-
-    The kernels of a gradient are not among them: a spec that has one is asked when it runs.
-    """
-    del backend
-    if spec.differentiable or any(has_blocks(kernel) for kernel in kernels):
-        return None
-    return NO_BLOCKS
 
 
 def _wrong(analysis: Analysis, *, refused: bool) -> list[GridFinding]:
@@ -141,15 +150,3 @@ def _context(backend: Backend, target: Target) -> Callable[[], AbstractContextMa
     """Trace as the backend does, so that JAX need not trace again to run; else as on the chip."""
     own: Any = getattr(backend, "context", None)
     return (lambda: on_chip(target)) if own is None else (lambda: own(races=False))
-
-
-CHECK = Check(
-    name="grid",
-    asks="is every block written, once, in order, within its array, and masked at its edge?",
-    run=grid,
-    requires_backend=requires_backend,
-    requires_kernels=requires_kernels,
-    example_fraction=0.5,
-    executes=False,
-    differentiates="also",
-)

@@ -6,12 +6,17 @@ import jax
 
 from pytest_pallas.analysis import mutated_operands
 from pytest_pallas.backends.execution import to_numpy
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import check
 from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.errors import MismatchError
 from pytest_pallas.numerics import bitwise
 
 
+@check(
+    "immutability",
+    asks="are the inputs left alone?",
+    example_fraction=0.25,
+)
 def immutability(trial: Trial) -> TrialResult:
     """Run the kernel as its user would, unjitted, and compare the inputs before and after.
 
@@ -44,11 +49,3 @@ def immutability(trial: Trial) -> TrialResult:
             )
         comparisons.append(bitwise(new, old, where=f"input {position} after the call"))
     return TrialResult(comparisons=comparisons, seconds=traced.seconds + outcome.seconds)
-
-
-CHECK = Check(
-    name="immutability",
-    asks="are the inputs left alone?",
-    run=immutability,
-    example_fraction=0.25,
-)

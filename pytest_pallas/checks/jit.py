@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import check
 from pytest_pallas.checks.trial import Trial, TrialResult, exactly, expect, judge, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.notes import Note
@@ -10,6 +10,12 @@ from pytest_pallas.numerics import bitwise
 from pytest_pallas.oracle.expected import flatten
 
 
+@check(
+    "jit",
+    asks="is the answer without jax.jit as good as with it?",
+    example_fraction=0.125,
+    tries_mutants=False,  # they are made in what jit has traced
+)
 def jit(trial: Trial) -> TrialResult:
     """Run the kernel as it is, and compare with the jitted one, bit for bit.
 
@@ -40,12 +46,3 @@ def jit(trial: Trial) -> TrialResult:
         subject="without jax.jit",
         notes=(Note("not the bits of the jitted call", "result"),),
     )
-
-
-CHECK = Check(
-    name="jit",
-    asks="is the answer without jax.jit as good as with it?",
-    run=jit,
-    example_fraction=0.125,
-    tries_mutants=False,  # they are made in what jit has traced
-)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import check
 from pytest_pallas.checks.related import (
     Answer,
     Ignore,
@@ -47,6 +47,18 @@ _EXPONENTS = (8, 2)
 _PRODUCTS = 3
 
 
+def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
+    """Which of the relations of a spec can be asked about a drawn call."""
+    return holding(spec.relations, Linear, arguments)
+
+
+@check(
+    "linearity",
+    asks="does it scale and add with the arguments in which it is linear?",
+    requires_spec=requires_relation(Linear),
+    example_fraction=0.25,
+    subjects=subjects,
+)
 def linearity(trial: Trial) -> TrialResult:
     """Ask about each ``Linear`` of the spec: does the kernel scale, and does it add?
 
@@ -63,11 +75,6 @@ def linearity(trial: Trial) -> TrialResult:
       SpecError: such an argument holds no numbers.
     """
     return ask_each(trial, Linear, _one)
-
-
-def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
-    """Which of the relations of a spec can be asked about a drawn call."""
-    return holding(spec.relations, Linear, arguments)
 
 
 def _one(
@@ -283,13 +290,3 @@ def _is_number(leaf: Any) -> bool:
     if is_exact(leaf.dtype):
         return not is_bool(leaf.dtype)
     return is_float(leaf.dtype) or is_complex(leaf.dtype)
-
-
-CHECK = Check(
-    name="linearity",
-    asks="does it scale and add with the arguments in which it is linear?",
-    run=linearity,
-    requires_spec=requires_relation(Linear),
-    example_fraction=0.25,
-    subjects=subjects,
-)

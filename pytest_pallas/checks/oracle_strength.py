@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import check
 from pytest_pallas.checks.trial import Trial, TrialResult, exactly, expect
 from pytest_pallas.numerics import (
     Tolerance,
@@ -130,33 +130,6 @@ class Evidence:
     tolerance: Tolerance
 
 
-def oracle_strength(trial: Trial) -> TrialResult:
-    """Corrupt the right answer in several ways, and judge each as ``forward`` would.
-
-    The answer is the baseline, so no kernel runs. Whether the spec is too weak is concluded over
-    all examples: a single one may be all zeros.
-    """
-    expected, exact = expect(trial), exactly(trial)
-    oracle = dict(expected.oracle)
-    attempts: list[Attempt] = []
-    for path, answer in expected.baseline:
-        for kind, wrong in corruptions(answer, fraction=trial.tolerance.fraction):
-            change = _change(wrong, answer, trial.tolerance)
-            if not change:
-                continue
-            [judged] = compare_trees(
-                [(path, wrong)],
-                [(path, oracle[path])],
-                [(path, answer)],
-                tolerance=trial.tolerance,
-                exact=exact,
-                depth=expected.depth,
-                sensitivity=expected.sensitivity,
-            )
-            attempts.append(Attempt(kind, path or "the output", not judged.passed, change))
-    return TrialResult(comparisons=(), evidence=Evidence(tuple(attempts), trial.tolerance))
-
-
 def conclude(evidence: Sequence[Evidence]) -> str | None:
     """What the spec would accept, from all examples; None if it rejects every kind of mistake."""
     tried: dict[tuple[str, str], list[Attempt]] = {}
@@ -187,6 +160,42 @@ def conclude(evidence: Sequence[Evidence]) -> str | None:
     lines.append(f"  judged by {' and '.join(map(_words, tolerances))}")
     lines.append(f"  {_remedy(tuple(tolerances))}")
     return "\n".join(lines)
+
+
+@check(
+    "oracle-strength",
+    asks="do the spec's tolerance and data reject answers that are wrong?",
+    example_fraction=0.5,
+    min_examples=4,
+    conclude=conclude,
+    executes=False,
+    tries_mutants=False,
+)
+def oracle_strength(trial: Trial) -> TrialResult:
+    """Corrupt the right answer in several ways, and judge each as ``forward`` would.
+
+    The answer is the baseline, so no kernel runs. Whether the spec is too weak is concluded over
+    all examples: a single one may be all zeros.
+    """
+    expected, exact = expect(trial), exactly(trial)
+    oracle = dict(expected.oracle)
+    attempts: list[Attempt] = []
+    for path, answer in expected.baseline:
+        for kind, wrong in corruptions(answer, fraction=trial.tolerance.fraction):
+            change = _change(wrong, answer, trial.tolerance)
+            if not change:
+                continue
+            [judged] = compare_trees(
+                [(path, wrong)],
+                [(path, oracle[path])],
+                [(path, answer)],
+                tolerance=trial.tolerance,
+                exact=exact,
+                depth=expected.depth,
+                sensitivity=expected.sensitivity,
+            )
+            attempts.append(Attempt(kind, path or "the output", not judged.passed, change))
+    return TrialResult(comparisons=(), evidence=Evidence(tuple(attempts), trial.tolerance))
 
 
 def _change(wrong: Any, answer: Any, tolerance: Tolerance) -> str:
@@ -220,15 +229,3 @@ def _remedy(tolerances: Sequence[Tolerance]) -> str:
         "Leave out the tolerance (the default asks for an error like the baseline's), or tighten "
         "it until these are rejected; or draw values= of which the answer is larger."
     )
-
-
-CHECK = Check(
-    name="oracle-strength",
-    asks="do the spec's tolerance and data reject answers that are wrong?",
-    run=oracle_strength,
-    example_fraction=0.5,
-    min_examples=4,
-    conclude=conclude,
-    executes=False,
-    tries_mutants=False,
-)

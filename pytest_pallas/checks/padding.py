@@ -9,7 +9,7 @@ from pytest_pallas.analysis.unwritten import has_blocks, overhanging_blocks
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.backends.variations import Fill
 from pytest_pallas.checks.again import run_again, unchanged
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import check
 from pytest_pallas.checks.ignored import masks_of, poisoned
 from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.errors import NotApplicableError
@@ -20,6 +20,25 @@ from pytest_pallas.spec import KernelSpec
 _FILLS = (Fill("high", "padding"), Fill("low", "padding"))
 
 
+def requires_kernels(
+    spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
+) -> str | None:
+    """Why the check does not apply to the kernels of a call, or None if it may.
+
+    Which blocks hang over an edge depends on shapes, and is not asked of kernels that have blocks.
+    """
+    if spec.ignored is not None:
+        return None
+    fills = getattr(backend, "fills", False)
+    return None if fills and any(has_blocks(k.eqn) for k in kernels) else _why_not(backend)
+
+
+@check(
+    "padding",
+    asks="does nothing change with what lies beyond the edge, or is ignored?",
+    requires_kernels=requires_kernels,
+    example_fraction=0.5,
+)
 def padding(trial: Trial) -> TrialResult:
     """Run the kernel with other numbers where none should matter, and compare bit for bit.
 
@@ -59,19 +78,6 @@ def _exposed(trial: Trial, first: Outcome) -> bool:
     return not trial.jit or any(overhanging_blocks(kernel.eqn) for kernel in first.kernels)
 
 
-def requires_kernels(
-    spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
-) -> str | None:
-    """Why the check does not apply to the kernels of a call, or None if it may.
-
-    Which blocks hang over an edge depends on shapes, and is not asked of kernels that have blocks.
-    """
-    if spec.ignored is not None:
-        return None
-    fills = getattr(backend, "fills", False)
-    return None if fills and any(has_blocks(k.eqn) for k in kernels) else _why_not(backend)
-
-
 def _why_not(backend: Backend) -> str:
     if getattr(backend, "fills", False):
         return "no block hangs over the edge of its array, and no ignored= is declared"
@@ -79,12 +85,3 @@ def _why_not(backend: Backend) -> str:
         f"{label(backend)} does not control what is beyond the edge of an array, and no ignored= "
         "is declared"
     )
-
-
-CHECK = Check(
-    name="padding",
-    asks="does nothing change with what lies beyond the edge, or is ignored?",
-    run=padding,
-    requires_kernels=requires_kernels,
-    example_fraction=0.5,
-)

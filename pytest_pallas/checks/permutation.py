@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import check
 from pytest_pallas.checks.related import (
     Answer,
     answer,
@@ -26,6 +26,23 @@ from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 
 
+def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
+    """Which of the relations of a spec can be asked about a drawn call: what has two orders."""
+    return [
+        number
+        for number in holding(spec.relations, Permuted, arguments)
+        if isinstance(relation := spec.relations[number], Permuted)
+        and _size(relation, arguments.args) > 1
+    ]
+
+
+@check(
+    "permutation",
+    asks="does permuting arguments permute the answer, or leave it alone?",
+    requires_spec=requires_relation(Permuted),
+    example_fraction=0.25,
+    subjects=subjects,
+)
 def permutation(trial: Trial) -> TrialResult:
     """Ask about each ``Permuted`` of the spec, with a permutation drawn for the call.
 
@@ -38,16 +55,6 @@ def permutation(trial: Trial) -> TrialResult:
       SpecError: an axis does not exist, or the arguments differ in size along theirs.
     """
     return ask_each(trial, Permuted, _one)
-
-
-def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
-    """Which of the relations of a spec can be asked about a drawn call: what has two orders."""
-    return [
-        number
-        for number in holding(spec.relations, Permuted, arguments)
-        if isinstance(relation := spec.relations[number], Permuted)
-        and _size(relation, arguments.args) > 1
-    ]
 
 
 def _one(
@@ -132,13 +139,3 @@ def _words(asked: Permuted) -> str:
     if asked.output is None:
         return "the answer before "
     return f"the answer before, permuted along axis {asked.output} "
-
-
-CHECK = Check(
-    name="permutation",
-    asks="does permuting arguments permute the answer, or leave it alone?",
-    run=permutation,
-    requires_spec=requires_relation(Permuted),
-    example_fraction=0.25,
-    subjects=subjects,
-)

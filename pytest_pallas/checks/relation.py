@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import check
 from pytest_pallas.checks.related import (
     Answer,
     answer,
@@ -26,6 +26,18 @@ from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 
 
+def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
+    """Which of the relations of a spec can be asked about a drawn call."""
+    return holding(spec.relations, Relation, arguments)
+
+
+@check(
+    "relation",
+    asks="do the spec's own relations between two answers hold?",
+    requires_spec=requires_relation(Relation),
+    example_fraction=0.25,
+    subjects=subjects,
+)
 def relation(trial: Trial) -> TrialResult:
     """Ask about each ``Relation`` of the spec: is ``f(change(x))`` what ``expect(f(x))`` says?
 
@@ -34,11 +46,6 @@ def relation(trial: Trial) -> TrialResult:
       SpecError: ``change`` or ``expect`` raised, or ``change`` made no call.
     """
     return ask_each(trial, Relation, _one)
-
-
-def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
-    """Which of the relations of a spec can be asked about a drawn call."""
-    return holding(spec.relations, Relation, arguments)
 
 
 def _one(
@@ -69,13 +76,3 @@ def _called(asked: Relation, name: str, *args: Any) -> Any:
         raise SpecError(
             f"relation {asked.name!r}: {name} raised {type(error).__name__}: {error}"
         ) from error
-
-
-CHECK = Check(
-    name="relation",
-    asks="do the spec's own relations between two answers hold?",
-    run=relation,
-    requires_spec=requires_relation(Relation),
-    example_fraction=0.25,
-    subjects=subjects,
-)

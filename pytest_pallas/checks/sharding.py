@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import check
 from pytest_pallas.checks.trial import Trial, TrialResult, exactly, judge, run
 from pytest_pallas.devices.mesh import make_mesh
 from pytest_pallas.errors import NotApplicableError, SpecError
@@ -58,6 +58,18 @@ class Sharded:
         )(*spread.values())
 
 
+def requires_spec(spec: KernelSpec) -> str | None:
+    """A spec must say along which axes its arguments can be divided."""
+    return None if spec.batch_axes else "the spec names no batch_axes"
+
+
+@check(
+    "sharding",
+    asks="is it the same under shard_map on 1, 2, 4 and 8 devices?",
+    requires_spec=requires_spec,
+    example_fraction=0.125,
+    varies_calls=True,
+)
 def sharding(trial: Trial) -> TrialResult:
     """Shard the kernel over 1, 2, 4 and 8 devices, and judge against the oracle of the whole.
 
@@ -128,18 +140,3 @@ def _has_arrays(arg: Any) -> bool:
 
 def _spec(axis: int | None) -> PartitionSpec:
     return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, _AXIS)
-
-
-def requires_spec(spec: KernelSpec) -> str | None:
-    """A spec must say along which axes its arguments can be divided."""
-    return None if spec.batch_axes else "the spec names no batch_axes"
-
-
-CHECK = Check(
-    name="sharding",
-    asks="is it the same under shard_map on 1, 2, 4 and 8 devices?",
-    run=sharding,
-    requires_spec=requires_spec,
-    example_fraction=0.125,
-    varies_calls=True,
-)

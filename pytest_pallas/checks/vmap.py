@@ -12,7 +12,7 @@ import numpy as np
 from pytest_pallas.analysis import KernelCall
 from pytest_pallas.analysis.programs import has_semantics
 from pytest_pallas.backends import Backend
-from pytest_pallas.checks.check import Check, Program
+from pytest_pallas.checks.check import Program, check
 from pytest_pallas.checks.trial import Trial, TrialResult, expect, judge, run
 from pytest_pallas.numerics import Comparison, Noise, is_float
 from pytest_pallas.oracle.expected import Expected, Later, Leaves
@@ -44,6 +44,46 @@ class Vmapped:
         return jax.vmap(call, in_axes=tuple(axes))(*dynamic)
 
 
+def program(trial: Trial) -> Program:
+    """What a compiling backend compiles: a batch of two of every array."""
+    leaves, tree = jax.tree.flatten(trial.arguments.args)
+    stacked = [
+        jax.ShapeDtypeStruct((2, *np.shape(leaf)), leaf.dtype) if hasattr(leaf, "dtype") else leaf
+        for leaf in leaves
+    ]
+    count = sum(hasattr(leaf, "dtype") for leaf in leaves)
+    return Vmapped(trial.kernel, (True,) * count), tuple(jax.tree.unflatten(tree, stacked))
+
+
+def requires_spec(spec: KernelSpec) -> str | None:
+    """The kernel must take a batch axis, and run on no mesh."""
+    if spec.meshes:
+        return "the kernel runs on a mesh, and vmap of its shard_map is not promised"
+    return None if spec.vmappable else "the spec says that the kernel is not vmappable"
+
+
+def requires_kernels(
+    spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
+) -> str | None:
+    """JAX's TPU interpreter counts the batch among the grid's dimensions, and their semantics not.
+
+    Seen in JAX 0.11.2 and 0.12.0.1.
+    """
+    del spec
+    if backend.name == "tpu-interpret" and any(has_semantics(k.eqn) for k in kernels):
+        return "JAX's TPU interpreter runs no batch of a kernel that has dimension_semantics"
+    return None
+
+
+@check(
+    "vmap",
+    asks="does the batched kernel equal the stacked results?",
+    requires_spec=requires_spec,
+    requires_kernels=requires_kernels,
+    example_fraction=0.25,
+    program=program,
+    varies_calls=True,
+)
 def vmap(trial: Trial) -> TrialResult:
     """Batch all array arguments, then only the first, and judge against the stacked oracle.
 
@@ -81,17 +121,6 @@ def vmap(trial: Trial) -> TrialResult:
     )
 
 
-def program(trial: Trial) -> Program:
-    """What a compiling backend compiles: a batch of two of every array."""
-    leaves, tree = jax.tree.flatten(trial.arguments.args)
-    stacked = [
-        jax.ShapeDtypeStruct((2, *np.shape(leaf)), leaf.dtype) if hasattr(leaf, "dtype") else leaf
-        for leaf in leaves
-    ]
-    count = sum(hasattr(leaf, "dtype") for leaf in leaves)
-    return Vmapped(trial.kernel, (True,) * count), tuple(jax.tree.unflatten(tree, stacked))
-
-
 def _stacked(first: Expected, second: Expected) -> Expected:
     """What is expected of a batch of two."""
 
@@ -126,35 +155,3 @@ def _stacked(first: Expected, second: Expected) -> Expected:
 
 def _negated(leaf: Any) -> Any:
     return -np.asarray(leaf) if is_float(leaf.dtype) else leaf
-
-
-def requires_spec(spec: KernelSpec) -> str | None:
-    """The kernel must take a batch axis, and run on no mesh."""
-    if spec.meshes:
-        return "the kernel runs on a mesh, and vmap of its shard_map is not promised"
-    return None if spec.vmappable else "the spec says that the kernel is not vmappable"
-
-
-def requires_kernels(
-    spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
-) -> str | None:
-    """JAX's TPU interpreter counts the batch among the grid's dimensions, and their semantics not.
-
-    Seen in JAX 0.11.2 and 0.12.0.1.
-    """
-    del spec
-    if backend.name == "tpu-interpret" and any(has_semantics(k.eqn) for k in kernels):
-        return "JAX's TPU interpreter runs no batch of a kernel that has dimension_semantics"
-    return None
-
-
-CHECK = Check(
-    name="vmap",
-    asks="does the batched kernel equal the stacked results?",
-    run=vmap,
-    requires_spec=requires_spec,
-    requires_kernels=requires_kernels,
-    example_fraction=0.25,
-    program=program,
-    varies_calls=True,
-)

@@ -125,7 +125,7 @@ def _spec_items(
                 yield UnclaimedItem.from_parent(parent, spec=spec, backend=backend)
             continue
         for check in _checks(session, parent, spec, backend):
-            needed = {session.base.name, check.name}
+            needed = (session.base, check)
             before = backends_before(spec, backend, backends, needed)
             unmet = check.unmet(spec, backend, before)
             for mesh in spec.meshes or ({},):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_pallas.compilers.messages import Reply, Request
+from pytest_pallas.devices.targets import learn
 
 #: What a worker calls.
 ENTRY = "pytest_pallas.compilers.cuda:compile"
@@ -123,6 +124,7 @@ def environment(scratch: Path, *, target: str, everything: bool = False) -> Mapp
 def compile(payload: bytes) -> bytes:
     """Compile one ``Request``; the answer is a ``Reply``. Runs in the worker."""
     request = Request.decode(payload)
+    learn(request.target, request.chip)
     known = _known(request.target)
     folder = _dumps()
     _clear(folder, known.stems())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pytest_pallas.devices.gpus import GPUS
-from pytest_pallas.devices.targets import TARGETS
 
 _CONFIG = """\
 gpu_device_info {{
@@ -28,7 +27,7 @@ gpu_device_info {{
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 10 }}
-device_description_str: "{description}"
+device_description_str: "{chip.device_kind}"
 """
 
 
@@ -43,5 +42,4 @@ def target_config(target: str) -> str:
     """
     chip = GPUS[target]
     extension = " feature_extension: ACCELERATED_FEATURES" if chip.accelerated else ""
-    description = TARGETS[target].device_kind
-    return _CONFIG.format(chip=chip, extension=extension, description=description)
+    return _CONFIG.format(chip=chip, extension=extension)

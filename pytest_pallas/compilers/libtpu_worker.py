@@ -27,11 +27,13 @@ from pytest_pallas.compilers.libtpu import CUSTOM_CALLS, EVERYTHING, SCRATCH
 from pytest_pallas.compilers.messages import Reply, Request
 from pytest_pallas.compilers.programs import compile_program
 from pytest_pallas.compilers.tpu_chips import topology
+from pytest_pallas.devices.targets import learn
 
 
 def compile(payload: bytes) -> bytes:
     """Compile one ``Request``; the answer is a ``Reply``."""
     request = Request.decode(payload)
+    learn(request.target, request.chip)
     folder = _dumps()
     _clear(folder)
     devices = _devices(request.target, request.devices)

@@ -9,9 +9,9 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_pallas.analysis.machine_code import Cost
@@ -26,16 +26,18 @@ class Request:
       module: a program exported and serialized with ``jax.export``, lowered for that chip.
       devices: how many devices the program runs on.
       dump: folder to keep the compiler's intermediate and final code in, or "".
+      chip: what the worker must ``learn`` of the chip; nothing of one that is built in.
     """
 
     target: str
     module: bytes
     devices: int = 1
     dump: str = ""
+    chip: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def encode(self) -> bytes:
         """As bytes: a line of JSON, then the module."""
-        head = {"target": self.target, "devices": self.devices, "dump": self.dump}
+        head = {each: getattr(self, each) for each in ("target", "devices", "dump", "chip")}
         return json.dumps(head).encode() + b"\n" + self.module
 
     @staticmethod

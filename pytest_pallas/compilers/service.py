@@ -22,6 +22,7 @@ from typing import Any
 from pytest_pallas.compilers import report as reports
 from pytest_pallas.compilers.messages import Reply, Request
 from pytest_pallas.compilers.report import CompileReport
+from pytest_pallas.devices.targets import added_facts
 from pytest_pallas.errors import PallasTestError
 from pytest_pallas.workers import Pool, Result, Setup
 
@@ -142,6 +143,7 @@ class Service:
                 module=program.module,
                 devices=program.devices,
                 dump="" if program.dump is None else str(program.dump),
+                chip=added_facts(program.target),
             )
             setup = self._setup(program, compiler)
             job = self._pool.submit(setup, request.encode(), timeout=timeout)
@@ -178,6 +180,9 @@ class Service:
 
     def _key(self, program: Program, compiler: ModuleType) -> str:
         parts = (program.module, program.target, str(program.devices))
+        facts = added_facts(program.target)  # somebody may change them
+        if facts:
+            parts = (*parts, str(facts))
         return digest((*parts, *_versions(compiler), compiler.flags()))
 
     def _finish(

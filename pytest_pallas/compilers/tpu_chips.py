@@ -6,17 +6,8 @@ import itertools
 import math
 from collections.abc import Iterator
 
+from pytest_pallas.devices.tpus import TPUS
 from pytest_pallas.errors import DeviceError
-
-#: Dims of a chip's interconnect: a torus of three dims, or a mesh of two (Google's data sheets).
-_DIMS = {"v4": 3, "v5e": 2, "v5p": 3, "v6e": 2, "tpu7x": 3}
-
-#: Devices that JAX shows for one chip: v4 and tpu7x have two TensorCores with a device each in the
-#: topologies of libtpu 0.0.51; v5p's two are fused into one.
-_DEVICES_A_CHIP = {"v4": 2, "v5e": 1, "v5p": 1, "v6e": 1, "tpu7x": 2}
-
-#: TensorCores of such a device.
-_CORES = {"v4": 1, "v5e": 1, "v5p": 2, "v6e": 1, "tpu7x": 1}
 
 _CHIPS_A_HOST = 4
 
@@ -30,7 +21,7 @@ def attributes(target: str) -> dict[str, int]:
     Args:
       target: name of the chip, such as ``"v6e"``.
     """
-    return {"num_cores": _CORES[target]}
+    return {"num_cores": TPUS[target].device_cores}
 
 
 def topology(target: str, devices: int) -> str:
@@ -43,8 +34,9 @@ def topology(target: str, devices: int) -> str:
     Raises:
       DeviceError: no topology that libtpu knows is large enough.
     """
-    for shape in _shapes(_DIMS[target]):
-        if math.prod(shape) * _DEVICES_A_CHIP[target] >= devices:
+    chip = TPUS[target]
+    for shape in _shapes(chip.torus_dims):
+        if math.prod(shape) * chip.devices >= devices:
             return f"{target}:{'x'.join(map(str, shape))}"
     raise DeviceError(
         f"a mesh of {devices} devices is larger than every {target} topology that can be compiled "

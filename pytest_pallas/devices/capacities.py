@@ -7,35 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_pallas.devices.tpus import TPUS
+
 _LANES = 128
 _SUBLANES = 8
 _MIB = 2**20
-
-
-@dataclass(frozen=True)
-class Chip:
-    """What a TPU gives to a kernel.
-
-    Attributes:
-      vmem: bytes of VMEM that a core has.
-      limit: bytes of it that one kernel may use unless it says ``vmem_limit_bytes``.
-      smem: bytes of SMEM that a core has; the compiler takes a few hundred of them.
-    """
-
-    vmem: int
-    limit: int
-    smem: int = _MIB
-
-
-#: Measured with libtpu 0.0.51: the largest windows and scratch that compile, by bisection, and the
-#: limits that it names where it refuses.
-CHIPS = {
-    "v4": Chip(16 * _MIB, 16 * _MIB),
-    "v5e": Chip(128 * _MIB, 16 * _MIB),
-    "v5p": Chip(64 * _MIB, 16 * _MIB),
-    "v6e": Chip(128 * _MIB, 32 * _MIB),
-    "tpu7x": Chip(64 * _MIB, 32 * _MIB),
-}
 
 
 @dataclass(frozen=True)
@@ -103,12 +79,12 @@ def vmem_excess(taken: Sequence[Buffer], chip_name: str, asked: int | None) -> E
 
     Args:
       taken: what blocks and scratch take.
-      chip_name: as in ``CHIPS``; of another one nothing is known.
+      chip_name: as in ``TPUS``; of another one nothing is known.
       asked: the kernel's ``vmem_limit_bytes``, or None.
     """
-    chip = CHIPS.get(chip_name)
+    chip = TPUS.get(chip_name)
     total = sum(buffer.total for buffer in taken)
-    if chip is None or total <= (limit := min(chip.vmem, asked or chip.limit)):
+    if chip is None or total <= (limit := min(chip.vmem, asked or chip.vmem_limit)):
         return None
     whose = "vmem_limit_bytes is" if asked and asked <= chip.vmem else f"{chip_name} gives a kernel"
     more = ""
@@ -119,7 +95,7 @@ def vmem_excess(taken: Sequence[Buffer], chip_name: str, asked: int | None) -> E
 
 def smem_excess(taken: Sequence[Buffer], chip_name: str) -> Excess | None:
     """More SMEM than a core has, or None; see ``vmem_excess``."""
-    chip = CHIPS.get(chip_name)
+    chip = TPUS.get(chip_name)
     if chip is None or sum(buffer.total for buffer in taken) <= chip.smem:
         return None
     words = f"SMEM, and a core of {chip_name} has {_mib(chip.smem)}"

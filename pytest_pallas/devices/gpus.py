@@ -11,6 +11,7 @@ class Gpu:
     """A GPU, as compilers, kernels and the simulator know it.
 
     Attributes:
+      device_kind: what ``jax.Device.device_kind`` says.
       capability: CUDA's major compute capability; the minor one is 0 for every chip here.
       accelerated: whether code may use what only this generation has, such as ``wgmma`` of 9.0a
         and ``tcgen05`` of 10.0a.
@@ -25,6 +26,7 @@ class Gpu:
       tensor_columns: columns of tensor memory of a multiprocessor, or 0.
     """
 
+    device_kind: str
     capability: int
     accelerated: bool
     cores: int
@@ -43,6 +45,7 @@ class Gpu:
 #: reports on these chips (also in XLA's ``target_config/specs``).
 GPUS: dict[str, Gpu] = {
     "a100": Gpu(
+        device_kind="NVIDIA A100-SXM4-80GB",
         capability=8,
         accelerated=False,
         cores=108,
@@ -55,6 +58,7 @@ GPUS: dict[str, Gpu] = {
         memory_bytes=85_100_068_864,
     ),
     "h100": Gpu(
+        device_kind="NVIDIA H100 80GB HBM3",
         capability=9,
         accelerated=True,
         cores=132,
@@ -67,6 +71,7 @@ GPUS: dict[str, Gpu] = {
         memory_bytes=84_942_979_072,
     ),
     "h200": Gpu(
+        device_kind="NVIDIA H200",
         capability=9,
         accelerated=True,
         cores=132,
@@ -79,6 +84,7 @@ GPUS: dict[str, Gpu] = {
         memory_bytes=151_397_597_184,
     ),
     "b200": Gpu(
+        device_kind="NVIDIA B200",
         capability=10,
         accelerated=True,
         cores=148,

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, overload
+
+from pytest_pallas.devices.gpus import GPUS, Gpu
+from pytest_pallas.devices.tpus import TPUS, Tpu
+from pytest_pallas.errors import DeviceError
 
 
 @dataclass(frozen=True)
@@ -22,21 +29,60 @@ class Target:
     cores: int = 1
 
 
+def _target(name: str, chip: Tpu | Gpu) -> Target:
+    if isinstance(chip, Tpu):
+        return Target(name, "tpu", chip.device_kind, chip.cores)
+    return Target(name, "gpu", chip.device_kind)
+
+
 #: Names from Google's and NVIDIA's data sheets; device kinds as JAX reports them.
 TARGETS: dict[str, Target] = {
-    target.name: target
-    for target in (
-        Target("v4", "tpu", "TPU v4", 2),
-        Target("v5e", "tpu", "TPU v5 lite"),
-        Target("v5p", "tpu", "TPU v5", 2),
-        Target("v6e", "tpu", "TPU v6 lite"),
-        Target("tpu7x", "tpu", "TPU7x"),
-        Target("a100", "gpu", "NVIDIA A100-SXM4-80GB"),
-        Target("h100", "gpu", "NVIDIA H100 80GB HBM3"),
-        Target("h200", "gpu", "NVIDIA H200"),
-        Target("b200", "gpu", "NVIDIA B200"),
-    )
+    name: _target(name, chip) for name, chip in (*TPUS.items(), *GPUS.items())
 }
+
+_NAME = re.compile(r"\w[\w.-]*")
+
+#: Chips that projects added, by name.
+_added: dict[str, Tpu | Gpu] = {}
+
+
+def add_chip(name: str, chip: Tpu | Gpu) -> Target:
+    """Make a chip known by a name: to backends, the simulator and the compilers.
+
+    Call it in a conftest.py: ``--pallas-backend=gpu-sim:NAME`` is read after that.
+
+    Args:
+      name: as written on the command line.
+      chip: what it has.
+
+    Raises:
+      DeviceError: another chip has this name, or it cannot be written in ``BACKEND:NAME``.
+    """
+    if not _NAME.fullmatch(name) or name == "all":
+        raise DeviceError(f"a chip cannot be named {name!r}: write letters, digits, '-' or '.'")
+    if name in TARGETS and _added.get(name) != chip:
+        raise DeviceError(f"there is a chip named {name!r} already: {TARGETS[name].device_kind}")
+    _added[name] = chip
+    if isinstance(chip, Tpu):
+        TPUS[name] = chip
+    else:
+        GPUS[name] = chip
+    TARGETS[name] = _target(name, chip)
+    return TARGETS[name]
+
+
+def added_facts(name: str) -> dict[str, Any]:
+    """What another process must ``learn`` of a chip: nothing, unless a project added it."""
+    chip = _added.get(name)
+    return {} if chip is None else {"platform": TARGETS[name].platform, **asdict(chip)}
+
+
+def learn(name: str, facts: Mapping[str, Any]) -> None:
+    """Know a chip that was added in another process, by its ``added_facts``."""
+    if facts:
+        fields = {key: value for key, value in facts.items() if key != "platform"}
+        add_chip(name, Tpu(**fields) if facts["platform"] == "tpu" else Gpu(**fields))
+
 
 #: The chip that an interpreting backend stands for when none is named.
 DEFAULT_TARGETS = {"tpu": "v6e", "gpu": "h100"}
@@ -80,3 +126,22 @@ def default_target(platform: str) -> Target | None:
 def targets_of(platform: str) -> list[str]:
     """Names of the known targets of a platform, oldest first."""
     return [target.name for target in TARGETS.values() if target.platform == platform]
+
+
+@dataclass(frozen=True)
+class ChipNames(Sequence[str]):
+    """Names of the targets of a platform at any moment: those that are added later, too."""
+
+    platform: str
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        """The name at a position."""
+        return targets_of(self.platform)[index]
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(targets_of(self.platform))

@@ -15,12 +15,13 @@ from pytest_pallas.session import Session
 from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:
+    from pytest_pallas.checks import Check
     from pytest_pallas.checks.trial import Other
     from pytest_pallas.items.item import SpecItem
 
 
 def backends_before(
-    spec: KernelSpec, backend: Backend, chosen: Sequence[Backend], checks: Collection[str]
+    spec: KernelSpec, backend: Backend, chosen: Sequence[Backend], checks: Sequence[Check]
 ) -> tuple[Backend, ...]:
     """The chosen backends before ``backend`` that execute the kernel: each pair is asked once.
 
@@ -65,11 +66,13 @@ def _on_mesh(item: SpecItem, backend: Backend, function: Callable[..., Any]) -> 
     return functools.partial(function, mesh=make_mesh(item.mesh, platform))
 
 
-def _expected_to_fail(spec: KernelSpec, backend: Backend, checks: Collection[str]) -> bool:
+def _expected_to_fail(spec: KernelSpec, backend: Backend, checks: Sequence[Check]) -> bool:
     """Whether one of some checks is expected to fail on a backend."""
     for key in (label(backend), backend.name):
         failure = spec.xfail.get(key)
-        if failure is not None and (not failure.checks or {*checks} & {*failure.checks}):
+        if failure is not None and any(
+            failure.covers(check.name, executes=check.executes) for check in checks
+        ):
             return True
     return False
 

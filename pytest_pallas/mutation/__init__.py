@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from pytest_pallas.mutation.model import Mutant
-from pytest_pallas.mutation.operators import declared_operators
+from pytest_pallas.mutation.declaring import call_operator, operator
+from pytest_pallas.mutation.model import At, Change, Kernel, Mutant, New, Operator
+from pytest_pallas.mutation.operators import added_operators, declared_operators, known_operators
 from pytest_pallas.mutation.programs import mutants_of, mutated
 
-__all__ = ["Mutant", "declared_operators", "mutants_of", "mutated"]
+__all__ = [
+    "At",
+    "Change",
+    "Kernel",
+    "Mutant",
+    "New",
+    "Operator",
+    "added_operators",
+    "call_operator",
+    "declared_operators",
+    "known_operators",
+    "mutants_of",
+    "mutated",
+    "operator",
+]

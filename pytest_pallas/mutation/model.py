@@ -220,7 +220,9 @@ Operate = Callable[[At], Iterator[Change]]
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """A kind of mistake.
+    """A kind of mistake. Projects add their own by ``pytest_pallas_mutation_operators``.
+
+    ``@operator`` and ``@call_operator`` make one of a function.
 
     Attributes:
       name: as in reports and in ``--pallas-mutate-operators``.
@@ -237,3 +239,10 @@ class Operator:
     after: str
     operate: Operate | None = None
     call: Callable[[Kernel], Iterator[Change]] | None = None
+
+    @property
+    def function(self) -> Callable[..., Iterator[Change]]:
+        """The function that was declared: ``operate`` or ``call``."""
+        function = self.operate or self.call
+        assert function is not None
+        return function

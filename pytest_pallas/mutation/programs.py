@@ -20,7 +20,7 @@ from pytest_pallas.compat.source import (
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutation.model import At, Change, Kernel, Mutant, New, Operator, Scope
 from pytest_pallas.mutation.operands import inner_operands, inner_variables
-from pytest_pallas.mutation.operators import declared_operators
+from pytest_pallas.mutation.operators import known_operators
 from pytest_pallas.mutation.rewriting import closed_with, renamed, with_equations, with_jaxprs
 
 #: What is not done with a value in a function of JAX that does one thing, such as ``jnp.where``.
@@ -190,7 +190,7 @@ def mutants_of(jaxpr: Any, operators: Collection[str] = ()) -> list[Mutant]:
       jaxpr: closed or open; as in ``mutated``.
       operators: names; empty for all.
     """
-    chosen = [each for each in declared_operators() if not operators or each.name in operators]
+    chosen = [each for each in known_operators() if not operators or each.name in operators]
     found: dict[Mutant, None] = {}
 
     def visit(at: At) -> None:
@@ -223,7 +223,7 @@ def mutated(jaxpr: Any, mutant: Mutant) -> Any:
     Raises:
       MutantError: it could not be made.
     """
-    [operator] = [each for each in declared_operators() if each.name == mutant.operator]
+    [operator] = [each for each in known_operators() if each.name == mutant.operator]
 
     def visit(at: At) -> New | None:
         if at.kernel.home != mutant.home or at.places != mutant.places:

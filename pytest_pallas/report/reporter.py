@@ -8,6 +8,7 @@ import pytest
 
 from pytest_pallas.errors import OptionError
 from pytest_pallas.record import NotApplicable
+from pytest_pallas.report.section import Line, Results
 from pytest_pallas.session import OUTPUT, Session
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 #: The attribute of a ``TestReport`` that holds records as plain values: pytest-xdist serialises
 #: a report's attributes, so they reach the controller without files.
 ATTRIBUTE = "pallas_records"
-
-#: Lines of the summary table without ``-v``, so that all of it fits on a screen.
-MOST_LINES = 24
 
 #: Columns that a table of costs may take where the output is no terminal, and no line breaks.
 WIDTH_OF_FILES = 150
@@ -118,53 +116,33 @@ class Reporter:
                 terminalreporter.write_line(self.costs)
             self._tell_files(terminalreporter)
             return
-        from pytest_pallas.report import summary, terminal
-        from pytest_pallas.report.sections import compilers, goldens, inputs, mutants
+        from pytest_pallas.report.sections import compilers, declared_sections, mutants
 
         width = int(terminalreporter.config.get_terminal_writer().fullwidth)
-        color = bool(terminalreporter.hasmarkup)
-        terminalreporter.write_sep("=", "pallas")
-        families = self.session.families
-        tried = mutants.groups(self.records)
         rest = mutants.others(self.records)
-        executed, compiled = compilers.split(rest, families.values())
-        if executed:
-            names = list(families)
-            terminalreporter.write_line(
-                summary.summary(
-                    executed,
-                    families=names,
-                    width=width,
-                    color=color,
-                    only_failed=verbosity < 0,
-                    lines=None if verbosity > 0 else MOST_LINES,
-                )
-            )
-        if verbosity >= 0:
-            for line in terminal.footnotes(executed, every=verbosity > 0):
-                terminalreporter.write_line(line)
-            for line in not_applicable.lines(left_out, every=verbosity > 0):
-                terminalreporter.write_line(line)
-            kernels = inputs.covered(executed)  # what a compiler gets has no values
-            if kernels:
-                terminalreporter.write_line(inputs.summary(kernels))
-            asked = terminal.distinct(rest)
-            if asked.triples:
-                terminalreporter.write_line(terminal.line(asked))
-            for line in inputs.warnings(kernels, every=verbosity > 0):
-                terminalreporter.write_line(line, yellow=True)
-        if not terminalreporter.isatty:
-            width = max(width, WIDTH_OF_FILES)
-        for text in compilers.sections(compiled, width=width, color=color, every=verbosity > 0):
-            terminalreporter.write_line(text)
-        for text in mutants.sections(tried, width=width, color=color, every=verbosity > 0):
-            terminalreporter.write_line(text)
-        if self.least:
-            terminalreporter.write_line(self.least, red=True)
-        if self.costs:
-            terminalreporter.write_line(self.costs)
-        for line in goldens.summary(self.session, self.records):
-            terminalreporter.write_line(line)
+        executed, compiled = compilers.split(rest, self.session.families.values())
+        results = Results(
+            session=self.session,
+            records=self.records,
+            executed=executed,
+            compiled=compiled,
+            not_applicable=left_out,
+            costs=self.costs,
+            score=self.least,
+            width=width,
+            wide=width if terminalreporter.isatty else max(width, WIDTH_OF_FILES),
+            color=bool(terminalreporter.hasmarkup),
+            verbosity=verbosity,
+        )
+        terminalreporter.write_sep("=", "pallas")
+        config = self.session.config
+        extra = config.hook.pytest_pallas_report_sections(config=config)
+        for section in (*declared_sections(), *(one for each in extra for one in each)):
+            for line in section.shown(results):
+                if isinstance(line, Line):
+                    terminalreporter.write_line(line.text, **{line.color: True})
+                else:
+                    terminalreporter.write_line(line)
         self._tell_files(terminalreporter)
 
     def _tell_files(self, terminalreporter: Any) -> None:

@@ -1,7 +1,8 @@
-"""Sanitizers: a module for each thing that a wrong number may not show, with its ``CHECK``.
+"""Sanitizers: a module for each thing that a wrong number may not show, with a ``@sanitizer``.
 
 A sanitizer is a check that watches runs of a kernel; ``--pallas-sanitize`` chooses among them.
-Importing this package does not import jax; the modules do.
+Importing this package does not import jax; the modules do. So their names are listed here, and a
+test compares the list with what the modules declare.
 """
 
 from __future__ import annotations

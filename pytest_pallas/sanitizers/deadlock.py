@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import sanitizer
 from pytest_pallas.checks.trial import Trial, TrialResult, under
 from pytest_pallas.errors import DeadlockError
 from pytest_pallas.sanitizers.runs import (
@@ -12,6 +12,13 @@ from pytest_pallas.sanitizers.runs import (
 )
 
 
+@sanitizer(
+    "deadlock",
+    asks="does every wait get its signal?",
+    requires_backend=requires_concurrency,
+    requires_kernels=requires_kernels,
+    example_fraction=0.25,
+)
 def deadlock(trial: Trial) -> TrialResult:
     """Run the kernel under several schedules, each of which must come to its end.
 
@@ -28,14 +35,3 @@ def deadlock(trial: Trial) -> TrialResult:
         if isinstance(outcome.error, DeadlockError):
             raise under(schedule, outcome.error)
     return TrialResult(comparisons=(), seconds=seconds)
-
-
-CHECK = Check(
-    name="deadlock",
-    asks="does every wait get its signal?",
-    run=deadlock,
-    kind="sanitizer",
-    requires_backend=requires_concurrency,
-    requires_kernels=requires_kernels,
-    example_fraction=0.25,
-)

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from pytest_pallas.backends import Backend
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import sanitizer
 from pytest_pallas.checks.trial import Trial, TrialResult
 from pytest_pallas.errors import BoundsError, HangError, KernelError, NotApplicableError, RaceError
 from pytest_pallas.spec import KernelSpec
@@ -103,6 +103,29 @@ SLOWER = 10.0
 START = 120.0
 
 
+def requires_spec(spec: KernelSpec) -> str | None:
+    """The process that the tool watches has one device."""
+    return "compute-sanitizer is given calls on one device" if spec.meshes else None
+
+
+def requires_backend(backend: Backend) -> str | None:
+    """Code must run on a GPU, and NVIDIA's tool must be there."""
+    if backend.kind != "hardware" or backend.platform != "gpu":
+        return f"{backend.name} is no GPU: compute-sanitizer watches code that runs on one"
+    if shutil.which("compute-sanitizer") is None:
+        return "compute-sanitizer is not on the PATH; it comes with NVIDIA's CUDA toolkit"
+    return None
+
+
+@sanitizer(
+    "device",
+    asks="does compute-sanitizer see an access out of bounds on the GPU, or a race in its memory?",
+    requires_spec=requires_spec,
+    requires_backend=requires_backend,
+    example_fraction=0.25,
+    opt_in=True,  # every example takes half a minute
+    tries_mutants=False,  # it runs the function in another process
+)
 def device(trial: Trial) -> TrialResult:
     """Run the call in a process of its own, under memcheck and under racecheck.
 
@@ -182,30 +205,3 @@ def _judge(tool: str, report: Report) -> None:
         raise NotApplicableError(f"{COMMAND} does not work here: {report.unusable}")
     if report.failed:
         raise KernelError(f"the kernel failed under {COMMAND} --tool {tool}: {report.failed}")
-
-
-def requires_spec(spec: KernelSpec) -> str | None:
-    """The process that the tool watches has one device."""
-    return "compute-sanitizer is given calls on one device" if spec.meshes else None
-
-
-def requires_backend(backend: Backend) -> str | None:
-    """Code must run on a GPU, and NVIDIA's tool must be there."""
-    if backend.kind != "hardware" or backend.platform != "gpu":
-        return f"{backend.name} is no GPU: compute-sanitizer watches code that runs on one"
-    if shutil.which("compute-sanitizer") is None:
-        return "compute-sanitizer is not on the PATH; it comes with NVIDIA's CUDA toolkit"
-    return None
-
-
-CHECK = Check(
-    name="device",
-    asks="does compute-sanitizer see an access out of bounds on the GPU, or a race in its memory?",
-    run=device,
-    kind="sanitizer",
-    requires_spec=requires_spec,
-    requires_backend=requires_backend,
-    example_fraction=0.25,
-    opt_in=True,  # every example takes half a minute
-    tries_mutants=False,  # it runs the function in another process
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import sanitizer
 from pytest_pallas.checks.trial import Trial, TrialResult, under
 from pytest_pallas.errors import DmaError
 from pytest_pallas.findings import OF_TRANSFERS, Finding
@@ -16,6 +16,14 @@ from pytest_pallas.sanitizers.runs import (
 )
 
 
+@sanitizer(
+    "dma",
+    asks="is every DMA waited for, every semaphore 0 at the end, every device ready?",
+    requires_backend=requires_schedules,
+    requires_kernels=requires_kernels,
+    example_fraction=0.25,
+    watches="dma",
+)
 def dma(trial: Trial) -> TrialResult:
     """Account for every DMA and semaphore of a kernel, under several schedules.
 
@@ -57,15 +65,3 @@ def _unused_barriers(kernels: Any) -> Iterator[Finding]:
                     "pltpu.get_barrier_semaphore(), or leave out collective_id"
                 ),
             )
-
-
-CHECK = Check(
-    name="dma",
-    asks="is every DMA waited for, every semaphore 0 at the end, every device ready?",
-    run=dma,
-    kind="sanitizer",
-    requires_backend=requires_schedules,
-    requires_kernels=requires_kernels,
-    example_fraction=0.25,
-    watches="dma",
-)

@@ -13,7 +13,7 @@ from pytest_pallas.backends import Backend, Outcome
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.variations import Probe
 from pytest_pallas.checks.again import unchanged
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import sanitizer
 from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.compat.grids import grid_facts
 from pytest_pallas.errors import MismatchError, NotApplicableError
@@ -36,6 +36,26 @@ _ORDERS: Sequence[tuple[Probe, str]] = (_SHARED, _LATE)
 _IN_PLACE = frozenset({"any", "hbm", "host", "gmem"})
 
 
+def requires_kernels(
+    spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
+) -> str | None:
+    """Why the check does not apply to the kernels of a call, or None if it does."""
+    del spec, backend
+    return None if any(_in_place(kernel) for kernel in kernels) else NO_ALIAS
+
+
+def requires_backend(backend: Backend) -> str | None:
+    """A backend must execute kernels."""
+    return f"{backend.name} executes nothing" if backend.kind == "compiling" else None
+
+
+@sanitizer(
+    "donation",
+    asks="is an operand that shares an output's memory read before it is overwritten?",
+    requires_backend=requires_backend,
+    requires_kernels=requires_kernels,
+    example_fraction=0.25,
+)
 def donation(trial: Trial) -> TrialResult:
     """Ask of a kernel with ``input_output_aliases``, or that changes refs in place, three things.
 
@@ -94,14 +114,6 @@ def donation(trial: Trial) -> TrialResult:
     return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds)
 
 
-def requires_kernels(
-    spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
-) -> str | None:
-    """Why the check does not apply to the kernels of a call, or None if it does."""
-    del spec, backend
-    return None if any(_in_place(kernel) for kernel in kernels) else NO_ALIAS
-
-
 def _in_place(kernel: Any) -> bool:
     """Whether a kernel has an output that shares the memory of an operand, or is one."""
     eqn = kernel.eqn
@@ -146,19 +158,3 @@ def _arrays(args: Any) -> list[Any]:
 
 def _same(actual: Any, wanted: Any, words: str) -> list[Comparison]:
     return list(unchanged(Outcome(values=actual), Outcome(values=wanted), words))
-
-
-def requires_backend(backend: Backend) -> str | None:
-    """A backend must execute kernels."""
-    return f"{backend.name} executes nothing" if backend.kind == "compiling" else None
-
-
-CHECK = Check(
-    name="donation",
-    asks="is an operand that shares an output's memory read before it is overwritten?",
-    run=donation,
-    kind="sanitizer",
-    requires_backend=requires_backend,
-    requires_kernels=requires_kernels,
-    example_fraction=0.25,
-)

@@ -13,7 +13,7 @@ from pytest_pallas.analysis.unwritten import unwritten_memory
 from pytest_pallas.backends import Backend, Outcome
 from pytest_pallas.backends.variations import FILLS, WORDS, Contents, Fill
 from pytest_pallas.checks.again import run_again, unchanged
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import sanitizer
 from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.compat.grids import grid_facts
 from pytest_pallas.errors import MismatchError
@@ -112,6 +112,19 @@ def _box(missing: Any) -> str:
     return f"[{', '.join(ranges)}]" if full else f"{len(where)} elements of [{', '.join(ranges)}]"
 
 
+def requires_backend(backend: Backend) -> str | None:
+    """A backend must fill memory with given values."""
+    if getattr(backend, "fills", False):
+        return None
+    return f"{backend.name} cannot set the contents of uninitialized memory"
+
+
+@sanitizer(
+    "memory",
+    asks="is everything written before it is read, and every index within bounds?",
+    requires_backend=requires_backend,
+    example_fraction=0.25,
+)
 def memory(trial: Trial) -> TrialResult:
     """Run the kernel with several contents of memory that nobody has written, and compare.
 
@@ -210,20 +223,3 @@ def _name(first: Outcome) -> str:
         return "a kernel"
     kernel = first.kernels[0]
     return f"{kernel.name} ({kernel.source})" if kernel.source else kernel.name
-
-
-def requires_backend(backend: Backend) -> str | None:
-    """A backend must fill memory with given values."""
-    if getattr(backend, "fills", False):
-        return None
-    return f"{backend.name} cannot set the contents of uninitialized memory"
-
-
-CHECK = Check(
-    name="memory",
-    asks="is everything written before it is read, and every index within bounds?",
-    run=memory,
-    kind="sanitizer",
-    requires_backend=requires_backend,
-    example_fraction=0.25,
-)

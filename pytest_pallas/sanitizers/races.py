@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import sanitizer
 from pytest_pallas.checks.trial import Trial, TrialResult, under
 from pytest_pallas.errors import RaceError
 from pytest_pallas.sanitizers.runs import (
@@ -12,6 +12,14 @@ from pytest_pallas.sanitizers.runs import (
 )
 
 
+@sanitizer(
+    "races",
+    asks="is every access ordered with every write to the same place?",
+    requires_backend=requires_concurrency,
+    requires_kernels=requires_kernels,
+    example_fraction=0.25,
+    watches="races",
+)
 def races(trial: Trial) -> TrialResult:
     """Run the kernel under several schedules, in each of which races are looked for.
 
@@ -28,15 +36,3 @@ def races(trial: Trial) -> TrialResult:
         if isinstance(outcome.error, RaceError):
             raise under(schedule, outcome.error)
     return TrialResult(comparisons=(), seconds=seconds)
-
-
-CHECK = Check(
-    name="races",
-    asks="is every access ordered with every write to the same place?",
-    run=races,
-    kind="sanitizer",
-    requires_backend=requires_concurrency,
-    requires_kernels=requires_kernels,
-    example_fraction=0.25,
-    watches="races",
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import sanitizer
 from pytest_pallas.checks.trial import Trial, TrialResult, as_kernel_error, under
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.numerics import Comparison, bitwise
@@ -14,6 +14,13 @@ from pytest_pallas.sanitizers.runs import (
 )
 
 
+@sanitizer(
+    "schedule",
+    asks="does every legal order of DMAs and parallel programs give the same bits?",
+    requires_backend=requires_schedules,
+    requires_kernels=requires_kernels,
+    example_fraction=0.25,
+)
 def schedule(trial: Trial) -> TrialResult:
     """Run the kernel under several schedules and compare bit for bit with the first.
 
@@ -42,14 +49,3 @@ def schedule(trial: Trial) -> TrialResult:
     if not others:
         raise NotApplicableError("the kernel can run in one order only")
     return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds)
-
-
-CHECK = Check(
-    name="schedule",
-    asks="does every legal order of DMAs and parallel programs give the same bits?",
-    run=schedule,
-    kind="sanitizer",
-    requires_backend=requires_schedules,
-    requires_kernels=requires_kernels,
-    example_fraction=0.25,
-)

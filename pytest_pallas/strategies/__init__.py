@@ -22,11 +22,13 @@ from pytest_pallas.strategies.shaped import shaped
 from pytest_pallas.strategies.signatures import from_signature, kernel_args
 from pytest_pallas.strategies.sizes.dims import dims
 from pytest_pallas.strategies.sizes.shapes import ShapeSpec, parse
+from pytest_pallas.strategies.values import ValueRequest, value_class
 
 __all__ = [
     "Arguments",
     "Drawn",
     "ShapeSpec",
+    "ValueRequest",
     "arguments",
     "arrays",
     "as_arguments",
@@ -51,4 +53,5 @@ __all__ = [
     "permutations",
     "segment_ids",
     "shaped",
+    "value_class",
 ]

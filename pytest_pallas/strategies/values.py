@@ -1,4 +1,4 @@
-"""Value classes: what the elements of drawn arrays look like.
+"""Value classes: what the elements of drawn arrays look like, each declared by ``@value_class``.
 
 Hypothesis draws only the class and a seed. The elements come from numpy's Philox generator
 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11), keyed with the seed and the
@@ -68,8 +68,14 @@ def limits(dtype: np.dtype[Any]) -> Limits:
 
 
 @dataclass(frozen=True)
-class _Request:
-    """What a value class gets to make an array from."""
+class ValueRequest:
+    """What a value class gets to make an array from.
+
+    Attributes:
+      rng: where it draws from: the same numbers for the same seed, on every machine.
+      shape: the shape of the array.
+      dtype: its dtype; see ``generate`` for what becomes of values that it cannot hold.
+    """
 
     rng: np.random.Generator
     shape: tuple[int, ...]
@@ -81,7 +87,71 @@ class _Request:
         return np.float64 if self.dtype.name == "float64" else np.float32
 
 
-def _integers(request: _Request) -> Array:
+@dataclass(frozen=True)
+class ValueClass:
+    """A class of values.
+
+    Attributes:
+      name: as in ``values=`` of strategies.
+      make: gives an array of the requested shape, or one that broadcasts to it.
+      keeps: whether it gives values of the requested dtype, which are kept as they are.
+    """
+
+    name: str
+    make: Callable[[ValueRequest], Array]
+    keeps: bool = False
+
+
+#: The value classes from the simplest on, as they are declared; shrinking goes towards the first.
+CLASSES: dict[str, ValueClass] = {}
+
+
+def value_class(
+    name: str, *, keeps: bool = False
+) -> Callable[[Callable[[ValueRequest], Array]], Callable[[ValueRequest], Array]]:
+    """Declare that a function makes the arrays of a class of values.
+
+    A class of one's own is known as soon as its module is imported. It shrinks to the others.
+
+    Example::
+
+        @pst.value_class("ramp")
+        def ramp(request):
+            return np.arange(np.prod(request.shape, dtype=int)).reshape(request.shape)
+
+        pst.arrays("m n", values=("integers", "ramp"))
+
+    Args:
+      name: as in ``values=`` of strategies.
+      keeps: whether the function gives values of the requested dtype, which are kept as they are;
+        others are rounded and clipped to what the dtype can hold.
+
+    Raises:
+      SpecError: another function makes a class of this name.
+    """
+
+    def declare(make: Callable[[ValueRequest], Array]) -> Callable[[ValueRequest], Array]:
+        known = CLASSES.get(name)
+        if known is not None and _origin(known.make) != _origin(make):
+            raise SpecError(f"there are two value classes of the name {name!r}")
+        CLASSES[name] = ValueClass(name, make, keeps)
+        return make
+
+    return declare
+
+
+def _origin(function: Callable[..., Any]) -> tuple[Any, ...]:
+    # A module that is imported again, by a reload or by another test session, declares its again.
+    code = getattr(function, "__code__", None)
+    return (function,) if code is None else (code.co_filename, function.__qualname__)
+
+
+@value_class("integers")
+def _integers(request: ValueRequest) -> Array:
+    """-4 to 4, not all zero, more often positive than negative.
+
+    Sums and products of them are exact in floating point, in any order.
+    """
     chosen = request.rng.integers(0, len(_INTEGERS), request.shape, np.uint8)
     made = np.asarray(_INTEGERS[chosen])
     if limits(request.dtype).low > 0:
@@ -91,7 +161,12 @@ def _integers(request: _Request) -> Array:
     return made
 
 
-def _rows(request: _Request) -> Array:
+@value_class("rows")
+def _rows(request: ValueRequest) -> Array:
+    """Each row (the last axis) is a constant from 1 to 31, another one than its neighbours have.
+
+    Sums of up to 2**14 of them, or of products of two, are exact in float32.
+    """
     # The period is a prime, so that no block of rows equals the next one either.
     period = _prime_up_to(min(limits(request.dtype).exact, _LARGEST_ROW))
     count = int(np.prod(request.shape[:-1] or request.shape))
@@ -105,16 +180,9 @@ def _rows(request: _Request) -> Array:
     return np.broadcast_to(column, request.shape)
 
 
-def _full(request: _Request) -> Array:
-    # Exact is 2**8 in bfloat16 and 2**7 - 1 in int8.
-    bits = min((limits(request.dtype).exact + 1).bit_length() - 1, _MOST_BITS)
-    if bits < 2:
-        return _integers(request)
-    sign = 1 - 2 * request.rng.integers(0, 2, request.shape, np.int8)
-    return request.rng.integers(2 ** (bits - 1), 2**bits, request.shape) * sign
-
-
-def _onehot(request: _Request) -> Array:
+@value_class("onehot")
+def _onehot(request: ValueRequest) -> Array:
+    """Each row has a single one, and zeros."""
     made = np.zeros(request.shape, np.float32)
     if made.ndim == 0:
         made[...] = limits(request.dtype).unit
@@ -124,7 +192,24 @@ def _onehot(request: _Request) -> Array:
     return made
 
 
-def _uniform(request: _Request) -> Array:
+@value_class("full")
+def _full(request: ValueRequest) -> Array:
+    """Integers of as many bits as the dtype holds exactly, and 20 at most, of both signs.
+
+    These are 128 to 255 in bfloat16. Their sums have more bits, so that it shows if one is rounded
+    on the way; of up to 16 of them they are exact in float32.
+    """
+    # Exact is 2**8 in bfloat16 and 2**7 - 1 in int8.
+    bits = min((limits(request.dtype).exact + 1).bit_length() - 1, _MOST_BITS)
+    if bits < 2:
+        return _integers(request)
+    sign = 1 - 2 * request.rng.integers(0, 2, request.shape, np.int8)
+    return request.rng.integers(2 ** (bits - 1), 2**bits, request.shape) * sign
+
+
+@value_class("uniform")
+def _uniform(request: ValueRequest) -> Array:
+    """Between -1 and 1; integers between -1000 and 1000."""
     made = request.rng.random(request.shape, request.wide) * 2 - 1
     if is_float(request.dtype) or request.dtype.kind == "b":
         return made
@@ -132,14 +217,21 @@ def _uniform(request: _Request) -> Array:
     return request.rng.integers(int(low), int(high), request.shape, endpoint=True)
 
 
-def _normal(request: _Request) -> Array:
+@value_class("normal")
+def _normal(request: ValueRequest) -> Array:
+    """The unit normal distribution; integers with a deviation of 8."""
     made = request.rng.standard_normal(request.shape, request.wide)
     if is_float(request.dtype) or request.dtype.kind == "b":
         return made
     return made * min(_SPREAD, max(1, limits(request.dtype).high / 3))
 
 
-def _wide(request: _Request) -> Array:
+@value_class("wide")
+def _wide(request: ValueRequest) -> Array:
+    """Random signs, magnitudes of any order between 2**-8 and 2**8.
+
+    Integers are between 2**0 and 2**16.
+    """
     least, most = -8, 8
     if not is_float(request.dtype):
         least, most = 0, max(1, min(_EXPONENT, int(limits(request.dtype).high).bit_length()))
@@ -149,7 +241,12 @@ def _wide(request: _Request) -> Array:
     return np.ldexp(fraction, request.rng.integers(least, most, request.shape, np.int32))
 
 
-def _cancelling(request: _Request) -> Array:
+@value_class("cancelling")
+def _cancelling(request: ValueRequest) -> Array:
+    """Pairs of 64 times a normal value and its negative, at both ends of a row.
+
+    Each is plus one of ``"integers"``, so that sums are small and their terms large.
+    """
     made = np.asarray(_normal(request))
     if not made.ndim or not made.size:
         return made
@@ -166,7 +263,13 @@ def _cancelling(request: _Request) -> Array:
     return pairs + rest
 
 
-def _tiny(request: _Request) -> Array:
+@value_class("tiny")
+def _tiny(request: ValueRequest) -> Array:
+    """Zeros of both signs, 1 and -1, the least normal values, the least and largest subnormal ones.
+
+    Hardware may flush those to zero, and XLA does, so a kernel that is compared with it may not
+    promise more.
+    """
     least = np.array([0.0, -0.0, 1.0, -1.0], np.float64)
     if is_float(request.dtype):
         info = ml_dtypes.finfo(request.dtype)
@@ -177,19 +280,19 @@ def _tiny(request: _Request) -> Array:
     return least.astype(request.wide)[chosen]
 
 
-#: The value classes from the simplest on; shrinking goes towards the first.
-CLASSES: dict[str, Callable[[_Request], Array]] = {
-    "integers": _integers,
-    "rows": _rows,
-    "onehot": _onehot,
-    "full": _full,
-    "uniform": _uniform,
-    "normal": _normal,
-    "wide": _wide,
-    "cancelling": _cancelling,
-    "tiny": _tiny,
-    "special": _normal,
-}
+@value_class("special", keeps=True)
+def _special(request: ValueRequest) -> Array:
+    """Normal values, one in eight replaced by NaN, infinities, -0, and the extremes of the dtype.
+
+    Those are the largest and the smallest values. Each as far as the dtype has it.
+    """
+    made = np.asarray(_cast(np.asarray(_normal(request)), request.dtype))
+    if made.size:
+        specials = _specials(request.dtype)
+        chosen = request.rng.random(request.shape) < 1 / 8
+        chosen.flat[request.rng.integers(made.size)] = True
+        made[chosen] = specials[request.rng.integers(0, len(specials), int(np.sum(chosen)))]
+    return made
 
 
 def generate(
@@ -199,27 +302,7 @@ def generate(
 
     What a dtype cannot hold is changed to what it can: integers are rounded, unsigned ones and
     float8_e8m0fnu take absolute values, narrow ones are clipped to their finite range, and a
-    bool or uint1 says whether the value is positive. The classes are:
-
-    - ``"integers"``: -4 to 4, not all zero, more often positive than negative. Sums and products
-      of them are exact in floating point, in any order.
-    - ``"rows"``: each row (the last axis) is a constant from 1 to 31, another one than its
-      neighbours have. Sums of up to 2**14 of them, or of products of two, are exact in float32.
-    - ``"onehot"``: each row has a single one, and zeros.
-    - ``"full"``: integers of as many bits as the dtype holds exactly, and 20 at most, of both
-      signs: 128 to 255 in bfloat16. Their sums have more, so that it shows if one is rounded on the
-      way; of up to 16 of them they are exact in float32.
-    - ``"uniform"``: between -1 and 1; integers between -1000 and 1000.
-    - ``"normal"``: the unit normal distribution; integers with a deviation of 8.
-    - ``"wide"``: random signs, magnitudes of any order between 2**-8 and 2**8; integers
-      between 2**0 and 2**16.
-    - ``"cancelling"``: pairs of 64 times a normal value and its negative, at both ends of a row,
-      each plus one of ``"integers"``, so that sums are small and their terms large.
-    - ``"tiny"``: zeros of both signs, 1 and -1, the least normal values, the least and largest
-      subnormal ones. Hardware may flush those to zero, and XLA does, so a kernel that is compared
-      with it may not promise more.
-    - ``"special"``: normal values, one in eight replaced by NaN, infinities, -0, the largest and
-      the smallest values, as far as the dtype has them.
+    bool or uint1 says whether the value is positive.
 
     Args:
       values: the name of the class.
@@ -229,14 +312,12 @@ def generate(
       index: the number of the array among those that share the seed.
     """
     rng = np.random.Generator(np.random.Philox(key=np.array([seed, index], np.uint64)))
+    chosen = CLASSES[values]
     # Without dims numpy's functions return scalars, hence asarray.
-    made = np.asarray(_cast(np.asarray(CLASSES[values](_Request(rng, shape, dtype))), dtype))
-    if values == "special" and made.size:
-        specials = _specials(dtype)
-        chosen = rng.random(shape) < 1 / 8
-        chosen.flat[rng.integers(made.size)] = True
-        made[chosen] = specials[rng.integers(0, len(specials), int(np.sum(chosen)))]
-    return made
+    made = np.asarray(chosen.make(ValueRequest(rng, shape, dtype)))
+    if made.shape != shape:
+        made = np.array(np.broadcast_to(made, shape))
+    return made if chosen.keeps else np.asarray(_cast(made, dtype))
 
 
 def check_classes(values: object, argument: str = "values") -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from typing import Any
 from catches import CONTROLS, ONLY_ON_HARDWARE
 
 from pytest_pallas.collection.suite import suite
+from pytest_pallas.sanitizers import declared_sanitizers
 from pytest_pallas.spec import KernelSpec
 
 HERE = Path(__file__).parent
@@ -36,7 +37,7 @@ RIGHT = "_right"
 #: their like ask about the answer once more, and say what ``forward`` said.
 ASKED = (
     *("forward", "padding", "determinism", "immutability", "grid"),
-    *("races", "dma", "deadlock", "schedule", "memory", "donation"),
+    *(each.name for each in declared_sanitizers() if not each.opt_in),
 )
 
 #: These are listed also where they say the same as ``forward``, which watches for them, too.

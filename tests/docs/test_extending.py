@@ -19,6 +19,10 @@ def spec(name, **rest):
 SPECS = [spec("double", family="elementwise", backends=%s)]
 """
 
+OF_A_CHIP = KERNELS.replace("* 2", "* jax.devices()[0].core_count", 1).replace("* 2", "* 78")
+OF_A_CHIP = OF_A_CHIP.replace("kernel=double", 'kernel={"gpu": double}')
+OF_A_CHIP = OF_A_CHIP.replace("max_dim=8", 'max_dim=8, values="ramp"') % ("None",)
+
 
 @pytest.fixture
 def page(blocks, pytester):
@@ -50,8 +54,34 @@ def test_a_backend(page, pytester):
     result.stdout.fnmatch_lines(["*double-forward[[]tpu-zeroed]*PASSED*"])
 
 
+def test_an_operator(page, pytester):
+    page(2, backends=("tpu-sim",))
+    result = pytester.runpytest(
+        "--pallas-suite=mykernels", "--pallas-backend=tpu-sim", "--pallas-checks=forward",
+        "--pallas-mutate=all", "--pallas-mutate-operators=factor", "--pallas-isolate=never",
+    )  # fmt: skip
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["score 100.0 %: 1 mutants, 1 caught"])
+
+
+def test_a_section_a_chip_and_a_value_class(blocks, pytester):
+    """In a process of their own: chips and value classes are known for as long as it lives."""
+    pytester.makeconftest("\n".join(text for _, text in blocks("docs/extending.md")[3:6]))
+    pytester.makepyfile(mykernels=OF_A_CHIP)
+    pytester.syspathinsert()
+    result = pytester.runpytest_subprocess(
+        "--pallas-suite=mykernels", "--pallas-backend=gpu-sim:h20", "--pallas-checks=forward",
+        "--pallas-results=results.json", "-v",
+    )  # fmt: skip
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        ["*double-forward[[]gpu-sim:h20]*PASSED*", "slowest: double forward on gpu-sim:h20"]
+    )
+    assert '"ramp"' in (pytester.path / "results.json").read_text()
+
+
 def test_a_tolerance(page, pytester):
-    page(2)
+    page(6)
     pytester.makepyfile(
         """
         import jax.numpy as jnp
@@ -65,7 +95,7 @@ def test_a_tolerance(page, pytester):
 
 
 def test_specs_and_records(page, pytester):
-    page(3)
+    page(7)
     result = pytester.runpytest("--pallas-backend=interpret", "--pallas-checks=forward", "-v")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*double-forward[[]interpret]*PASSED*"])

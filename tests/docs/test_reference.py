@@ -16,6 +16,7 @@ from pytest_pallas.checks import declared_checks
 from pytest_pallas.options import TABLE
 from pytest_pallas.record import OUTCOMES, Record
 from pytest_pallas.sanitizers import NAMES as SANITIZERS
+from pytest_pallas.sanitizers import declared_sanitizers
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/reference.md").read_text()
@@ -52,6 +53,12 @@ def test_how_many_examples_a_check_draws(check):
     least = f", {check.min_examples} at least" if check.min_examples > 1 else ""
     [row] = re.findall(rf"^\| `{check.name}` \|.*\| (.+?) \|$", TEXT, re.MULTILINE)
     assert row == words[check.example_fraction] + least
+
+
+def test_the_checks_that_execute_nothing():
+    [text] = re.findall(r'scope="executing"\)` about all\nthat execute[^:]+: (.+?) must pass', TEXT)
+    declared = (*declared_checks(), *declared_sanitizers())
+    assert re.findall(r"`(.+?)`", text) == [each.name for each in declared if not each.executes]
 
 
 def test_every_option_in_the_text_exists():

@@ -10,7 +10,8 @@ import numpy as np
 from jax import lax
 
 from pytest_pallas.compat.jaxprs import is_literal
-from pytest_pallas.mutation.model import At, Change, New, Operator
+from pytest_pallas.mutation.declaring import operator
+from pytest_pallas.mutation.model import At, Change, New
 from pytest_pallas.mutation.rewriting import equations_of, variable
 
 _OTHER = {"add": "sub", "sub": "add", "mul": "add", "max": "min", "min": "max"}
@@ -18,6 +19,12 @@ _REDUCED = {"reduce_sum": "reduce_max", "reduce_max": "reduce_min", "reduce_min"
 _FUNCTIONS = {"add": lax.add, "sub": lax.sub, "max": lax.max, "min": lax.min}
 
 
+@operator(
+    "arithmetic",
+    mistake="another operation: - for +, + for *, min for max, max for a sum",
+    before="m = jnp.maximum(m, s)",
+    after="m = jnp.minimum(m, s)",
+)
 def arithmetic(at: At) -> Iterator[Change]:
     """Another operation."""
     if not at.eqn.outvars or not at.used():
@@ -37,6 +44,12 @@ def arithmetic(at: At) -> Iterator[Change]:
         )
 
 
+@operator(
+    "scale",
+    mistake="a factor left out, or taken twice",
+    before="s = q @ k.T * scale",
+    after="s = q @ k.T",
+)
 def scale(at: At) -> Iterator[Change]:
     """A factor that is the same everywhere: left out, or taken twice."""
     if at.name not in ("mul", "div") or not _is_float(at.eqn.outvars[0]) or not at.used():
@@ -53,6 +66,12 @@ def scale(at: At) -> Iterator[Change]:
         return
 
 
+@operator(
+    "accumulation",
+    mistake="sums held in bfloat16 in place of float32",
+    before="preferred_element_type=jnp.float32",
+    after="preferred_element_type=jnp.bfloat16",
+)
 def accumulation(at: At) -> Iterator[Change]:
     """Sums held in bfloat16 where they were held in float32."""
     if at.name == "dot_general":
@@ -63,25 +82,12 @@ def accumulation(at: At) -> Iterator[Change]:
         yield Change("float32 -> bfloat16", lambda: _rounded_store(at))
 
 
-def cast(at: At) -> Iterator[Change]:
-    """A cast to a narrower float before an operation, and not after it."""
-    if at.name not in _ROUNDED or not at.used():
-        return
-    out = at.eqn.outvars[0]
-    users = at.scope.users(out)
-    if at.scope.is_result(out) or not users or not _is_float(out):
-        return
-    narrow = {each.params.get("new_dtype") for each in users}
-    if any(each.primitive.name != "convert_element_type" for each in users) or len(narrow) != 1:
-        return
-    dtype: Any = np.dtype(narrow.pop())
-    if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize >= out.aval.dtype.itemsize:
-        return
-    operands = [a for a in at.eqn.invars if _is_float(a) and not is_literal(a)]
-    if operands:
-        yield Change(f"to {dtype.name} before {at.name}", lambda: _rounded_operands(at, dtype))
-
-
+@operator(
+    "product",
+    mistake="operands of a product swapped, or the wrong axis summed over",
+    before="jnp.dot(x, y)",
+    after="jnp.dot(y, x)",
+)
 def product(at: At) -> Iterator[Change]:
     """The operands of a product swapped, or the wrong axis summed over."""
     if at.name != "dot_general" or not at.used():
@@ -106,6 +112,31 @@ def product(at: At) -> Iterator[Change]:
                 f"the {name} operand transposed",
                 lambda wrong=wrong: _product(at, (left, right), wrong),
             )
+
+
+@operator(
+    "cast",
+    mistake="a cast to a narrower float before an operation, and not after it",
+    before="(x - y).astype(jnp.bfloat16)",
+    after="x.astype(jnp.bfloat16) - y.astype(jnp.bfloat16)",
+)
+def cast(at: At) -> Iterator[Change]:
+    """A cast to a narrower float before an operation, and not after it."""
+    if at.name not in _ROUNDED or not at.used():
+        return
+    out = at.eqn.outvars[0]
+    users = at.scope.users(out)
+    if at.scope.is_result(out) or not users or not _is_float(out):
+        return
+    narrow = {each.params.get("new_dtype") for each in users}
+    if any(each.primitive.name != "convert_element_type" for each in users) or len(narrow) != 1:
+        return
+    dtype: Any = np.dtype(narrow.pop())
+    if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize >= out.aval.dtype.itemsize:
+        return
+    operands = [a for a in at.eqn.invars if _is_float(a) and not is_literal(a)]
+    if operands:
+        yield Change(f"to {dtype.name} before {at.name}", lambda: _rounded_operands(at, dtype))
 
 
 #: Operations that a cast may come before, and that can make much of its error. Not products and
@@ -200,42 +231,3 @@ def _is_float(atom: Any) -> bool:
 def _is_number(atom: Any) -> bool:
     dtype = atom.aval.dtype
     return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
-
-
-OPERATORS = (
-    Operator(
-        name="arithmetic",
-        mistake="another operation: - for +, + for *, min for max, max for a sum",
-        before="m = jnp.maximum(m, s)",
-        after="m = jnp.minimum(m, s)",
-        operate=arithmetic,
-    ),
-    Operator(
-        name="scale",
-        mistake="a factor left out, or taken twice",
-        before="s = q @ k.T * scale",
-        after="s = q @ k.T",
-        operate=scale,
-    ),
-    Operator(
-        name="accumulation",
-        mistake="sums held in bfloat16 in place of float32",
-        before="preferred_element_type=jnp.float32",
-        after="preferred_element_type=jnp.bfloat16",
-        operate=accumulation,
-    ),
-    Operator(
-        name="product",
-        mistake="operands of a product swapped, or the wrong axis summed over",
-        before="jnp.dot(x, y)",
-        after="jnp.dot(y, x)",
-        operate=product,
-    ),
-    Operator(
-        name="cast",
-        mistake="a cast to a narrower float before an operation, and not after it",
-        before="(x - y).astype(jnp.bfloat16)",
-        after="x.astype(jnp.bfloat16) - y.astype(jnp.bfloat16)",
-        operate=cast,
-    ),
-)

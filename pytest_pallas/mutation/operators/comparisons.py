@@ -10,7 +10,8 @@ from jax import lax
 
 from pytest_pallas.compat.grids import grid_facts
 from pytest_pallas.compat.jaxprs import is_literal
-from pytest_pallas.mutation.model import At, Change, New, Operator
+from pytest_pallas.mutation.declaring import operator
+from pytest_pallas.mutation.model import At, Change, New
 from pytest_pallas.mutation.operands import indexed
 
 _BOUNDARY = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
@@ -25,6 +26,12 @@ _FUNCTIONS = {
 }
 
 
+@operator(
+    "comparison",
+    mistake="a comparison off by one, or the wrong way round",
+    before="columns < n",
+    after="columns <= n",
+)
 def comparison(at: At) -> Iterator[Change]:
     """``<`` for ``<=``, or the opposite."""
     if at.name not in _FUNCTIONS or not at.used() or _guards(at):
@@ -38,6 +45,12 @@ def comparison(at: At) -> Iterator[Change]:
         yield Change(f"{at.name} -> {name}", lambda name=name: _compared(at, name))
 
 
+@operator(
+    "guard",
+    mistake="a guarded region always, never, or for the neighbouring index",
+    before="@pl.when(k == 0)",
+    after="@pl.when(k == 1)",
+)
 def guard(at: At) -> Iterator[Change]:
     """``pl.when``: always, never, or where the neighbouring index is meant."""
     if at.name == "cond" and _is_guard(at.eqn):
@@ -159,21 +172,3 @@ def _decides(at: At, user: Any) -> bool:
         after = at.scope.users(user.outvars[0])
         return bool(after) and all(each.primitive.name == "cond" for each in after)
     return user.primitive.name == "cond" and not is_literal(user.invars[0])
-
-
-OPERATORS = (
-    Operator(
-        name="comparison",
-        mistake="a comparison off by one, or the wrong way round",
-        before="columns < n",
-        after="columns <= n",
-        operate=comparison,
-    ),
-    Operator(
-        name="guard",
-        mistake="a guarded region always, never, or for the neighbouring index",
-        before="@pl.when(k == 0)",
-        after="@pl.when(k == 1)",
-        operate=guard,
-    ),
-)

@@ -12,10 +12,17 @@ from pytest_pallas.compat.grids import BlockFacts, GridFacts, grid_facts
 from pytest_pallas.compat.jaxprs import is_literal
 from pytest_pallas.compat.source import Spot, home_of, is_of_jax
 from pytest_pallas.mutation.canonical import canonical
-from pytest_pallas.mutation.model import Change, Kernel, Operator
+from pytest_pallas.mutation.declaring import call_operator
+from pytest_pallas.mutation.model import Change, Kernel
 from pytest_pallas.mutation.rewriting import guarded, with_index_map
 
 
+@call_operator(
+    "step",
+    mistake="the first or the last step of a grid is left out",
+    before="grid=(n,)",
+    after="grid=(n - 1,)",
+)
 def step(kernel: Kernel) -> Iterator[Change]:
     """The first or the last program along an axis of the grid does nothing."""
     for axis, size in _axes(kernel):
@@ -28,6 +35,12 @@ def step(kernel: Kernel) -> Iterator[Change]:
                 )
 
 
+@call_operator(
+    "overhang",
+    mistake="the partial block at an edge is left out",
+    before="grid=(pl.cdiv(n, block),)",
+    after="grid=(n // block,)",
+)
 def overhang(kernel: Kernel) -> Iterator[Change]:
     """A grid that leaves out the block that hangs over an edge, as ``n // block`` does."""
     if kernel.eqn.primitive.name != "pallas_call":
@@ -42,6 +55,12 @@ def overhang(kernel: Kernel) -> Iterator[Change]:
             )
 
 
+@call_operator(
+    "index_map",
+    mistake="components of an index map swapped, one further, or constant",
+    before="lambda i, j: (i, j)",
+    after="lambda i, j: (j, i)",
+)
 def index_map(kernel: Kernel) -> Iterator[Change]:
     """Components of an index map swapped, one further, or constant."""
     if kernel.eqn.primitive.name != "pallas_call":
@@ -55,6 +74,12 @@ def index_map(kernel: Kernel) -> Iterator[Change]:
         yield from _map_changes(kernel, position, counts, outs, block.name)
 
 
+@call_operator(
+    "alias",
+    mistake="an output that shares an input's memory no more, or although nobody asked",
+    before="input_output_aliases={0: 0}",
+    after="",
+)
 def alias(kernel: Kernel) -> Iterator[Change]:
     """Memory of an input that an output shares no more, or shares although nobody asked."""
     if kernel.eqn.primitive.name != "pallas_call":
@@ -193,35 +218,3 @@ def _mapped(
 
 def _with_aliases(kernel: Kernel, pairs: tuple[Any, ...]) -> Any:
     return kernel.eqn.replace(params={**kernel.eqn.params, "input_output_aliases": pairs})
-
-
-OPERATORS = (
-    Operator(
-        name="step",
-        mistake="the first or the last step of a grid is left out",
-        before="grid=(n,)",
-        after="grid=(n - 1,)",
-        call=step,
-    ),
-    Operator(
-        name="overhang",
-        mistake="the partial block at an edge is left out",
-        before="grid=(pl.cdiv(n, block),)",
-        after="grid=(n // block,)",
-        call=overhang,
-    ),
-    Operator(
-        name="index_map",
-        mistake="components of an index map swapped, one further, or constant",
-        before="lambda i, j: (i, j)",
-        after="lambda i, j: (j, i)",
-        call=index_map,
-    ),
-    Operator(
-        name="alias",
-        mistake="an output that shares an input's memory no more, or although nobody asked",
-        before="input_output_aliases={0: 0}",
-        after="",
-        call=alias,
-    ),
-)

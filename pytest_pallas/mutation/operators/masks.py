@@ -9,13 +9,20 @@ import jax.numpy as jnp
 from jax import lax
 
 from pytest_pallas.compat.jaxprs import is_literal
-from pytest_pallas.mutation.model import At, Change, New, Operator
+from pytest_pallas.mutation.declaring import operator
+from pytest_pallas.mutation.model import At, Change, New
 from pytest_pallas.mutation.rewriting import equations_of
 
 _LOGIC = {"and": "or", "or": "and"}
 _FUNCTIONS = {"and": lax.bitwise_and, "or": lax.bitwise_or}
 
 
+@operator(
+    "mask",
+    mistake="a mask left out or inverted, or one condition enough where both must hold",
+    before="jnp.where(columns < n, x, 0)",
+    after="x",
+)
 def mask(at: At) -> Iterator[Change]:
     """``jnp.where`` without its condition, or with the opposite; ``&`` for ``|``."""
     if at.name == "select_n" and len(at.eqn.invars) == 3 and at.used():
@@ -68,14 +75,3 @@ def _with_mask(at: At, position: int, function: Any) -> New:
     operands[position] = outs[0]
     new = at.eqn.replace(invars=operands)
     return New([*eqns, new], list(new.outvars))
-
-
-OPERATORS = (
-    Operator(
-        name="mask",
-        mistake="a mask left out or inverted, or one condition enough where both must hold",
-        before="jnp.where(columns < n, x, 0)",
-        after="x",
-        operate=mask,
-    ),
-)

@@ -7,10 +7,17 @@ from collections.abc import Iterator
 import jax.numpy as jnp
 
 from pytest_pallas.compat.jaxprs import is_literal
-from pytest_pallas.mutation.model import At, Change, New, Operator
+from pytest_pallas.mutation.declaring import operator
+from pytest_pallas.mutation.model import At, Change, New
 from pytest_pallas.mutation.rewriting import equations_of
 
 
+@operator(
+    "random",
+    mistake="random bits that are used twice",
+    before="pltpu.prng_seed(seed, block)",
+    after="pltpu.prng_seed(seed, 0)",
+)
 def randomness(at: At) -> Iterator[Change]:
     """The same bits for every block, or for two purposes."""
     if at.name == "prng_seed":
@@ -32,14 +39,3 @@ def _zeroed(at: At, position: int) -> New:
         lambda x: (jnp.zeros_like(x),), [operands[position]], at.eqn
     )
     return New([*eqns, at.eqn.replace(invars=operands)], list(at.eqn.outvars))
-
-
-OPERATORS = (
-    Operator(
-        name="random",
-        mistake="random bits that are used twice",
-        before="pltpu.prng_seed(seed, block)",
-        after="pltpu.prng_seed(seed, 0)",
-        operate=randomness,
-    ),
-)

@@ -9,17 +9,30 @@ import jax
 import jax.numpy as jnp
 
 from pytest_pallas.compat.jaxprs import is_literal
-from pytest_pallas.mutation.model import At, Change, New, Operator
+from pytest_pallas.mutation.declaring import operator
+from pytest_pallas.mutation.model import At, Change, New
 from pytest_pallas.mutation.operands import indexed, reindexed
 from pytest_pallas.mutation.rewriting import equations_of, literal
 
 
+@operator(
+    "init",
+    mistake="an accumulator that nobody sets to its start",
+    before="acc[...] = jnp.zeros_like(acc)",
+    after="",
+)
 def init(at: At) -> Iterator[Change]:
     """An accumulator that starts as whatever memory holds."""
     if at.name == "swap" and _is_store(at) and _is_init(at):
         yield Change("dropped", lambda: New([], [None] * len(at.eqn.outvars)))
 
 
+@operator(
+    "store",
+    mistake="a store left out, or to the neighbouring place",
+    before="out[slot] = x",
+    after="out[slot + 1] = x",
+)
 def store(at: At) -> Iterator[Change]:
     """A store left out, or to the neighbouring place."""
     if at.name not in ("swap", "addupdate") or not _is_store(at):
@@ -29,6 +42,12 @@ def store(at: At) -> Iterator[Change]:
     yield from _neighbours(at)
 
 
+@operator(
+    "load",
+    mistake="a load from the neighbouring place, such as the other buffer of a pair",
+    before="x = buffers[slot]",
+    after="x = buffers[(slot + 1) % 2]",
+)
 def load(at: At) -> Iterator[Change]:
     """A load from the neighbouring place, such as the other buffer of a pair."""
     if at.name == "get" and at.used():
@@ -102,28 +121,3 @@ def _moved(at: At, axis: int, index: Any, function: Any) -> New:
         eqns, [new] = equations_of(lambda i: (function(i).astype(i.dtype),), [index], at.eqn)
     eqn = reindexed(at.eqn, axis, new)
     return New([*eqns, eqn], list(eqn.outvars))
-
-
-OPERATORS = (
-    Operator(
-        name="init",
-        mistake="an accumulator that nobody sets to its start",
-        before="acc[...] = jnp.zeros_like(acc)",
-        after="",
-        operate=init,
-    ),
-    Operator(
-        name="store",
-        mistake="a store left out, or to the neighbouring place",
-        before="out[slot] = x",
-        after="out[slot + 1] = x",
-        operate=store,
-    ),
-    Operator(
-        name="load",
-        mistake="a load from the neighbouring place, such as the other buffer of a pair",
-        before="x = buffers[slot]",
-        after="x = buffers[(slot + 1) % 2]",
-        operate=load,
-    ),
-)

@@ -7,7 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pytest_pallas.mutation.model import At, Change, New, Operator
+from pytest_pallas.mutation.declaring import operator
+from pytest_pallas.mutation.model import At, Change, New
 from pytest_pallas.mutation.operands import operand_groups
 from pytest_pallas.mutation.rewriting import equations_of
 
@@ -24,18 +25,36 @@ _SIGNALS = frozenset({"semaphore_signal", "barrier_arrive"})
 _BARRIERS = frozenset({"barrier", "barrier_arrive_and_wait", "commit_smem", "cluster_barrier"})
 
 
+@operator(
+    "wait",
+    mistake="a copy, semaphore or barrier that nobody waits for",
+    before="copy.wait()",
+    after="",
+)
 def wait(at: At) -> Iterator[Change]:
     """Nobody waits."""
     if at.name in _WAITS:
         yield Change(_WAITS[at.name], lambda: New(), part=at.name)
 
 
+@operator(
+    "start",
+    mistake="a copy that nobody starts",
+    before="copy.start()",
+    after="",
+)
 def start(at: At) -> Iterator[Change]:
     """A copy that is waited for and never started."""
     if at.name in _STARTS:
         yield Change("dropped", lambda: New(), part=at.name)
 
 
+@operator(
+    "semaphore",
+    mistake="one semaphore for all copies",
+    before="sems.at[slot]",
+    after="sems.at[0]",
+)
 def semaphore(at: At) -> Iterator[Change]:
     """Two copies that share a semaphore."""
     if at.name not in ("dma_start", "dma_wait"):
@@ -57,6 +76,12 @@ def semaphore(at: At) -> Iterator[Change]:
         )
 
 
+@operator(
+    "signal",
+    mistake="a signal left out, or given twice",
+    before="pl.semaphore_signal(ready)",
+    after="",
+)
 def signal(at: At) -> Iterator[Change]:
     """A signal left out, or given twice."""
     if at.name in _SIGNALS:
@@ -64,6 +89,12 @@ def signal(at: At) -> Iterator[Change]:
         yield Change("doubled", lambda: New([at.eqn, at.eqn], []), part=at.name)
 
 
+@operator(
+    "device",
+    mistake="a copy or signal to the device after the right one",
+    before="device_id=right",
+    after="device_id=(right + 1) % n",
+)
 def device(at: At) -> Iterator[Change]:
     """A message to the device after the right one."""
     positions = operand_groups(at.eqn).get("device", [])
@@ -89,6 +120,12 @@ def device(at: At) -> Iterator[Change]:
         )
 
 
+@operator(
+    "barrier",
+    mistake="a barrier left out",
+    before="plsc.subcore_barrier()",
+    after="",
+)
 def barrier(at: At) -> Iterator[Change]:
     """Nobody waits for the others."""
     if at.name in _BARRIERS:
@@ -103,49 +140,3 @@ def _with_operand(at: At, position: int, function: Any) -> New:
     )
     new = at.eqn.replace(invars=operands)
     return New([*eqns, new], list(new.outvars))
-
-
-OPERATORS = (
-    Operator(
-        name="wait",
-        mistake="a copy, semaphore or barrier that nobody waits for",
-        before="copy.wait()",
-        after="",
-        operate=wait,
-    ),
-    Operator(
-        name="start",
-        mistake="a copy that nobody starts",
-        before="copy.start()",
-        after="",
-        operate=start,
-    ),
-    Operator(
-        name="semaphore",
-        mistake="one semaphore for all copies",
-        before="sems.at[slot]",
-        after="sems.at[0]",
-        operate=semaphore,
-    ),
-    Operator(
-        name="signal",
-        mistake="a signal left out, or given twice",
-        before="pl.semaphore_signal(ready)",
-        after="",
-        operate=signal,
-    ),
-    Operator(
-        name="device",
-        mistake="a copy or signal to the device after the right one",
-        before="device_id=right",
-        after="device_id=(right + 1) % n",
-        operate=device,
-    ),
-    Operator(
-        name="barrier",
-        mistake="a barrier left out",
-        before="plsc.subcore_barrier()",
-        after="",
-        operate=barrier,
-    ),
-)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_pallas.backends import TARGETS, Family, Label
 from pytest_pallas.record import Record
+from pytest_pallas.report.section import Results, section
 from pytest_pallas.report.sections.costs import costs
 from pytest_pallas.report.terminal import footnotes, rendered
 
@@ -155,3 +156,11 @@ def _cell(rows: Sequence[Record]) -> tuple[str, str]:
 def _first_line(text: str) -> str:
     line = re.sub(r"\s+", " ", text.strip().partition("\n")[0])
     return line if len(line) <= 160 else line[:157] + "..."
+
+
+@section("compilers")
+def section_of_compilers(results: Results) -> Iterator[str]:
+    """What compilers said, and what their code costs."""
+    yield from sections(
+        results.compiled, width=results.wide, color=results.color, every=results.every
+    )

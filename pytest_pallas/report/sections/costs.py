@@ -10,6 +10,7 @@ from pytest_pallas.backends import TARGETS
 from pytest_pallas.compilers.costs import Entry, entry, save
 from pytest_pallas.compilers.report import from_json
 from pytest_pallas.record import Record
+from pytest_pallas.report.section import Results, section
 from pytest_pallas.report.terminal import rendered
 from pytest_pallas.session import Session
 
@@ -255,3 +256,10 @@ def _entries(records: Iterable[Record]) -> Iterator[Entry]:
         for report in typical or reports:
             if report.status == "compiled":
                 yield entry(record.kernel, record.check, report)
+
+
+@section("costs")
+def section_of_costs(results: Results) -> Iterator[str]:
+    """What came of recording or comparing costs."""
+    if results.costs:
+        yield results.costs

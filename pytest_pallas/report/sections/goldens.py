@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from pytest_pallas.errors import GoldenError
 from pytest_pallas.record import Record
+from pytest_pallas.report.section import Results, section
 from pytest_pallas.session import Session
 
 #: What is counted, in the order of the line.
@@ -50,3 +51,9 @@ def _unused(session: Session, records: Sequence[Record], counts: Counter[str]) -
         names = [f"{name} ({count})" for name, count in unused.most_common(_NAMED)]
         more = ["..."] if len(unused) > _NAMED else []
         yield f"unused: {unused.total()} goldens were not asked for: {', '.join(names + more)}"
+
+
+@section("goldens")
+def section_of_goldens(results: Results) -> Iterator[str]:
+    """What was done with goldens."""
+    yield from summary(results.session, results.records)

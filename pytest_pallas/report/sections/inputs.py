@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pytest_pallas import aspects
 from pytest_pallas.aspects import DTYPE, VALUES, Aspect
 from pytest_pallas.record import Record
+from pytest_pallas.report.section import Line, Results, section
 
 #: Kernels that get a line of their own, and words in each.
 LINES, WORDS = 5, 6
@@ -121,3 +122,18 @@ def _missed(never: Words, most: int = WORDS) -> str:
 
 def _count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+@section("inputs", quiet=False)
+def section_of_inputs(results: Results) -> Iterator[str]:
+    """What was drawn. What a compiler gets has no values."""
+    kernels = covered(results.executed)
+    if kernels:
+        yield summary(kernels)
+
+
+@section("untried inputs", quiet=False)
+def section_of_untried(results: Results) -> Iterator[Line]:
+    """What was declared and not drawn."""
+    for line in warnings(covered(results.executed), every=results.every):
+        yield Line(line, "yellow")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pytest_pallas.hunting.verdict import Verdict, from_json, score
 from pytest_pallas.notes import Note
 from pytest_pallas.record import Record
+from pytest_pallas.report.section import Line, Results, section
 from pytest_pallas.report.terminal import rendered
 
 #: Outcomes that turn a run red.
@@ -211,3 +212,17 @@ def _by(group: Group) -> str:
     """Which checks caught how many, the most first."""
     counts = Counter(v.by for v in group.verdicts if v.status == "caught")
     return ", ".join(f"{name} {count}" for name, count in counts.most_common(3))
+
+
+@section("mutants")
+def section_of_mutants(results: Results) -> Iterator[str]:
+    """Which mutants were caught."""
+    made = groups(results.records)
+    yield from sections(made, width=results.wide, color=results.color, every=results.every)
+
+
+@section("mutation score")
+def section_of_score(results: Results) -> Iterator[Line]:
+    """Whether too few were caught."""
+    if results.score:
+        yield Line(results.score, "red")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pytest_pallas.record import NotApplicable, Record, not_applicable_of
+from pytest_pallas.report.section import Results, section
 
 
 def entries(
@@ -49,3 +50,9 @@ def count(found: Sequence[NotApplicable | Record]) -> str:
 def number(many: int, noun: str) -> str:
     """``1 check``, ``2 checks``."""
     return f"{many:,} {noun}{'' if many == 1 else 's'}"
+
+
+@section("not applicable", quiet=False)
+def section_of_requirements(results: Results) -> Iterator[str]:
+    """How many checks do not apply."""
+    yield from lines(results.not_applicable, every=results.every)

@@ -110,3 +110,17 @@ def test_expected_failures(project):
         ("off", "interpret", "failed", ""),
         ("off", "tpu-interpret:v5e", "xfailed", "#2 (JAX 0.12)"),
     ]
+
+
+def test_failures_of_what_executes_the_kernel(project):
+    """``dtype`` only traces the kernel, so it must pass where nothing can execute it."""
+    project.specs(
+        'name="refused", kernel=add_off, checks=("forward", "dtype", "determinism"), xfail={'
+        '"interpret": ExpectedFailure(reason="#1", jax="0.12", scope="executing")}',
+    )
+    records = project.records(
+        "--pallas-suite=specs", "--pallas-backend=interpret", "--pallas-max-examples=1",
+    )  # fmt: skip
+    assert {r["check"]: r["outcome"] for r in records} == {
+        "forward": "xfailed", "dtype": "passed", "determinism": "xpassed",
+    }  # fmt: skip

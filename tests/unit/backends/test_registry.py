@@ -1,8 +1,12 @@
 """What a selection of backends means."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
-from pytest_pallas.backends import Family, label, parse, select, with_target
+from pytest_pallas import backends
+from pytest_pallas.backends import REPLACED, Family, label, parse, select, targets_of, with_target
 from pytest_pallas.backends.registry import FAMILIES
 from pytest_pallas.errors import BackendUnavailableError, OptionError
 
@@ -158,3 +162,32 @@ def test_a_named_backend_that_is_not_there_is_an_error():
         select(["tpu"], families)
     assert "JAX finds no TPU" in str(caught.value)
     assert f"Available here: {', '.join(HERE)}." in str(caught.value)
+
+
+def making(folder):
+    """The public functions of modules that make a backend for a target, read and not imported."""
+    for path in folder.glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+                continue
+            given = [(arg.arg, ast.unparse(arg.annotation or arg)) for arg in node.args.args]
+            if given == [("target", "Target | None")]:
+                yield node.name.replace("_", "-")
+
+
+def test_the_families_are_what_the_modules_make():
+    """The list is written down, because the modules import JAX and the list must not."""
+    assert sorted(making(Path(backends.__file__).parent)) == sorted(KNOWN)
+    for family in FAMILIES:
+        made = family.make(None)
+        assert (made.name, made.kind) == (family.name, family.kind)
+        assert list(family.targets) == targets_of(made.platform)
+
+
+def test_a_simulator_replaces_interpreters_of_its_platform():
+    for simulator, interpreters in REPLACED.items():
+        assert KNOWN[simulator].kind == "simulating"
+        for name in interpreters:
+            platform = KNOWN[name].make(None).platform
+            assert KNOWN[name].kind == "interpreting"
+            assert platform in ("any", KNOWN[simulator].make(None).platform)

@@ -1,4 +1,4 @@
-"""Each check and sanitizer is one declaration, ``CHECK``, in the module that implements it."""
+"""Each check and sanitizer is one declaration on the function that implements it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_pallas import checks, sanitizers
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.check import Check, check, sanitizer
 from pytest_pallas.scripts import asked
 
 PACKAGES = [
@@ -22,14 +22,12 @@ ALL = {
 
 
 def declaring(folder: Path) -> Iterator[str]:
-    """The modules of a folder that declare a check."""
+    """The modules of a folder that declare a check, read and not imported."""
     for path in folder.glob("*.py"):
-        body = ast.parse(path.read_text()).body
-        targets = [
-            ast.unparse(t) for node in body if isinstance(node, ast.Assign) for t in node.targets
-        ]
-        if "CHECK" in targets:
-            yield path.stem
+        for node in ast.parse(path.read_text()).body:
+            calls = [d for d in getattr(node, "decorator_list", ()) if isinstance(d, ast.Call)]
+            if {ast.unparse(call.func) for call in calls} & {"check", "sanitizer"}:
+                yield path.stem
 
 
 def answering(folder: Path) -> Iterator[str]:
@@ -48,10 +46,10 @@ def test_the_list_is_what_the_modules_declare(package, declared, kind):
     folder = Path(package.__file__).parent
     assert sorted(declaring(folder)) == sorted(package.MODULES) == sorted(answering(folder))
     assert tuple(check.name for check in declared()) == package.NAMES
-    for module, check in zip(package.MODULES, declared(), strict=True):
-        assert isinstance(check, Check)
-        assert check.kind == kind
-        assert (check.run.__module__, check.run.__name__) == (
+    for module, each in zip(package.MODULES, declared(), strict=True):
+        assert isinstance(each, Check)
+        assert each.kind == kind
+        assert (each.run.__module__, each.run.__name__) == (
             f"{package.__name__}.{module}",
             module,
         )
@@ -64,13 +62,27 @@ def test_a_module_that_answers_without_a_declaration_is_found(tmp_path):
     assert list(declaring(tmp_path)) == []
 
 
+def test_a_declaration_makes_a_check_of_a_function():
+    def late(trial):
+        """Whether it came late."""
+        return trial, "late"
+
+    found = check("late", asks="did it come late?", executes=False)(late)
+    assert (found.name, found.kind, found.executes, found.run) == ("late", "check", False, late)
+    assert found("a trial") == ("a trial", "late")
+    assert found.__doc__ == "Whether it came late."
+    assert sanitizer("late", asks="?", opt_in=True)(late).kind == "sanitizer"
+    with pytest.raises(TypeError, match="nope"):
+        check("late", asks="?", nope=True)(late)
+
+
 def test_one_check_is_the_base():
     assert [name for name, check in ALL.items() if check.base] == ["forward"]
 
 
 def test_a_gradient_can_be_traced_for_mutants():
-    for check in ALL.values():
-        assert check.differentiates != "only" or check.program is not None
+    for each in ALL.values():
+        assert each.differentiates != "only" or each.program is not None
 
 
 def test_scripts_know_checks_only():

@@ -13,8 +13,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from mutated import VMEM, X, found, kernel, one, ran, traced
 
-from pytest_pallas.errors import DmaError, KernelError
-from pytest_pallas.mutation import declared_operators, mutants_of, operators
+from pytest_pallas.errors import DmaError, KernelError, OptionError
+from pytest_pallas.mutation import (
+    added_operators,
+    declared_operators,
+    known_operators,
+    mutants_of,
+    operator,
+    operators,
+)
 from pytest_pallas.numerics import epsilon
 
 COLUMNS = 100
@@ -32,29 +39,47 @@ def _answer(body, *args, operator, change, part="", **more):
 
 
 def test_every_operator_says_what_it_is():
-    names = [operator.name for operator in declared_operators()]
+    names = [each.name for each in declared_operators()]
     assert len(set(names)) == len(names)
-    for operator in declared_operators():
-        assert operator.mistake
-        assert operator.before != operator.after
-        assert (operator.operate is None) != (operator.call is None)
+    for each in declared_operators():
+        assert each.mistake
+        assert each.before != each.after
+        assert (each.operate is None) != (each.call is None)
 
 
-def test_every_module_and_function_is_declared():
-    """The list is what the modules declare; each public function is the operator of one of them."""
-    folder = Path(operators.__file__).parent
-    modules = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
-    assert sorted(modules) == sorted(operators.MODULES)
+def test_every_public_function_of_the_folder_is_declared():
     functions = {
         f"{path.stem}.{node.name}"
-        for path in folder.glob("*.py")
-        if path.stem in modules
+        for path in Path(operators.__file__).parent.glob("*.py")
+        if path.stem != "__init__"
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
     }
-    declared = [each.operate or each.call for each in declared_operators()]
+    declared = [each.function for each in declared_operators()]
     names = [f"{each.__module__.rpartition('.')[2]}.{each.__name__}" for each in declared]
     assert sorted(names) == sorted(functions)
+
+
+def _dropped(name):
+    return operator(name, mistake="it is left out", before="x + 1", after="x")(lambda at: iter(()))
+
+
+def test_operators_are_added_for_a_while():
+    before = known_operators()
+    dropped = _dropped("dropped")
+    with added_operators([dropped]):
+        assert known_operators() == (*before, dropped)
+    assert known_operators() == before
+
+
+def test_two_operators_of_one_name():
+    before = known_operators()
+    with (
+        pytest.raises(OptionError, match="two mutation operators of the name 'mask'"),
+        added_operators([_dropped("dropped"), _dropped("mask")]),
+    ):
+        pass
+    assert known_operators() == before
 
 
 @pytest.mark.parametrize(

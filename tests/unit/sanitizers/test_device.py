@@ -24,7 +24,7 @@ from pytest_pallas.sanitizers.device import Report
 from pytest_pallas.sanitizers.device import parse as parse_output
 from pytest_pallas.strategies.arguments import Arguments
 
-DEVICE = module.CHECK
+DEVICE = module.device
 (INTERPRET,) = parse("interpret", {family.name: family for family in FAMILIES})
 
 MEMCHECK = """\

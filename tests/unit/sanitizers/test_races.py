@@ -7,11 +7,10 @@ import pytest
 from pytest_pallas.backends.interpreters import interpret, tpu_interpret
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.errors import NotApplicableError, RaceError
-from pytest_pallas.sanitizers.deadlock import CHECK as DEADLOCK
-from pytest_pallas.sanitizers.dma import CHECK as DMA
-from pytest_pallas.sanitizers.races import CHECK as RACES
+from pytest_pallas.sanitizers.deadlock import deadlock
+from pytest_pallas.sanitizers.dma import dma
 from pytest_pallas.sanitizers.races import races
-from pytest_pallas.sanitizers.schedule import CHECK as SCHEDULE
+from pytest_pallas.sanitizers.schedule import schedule
 
 from . import rings
 
@@ -68,7 +67,7 @@ def test_waiting_for_nothing_is_no_error(trial):
     races(trial(rings.other(rings.waiting, signals=0, waits=0), rings.BLOCKS))
 
 
-@pytest.mark.parametrize("check", [RACES, DEADLOCK, DMA, SCHEDULE], ids=lambda each: each.name)
+@pytest.mark.parametrize("check", [races, deadlock, dma, schedule], ids=lambda each: each.name)
 def test_backends_in_which_nothing_happens_at_the_same_time(check):
     assert check.requires_backend(tpu_sim()) is None
     for backend in (interpret(), tpu_interpret()):

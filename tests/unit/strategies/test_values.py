@@ -3,8 +3,9 @@ import numpy as np
 import pytest
 
 from pytest_pallas.errors import SpecError
+from pytest_pallas.strategies import values
 from pytest_pallas.strategies.dtypes import SUPPORTED, is_float
-from pytest_pallas.strategies.values import CLASSES, check_classes, generate, limits
+from pytest_pallas.strategies.values import CLASSES, check_classes, generate, limits, value_class
 
 F32 = SUPPORTED["float32"]
 SHAPES = [(), (5,), (0, 3), (3, 0), (9, 7), (2, 3, 4)]
@@ -226,3 +227,27 @@ def test_classes_are_sorted_from_the_simplest_on():
 def test_unknown_classes(values, words):
     with pytest.raises(SpecError, match=words):
         check_classes(values)
+
+
+@pytest.fixture
+def classes(monkeypatch):
+    """The known classes, which a test may add to."""
+    monkeypatch.setattr(values, "CLASSES", dict(CLASSES))
+    return values.CLASSES
+
+
+def test_a_class_of_ones_own(classes):
+    @value_class("ramp")
+    def ramp(request):
+        return np.arange(request.shape[-1]) - 0.25
+
+    assert list(classes)[-1] == "ramp"
+    made = generate("ramp", (2, 3), np.dtype(np.uint8), seed=0)
+    assert made.dtype == np.uint8
+    assert made.tolist() == [[0, 1, 2]] * 2
+    assert check_classes(["ramp", "rows"]) == ("rows", "ramp")
+
+
+def test_two_classes_of_one_name(classes):
+    with pytest.raises(SpecError, match="two value classes of the name 'rows'"):
+        value_class("rows")(lambda request: np.zeros(request.shape))

@@ -46,9 +46,6 @@ _INSTRUCTION_BITS = 256
 #: arXiv:2412.19437, sections 3.3.2 and 3.5.2).
 HOPPER_FLOAT8_BITS = 14
 
-#: Chips whose sums of float8 products keep fewer bits than float32 has, and how many.
-FLOAT8_BITS = {"h100": HOPPER_FLOAT8_BITS, "h200": HOPPER_FLOAT8_BITS}
-
 _FLOAT8: frozenset[Dtype] = frozenset(
     np.dtype(each) for each in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
 )

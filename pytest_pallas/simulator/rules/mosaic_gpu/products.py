@@ -20,7 +20,7 @@ from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.gpu.operands import product_parts
 from pytest_pallas.simulator.gpu.operations import Operation, start, wait_groups
 from pytest_pallas.simulator.gpu.tensor_cores.products import (
-    FLOAT8_BITS,
+    HOPPER_FLOAT8_BITS,
     TensorProduct,
     tensor_product,
 )
@@ -76,7 +76,7 @@ def _wgmma(eqn: Equation) -> Evaluate:
         acc, a, b = (_operand(who, place, operands, line) for place in places)
         into: Ref = operands[places[0].position]
         machine = who.machine
-        bits = FLOAT8_BITS.get(machine.target) if machine.chip_precision else None
+        bits = HOPPER_FLOAT8_BITS if machine.chip_precision else None
         dtypes = np.dtype(a[1].dtype), np.dtype(b[1].dtype), dtype
         multiply = product_of(*dtypes, a[1].shape[1], float8_bits=bits)
         sides = [

@@ -1,0 +1,97 @@
+"""A section of the report in the terminal, which ``@section`` declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Literal
+
+from pytest_pallas.record import NotApplicable, Record
+from pytest_pallas.session import Session
+
+
+@dataclass(frozen=True)
+class Line:
+    """Text in a color: a line, or several."""
+
+    text: str
+    color: Literal["yellow", "red"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """What a section may tell of.
+
+    Attributes:
+      session: the session that ends.
+      records: all of them.
+      executed: those of checks that executed or simulated a kernel.
+      compiled: those of checks that compiled one.
+      not_applicable: checks that do not apply.
+      costs: what came of recording or comparing costs; "" if nothing.
+      score: why too few mutants were caught; "" if enough were.
+      width: columns of the terminal.
+      wide: columns of a wide table: more than ``width`` where the output is no terminal.
+      color: whether colors may be used.
+      verbosity: 1 with ``-v``, -1 with ``-q``.
+    """
+
+    session: Session
+    records: Sequence[Record]
+    executed: Sequence[Record] = ()
+    compiled: Sequence[Record] = ()
+    not_applicable: Sequence[NotApplicable] = ()
+    costs: str = ""
+    score: str = ""
+    width: int = 80
+    wide: int = 80
+    color: bool = False
+    verbosity: int = 0
+
+    @property
+    def every(self) -> bool:
+        """Whether to list what is counted otherwise."""
+        return self.verbosity > 0
+
+
+type Lines = Callable[[Results], Iterable[str | Line]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A section. Projects add their own by ``pytest_pallas_report_sections``.
+
+    Attributes:
+      name: what it tells of.
+      lines: the text, as lines or as texts of several; nothing if there is nothing to tell.
+      quiet: whether it is shown with ``-q``, too.
+    """
+
+    name: str
+    lines: Lines
+    quiet: bool = True
+
+    def shown(self, results: Results) -> Iterable[str | Line]:
+        """The lines that are written."""
+        return self.lines(results) if self.quiet or results.verbosity >= 0 else ()
+
+
+def section(name: str, *, quiet: bool = True) -> Callable[[Lines], Section]:
+    """Declare that a function gives the lines of a section.
+
+    Args:
+      name: what it tells of.
+      quiet: whether it is shown with ``-q``, too.
+    """
+
+    def declare(lines: Lines) -> Section:
+        return Section(name=name, lines=lines, quiet=quiet)
+
+    return declare
+
+
+def declared_in(module: ModuleType) -> tuple[Section, ...]:
+    """The sections that a module declares, in the order of its source."""
+    found = (each for each in vars(module).values() if isinstance(each, Section))
+    return tuple(each for each in found if each.lines.__module__ == module.__name__)

@@ -1,0 +1,212 @@
+"""One of each kind of extension, from one conftest.py, in one run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+CONFTEST = """
+import dataclasses
+
+import numpy as np
+from jax.extend.core import Primitive
+from jax.core import ShapedArray
+
+import pytest_pallas
+from pytest_pallas import Family, check, sanitizer, strategies as pst
+from pytest_pallas.devices.gpus import GPUS
+from pytest_pallas.simulator import rule
+
+# A target chip.
+pytest_pallas.add_chip("h20", dataclasses.replace(GPUS["h100"], device_kind="H20", cores=78))
+
+# A rule, of a primitive that nothing but the simulator can evaluate.
+cube_p = Primitive("cube")
+cube_p.def_abstract_eval(lambda x: ShapedArray(x.shape, x.dtype))
+
+
+@rule("cube")
+def cube(eqn):
+    return lambda x: x * x * x
+
+
+# A value class.
+@pst.value_class("ramp")
+def ramp(request):
+    return np.arange(np.prod(request.shape, dtype=int)).reshape(request.shape) % 5
+
+
+# A check and a sanitizer.
+def _seen(trial):
+    from pytest_pallas.checks.trial import TrialResult, run
+
+    outcome = run(trial, trial.kernel, trial.arguments.args)
+    return TrialResult(comparisons=[], outcome=outcome, seconds=outcome.seconds)
+
+
+@check("finite", asks="is all of it finite?", example_fraction=0.5)
+def finite(trial):
+    found = _seen(trial)
+    assert np.isfinite(found.outcome.values).all()
+    return found
+
+
+@sanitizer("heat", asks="does it stay cool?")
+def heat(trial):
+    return _seen(trial)
+
+
+def pytest_pallas_checks(config):
+    return [finite, heat]
+
+
+# A backend.
+def plain(target=None):
+    from pytest_pallas.backends.interpreters import Interpreter
+
+    return Interpreter("plain", "any", target)
+
+
+def pytest_pallas_backends(config):
+    return [Family(name="plain", make=plain, kind="interpreting")]
+
+
+# A section of the report.
+def pytest_pallas_report_sections(config):
+    from pytest_pallas.report.section import Line, section
+
+    @section("tested")
+    def tested(results):
+        yield Line(f"tested: {len(results.executed)} checks", "yellow")
+
+    return [tested]
+
+
+# A mutation operator.
+def pytest_pallas_mutation_operators(config):
+    from pytest_pallas.mutation import Change, New, operator
+
+    @operator("square", mistake="x in place of its cube", before="cube(x)", after="x")
+    def square(at):
+        if at.name == "cube":
+            yield Change("left out", build=lambda: New([], at.eqn.invars))
+
+    return [square]
+"""
+
+SPECS = """
+import jax
+from jax.experimental import pallas as pl
+from conftest import cube_p
+from pytest_pallas import KernelSpec, strategies as pst
+
+INPUTS = pst.arrays("m n", dtype="float32", max_dim=8, values="ramp")
+
+def cubed(x):
+    def body(x_ref, o_ref):
+        o_ref[...] = cube_p.bind(x_ref[...])
+    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+def by_cores(x):
+    cores = jax.devices()[0].core_count
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * cores
+    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+def twice(x):
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 2
+    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+SPECS = [
+    KernelSpec(name="cubed", kernel=cubed, reference=lambda x: x * x * x, inputs=INPUTS,
+               vmappable=False, backends=("tpu-sim",)),
+    KernelSpec(name="by_cores", kernel={"gpu": by_cores}, reference=lambda x: x * 78.0,
+               inputs=INPUTS, vmappable=False),
+    KernelSpec(name="twice", kernel=twice, reference=lambda x: x * 2, inputs=INPUTS,
+               vmappable=False, backends=("plain",)),
+]
+"""
+
+#: Chips, rules and value classes are known for as long as their process lives.
+RUNS = {
+    "checks": (
+        "--pallas-backend=tpu-sim,gpu-sim:h20,plain", "--pallas-checks=forward,finite,heat",
+        "--pallas-sanitize=heat", "--pallas-max-examples=2",
+    ),
+    "mutants": (
+        "--pallas-backend=tpu-sim", "--pallas-mutate=all", "--pallas-mutate-operators=square",
+        "--pallas-checks=forward", "-k", "cubed",
+    ),
+}  # fmt: skip
+
+
+#: Imports JAX once.
+ALL_RUNS = """
+import json, sys
+import pytest
+
+for name, options in json.loads(sys.argv[1]).items():
+    print("run", name)
+    if pytest.main([*options, f"--pallas-results={name}.json"]) != 0:
+        sys.exit(f"{name} failed")
+"""
+
+COMMON = (
+    *("-p", "no:jaxtyping", "-p", "no:cacheprovider", "-W", "error"),
+    *("--pallas-suite=specs", "--pallas-isolate=never"),
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """What was printed and recorded, by run."""
+    folder = tmp_path_factory.mktemp("extended")
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "specs.py").write_text(SPECS)
+    options = json.dumps({name: (*COMMON, *each) for name, each in RUNS.items()})
+    command = [sys.executable, "-c", ALL_RUNS, options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    texts = done.stdout.split("run ")[1:]
+    results = [json.loads((folder / f"{name}.json").read_text())["records"] for name in RUNS]
+    return dict(zip(RUNS, zip(texts, results, strict=True), strict=True))
+
+
+@pytest.fixture(scope="module")
+def outcomes(runs):
+    return {(r["kernel"], r["check"], r["backend"]): r["outcome"] for r in runs["checks"][1]}
+
+
+def test_a_rule_a_check_and_a_sanitizer(outcomes):
+    for check in ("forward", "finite", "heat"):
+        assert outcomes["cubed", check, "tpu-sim"] == "passed"
+
+
+def test_a_chip(outcomes):
+    """The reference says how many multiprocessors the kernel must have found."""
+    assert outcomes["by_cores", "forward", "gpu-sim:h20"] == "passed"
+
+
+def test_a_backend(outcomes):
+    assert outcomes["twice", "forward", "plain"] == "passed"
+
+
+def test_a_value_class(runs):
+    ran = [record for record in runs["checks"][1] if record["outcome"] == "passed"]
+    assert ran
+    assert all("ramp" in str(record["inputs"]) for record in ran)
+
+
+def test_a_section(runs):
+    text, records = runs["checks"]
+    assert f"tested: {len(records)} checks" in text
+
+
+def test_an_operator(runs):
+    text, records = runs["mutants"]
+    assert "score 100.0 %: 1 mutants, 1 caught" in text
+    assert [m["operator"] for r in records for m in r["mutants"]] == ["square"]

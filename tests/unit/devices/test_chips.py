@@ -1,0 +1,73 @@
+"""A chip is one declaration, which backends, the simulator and compilers know it by."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pytest_pallas import DeviceError
+from pytest_pallas.compilers.gpu_chips import target_config
+from pytest_pallas.compilers.tpu_chips import topology
+from pytest_pallas.devices import gpus, targets, tpus
+from pytest_pallas.devices.targets import ChipNames, add_chip, added_facts, learn, targets_of
+
+GPU = dataclasses.replace(gpus.GPUS["h100"], device_kind="NVIDIA H20", cores=78)
+TPU = dataclasses.replace(tpus.TPUS["v6e"], vmem=2**20)
+
+
+TABLES = (gpus.GPUS, tpus.TPUS, targets.TARGETS, targets._added)
+
+
+@pytest.fixture(autouse=True)
+def _restored():
+    before = [dict(table) for table in TABLES]
+    yield
+    for table, entries in zip(TABLES, before, strict=True):
+        table.clear()
+        table.update(entries)
+
+
+def test_the_chips_of_a_platform_are_those_that_it_has_facts_of():
+    assert targets_of("gpu") == list(gpus.GPUS)
+    assert targets_of("tpu") == list(tpus.TPUS)
+
+
+def test_a_gpu_of_ones_own():
+    names = ChipNames("gpu")
+    assert add_chip("h20", GPU).device_kind == "NVIDIA H20"
+    assert names[-1] == "h20"
+    assert "core_count: 78\n" in target_config("h20")
+    assert gpus.attributes("h20")["core_count"] == 78
+
+
+def test_a_tpu_of_ones_own():
+    add_chip("small", TPU)
+    assert targets.TARGETS["small"].platform == "tpu"
+    assert topology("small", 1) == "small:2x2"
+
+
+@pytest.mark.parametrize("chip", [GPU, TPU])
+def test_another_process_learns_of_it(chip):
+    add_chip("mine", chip)
+    facts = added_facts("mine")
+    assert added_facts("h100") == {}
+    for table in TABLES:
+        table.pop("mine", None)
+    learn("mine", facts)
+    learn("h100", {})
+    assert (gpus.GPUS | tpus.TPUS)["mine"] == chip
+    learn("mine", facts)  # each request says it
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("h100", "a chip named 'h100' already: NVIDIA H100 80GB HBM3"),
+        ("all", "cannot be named 'all'"),
+        ("a:b", "cannot be named 'a:b'"),
+    ],
+)
+def test_names_that_are_taken(name, says):
+    with pytest.raises(DeviceError, match=says):
+        add_chip(name, GPU)
