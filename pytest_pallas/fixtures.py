@@ -53,7 +53,7 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
 
     def run(function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
-        from pytest_pallas.backends import Call, label
+        from pytest_pallas.backends import Call, RunSettings, label
         from pytest_pallas.checks.trial import as_kernel_error
 
         settings = session.options_for(session.item)
@@ -62,11 +62,13 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
             function=function,
             args=args,
             options=options,
-            timeout=session.timeout(settings),
-            races="races" in watched,
-            dma="dma" in watched,
-            observer=session.observer,
-            mutant=session.mutant,
+            settings=RunSettings(
+                timeout=session.timeout(settings),
+                races="races" in watched,
+                dma="dma" in watched,
+                observer=session.observer,
+                mutant=session.mutant,
+            ),
         )
         session.note_run(_name(function), backend, lambda: call)
         outcome = backend.run(call)
@@ -126,7 +128,7 @@ def pallas_check(
         name: str = "",
     ) -> Any:
         __tracebackhide__ = True
-        from pytest_pallas.backends import label
+        from pytest_pallas.backends import RunSettings, label
         from pytest_pallas.checks.trial import Trial, call
         from pytest_pallas.checks.verdict import ask, conclude
         from pytest_pallas.sanitizers.runs import Runs
@@ -167,17 +169,19 @@ def pallas_check(
                 ),
                 nan_ok=nan_ok,
                 check_dtype=check_dtype,
-                jit=jit,
-                timeout=session.timeout(settings),
-                races="races" in watched,
-                dma="dma" in watched,
                 runs=session.runs if session.mutant is None else Runs(),
                 cache=session.cache,
-                dump=session.dump_folder(_test_name(session)),
                 costs=session.costs,
-                observer=session.observer,
-                mutant=session.mutant,
                 golden=_golden(session),
+                settings=RunSettings(
+                    jit=jit,
+                    timeout=session.timeout(settings),
+                    races="races" in watched,
+                    dma="dma" in watched,
+                    dump=session.dump_folder(_test_name(session)),
+                    observer=session.observer,
+                    mutant=session.mutant,
+                ),
             )
             made = functools.partial(call, trial, function, arguments.args)
             session.note_run(kernel, backend, made)
@@ -293,7 +297,7 @@ def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileRepor
         name: str = "",
     ) -> CompileReport:
         __tracebackhide__ = True
-        from pytest_pallas.backends import TARGETS, parse
+        from pytest_pallas.backends import TARGETS, RunSettings, parse
         from pytest_pallas.checks.trial import Trial
         from pytest_pallas.checks.verdict import ask
         from pytest_pallas.strategies.arguments import Arguments
@@ -315,9 +319,10 @@ def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileRepor
             reference=None,
             arguments=arguments,
             backend=backend,
-            timeout=settings.timeout,
-            dump=session.dump_folder(_test_name(session)),
             costs=session.costs,
+            settings=RunSettings(
+                timeout=settings.timeout, dump=session.dump_folder(_test_name(session))
+            ),
         )
         finding = ask(session.base, trial, kernel, found=tally.add)
         assert finding.outcome is not None

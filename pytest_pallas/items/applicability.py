@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_pallas.backends import Backend, Call, chip_of, label
+from pytest_pallas.backends import Backend, Call, RunSettings, chip_of, label
 from pytest_pallas.checks import Check
 from pytest_pallas.compat.testing import keywords_match
 from pytest_pallas.devices.absent import tracing_for
@@ -220,7 +220,7 @@ def _calls(spec: KernelSpec, kernel: Any, timeout: float) -> Sequence[Call]:
             function=kernel,
             args=each.args,
             options={**each.options, **each.tuning},
-            timeout=timeout,
+            settings=RunSettings(timeout=timeout),
         )
         for each in chosen
     ]

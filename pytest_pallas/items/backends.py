@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_pallas.backends import REPLACED, Backend, Call, Label, label, with_target
+from pytest_pallas.backends import REPLACED, Backend, Call, Label, RunSettings, label, with_target
 from pytest_pallas.errors import TooFewDevicesError
 from pytest_pallas.session import Session
 from pytest_pallas.spec import KernelSpec
@@ -155,7 +155,7 @@ def _lacks(spec: KernelSpec, simulator: Any, timeout: float) -> str | None:
             function=spec.kernel_for(simulator.platform),
             args=drawn.args,
             options={**drawn.options, **drawn.tuning},
-            timeout=timeout,
+            settings=RunSettings(timeout=timeout),
         )
         return simulator.lacks(call)
     except Exception:

@@ -195,13 +195,12 @@ class Hunter:
         session = current(each.part.config)
         session.mutant = mutant
         trial = dataclasses.replace(
-            trial_of(each.asked, each.drawn),
-            mutant=mutant,
+            trial_of(each.asked, each.drawn).with_settings(
+                mutant=mutant, timeout=session.timeout(each.asked.options), dump=None
+            ),
             explained=mutant is None,
             runs=runs.setdefault((each.part.backend, *each.part.mesh.items()), Runs()),
-            timeout=session.timeout(each.asked.options),
             golden=None,
-            dump=None,
         )
         try:
             ask(each.part.check, trial, each.part.spec.name)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pytest_pallas.backends import RunSettings
 from pytest_pallas.checks.golden import Asked
 from pytest_pallas.checks.trial import Other, Trial, call
 from pytest_pallas.checks.verdict import ask, drawn_facts
@@ -71,7 +72,14 @@ def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
         reference=asked.reference,
         arguments=arguments,
         backend=item.backend,
-        devices=1 if asked.mesh is None else asked.mesh.size,
+        settings=RunSettings(
+            devices=1 if asked.mesh is None else asked.mesh.size,
+            timeout=options.timeout,
+            races="races" in watched,
+            dma="dma" in watched,
+            dump=session.dump_folder(item.name),
+            observer=session.observer,
+        ),
         exact=spec.exact,
         differentiable=spec.differentiable,
         batch_axes=spec.batch_axes,
@@ -87,18 +95,13 @@ def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
             dtypes=dtypes_of(arguments.args),
         ),
         nan_ok=spec.nan_ok,
-        timeout=options.timeout,
-        races="races" in watched,
-        dma="dma" in watched,
         runs=session.runs,
         cache=session.cache,
-        dump=session.dump_folder(item.name),
         typical=typical,
         # Drawn calls change with hypothesis; where a spec names typical ones, those are compared.
         costs=session.costs if typical or not spec.typical else None,
         ignored=spec.ignored,
         claimed=spec.claimed,
-        observer=session.observer,
         golden=_golden(asked),
     )
 

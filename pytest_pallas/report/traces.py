@@ -178,7 +178,7 @@ def _trace(session: Session, test: str, ran: LastRun, backend: Simulator, *, fai
         drawn=_drawn(ran.call),
         schedule="" if plain else str(ran.call.schedule),
     )
-    timeline, error = backend.trace(dataclasses.replace(ran.call, observer=None))
+    timeline, error = backend.trace(ran.call.with_settings(observer=None))
     if not timeline.spans:
         why = f"{type(error).__name__}: {error}" if error else "the call ran no kernel"
         return dataclasses.replace(trace, problem=why.partition("\n")[0])
