@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,11 +10,9 @@ import pytest
 
 from pytest_pallas.errors import (
     BackendUnavailableError,
-    NotApplicableError,
     OptionError,
     TooFewDevicesError,
 )
-from pytest_pallas.options import choose
 from pytest_pallas.session import Session, current
 
 if TYPE_CHECKING:
@@ -26,8 +22,6 @@ if TYPE_CHECKING:
     from pytest_pallas.backends import Backend
     from pytest_pallas.compilers.report import CompileReport
     from pytest_pallas.numerics import Tolerance
-    from pytest_pallas.strategies.arguments import Arguments
-    from pytest_pallas.tally import Tally
 
 
 @pytest.fixture(scope="module")
@@ -53,22 +47,15 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
 
     def run(function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
-        from pytest_pallas.backends import Call, RunSettings, label
+        from pytest_pallas.backends import Call, label
         from pytest_pallas.checks.trial import as_kernel_error
+        from pytest_pallas.items.trials import settings_for
 
-        settings = session.options_for(session.item)
-        watched = session.watches(settings)
         call = Call(
             function=function,
             args=args,
             options=options,
-            settings=RunSettings(
-                timeout=session.timeout(settings),
-                races="races" in watched,
-                dma="dma" in watched,
-                observer=session.observer,
-                mutant=session.mutant,
-            ),
+            settings=settings_for(session, session.options_for(session.item)),
         )
         session.note_run(_name(function), backend, lambda: call)
         outcome = backend.run(call)
@@ -128,77 +115,24 @@ def pallas_check(
         name: str = "",
     ) -> Any:
         __tracebackhide__ = True
-        from pytest_pallas.backends import RunSettings, label
-        from pytest_pallas.checks.trial import Trial, call
-        from pytest_pallas.checks.verdict import ask, conclude
-        from pytest_pallas.sanitizers.runs import Runs
+        from pytest_pallas.items.checking import Place, check_function
+        from pytest_pallas.items.trials import Subject
         from pytest_pallas.strategies.arguments import Arguments
-        from pytest_pallas.tolerances import dtypes_of, tolerance_for
 
-        settings = session.options_for(session.item)
-        marks = [] if session.item is None else list(session.item.iter_markers("pallas_tolerance"))
-        kernel = name or _name(function)
-        watched, sanitizers = session.watches(settings), session.sanitizers_for(settings)
-        values: Any = None
+        subject = Subject(
+            name=name or _name(function),
+            kernel=function,
+            reference=reference,
+            exact=exact,
+            differentiable=differentiable,
+            tolerance=tolerance,
+            nan_ok=nan_ok,
+            check_dtype=check_dtype,
+            jit=jit,
+        )
+        arguments = Arguments(args, dict(options or {}), dict(tuning or {}))
         names = [checks] if isinstance(checks, str) else checks or _marked_checks(session)
-        for each in choose(names, session.checks, "checks="):
-            if list(names) == ["all"]:
-                if session.checks[each].conclude is not None:
-                    continue  # one call is not the examples that it concludes from
-                if session.checks[each].kind == "sanitizer" and each not in sanitizers:
-                    continue
-            arguments = _replayed(session, kernel, each) or Arguments(
-                args, dict(options or {}), dict(tuning or {})
-            )
-            tally = _tally(session, kernel, each, backend, arguments)
-            trial = Trial(
-                kernel=function,
-                reference=reference,
-                arguments=arguments,
-                backend=backend,
-                exact=exact,
-                differentiable=differentiable,
-                tolerance=tolerance_for(
-                    request.config,
-                    marks,
-                    tolerance,
-                    kernel=kernel,
-                    check=each,
-                    backend=backend,
-                    dtypes=dtypes_of(arguments.args),
-                ),
-                nan_ok=nan_ok,
-                check_dtype=check_dtype,
-                runs=session.runs if session.mutant is None else Runs(),
-                cache=session.cache,
-                costs=session.costs,
-                golden=_golden(session),
-                settings=RunSettings(
-                    jit=jit,
-                    timeout=session.timeout(settings),
-                    races="races" in watched,
-                    dma="dma" in watched,
-                    dump=session.dump_folder(_test_name(session)),
-                    observer=session.observer,
-                    mutant=session.mutant,
-                ),
-            )
-            made = functools.partial(call, trial, function, arguments.args)
-            session.note_run(kernel, backend, made)
-            try:
-                with _guarded(session, f"{kernel}: {each} on {label(backend)}", backend):
-                    finding = ask(session.checks[each], trial, kernel, found=tally.add)
-                    conclude(session.checks[each], tally.evidence, kernel, backend)
-            except NotApplicableError:
-                if list(names) != ["all"]:
-                    raise
-                tally.withdraw()
-                if not tally.examples:
-                    del session.tallies[kernel, each, tally.backend]
-                continue
-            if finding.outcome is not None:
-                values = finding.outcome.report or finding.outcome.values
-        return values
+        return check_function(Place(session=session, backend=backend), subject, arguments, names)
 
     return check
 
@@ -297,9 +231,10 @@ def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileRepor
         name: str = "",
     ) -> CompileReport:
         __tracebackhide__ = True
-        from pytest_pallas.backends import TARGETS, RunSettings, parse
-        from pytest_pallas.checks.trial import Trial
+        from pytest_pallas.backends import TARGETS, parse
         from pytest_pallas.checks.verdict import ask
+        from pytest_pallas.items.checking import Place
+        from pytest_pallas.items.trials import Subject, trial_for
         from pytest_pallas.strategies.arguments import Arguments
 
         if target not in TARGETS:
@@ -311,20 +246,20 @@ def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileRepor
             if settings.missing == "error":
                 raise BackendUnavailableError(f"{target} cannot be compiled for: {missing}")
             pytest.skip(f"{target} cannot be compiled for: {missing}")
-        kernel = name or _name(function)
+        subject = Subject(name=name or _name(function), kernel=function, reference=None)
         arguments = Arguments(args, dict(options or {}))
-        tally = _tally(session, kernel, session.base.name, backend, arguments)
-        trial = Trial(
-            kernel=function,
-            reference=None,
-            arguments=arguments,
+        place = Place(session=session, backend=backend)
+        tally = place.begin(subject.name, session.base.name, arguments)
+        trial = trial_for(
+            session,
+            subject,
+            arguments,
+            check=session.base,
             backend=backend,
-            costs=session.costs,
-            settings=RunSettings(
-                timeout=settings.timeout, dump=session.dump_folder(_test_name(session))
-            ),
-        )
-        finding = ask(session.base, trial, kernel, found=tally.add)
+            node=session.item,
+            options=settings,
+        ).with_settings(mutant=None)  # mutants run where kernels are executed
+        finding = ask(session.base, trial, subject.name, found=tally.add)
         assert finding.outcome is not None
         return finding.outcome.report
 
@@ -409,64 +344,6 @@ def _backend(value: Backend | str, session: Session) -> Backend:
     if reason is not None:
         pytest.skip(f"{value}: {reason}")
     return found[0]
-
-
-def _tally(
-    session: Session, kernel: str, check: str, backend: Backend, arguments: Arguments
-) -> Tally:
-    """The tally of a check in the running test, with one more example begun."""
-    from pytest_pallas.backends import label
-    from pytest_pallas.tally import Tally
-
-    where = label(backend)
-    tally = session.tallies.setdefault(
-        (kernel, check, where), Tally(kernel=kernel, check=check, backend=where)
-    )
-    tally.begin(arguments)
-    if session.observer is not None:
-        from pytest_pallas.checks.verdict import drawn_facts
-
-        session.observer.example(tally, list(drawn_facts(arguments)))
-    return tally
-
-
-def _guarded(
-    session: Session, headline: str, backend: Backend
-) -> contextlib.AbstractContextManager[None]:
-    """A check that fails for what it leaves behind in this process."""
-    if backend.kind not in ("simulating", "interpreting"):
-        return contextlib.nullcontext()
-    import jax
-
-    from pytest_pallas.isolation.leaks import guarded
-
-    jax.devices("cpu")  # starting JAX changes settings
-    return guarded(session.config, headline)
-
-
-def _golden(session: Session) -> Any:
-    """Whose goldens the answers of the running test are, if there are any."""
-    if session.goldens is None:
-        return None
-    from pytest_pallas.checks.golden import Asked
-
-    item: Any = session.item
-    test = "" if item is None else item.nodeid.partition("[")[0]
-    return Asked(goldens=session.goldens, test=test, seed=session.options_for(item).seed)
-
-
-def _replayed(session: Session, kernel: str, check: str) -> Arguments | None:
-    """The call of ``--pallas-replay``, if it is one of this."""
-    loaded = session.replayed
-    if loaded is None or (loaded.example.kernel, loaded.example.check) != (kernel, check):
-        return None
-    from pytest_pallas.strategies.arguments import Arguments
-
-    return Arguments(*loaded.call)
-
-
-def _test_name(session: Session) -> str:
-    return "" if session.item is None else session.item.name
 
 
 def _marked_checks(session: Session) -> Sequence[str]:

@@ -68,7 +68,6 @@ class Trial(Configured):
       ignored: as in ``KernelSpec``.
       claimed: the backends that the spec claims, as in ``KernelSpec.claimed``.
       explained: whether a failure is explained; if not, its error has no message to speak of.
-      golden: whose goldens its answer is kept among or compared with (``golden.Asked``), or None.
     """
 
     kernel: Callable[..., Any]
@@ -90,7 +89,6 @@ class Trial(Configured):
     ignored: Callable[..., Any] | None = None
     claimed: Sequence[str] = ()
     explained: bool = True
-    golden: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)

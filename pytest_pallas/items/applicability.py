@@ -23,7 +23,6 @@ from pytest_pallas.strategies.arguments import Arguments
 
 if TYPE_CHECKING:
     from pytest_pallas.analysis import KernelCall
-    from pytest_pallas.checks.trial import TrialResult
 
 
 def leave_out(
@@ -46,25 +45,6 @@ def leave_out(
         mesh=dict(mesh),
         requirement=requirement,
     )
-
-
-def applies_after_all(item: SpecItem, finding: TrialResult) -> Iterator[Check]:
-    """The checks that were left out of the item's spec and apply to the kernels that it just ran.
-
-    A few traced calls need not show every kernel: an example of another shape or dtype may have a
-    DMA that none of them has.
-    """
-    if not item.check.base or finding.outcome is None or not finding.outcome.kernels:
-        return
-    session = current(item.config)
-    for check in session.checks.values():
-        if check.requires_kernels is None:
-            continue
-        entry = session.not_applicable.get(item.id_of(check.name))
-        if entry is None or check.unmet(item.spec, item.backend, item.before) is not None:
-            continue
-        if check.requires_kernels(item.spec, item.backend, finding.outcome.kernels) is None:
-            yield check
 
 
 def keep_selected(config: pytest.Config, items: Sequence[pytest.Item], *, narrowed: bool) -> None:
