@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from pytest_pallas.backends import Backend
     from pytest_pallas.compilers.report import CompileReport
-    from pytest_pallas.numerics import Tolerance
+    from pytest_pallas.spec import KernelSpec
 
 
 @pytest.fixture(scope="module")
@@ -94,44 +95,44 @@ def pallas_check(
 
     Returns what the kernel returned, as numpy arrays; on a compiling backend, where the kernel is
     compiled for the shapes of the arguments and nothing is executed, the CompileReport.
+
+    ``pallas_check(SPEC)`` verifies a KernelSpec: every check that applies, on the examples that its
+    items draw. ``pallas_check(SPEC, *args)`` asks its checks about one call, which may also be one
+    that its strategy drew, and returns what the kernel returned. Both take checks= and, where the
+    spec has meshes, mesh={"x": 4} or a Mesh; a call also options= and tuning=. The spec says
+    everything else. On a backend that it does not claim the test is skipped.
     """
     session = current(request.config)
     backend = _backend(pallas_backend, session)
 
     def check(
-        function: Callable[..., Any],
+        function: Callable[..., Any] | KernelSpec,
         /,
         *args: Any,
-        reference: Callable[..., Any],
         options: Mapping[str, Any] | None = None,
         tuning: Mapping[str, Any] | None = None,
         checks: str | Sequence[str] = (),
-        exact: bool | int = False,
-        differentiable: Sequence[int] = (),
-        tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
-        nan_ok: bool = False,
-        check_dtype: bool = True,
-        jit: bool = True,
-        name: str = "",
+        mesh: Mesh | Mapping[str, int] | None = None,
+        **promises: Any,
     ) -> Any:
         __tracebackhide__ = True
         from pytest_pallas.items.checking import Place, check_function
+        from pytest_pallas.items.spec_checks import check_spec, given
         from pytest_pallas.items.trials import Subject
+        from pytest_pallas.spec import KernelSpec
         from pytest_pallas.strategies.arguments import Arguments
 
-        subject = Subject(
-            name=name or _name(function),
-            kernel=function,
-            reference=reference,
-            exact=exact,
-            differentiable=differentiable,
-            tolerance=tolerance,
-            nan_ok=nan_ok,
-            check_dtype=check_dtype,
-            jit=jit,
-        )
+        _refuse_unknown(promises)
+        names = [checks] if isinstance(checks, str) else list(checks)
+        if isinstance(function, KernelSpec):
+            _refuse_promises(function, promises)
+            call = given(args, options, tuning)
+            return check_spec(session, backend, function, call, names=names, mesh=mesh)
+        _refuse_misuse(function, promises, mesh)
+        name = promises.pop("name", "") or _name(function)
+        subject = Subject(name=name, kernel=function, **promises)
         arguments = Arguments(args, dict(options or {}), dict(tuning or {}))
-        names = [checks] if isinstance(checks, str) else checks or _marked_checks(session)
+        names = names or _marked_checks(session)
         return check_function(Place(session=session, backend=backend), subject, arguments, names)
 
     return check
@@ -344,6 +345,62 @@ def _backend(value: Backend | str, session: Session) -> Backend:
     if reason is not None:
         pytest.skip(f"{value}: {reason}")
     return found[0]
+
+
+#: What ``pallas_check`` is told of a function, and a spec says itself.
+_PROMISES = (
+    "reference",
+    "exact",
+    "differentiable",
+    "tolerance",
+    "nan_ok",
+    "check_dtype",
+    "jit",
+    "name",
+)
+
+
+def _refuse_unknown(promises: Mapping[str, Any]) -> None:
+    """Refuse keyword arguments that ``pallas_check`` does not have."""
+    known = ("options", "tuning", "checks", "mesh", *_PROMISES)
+    for word in promises:
+        if word not in known:
+            near = difflib.get_close_matches(word, known, 1)
+            meant = f" Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(
+                f"pallas_check has no keyword argument {word!r}.{meant} What the kernel takes goes "
+                f"into options={{{word!r}: ...}}, what the reference need not know into tuning="
+            )
+
+
+def _refuse_promises(spec: KernelSpec, promises: Mapping[str, Any]) -> None:
+    """Refuse what a spec says itself."""
+    for word in promises:
+        changed = f" dataclasses.replace(SPEC, {word}=...) or" if hasattr(spec, word) else ""
+        raise OptionError(
+            f"pallas_check({spec.name}, {word}=...): the spec in {spec.file} says what holds; "
+            f"leave out {word}=, or check{changed} the kernel itself: pallas_check(kernel, *args, "
+            "reference=..., ...)"
+        )
+
+
+def _refuse_misuse(function: Any, promises: Mapping[str, Any], mesh: Any) -> None:
+    """Refuse what cannot be checked as a function."""
+    if not callable(function):
+        raise OptionError(
+            f"pallas_check checks a kernel or a KernelSpec, not {function!r:.80}; give "
+            "the function or the spec first"
+        )
+    if promises.get("reference") is None:
+        raise TypeError(
+            f"pallas_check({_name(function)}, ...) needs reference=, the same function in jnp; "
+            "only a KernelSpec has one of its own"
+        )
+    if mesh is not None:
+        raise OptionError(
+            f"pallas_check({_name(function)}, mesh=...): mesh= is for a KernelSpec with meshes; a "
+            'function gets its mesh by options={"mesh": mesh}'
+        )
 
 
 def _marked_checks(session: Session) -> Sequence[str]:
