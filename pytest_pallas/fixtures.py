@@ -362,6 +362,7 @@ _PROMISES = (
 
 def _refuse_unknown(promises: Mapping[str, Any]) -> None:
     """Refuse keyword arguments that ``pallas_check`` does not have."""
+    __tracebackhide__ = True
     known = ("options", "tuning", "checks", "mesh", *_PROMISES)
     for word in promises:
         if word not in known:
@@ -375,6 +376,7 @@ def _refuse_unknown(promises: Mapping[str, Any]) -> None:
 
 def _refuse_promises(spec: KernelSpec, promises: Mapping[str, Any]) -> None:
     """Refuse what a spec says itself."""
+    __tracebackhide__ = True
     for word in promises:
         changed = f" dataclasses.replace(SPEC, {word}=...) or" if hasattr(spec, word) else ""
         raise OptionError(
@@ -386,6 +388,7 @@ def _refuse_promises(spec: KernelSpec, promises: Mapping[str, Any]) -> None:
 
 def _refuse_misuse(function: Any, promises: Mapping[str, Any], mesh: Any) -> None:
     """Refuse what cannot be checked as a function."""
+    __tracebackhide__ = True
     if not callable(function):
         raise OptionError(
             f"pallas_check checks a kernel or a KernelSpec, not {function!r:.80}; give "

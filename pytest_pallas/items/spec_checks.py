@@ -17,6 +17,7 @@ from pytest_pallas.errors import (
     EXPECTED,
     NotApplicableError,
     OptionError,
+    PallasTestError,
     SpecError,
     TooFewDevicesError,
 )
@@ -25,7 +26,7 @@ from pytest_pallas.items.asking import answer
 from pytest_pallas.items.backends import backends_before, mesh_on, on_claimed_chips, others_of
 from pytest_pallas.items.checking import Place, check_call, guarded
 from pytest_pallas.items.item import expected_failure, item_name
-from pytest_pallas.items.questions import question
+from pytest_pallas.items.questions import Question, question
 from pytest_pallas.items.trials import Subject, subject_of
 from pytest_pallas.options import choose
 from pytest_pallas.session import Session
@@ -100,6 +101,7 @@ def given(args: tuple[Any, ...], options: Any, tuning: Any) -> Arguments | None:
     Raises:
       OptionError: options or tuning without arguments, or beside a drawn call that has its own.
     """
+    __tracebackhide__ = True
     if len(args) == 1 and isinstance(args[0], (Arguments, Drawn)):
         if options or tuning:
             raise OptionError(
@@ -119,6 +121,7 @@ def given(args: tuple[Any, ...], options: Any, tuning: Any) -> Arguments | None:
 
 def _claimed(session: Session, spec: KernelSpec, backend: Backend) -> Backend:
     """The backend, for a chip that the spec claims; the test is skipped if it claims none of it."""
+    __tracebackhide__ = True
     [found], _ = on_claimed_chips(session, spec, [backend], session.selection.automatic)
     if not spec.claims(label(found)):
         known = [name for name in spec.claimed if Label.of(name).name in session.families]
@@ -133,6 +136,7 @@ def _meshes(
     session: Session, spec: KernelSpec, backend: Backend, mesh: Mesh | Mapping[str, int] | None
 ) -> Sequence[tuple[Mapping[str, int], Mesh | None]]:
     """The meshes to run on with their sizes, without those of too few devices."""
+    __tracebackhide__ = True
     if mesh is not None and not spec.meshes:
         raise OptionError(
             f"pallas_check({spec.name}, mesh=...): the spec in {spec.file} has no meshes; leave "
@@ -193,6 +197,7 @@ def _applying(
     Raises:
       NotApplicableError: a check that is named does not apply.
     """
+    __tracebackhide__ = True
     named = bool(names) and list(names) != ["all"]
     session = place.session
     found: list[tuple[Check, Sequence[Backend]]] = []
@@ -252,7 +257,7 @@ def _check_drawn(place: Place, spec: KernelSpec, mesh: Mesh | None, names: Seque
         headline = f"{spec.name}: {check.name} on {place.name}"
         try:
             with guarded(session, headline, backend):
-                requirement = answer(asked)
+                requirement = _answer(asked)
         except EXPECTED:
             if failure is None:
                 raise
@@ -266,6 +271,19 @@ def _check_drawn(place: Place, spec: KernelSpec, mesh: Mesh | None, names: Seque
                 f"{headline} passes, and its xfail expects a failure: {failure.reason} (JAX "
                 f"{failure.jax}); remove that from the spec in {spec.file}"
             )
+
+
+def _answer(asked: Question) -> str:
+    """See ``asking.answer``. A failure is told as that of a call, without what hypothesis did.
+
+    It says to decorate a test that nobody wrote. What was drawn is in the message.
+    """
+    __tracebackhide__ = True
+    try:
+        return answer(asked)
+    except PallasTestError as error:
+        vars(error).pop("__notes__", None)
+        raise error.with_traceback(None) from error.__cause__
 
 
 def _replays(place: Place, spec: KernelSpec, check: Check) -> bool:
@@ -310,6 +328,7 @@ def _refuse_misfits(
     spec: KernelSpec, subject: Subject, mesh: Mesh | None, arguments: Arguments
 ) -> None:
     """Refuse a call that the kernel or its reference does not take."""
+    __tracebackhide__ = True
     functions = [("kernel", subject.kernel, {**arguments.options, **arguments.tuning})]
     if subject.reference is not None:
         functions.append(("reference", subject.reference, dict(arguments.options)))
