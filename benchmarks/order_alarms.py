@@ -101,7 +101,7 @@ def alarms(function: Any, arguments: Any, devices: int, seeds: Sequence[int]) ->
     """What is said of one call in several orders of events; "" where there is nothing to say."""
     import jax
 
-    from pytest_pallas.backends.protocol import Call
+    from pytest_pallas.backends.protocol import Call, RunSettings
     from pytest_pallas.backends.simulators import tpu_sim
     from pytest_pallas.backends.variations import Schedule
 
@@ -112,8 +112,8 @@ def alarms(function: Any, arguments: Any, devices: int, seeds: Sequence[int]) ->
                 function=function,
                 args=arguments.args,
                 options={**arguments.options, **arguments.tuning},
-                devices=devices,
                 schedule=Schedule(seed=seed),
+                settings=RunSettings(devices=devices),
             )
         )
         if outcome.error is not None:

@@ -49,6 +49,7 @@ def measured(spec: Any) -> dict[str, float]:
     """The cost of each sanitizer that a kernel concerns, in plain runs."""
     import jax
 
+    from pytest_pallas.backends import RunSettings
     from pytest_pallas.backends.simulators import tpu_sim
     from pytest_pallas.checks.trial import Trial, call
     from pytest_pallas.devices.mesh import make_mesh
@@ -67,10 +68,10 @@ def measured(spec: Any) -> dict[str, float]:
         reference=reference,
         arguments=drawn(inputs),
         backend=tpu_sim(),
-        devices=devices,
         exact=spec.exact,
         ignored=spec.ignored,
         nan_ok=spec.nan_ok,
+        settings=RunSettings(devices=devices),
     )
 
     def plain() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pytest_pallas.backends import Backend, Call
+from pytest_pallas.backends import Backend, Call, RunSettings
 from pytest_pallas.backends.interpreters import interpret, tpu_interpret
 from pytest_pallas.backends.simulators import tpu_sim
 from reference_kernels.attention.flash_attention import flash_attention
@@ -115,7 +115,7 @@ LARGE: tuple[tuple[str, Callable[..., Any], Shapes], ...] = (
 def seconds(backend: Backend, kernel: Callable[..., Any], args: tuple[Any, ...]) -> float:
     """How long one call takes, or an error that says why it fails."""
     started = time.perf_counter()
-    backend.run(Call(function=kernel, args=args, races=False)).unwrap()
+    backend.run(Call(function=kernel, args=args, settings=RunSettings(races=False))).unwrap()
     return time.perf_counter() - started
 
 

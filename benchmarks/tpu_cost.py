@@ -50,7 +50,7 @@ from pytest_pallas.analysis.machine_code.bundles import Utilization, read_utiliz
 from pytest_pallas.analysis.machine_code.loops import find_loops, split_bundles
 from pytest_pallas.backends.compilation import Compiler
 from pytest_pallas.backends.lowering import Lowering
-from pytest_pallas.backends.protocol import Call
+from pytest_pallas.backends.protocol import Call, RunSettings
 from pytest_pallas.compilers.report import CompileReport
 from pytest_pallas.compilers.service import Service
 from pytest_pallas.devices.simulate import simulate
@@ -101,7 +101,11 @@ class Laboratory:
             "tpu-compile", "tpu", lambda: self._service, lambda: self._lowering, TARGETS[chip]
         )
         with tempfile.TemporaryDirectory() as folder:
-            call = Call(function=side.call, args=side.args, dump=folder, timeout=TIMEOUT)
+            call = Call(
+                function=side.call,
+                args=side.args,
+                settings=RunSettings(dump=folder, timeout=TIMEOUT),
+            )
             outcome = backend.run(call)
             if outcome.error is not None:
                 raise outcome.error

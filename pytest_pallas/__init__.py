@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_pallas import strategies
     from pytest_pallas.analysis.grid import Analysis, GridFinding
     from pytest_pallas.analysis.machine_code import Cost
-    from pytest_pallas.backends import Backend, Call, Family, Outcome, Target
+    from pytest_pallas.backends import Backend, Call, Family, Outcome, RunSettings, Target
     from pytest_pallas.backends.analyzing import analyze
     from pytest_pallas.checks import Check, check, sanitizer
     from pytest_pallas.collection.suite import suite
@@ -106,6 +106,7 @@ _HOMES = {
     "Record": "pytest_pallas.record",
     "ReferenceError": "pytest_pallas.errors",
     "Relation": "pytest_pallas.relations",
+    "RunSettings": "pytest_pallas.backends",
     "ShapeLanguageError": "pytest_pallas.errors",
     "SimulationError": "pytest_pallas.errors",
     "SimulationLimitError": "pytest_pallas.errors",
@@ -166,6 +167,7 @@ __all__ = [
     "Record",
     "ReferenceError",
     "Relation",
+    "RunSettings",
     "ShapeLanguageError",
     "SimulationError",
     "SimulationLimitError",

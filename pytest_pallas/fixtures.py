@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import difflib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,11 +11,9 @@ import pytest
 
 from pytest_pallas.errors import (
     BackendUnavailableError,
-    NotApplicableError,
     OptionError,
     TooFewDevicesError,
 )
-from pytest_pallas.options import choose
 from pytest_pallas.session import Session, current
 
 if TYPE_CHECKING:
@@ -25,9 +22,7 @@ if TYPE_CHECKING:
 
     from pytest_pallas.backends import Backend
     from pytest_pallas.compilers.report import CompileReport
-    from pytest_pallas.numerics import Tolerance
-    from pytest_pallas.strategies.arguments import Arguments
-    from pytest_pallas.tally import Tally
+    from pytest_pallas.spec import KernelSpec
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +50,13 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
         __tracebackhide__ = True
         from pytest_pallas.backends import Call, label
         from pytest_pallas.checks.trial import as_kernel_error
+        from pytest_pallas.items.trials import settings_for
 
-        settings = session.options_for(session.item)
-        watched = session.watches(settings)
         call = Call(
             function=function,
             args=args,
             options=options,
-            timeout=session.timeout(settings),
-            races="races" in watched,
-            dma="dma" in watched,
-            observer=session.observer,
-            mutant=session.mutant,
+            settings=settings_for(session, session.options_for(session.item)),
         )
         session.note_run(_name(function), backend, lambda: call)
         outcome = backend.run(call)
@@ -105,96 +95,45 @@ def pallas_check(
 
     Returns what the kernel returned, as numpy arrays; on a compiling backend, where the kernel is
     compiled for the shapes of the arguments and nothing is executed, the CompileReport.
+
+    ``pallas_check(SPEC)`` verifies a KernelSpec: every check that applies, on the examples that its
+    items draw. ``pallas_check(SPEC, *args)`` asks its checks about one call, which may also be one
+    that its strategy drew, and returns what the kernel returned. Both take checks= and, where the
+    spec has meshes, mesh={"x": 4} or a Mesh; a call also options= and tuning=. The spec says
+    everything else. On a backend that it does not claim the test is skipped.
     """
     session = current(request.config)
     backend = _backend(pallas_backend, session)
 
     def check(
-        function: Callable[..., Any],
+        function: Callable[..., Any] | KernelSpec,
         /,
         *args: Any,
-        reference: Callable[..., Any],
         options: Mapping[str, Any] | None = None,
         tuning: Mapping[str, Any] | None = None,
         checks: str | Sequence[str] = (),
-        exact: bool | int = False,
-        differentiable: Sequence[int] = (),
-        tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
-        nan_ok: bool = False,
-        check_dtype: bool = True,
-        jit: bool = True,
-        name: str = "",
+        mesh: Mesh | Mapping[str, int] | None = None,
+        **promises: Any,
     ) -> Any:
         __tracebackhide__ = True
-        from pytest_pallas.backends import label
-        from pytest_pallas.checks.trial import Trial, call
-        from pytest_pallas.checks.verdict import ask, conclude
-        from pytest_pallas.sanitizers.runs import Runs
+        from pytest_pallas.items.checking import Place, check_function
+        from pytest_pallas.items.spec_checks import check_spec, given
+        from pytest_pallas.items.trials import Subject
+        from pytest_pallas.spec import KernelSpec
         from pytest_pallas.strategies.arguments import Arguments
-        from pytest_pallas.tolerances import dtypes_of, tolerance_for
 
-        settings = session.options_for(session.item)
-        marks = [] if session.item is None else list(session.item.iter_markers("pallas_tolerance"))
-        kernel = name or _name(function)
-        watched, sanitizers = session.watches(settings), session.sanitizers_for(settings)
-        values: Any = None
-        names = [checks] if isinstance(checks, str) else checks or _marked_checks(session)
-        for each in choose(names, session.checks, "checks="):
-            if list(names) == ["all"]:
-                if session.checks[each].conclude is not None:
-                    continue  # one call is not the examples that it concludes from
-                if session.checks[each].kind == "sanitizer" and each not in sanitizers:
-                    continue
-            arguments = _replayed(session, kernel, each) or Arguments(
-                args, dict(options or {}), dict(tuning or {})
-            )
-            tally = _tally(session, kernel, each, backend, arguments)
-            trial = Trial(
-                kernel=function,
-                reference=reference,
-                arguments=arguments,
-                backend=backend,
-                exact=exact,
-                differentiable=differentiable,
-                tolerance=tolerance_for(
-                    request.config,
-                    marks,
-                    tolerance,
-                    kernel=kernel,
-                    check=each,
-                    backend=backend,
-                    dtypes=dtypes_of(arguments.args),
-                ),
-                nan_ok=nan_ok,
-                check_dtype=check_dtype,
-                jit=jit,
-                timeout=session.timeout(settings),
-                races="races" in watched,
-                dma="dma" in watched,
-                runs=session.runs if session.mutant is None else Runs(),
-                cache=session.cache,
-                dump=session.dump_folder(_test_name(session)),
-                costs=session.costs,
-                observer=session.observer,
-                mutant=session.mutant,
-                golden=_golden(session),
-            )
-            made = functools.partial(call, trial, function, arguments.args)
-            session.note_run(kernel, backend, made)
-            try:
-                with _guarded(session, f"{kernel}: {each} on {label(backend)}", backend):
-                    finding = ask(session.checks[each], trial, kernel, found=tally.add)
-                    conclude(session.checks[each], tally.evidence, kernel, backend)
-            except NotApplicableError:
-                if list(names) != ["all"]:
-                    raise
-                tally.withdraw()
-                if not tally.examples:
-                    del session.tallies[kernel, each, tally.backend]
-                continue
-            if finding.outcome is not None:
-                values = finding.outcome.report or finding.outcome.values
-        return values
+        _refuse_unknown(promises)
+        names = [checks] if isinstance(checks, str) else list(checks)
+        if isinstance(function, KernelSpec):
+            _refuse_promises(function, promises)
+            call = given(args, options, tuning)
+            return check_spec(session, backend, function, call, names=names, mesh=mesh)
+        _refuse_misuse(function, promises, mesh)
+        name = promises.pop("name", "") or _name(function)
+        subject = Subject(name=name, kernel=function, **promises)
+        arguments = Arguments(args, dict(options or {}), dict(tuning or {}))
+        names = names or _marked_checks(session)
+        return check_function(Place(session=session, backend=backend), subject, arguments, names)
 
     return check
 
@@ -294,8 +233,9 @@ def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileRepor
     ) -> CompileReport:
         __tracebackhide__ = True
         from pytest_pallas.backends import TARGETS, parse
-        from pytest_pallas.checks.trial import Trial
         from pytest_pallas.checks.verdict import ask
+        from pytest_pallas.items.checking import Place
+        from pytest_pallas.items.trials import Subject, trial_for
         from pytest_pallas.strategies.arguments import Arguments
 
         if target not in TARGETS:
@@ -307,19 +247,20 @@ def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileRepor
             if settings.missing == "error":
                 raise BackendUnavailableError(f"{target} cannot be compiled for: {missing}")
             pytest.skip(f"{target} cannot be compiled for: {missing}")
-        kernel = name or _name(function)
+        subject = Subject(name=name or _name(function), kernel=function, reference=None)
         arguments = Arguments(args, dict(options or {}))
-        tally = _tally(session, kernel, session.base.name, backend, arguments)
-        trial = Trial(
-            kernel=function,
-            reference=None,
-            arguments=arguments,
+        place = Place(session=session, backend=backend)
+        tally = place.begin(subject.name, session.base.name, arguments)
+        trial = trial_for(
+            session,
+            subject,
+            arguments,
+            check=session.base,
             backend=backend,
-            timeout=settings.timeout,
-            dump=session.dump_folder(_test_name(session)),
-            costs=session.costs,
-        )
-        finding = ask(session.base, trial, kernel, found=tally.add)
+            node=session.item,
+            options=settings,
+        ).with_settings(mutant=None)  # mutants run where kernels are executed
+        finding = ask(session.base, trial, subject.name, found=tally.add)
         assert finding.outcome is not None
         return finding.outcome.report
 
@@ -406,62 +347,63 @@ def _backend(value: Backend | str, session: Session) -> Backend:
     return found[0]
 
 
-def _tally(
-    session: Session, kernel: str, check: str, backend: Backend, arguments: Arguments
-) -> Tally:
-    """The tally of a check in the running test, with one more example begun."""
-    from pytest_pallas.backends import label
-    from pytest_pallas.tally import Tally
-
-    where = label(backend)
-    tally = session.tallies.setdefault(
-        (kernel, check, where), Tally(kernel=kernel, check=check, backend=where)
-    )
-    tally.begin(arguments)
-    if session.observer is not None:
-        from pytest_pallas.checks.verdict import drawn_facts
-
-        session.observer.example(tally, list(drawn_facts(arguments)))
-    return tally
+#: What ``pallas_check`` is told of a function, and a spec says itself.
+_PROMISES = (
+    "reference",
+    "exact",
+    "differentiable",
+    "tolerance",
+    "nan_ok",
+    "check_dtype",
+    "jit",
+    "name",
+)
 
 
-def _guarded(
-    session: Session, headline: str, backend: Backend
-) -> contextlib.AbstractContextManager[None]:
-    """A check that fails for what it leaves behind in this process."""
-    if backend.kind not in ("simulating", "interpreting"):
-        return contextlib.nullcontext()
-    import jax
-
-    from pytest_pallas.isolation.leaks import guarded
-
-    jax.devices("cpu")  # starting JAX changes settings
-    return guarded(session.config, headline)
-
-
-def _golden(session: Session) -> Any:
-    """Whose goldens the answers of the running test are, if there are any."""
-    if session.goldens is None:
-        return None
-    from pytest_pallas.checks.golden import Asked
-
-    item: Any = session.item
-    test = "" if item is None else item.nodeid.partition("[")[0]
-    return Asked(goldens=session.goldens, test=test, seed=session.options_for(item).seed)
+def _refuse_unknown(promises: Mapping[str, Any]) -> None:
+    """Refuse keyword arguments that ``pallas_check`` does not have."""
+    __tracebackhide__ = True
+    known = ("options", "tuning", "checks", "mesh", *_PROMISES)
+    for word in promises:
+        if word not in known:
+            near = difflib.get_close_matches(word, known, 1)
+            meant = f" Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(
+                f"pallas_check has no keyword argument {word!r}.{meant} What the kernel takes goes "
+                f"into options={{{word!r}: ...}}, what the reference need not know into tuning="
+            )
 
 
-def _replayed(session: Session, kernel: str, check: str) -> Arguments | None:
-    """The call of ``--pallas-replay``, if it is one of this."""
-    loaded = session.replayed
-    if loaded is None or (loaded.example.kernel, loaded.example.check) != (kernel, check):
-        return None
-    from pytest_pallas.strategies.arguments import Arguments
+def _refuse_promises(spec: KernelSpec, promises: Mapping[str, Any]) -> None:
+    """Refuse what a spec says itself."""
+    __tracebackhide__ = True
+    for word in promises:
+        changed = f" dataclasses.replace(SPEC, {word}=...) or" if hasattr(spec, word) else ""
+        raise OptionError(
+            f"pallas_check({spec.name}, {word}=...): the spec in {spec.file} says what holds; "
+            f"leave out {word}=, or check{changed} the kernel itself: pallas_check(kernel, *args, "
+            "reference=..., ...)"
+        )
 
-    return Arguments(*loaded.call)
 
-
-def _test_name(session: Session) -> str:
-    return "" if session.item is None else session.item.name
+def _refuse_misuse(function: Any, promises: Mapping[str, Any], mesh: Any) -> None:
+    """Refuse what cannot be checked as a function."""
+    __tracebackhide__ = True
+    if not callable(function):
+        raise OptionError(
+            f"pallas_check checks a kernel or a KernelSpec, not {function!r:.80}; give "
+            "the function or the spec first"
+        )
+    if promises.get("reference") is None:
+        raise TypeError(
+            f"pallas_check({_name(function)}, ...) needs reference=, the same function in jnp; "
+            "only a KernelSpec has one of its own"
+        )
+    if mesh is not None:
+        raise OptionError(
+            f"pallas_check({_name(function)}, mesh=...): mesh= is for a KernelSpec with meshes; a "
+            'function gets its mesh by options={"mesh": mesh}'
+        )
 
 
 def _marked_checks(session: Session) -> Sequence[str]:

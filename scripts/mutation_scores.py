@@ -31,7 +31,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax.numpy as jnp
 import numpy as np
 
-from pytest_pallas.backends import Call
+from pytest_pallas.backends import Call, RunSettings
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.interpreters import interpret
 from pytest_pallas.backends.tracing import jitted, split
@@ -129,8 +129,7 @@ def _call(spec: KernelSpec, arguments: Arguments, mutant: Mutant | None = None) 
         function=spec.kernel_for("tpu"),
         args=arguments.args,
         options={**arguments.options, **arguments.tuning},
-        mutant=mutant,
-        timeout=15.0,
+        settings=RunSettings(mutant=mutant, timeout=15.0),
     )
 
 

@@ -1,6 +1,16 @@
 """Backends: ways to execute a kernel. Importing this package does not import jax."""
 
-from pytest_pallas.backends.protocol import Backend, Call, Kind, Observer, Outcome, chip_of, label
+from pytest_pallas.backends.protocol import (
+    Backend,
+    Call,
+    Configured,
+    Kind,
+    Observer,
+    Outcome,
+    RunSettings,
+    chip_of,
+    label,
+)
 from pytest_pallas.backends.registry import (
     FAMILIES,
     REPLACED,
@@ -27,11 +37,13 @@ __all__ = [
     "TARGETS",
     "Backend",
     "Call",
+    "Configured",
     "Family",
     "Kind",
     "Label",
     "Observer",
     "Outcome",
+    "RunSettings",
     "Selection",
     "Target",
     "chip_of",

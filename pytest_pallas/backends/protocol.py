@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from pytest_pallas.backends.variations import Fill, Probe, Schedule
 from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
@@ -58,43 +58,112 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class RunSettings:
+    """How a test runs a kernel, whatever it calls: every call of a check has the same.
+
+    Attributes:
+      devices: how many devices the call runs on.
+      jit: False to call the function as it is, because it needs the values of its arguments.
+      timeout: seconds after which a simulated device that waits is taken to wait for ever.
+      races: whether to look for races, where the backend can and the kernel could have some.
+      dma: whether it is an error to leave DMAs without a wait, or semaphores that are not 0.
+      dump: folder to keep what a compiling backend makes of the call, or None.
+      observer: who is told before and after the call is executed, or None.
+      mutant: a mistake to make in its kernels (``mutation.Mutant``), or None.
+    """
+
+    devices: int = 1
+    jit: bool = True
+    timeout: float = 60.0
+    races: bool = True
+    dma: bool = True
+    dump: str | None = None
+    observer: Observer | None = None
+    mutant: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configured:
+    """What runs under ``RunSettings``, which can also be read as attributes of it.
+
+    Attributes:
+      settings: how it runs.
+    """
+
+    settings: RunSettings = field(default_factory=RunSettings)
+
+    @property
+    def devices(self) -> int:
+        """See ``RunSettings``."""
+        return self.settings.devices
+
+    @property
+    def jit(self) -> bool:
+        """See ``RunSettings``."""
+        return self.settings.jit
+
+    @property
+    def timeout(self) -> float:
+        """See ``RunSettings``."""
+        return self.settings.timeout
+
+    @property
+    def races(self) -> bool:
+        """See ``RunSettings``."""
+        return self.settings.races
+
+    @property
+    def dma(self) -> bool:
+        """See ``RunSettings``."""
+        return self.settings.dma
+
+    @property
+    def dump(self) -> str | None:
+        """See ``RunSettings``."""
+        return self.settings.dump
+
+    @property
+    def observer(self) -> Observer | None:
+        """See ``RunSettings``."""
+        return self.settings.observer
+
+    @property
+    def mutant(self) -> Any:
+        """See ``RunSettings``."""
+        return self.settings.mutant
+
+    def with_settings(self, **changes: Any) -> Self:
+        """The same under other settings.
+
+        Raises:
+          TypeError: ``RunSettings`` has no such field.
+        """
+        return replace(self, settings=replace(self.settings, **changes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call(Configured):
     """One call to execute: ``function(*args, **options)``.
 
     Attributes:
       function: what calls the kernel.
       args: pytrees of arrays; leaves that are no arrays are passed as they are, untraced.
       options: keyword arguments, passed untraced.
-      devices: how many devices the call runs on.
-      jit: False to call the function as it is, because it needs the values of its arguments.
       needs_kernel: False if the call may contain no Pallas kernel at all.
-      timeout: seconds after which a simulated device that waits is taken to wait for ever.
-      races: whether to look for races, where the backend can and the kernel could have some.
-      dma: whether it is an error to leave DMAs without a wait, or semaphores that are not 0.
-      dump: folder to keep what a compiling backend makes of the call, or None.
       fill: what memory is filled with that nobody has written; None for NaN and extreme integers.
         Backends without ``fills`` do not look at it.
       probe: what is asked of the run besides. Backends without ``probes`` do not look at it.
       schedule: the order in which the simulator does what has none. Others do not look at it.
-      observer: who is told before and after the call is executed, or None.
-      mutant: a mistake to make in its kernels (``mutation.Mutant``), or None.
+      settings: the rest, which all calls of a check have in common.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    devices: int = 1
-    jit: bool = True
     needs_kernel: bool = True
-    timeout: float = 60.0
-    races: bool = True
-    dma: bool = True
-    dump: str | None = None
     fill: Fill | None = None
     probe: Probe = ""
     schedule: Schedule = field(default_factory=Schedule)
-    observer: Observer | None = None
-    mutant: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -178,7 +178,7 @@ def _traced(backend: Simulator, call: Call) -> Any:
     """What JAX traces of a call, without its mutant; JAX keeps it."""
     from pytest_pallas.backends.tracing import jitted, on_host
 
-    static, arrays = on_host(dataclasses.replace(call, mutant=None))
+    static, arrays = on_host(call.with_settings(mutant=None))
     with backend.context():
         return jitted().trace(static, arrays)
 
@@ -221,7 +221,7 @@ def _eager_run(backend: Simulator, call: Call, timeline: Timeline | None) -> Out
 
     _tell(call, None, ())
     machine, told = _machine(backend, call, timeline)
-    static, arrays = on_host(dataclasses.replace(call, mutant=None))
+    static, arrays = on_host(call.with_settings(mutant=None))
 
     def change(jaxpr: Any) -> Any:
         return jaxpr if call.mutant is None else mutated(jaxpr, call.mutant)

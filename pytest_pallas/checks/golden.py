@@ -1,6 +1,6 @@
 """Goldens: keep what a check's kernel answered, or compare it with what was kept.
 
-Not a check of its own: every check whose finding has an ``answer`` takes part. The judgement is
+Not a check of its own, but around every check whose finding has an ``answer``. The judgement is
 that of ``cross``: the golden takes the oracle's place, while the baseline's error stays what it is.
 The bits must be those of the golden where nothing that decides them has changed.
 """
@@ -15,7 +15,9 @@ from typing import Any, Literal
 import numpy as np
 
 from pytest_pallas.checks.apart import apart
+from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.trial import Answer, Trial, TrialResult
+from pytest_pallas.checks.verdict import drawn_facts
 from pytest_pallas.errors import GoldenError, OptionError
 from pytest_pallas.goldens.entry import Call, Golden, Output, origin_of, question_of
 from pytest_pallas.goldens.store import Store
@@ -102,27 +104,23 @@ class Asked:
     examples: int = 0
 
 
-def with_golden(
-    check: str, name: str, trial: Trial, finding: TrialResult, drawn: str
-) -> TrialResult:
-    """The finding of a check, after its answer was kept or compared.
+def keeping(check: Check, kernel: str, asked: Asked) -> Check:
+    """The check, whose right answers are kept as goldens, or compared with those.
 
-    Args:
-      check: name of the check.
-      name: of the kernel.
-      trial: with ``golden``, or nothing is done.
-      finding: of a trial that passed, or nothing is done.
-      drawn: the call, in words.
+    It takes the check's place where ``--pallas-golden`` is given, and raises besides:
 
     Raises:
       GoldenError: there is another golden in the place of this one, or a damaged one.
     """
-    asked: Asked | None = trial.golden
-    if asked is None or finding.answer is None or finding.failed is not None:
-        return finding
-    if asked.goldens.mode == "replay":
-        return _compared(asked, check, name, trial, finding, finding.answer)
-    return _recorded(asked, check, name, trial, finding, finding.answer, drawn)
+
+    def run(trial: Trial) -> TrialResult:
+        finding = check.run(trial)
+        if finding.answer is None or finding.failed is not None:
+            return finding
+        what = _compared if asked.goldens.mode == "replay" else _recorded
+        return what(asked, check.name, kernel, trial, finding, finding.answer)
+
+    return dataclasses.replace(check, run=run)
 
 
 def written_call(arguments: Arguments) -> Written:
@@ -137,8 +135,8 @@ def _recorded(
     trial: Trial,
     finding: TrialResult,
     answer: Answer,
-    drawn: str,
 ) -> TrialResult:
+    drawn = "; ".join(f"{each.name} {each.text}" for each in drawn_facts(trial.arguments))
     goldens, written = asked.goldens, written_call(trial.arguments)
     kept = _size(written.arrays) <= goldens.most
     outputs, arrays = _outputs(answer.outputs, goldens.most)

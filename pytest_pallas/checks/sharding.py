@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -93,7 +92,7 @@ def sharding(trial: Trial) -> TrialResult:
     comparisons: list[Any] = []
     for count in counts:
         mesh = make_mesh({_AXIS: count}, platform)
-        spread = dataclasses.replace(trial, devices=count)
+        spread = trial.with_settings(devices=count)
         outcome = run(spread, Sharded(trial.kernel, axes, mesh), args)
         seconds += outcome.seconds
         judged = judge(trial, outcome.values, expected, exact=exactly(trial))

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_pallas.backends import Backend, Call, Observer, Outcome
+from pytest_pallas.backends import Backend, Call, Configured, Outcome
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.variations import Fill, Schedule
 from pytest_pallas.compilers.costs import Costs
@@ -44,7 +44,7 @@ class Other:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class Trial(Configured):
     """What a check is asked about: a kernel, its reference, and one drawn call.
 
     Attributes:
@@ -52,7 +52,7 @@ class Trial:
       reference: called ``reference(*args, **options)``; None for checks that need none.
       arguments: the drawn call.
       backend: where the kernel runs.
-      devices: on how many devices.
+      settings: how it runs; see ``RunSettings``.
       exact: whether small integers held in floats must give a bitwise equal answer; or up to which
         size they must.
       differentiable: positions of the arguments to differentiate by.
@@ -62,28 +62,19 @@ class Trial:
       tolerance: the rule of judgement.
       nan_ok: whether NaN is a right answer for finite inputs.
       check_dtype: whether the kernel must return the reference's dtypes.
-      jit: whether the kernel may be jitted.
-      timeout: see ``Call``.
-      races: see ``Call``.
-      dma: see ``Call``.
       runs: where runs under other schedules are kept.
       cache: where expectations are kept.
-      dump: see ``Call``.
       typical: whether the spec names this call as typical, rather than drawing it.
       costs: what the code of kernels may cost on compiling backends; None if nobody asks.
       ignored: as in ``KernelSpec``.
       claimed: the backends that the spec claims, as in ``KernelSpec.claimed``.
-      observer: see ``Call``.
-      mutant: see ``Call``.
       explained: whether a failure is explained; if not, its error has no message to speak of.
-      golden: whose goldens its answer is kept among or compared with (``golden.Asked``), or None.
     """
 
     kernel: Callable[..., Any]
     reference: Callable[..., Any] | None
     arguments: Arguments
     backend: Backend
-    devices: int = 1
     exact: bool | int = False
     differentiable: Sequence[int] = ()
     batch_axes: Sequence[int | None] = ()
@@ -92,21 +83,13 @@ class Trial:
     tolerance: Tolerance = field(default_factory=Tolerance)
     nan_ok: bool = False
     check_dtype: bool = True
-    jit: bool = True
-    timeout: float = 60.0
-    races: bool = True
-    dma: bool = True
     runs: Any = None
     cache: ExpectedCache = field(default_factory=ExpectedCache)
-    dump: str | None = None
     typical: bool = False
     costs: Costs | None = None
     ignored: Callable[..., Any] | None = None
     claimed: Sequence[str] = ()
-    observer: Observer | None = None
-    mutant: Any = None
     explained: bool = True
-    golden: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +182,8 @@ def run(
       KernelError: the kernel raised.
     """
     made = call(trial, function, args, jit=jit, tuned=tuned)
-    made = replace(made, races=races and made.races, dma=races and made.dma)
+    if not races:
+        made = made.with_settings(races=False, dma=False)
     made = replace(made, fill=fill, needs_kernel=needs_kernel, **rest)
     outcome = trial.backend.run(made)
     if outcome.error is not None:
@@ -216,19 +200,13 @@ def call(
     tuned: bool = True,
 ) -> Call:
     """``function(*args)`` with the trial's options, as a backend takes it."""
-    return Call(
+    made = Call(
         function=function,
         args=args,
         options={**trial.arguments.options, **(trial.arguments.tuning if tuned else {})},
-        devices=trial.devices,
-        jit=trial.jit if jit is None else jit,
-        timeout=trial.timeout,
-        races=trial.races,
-        dma=trial.dma,
-        dump=trial.dump,
-        observer=trial.observer,
-        mutant=trial.mutant,
+        settings=trial.settings,
     )
+    return made if jit in (None, made.jit) else made.with_settings(jit=jit)
 
 
 def judge(

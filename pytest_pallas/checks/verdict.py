@@ -15,7 +15,6 @@ from pytest_pallas.analysis import KernelCall, describe_writer
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.compiled import compiled
-from pytest_pallas.checks.golden import with_golden
 from pytest_pallas.checks.trial import Trial, TrialResult, as_kernel_error
 from pytest_pallas.errors import CompileError, CostError, MismatchError, PallasTestError
 from pytest_pallas.explanations import Explanation, Fact, explanation_of
@@ -68,7 +67,7 @@ def ask(
     """
     __tracebackhide__ = True
     headline = f"{name}: {check.name} on {label(trial.backend)}"
-    finding = _run(check, trial, name, headline)
+    finding = _run(check, trial, headline)
     if isinstance(finding, PallasTestError):
         finding.failure = Failure(check.name, name, trial)
         # Not in the handler: pytest would print the whole chain, which is JAX's internals.
@@ -107,16 +106,12 @@ def conclude(check: Check, evidence: Sequence[Any], name: str, backend: Backend)
         )
 
 
-def _run(check: Check, trial: Trial, name: str, headline: str) -> TrialResult | PallasTestError:
+def _run(check: Check, trial: Trial, headline: str) -> TrialResult | PallasTestError:
     """The finding of a check, or the error that stopped it, with what was drawn."""
     try:
         if trial.backend.kind == "compiling":
             return compiled(check, trial)
-        finding = _with_notes(check.run(trial))
-        if trial.golden is None:
-            return finding
-        drawn = "; ".join(f"{each.name} {each.text}" for each in drawn_facts(trial.arguments))
-        return with_golden(check.name, name, trial, finding, drawn)
+        return _with_notes(check.run(trial))
     except PallasTestError as error:
         return _told(error, headline, trial)
 

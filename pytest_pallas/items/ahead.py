@@ -37,7 +37,7 @@ def begin(item: pytest.Item | None) -> None:
     with contextlib.suppress(Exception, pytest.skip.Exception):
         asked = item.question()
         for arguments, typical in _calls(asked):
-            start(item.check, trial_of(asked, arguments, typical=typical))
+            start(asked.check, trial_of(asked, arguments, typical=typical))
 
 
 def ask_all(asked: Question) -> None:
@@ -58,7 +58,7 @@ def worth_shrinking(error: PallasTestError) -> bool:
 
 def _calls(asked: Question) -> Iterator[tuple[Any, bool]]:
     """The calls that an item compiles, and whether they are typical ones."""
-    typical: Any = asked.item.spec.typical
+    typical: Any = asked.spec.typical
     calls = cast("Sequence[Any]", typical(asked.mesh) if callable(typical) else typical)
     for call in calls:
         yield as_arguments(call), True
@@ -68,10 +68,9 @@ def _calls(asked: Question) -> Iterator[tuple[Any, bool]]:
 
 def _drawn(asked: Question) -> tuple[Any, ...]:
     """Drawn calls without their values. The same for every target, so they are drawn once."""
-    item, options = asked.item, asked.options
-    count = max(1, item.check.examples(options.max_examples) // 2)
-    key = (item.spec.file, item.spec.name, tuple(item.mesh.items()), options.seed, count)
-    drawn = current(item.config).drawn
+    options, drawn = asked.options, asked.session.drawn
+    count = max(1, asked.check.examples(options.max_examples) // 2)
+    key = (*asked.source, options.seed, count)
     if key not in drawn:
         choice = choose(asked.strategy, seed=options.seed, examples=count)
         drawn[key] = tuple(_abstract(as_arguments(each)) for each in choice.chosen.values())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_pallas.aspects import Aspect
-from pytest_pallas.backends import Backend, Call, chip_of, label
+from pytest_pallas.backends import Backend, Call, RunSettings, chip_of, label
 from pytest_pallas.checks import Check
 from pytest_pallas.compat.testing import keywords_match
 from pytest_pallas.devices.absent import tracing_for
@@ -24,7 +24,6 @@ from pytest_pallas.strategies.arguments import Arguments
 
 if TYPE_CHECKING:
     from pytest_pallas.analysis import KernelCall
-    from pytest_pallas.checks.trial import TrialResult
 
 
 def leave_out(
@@ -47,25 +46,6 @@ def leave_out(
         mesh=dict(mesh),
         requirement=requirement,
     )
-
-
-def applies_after_all(item: SpecItem, finding: TrialResult) -> Iterator[Check]:
-    """The checks that were left out of the item's spec and apply to the kernels that it just ran.
-
-    A few traced calls need not show every kernel: an example of another shape or dtype may have a
-    DMA that none of them has.
-    """
-    if not item.check.base or finding.outcome is None or not finding.outcome.kernels:
-        return
-    session = current(item.config)
-    for check in session.checks.values():
-        if check.requires_kernels is None:
-            continue
-        entry = session.not_applicable.get(item.id_of(check.name))
-        if entry is None or check.unmet(item.spec, item.backend, item.before) is not None:
-            continue
-        if check.requires_kernels(item.spec, item.backend, finding.outcome.kernels) is None:
-            yield check
 
 
 def keep_selected(config: pytest.Config, items: Sequence[pytest.Item], *, narrowed: bool) -> None:
@@ -219,7 +199,7 @@ def _calls(spec: KernelSpec, kernel: Any, timeout: float) -> Sequence[Call]:
             function=kernel,
             args=each.args,
             options={**each.options, **each.tuning},
-            timeout=timeout,
+            settings=RunSettings(timeout=timeout),
         )
         for each in chosen
     ]

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_pallas.backends import REPLACED, Backend, Call, Label, label, with_target
+from pytest_pallas.backends import REPLACED, Backend, Call, Label, RunSettings, label, with_target
 from pytest_pallas.errors import TooFewDevicesError
 from pytest_pallas.session import Session
 from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from pytest_pallas.checks import Check
     from pytest_pallas.checks.trial import Other
-    from pytest_pallas.items.item import SpecItem
 
 
 def backends_before(
@@ -35,21 +36,29 @@ def backends_before(
     return tuple(each for each in executing if not _expected_to_fail(spec, each, checks))
 
 
-def others_of(item: SpecItem) -> tuple[Other, ...]:
-    """What an item's kernel is compared with. A backend of too few devices is left out."""
+def others_of(
+    spec: KernelSpec, backend: Backend, sizes: Mapping[str, int], before: Sequence[Backend]
+) -> tuple[Other, ...]:
+    """What a kernel is compared with on a backend. One of too few devices is left out.
+
+    Args:
+      spec: the spec.
+      backend: where the kernel runs.
+      sizes: of the mesh to run on, by axis; empty without one.
+      before: the backends to compare with.
+    """
     from pytest_pallas.checks.trial import Other
 
-    spec = item.spec
     backends: list[Other] = []
-    for backend in item.before:
+    for each in before:
         with contextlib.suppress(TooFewDevicesError):
-            function = _on_mesh(item, backend, spec.kernel_for(backend.platform))
-            backends.append(Other(name=label(backend), function=function, backend=backend))
+            function = _on_mesh(sizes, each, spec.kernel_for(each.platform))
+            backends.append(Other(name=label(each), function=function, backend=each))
     implementations = [
         Other(
             name=name,
-            function=_on_mesh(item, item.backend, function),
-            backend=item.backend,
+            function=_on_mesh(sizes, backend, function),
+            backend=backend,
             is_kernel=False,
         )
         for name, function in spec.implementations.items()
@@ -57,13 +66,21 @@ def others_of(item: SpecItem) -> tuple[Other, ...]:
     return (*backends, *implementations)
 
 
-def _on_mesh(item: SpecItem, backend: Backend, function: Callable[..., Any]) -> Callable[..., Any]:
-    if not item.mesh:
-        return function
+def _on_mesh(
+    sizes: Mapping[str, int], backend: Backend, function: Callable[..., Any]
+) -> Callable[..., Any]:
+    return functools.partial(function, mesh=mesh_on(backend, sizes)) if sizes else function
+
+
+def mesh_on(backend: Backend, sizes: Mapping[str, int]) -> Mesh:
+    """A mesh of a backend's devices: simulated ones, or the hardware's.
+
+    Raises:
+      TooFewDevicesError: there are fewer.
+    """
     from pytest_pallas.devices.mesh import make_mesh
 
-    platform = backend.platform if backend.kind == "hardware" else "cpu"
-    return functools.partial(function, mesh=make_mesh(item.mesh, platform))
+    return make_mesh(sizes, backend.platform if backend.kind == "hardware" else "cpu")
 
 
 def _expected_to_fail(spec: KernelSpec, backend: Backend, checks: Sequence[Check]) -> bool:
@@ -158,7 +175,7 @@ def _lacks(spec: KernelSpec, simulator: Any, timeout: float) -> str | None:
             function=spec.kernel_for(simulator.platform),
             args=drawn.args,
             options={**drawn.options, **drawn.tuning},
-            timeout=timeout,
+            settings=RunSettings(timeout=timeout),
         )
         return simulator.lacks(call)
     except Exception:

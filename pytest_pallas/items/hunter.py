@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -196,15 +195,12 @@ class Hunter:
         """How a check fails; None if it passes."""
         session = current(each.part.config)
         session.mutant = mutant
-        trial = dataclasses.replace(
-            trial_of(each.asked, each.drawn),
-            mutant=mutant,
+        trial = trial_of(
+            each.asked,
+            each.drawn,
             explained=mutant is None,
             runs=runs.setdefault((each.part.backend, *each.part.mesh.items()), Runs()),
-            timeout=session.timeout(each.asked.options),
-            golden=None,
-            dump=None,
-        )
+        ).with_settings(dump=None)
         try:
             ask(each.part.check, trial, each.part.spec.name)
         except NotApplicableError:
@@ -227,11 +223,8 @@ def _mutant_error(error: BaseException | None) -> MutantError | None:
 
 def _drawn(part: SpecItem, asked: Question) -> list[Any]:
     """The calls that a check asks about."""
-    session = current(part.config)
-    key = (part.spec.file, part.spec.name, *part.mesh.items())
-    source = shared(session.sources, key, asked.strategy)
-    examples = part.examples(asked.options)
-    return list(drawn_calls(source, asked.options.seed, examples, subjects_of(asked)))
+    source = shared(current(part.config).sources, asked.source, asked.strategy)
+    return list(drawn_calls(source, asked.options.seed, asked.examples, subjects_of(asked)))
 
 
 def _traced(trial: Trial, made: Any) -> Any:

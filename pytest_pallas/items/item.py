@@ -6,13 +6,11 @@ process finds out for itself: pytest-xdist runs the items of a spec where it lik
 
 from __future__ import annotations
 
-import functools
-import math
 import shlex
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -32,14 +30,12 @@ from pytest_pallas.errors import (
     TooFewDevicesError,
 )
 from pytest_pallas.isolation.isolator import Alone
-from pytest_pallas.options import Options
 from pytest_pallas.session import RAISED, STOPPED_BY, current
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from pytest_pallas.tally import Tally
 
 if TYPE_CHECKING:
     from pytest_pallas.items.questions import Question
-    from pytest_pallas.sampling.fuzzing import Fuzz
 
 #: Errors after which nothing can be learned from other checks, if the base check raises them.
 _ERRORS = (KernelError, NoPallasCallError, ReferenceError)
@@ -141,17 +137,10 @@ class SpecItem(pytest.Item):
     @property
     def tally(self) -> Tally:
         """The tally of this item, made at its first use."""
-        session = current(self.config)
-        return session.tallies.setdefault(
-            (self.spec.name, self.check.name, label(self.backend)),
-            Tally(
-                kernel=self.spec.name,
-                family=self.spec.family,
-                check=self.check.name,
-                backend=label(self.backend),
-                mesh=self.mesh,
-            ),
-        )
+        from pytest_pallas.items.questions import tally_of
+
+        session, place = current(self.config), label(self.backend)
+        return tally_of(session, self.spec, self.check.name, self.backend, self.mesh, place)
 
     @property
     def headline(self) -> str:
@@ -187,85 +176,41 @@ class SpecItem(pytest.Item):
             self._run()
 
     def _run(self) -> None:
+        from pytest_pallas.items.asking import answer
+
         __tracebackhide__ = True
-        asked = self.question()
-        replayed = asked.options.example or current(self.config).replayed is not None
-        if self.backend.kind == "compiling" and not replayed:
-            self._compile(asked)
-        else:
-            self._fuzz(asked)
-            self._conclude(asked)
+        progress: Any = self.config.pluginmanager.get_plugin("pallas-progress")
+
+        def pulse() -> None:
+            if progress is not None:
+                progress.pulse(self.tally.examples)
+
+        requirement = answer(self.question(), slot=self.slot, pulse=pulse)
+        if requirement:
+            self.tally.withdrawn = requirement
+            pytest.skip(f"{self.check.name}: not applicable ({requirement})")
 
     def question(self) -> Question:
         """What is asked; skips where there are too few devices."""
         from pytest_pallas.items.questions import question
 
-        return question(self, current(self.config).options_for(self), self._devices())
-
-    def _compile(self, asked: Question) -> None:
-        from pytest_pallas.items import ahead
-
-        __tracebackhide__ = True
-        try:
-            ahead.ask_all(asked)
-        except PallasTestError as error:
-            if self.expected or not ahead.worth_shrinking(error):
-                raise
-            self._fuzz(asked)  # finds the same failure, and the smallest like it
-            raise
-
-    def _conclude(self, asked: Question) -> None:
-        """What no single example can tell: whether any was one, and what all of them say."""
-        from pytest_pallas.checks.verdict import conclude
-
-        __tracebackhide__ = True
-        tally = self.tally
-        if not tally.examples and tally.withdrawn:
-            self.skip_as_not_applicable(tally.withdrawn)
-        if not asked.options.example and current(self.config).replayed is None:
-            conclude(self.check, tally.evidence, self.spec.name, self.backend)
-
-    def skip_as_not_applicable(self, requirement: str) -> NoReturn:
-        """Skip: the check applies to no example."""
-        self.tally.withdrawn = requirement
-        pytest.skip(f"{self.check.name}: not applicable ({requirement})")
-
-    def _fuzz(self, asked: Question) -> None:
-        from pytest_pallas.items.questions import ask_about, subjects_of
-        from pytest_pallas.items.replaying import replay_goldens
-        from pytest_pallas.sampling.fuzzing import Fuzz, fuzz, replay
-        from pytest_pallas.sampling.variety import shared
-        from pytest_pallas.strategies.arguments import Arguments
-
-        __tracebackhide__ = True
-        options = asked.options
         session = current(self.config)
-        key = (self.spec.file, self.spec.name, *self.mesh.items())
-        what = Fuzz(
-            ask=functools.partial(ask_about, asked),
-            source=shared(session.sources, key, asked.strategy),
-            key=f"{self.spec.name}/{self.check.name}",
-            subjects=subjects_of(asked),
-            shrink=not self.expected,
-            database=session.database_for(self.name),  # the same on every machine
+        return question(
+            session,
+            self,
+            options=session.options_for(self),
+            spec=self.spec,
+            check=self.check,
+            backend=self.backend,
+            mesh=self._devices(),
+            sizes=self.mesh,
+            before=self.before,
+            name=self.name,  # the same on every machine
+            test=f"{self.spec.name}-{self.check.name}",
+            place=label(self.backend),
+            expected=self.expected,
+            left_out=lambda check: self.id_of(check) in session.not_applicable,
         )
-        examples = self.examples(options)
-        goldens = session.goldens
-        if session.replayed is not None:
-            ask_about(asked, Arguments(*session.replayed.call))
-        elif options.example:
-            replay(what, options.example)
-        elif goldens is not None and goldens.mode == "replay":
-            replay_goldens(asked, goldens, what.source)
-        elif (seconds := self.slot()) is not None:
-            self._fuzz_for(what, seconds, options, examples)
-        else:
-            fuzz(what, seed=options.seed, max_examples=examples)
-
-    def examples(self, options: Options) -> int:
-        """How many examples to draw, where no time is given."""
-        devices = math.prod(self.mesh.values())
-        return self.check.examples(options.examples_on(self.backend.kind, devices))
 
     def slot(self) -> float | None:
         """Seconds that it may fuzz, of the session's time; None if it draws a number of examples.
@@ -285,19 +230,6 @@ class SpecItem(pytest.Item):
             self.stash[SECONDS] = clock.slot(self.nodeid)
         return self.stash[SECONDS]
 
-    def _fuzz_for(self, what: Fuzz, seconds: float, options: Options, examples: int) -> None:
-        """Fuzz for a time."""
-        from pytest_pallas.items.rounds import fuzz_for
-
-        __tracebackhide__ = True
-        progress: Any = self.config.pluginmanager.get_plugin("pallas-progress")
-
-        def pulse() -> None:
-            if progress is not None:
-                progress.pulse(self.tally.examples)
-
-        fuzz_for(what, seconds, seed=options.seed, max_examples=examples, pulse=pulse)
-
     @property
     def expected(self) -> bool:
         """Whether the item is expected to fail: then nobody wants the simplest failure."""
@@ -307,11 +239,10 @@ class SpecItem(pytest.Item):
         """The mesh to run on, or None."""
         if not self.mesh:
             return None
-        from pytest_pallas.devices.mesh import make_mesh
+        from pytest_pallas.items.backends import mesh_on
 
-        platform = self.backend.platform if self.backend.kind == "hardware" else "cpu"
         try:
-            return make_mesh(self.mesh, platform)
+            return mesh_on(self.backend, self.mesh)
         except TooFewDevicesError as error:
             if current(self.config).options_for(self).missing == "error":
                 raise

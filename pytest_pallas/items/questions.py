@@ -1,112 +1,179 @@
-"""From an item to what fuzzing asks: a trial of one drawn example, and the strategy."""
+"""What is asked of a spec: the question, and a trial of one drawn example for it."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_pallas.checks.golden import Asked
-from pytest_pallas.checks.trial import Other, Trial, call
+import pytest
+
+from pytest_pallas.backends import Backend, label
+from pytest_pallas.checks import Check
+from pytest_pallas.checks.trial import Trial, TrialResult, call
 from pytest_pallas.checks.verdict import ask, drawn_facts
 from pytest_pallas.errors import NotApplicableError
-from pytest_pallas.items.applicability import applies_after_all
 from pytest_pallas.items.backends import others_of
+from pytest_pallas.items.trials import Subject, subject_of, trial_for, with_goldens
 from pytest_pallas.notes import Note
 from pytest_pallas.options import Options
-from pytest_pallas.session import current
+from pytest_pallas.session import Session
+from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import as_arguments
-from pytest_pallas.tolerances import dtypes_of, tolerance_for
+from pytest_pallas.tally import Tally
 
 if TYPE_CHECKING:
-    from pytest_pallas.items.item import SpecItem
     from pytest_pallas.sampling.variety import Subjects
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Question:
-    """What an item asks.
+    """A check of a spec, on a backend and a mesh, and the test that asks.
 
     Attributes:
-      item: the check of a spec on a backend.
-      options: as they hold for the item.
+      session: of the run.
+      node: the test: the item of the check, or a test of one's own.
+      options: as they hold for that test.
+      spec: the spec.
+      check: the check, as it is run.
+      backend: where the kernel runs.
+      sizes: of the mesh, by axis; empty without one.
       mesh: the ``jax.sharding.Mesh`` to run on, or None.
-      kernel: the function under test, for that mesh.
-      reference: the reference, for that mesh.
+      subject: the kernel for that backend and mesh, and what the spec says of it.
       strategy: draws examples.
-      others: what the kernel is compared with; see ``Trial``.
+      name: of the item of the check, which its failing examples are kept under.
+      before: the backends that it is compared with.
+      place: what the tally is told apart by from those of other backends and meshes.
+      expected: whether it is expected to fail: then nobody wants the simplest failure.
+      left_out: whether a check was left out, by name, since it applies to no kernel traced before.
     """
 
-    item: SpecItem
+    session: Session
+    node: pytest.Item
     options: Options
+    spec: KernelSpec
+    check: Check
+    backend: Backend
+    sizes: Mapping[str, int]
     mesh: Any
-    kernel: Callable[..., Any]
-    reference: Callable[..., Any]
+    subject: Subject
     strategy: Any
-    others: Sequence[Other]
+    name: str
+    before: Sequence[Backend]
+    place: str
+    expected: bool
+    left_out: Callable[[str], bool]
+
+    @property
+    def tally(self) -> Tally:
+        """Its tally, made at its first use."""
+        return tally_of(
+            self.session, self.spec, self.check.name, self.backend, self.sizes, self.place
+        )
+
+    @property
+    def examples(self) -> int:
+        """How many examples to draw, where no time is given."""
+        most = self.options.examples_on(self.backend.kind, self.subject.devices)
+        return self.check.examples(most)
+
+    @property
+    def source(self) -> tuple[Any, ...]:
+        """What tells the source of its examples from those of other specs and meshes."""
+        return (self.spec.file, self.spec.name, *self.sizes.items())
 
 
-def question(item: SpecItem, options: Options, mesh: Any) -> Question:
-    """What an item asks on a mesh."""
-    spec = item.spec
-    kernel, reference = spec.kernel_for(item.backend.platform), spec.reference
-    inputs: Any = spec.inputs  # with meshes a function, else a strategy
-    others = others_of(item)
-    if mesh is None:
-        return Question(item, options, mesh, kernel, reference, inputs, others)
-    kernel = functools.partial(kernel, mesh=mesh)
-    reference = functools.partial(reference, mesh=mesh)
-    return Question(item, options, mesh, kernel, reference, inputs(mesh), others)
-
-
-def trial_of(asked: Question, drawn: Any, *, typical: bool = False) -> Trial:
-    """The trial of one example."""
-    item, options, spec = asked.item, asked.options, asked.item.spec
-    session = current(item.config)
-    arguments = as_arguments(drawn)
-    watched = session.watches(options)
-    return Trial(
-        kernel=asked.kernel,
-        reference=asked.reference,
-        arguments=arguments,
-        backend=item.backend,
-        devices=1 if asked.mesh is None else asked.mesh.size,
-        exact=spec.exact,
-        differentiable=spec.differentiable,
-        batch_axes=spec.batch_axes,
-        relations=spec.relations,
-        others=asked.others,
-        tolerance=tolerance_for(
-            item.config,
-            list(item.iter_markers("pallas_tolerance")),
-            spec.tolerance,
+def tally_of(
+    session: Session,
+    spec: KernelSpec,
+    check: str,
+    backend: Backend,
+    sizes: Mapping[str, int],
+    place: str,
+) -> Tally:
+    """The tally of a check of a spec in the running test, made at its first use."""
+    return session.tallies.setdefault(
+        (spec.name, check, place),
+        Tally(
             kernel=spec.name,
-            check=item.check.name,
-            backend=item.backend,
-            dtypes=dtypes_of(arguments.args),
+            family=spec.family,
+            check=check,
+            backend=label(backend),
+            mesh=sizes,
         ),
-        nan_ok=spec.nan_ok,
-        timeout=options.timeout,
-        races="races" in watched,
-        dma="dma" in watched,
-        runs=session.runs,
-        cache=session.cache,
-        dump=session.dump_folder(item.name),
+    )
+
+
+def question(
+    session: Session,
+    node: pytest.Item,
+    *,
+    options: Options,
+    spec: KernelSpec,
+    check: Check,
+    backend: Backend,
+    mesh: Any,
+    sizes: Mapping[str, int],
+    before: Sequence[Backend],
+    name: str,
+    test: str,
+    place: str,
+    expected: bool,
+    left_out: Callable[[str], bool],
+) -> Question:
+    """What is asked; ``test`` is what goldens are kept under, the rest is as in ``Question``."""
+    inputs: Any = spec.inputs  # with meshes a function, else a strategy
+    others = others_of(spec, backend, sizes, before)
+    devices = 1 if mesh is None else mesh.size
+    return Question(
+        session=session,
+        node=node,
+        options=options,
+        spec=spec,
+        check=with_goldens(
+            session,
+            check,
+            spec.name,
+            test=test,
+            options=options,
+            mesh=sizes,
+            examples=check.examples(options.examples_on(backend.kind, devices)),
+        ),
+        backend=backend,
+        sizes=sizes,
+        mesh=mesh,
+        subject=subject_of(spec, backend, mesh, others),
+        strategy=inputs if mesh is None else inputs(mesh),
+        name=name,
+        before=before,
+        place=place,
+        expected=expected,
+        left_out=left_out,
+    )
+
+
+def trial_of(asked: Question, drawn: Any, *, typical: bool = False, **rest: Any) -> Trial:
+    """The trial of one example; ``rest`` are other arguments of ``trial_for``."""
+    return trial_for(
+        asked.session,
+        asked.subject,
+        as_arguments(drawn),
+        check=asked.check,
+        backend=asked.backend,
+        node=asked.node,
+        options=asked.options,
         typical=typical,
         # Drawn calls change with hypothesis; where a spec names typical ones, those are compared.
-        costs=session.costs if typical or not spec.typical else None,
-        ignored=spec.ignored,
-        claimed=spec.claimed,
-        observer=session.observer,
-        golden=_golden(asked),
+        costs=typical or not asked.spec.typical,
+        **rest,
     )
 
 
 def subjects_of(asked: Question) -> Subjects | None:
-    """What the item's check can ask about a draw; None where that is the same for all."""
-    spec, subjects = asked.item.spec, asked.item.check.subjects
+    """What the check can ask about a draw; None where that is the same for all."""
+    spec, subjects = asked.spec, asked.check.subjects
     if subjects is None:
         return None
 
@@ -119,44 +186,49 @@ def subjects_of(asked: Question) -> Subjects | None:
     return of
 
 
-def _golden(asked: Question) -> Asked | None:
-    """Whose goldens the answers are, if there are any."""
-    item, options = asked.item, asked.options
-    goldens = current(item.config).goldens
-    if goldens is None:
-        return None
-    return Asked(
-        goldens=goldens,
-        test=f"{item.spec.name}-{item.check.name}",
-        mesh=item.mesh,
-        seed=options.seed,
-        examples=item.examples(options),
-    )
+def ask_about(asked: Question, drawn: Any, *, typical: bool = False) -> TrialResult | None:
+    """Ask the check about one example. One that it cannot be asked about is not counted.
 
-
-def ask_about(asked: Question, drawn: Any, *, typical: bool = False) -> None:
-    """Ask the item's check about one example. One that it cannot be asked about is not counted.
+    Returns:
+      What came of it; None where it cannot be asked about it.
 
     Raises:
       PallasTestError: the answer is wrong, or there is none.
     """
     __tracebackhide__ = True
-    item = asked.item
+    session, tally = asked.session, asked.tally
     arguments = as_arguments(drawn)
-    item.tally.begin(arguments)
-    observer = current(item.config).observer
-    if observer is not None:
-        observer.example(item.tally, list(drawn_facts(arguments)))
-    trial = trial_of(asked, drawn, typical=typical)
+    tally.begin(arguments)
+    if session.observer is not None:
+        session.observer.example(tally, list(drawn_facts(arguments)))
+    trial = trial_of(asked, arguments, typical=typical)
     made = functools.partial(call, trial, trial.kernel, arguments.args)
-    current(item.config).note_run(item.spec.name, trial.backend, made)
+    session.note_run(asked.spec.name, trial.backend, made)
     try:
-        finding = ask(item.check, trial, item.spec.name, found=item.tally.add)
+        finding = ask(asked.check, trial, asked.spec.name, found=tally.add)
     except NotApplicableError as error:
-        item.tally.withdraw(error.plain)
-        return
-    for check in applies_after_all(item, finding):
+        tally.withdraw(error.plain)
+        return None
+    for check in _applying_after_all(asked, finding):
         text = f"asked {check.name}, too: it applies to an example, and to none traced before"
-        item.tally.add_note(Note(text, "run"))
+        tally.add_note(Note(text, "run"))
         with suppress(NotApplicableError):
-            ask(check, trial, item.spec.name)
+            ask(check, trial, asked.spec.name)
+    return finding
+
+
+def _applying_after_all(asked: Question, finding: TrialResult) -> Iterator[Check]:
+    """The checks that were left out, and apply to the kernels that an example just ran.
+
+    A few traced calls need not show every kernel: an example of another shape or dtype may have a
+    DMA that none of them has.
+    """
+    if not asked.check.base or finding.outcome is None or not finding.outcome.kernels:
+        return
+    for check in asked.session.checks.values():
+        if check.requires_kernels is None or not asked.left_out(check.name):
+            continue
+        if check.unmet(asked.spec, asked.backend, asked.before) is not None:
+            continue
+        if check.requires_kernels(asked.spec, asked.backend, finding.outcome.kernels) is None:
+            yield check

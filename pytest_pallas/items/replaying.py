@@ -18,20 +18,22 @@ if TYPE_CHECKING:
     from pytest_pallas.sampling.variety import Source
 
 
-def replay_goldens(asked: Question, goldens: Goldens, source: Source) -> None:
-    """Ask the item's check about every call that there is a golden of.
+def replay_goldens(asked: Question, goldens: Goldens, source: Source) -> str:
+    """Ask the check about every call that there is a golden of.
 
     A call that was not kept is drawn again; where that gives another call by now, it is lost, which
     the record says.
+
+    Returns:
+      Why it was asked about none; "" if it was.
 
     Raises:
       PallasTestError: an answer is wrong, or not that of a golden.
     """
     __tracebackhide__ = True
-    item = asked.item
-    found = goldens.of(item.spec.name, item.check.name, item.mesh)
+    found = goldens.of(asked.spec.name, asked.check.name, asked.sizes)
     if not found:
-        item.skip_as_not_applicable("the folder has no golden of it")
+        return "the folder has no golden of it"
 
     subjects = subjects_of(asked)
 
@@ -47,12 +49,13 @@ def replay_goldens(asked: Question, goldens: Goldens, source: Source) -> None:
         elif call := drawn(kept.seed, kept.examples).get(kept.digest):
             ask_about(asked, call)
         else:
-            item.tally.goldens["lost"] += 1
-    if not item.tally.examples:
-        item.skip_as_not_applicable(
-            "the calls of its goldens were too large to keep, and other calls are drawn now; "
-            "record again"
-        )
+            asked.tally.goldens["lost"] += 1
+    if asked.tally.examples:
+        return ""
+    return (
+        "the calls of its goldens were too large to keep, and other calls are drawn now; "
+        "record again"
+    )
 
 
 def _kept(goldens: Goldens, golden: Golden) -> Arguments:

@@ -179,7 +179,7 @@ def _trace(session: Session, test: str, ran: LastRun, backend: Simulator, *, fai
         drawn=_drawn(ran.call),
         schedule="" if plain else str(ran.call.schedule),
     )
-    timeline, error = backend.trace(dataclasses.replace(ran.call, observer=None))
+    timeline, error = backend.trace(ran.call.with_settings(observer=None))
     if not timeline.spans:
         raised = f"{type(error).__name__}: {first_line(error)}" if error else ""
         return dataclasses.replace(trace, problem=raised or "the call ran no kernel")

@@ -59,7 +59,9 @@ class Runs:
         found = self._kept.pop(key, None)
         if found is None:
             made = call(trial, trial.kernel, arguments.args)
-            found = trial.backend.run(replace(made, races=True, dma=False, schedule=schedule))
+            found = trial.backend.run(
+                replace(made.with_settings(races=True, dma=False), schedule=schedule)
+            )
         self._kept[key] = found
         while len(self._kept) > self.most:
             self._kept.popitem(last=False)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import table
 
-from pytest_pallas.backends.protocol import Call, Outcome
+from pytest_pallas.backends.protocol import Call, Outcome, RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.backends.variations import Schedule
 from pytest_pallas.devices.mesh import make_mesh
@@ -69,8 +69,8 @@ def outcomes(name: str, seeds: Sequence[int]) -> list[Outcome]:
                 function=function,
                 args=arguments(name),
                 options={"stages": 3} if name.startswith("fewer_steps") else {},
-                devices=devices,
                 schedule=Schedule(seed=seed),
+                settings=RunSettings(devices=devices),
             )
         )
         for seed in seeds

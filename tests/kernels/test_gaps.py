@@ -10,6 +10,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 from operands import i32
 
+from pytest_pallas.backends import RunSettings
 from pytest_pallas.backends.interpreters import Interpreter, interpret, tpu_interpret
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.checks.trial import Trial
@@ -62,10 +63,9 @@ def runs(spec: KernelSpec, name: str, calls: int = _CALLS) -> bool:
             reference=reference,
             arguments=arguments,
             backend=backend,
-            devices=devices,
             exact=spec.exact,
             tolerance=spec.tolerance or Tolerance(),
-            timeout=20,
+            settings=RunSettings(devices=devices, timeout=20),
         )
         try:
             if forward(trial).failed:

@@ -12,7 +12,7 @@ import pytest
 from pytest_pallas.analysis.machine_code.loops import split_bundles
 from pytest_pallas.backends.compilation import Compiler
 from pytest_pallas.backends.lowering import Lowering
-from pytest_pallas.backends.protocol import Call
+from pytest_pallas.backends.protocol import Call, RunSettings
 from pytest_pallas.compilers.service import Service
 from pytest_pallas.devices.targets import TARGETS
 
@@ -24,7 +24,9 @@ def bundles_of(function: Callable[..., Any], *args: Any, target: str) -> list[st
     if (missing := compiler.available()) is not None:
         pytest.skip(missing)
     with tempfile.TemporaryDirectory() as folder:
-        outcome = compiler.run(Call(function=function, args=args, dump=folder, timeout=300.0))
+        outcome = compiler.run(
+            Call(function=function, args=args, settings=RunSettings(dump=folder, timeout=300.0))
+        )
         if outcome.error is not None:
             raise outcome.error
         dumps = list(Path(folder).glob("*/*-final_bundles.txt"))

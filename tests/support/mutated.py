@@ -8,7 +8,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.backends import Call
+from pytest_pallas.backends import Call, RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.backends.tracing import jitted, split
 from pytest_pallas.compat.source import own_lines
@@ -26,7 +26,9 @@ def traced(function, *args):
 def ran(function, *args, mutant=None):
     """The outcome of a call, with a mutant."""
     with own_lines():
-        return BACKEND.run(Call(function=function, args=args, mutant=mutant, timeout=5.0))
+        return BACKEND.run(
+            Call(function=function, args=args, settings=RunSettings(mutant=mutant, timeout=5.0))
+        )
 
 
 def found(function, *args, operators=()):

@@ -17,7 +17,7 @@ from operands import f32, refuses
 
 from pytest_pallas.backends.compilation import Compiler
 from pytest_pallas.backends.lowering import Lowering
-from pytest_pallas.backends.protocol import Call
+from pytest_pallas.backends.protocol import Call, RunSettings
 from pytest_pallas.compilers.service import Service
 from pytest_pallas.devices.targets import TARGETS
 from reference_kernels.parallel import ring_attention_on_mesh
@@ -166,7 +166,9 @@ def machine_code(folder: Path, function: Callable[..., Any], *args: Any) -> str:
     missing = compiler.available()
     if missing is not None:
         pytest.skip(f"v5e cannot be compiled for: {missing}")
-    outcome = compiler.run(Call(function=function, args=args, dump=str(folder), timeout=300.0))
+    outcome = compiler.run(
+        Call(function=function, args=args, settings=RunSettings(dump=str(folder), timeout=300.0))
+    )
     assert outcome.error is None
     files = [path.read_text() for path in folder.rglob("*[0-9]-final_bundles.txt")]
     [code] = {text for text in files if "dma.general" in text and "vmatmul" in text}

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from pytest_pallas import errors
 from pytest_pallas.analysis.machine_code import Cost
-from pytest_pallas.backends import TARGETS, Call, parse
+from pytest_pallas.backends import TARGETS, Call, RunSettings, parse
 from pytest_pallas.backends.registry import compiling
 from pytest_pallas.compilers.cuda import CUSTOM_CALLS as GPU_CALLS
 from pytest_pallas.compilers.report import CompileReport
@@ -210,7 +210,7 @@ def test_what_cannot_be_lowered_is_refused_with_the_kernel_and_the_line():
 
 
 def test_a_call_that_needs_values_says_so():
-    error = refusal(double, X, jit=False).error
+    error = refusal(double, X, settings=RunSettings(jit=False)).error
     assert type(error) is errors.CompileError
     assert "double needs the values of its arguments (jit=False)" in str(error)
 
@@ -251,8 +251,11 @@ def test_a_call_over_several_devices_is_compiled_for_as_many():
 def test_the_same_call_is_lowered_and_compiled_once():
     service = Accepting()
     backend = backend_for("v6e", service)
-    start = backend.start(Call(function=double, args=(X,), timeout=5))
-    assert backend.run(Call(function=double, args=(X + 1,), timeout=5)) == start()
+    start = backend.start(Call(function=double, args=(X,), settings=RunSettings(timeout=5)))
+    assert (
+        backend.run(Call(function=double, args=(X + 1,), settings=RunSettings(timeout=5)))
+        == start()
+    )
     assert [timeout for _, timeout in service.programs] == [5]
     backend.run(Call(function=double, args=(X[:4],)))
     assert len(service.programs) == 2

@@ -11,7 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pytest_pallas.backends.protocol import Call
+from pytest_pallas.backends.protocol import Call, RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 
 
@@ -43,8 +43,12 @@ def _signalling(steps: int, *, wraps: bool):
 def test_a_ring_without_its_modulus(steps, missing):
     x = jnp.ones((32, 128), jnp.float32)
     backend = tpu_sim()
-    right = backend.run(Call(function=_signalling(steps, wraps=True), args=(x,), devices=4))
+    right = backend.run(
+        Call(function=_signalling(steps, wraps=True), args=(x,), settings=RunSettings(devices=4))
+    )
     assert right.error is None
-    wrong = backend.run(Call(function=_signalling(steps, wraps=False), args=(x,), devices=4))
+    wrong = backend.run(
+        Call(function=_signalling(steps, wraps=False), args=(x,), settings=RunSettings(devices=4))
+    )
     assert f"there is no device {missing} along the axis 'x', which has 4" in str(wrong.error)
     assert "test_devices_beyond.py" in str(wrong.error)

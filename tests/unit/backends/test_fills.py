@@ -11,7 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas.analysis import kernel_calls
 from pytest_pallas.analysis.unwritten import overhanging_blocks, unwritten_memory
-from pytest_pallas.backends import Call
+from pytest_pallas.backends import Call, RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.backends.variations import FILLS, WORDS, Fill
 
@@ -112,7 +112,7 @@ def test_semaphores_start_at_zero():
             scratch_shapes=[pltpu.SemaphoreType.DMA],
         )(x)
 
-    call = Call(function=copies, args=(X,), fill=Fill("high"), timeout=20)
+    call = Call(function=copies, args=(X,), fill=Fill("high"), settings=RunSettings(timeout=20))
     np.testing.assert_array_equal(tpu_sim().run(call).unwrap(), X)
 
 

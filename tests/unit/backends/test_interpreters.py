@@ -11,7 +11,7 @@ import sample_kernels as kernels
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.backends import TARGETS, Call, parse
+from pytest_pallas.backends import TARGETS, Call, RunSettings, parse
 from pytest_pallas.backends.registry import FAMILIES
 from pytest_pallas.errors import DeadlockError, NoPallasCallError
 
@@ -89,7 +89,10 @@ def test_out_of_bounds_read_is_an_error():
 )
 def test_a_failed_kernel_leaves_no_trace(wrong):
     chosen = backend("tpu-interpret")
-    assert chosen.run(Call(function=wrong, args=(X,), timeout=1.0)).error is not None
+    assert (
+        chosen.run(Call(function=wrong, args=(X,), settings=RunSettings(timeout=1.0))).error
+        is not None
+    )
     for _ in range(2):
         after = chosen.run(Call(function=kernels.copy_by_dma, args=(X,)))
         assert after.error is None
@@ -98,7 +101,7 @@ def test_a_failed_kernel_leaves_no_trace(wrong):
 
 def test_what_never_ends_is_ended_at_the_time_limit():
     outcome = backend("tpu-interpret").run(
-        Call(function=kernels.ask_again_and_again, args=(X,), timeout=1.0)
+        Call(function=kernels.ask_again_and_again, args=(X,), settings=RunSettings(timeout=1.0))
     )
     assert isinstance(outcome.error, DeadlockError)
     assert "did not finish within 1 s" in str(outcome.error)
@@ -116,7 +119,7 @@ def test_time_that_is_over_before_the_kernel_runs_is_given_again(monkeypatch):
 
     monkeypatch.setattr(interpreters, "fail_interpreters", nothing_runs_at_first)
     outcome = backend("tpu-interpret").run(
-        Call(function=kernels.ask_again_and_again, args=(X,), timeout=1.0)
+        Call(function=kernels.ask_again_and_again, args=(X,), settings=RunSettings(timeout=1.0))
     )
     assert isinstance(outcome.error, DeadlockError)
     assert len(asked) == 2
@@ -137,11 +140,13 @@ def test_a_deadlock_on_several_devices_leaves_no_trace():
     x = np.arange(32 * 128, dtype=np.float32).reshape(32, 128)
     chosen = backend("tpu-interpret")
     stuck = functools.partial(on_mesh, kernels.wait_for_nobody)
-    outcome = chosen.run(Call(function=stuck, args=(x,), devices=4, timeout=1.0))
+    outcome = chosen.run(
+        Call(function=stuck, args=(x,), settings=RunSettings(devices=4, timeout=1.0))
+    )
     assert isinstance(outcome.error, DeadlockError)
     fine = functools.partial(on_mesh, kernels.copy_by_dma)
     for _ in range(2):
-        after = chosen.run(Call(function=fine, args=(x,), devices=4))
+        after = chosen.run(Call(function=fine, args=(x,), settings=RunSettings(devices=4)))
         assert after.error is None
         np.testing.assert_array_equal(after.values, x)
 
@@ -165,7 +170,7 @@ def test_a_chip_is_known_inside_of_shard_map(word):
         return jax.shard_map(function, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
 
     sharded = jax.shard_map(tuned, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
-    outcome = backend(word).run(Call(function=sharded, args=(X,), devices=2))
+    outcome = backend(word).run(Call(function=sharded, args=(X,), settings=RunSettings(devices=2)))
     assert outcome.error is None
     np.testing.assert_array_equal(outcome.values, X + 1)
     assert set(generations) == {int(word[-1]) if word.endswith("4") else 6}
@@ -214,7 +219,9 @@ def test_inputs_are_copied():
 
 def test_a_donated_input_is_seen():
     donate = jax.jit(kernels.add_one, donate_argnums=0)
-    outcome = backend("interpret").run(Call(function=donate, args=(X,), jit=False))
+    outcome = backend("interpret").run(
+        Call(function=donate, args=(X,), settings=RunSettings(jit=False))
+    )
     assert outcome.error is None
     assert outcome.inputs == (None,)
 

@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
 from unknown_primitive import unknown
 
-from pytest_pallas.backends import Call, parse, select
+from pytest_pallas.backends import Call, RunSettings, parse, select
 from pytest_pallas.backends.registry import FAMILIES
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.backends.variations import Fill, Schedule
@@ -138,7 +138,9 @@ class TestGpu:
         outcome = backend("gpu-sim").run(call)
         assert isinstance(outcome.error, RaceError)
         assert "a TPU would allow it" in str(outcome.error)
-        unasked = backend("gpu-sim").run(Call(function=call.function, args=call.args, races=False))
+        unasked = backend("gpu-sim").run(
+            Call(function=call.function, args=call.args, settings=RunSettings(races=False))
+        )
         np.testing.assert_array_equal(unasked.unwrap(), np.full((8, 128), 4))
         assert [each.kind for each in unasked.findings][:1] == ["race"]
 
@@ -213,7 +215,7 @@ class TestRunsThatAreKept:
             {"args": (X.astype(np.int32),)},
             {"fill": Fill("high")},
             {"probe": "separate"},
-            {"devices": 2},
+            {"settings": RunSettings(devices=2)},
         ],
         ids=lambda change: next(iter(change)),
     )
@@ -230,7 +232,7 @@ class TestRunsThatAreKept:
             return kernels.add_one(x) + next(count)
 
         simulator = tpu_sim()
-        call = Call(function=function, args=(X,), jit=False)
+        call = Call(function=function, args=(X,), settings=RunSettings(jit=False))
         np.testing.assert_array_equal(simulator.run(call).values, X + 1)
         np.testing.assert_array_equal(simulator.run(call).values, X + 2)
 
@@ -239,7 +241,8 @@ class TestRunsThatAreKept:
         simulator = tpu_sim()
 
         def ran(**asked):
-            call = Call(function=kernels.read_before_wait, args=(X,), **asked)
+            settings = RunSettings(**asked)
+            call = Call(function=kernels.read_before_wait, args=(X,), settings=settings)
             outcome = simulator.run(call)
             return type(outcome.error), outcome.seconds > 0
 
@@ -275,7 +278,9 @@ class TestRunsThatAreKept:
     def test_observers_are_told_of_runs_that_are_kept(self):
         simulator, noting = tpu_sim(), Noting()
         simulator.run(Call(function=kernels.add_one, args=(X,)))
-        simulator.run(Call(function=kernels.add_one, args=(X,), observer=noting))
+        simulator.run(
+            Call(function=kernels.add_one, args=(X,), settings=RunSettings(observer=noting))
+        )
         assert noting.told == [("simulated", True, ["body"]), "ended"]
 
 
@@ -286,7 +291,9 @@ def copy_of_unknown(x):
 class TestWhatIsNotSimulatedYet:
     @pytest.mark.parametrize("jit", [True, False])
     def test_auto_hands_it_to_the_interpreter_and_says_so(self, jit):
-        outcome = completed().run(Call(function=copy_of_unknown, args=(X,), jit=jit))
+        outcome = completed().run(
+            Call(function=copy_of_unknown, args=(X,), settings=RunSettings(jit=jit))
+        )
         assert outcome.error is None
         np.testing.assert_array_equal(outcome.values, X)
         assert Note("run on tpu-interpret, not simulated yet", "run") in outcome.notes
@@ -295,7 +302,9 @@ class TestWhatIsNotSimulatedYet:
         def function(x):
             return unknown(kernels.wait_for_nobody(x))
 
-        outcome = completed().run(Call(function=function, args=(X,), timeout=3))
+        outcome = completed().run(
+            Call(function=function, args=(X,), settings=RunSettings(timeout=3))
+        )
         assert type(outcome.error).__name__ == "DeadlockError"
 
     @pytest.mark.parametrize("function", [kernels.add_one, kernels.copy_by_dma])
@@ -320,7 +329,12 @@ class TestWhatIsNotSimulatedYet:
             return pl.pallas_call(body, out_shape=shape, scratch_shapes=scratch)(x)
 
         for waits, error in ((True, RaceError), (False, DmaError)):
-            call = Call(function=function, args=(X,), options={"waits": waits}, jit=jit)
+            call = Call(
+                function=function,
+                args=(X,),
+                options={"waits": waits},
+                settings=RunSettings(jit=jit),
+            )
             assert isinstance(backend().run(call).error, error)
 
     def test_by_name_it_is_an_error_with_the_line(self):
@@ -331,7 +345,9 @@ class TestWhatIsNotSimulatedYet:
 
     def test_observers_hear_of_the_interpreter_only(self):
         noting = Noting()
-        completed().run(Call(function=copy_of_unknown, args=(X,), observer=noting))
+        completed().run(
+            Call(function=copy_of_unknown, args=(X,), settings=RunSettings(observer=noting))
+        )
         assert [each for each in noting.told if each != "ended"] == [("traced", True, ["body"])]
 
     def test_lacks(self):
@@ -346,7 +362,7 @@ class TestWhatIsNotSimulatedYet:
                 pass
 
         with pytest.raises(SimulationLimitError, match=r"after 0\.2 s"):
-            backend().lacks(Call(function=function, args=(X,), timeout=0.2))
+            backend().lacks(Call(function=function, args=(X,), settings=RunSettings(timeout=0.2)))
 
     def test_other_errors_are_not_handed_on(self):
         outcome = completed().run(Call(function=kernels.read_out_of_bounds, args=(X,)))
@@ -361,7 +377,9 @@ class TestWhatDoesNotEnd:
                 time.sleep(0.01)
 
         started = time.monotonic()
-        outcome = backend().run(Call(function=function, args=(X,), timeout=0.3))
+        outcome = backend().run(
+            Call(function=function, args=(X,), settings=RunSettings(timeout=0.3))
+        )
         assert isinstance(outcome.error, SimulationLimitError)
         assert "still not traced and simulated after 0.3 s" in str(outcome.error)
         assert re.search(r"--pallas-timeout, at .*test_simulators\.py:\d+$", str(outcome.error))
@@ -374,7 +392,9 @@ class TestWhatDoesNotEnd:
         def function(x):
             return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
-        outcome = backend().run(Call(function=function, args=(X,), timeout=0.5))
+        outcome = backend().run(
+            Call(function=function, args=(X,), settings=RunSettings(timeout=0.5))
+        )
         assert isinstance(outcome.error, SimulationLimitError)
         assert "after 0.5 s" in str(outcome.error)
         assert re.search(r"in body at .*test_simulators\.py:\d+$", str(outcome.error))
@@ -412,7 +432,9 @@ class TestWithoutJit:
             return kernels.add_one(x) if float(x.sum()) > 0 else kernels.add_one(-x)
 
         for x in (X, -X):
-            outcome = backend().run(Call(function=function, args=(x,), jit=False))
+            outcome = backend().run(
+                Call(function=function, args=(x,), settings=RunSettings(jit=False))
+            )
             assert outcome.error is None
             np.testing.assert_array_equal(outcome.values, X + 1)
 
@@ -435,7 +457,7 @@ class TestWithoutJit:
             value, pull = jax.vjp(twice, x)
             return value, pull(x), jax.vmap(kernels.add_one)(jnp.stack([x, x + 1]))
 
-        outcome = backend().run(Call(function=function, args=(X,), jit=jit))
+        outcome = backend().run(Call(function=function, args=(X,), settings=RunSettings(jit=jit)))
         assert outcome.error is None
         value, [gradient], batch = outcome.values
         np.testing.assert_array_equal(value, 2 * X)
@@ -453,7 +475,11 @@ def test_custom_batching(jit):
     def _(size, batched, x):
         return kernels.add_one(x.reshape(-1, 128)).reshape(x.shape) * 2 - 2, True
 
-    call = Call(function=lambda x: (twice(x), jax.vmap(twice)(x[None])), args=(X,), jit=jit)
+    call = Call(
+        function=lambda x: (twice(x), jax.vmap(twice)(x[None])),
+        args=(X,),
+        settings=RunSettings(jit=jit),
+    )
     outcome = backend().run(call)
     assert outcome.error is None
     np.testing.assert_array_equal(outcome.values[0], 2 * X)
@@ -463,7 +489,7 @@ def test_custom_batching(jit):
 @pytest.mark.parametrize("jit", [True, False])
 class TestWhatIsFound:
     def test_an_index_out_of_bounds_raises(self, jit):
-        call = Call(function=kernels.read_out_of_bounds, args=(X,), jit=jit)
+        call = Call(function=kernels.read_out_of_bounds, args=(X,), settings=RunSettings(jit=jit))
         outcome = backend().run(call)
         assert isinstance(outcome.error, BoundsError)
         assert "sample_kernels.py:" in str(outcome.error)
@@ -476,17 +502,23 @@ class TestWhatIsFound:
         def function(x):
             return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
-        outcome = backend().run(Call(function=function, args=(X,), jit=jit))
+        outcome = backend().run(Call(function=function, args=(X,), settings=RunSettings(jit=jit)))
         assert outcome.error is None
         [finding] = outcome.findings
         assert (finding.kind, finding.ref) == ("input-write", "x_ref")
         np.testing.assert_array_equal(outcome.inputs[0], X)
 
     def test_a_mutant_is_made(self, jit):
-        traced = backend().run(Call(function=kernels.add_one, args=(X,), observer=(kept := Kept())))
+        traced = backend().run(
+            Call(
+                function=kernels.add_one, args=(X,), settings=RunSettings(observer=(kept := Kept()))
+            )
+        )
         assert traced.error is None
         mutant = next(m for m in mutants_of(kept.jaxpr, ()) if m.operator == "arithmetic")
-        call = Call(function=kernels.add_one, args=(X,), jit=jit, mutant=mutant)
+        call = Call(
+            function=kernels.add_one, args=(X,), settings=RunSettings(jit=jit, mutant=mutant)
+        )
         outcome = backend().run(call)
         assert outcome.error is None
         assert not np.array_equal(outcome.values, X + 1)

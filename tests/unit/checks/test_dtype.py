@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pytest_pallas.backends import RunSettings
 from pytest_pallas.checks.dtype import dtype
 from pytest_pallas.errors import MismatchError
 from pytest_pallas.oracle.expected import ExpectedCache
@@ -72,7 +73,9 @@ def test_a_kernel_that_cannot_be_jitted_is_run(trial_of, doubled):
     def looks(x):
         return doubled(x) if float(x[0, 0]) < 1e9 else x
 
-    finding = dtype(trial_of(looks, jit=False))
+    finding = dtype(trial_of(looks, settings=RunSettings(jit=False)))
     assert finding.seconds > 0
     with pytest.raises(MismatchError, match="the reference bfloat16"):
-        dtype(trial_of(looks, lambda x: (2 * x).astype(jnp.bfloat16), jit=False))
+        dtype(
+            trial_of(looks, lambda x: (2 * x).astype(jnp.bfloat16), settings=RunSettings(jit=False))
+        )

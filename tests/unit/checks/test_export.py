@@ -10,6 +10,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.extend.core import Primitive
 
+from pytest_pallas.backends import RunSettings
 from pytest_pallas.backends.hardware import tpu
 from pytest_pallas.backends.interpreters import gpu_interpret, interpret, tpu_interpret
 from pytest_pallas.backends.simulators import tpu_sim
@@ -144,7 +145,7 @@ def test_where_kernels_are_callbacks(trial_of):
             export(trial_of(backend=backend))
     assert requires_backend(tpu_sim()) is None
     with pytest.raises(NotApplicableError, match="jit=False"):
-        export(trial_of(jit=False))
+        export(trial_of(settings=RunSettings(jit=False)))
 
 
 def test_what_is_exported_is_compiled_as_it_is_elsewhere(exporting):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pytest_pallas.backends.interpreters import interpret
-from pytest_pallas.checks.golden import SAMPLE, Asked, Goldens, with_golden
+from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.golden import SAMPLE, Asked, Goldens, keeping
 from pytest_pallas.checks.trial import Answer, Trial, TrialResult
 from pytest_pallas.goldens.store import Store
 from pytest_pallas.oracle.expected import Expected
@@ -34,12 +35,12 @@ def finding(folder: Path, mode: Any, answer: Any, kernel: Any = double) -> Trial
         reference=double,
         arguments=Arguments((LARGE,)),
         backend=interpret(),
-        golden=asked(folder, mode),
     )
     wide = 2 * LARGE.astype(np.float64)
     expected = Expected([("", wide)], [("", wide.astype(np.float32))], 1, {"": 0.0})
     found = TrialResult(comparisons=(), answer=Answer([("", answer)], expected))
-    return with_golden("forward", "double", trial, found, "")
+    check = Check(name="forward", asks="?", run=lambda _: found)
+    return keeping(check, "double", asked(folder, mode)).run(trial)
 
 
 def changed(place: int, by: float) -> Any:

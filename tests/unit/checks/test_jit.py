@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from pytest_pallas.backends import RunSettings
 from pytest_pallas.checks.jit import jit
 from pytest_pallas.errors import NotApplicableError
 
@@ -48,4 +49,4 @@ def test_other_outputs_fail(trial_of, doubled):
 
 def test_it_needs_jit(trial_of):
     with pytest.raises(NotApplicableError, match="jit=False"):
-        jit(trial_of(jit=False))
+        jit(trial_of(settings=RunSettings(jit=False)))

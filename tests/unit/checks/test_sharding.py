@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pytest_pallas import strategies as pst
+from pytest_pallas.backends import RunSettings
 from pytest_pallas.checks.sharding import sharding
 from pytest_pallas.errors import NotApplicableError, SpecError
 from pytest_pallas.spec import KernelSpec
@@ -61,7 +62,7 @@ def test_axes_that_do_not_fit(trial_of, axes, words):
 
 
 def test_it_needs_batch_axes_and_jit(trial_of):
-    for rest in ({}, {"batch_axes": (0,), "jit": False}):
+    for rest in ({}, {"batch_axes": (0,), "settings": RunSettings(jit=False)}):
         with pytest.raises(NotApplicableError, match="batch_axes"):
             sharding(trial_of(**rest))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 
@@ -15,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, PartitionSpec
 from mutated import BACKEND, X, found, kernel, one, ran, traced
 
-from pytest_pallas.backends import Call
+from pytest_pallas.backends import Call, RunSettings
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutation import mutants_of, mutated
 
@@ -84,10 +83,12 @@ def branched(x):
 )
 def test_a_mutant_is_made_wherever_the_kernel_is_called(function, steps):
     mutant = one(function, X, operator="arithmetic", change="add -> sub")
-    call = Call(function=function, args=(X,), devices=2 if function is sharded else 1)
+    call = Call(
+        function=function, args=(X,), settings=RunSettings(devices=2 if function is sharded else 1)
+    )
     right = BACKEND.run(call).unwrap()
     np.testing.assert_array_equal(right, X + steps)
-    wrong = BACKEND.run(dataclasses.replace(call, mutant=mutant)).unwrap()
+    wrong = BACKEND.run(call.with_settings(mutant=mutant)).unwrap()
     np.testing.assert_array_equal(wrong, X - steps)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_pallas.backends import RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.trial import Trial
 from pytest_pallas.sanitizers.runs import Runs
@@ -20,9 +21,8 @@ def trial():
             reference=None,
             arguments=Arguments(args),
             backend=backend or tpu_sim(),
-            devices=devices,
             runs=Runs(),
-            timeout=30,
+            settings=RunSettings(devices=devices, timeout=30),
             **more,
         )
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytest_pallas.backends import parse
+from pytest_pallas.backends import RunSettings, parse
 from pytest_pallas.backends.registry import FAMILIES
 from pytest_pallas.checks.trial import Trial
 from pytest_pallas.errors import (
@@ -60,7 +60,11 @@ def fail(x):
 def trial(kernel, *args, options=None, timeout=60.0):
     arguments = Arguments(args, options or {}, {})
     return Trial(
-        kernel=kernel, reference=None, arguments=arguments, backend=INTERPRET, timeout=timeout
+        kernel=kernel,
+        reference=None,
+        arguments=arguments,
+        backend=INTERPRET,
+        settings=RunSettings(timeout=timeout),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_pallas.backends import Call
+from pytest_pallas.backends import Call, RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.errors import DmaError
 from pytest_pallas.sanitizers.dma import dma
@@ -27,7 +27,11 @@ def test_a_kernel_without_barrier_has_the_one_of_its_launch(trial):
 
 
 def test_nobody_asked():
-    call = Call(function=rings.other(rings.waiting, signals=4), args=(rings.BLOCKS,), dma=False)
+    call = Call(
+        function=rings.other(rings.waiting, signals=4),
+        args=(rings.BLOCKS,),
+        settings=RunSettings(dma=False),
+    )
     outcome = tpu_sim().run(call)
     assert outcome.error is None
     assert outcome.findings

@@ -1,0 +1,167 @@
+"""``pallas_check``: a function on its arguments, or a spec on arguments that are given or drawn."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_pallas.backends import Backend, label
+from pytest_pallas.checks import Check
+from pytest_pallas.checks.trial import call
+from pytest_pallas.checks.verdict import ask, conclude, drawn_facts
+from pytest_pallas.errors import NotApplicableError
+from pytest_pallas.items.trials import Subject, trial_for, with_goldens
+from pytest_pallas.options import Options, choose
+from pytest_pallas.session import Session
+from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.tally import Tally
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a test of one's own checks a kernel.
+
+    Attributes:
+      session: of the run.
+      backend: where the kernel runs.
+      family: of the kernel; "" for a function without a spec.
+      mesh: axis name to size; empty without one.
+    """
+
+    session: Session
+    backend: Backend
+    family: str = ""
+    mesh: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def options(self) -> Options:
+        """The options as they hold for the running test."""
+        return self.session.options_for(self.session.item)
+
+    @property
+    def name(self) -> str:
+        """The backend, with the sizes of the mesh."""
+        return label(self.backend) + "".join(f"-{axis}{size}" for axis, size in self.mesh.items())
+
+    @property
+    def test(self) -> str:
+        """The node id of the running test without its parameters; "" outside of tests."""
+        item = self.session.item
+        return "" if item is None else item.nodeid.partition("[")[0]
+
+    def begin(self, kernel: str, check: str, arguments: Arguments) -> Tally:
+        """The tally of a check in the running test, with one more example begun."""
+        made = Tally(
+            kernel=kernel,
+            family=self.family,
+            check=check,
+            backend=label(self.backend),
+            mesh=self.mesh,
+        )
+        tally = self.session.tallies.setdefault((kernel, check, self.name), made)
+        tally.begin(arguments)
+        if self.session.observer is not None:
+            self.session.observer.example(tally, list(drawn_facts(arguments)))
+        return tally
+
+
+def check_function(
+    place: Place, subject: Subject, arguments: Arguments, names: Sequence[str]
+) -> Any:
+    """Ask checks about one call of a kernel.
+
+    Args:
+      place: where.
+      subject: the kernel, and what must hold of it.
+      arguments: the call.
+      names: of the checks; ``("all",)`` for those that can be asked about one call.
+
+    Returns:
+      What the kernel returned, or the report of its compiler.
+
+    Raises:
+      PallasTestError: an answer is wrong, or there is none.
+    """
+    __tracebackhide__ = True
+    session = place.session
+    sanitizers = session.sanitizers_for(place.options)
+    values: Any = None
+    for name in choose(names, session.checks, "checks="):
+        check = session.checks[name]
+        if list(names) == ["all"]:
+            if check.conclude is not None:
+                continue  # one call is not the examples that it concludes from
+            if check.kind == "sanitizer" and name not in sanitizers:
+                continue
+        answer = check_call(place, subject, check, arguments, needed=list(names) != ["all"])
+        values = values if answer is None else answer
+    return values
+
+
+def check_call(
+    place: Place, subject: Subject, check: Check, arguments: Arguments, *, needed: bool
+) -> Any:
+    """Ask one check about one call; the result is as in ``check_function``, or None.
+
+    Raises:
+      NotApplicableError: the check is ``needed``, and cannot be asked about the call.
+      PallasTestError: the answer is wrong, or there is none.
+    """
+    __tracebackhide__ = True
+    session, backend = place.session, place.backend
+    options = place.options
+    arguments = replayed(session, subject.name, check.name) or arguments
+    tally = place.begin(subject.name, check.name, arguments)
+    trial = trial_for(
+        session,
+        subject,
+        arguments,
+        check=check,
+        backend=backend,
+        node=session.item,
+        options=options,
+    )
+    asked = with_goldens(
+        session, check, subject.name, test=place.test, options=options, mesh=place.mesh
+    )
+    made = functools.partial(call, trial, trial.kernel, arguments.args)
+    session.note_run(subject.name, backend, made)
+    headline = f"{subject.name}: {check.name} on {label(backend)}"
+    try:
+        with guarded(session, headline, backend):
+            finding = ask(asked, trial, subject.name, found=tally.add)
+            conclude(check, tally.evidence, subject.name, backend)
+    except NotApplicableError:
+        if needed:
+            raise
+        tally.withdraw()
+        if not tally.examples:
+            del session.tallies[subject.name, check.name, place.name]
+        return None
+    outcome = finding.outcome
+    return None if outcome is None else outcome.report or outcome.values
+
+
+def replayed(session: Session, kernel: str, check: str) -> Arguments | None:
+    """The call of ``--pallas-replay``, if it is one of this."""
+    loaded = session.replayed
+    if loaded is None or (loaded.example.kernel, loaded.example.check) != (kernel, check):
+        return None
+    return Arguments(*loaded.call)
+
+
+def guarded(
+    session: Session, headline: str, backend: Backend
+) -> contextlib.AbstractContextManager[None]:
+    """A check that fails for what it leaves behind in this process."""
+    if backend.kind not in ("simulating", "interpreting"):
+        return contextlib.nullcontext()
+    import jax
+
+    from pytest_pallas.isolation import leaks
+
+    jax.devices("cpu")  # starting JAX changes settings
+    return leaks.guarded(session.config, headline)

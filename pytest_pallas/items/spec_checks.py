@@ -1,0 +1,362 @@
+"""``pallas_check(SPEC)`` and ``pallas_check(SPEC, *args)``: a spec's checks in another test."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import hypothesis
+import pytest
+
+from pytest_pallas.backends import Backend, Label, label
+from pytest_pallas.checks import Check
+from pytest_pallas.checks.verdict import drawn_facts
+from pytest_pallas.errors import (
+    EXPECTED,
+    NotApplicableError,
+    OptionError,
+    PallasTestError,
+    SpecError,
+    TooFewDevicesError,
+)
+from pytest_pallas.items.applicability import unmet_by_kernels
+from pytest_pallas.items.asking import answer
+from pytest_pallas.items.backends import backends_before, mesh_on, on_claimed_chips, others_of
+from pytest_pallas.items.checking import Place, check_call, guarded
+from pytest_pallas.items.item import expected_failure, item_name
+from pytest_pallas.items.questions import Question, question
+from pytest_pallas.items.trials import Subject, subject_of
+from pytest_pallas.options import choose
+from pytest_pallas.session import Session
+from pytest_pallas.spec import KernelSpec
+from pytest_pallas.strategies.arguments import Arguments, Drawn, as_arguments
+from pytest_pallas.strategies.once import draw_once
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+
+def check_spec(
+    session: Session,
+    backend: Backend,
+    spec: KernelSpec,
+    arguments: Arguments | None,
+    *,
+    names: Sequence[str] = (),
+    mesh: Mesh | Mapping[str, int] | None = None,
+) -> Any:
+    """Ask a spec's checks in the running test.
+
+    Args:
+      session: of the run.
+      backend: of the test.
+      spec: the spec.
+      arguments: the call to ask about; None for examples that the spec draws, as its items do.
+      names: of the checks; by default those that its items ask.
+      mesh: the mesh to run on, or its sizes by axis; by default every mesh of the spec.
+
+    Returns:
+      What the kernel returned for the arguments, or the report of its compiler; None for examples.
+
+    Raises:
+      OptionError: the arguments do not fit the kernel, or there is no mesh for them.
+      NotApplicableError: one of the ``names`` does not apply.
+      SpecError: a check passes, and the spec expects that it fails.
+      PallasTestError: an answer is wrong, or there is none.
+    """
+    __tracebackhide__ = True
+    if session.item is None:
+        raise OptionError(f"pallas_check({spec.name}): no test is running that could be checked")
+    if arguments is None and hypothesis.currently_in_test_context():
+        raise OptionError(
+            f"pallas_check({spec.name}) draws its examples itself, and is called under @given; "
+            f"leave out @given, or give it what that draws: pallas_check({spec.name}, *args)"
+        )
+    choose(spec.checks or (), session.checks, f"checks of the spec {spec.name} in {spec.file}")
+    backend = _claimed(session, spec, backend)
+    meshes = _meshes(session, spec, backend, mesh)
+    if arguments is not None and len(meshes) > 1:
+        sizes = " or ".join(f"mesh={dict(each)}" for each, _ in meshes)
+        raise OptionError(
+            f"pallas_check({spec.name}, *args): the spec in {spec.file} has several meshes; say "
+            f"for which one the arguments are: {sizes}"
+        )
+    values: Any = None
+    for sizes, made in meshes:
+        place = Place(session=session, backend=backend, family=spec.family, mesh=sizes)
+        if arguments is None:
+            _check_drawn(place, spec, made, names)
+        else:
+            values = _check_given(place, spec, made, arguments, names)
+    return values
+
+
+def given(args: tuple[Any, ...], options: Any, tuning: Any) -> Arguments | None:
+    """The call that ``pallas_check(SPEC, *args)`` is given; None for none.
+
+    A single argument may be what the spec's strategy draws: all of a call.
+
+    Raises:
+      OptionError: options or tuning without arguments, or beside a drawn call that has its own.
+    """
+    __tracebackhide__ = True
+    if len(args) == 1 and isinstance(args[0], (Arguments, Drawn)):
+        if options or tuning:
+            raise OptionError(
+                "pallas_check(SPEC, call): options= and tuning= are those of the call; change them "
+                "there, by dataclasses.replace(call, options=...)"
+            )
+        return as_arguments(args[0])
+    if args:
+        return Arguments(args, dict(options or {}), dict(tuning or {}))
+    if options or tuning:
+        raise OptionError(
+            "pallas_check(SPEC, options=..., tuning=...): the spec draws these with its examples; "
+            "leave them out, or give all of a call: pallas_check(SPEC, *args, options=...)"
+        )
+    return None
+
+
+def _claimed(session: Session, spec: KernelSpec, backend: Backend) -> Backend:
+    """The backend, for a chip that the spec claims; the test is skipped if it claims none of it."""
+    __tracebackhide__ = True
+    [found], _ = on_claimed_chips(session, spec, [backend], session.selection.automatic)
+    if not spec.claims(label(found)):
+        known = [name for name in spec.claimed if Label.of(name).name in session.families]
+        pytest.skip(
+            f"{spec.name} claims {', '.join(known) or 'no backend'} only; "
+            "@pytest.mark.pallas(backends=[...]) chooses backends for a test"
+        )
+    return found
+
+
+def _meshes(
+    session: Session, spec: KernelSpec, backend: Backend, mesh: Mesh | Mapping[str, int] | None
+) -> Sequence[tuple[Mapping[str, int], Mesh | None]]:
+    """The meshes to run on with their sizes, without those of too few devices."""
+    __tracebackhide__ = True
+    if mesh is not None and not spec.meshes:
+        raise OptionError(
+            f"pallas_check({spec.name}, mesh=...): the spec in {spec.file} has no meshes; leave "
+            "out mesh="
+        )
+    if mesh is not None and not isinstance(mesh, Mapping):
+        return [(dict(mesh.shape), mesh)]
+    found: list[tuple[Mapping[str, int], Mesh | None]] = []
+    lacking = ""
+    for sizes in (mesh,) if mesh is not None else spec.meshes or ({},):
+        try:
+            found.append((sizes, mesh_on(backend, sizes) if sizes else None))
+        except TooFewDevicesError as error:
+            if session.options_for(session.item).missing == "error":
+                raise
+            lacking = str(error)
+    if not found:
+        pytest.skip(lacking)
+    return found
+
+
+def _chosen(place: Place, spec: KernelSpec, names: Sequence[str]) -> Iterator[Check]:
+    """The named checks, or those that the items of the spec ask."""
+    session, options = place.session, place.options
+    if names and list(names) != ["all"]:
+        yield from (session.checks[name] for name in choose(names, session.checks, "checks="))
+        return
+    if names:
+        options = dataclasses.replace(options, checks=("all",))
+    for check in session.checks_for(options):
+        if spec.checks is None or check.name in spec.checks:
+            yield check
+
+
+def _before(place: Place, spec: KernelSpec, check: Check) -> Sequence[Backend]:
+    """The backends of the test that a check compares this one with."""
+    session = place.session
+    assert session.item is not None
+    chosen, _ = session.backends_for(list(session.item.iter_markers("pallas")))
+    known, _ = on_claimed_chips(session, spec, chosen, session.selection.automatic)
+    if label(place.backend) not in map(label, known):  # of an override of pallas_backend
+        return ()
+    return backends_before(spec, place.backend, known, {session.base.name, check.name})
+
+
+def _unmet(place: Place, spec: KernelSpec, check: Check, before: Sequence[Backend]) -> str | None:
+    """Why a check does not apply, as far as that is known without an example."""
+    if place.backend.kind == "compiling" and check.program is None:
+        return "it compiles nothing that another check does not"
+    return check.unmet(spec, place.backend, before)
+
+
+def _applying(
+    place: Place, spec: KernelSpec, names: Sequence[str], *, drawn: bool
+) -> tuple[list[tuple[Check, Sequence[Backend]]], set[str]]:
+    """The checks to ask with the backends that they compare with, and names of what is left out.
+
+    Raises:
+      NotApplicableError: a check that is named does not apply.
+    """
+    __tracebackhide__ = True
+    named = bool(names) and list(names) != ["all"]
+    session = place.session
+    found: list[tuple[Check, Sequence[Backend]]] = []
+    left_out: set[str] = set()
+    for check in _chosen(place, spec, names):
+        if session.mutant is not None and not check.tries_mutants:
+            continue
+        if not drawn and not named and check.conclude is not None:
+            continue  # one call is not the examples that it concludes from
+        before = _before(place, spec, check)
+        unmet = _unmet(place, spec, check, before)
+        if unmet is not None and named:
+            raise NotApplicableError(
+                f"{spec.name}: {check.name} on {label(place.backend)}: not applicable ({unmet}); "
+                f"leave it out of checks=, or change the spec in {spec.file}"
+            )
+        if unmet is not None:
+            continue
+        if (
+            drawn
+            and not named
+            and unmet_by_kernels(session, spec, check, place.backend, place.mesh)
+        ):
+            left_out.add(check.name)
+            continue
+        found.append((check, before))
+    return found, left_out
+
+
+def _check_drawn(place: Place, spec: KernelSpec, mesh: Mesh | None, names: Sequence[str]) -> None:
+    """Ask the checks about drawn examples, as the items of the spec do."""
+    __tracebackhide__ = True
+    session, backend = place.session, place.backend
+    assert session.item is not None
+    checks, left_out = _applying(place, spec, names, drawn=True)
+    raised = False
+    for check, before in checks:
+        failure = expected_failure(spec, backend, check)
+        if not _replays(place, spec, check) or (raised and failure is not None):
+            continue  # where the kernel raises as expected, others that fail would raise the same
+        asked = question(
+            session,
+            session.item,
+            options=place.options,
+            spec=spec,
+            check=check,
+            backend=backend,
+            mesh=mesh,
+            sizes=place.mesh,
+            before=before,
+            name=item_name(spec, check.name, backend, place.mesh),
+            test=place.test,
+            place=place.name,
+            expected=failure is not None,
+            left_out=left_out.__contains__,
+        )
+        headline = f"{spec.name}: {check.name} on {place.name}"
+        try:
+            with guarded(session, headline, backend):
+                requirement = _answer(asked)
+        except EXPECTED:
+            if failure is None:
+                raise
+            asked.tally.notes.append(f"failed as expected: {failure.reason} (JAX {failure.jax})")
+            raised = raised or check.base
+            continue
+        if requirement:
+            session.tallies.pop((spec.name, check.name, place.name), None)
+        elif failure is not None and session.mutant is None:
+            raise SpecError(
+                f"{headline} passes, and its xfail expects a failure: {failure.reason} (JAX "
+                f"{failure.jax}); remove that from the spec in {spec.file}"
+            )
+
+
+def _answer(asked: Question) -> str:
+    """See ``asking.answer``. A failure is told as that of a call, without what hypothesis did.
+
+    It says to decorate a test that nobody wrote. What was drawn is in the message.
+    """
+    __tracebackhide__ = True
+    try:
+        return answer(asked)
+    except PallasTestError as error:
+        vars(error).pop("__notes__", None)
+        raise error.with_traceback(None) from error.__cause__
+
+
+def _replays(place: Place, spec: KernelSpec, check: Check) -> bool:
+    """Whether a check is asked: with ``--pallas-replay`` only what the example is of."""
+    loaded = place.session.replayed
+    if loaded is None:
+        return True
+    example = loaded.example
+    here = dict(example.mesh) in ({}, dict(place.mesh))
+    return here and (example.kernel, example.check) == (spec.name, check.name)
+
+
+def _check_given(
+    place: Place,
+    spec: KernelSpec,
+    mesh: Mesh | None,
+    arguments: Arguments,
+    names: Sequence[str],
+) -> Any:
+    """Ask the checks about one call."""
+    __tracebackhide__ = True
+    named = bool(names) and list(names) != ["all"]
+    values: Any = None
+    _refuse_misfits(spec, subject_of(spec, place.backend, mesh, ()), mesh, arguments)
+    for check, before in _applying(place, spec, names, drawn=False)[0]:
+        others = others_of(spec, place.backend, place.mesh, before)
+        subject = subject_of(spec, place.backend, mesh, others)
+        failure = expected_failure(spec, place.backend, check)
+        try:
+            found = check_call(place, subject, check, arguments, needed=named)
+        except EXPECTED:
+            if failure is None:
+                raise
+            tally = place.session.tallies[spec.name, check.name, place.name]
+            tally.notes.append(f"failed as expected: {failure.reason} (JAX {failure.jax})")
+            continue
+        values = values if found is None else found
+    return values
+
+
+def _refuse_misfits(
+    spec: KernelSpec, subject: Subject, mesh: Mesh | None, arguments: Arguments
+) -> None:
+    """Refuse a call that the kernel or its reference does not take."""
+    __tracebackhide__ = True
+    functions = [("kernel", subject.kernel, {**arguments.options, **arguments.tuning})]
+    if subject.reference is not None:
+        functions.append(("reference", subject.reference, dict(arguments.options)))
+    for role, function, keywords in functions:
+        problem = _misfit(function, arguments.args, keywords)
+        if problem:
+            strategy: Any = spec.inputs
+            drawn = draw_once(strategy if mesh is None else strategy(mesh))
+            usual = "; ".join(f"{fact.name} {fact.text}" for fact in drawn_facts(drawn))
+            raise OptionError(
+                f"pallas_check({spec.name}, *args): the arguments do not fit the {role} {problem}. "
+                f"Give what the spec in {spec.file} draws, such as {usual}"
+            )
+
+
+def _misfit(
+    function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> str | None:
+    """Which function cannot be called so, and why; None if it can, or nobody knows."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None  # some builtins have none
+    try:
+        signature.bind(*args, **keywords)
+    except TypeError as error:
+        inner: Any = inspect.unwrap(getattr(function, "func", function))
+        code = getattr(inner, "__code__", None)
+        where = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+        return f"{getattr(inner, '__name__', repr(inner))}{signature}{where}: {error}"
+    return None

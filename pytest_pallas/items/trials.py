@@ -1,0 +1,202 @@
+"""The one build of what a check gets: for a spec's item, or for a call in a test of one's own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_pallas.backends import Backend, RunSettings
+from pytest_pallas.checks import Check
+from pytest_pallas.checks.trial import Other, Trial
+from pytest_pallas.options import Options
+from pytest_pallas.relations import AnyRelation
+from pytest_pallas.sanitizers.runs import Runs
+from pytest_pallas.session import Session
+from pytest_pallas.spec import KernelSpec
+from pytest_pallas.strategies.arguments import Arguments
+from pytest_pallas.tolerances import dtypes_of, tolerance_for
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from pytest_pallas.numerics import Tolerance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A kernel, and what must hold of it: a spec says it, or the call of a test.
+
+    Attributes:
+      name: of the kernel, for records and messages.
+      kernel: see ``Trial``, as for all that is not listed here.
+      tolerance: as in ``KernelSpec``; marks and the hook have a say, too.
+      jit: whether the kernel may be jitted.
+      devices: how many devices it runs on.
+    """
+
+    name: str
+    kernel: Callable[..., Any]
+    reference: Callable[..., Any] | None
+    exact: bool | int = False
+    differentiable: Sequence[int] = ()
+    batch_axes: Sequence[int | None] = ()
+    relations: Sequence[AnyRelation] = ()
+    others: Sequence[Other] = ()
+    tolerance: Tolerance | Mapping[str, Tolerance] | None = None
+    nan_ok: bool = False
+    check_dtype: bool = True
+    jit: bool = True
+    devices: int = 1
+    ignored: Callable[..., Any] | None = None
+    claimed: Sequence[str] = ()
+
+
+def subject_of(
+    spec: KernelSpec, backend: Backend, mesh: Mesh | None, others: Sequence[Other]
+) -> Subject:
+    """What a spec says, for a backend and a mesh, compared with ``others``."""
+    kernel, reference = spec.kernel_for(backend.platform), spec.reference
+    if mesh is not None:
+        kernel = functools.partial(kernel, mesh=mesh)
+        reference = functools.partial(reference, mesh=mesh)
+    return Subject(
+        name=spec.name,
+        kernel=kernel,
+        reference=reference,
+        exact=spec.exact,
+        differentiable=spec.differentiable,
+        batch_axes=spec.batch_axes,
+        relations=spec.relations,
+        others=others,
+        tolerance=spec.tolerance,
+        nan_ok=spec.nan_ok,
+        devices=1 if mesh is None else mesh.size,
+        ignored=spec.ignored,
+        claimed=spec.claimed,
+    )
+
+
+def settings_for(session: Session, options: Options, **rest: Any) -> RunSettings:
+    """How the session runs kernels at the moment; ``rest`` are other fields of ``RunSettings``."""
+    watched = session.watches(options)
+    return RunSettings(
+        timeout=session.timeout(options),
+        races="races" in watched,
+        dma="dma" in watched,
+        observer=session.observer,
+        mutant=session.mutant,
+        **rest,
+    )
+
+
+def trial_for(
+    session: Session,
+    subject: Subject,
+    arguments: Arguments,
+    *,
+    check: Check,
+    backend: Backend,
+    node: pytest.Item | None,
+    options: Options,
+    typical: bool = False,
+    costs: bool = True,
+    runs: Runs | None = None,
+    explained: bool = True,
+) -> Trial:
+    """What a check gets, of one call.
+
+    Args:
+      session: of the run.
+      subject: the kernel, and what must hold of it.
+      arguments: the call.
+      check: the check.
+      backend: where it runs.
+      node: the test that asks, whose marks hold and whose name a dump has; None outside of tests.
+      options: as they hold for that test.
+      typical: whether a spec names the call as typical.
+      costs: whether the costs of its code are compared with recorded ones, if the session does so.
+      runs: where runs under other schedules are kept, if not with those of the session. With a
+        mutant, those are of no use.
+      explained: whether a failure is explained.
+
+    Raises:
+      OptionError: a mark of the test has an argument that it cannot have.
+    """
+    shared = session.runs if session.mutant is None else Runs()
+    return Trial(
+        kernel=subject.kernel,
+        reference=subject.reference,
+        arguments=arguments,
+        backend=backend,
+        settings=settings_for(
+            session,
+            options,
+            devices=subject.devices,
+            jit=subject.jit,
+            dump=None if node is None else session.dump_folder(node.name),
+        ),
+        exact=subject.exact,
+        differentiable=subject.differentiable,
+        batch_axes=subject.batch_axes,
+        relations=subject.relations,
+        others=subject.others,
+        tolerance=tolerance_for(
+            session.config,
+            [] if node is None else list(node.iter_markers("pallas_tolerance")),
+            subject.tolerance,
+            kernel=subject.name,
+            check=check.name,
+            backend=backend,
+            dtypes=dtypes_of(arguments.args),
+        ),
+        nan_ok=subject.nan_ok,
+        check_dtype=subject.check_dtype,
+        runs=shared if runs is None else runs,
+        cache=session.cache,
+        typical=typical,
+        costs=session.costs if costs else None,
+        ignored=subject.ignored,
+        claimed=subject.claimed,
+        explained=explained,
+    )
+
+
+def with_goldens(
+    session: Session,
+    check: Check,
+    kernel: str,
+    *,
+    test: str,
+    options: Options,
+    mesh: Mapping[str, int] | None = None,
+    examples: int = 0,
+) -> Check:
+    """The check as it is run: with ``--pallas-golden`` its answers are kept, or compared.
+
+    A mutant's answers are neither.
+
+    Args:
+      session: of the run.
+      check: the check.
+      kernel: name of the kernel.
+      test: node id of the test that asks, or what stands for it.
+      options: as they hold for that test.
+      mesh: axis name to size.
+      examples: how many the check draws; 0 for none.
+    """
+    if session.goldens is None or session.mutant is not None:
+        return check
+    from pytest_pallas.checks.golden import Asked, keeping
+
+    asked = Asked(
+        goldens=session.goldens,
+        test=test,
+        mesh=mesh or {},
+        seed=options.seed,
+        examples=examples,
+    )
+    return keeping(check, kernel, asked)

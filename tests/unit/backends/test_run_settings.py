@@ -1,0 +1,50 @@
+"""``RunSettings``: what a check's context and every call of it have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from pytest_pallas import Arguments, Call, RunSettings
+from pytest_pallas.backends.simulators import tpu_sim
+from pytest_pallas.checks.trial import Trial, call
+
+NAMES = [field.name for field in dataclasses.fields(RunSettings)]
+OTHERS = RunSettings(
+    devices=2, jit=False, timeout=1.5, races=False, dma=False, dump="there", mutant="m"
+)
+
+
+def trial(settings):
+    arguments = Arguments((np.ones(3),))
+    return Trial(
+        kernel=abs, reference=abs, arguments=arguments, backend=tpu_sim(), settings=settings
+    )
+
+
+@pytest.mark.parametrize("made", [Call(function=abs, settings=OTHERS), trial(OTHERS)])
+@pytest.mark.parametrize("name", NAMES)
+def test_backends_and_checks_read_them_as_attributes(made, name):
+    assert getattr(made, name) == getattr(OTHERS, name)
+
+
+def test_neither_repeats_one():
+    for kind in (Call, Trial):
+        assert not {field.name for field in dataclasses.fields(kind)} & {*NAMES}
+
+
+def test_a_call_has_those_of_its_trial():
+    asked = trial(OTHERS)
+    assert call(asked, abs, ()).settings is OTHERS
+    assert call(asked, abs, (), jit=True).settings == dataclasses.replace(OTHERS, jit=True)
+
+
+def test_the_same_call_under_others():
+    made = Call(function=abs, fill="zero", settings=OTHERS)
+    changed = made.with_settings(devices=4)
+    assert (changed.devices, changed.timeout, changed.fill) == (4, 1.5, "zero")
+    assert made.devices == 2
+    with pytest.raises(TypeError, match="schedules"):
+        made.with_settings(schedules=1)
