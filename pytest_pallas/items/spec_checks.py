@@ -28,9 +28,10 @@ from pytest_pallas.items.checking import Place, check_call, guarded
 from pytest_pallas.items.item import expected_failure, item_name
 from pytest_pallas.items.questions import Question, question
 from pytest_pallas.items.trials import Subject, subject_of
+from pytest_pallas.notes import Note
 from pytest_pallas.options import choose
 from pytest_pallas.session import Session
-from pytest_pallas.spec import KernelSpec
+from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from pytest_pallas.strategies.arguments import Arguments, Drawn, as_arguments
 from pytest_pallas.strategies.once import draw_once
 
@@ -261,7 +262,7 @@ def _check_drawn(place: Place, spec: KernelSpec, mesh: Mesh | None, names: Seque
         except EXPECTED:
             if failure is None:
                 raise
-            asked.tally.notes.append(f"failed as expected: {failure.reason} (JAX {failure.jax})")
+            asked.tally.add_note(_as_expected(failure))
             raised = raised or check.base
             continue
         if requirement:
@@ -318,7 +319,7 @@ def _check_given(
             if failure is None:
                 raise
             tally = place.session.tallies[spec.name, check.name, place.name]
-            tally.notes.append(f"failed as expected: {failure.reason} (JAX {failure.jax})")
+            tally.add_note(_as_expected(failure))
             continue
         values = values if found is None else found
     return values
@@ -360,3 +361,7 @@ def _misfit(
         where = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
         return f"{getattr(inner, '__name__', repr(inner))}{signature}{where}: {error}"
     return None
+
+
+def _as_expected(failure: ExpectedFailure) -> Note:
+    return Note(f"failed as expected: {failure.reason} (JAX {failure.jax})", "run")

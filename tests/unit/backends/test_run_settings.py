@@ -9,6 +9,7 @@ import pytest
 
 from pytest_pallas import Arguments, Call, RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
+from pytest_pallas.backends.variations import Fill
 from pytest_pallas.checks.trial import Trial, call
 
 NAMES = [field.name for field in dataclasses.fields(RunSettings)]
@@ -42,9 +43,9 @@ def test_a_call_has_those_of_its_trial():
 
 
 def test_the_same_call_under_others():
-    made = Call(function=abs, fill="zero", settings=OTHERS)
+    made = Call(function=abs, fill=Fill("zero"), settings=OTHERS)
     changed = made.with_settings(devices=4)
-    assert (changed.devices, changed.timeout, changed.fill) == (4, 1.5, "zero")
+    assert (changed.devices, changed.timeout, changed.fill) == (4, 1.5, Fill("zero"))
     assert made.devices == 2
     with pytest.raises(TypeError, match="schedules"):
         made.with_settings(schedules=1)
