@@ -42,7 +42,7 @@ SPEC = KernelSpec(
         EquivalentMutant(
             operator="arithmetic",
             change="sub -> add",
-            source="mine = (count - cluster + clusters - 1) // clusters",
+            source="- cluster + clusters - 1) // clusters",
             reason="tiles that are too many lie outside of the output, where TMA writes nothing",
         ),
     ),
