@@ -1,13 +1,50 @@
-"""Fetching the pages of a block: all that a sequence has of them, and none beyond."""
+"""What attention over pages shares: fetching those of a block, and the softmax of a few heads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+
+from reference_kernels._refs import Ref
+from reference_kernels._tpu import LANES
+
+
+class Softmax(NamedTuple):
+    """What is known of the queries of some heads of keys so far, float32 in VMEM.
+
+    Attributes:
+      m: the maximum of the scores, ``(heads, rows, LANES)``, the same in all lanes.
+      sums: of the weights, likewise.
+      acc: sums of the weighted values, ``(heads, rows, d)``.
+    """
+
+    m: Ref
+    sums: Ref
+    acc: Ref
+
+
+def softmax_memory(heads: int, rows: int, d: int) -> Softmax:
+    """The scratch memory of a ``Softmax``."""
+    columns = pltpu.VMEM((heads, rows, LANES), jnp.float32)
+    return Softmax(columns, columns, pltpu.VMEM((heads, rows, d), jnp.float32))
+
+
+def clear(softmax: Softmax) -> None:
+    """No key has been seen."""
+    softmax.m[...] = jnp.full_like(softmax.m, -jnp.inf)
+    softmax.sums[...] = jnp.zeros_like(softmax.sums)
+    softmax.acc[...] = jnp.zeros_like(softmax.acc)
+
+
+def divided(softmax: Softmax) -> jax.Array:
+    """The weighted means, ``(heads, rows, d)``; zero for a query that has seen no key."""
+    total = lanes(softmax.sums[...], softmax.acc.shape[-1])
+    return softmax.acc[...] / jnp.where(total == 0.0, 1.0, total)
 
 
 def start_pages(

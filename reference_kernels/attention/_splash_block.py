@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 
+from reference_kernels._refs import Ref
 from reference_kernels._tpu import LANES, precision_for
 from reference_kernels.attention._splash_mask import EMPTY, PARTIAL, ArrayMask, Mask, Plan
 
@@ -48,6 +49,59 @@ class Problem:
     block_kv: int
 
 
+class Visits(NamedTuple):
+    """The lists of a ``Plan`` in SMEM, one entry for each step of the grid.
+
+    Attributes:
+      row: number of the row of blocks.
+      column: number of its column.
+      flags: see ``Plan``.
+      member: which of the heads that share keys, where a row is a block of keys; else None.
+    """
+
+    row: Ref
+    column: Ref
+    flags: Ref
+    member: Ref | None
+
+
+class Saved(NamedTuple):
+    """What the backward kernels know of a block of queries.
+
+    Attributes:
+      do: gradient of the output, ``(block_q, d_v)``.
+      lse: logarithm to base 2 of each query's sum of weights, ``(1, block_q)``.
+      di: sum of each query's ``o do``, ``(1, block_q)``.
+    """
+
+    do: Ref
+    lse: Ref
+    di: Ref
+
+
+class Inputs(NamedTuple):
+    """Blocks that a visit reads.
+
+    Attributes:
+      q: ``(block_q, d)``.
+      k: ``(block_kv, d)``.
+      v: ``(block_kv, d_v)``.
+      saved: what the forward kernel has found out about the queries; None in that one.
+      q_ids: segments of the queries, or None: ``(block_q, LANES)`` along the rows of the scores, or
+        ``(1, block_q)`` along their columns.
+      kv_ids: segments of the keys, likewise.
+      mask: the block of a mask that is an array, laid out as the scores; or None.
+    """
+
+    q: Ref
+    k: Ref
+    v: Ref
+    saved: Saved | None
+    q_ids: Ref | None
+    kv_ids: Ref | None
+    mask: Ref | None
+
+
 def dot(x: Any, y: Any, axes: tuple[int, int]) -> jax.Array:
     """Contract axis ``axes[0]`` of ``x`` with ``axes[1]`` of ``y``, in float32."""
     return jax.lax.dot_general(
@@ -68,30 +122,33 @@ def exponents(products: jax.Array, problem: Problem) -> jax.Array:
 
 def hide(
     scores: jax.Array,
+    inputs: Inputs,
     problem: Problem,
     *,
     key_axis: int,
     start: tuple[Any, Any],
     partial: bool,
-    block_ref: Any,
-    q_ids: Any,
-    kv_ids: Any,
 ) -> jax.Array:
     """``scores`` with -inf where the query does not see the key.
 
     Args:
       scores: one block.
+      inputs: segments and mask of the block.
       problem: whose mask is meant.
       key_axis: the axis of ``scores`` along which the keys are.
       start: numbers of the first query and the first key of the block.
       partial: whether the mask hides anything in it.
-      block_ref: the block of a mask that is an array, laid out as ``scores``.
-      q_ids: segments of the queries, as a column or row that ``scores`` broadcasts with, or None.
-      kv_ids: segments of the keys.
     """
+    same_segment = None
+    if inputs.q_ids is not None and inputs.kv_ids is not None:
+        q_ids, kv_ids = inputs.q_ids[...], inputs.kv_ids[...]
+        if key_axis == 1:
+            same_segment = widen(q_ids, scores.shape[1]) == kv_ids
+        else:
+            same_segment = q_ids == widen(kv_ids, scores.shape[1])
     seen: list[jax.Array] = []
-    if partial and block_ref is not None:
-        seen.append(block_ref[...].astype(jnp.int32) != 0)
+    if partial and inputs.mask is not None:
+        seen.append(inputs.mask[...].astype(jnp.int32) != 0)
     elif partial:
         assert isinstance(problem.mask, Mask)
         row, column = (
@@ -102,8 +159,8 @@ def hide(
         first, last = problem.mask.interval(start[0], row, *lengths)
         width = problem.mask.width(problem.kv_len, problem.block_kv)
         seen.append(_in_interval(start[1] + column, first, last, width))
-    if q_ids is not None:
-        seen.append(q_ids == kv_ids)
+    if same_segment is not None:
+        seen.append(same_segment)
     return jnp.where(functools.reduce(jnp.logical_and, seen), scores, -jnp.inf) if seen else scores
 
 
@@ -123,7 +180,7 @@ def _in_interval(key: jax.Array, first: Any, last: Any, width: int | None) -> ja
     return (key - first).astype(jnp.uint32) < size
 
 
-def inside(ref: Any, start: Any, length: int) -> jax.Array:
+def inside(ref: Ref, start: Any, length: int) -> jax.Array:
     """A block of rows, with zeros for what lies beyond ``length``."""
     x = ref[...]
     if length % x.shape[0] == 0:
@@ -132,26 +189,32 @@ def inside(ref: Any, start: Any, length: int) -> jax.Array:
     return jnp.where(row < length, x, 0)
 
 
-def as_row(ids: jax.Array, block: int) -> jax.Array:
-    """``ids`` as a row that is whole blocks long, because a block must not be wider than a row."""
-    return jnp.pad(ids, (0, -len(ids) % block))[None]
-
-
 def widen(column: jax.Array, width: int) -> jax.Array:
     """``width`` lanes of ``column``, whose lanes are all equal."""
     return jnp.tile(column, (1, pl.cdiv(width, LANES)))[:, :width]
 
 
-def for_each_kind(visits: Plan, flags: Any, body: Callable[[bool], None]) -> None:
+def for_each_kind(schedule: Plan, flags: jax.Array, body: Callable[[bool], None]) -> None:
     """Run ``body(partial)`` for what the visit leaves; only the versions that some visit needs.
 
     What an empty visit adds up is of no use to anybody: zeros are written for its row.
     """
     kinds = [
-        kind for kind, there in ((PARTIAL, visits.has(PARTIAL)), (0, visits.has_full)) if there
+        kind for kind, there in ((PARTIAL, schedule.has(PARTIAL)), (0, schedule.has_full)) if there
     ]
     if len(kinds) == 1:
         body(kinds[0] == PARTIAL)
         return
     for kind in kinds:
         pl.when(flags & (PARTIAL | EMPTY) == kind)(functools.partial(body, kind == PARTIAL))
+
+
+def clear_unseen(schedule: Plan, visits: Visits, step: jax.Array, *outputs: Ref) -> None:
+    """Write zeros for a row of blocks of which nothing is seen."""
+    flags = visits.flags
+    if schedule.has(EMPTY):
+
+        @pl.when(flags[step] & EMPTY != 0)
+        def _nothing() -> None:
+            for each in outputs:
+                each[...] = jnp.zeros_like(each)

@@ -30,7 +30,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
+from reference_kernels._refs import Ref
 from reference_kernels._tpu import LANES, ROWS, fit
 from reference_kernels.attention._flash_blocks import (
     Blocks,
@@ -59,64 +60,120 @@ from reference_kernels.attention._operands import (
 from reference_kernels.attention.flash_attention_backward import gradients
 
 
+class _Inputs(NamedTuple):
+    """Blocks that a step of the grid reads.
+
+    Attributes:
+      q: ``(block_q, d)``.
+      k: ``(block_kv, d)``.
+      v: ``(block_kv, d_v)``.
+      q_ids: segment ids of the queries, ``(block_q, LANES)``, the same in all lanes; or None.
+      kv_ids: those of the keys, ``(1, block_kv)``; or None.
+    """
+
+    q: Ref
+    k: Ref
+    v: Ref
+    q_ids: Ref | None
+    kv_ids: Ref | None
+
+
+class _Outputs(NamedTuple):
+    """Blocks that the last step of a block of queries writes.
+
+    Attributes:
+      o: ``(block_q, d_v)``.
+      log_sum: log2 of each query's sum of exp2, ``(block_q, LANES)``, the same in all lanes; None
+        if nobody asks for it.
+    """
+
+    o: Ref
+    log_sum: Ref | None
+
+
+class _Softmax(NamedTuple):
+    """What is known of a block of queries so far, float32 in VMEM.
+
+    Attributes:
+      m: the maximum of the scores, ``(block_q, LANES)``, the same in all lanes.
+      sums: ``l``, partial sums of the weights, ``(block_q, LANES)``.
+      acc: sums of the weighted values, ``(block_q, d_v)``.
+      weights: those of the step, rounded to the dtype of the values, ``(block_q, block_kv)``.
+    """
+
+    m: Ref
+    sums: Ref
+    acc: Ref
+    weights: Ref
+
+
 def _attention_kernel(
-    q_ref: Any,
-    k_ref: Any,
-    v_ref: Any,
-    q_ids_ref: Any,
-    kv_ids_ref: Any,
-    o_ref: Any,
-    log_sum_ref: Any,
-    m_ref: Any,
-    l_ref: Any,
-    acc_ref: Any,
-    weights_ref: Any,
-    *,
+    inputs: _Inputs, outputs: _Outputs, softmax: _Softmax, *, blocks: Blocks, scale: float
+) -> None:
+    """Step ``(h, i, j)`` of the grid: block ``i`` of queries attends to block ``j`` of keys."""
+    i, j = pl.program_id(1), pl.program_id(2)
+    add_block = functools.partial(_add_block, inputs, softmax, i, j, blocks, scale)
+    pl.when(j == 0)(lambda: _clear(softmax))
+    run_block(blocks.whole(i, j), blocks.seen(i, j), add_block)
+    pl.when(j == pl.num_programs(2) - 1)(lambda: _divide(softmax, outputs))
+
+
+def _clear(softmax: _Softmax) -> None:
+    """No key has been seen."""
+    block_q, d_v = softmax.acc.shape
+
+    @each_slab(block_q)
+    def _rows(rows: pl.Slice) -> None:
+        softmax.m[rows] = jnp.full((rows.size, LANES), -jnp.inf, jnp.float32)
+        softmax.sums[rows] = jnp.zeros((rows.size, LANES), jnp.float32)
+        softmax.acc[rows] = jnp.zeros((rows.size, d_v), jnp.float32)
+
+
+def _add_block(
+    inputs: _Inputs,
+    softmax: _Softmax,
+    i: jax.Array,
+    j: jax.Array,
     blocks: Blocks,
     scale: float,
+    edges: bool,
 ) -> None:
-    i, j = pl.program_id(1), pl.program_id(2)
+    """Add a block of keys, of which some are hidden from some queries if it has ``edges``."""
+    scores = scale * math.log2(math.e) * product(inputs.q[...], inputs.k[...], (1, 1))
+    v = inputs.v[...]
+    ids = None
+    if inputs.q_ids is not None and inputs.kv_ids is not None:
+        ids = inputs.q_ids[...], inputs.kv_ids[...]
+    masked = edges or ids is not None
+    if masked:
+        scores = blocks.hide(scores, i, j, ids, keys=1, edges=edges)
+    if edges and blocks.kv_len % blocks.block_kv:
+        v = first_rows(blocks.kv_len - j * blocks.block_kv, v)
+    m = jnp.maximum(softmax.m[...], jnp.max(scores, axis=1, keepdims=True))
+    # A row that has seen nothing yet has the maximum -inf, and -inf - -inf is NaN.
+    shift = jnp.where(m == -jnp.inf, 0.0, m) if masked else m
+    weights = jnp.exp2(scores - across(shift, blocks.block_kv))
+    softmax.weights[...] = weights.astype(softmax.weights.dtype)
+    rescale = jnp.exp2(softmax.m[...] - shift)
+    softmax.m[...] = m
+    softmax.sums[...] = rescale * softmax.sums[...] + lane_sums(weights)
+    softmax.acc[...] = across(rescale, v.shape[1]) * softmax.acc[...] + product(
+        softmax.weights[...], v, (1, 0)
+    )
 
-    @pl.when(j == 0)
-    def _clear() -> None:
-        @each_slab(blocks.block_q)
-        def _rows(rows: Any) -> None:
-            m_ref[rows] = jnp.full((rows.size, LANES), -jnp.inf, jnp.float32)
-            l_ref[rows] = jnp.zeros((rows.size, LANES), jnp.float32)
-            acc_ref[rows] = jnp.zeros((rows.size, acc_ref.shape[1]), jnp.float32)
 
-    def add_block(edges: bool) -> None:
-        scores = scale * math.log2(math.e) * product(q_ref[...], k_ref[...], (1, 1))
-        v = v_ref[...]
-        ids = None if q_ids_ref is None else (q_ids_ref[...], kv_ids_ref[...])
-        masked = edges or ids is not None
-        if masked:
-            scores = blocks.hide(scores, i, j, ids, keys=1, edges=edges)
-        if edges and blocks.kv_len % blocks.block_kv:
-            v = first_rows(blocks.kv_len - j * blocks.block_kv, v)
-        m = jnp.maximum(m_ref[...], jnp.max(scores, axis=1, keepdims=True))
-        # A row that has seen nothing yet has the maximum -inf, and -inf - -inf is NaN.
-        shift = jnp.where(m == -jnp.inf, 0.0, m) if masked else m
-        weights = jnp.exp2(scores - across(shift, blocks.block_kv))
-        weights_ref[...] = weights.astype(weights_ref.dtype)
-        rescale = jnp.exp2(m_ref[...] - shift)
-        m_ref[...] = m
-        l_ref[...] = rescale * l_ref[...] + lane_sums(weights)
-        acc_ref[...] = across(rescale, v.shape[1]) * acc_ref[...] + product(
-            weights_ref[...], v, (1, 0)
-        )
+def _divide(softmax: _Softmax, outputs: _Outputs) -> None:
+    """Divide by the sums of the weights; a query that has seen no key gets zero."""
+    block_q, _ = softmax.acc.shape
 
-    run_block(blocks.whole(i, j), blocks.seen(i, j), add_block)
-
-    @pl.when(j == pl.num_programs(2) - 1)
-    def _divide() -> None:
-        @each_slab(blocks.block_q)
-        def _rows(rows: Any) -> None:
-            total = jnp.sum(l_ref[rows], axis=1, keepdims=True)
-            o_ref[rows] = (acc_ref[rows] / jnp.where(total == 0.0, 1.0, total)).astype(o_ref.dtype)
-            if log_sum_ref is not None:
-                log_sum = m_ref[rows] + jnp.log2(total)
-                log_sum_ref[rows] = jnp.where(total == 0.0, jnp.inf, log_sum)
+    @each_slab(block_q)
+    def _rows(rows: pl.Slice) -> None:
+        total = jnp.sum(softmax.sums[rows], axis=1, keepdims=True)
+        o = softmax.acc[rows] / jnp.where(total == 0.0, 1.0, total)
+        outputs.o[rows] = o.astype(outputs.o.dtype)
+        if outputs.log_sum is not None:
+            log_sum = softmax.m[rows] + jnp.log2(total)
+            outputs.log_sum[rows] = jnp.where(total == 0.0, jnp.inf, log_sum)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,38 +242,50 @@ def _call(
         )
     log_sums = jax.ShapeDtypeStruct((heads, blocks.q_len, LANES), jnp.float32)
     queries = pltpu.PARALLEL if settings.split_queries else pltpu.ARBITRARY
-    o, saved = pl.pallas_call(
+    [outputs] = pl.pallas_call(
         functools.partial(_attention_kernel, blocks=blocks, scale=settings.scale),
-        out_shape=(
-            jax.ShapeDtypeStruct((heads, blocks.q_len, d_v), q.dtype),
-            log_sums if save else None,
-        ),
+        out_shape=[
+            _Outputs(
+                o=jax.ShapeDtypeStruct((heads, blocks.q_len, d_v), q.dtype),
+                log_sum=log_sums if save else None,
+            )
+        ],
         grid_spec=pl.GridSpec(
             grid=(heads, *blocks.grid),
             in_specs=[
-                pl.BlockSpec((pl.squeezed, blocks.block_q, d), q_block),
-                pl.BlockSpec((pl.squeezed, blocks.block_kv, d), kv_block),
-                pl.BlockSpec((pl.squeezed, blocks.block_kv, d_v), kv_block),
-                q_ids_spec,
-                kv_ids_spec,
+                _Inputs(
+                    q=pl.BlockSpec((pl.squeezed, blocks.block_q, d), q_block),
+                    k=pl.BlockSpec((pl.squeezed, blocks.block_kv, d), kv_block),
+                    v=pl.BlockSpec((pl.squeezed, blocks.block_kv, d_v), kv_block),
+                    q_ids=q_ids_spec,
+                    kv_ids=kv_ids_spec,
+                )
             ],
-            out_specs=(
-                pl.BlockSpec((pl.squeezed, blocks.block_q, d_v), q_block),
-                pl.BlockSpec((pl.squeezed, blocks.block_q, LANES), q_block) if save else None,
-            ),
+            out_specs=[
+                _Outputs(
+                    o=pl.BlockSpec((pl.squeezed, blocks.block_q, d_v), q_block),
+                    log_sum=(
+                        pl.BlockSpec((pl.squeezed, blocks.block_q, LANES), q_block)
+                        if save
+                        else None
+                    ),
+                )
+            ],
             scratch_shapes=[
-                pltpu.VMEM((blocks.block_q, LANES), jnp.float32),
-                pltpu.VMEM((blocks.block_q, LANES), jnp.float32),
-                pltpu.VMEM((blocks.block_q, d_v), jnp.float32),
-                pltpu.VMEM((blocks.block_q, blocks.block_kv), v.dtype),
+                _Softmax(
+                    m=pltpu.VMEM((blocks.block_q, LANES), jnp.float32),
+                    sums=pltpu.VMEM((blocks.block_q, LANES), jnp.float32),
+                    acc=pltpu.VMEM((blocks.block_q, d_v), jnp.float32),
+                    weights=pltpu.VMEM((blocks.block_q, blocks.block_kv), v.dtype),
+                )
             ],
         ),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=(pltpu.PARALLEL, queries, pltpu.ARBITRARY)
         ),
         name="flash_attention",
-    )(q, k, v, q_ids, kv_ids)
-    return o, None if saved is None else saved[..., 0]
+    )(_Inputs(q, k, v, q_ids, kv_ids))
+    return outputs.o, None if outputs.log_sum is None else outputs.log_sum[..., 0]
 
 
 def _forward(

@@ -25,13 +25,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from reference_kernels._refs import Ref
 from reference_kernels._tpu import LANES
 from reference_kernels.attention._flash_blocks import (
     Blocks,
@@ -45,99 +46,125 @@ from reference_kernels.attention._flash_blocks import (
 )
 
 
-def _dq_kernel(
-    q_ref: Any,
-    k_ref: Any,
-    v_ref: Any,
-    do_ref: Any,
-    log_sum_ref: Any,
-    delta_ref: Any,
-    q_ids_ref: Any,
-    kv_ids_ref: Any,
-    dq_ref: Any,
-    acc_ref: Any,
-    d_scores_ref: Any,
-    *,
-    blocks: Blocks,
-    scale: float,
-) -> None:
+class _Inputs(NamedTuple):
+    """Blocks that a step of a grid reads.
+
+    What belongs to a query is a column for ``_dq_kernel``, ``(block_q, LANES)``, the same in all
+    lanes, and a row for ``_dkv_kernel``, ``(1, block_q)``, as it lies along the scores.
+
+    Attributes:
+      q: ``(block_q, d)``.
+      k: ``(block_kv, d)``.
+      v: ``(block_kv, d_v)``.
+      do: the cotangent of the output, ``(block_q, d_v)``.
+      log_sum: log2 of each query's sum of exp2.
+      delta: sum of each query's ``o do``.
+      q_ids: segment ids of the queries, or None.
+      kv_ids: those of the keys, along the other axis of the scores, or None.
+    """
+
+    q: Ref
+    k: Ref
+    v: Ref
+    do: Ref
+    log_sum: Ref
+    delta: Ref
+    q_ids: Ref | None
+    kv_ids: Ref | None
+
+
+class _QuerySums(NamedTuple):
+    """What ``_dq_kernel`` has in VMEM.
+
+    Attributes:
+      dq: sums over the keys so far, ``(block_q, d)``, float32.
+      d_scores: cotangents of a block of scores, ``(block_q, block_kv)``, in the dtype of the keys.
+    """
+
+    dq: Ref
+    d_scores: Ref
+
+
+class _KeyGradients(NamedTuple):
+    """What ``_dkv_kernel`` writes: ``dk (block_kv, d)`` and ``dv (block_kv, d_v)``."""
+
+    dk: Ref
+    dv: Ref
+
+
+class _KeySums(NamedTuple):
+    """What ``_dkv_kernel`` has in VMEM.
+
+    Attributes:
+      dk: sums over the queries so far, ``(block_kv, d)``, float32.
+      dv: likewise, ``(block_kv, d_v)``.
+      weights: of a block of scores, ``(block_kv, block_q)``, in the dtype of the queries.
+      d_scores: their cotangents, likewise.
+    """
+
+    dk: Ref
+    dv: Ref
+    weights: Ref
+    d_scores: Ref
+
+
+def _dq_kernel(inputs: _Inputs, dq: Ref, sums: _QuerySums, *, blocks: Blocks, scale: float) -> None:
+    """Step ``(h, i, j)`` of the grid: what block ``j`` of keys adds to block ``i`` of ``dq``."""
     i, j = pl.program_id(1), pl.program_id(2)
-
-    @pl.when(j == 0)
-    def _clear() -> None:
-        @each_slab(blocks.block_q)
-        def _rows(rows: Any) -> None:
-            acc_ref[rows] = jnp.zeros((rows.size, acc_ref.shape[1]), jnp.float32)
-
-    def add_block(edges: bool) -> None:
-        k, v = k_ref[...], v_ref[...]
-        if edges and blocks.kv_len % blocks.block_kv:
-            left = blocks.kv_len - j * blocks.block_kv
-            k, v = first_rows(left, k), first_rows(left, v)
-        scores = scale * math.log2(math.e) * product(q_ref[...], k, (1, 1))
-        ids = None if q_ids_ref is None else (q_ids_ref[...], kv_ids_ref[...])
-        if edges or ids is not None:
-            scores = blocks.hide(scores, i, j, ids, keys=1, edges=edges)
-        weights = jnp.exp2(scores - across(log_sum_ref[...], blocks.block_kv))
-        d_weights = product(do_ref[...], v, (1, 1))
-        d_scores = weights * (d_weights - across(delta_ref[...], blocks.block_kv))
-        d_scores_ref[...] = d_scores.astype(k.dtype)
-        acc_ref[...] += product(d_scores_ref[...], k, (1, 0))
-
+    add_block = functools.partial(_add_keys, inputs, sums, i, j, blocks, scale)
+    pl.when(j == 0)(lambda: _clear(sums.dq))
     run_block(blocks.whole(i, j), blocks.seen(i, j), add_block)
 
     @pl.when(j == pl.num_programs(2) - 1)
     def _round() -> None:
         @each_slab(blocks.block_q)
-        def _rows(rows: Any) -> None:
-            dq_ref[rows] = (scale * acc_ref[rows]).astype(dq_ref.dtype)
+        def _rows(rows: pl.Slice) -> None:
+            dq[rows] = (scale * sums.dq[rows]).astype(dq.dtype)
+
+
+def _clear(*sums: Ref) -> None:
+    """Nothing has been added to the sums, which have equally many rows."""
+
+    @each_slab(sums[0].shape[0])
+    def _rows(rows: pl.Slice) -> None:
+        for each in sums:
+            each[rows] = jnp.zeros((rows.size, each.shape[1]), jnp.float32)
+
+
+def _add_keys(
+    inputs: _Inputs,
+    sums: _QuerySums,
+    i: jax.Array,
+    j: jax.Array,
+    blocks: Blocks,
+    scale: float,
+    edges: bool,
+) -> None:
+    """Add ``ds k`` of a block of keys to ``dq``."""
+    k, v = inputs.k[...], inputs.v[...]
+    if edges and blocks.kv_len % blocks.block_kv:
+        left = blocks.kv_len - j * blocks.block_kv
+        k, v = first_rows(left, k), first_rows(left, v)
+    scores = scale * math.log2(math.e) * product(inputs.q[...], k, (1, 1))
+    ids = None
+    if inputs.q_ids is not None and inputs.kv_ids is not None:
+        ids = inputs.q_ids[...], inputs.kv_ids[...]
+    if edges or ids is not None:
+        scores = blocks.hide(scores, i, j, ids, keys=1, edges=edges)
+    weights = jnp.exp2(scores - across(inputs.log_sum[...], blocks.block_kv))
+    d_weights = product(inputs.do[...], v, (1, 1))
+    d_scores = weights * (d_weights - across(inputs.delta[...], blocks.block_kv))
+    sums.d_scores[...] = d_scores.astype(k.dtype)
+    sums.dq[...] += product(sums.d_scores[...], k, (1, 0))
 
 
 def _dkv_kernel(
-    q_ref: Any,
-    k_ref: Any,
-    v_ref: Any,
-    do_ref: Any,
-    log_sum_ref: Any,
-    delta_ref: Any,
-    q_ids_ref: Any,
-    kv_ids_ref: Any,
-    dk_ref: Any,
-    dv_ref: Any,
-    dk_acc_ref: Any,
-    dv_acc_ref: Any,
-    weights_ref: Any,
-    d_scores_ref: Any,
-    *,
-    blocks: Blocks,
-    scale: float,
+    inputs: _Inputs, outputs: _KeyGradients, sums: _KeySums, *, blocks: Blocks, scale: float
 ) -> None:
+    """Step ``(g, j, head, i)`` of the grid: what queries of a head add to ``dk`` and ``dv``."""
     j, head, i = pl.program_id(1), pl.program_id(2), pl.program_id(3)
-
-    @pl.when(jnp.logical_and(head == 0, i == 0))
-    def _clear() -> None:
-        @each_slab(blocks.block_kv)
-        def _rows(rows: Any) -> None:
-            dk_acc_ref[rows] = jnp.zeros((rows.size, dk_acc_ref.shape[1]), jnp.float32)
-            dv_acc_ref[rows] = jnp.zeros((rows.size, dv_acc_ref.shape[1]), jnp.float32)
-
-    def add_block(edges: bool) -> None:
-        q, do = q_ref[...], do_ref[...]
-        if edges and blocks.q_len % blocks.block_q:
-            left = blocks.q_len - i * blocks.block_q
-            q, do = first_rows(left, q), first_rows(left, do)
-        scores = scale * math.log2(math.e) * product(k_ref[...], q, (1, 1))
-        ids = None if q_ids_ref is None else (kv_ids_ref[...], q_ids_ref[...])
-        if edges or ids is not None:
-            scores = blocks.hide(scores, i, j, ids, keys=0, edges=edges)
-        weights = jnp.exp2(scores - log_sum_ref[...])
-        weights_ref[...] = weights.astype(do.dtype)
-        dv_acc_ref[...] += product(weights_ref[...], do, (1, 0))
-        d_weights = product(v_ref[...], do, (1, 1))
-        d_scores = weights * (d_weights - delta_ref[...])
-        d_scores_ref[...] = d_scores.astype(q.dtype)
-        dk_acc_ref[...] += product(d_scores_ref[...], q, (1, 0))
-
+    add_block = functools.partial(_add_queries, inputs, sums, i, j, blocks, scale)
+    pl.when(jnp.logical_and(head == 0, i == 0))(lambda: _clear(sums.dk, sums.dv))
     run_block(blocks.whole(i, j, keys=0), blocks.seen(i, j), add_block)
 
     last = jnp.logical_and(head == pl.num_programs(2) - 1, i == pl.num_programs(3) - 1)
@@ -145,9 +172,38 @@ def _dkv_kernel(
     @pl.when(last)
     def _round() -> None:
         @each_slab(blocks.block_kv)
-        def _rows(rows: Any) -> None:
-            dk_ref[rows] = (scale * dk_acc_ref[rows]).astype(dk_ref.dtype)
-            dv_ref[rows] = dv_acc_ref[rows].astype(dv_ref.dtype)
+        def _rows(rows: pl.Slice) -> None:
+            outputs.dk[rows] = (scale * sums.dk[rows]).astype(outputs.dk.dtype)
+            outputs.dv[rows] = sums.dv[rows].astype(outputs.dv.dtype)
+
+
+def _add_queries(
+    inputs: _Inputs,
+    sums: _KeySums,
+    i: jax.Array,
+    j: jax.Array,
+    blocks: Blocks,
+    scale: float,
+    edges: bool,
+) -> None:
+    """Add ``p^T do`` of a block of queries to ``dv``, and ``ds^T q`` to ``dk``."""
+    q, do = inputs.q[...], inputs.do[...]
+    if edges and blocks.q_len % blocks.block_q:
+        left = blocks.q_len - i * blocks.block_q
+        q, do = first_rows(left, q), first_rows(left, do)
+    scores = scale * math.log2(math.e) * product(inputs.k[...], q, (1, 1))
+    ids = None
+    if inputs.q_ids is not None and inputs.kv_ids is not None:
+        ids = inputs.kv_ids[...], inputs.q_ids[...]
+    if edges or ids is not None:
+        scores = blocks.hide(scores, i, j, ids, keys=0, edges=edges)
+    weights = jnp.exp2(scores - inputs.log_sum[...])
+    sums.weights[...] = weights.astype(do.dtype)
+    sums.dv[...] += product(sums.weights[...], do, (1, 0))
+    d_weights = product(inputs.v[...], do, (1, 1))
+    d_scores = weights * (d_weights - inputs.delta[...])
+    sums.d_scores[...] = d_scores.astype(q.dtype)
+    sums.dk[...] += product(sums.d_scores[...], q, (1, 0))
 
 
 def query_gradient(
@@ -188,26 +244,30 @@ def query_gradient(
         grid_spec=pl.GridSpec(
             grid=(heads, *blocks.grid),
             in_specs=[
-                of_queries(d),
-                of_keys(d),
-                of_keys(d_v),
-                of_queries(d_v),
-                of_queries(LANES),
-                of_queries(LANES),
-                of_queries(LANES, share) if ids else None,
-                kv_ids_spec if ids else None,
+                _Inputs(
+                    q=of_queries(d),
+                    k=of_keys(d),
+                    v=of_keys(d_v),
+                    do=of_queries(d_v),
+                    log_sum=of_queries(LANES),
+                    delta=of_queries(LANES),
+                    q_ids=of_queries(LANES, share) if ids else None,
+                    kv_ids=kv_ids_spec if ids else None,
+                )
             ],
             out_specs=of_queries(d),
             scratch_shapes=[
-                pltpu.VMEM((blocks.block_q, d), jnp.float32),
-                pltpu.VMEM((blocks.block_q, blocks.block_kv), k.dtype),
+                _QuerySums(
+                    dq=pltpu.VMEM((blocks.block_q, d), jnp.float32),
+                    d_scores=pltpu.VMEM((blocks.block_q, blocks.block_kv), k.dtype),
+                )
             ],
         ),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=(pltpu.PARALLEL, pltpu.PARALLEL, pltpu.ARBITRARY)
         ),
         name="flash_attention_dq",
-    )(q, k, v, do, as_columns(log_sums), as_columns(delta), q_ids, kv_ids)
+    )(_Inputs(q, k, v, do, as_columns(log_sums), as_columns(delta), q_ids, kv_ids))
 
 
 def key_value_gradients(
@@ -249,30 +309,35 @@ def key_value_gradients(
         lambda g, j, head, i: (g * group // share, j, 0),
     )
     q_blocks, kv_blocks = blocks.grid
-    return pl.pallas_call(
+    [outputs] = pl.pallas_call(
         functools.partial(_dkv_kernel, blocks=blocks, scale=scale),
-        out_shape=(
-            jax.ShapeDtypeStruct(k.shape, k.dtype),
-            jax.ShapeDtypeStruct(v.shape, v.dtype),
-        ),
+        out_shape=[
+            _KeyGradients(
+                dk=jax.ShapeDtypeStruct(k.shape, k.dtype), dv=jax.ShapeDtypeStruct(v.shape, v.dtype)
+            )
+        ],
         grid_spec=pl.GridSpec(
             grid=(kv_heads, kv_blocks, group, q_blocks),
             in_specs=[
-                of_queries(d),
-                of_keys(d),
-                of_keys(d_v),
-                of_queries(d_v),
-                of_query(),
-                of_query(),
-                of_query(share) if ids else None,
-                kv_ids_spec if ids else None,
+                _Inputs(
+                    q=of_queries(d),
+                    k=of_keys(d),
+                    v=of_keys(d_v),
+                    do=of_queries(d_v),
+                    log_sum=of_query(),
+                    delta=of_query(),
+                    q_ids=of_query(share) if ids else None,
+                    kv_ids=kv_ids_spec if ids else None,
+                )
             ],
-            out_specs=(of_keys(d), of_keys(d_v)),
+            out_specs=[_KeyGradients(dk=of_keys(d), dv=of_keys(d_v))],
             scratch_shapes=[
-                pltpu.VMEM((blocks.block_kv, d), jnp.float32),
-                pltpu.VMEM((blocks.block_kv, d_v), jnp.float32),
-                pltpu.VMEM((blocks.block_kv, blocks.block_q), q.dtype),
-                pltpu.VMEM((blocks.block_kv, blocks.block_q), q.dtype),
+                _KeySums(
+                    dk=pltpu.VMEM((blocks.block_kv, d), jnp.float32),
+                    dv=pltpu.VMEM((blocks.block_kv, d_v), jnp.float32),
+                    weights=pltpu.VMEM((blocks.block_kv, blocks.block_q), q.dtype),
+                    d_scores=pltpu.VMEM((blocks.block_kv, blocks.block_q), q.dtype),
+                )
             ],
         ),
         compiler_params=pltpu.CompilerParams(
@@ -285,16 +350,19 @@ def key_value_gradients(
         ),
         name="flash_attention_dkv",
     )(
-        q,
-        k,
-        v,
-        do,
-        # Queries beyond the end have no weights.
-        as_rows(log_sums, blocks.block_q, jnp.inf),
-        as_rows(delta, blocks.block_q),
-        q_ids,
-        kv_ids,
+        _Inputs(
+            q,
+            k,
+            v,
+            do,
+            # Queries beyond the end have no weights.
+            log_sum=as_rows(log_sums, blocks.block_q, jnp.inf),
+            delta=as_rows(delta, blocks.block_q),
+            q_ids=q_ids,
+            kv_ids=kv_ids,
+        )
     )
+    return outputs.dk, outputs.dv
 
 
 def gradients(

@@ -75,7 +75,7 @@ _FORWARD = (
     EquivalentMutant(
         operator="guard",
         change="always",
-        source="@pl.when(j == pl.num_programs(2) - 1)",
+        source="pl.when(j == pl.num_programs(2) - 1)",
         reason="earlier steps write the block that the last one writes again",
     ),
 )

@@ -27,8 +27,9 @@ and not ``d``.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +37,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
-from reference_kernels._tpu import LANES, precision_for
-from reference_kernels.attention._pages import lanes, start_pages, wait_pages
+from reference_kernels._refs import Ref
+from reference_kernels._tpu import precision_for
+from reference_kernels.attention._flash_blocks import product
+from reference_kernels.attention._pages import (
+    Softmax,
+    clear,
+    divided,
+    lanes,
+    softmax_memory,
+    start_pages,
+    wait_pages,
+)
 
 _SLOTS = 2
 
@@ -48,129 +59,226 @@ _ROWS = 8
 _SLOT_BYTES = 2**20
 
 
+class _Tables(NamedTuple):
+    """Scalars that are there before the kernel starts.
+
+    Attributes:
+      lengths: keys of each sequence, ``(batch,)``.
+      pages: the pages of the sequences, ``(batch * pages_per_sequence,)``.
+      following: the next sequence with keys after each one, or ``batch``.
+      first_slot: the slot of each sequence's first block.
+    """
+
+    lengths: Ref
+    pages: Ref
+    following: Ref
+    first_slot: Ref
+
+
+class _Cache(NamedTuple):
+    """Keys and values by page, and the scales of each if they are int8.
+
+    Attributes:
+      k: ``(num_kv_heads, num_pages, page_size, d)``; in VMEM, two blocks of pages of some heads,
+        ``(2, heads, block_pages, page_size, d)``.
+      k_scales: ``(num_pages, num_kv_heads, page_size)``; in VMEM ``(2, block_pages, num_kv_heads,
+        page_size)``; or None.
+      v: like ``k``.
+      v_scales: like ``k_scales``.
+    """
+
+    k: Ref
+    k_scales: Ref | None
+    v: Ref
+    v_scales: Ref | None
+
+
+class _Memory(NamedTuple):
+    """Where pages come from and go to.
+
+    Attributes:
+      cache: in HBM.
+      slots: in VMEM.
+      semaphores: of the copies to each slot, ``(2,)``.
+    """
+
+    cache: _Cache
+    slots: _Cache
+    semaphores: Ref
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """What the kernel needs besides arrays.
+
+    Attributes:
+      scale: factor of the scores.
+      soft_cap: of the scores, or None.
+      pages_per_sequence: entries of the table for each sequence.
+    """
+
+    scale: float
+    soft_cap: float | None
+    pages_per_sequence: int
+
+
 def _paged_attention_kernel(
-    lengths_ref: Any,
-    pages_ref: Any,
-    following_ref: Any,
-    first_slot_ref: Any,
-    q_ref: Any,
-    k_sources: Any,
-    v_sources: Any,
-    o_ref: Any,
-    k_slots: Any,
-    v_slots: Any,
-    semaphores: Any,
-    m_ref: Any,
-    l_ref: Any,
-    acc_ref: Any,
+    tables: _Tables,
+    q: Ref,
+    cache: _Cache,
+    o: Ref,
+    slots: _Cache,
+    semaphores: Ref,
+    softmax: Softmax,
     *,
-    scale: float,
-    soft_cap: float | None,
-    pages_per_sequence: int,
+    settings: _Settings,
 ) -> None:
-    heads, block_pages, page_size, d = k_slots[0].shape[1:]
+    """Step ``(h, b)`` of the grid: the queries of sequence ``b`` for block ``h`` of the heads.
+
+    Args:
+      tables: scalars.
+      q: queries, ``(heads, rows, d)``, padded to ``rows``.
+      cache: all pages, in HBM.
+      o: the output, ``(heads, rows, d)``.
+      slots: room for two blocks of pages.
+      semaphores: of the copies.
+      softmax: of the queries.
+      settings: of the attention.
+    """
+    heads, block_pages, page_size, _ = slots.k.shape[1:]
     block = block_pages * page_size
     first_head = pl.program_id(0) * heads
     b, batch = pl.program_id(1), pl.num_programs(1)
-    length = lengths_ref[b]
+    length = tables.lengths[b]
     blocks = pl.cdiv(length, block)
-
-    def copies(slot: Any, at: Any, page: Any) -> list[Any]:
-        """The DMAs of a page: keys and values, and the scales of both if there are any."""
-        pairs: list[tuple[Any, Any]] = []
-        for (pages, *scales), (slots, *scales_slots) in zip(
-            (k_sources, v_sources), (k_slots, v_slots), strict=True
-        ):
-            pairs.append((pages.at[pl.dslice(first_head, heads), page], slots.at[slot, :, at]))
-            for each, scales_slot in zip(scales, scales_slots, strict=True):
-                pairs.append((each.at[page], scales_slot.at[slot, at]))
-        return [pltpu.make_async_copy(*pair, semaphores.at[slot]) for pair in pairs]
-
-    def start(sequence: Any, i: Any, slot: Any, *, unroll: bool = True) -> None:
-        """Begin to fetch the pages that block ``i`` of a sequence has."""
-        first = i * block_pages
-        owned = pl.cdiv(lengths_ref[sequence], page_size) - first
-
-        def fetch(at: Any) -> None:
-            for copy in copies(slot, at, pages_ref[sequence * pages_per_sequence + first + at]):
-                copy.start()
-
-        start_pages(owned, block_pages, fetch, unroll=unroll)
-
-    def wait(slot: Any, owned: Any) -> None:
-        for pages, *scales in (k_slots, v_slots):
-            wait_pages(
-                owned, block_pages, pages.at[slot], pages.at[slot, :, 0], semaphores.at[slot]
-            )
-            for each in scales:
-                wait_pages(owned, block_pages, each.at[slot], each.at[slot, 0], semaphores.at[slot])
-
-    def add_head(head: int, slot: Any, keys: Any) -> None:
-        q = q_ref[head]
-        k, v = (
-            each[0][slot, head].reshape(block, d).astype(q.dtype) for each in (k_slots, v_slots)
-        )
-        scores = scale * jax.lax.dot_general(
-            q,
-            k,
-            (((1,), (1,)), ((), ())),
-            precision=precision_for(q.dtype),
-            preferred_element_type=jnp.float32,
-        )
-        key = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
-        for scales in k_slots[1:]:
-            scores = scores * _row_of_scales(scales.at[slot], first_head + head, keys)
-        if soft_cap is not None:
-            scores = soft_cap * jnp.tanh(scores / soft_cap)
-        scores = jnp.where(key < keys, scores, -jnp.inf)
-        m = jnp.maximum(m_ref[head], jnp.max(scores, axis=1, keepdims=True))
-        weights = jnp.exp(scores - lanes(m, block))  # a block has a key, so m is finite
-        rescale = jnp.exp(m_ref[head] - m)
-        m_ref[head] = m
-        l_ref[head] = rescale * l_ref[head] + jnp.sum(weights, axis=1, keepdims=True)
-        for scales in v_slots[1:]:
-            weights = weights * _row_of_scales(scales.at[slot], first_head + head, keys)
-        acc_ref[head] = lanes(rescale, d) * acc_ref[head] + jnp.dot(
-            weights.astype(v.dtype),
-            v,
-            precision=precision_for(v.dtype),
-            preferred_element_type=jnp.float32,
-        )
+    start = functools.partial(
+        _start,
+        tables,
+        _Memory(cache, slots, semaphores),
+        first_head,
+        settings.pages_per_sequence,
+    )
 
     @pl.when(b == 0)
     def _first() -> None:
-        sequence = jnp.where(length > 0, 0, following_ref[0])
+        sequence = jnp.where(length > 0, 0, tables.following[0])
         pl.when(sequence < batch)(lambda: start(sequence, 0, 0, unroll=False))
 
-    m_ref[...] = jnp.full_like(m_ref, -jnp.inf)
-    l_ref[...] = jnp.zeros_like(l_ref)
-    acc_ref[...] = jnp.zeros_like(acc_ref)
+    clear(softmax)
 
     @pl.loop(0, blocks)
-    def _block(i: Any) -> None:
-        slot = jax.lax.rem(first_slot_ref[b] + i, _SLOTS)
+    def _block(i: jax.Array) -> None:
+        slot = jax.lax.rem(tables.first_slot[b] + i, _SLOTS)
         is_last = i + 1 == blocks
-        sequence = jnp.where(is_last, following_ref[b], b)
+        sequence = jnp.where(is_last, tables.following[b], b)
         pl.when(sequence < batch)(
             lambda: start(sequence, jnp.where(is_last, 0, i + 1), _SLOTS - 1 - slot)
         )
         keys = length - i * block  # of this block that count
-        wait(slot, pl.cdiv(keys, page_size))
-
-        @pl.loop(keys // page_size, block_pages)  # zero weights do not stop a NaN
-        def _clear_tail(at: Any) -> None:
-            page = v_slots[0][slot, :, at]
-            row = at * page_size + jax.lax.broadcasted_iota(jnp.int32, page.shape, 1)
-            v_slots[0][slot, :, at] = jnp.where(row < keys, page, 0).astype(page.dtype)
-
+        _wait(slots, semaphores, slot, pl.cdiv(keys, page_size))
+        _clear_tail(slots.v, slot, keys)
         for head in range(heads):
-            add_head(head, slot, keys)
+            _add_head(q, slots, softmax, settings, head, slot, first_head, keys)
 
-    total = lanes(l_ref[...], d)
-    o_ref[...] = (acc_ref[...] / jnp.where(total == 0.0, 1.0, total)).astype(o_ref.dtype)
+    o[...] = divided(softmax).astype(o.dtype)
 
 
-def _row_of_scales(ref: Any, head: Any, keys: Any) -> Any:
+def _start(
+    tables: _Tables,
+    memory: _Memory,
+    first_head: jax.Array,
+    pages_per_sequence: int,
+    sequence: Any,
+    i: Any,
+    slot: Any,
+    *,
+    unroll: bool = True,
+) -> None:
+    """Begin to fetch the pages that block ``i`` of a sequence has."""
+    block_pages, page_size = memory.slots.k.shape[2:4]
+    first = i * block_pages
+    owned = pl.cdiv(tables.lengths[sequence], page_size) - first
+
+    def fetch(at: Any) -> None:
+        page = tables.pages[sequence * pages_per_sequence + first + at]
+        for copy in _copies(memory, first_head, page, slot, at):
+            copy.start()
+
+    start_pages(owned, block_pages, fetch, unroll=unroll)
+
+
+def _copies(memory: _Memory, first_head: jax.Array, page: Any, slot: Any, at: Any) -> list[Any]:
+    """The DMAs of a page to place ``at`` of a slot: keys and values, and their scales if any."""
+    cache, slots, semaphores = memory
+    heads = pl.dslice(first_head, slots.k.shape[1])
+    pairs: list[tuple[Ref, Ref]] = []
+    for pages, pages_slots, scales, scales_slots in (
+        (cache.k, slots.k, cache.k_scales, slots.k_scales),
+        (cache.v, slots.v, cache.v_scales, slots.v_scales),
+    ):
+        pairs.append((pages.at[heads, page], pages_slots.at[slot, :, at]))
+        if scales is not None and scales_slots is not None:
+            pairs.append((scales.at[page], scales_slots.at[slot, at]))
+    return [pltpu.make_async_copy(*pair, semaphores.at[slot]) for pair in pairs]
+
+
+def _wait(slots: _Cache, semaphores: Ref, slot: jax.Array, owned: jax.Array) -> None:
+    """Wait until the ``owned`` pages of a block have arrived in its slot."""
+    block_pages = slots.k.shape[2]
+    for pages, scales in ((slots.k, slots.k_scales), (slots.v, slots.v_scales)):
+        page = pages.at[slot, :, 0]
+        wait_pages(owned, block_pages, pages.at[slot], page, semaphores.at[slot])
+        if scales is not None:
+            page = scales.at[slot, 0]
+            wait_pages(owned, block_pages, scales.at[slot], page, semaphores.at[slot])
+
+
+def _clear_tail(v: Ref, slot: jax.Array, keys: jax.Array) -> None:
+    """Clear the values beyond the last key: zero weights do not stop a NaN."""
+    block_pages, page_size = v.shape[2:4]
+
+    @pl.loop(keys // page_size, block_pages)
+    def _page(at: jax.Array) -> None:
+        page = v[slot, :, at]
+        row = at * page_size + jax.lax.broadcasted_iota(jnp.int32, page.shape, 1)
+        v[slot, :, at] = jnp.where(row < keys, page, 0).astype(page.dtype)
+
+
+def _add_head(
+    q_ref: Ref,
+    slots: _Cache,
+    softmax: Softmax,
+    settings: _Settings,
+    head: int,
+    slot: jax.Array,
+    first_head: jax.Array,
+    keys: jax.Array,
+) -> None:
+    """Add the block in a slot, of which the first ``keys`` count, for the queries of a head."""
+    _, block_pages, page_size, d = slots.k.shape[1:]
+    block = block_pages * page_size
+    q = q_ref[head]
+    k, v = (each[slot, head].reshape(block, d).astype(q.dtype) for each in (slots.k, slots.v))
+    scores = settings.scale * product(q, k, (1, 1))
+    key = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
+    if slots.k_scales is not None:
+        scores = scores * _row_of_scales(slots.k_scales.at[slot], first_head + head, keys)
+    if settings.soft_cap is not None:
+        scores = settings.soft_cap * jnp.tanh(scores / settings.soft_cap)
+    scores = jnp.where(key < keys, scores, -jnp.inf)
+    m = jnp.maximum(softmax.m[head], jnp.max(scores, axis=1, keepdims=True))
+    weights = jnp.exp(scores - lanes(m, block))  # a block has a key, so m is finite
+    rescale = jnp.exp(softmax.m[head] - m)
+    softmax.m[head] = m
+    softmax.sums[head] = rescale * softmax.sums[head] + jnp.sum(weights, axis=1, keepdims=True)
+    if slots.v_scales is not None:
+        weights = weights * _row_of_scales(slots.v_scales.at[slot], first_head + head, keys)
+    softmax.acc[head] = lanes(rescale, d) * softmax.acc[head] + product(
+        weights.astype(v.dtype), v, (1, 0)
+    )
+
+
+def _row_of_scales(ref: Ref, head: jax.Array, keys: jax.Array) -> jax.Array:
     """Scales (pages, num_kv_heads, page_size) of a head as (1, block), zero beyond the end."""
     pages = [ref[page, pl.dslice(head, 1)] for page in range(ref.shape[0])]
     row = jnp.concatenate(pages, axis=1)
@@ -243,44 +351,36 @@ def paged_attention(
     grouped = q.reshape(batch, num_kv_heads, group, d)
     grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, rows - group), (0, 0)))
 
-    k_sources = (k_pages,) if k_scales is None else (k_pages, k_scales)
-    v_sources = (v_pages,) if v_scales is None else (v_pages, v_scales)
-    slots = [pltpu.VMEM((_SLOTS, heads, block_pages, page_size, d), k_pages.dtype)]
+    slots = pltpu.VMEM((_SLOTS, heads, block_pages, page_size, d), k_pages.dtype)
+    scales_slots = None
     if k_scales is not None:
-        slots.append(pltpu.VMEM((_SLOTS, block_pages, num_kv_heads, page_size), jnp.float32))
+        scales_slots = pltpu.VMEM((_SLOTS, block_pages, num_kv_heads, page_size), jnp.float32)
     queries = pl.BlockSpec((None, heads, rows, d), lambda h, b, *_: (b, h, 0, 0))
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    anywhere_too = None if k_scales is None else anywhere
 
     out = pl.pallas_call(
         functools.partial(
             _paged_attention_kernel,
-            scale=d**-0.5 if scale is None else scale,
-            soft_cap=soft_cap,
-            pages_per_sequence=pages_per_sequence,
+            settings=_Settings(d**-0.5 if scale is None else scale, soft_cap, pages_per_sequence),
         ),
         out_shape=jax.ShapeDtypeStruct(grouped.shape, q.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=4,
+            num_scalar_prefetch=1,
             grid=(num_kv_heads // heads, batch),
-            in_specs=[queries, (anywhere,) * len(k_sources), (anywhere,) * len(v_sources)],
+            in_specs=[queries, _Cache(anywhere, anywhere_too, anywhere, anywhere_too)],
             out_specs=queries,
             scratch_shapes=[
-                tuple(slots),
-                tuple(slots),
+                _Cache(slots, scales_slots, slots, scales_slots),
                 pltpu.SemaphoreType.DMA((_SLOTS,)),
-                pltpu.VMEM((heads, rows, LANES), jnp.float32),
-                pltpu.VMEM((heads, rows, LANES), jnp.float32),
-                pltpu.VMEM((heads, rows, d), jnp.float32),
+                softmax_memory(heads, rows, d),
             ],
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
     )(
-        lengths,
-        page_indices.reshape(-1),
-        *_order(lengths, block_pages * page_size),
+        _Tables(lengths, page_indices.reshape(-1), *_order(lengths, block_pages * page_size)),
         grouped,
-        k_sources,
-        v_sources,
+        _Cache(k_pages, k_scales, v_pages, v_scales),
     )
     return out[:, :, :group].reshape(q.shape)
 

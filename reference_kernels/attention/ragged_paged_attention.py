@@ -28,8 +28,9 @@ sum and output as they are, so that one set of them serves a block of queries fr
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,147 +38,276 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
+from reference_kernels._refs import Ref
 from reference_kernels._tpu import LANES, ROWS, fit, precision_for
-from reference_kernels.attention._pages import lanes, start_pages, wait_pages
+from reference_kernels.attention._flash_blocks import product
+from reference_kernels.attention._pages import (
+    Softmax,
+    clear,
+    divided,
+    lanes,
+    softmax_memory,
+    start_pages,
+    wait_pages,
+)
 
 _SLOTS = 2
 
 
+class _Schedule(NamedTuple):
+    """The pairs of a block of queries and a sequence, in order; lists have room for one more.
+
+    Attributes:
+      sequence: whose each pair is, ``(blocks + max_seqs,)``.
+      first_block: the first block of keys that it needs.
+      end_block: the block after the last one; there is one at least.
+      pairs_before: where the pairs of each block of queries begin, ``(blocks + 1,)``.
+      tokens: how many tokens belong to a sequence, ``(1,)``.
+    """
+
+    sequence: Ref
+    first_block: Ref
+    end_block: Ref
+    pairs_before: Ref
+    tokens: Ref
+
+
+class _Tables(NamedTuple):
+    """Scalars that are there before the kernel starts.
+
+    Attributes:
+      kv_lens: keys of each sequence, ``(max_seqs,)``.
+      pages: their pages, ``(max_seqs * pages_per_sequence,)``.
+      cu_q_lens: where their queries start and end, ``(max_seqs + 1,)``.
+      schedule: who meets whom.
+    """
+
+    kv_lens: Ref
+    pages: Ref
+    cu_q_lens: Ref
+    schedule: _Schedule
+
+
+class _Scratch(NamedTuple):
+    """What the kernel keeps, in VMEM but for scalars and semaphores.
+
+    Attributes:
+      slots: two blocks of pages, ``(2, parts, block_rows, d / parts)``: the rows of a block are
+        key and value of each head of each token in turn, in ``parts`` as wide as a tile.
+      semaphores: of the copies to each slot, ``(2,)``.
+      next_slot: the slot of the next block, ``(1,)``, from one step of the grid to the next.
+      q: the queries that share a head of keys, one head of them below the other, ``(num_kv_heads,
+        rows, d)``.
+      bias: 0 where a token sees a key, else -inf, ``(block_q, block_kv)``.
+    """
+
+    slots: Ref
+    semaphores: Ref
+    next_slot: Ref
+    q: Ref
+    bias: Ref
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """What the kernel needs besides arrays.
+
+    Attributes:
+      scale: factor of the scores.
+      soft_cap: of the scores, or None.
+      window: how many keys a query sees, or None.
+      pages_per_sequence: entries of the table for each sequence.
+      page_size: tokens of a page.
+    """
+
+    scale: float
+    soft_cap: float | None
+    window: int | None
+    pages_per_sequence: int
+    page_size: int
+
+
 def _ragged_kernel(
-    kv_lens_ref: Any,
-    pages_ref: Any,
-    cu_q_lens_ref: Any,
-    schedule: dict[str, Any],
-    q_ref: Any,
-    kv_source: Any,
-    o_ref: Any,
-    kv_slots: Any,
-    semaphores: Any,
-    slot_ref: Any,
-    q_rows: Any,
-    bias_ref: Any,
-    m_ref: Any,
-    l_ref: Any,
-    acc_ref: Any,
+    tables: _Tables,
+    q: Ref,
+    kv_pages: Ref,
+    o: Ref,
+    scratch: _Scratch,
+    softmax: Softmax,
     *,
-    scale: float,
-    soft_cap: float | None,
-    window: int | None,
-    pages_per_sequence: int,
+    settings: _Settings,
 ) -> None:
-    kv_heads, rows, d = q_rows.shape
-    _, parts, _, width = kv_slots.shape
-    block_q, block_kv = bias_ref.shape
-    page_rows = kv_source.shape[1]
-    page_size = page_rows // (2 * kv_heads)
-    block_pages = block_kv // page_size
-    this, pairs_before = pl.program_id(0), schedule["pairs_before"]
-    pairs = pairs_before[pl.num_programs(0)]
+    """Step ``this`` of the grid: all pairs of a block of queries.
 
-    def owned_pages(pair: Any, i: Any) -> Any:
-        """How many pages block ``i`` of the sequence of a pair has."""
-        pages = pl.cdiv(kv_lens_ref[schedule["sequence"][pair]], page_size)
-        return jnp.clip(pages - i * block_pages, 0, block_pages)
-
-    def rows_of(at: Any) -> Any:
-        """Where page ``at`` of a block lies in a slot."""
-        return pl.dslice(pl.multiple_of(at * page_rows, page_rows), page_rows)
-
-    def rows_in(slot: Any, first: int) -> jax.Array:
-        """The rows of a slot from ``first``, one a token."""
-        rows = pl.dslice(first, block_kv, 2 * kv_heads)
-        return jnp.concatenate([kv_slots.at[slot, part][rows] for part in range(parts)], axis=1)
-
-    def start(pair: Any, i: Any, slot: Any, *, unroll: bool = True) -> None:
-        first = schedule["sequence"][pair] * pages_per_sequence + i * block_pages
-
-        def fetch(at: Any) -> None:
-            page = kv_source.at[pages_ref[first + at]]
-            for part in range(parts):
-                source = page.at[:, pl.ds(part * width, width)] if parts > 1 else page
-                target = kv_slots.at[slot, part, rows_of(at)]
-                pltpu.async_copy(source, target, semaphores.at[slot])
-
-        start_pages(owned_pages(pair, i), block_pages, fetch, unroll=unroll)
+    Args:
+      tables: scalars.
+      q: queries, ``(block_q, num_q_heads, d)``.
+      kv_pages: all pages, ``(num_pages, page_size * 2 * num_kv_heads, d)``, in HBM.
+      o: the output, ``(block_q, num_q_heads, d)``.
+      scratch: what the kernel keeps.
+      softmax: of the queries.
+      settings: of the attention.
+    """
+    schedule, block_q = tables.schedule, scratch.bias.shape[0]
+    this = pl.program_id(0)
+    pairs = schedule.pairs_before[pl.num_programs(0)]
+    start = functools.partial(_start, tables, kv_pages, scratch, settings)
 
     @pl.when(this == 0)
     def _first() -> None:
-        slot_ref[0] = 0
-        pl.when(pairs > 0)(lambda: start(0, schedule["first_block"][0], 0, unroll=False))
+        scratch.next_slot[0] = 0
+        pl.when(pairs > 0)(lambda: start(0, schedule.first_block[0], 0, unroll=False))
 
-    m_ref[...] = jnp.full_like(m_ref, -jnp.inf)
-    l_ref[...] = jnp.zeros_like(l_ref)
-    acc_ref[...] = jnp.zeros_like(acc_ref)
-    # The queries that share a head of keys, one head of them below the other.
-    q_rows[...] = jnp.swapaxes(q_ref[...], 0, 1).reshape(q_rows.shape)
-
-    def add_head(head: int, k: Any, v: Any) -> None:
-        scores = scale * jax.lax.dot_general(
-            q_rows[head],
-            k,
-            (((1,), (1,)), ((), ())),
-            precision=precision_for(k.dtype),
-            preferred_element_type=jnp.float32,
-        )
-        if soft_cap is not None:
-            scores = soft_cap * jnp.tanh(scores / soft_cap)
-        scores = (scores.reshape(-1, *bias_ref.shape) + bias_ref[...]).reshape(rows, block_kv)
-        m = jnp.maximum(m_ref[head], jnp.max(scores, axis=1, keepdims=True))
-        shift = jnp.where(m == -jnp.inf, 0.0, m)  # a row that has seen nothing yet
-        weights = jnp.exp(scores - lanes(shift, block_kv))
-        rescale = jnp.exp(m_ref[head] - shift)
-        m_ref[head] = m
-        l_ref[head] = rescale * l_ref[head] + jnp.sum(weights, axis=1, keepdims=True)
-        acc_ref[head] = lanes(rescale, d) * acc_ref[head] + jnp.dot(
-            weights.astype(v.dtype),
-            v,
-            precision=precision_for(v.dtype),
-            preferred_element_type=jnp.float32,
-        )
+    clear(softmax)
+    scratch.q[...] = jnp.swapaxes(q[...], 0, 1).reshape(scratch.q.shape)
 
     def attend(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         pair, i, slot = state
-        is_last = i + 1 == schedule["end_block"][pair]
+        is_last = i + 1 == schedule.end_block[pair]
         next_pair = jnp.where(is_last, pair + 1, pair)
-        next_i = jnp.where(is_last, schedule["first_block"][pair + 1], i + 1)
+        next_i = jnp.where(is_last, schedule.first_block[pair + 1], i + 1)
         pl.when(next_pair < pairs)(lambda: start(next_pair, next_i, _SLOTS - 1 - slot))
-
-        sequence = schedule["sequence"][pair]
-        keys = kv_lens_ref[sequence] - i * block_kv  # of this block and those after it
-        visible = _visible(
-            bias_ref.shape,
-            first_row=this * block_q,
-            first_key=i * block_kv,
-            rows=(cu_q_lens_ref[sequence], cu_q_lens_ref[sequence + 1]),
-            kv_len=kv_lens_ref[sequence],
-            window=window,
-        )
-        bias_ref[...] = jnp.where(visible, 0.0, -jnp.inf)
-
-        slot_of, page_of = kv_slots.at[slot], kv_slots.at[slot, :, rows_of(0)]
-        wait_pages(owned_pages(pair, i), block_pages, slot_of, page_of, semaphores.at[slot])
-
-        @pl.loop(jnp.minimum(keys // page_size, block_pages), block_pages)
-        def _clear_tail(at: Any) -> None:  # zero weights do not stop a NaN
-            page = kv_slots[slot, :, rows_of(at)]
-            row = at * page_rows + jax.lax.broadcasted_iota(jnp.int32, page.shape, 1)
-            kv_slots[slot, :, rows_of(at)] = jnp.where(row < 2 * kv_heads * keys, page, 0).astype(
-                page.dtype
-            )
-
-        for head in range(kv_heads):
-            add_head(head, rows_in(slot, 2 * head), rows_in(slot, 2 * head + 1))
+        _add_block(tables, scratch, softmax, settings, this * block_q, pair, i, slot)
         return next_pair, next_i, _SLOTS - 1 - slot
 
-    begin, end = pairs_before[this], pairs_before[this + 1]
-    state = (begin, schedule["first_block"][begin], slot_ref[0])
-    slot_ref[0] = jax.lax.while_loop(lambda state: state[0] < end, attend, state)[2]
+    begin, end = schedule.pairs_before[this], schedule.pairs_before[this + 1]
+    state = (begin, schedule.first_block[begin], scratch.next_slot[0])
+    scratch.next_slot[0] = jax.lax.while_loop(lambda state: state[0] < end, attend, state)[2]
 
-    total = lanes(l_ref[...], d)
-    out = (acc_ref[...] / jnp.where(total == 0.0, 1.0, total)).reshape(-1, block_q, d)
-    row = this * block_q + jax.lax.broadcasted_iota(jnp.int32, (1, block_q, d), 1)
-    out = jnp.where(row < schedule["tokens"][0], out, 0.0)  # the others may be NaN
-    o_ref[...] = jnp.swapaxes(out.astype(o_ref.dtype), 0, 1)
+    out = divided(softmax).reshape(-1, block_q, q.shape[2])
+    row = this * block_q + jax.lax.broadcasted_iota(jnp.int32, (1, *out.shape[1:]), 1)
+    out = jnp.where(row < schedule.tokens[0], out, 0.0)  # the others may be NaN
+    o[...] = jnp.swapaxes(out.astype(o.dtype), 0, 1)
+
+
+def _start(
+    tables: _Tables,
+    kv_pages: Ref,
+    scratch: _Scratch,
+    settings: _Settings,
+    pair: Any,
+    i: Any,
+    slot: Any,
+    *,
+    unroll: bool = True,
+) -> None:
+    """Begin to fetch the pages that block ``i`` of the sequence of a pair has."""
+    _, parts, _, width = scratch.slots.shape
+    block_pages = scratch.bias.shape[1] // settings.page_size
+    first = tables.schedule.sequence[pair] * settings.pages_per_sequence + i * block_pages
+
+    def fetch(at: Any) -> None:
+        page = kv_pages.at[tables.pages[first + at]]
+        for part in range(parts):
+            source = page.at[:, pl.ds(part * width, width)] if parts > 1 else page
+            target = scratch.slots.at[slot, part, _rows_of_page(scratch, settings, at)]
+            pltpu.async_copy(source, target, scratch.semaphores.at[slot])
+
+    owned = _owned_pages(tables, scratch, settings, pair, i)
+    start_pages(owned, block_pages, fetch, unroll=unroll)
+
+
+def _owned_pages(
+    tables: _Tables, scratch: _Scratch, settings: _Settings, pair: Any, i: Any
+) -> jax.Array:
+    """How many pages block ``i`` of the sequence of a pair has."""
+    block_pages = scratch.bias.shape[1] // settings.page_size
+    pages = pl.cdiv(tables.kv_lens[tables.schedule.sequence[pair]], settings.page_size)
+    return jnp.clip(pages - i * block_pages, 0, block_pages)
+
+
+def _rows_of_page(scratch: _Scratch, settings: _Settings, at: Any) -> pl.Slice:
+    """Where page ``at`` of a block lies in a slot."""
+    rows = 2 * scratch.q.shape[0] * settings.page_size
+    return pl.dslice(pl.multiple_of(at * rows, rows), rows)
+
+
+def _add_block(
+    tables: _Tables,
+    scratch: _Scratch,
+    softmax: Softmax,
+    settings: _Settings,
+    first_row: jax.Array,
+    pair: jax.Array,
+    i: jax.Array,
+    slot: jax.Array,
+) -> None:
+    """Add block ``i`` of the keys of a pair, which is on its way to a slot.
+
+    Args:
+      tables: scalars.
+      scratch: what the kernel keeps.
+      softmax: of the queries.
+      settings: of the attention.
+      first_row: the first token of the block of queries.
+      pair: which pair.
+      i: which block of its keys.
+      slot: where it goes.
+    """
+    block_q, block_kv = scratch.bias.shape
+    sequence = tables.schedule.sequence[pair]
+    keys = tables.kv_lens[sequence] - i * block_kv  # of this block and those after it
+    visible = _visible(
+        (block_q, block_kv),
+        first_row=first_row,
+        first_key=i * block_kv,
+        rows=(tables.cu_q_lens[sequence], tables.cu_q_lens[sequence + 1]),
+        kv_len=tables.kv_lens[sequence],
+        window=settings.window,
+    )
+    scratch.bias[...] = jnp.where(visible, 0.0, -jnp.inf)
+    wait_pages(
+        _owned_pages(tables, scratch, settings, pair, i),
+        block_kv // settings.page_size,
+        scratch.slots.at[slot],
+        scratch.slots.at[slot, :, _rows_of_page(scratch, settings, 0)],
+        scratch.semaphores.at[slot],
+    )
+    _clear_tail(scratch, settings, slot, keys)
+    for head in range(scratch.q.shape[0]):
+        k, v = _head_of(scratch, slot, 2 * head), _head_of(scratch, slot, 2 * head + 1)
+        _add_head(scratch, softmax, settings, head, k, v)
+
+
+def _clear_tail(scratch: _Scratch, settings: _Settings, slot: jax.Array, keys: jax.Array) -> None:
+    """Clear what is beyond the last key: zero weights do not stop a NaN."""
+    slots, page_size = scratch.slots, settings.page_size
+    rows_of_token = 2 * scratch.q.shape[0]
+    block_pages = scratch.bias.shape[1] // page_size
+
+    @pl.loop(jnp.minimum(keys // page_size, block_pages), block_pages)
+    def _page(at: jax.Array) -> None:
+        here = (slot, slice(None), _rows_of_page(scratch, settings, at))
+        page = slots[here]
+        row = at * (page_size * rows_of_token) + jax.lax.broadcasted_iota(jnp.int32, page.shape, 1)
+        slots[here] = jnp.where(row < rows_of_token * keys, page, 0).astype(page.dtype)
+
+
+def _head_of(scratch: _Scratch, slot: jax.Array, first: int) -> jax.Array:
+    """The rows of a slot from ``first``, one a token: keys or values of a head."""
+    rows = pl.dslice(first, scratch.bias.shape[1], 2 * scratch.q.shape[0])
+    parts = range(scratch.slots.shape[1])
+    return jnp.concatenate([scratch.slots.at[slot, part][rows] for part in parts], axis=1)
+
+
+def _add_head(
+    scratch: _Scratch, softmax: Softmax, settings: _Settings, head: int, k: jax.Array, v: jax.Array
+) -> None:
+    """Add keys and values ``(block_kv, d)`` for the queries that share a head of them."""
+    bias = scratch.bias
+    scores = settings.scale * product(scratch.q[head], k, (1, 1))
+    if settings.soft_cap is not None:
+        scores = settings.soft_cap * jnp.tanh(scores / settings.soft_cap)
+    scores = (scores.reshape(-1, *bias.shape) + bias[...]).reshape(scores.shape)
+    m = jnp.maximum(softmax.m[head], jnp.max(scores, axis=1, keepdims=True))
+    shift = jnp.where(m == -jnp.inf, 0.0, m)  # a row that has seen nothing yet
+    weights = jnp.exp(scores - lanes(shift, bias.shape[1]))
+    rescale = jnp.exp(softmax.m[head] - shift)
+    softmax.m[head] = m
+    softmax.sums[head] = rescale * softmax.sums[head] + jnp.sum(weights, axis=1, keepdims=True)
+    softmax.acc[head] = lanes(rescale, v.shape[1]) * softmax.acc[head] + product(
+        weights.astype(v.dtype), v, (1, 0)
+    )
 
 
 def _visible(
@@ -277,33 +407,33 @@ def ragged_paged_attention(
     return pl.pallas_call(
         functools.partial(
             _ragged_kernel,
-            scale=d**-0.5 if scale is None else scale,
-            soft_cap=soft_cap,
-            window=sliding_window,
-            pages_per_sequence=pages_per_sequence,
+            settings=_Settings(
+                scale=d**-0.5 if scale is None else scale,
+                soft_cap=soft_cap,
+                window=sliding_window,
+                pages_per_sequence=pages_per_sequence,
+                page_size=page_size,
+            ),
         ),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=4,
+            num_scalar_prefetch=1,
             grid=(pl.cdiv(tokens, block_q),),
             in_specs=[queries, pl.BlockSpec(memory_space=pl.ANY)],
             out_specs=queries,
             scratch_shapes=[
-                pltpu.VMEM((_SLOTS, parts, block_rows, d // parts), kv_pages.dtype),
-                pltpu.SemaphoreType.DMA((_SLOTS,)),
-                pltpu.SMEM((1,), jnp.int32),
-                pltpu.VMEM((kv_heads, rows, d), q.dtype),
-                pltpu.VMEM((block_q, block_pages * page_size), jnp.float32),
-                pltpu.VMEM((kv_heads, rows, LANES), jnp.float32),
-                pltpu.VMEM((kv_heads, rows, LANES), jnp.float32),
-                pltpu.VMEM((kv_heads, rows, d), jnp.float32),
+                _Scratch(
+                    slots=pltpu.VMEM((_SLOTS, parts, block_rows, d // parts), kv_pages.dtype),
+                    semaphores=pltpu.SemaphoreType.DMA((_SLOTS,)),
+                    next_slot=pltpu.SMEM((1,), jnp.int32),
+                    q=pltpu.VMEM((kv_heads, rows, d), q.dtype),
+                    bias=pltpu.VMEM((block_q, block_pages * page_size), jnp.float32),
+                ),
+                softmax_memory(kv_heads, rows, d),
             ],
         ),
     )(
-        kv_lens,
-        page_indices.reshape(-1),
-        cu_q_lens,
-        schedule,
+        _Tables(kv_lens, page_indices.reshape(-1), cu_q_lens, schedule),
         q,
         kv_pages.reshape(-1, page_size * rows_of_token, d),
     )
@@ -317,13 +447,8 @@ def _schedule(
     block_q: int,
     block_kv: int,
     window: int | None,
-) -> dict[str, jax.Array]:
-    """The pairs of a block of queries and a sequence, in order; lists have room for one more.
-
-    ``sequence``, ``first_block`` and ``end_block`` say of each pair whose it is and which blocks of
-    keys it needs, one at least; ``pairs_before`` of each block of queries where its pairs begin;
-    ``tokens`` how many tokens belong to a sequence.
-    """
+) -> _Schedule:
+    """The pairs of a block of queries and a sequence, as arrays."""
     max_seqs = kv_lens.shape[0]
     starts, ends = cu_q_lens[:-1], cu_q_lens[1:]
     has_queries = jnp.logical_and(jnp.arange(max_seqs) < num_seqs[0], ends > starts)
@@ -341,16 +466,17 @@ def _schedule(
     high = before + jnp.minimum(ends[sequence], (block + 1) * block_q)
     first_key = jnp.zeros_like(low) if window is None else jnp.maximum(low + 1 - window, 0)
     first_block = first_key // block_kv
-    lists = {
-        "sequence": sequence,
-        "first_block": first_block,
-        "end_block": jnp.maximum(pl.cdiv(high, block_kv), first_block + 1),
-        "pairs_before": jnp.searchsorted(
-            jnp.where(exists, block, blocks), jnp.arange(blocks + 1), side="left"
-        ),
-        "tokens": cu_q_lens[num_seqs],
-    }
-    return {name: each.astype(jnp.int32) for name, each in lists.items()}
+    pairs_before = jnp.searchsorted(
+        jnp.where(exists, block, blocks), jnp.arange(blocks + 1), side="left"
+    )
+    schedule = _Schedule(
+        sequence=sequence,
+        first_block=first_block,
+        end_block=jnp.maximum(pl.cdiv(high, block_kv), first_block + 1),
+        pairs_before=pairs_before,
+        tokens=cu_q_lens[num_seqs],
+    )
+    return jax.tree.map(lambda each: each.astype(jnp.int32), schedule)
 
 
 def _check(

@@ -26,7 +26,7 @@ buffer of their own before the second product, or the compiler would spill them 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,12 +34,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
+from reference_kernels._refs import Ref
 from reference_kernels._tpu import LANES, ROWS, fit, precision_for
 from reference_kernels.attention._splash_backward import backward
 from reference_kernels.attention._splash_block import (
     LOWEST,
+    Inputs,
     Problem,
-    as_row,
+    Visits,
+    clear_unseen,
     dot,
     exponents,
     for_each_kind,
@@ -47,84 +50,106 @@ from reference_kernels.attention._splash_block import (
     inside,
     widen,
 )
-from reference_kernels.attention._splash_mask import (
-    EMPTY,
-    FIRST,
-    LAST,
-    MASK_SHIFT,
-    ArrayMask,
-    Mask,
-    Plan,
-    plan,
-)
+from reference_kernels.attention._splash_mask import FIRST, LAST, ArrayMask, Mask, Plan
+from reference_kernels.attention._splash_operands import Layout
 
 #: A query sees no key after its own, aligned at the last ones.
 CAUSAL = Mask(right=0)
 
 
+class _Outputs(NamedTuple):
+    """Blocks that the last visit of a row writes.
+
+    Attributes:
+      o: ``(block_q, d_v)``.
+      lse: logarithm to base 2 of each query's sum of weights, ``(block_q, LANES)``; None if nobody
+        asks for it.
+    """
+
+    o: Ref
+    lse: Ref | None
+
+
+class _Softmax(NamedTuple):
+    """What is known of a block of queries so far, float32 in VMEM.
+
+    Attributes:
+      m: the maximum of the scores, ``(block_q, LANES)``, the same in all lanes.
+      sums: of the weights, likewise.
+      acc: sums of the weighted values, ``(block_q, d_v)``.
+      weights: those of the visit, in the dtype of the values, ``(block_q, block_kv)``.
+    """
+
+    m: Ref
+    sums: Ref
+    acc: Ref
+    weights: Ref
+
+
 def _splash_kernel(
-    q_blocks: Any,
-    kv_blocks: Any,
-    flags: Any,
-    q_ref: Any,
-    k_ref: Any,
-    v_ref: Any,
-    q_ids_ref: Any,
-    kv_ids_ref: Any,
-    mask_ref: Any,
-    o_ref: Any,
-    lse_ref: Any,
-    m_ref: Any,
-    l_ref: Any,
-    acc_ref: Any,
-    weights_ref: Any,
+    visits: Visits,
+    inputs: Inputs,
+    outputs: _Outputs,
+    softmax: _Softmax,
     *,
     problem: Problem,
-    visits: Plan,
+    schedule: Plan,
 ) -> None:
-    step = pl.program_id(1)
-    (block_q, block_kv), d_v = (q_ref.shape[0], k_ref.shape[0]), v_ref.shape[1]
-    first_q, first_kv = q_blocks[step] * block_q, kv_blocks[step] * block_kv
+    """A visit: a block of queries attends to a block of keys."""
+    step, flags = pl.program_id(1), visits.flags
+    first_q, first_kv = visits.row[step] * problem.block_q, visits.column[step] * problem.block_kv
     is_first, is_last = flags[step] & FIRST != 0, flags[step] & LAST != 0
+    start = (first_q, first_kv)
+    add_block = functools.partial(_add_block, inputs, softmax, problem, start, is_first)
+    for_each_kind(schedule, flags[step], add_block)
+    pl.when(is_last)(lambda: _divide(softmax, outputs))
+    # The backward kernels do not read sums of queries that see nothing.
+    clear_unseen(schedule, visits, step, outputs.o)
 
-    def add_block(partial: bool) -> None:
-        scores = hide(
-            exponents(dot(q_ref[...], k_ref[...], (1, 1)), problem),
-            problem,
-            key_axis=1,
-            start=(first_q, first_kv),
-            partial=partial,
-            block_ref=mask_ref,
-            q_ids=None if q_ids_ref is None else widen(q_ids_ref[...], block_kv),
-            kv_ids=None if kv_ids_ref is None else kv_ids_ref[...],
-        )
-        m_old = jnp.where(is_first, LOWEST, m_ref[...])
-        m = jnp.maximum(m_old, jnp.max(scores, axis=1, keepdims=True))
-        weights = jnp.exp2(scores - widen(m, block_kv))
-        weights_ref[...] = weights.astype(weights_ref.dtype)
-        rescale = jnp.exp2(m_old - m)
-        m_ref[...] = m
-        l_old = jnp.where(is_first, 0.0, l_ref[...])
-        l_ref[...] = rescale * l_old + jnp.sum(weights, axis=1, keepdims=True)
-        v = inside(v_ref, first_kv, problem.kv_len) if partial else v_ref[...]
-        acc_old = jnp.where(is_first, 0.0, acc_ref[...])
-        acc_ref[...] = widen(rescale, d_v) * acc_old + dot(weights_ref[...], v, (1, 0))
 
-    for_each_kind(visits, flags[step], add_block)
+def _add_block(
+    inputs: Inputs,
+    softmax: _Softmax,
+    problem: Problem,
+    start: tuple[jax.Array, jax.Array],
+    is_first: jax.Array,
+    partial: bool,
+) -> None:
+    """Add a block of keys.
 
-    @pl.when(is_last)
-    def _divide() -> None:
-        total = l_ref[...]
-        total = jnp.where(total == 0.0, 1.0, total)  # zero for a query that has seen no key
-        o_ref[...] = (acc_ref[...] * widen(1.0 / total, d_v)).astype(o_ref.dtype)
-        if lse_ref is not None:
-            lse_ref[...] = m_ref[...] + jnp.log2(total)
+    Args:
+      inputs: of the visit.
+      softmax: of the queries.
+      problem: what is computed.
+      start: numbers of the first query and the first key.
+      is_first: whether nothing has been seen before.
+      partial: whether the mask hides anything.
+    """
+    products = dot(inputs.q[...], inputs.k[...], (1, 1))
+    scores = exponents(products, problem)
+    scores = hide(scores, inputs, problem, key_axis=1, start=start, partial=partial)
+    m_old = jnp.where(is_first, LOWEST, softmax.m[...])
+    m = jnp.maximum(m_old, jnp.max(scores, axis=1, keepdims=True))
+    weights = jnp.exp2(scores - widen(m, problem.block_kv))
+    softmax.weights[...] = weights.astype(softmax.weights.dtype)
+    rescale = jnp.exp2(m_old - m)
+    softmax.m[...] = m
+    sums_old = jnp.where(is_first, 0.0, softmax.sums[...])
+    softmax.sums[...] = rescale * sums_old + jnp.sum(weights, axis=1, keepdims=True)
+    v = inside(inputs.v, start[1], problem.kv_len) if partial else inputs.v[...]
+    acc_old = jnp.where(is_first, 0.0, softmax.acc[...])
+    weighted = dot(softmax.weights[...], v, (1, 0))
+    softmax.acc[...] = widen(rescale, v.shape[1]) * acc_old + weighted
 
-    if visits.has(EMPTY):
 
-        @pl.when(flags[step] & EMPTY != 0)
-        def _nothing() -> None:  # nor do the backward kernels read sums of these queries
-            o_ref[...] = jnp.zeros_like(o_ref)
+def _divide(softmax: _Softmax, outputs: _Outputs) -> None:
+    """Divide by the sums of the weights."""
+    total = softmax.sums[...]
+    total = jnp.where(total == 0.0, 1.0, total)  # zero for a query that has seen no key
+    scale = widen(1.0 / total, outputs.o.shape[1])
+    outputs.o[...] = (softmax.acc[...] * scale).astype(outputs.o.dtype)
+    if outputs.lse is not None:
+        outputs.lse[...] = softmax.m[...] + jnp.log2(total)
 
 
 def _forward(
@@ -138,55 +163,32 @@ def _forward(
     save: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
     """The output, and if ``save`` the logarithms to base 2 of every query's sum of weights."""
-    (heads, q_len, d), (kv_len, d_v) = q.shape, v.shape[1:]
-    block_q, block_kv, group = problem.block_q, problem.block_kv, problem.group
-    visits = plan(problem.mask, (q_len, kv_len), (block_q, block_kv))
-
-    def by_query(h: Any, t: Any, q_blocks: Any, *_: Any) -> tuple[Any, Any, int]:
-        return h, q_blocks[t], 0
-
-    def by_key(h: Any, t: Any, _: Any, kv_blocks: Any, __: Any) -> tuple[Any, Any, int]:
-        return jax.lax.div(h, group) if group > 1 else h, kv_blocks[t], 0
-
-    head = pl.Squeezed()
-    q_ids = kv_ids = q_ids_spec = kv_ids_spec = mask_spec = lse_shape = lse_spec = None
-    if q_segments is not None and kv_segments is not None:
-        q_ids = jnp.broadcast_to(q_segments[:, None], (q_len, LANES))
-        kv_ids = as_row(kv_segments, block_kv)
-        q_ids_spec = pl.BlockSpec((block_q, LANES), lambda h, t, q, k, f: (q[t], 0))
-        kv_ids_spec = pl.BlockSpec((1, block_kv), lambda h, t, q, k, f: (0, k[t]))
-    if visits.blocks is not None:
-        mask_spec = pl.BlockSpec(
-            (head, block_q, block_kv), lambda h, t, q, k, f: (f[t] >> MASK_SHIFT, 0, 0)
-        )
-    if save:
-        lse_shape = jax.ShapeDtypeStruct((heads, q_len, LANES), jnp.float32)
-        lse_spec = pl.BlockSpec((head, block_q, LANES), by_query)
-    out, lse = pl.pallas_call(
-        functools.partial(_splash_kernel, problem=problem, visits=visits),
-        out_shape=(jax.ShapeDtypeStruct((heads, q_len, d_v), q.dtype), lse_shape),
+    heads, q_len, d_v = q.shape[0], q.shape[1], v.shape[2]
+    block_q, block_kv = problem.block_q, problem.block_kv
+    layout = Layout(problem)
+    schedule = layout.plan()
+    specs, inputs = layout.inputs(schedule, q, k, v, q_segments, kv_segments)
+    lse = jax.ShapeDtypeStruct((heads, q_len, LANES), jnp.float32) if save else None
+    [outputs] = pl.pallas_call(
+        functools.partial(_splash_kernel, problem=problem, schedule=schedule),
+        out_shape=[_Outputs(jax.ShapeDtypeStruct((heads, q_len, d_v), q.dtype), lse)],
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=3,
-            grid=(heads, visits.steps),
-            in_specs=[
-                pl.BlockSpec((head, block_q, d), by_query),
-                pl.BlockSpec((head, block_kv, d), by_key),
-                pl.BlockSpec((head, block_kv, d_v), by_key),
-                q_ids_spec,
-                kv_ids_spec,
-                mask_spec,
-            ],
-            out_specs=(pl.BlockSpec((head, block_q, d_v), by_query), lse_spec),
+            num_scalar_prefetch=1,
+            grid=(heads, schedule.steps),
+            in_specs=[specs],
+            out_specs=[_Outputs(layout.queries(d_v), layout.queries(LANES) if save else None)],
             scratch_shapes=[
-                pltpu.VMEM((block_q, LANES), jnp.float32),
-                pltpu.VMEM((block_q, LANES), jnp.float32),
-                pltpu.VMEM((block_q, d_v), jnp.float32),
-                pltpu.VMEM((block_q, block_kv), v.dtype),
+                _Softmax(
+                    m=pltpu.VMEM((block_q, LANES), jnp.float32),
+                    sums=pltpu.VMEM((block_q, LANES), jnp.float32),
+                    acc=pltpu.VMEM((block_q, d_v), jnp.float32),
+                    weights=pltpu.VMEM((block_q, block_kv), v.dtype),
+                )
             ],
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
-    )(visits.row, visits.column, visits.flags, q, k, v, q_ids, kv_ids, visits.blocks)
-    return out, lse
+    )(layout.visits(schedule), inputs)
+    return outputs.o, outputs.lse
 
 
 def _attend(problem: Problem) -> Any:

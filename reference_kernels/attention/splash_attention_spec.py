@@ -53,7 +53,7 @@ _WRITTEN_AGAIN = "earlier visits write the block that the last one of the row wr
 _EQUIVALENT = tuple(
     EquivalentMutant(operator="guard", change=change, source=source, reason=_WRITTEN_AGAIN)
     for change, source in (
-        ("always", "@pl.when(is_last)"),
+        ("always", "pl.when(is_last)"),
         ("of the next index", "flags[step] & LAST != 0"),  # LAST is not 1, so this is always
         ("of the index before", "flags[step] & LAST != 0"),
         ("always", "@pl.when(flags[step] & LAST != 0)"),

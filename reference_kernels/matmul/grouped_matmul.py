@@ -29,7 +29,7 @@ do)``; with ``o = tgmm(x, y)``, ``dx = gmm(y, do^T)`` and ``dy = gmm(x, do)``.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,73 +38,93 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
+from reference_kernels._refs import Ref
 from reference_kernels._tpu import chip_at_hand, divisor, fit_axis, precision_for, vmem_limit
 from reference_kernels.matmul._group_schedule import group_schedule
 from reference_kernels.matmul.matmul import Blocks, default_blocks
 
 
+class _Visits(NamedTuple):
+    """What is known of each visit before the kernel starts; see ``_group_schedule.Schedule``.
+
+    Attributes:
+      groups: its group, for index maps.
+      tiles: its tile of rows, likewise.
+      starts: the row of the tile with which the group starts, if it is not negative.
+      ends: one more than its last row; None in ``gmm``, which does not ask.
+    """
+
+    groups: Ref
+    tiles: Ref
+    starts: Ref
+    ends: Ref | None
+
+
 def _gmm_kernel(
-    _groups_ref: Any,
-    _tiles_ref: Any,
-    starts_ref: Any,
-    x_ref: Any,
-    w_ref: Any,
-    o_ref: Any,
-    *scratch: Any,
-    axis: int,
-    length: int,
+    visits: _Visits, x_ref: Ref, w_ref: Ref, o: Ref, *sums: Ref, axis: int, length: int
 ) -> None:
-    """A visit: contract axis 1 of a tile of ``x`` with ``axis`` of its group's weights."""
+    """A visit: contract axis 1 of a tile of ``x`` with ``axis`` of its group's weights.
+
+    Args:
+      visits: all of them.
+      x_ref: a block of a tile, ``(rows, block)``.
+      w_ref: a block of the group's weights, ``(block, columns)``, or ``(columns, block)``.
+      o: a block of the output, ``(rows, columns)``.
+      *sums: ``(rows, columns)``, float32, if there is more than one step.
+      axis: the axis of the weights that is contracted.
+      length: of it.
+    """
     visit, step = pl.program_id(1), pl.program_id(2)
-
-    def write(total: jax.Array) -> None:
-        row = jax.lax.broadcasted_iota(jnp.int32, o_ref.shape, 0)
-        earlier = o_ref[...].astype(jnp.float32)
-        o_ref[...] = jnp.where(row >= starts_ref[visit], total, earlier).astype(o_ref.dtype)
-
     x, w = x_ref[...], w_ref[...]
     block = x.shape[1]
     if length % block:
         left = length - step * block
         x, w = _keep(0, left, x, 1), _keep(0, left, w, axis)
     total = _product(x, w, (1, axis))
-    if not scratch:
-        write(total)
+    if not sums:
+        _write_rows(o, total, visits, visit)
         return
-    (acc_ref,) = scratch
-    acc_ref[...] = jnp.where(step == 0, 0.0, acc_ref[...]) + total
-    pl.when(step == pl.num_programs(2) - 1)(lambda: write(acc_ref[...]))
+    (acc,) = sums
+    acc[...] = jnp.where(step == 0, 0.0, acc[...]) + total
+    pl.when(step == pl.num_programs(2) - 1)(lambda: _write_rows(o, acc[...], visits, visit))
 
 
-def _tgmm_kernel(
-    _groups_ref: Any,
-    _tiles_ref: Any,
-    starts_ref: Any,
-    ends_ref: Any,
-    x_ref: Any,
-    y_ref: Any,
-    o_ref: Any,
-    *scratch: Any,
-) -> None:
-    """A visit: add the product of those rows of a tile that are the group's."""
-    start, end = starts_ref[pl.program_id(2)], ends_ref[pl.program_id(2)]
-    is_first, is_last = start >= 0, end <= x_ref.shape[0]
-    (acc_ref,) = scratch or (o_ref,)
+def _write_rows(o: Ref, total: jax.Array, visits: _Visits, visit: jax.Array) -> None:
+    """Write ``total`` from the first row of the visit's group on."""
+    row = jax.lax.broadcasted_iota(jnp.int32, o.shape, 0)
+    earlier = o[...].astype(jnp.float32)
+    o[...] = jnp.where(row >= visits.starts[visit], total, earlier).astype(o.dtype)
+
+
+def _tgmm_kernel(visits: _Visits, x: Ref, y: Ref, o: Ref, *sums: Ref) -> None:
+    """A visit: add the product of those rows of a tile that are the group's.
+
+    Args:
+      visits: all of them.
+      x: a block of a tile, ``(rows, length)``.
+      y: a block of the same rows, ``(rows, columns)``.
+      o: a block of the group's output, ``(length, columns)``.
+      *sums: ``(length, columns)``, float32, if ``o`` is not.
+    """
+    assert visits.ends is not None
+    start, end = visits.starts[pl.program_id(2)], visits.ends[pl.program_id(2)]
+    is_first, is_last = start >= 0, end <= x.shape[0]
+    (acc,) = sums or (o,)
 
     @pl.when(start < end)
     def _add() -> None:
-        x, y = _keep_packed(start, end, x_ref[...]), _keep(start, end, y_ref[...], 0)
-        acc_ref[...] = jnp.where(is_first, 0.0, acc_ref[...]) + _product(x, y, (0, 0))
+        x_rows, y_rows = _keep_packed(start, end, x[...]), _keep(start, end, y[...], 0)
+        acc[...] = jnp.where(is_first, 0.0, acc[...]) + _product(x_rows, y_rows, (0, 0))
 
     @pl.when(start == end)
     def _clear() -> None:
-        o_ref[...] = jnp.zeros_like(o_ref)
+        o[...] = jnp.zeros_like(o)
 
-    if scratch:
+    if sums:
 
         @pl.when(jnp.logical_and(start < end, is_last))
         def _round() -> None:
-            o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+            o[...] = acc[...].astype(o.dtype)
 
 
 def _between(first: Any, end: Any, shape: tuple[int, ...], axis: int) -> jax.Array:
@@ -158,24 +178,25 @@ def _call_gmm(
     schedule = group_schedule(group_sizes, m, rows, visit_empty=False)
     w_block = (columns, length) if axis else (length, columns)
 
-    def w_index(j: Any, visit: Any, step: Any, group: Any, *_: Any) -> tuple[Any, ...]:
-        return (group[visit], j, step) if axis else (group[visit], step, j)
+    def w_index(j: Any, visit: Any, step: Any, visits: _Visits) -> tuple[Any, ...]:
+        group = visits.groups[visit]
+        return (group, j, step) if axis else (group, step, j)
 
     sums = [pltpu.VMEM((rows, columns), jnp.float32)] if k > length else []
     out = pl.pallas_call(
         functools.partial(_gmm_kernel, axis=axis, length=k),
         out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=3,
+            num_scalar_prefetch=1,
             grid=(pl.cdiv(n, columns), schedule.count, pl.cdiv(k, length)),
             in_specs=[
                 pl.BlockSpec(
-                    (rows, length), lambda j, visit, step, _, tile, *rest: (tile[visit], step)
+                    (rows, length), lambda j, visit, step, visits: (visits.tiles[visit], step)
                 ),
                 pl.BlockSpec((pl.squeezed, *map(pl.Blocked, w_block)), w_index),
             ],
             out_specs=pl.BlockSpec(
-                (rows, columns), lambda j, visit, step, _, tile, *rest: (tile[visit], j)
+                (rows, columns), lambda j, visit, step, visits: (visits.tiles[visit], j)
             ),
             scratch_shapes=sums,
         ),
@@ -189,7 +210,7 @@ def _call_gmm(
             ),
         ),
         cost_estimate=_cost(x, w, m * n, m * k * n),
-    )(*schedule[:3], x, w)
+    )(_Visits(schedule.groups, schedule.tiles, schedule.starts, None), x, w)
     used = jnp.sum(group_sizes)
     return jax.lax.cond(used < m, _clear_from, lambda out, _: out, out, used)
 
@@ -211,15 +232,15 @@ def _call_tgmm(x: jax.Array, y: jax.Array, group_sizes: jax.Array, blocks: Block
         _tgmm_kernel,
         out_shape=jax.ShapeDtypeStruct((groups, k, n), x.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=4,
+            num_scalar_prefetch=1,
             grid=(pl.cdiv(k, length), pl.cdiv(n, columns), schedule.count),
             in_specs=[
-                pl.BlockSpec((rows, length), lambda i, j, visit, _, tile, *rest: (tile[visit], i)),
-                pl.BlockSpec((rows, columns), lambda i, j, visit, _, tile, *rest: (tile[visit], j)),
+                pl.BlockSpec((rows, length), lambda i, j, visit, visits: (visits.tiles[visit], i)),
+                pl.BlockSpec((rows, columns), lambda i, j, visit, visits: (visits.tiles[visit], j)),
             ],
             out_specs=pl.BlockSpec(
                 (pl.squeezed, pl.Blocked(length), pl.Blocked(columns)),
-                lambda i, j, visit, group, *rest: (group[visit], i, j),
+                lambda i, j, visit, visits: (visits.groups[visit], i, j),
             ),
             scratch_shapes=sums,
         ),
@@ -233,7 +254,7 @@ def _call_tgmm(x: jax.Array, y: jax.Array, group_sizes: jax.Array, blocks: Block
             ),
         ),
         cost_estimate=_cost(x, y, groups * k * n, m * k * n),
-    )(*schedule[:4], x, y)
+    )(_Visits(schedule.groups, schedule.tiles, schedule.starts, schedule.ends), x, y)
 
 
 def _cost(x: jax.Array, y: jax.Array, written: int, products: int) -> pl.CostEstimate:

@@ -41,8 +41,9 @@ NVIDIA, "PTX ISA" 8.7, sections "TensorCore 5th Generation Family Instructions" 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from reference_kernels import _gpu, _require
+from reference_kernels._refs import Ref
 from reference_kernels.mosaic_gpu import _tiles
 
 Schedule = Literal["static", "dynamic"]
@@ -59,121 +61,217 @@ _COLUMNS = 512  # of TMEM
 _LOADS, _PRODUCTS, _OUTPUT = range(3)  # what each warpgroup does
 
 
+class _Buffers(NamedTuple):
+    """Memory of a block of the grid.
+
+    Attributes:
+      x: blocks of ``x`` in shared memory, ``(stages, 128, block_k)``.
+      y: blocks of ``y``, or halves of them, ``(stages, block_k, block_n)`` or
+        ``(stages, block_k, block_n / 2)``.
+      sums: two tiles in tensor memory, ``(128, 2 * block_n)``, float32.
+      o: two parts of a tile on their way out, in shared memory, ``(2, 128, width)``.
+    """
+
+    x: Ref
+    y: Ref
+    sums: Ref
+    o: Ref
+
+
+class _Barriers(NamedTuple):
+    """Who waits for what.
+
+    Attributes:
+      loaded: ``(stages,)``: both blocks of a step have arrived in a buffer. The products wait.
+      consumed: ``(stages,)``: the tensor core has read a buffer. The loads wait.
+      summed: ``(2,)``: the tensor core has finished a tile. The output waits.
+      emptied: ``(2,)``: a tile has left tensor memory. The products wait.
+    """
+
+    loaded: Ref
+    consumed: Ref
+    summed: Ref
+    emptied: Ref
+
+
+class _Tile(NamedTuple):
+    """A tile of the output.
+
+    Attributes:
+      turn: how many tiles this block has computed before.
+      row: its first row.
+      column: its first column.
+    """
+
+    turn: jax.Array
+    row: jax.Array
+    column: jax.Array
+
+    @property
+    def slot(self) -> jax.Array:
+        """Which half of tensor memory has its sums."""
+        return jax.lax.rem(self.turn, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """What a product is computed with, besides its operands.
+
+    Attributes:
+      tiles: how many there are below each other, and beside each other.
+      steps: of the sums of a tile.
+      pair: whether two blocks share a tile.
+      schedule: who computes which tile.
+      band: rows of tiles in a band.
+    """
+
+    tiles: tuple[int, int]
+    steps: int
+    pair: bool
+    schedule: Schedule
+    band: int
+
+    @property
+    def collective_axis(self) -> str | None:
+        """The axis of the blocks that share a tile."""
+        return "pair" if self.pair else None
+
+
 def _matmul_kernel(
-    x_gmem: Any,
-    y_gmem: Any,
-    o_gmem: Any,
-    x_smem: Any,
-    y_smem: Any,
-    o_smem: Any,
-    sums: Any,
-    loaded: Any,
-    consumed: Any,
-    summed: Any,
-    emptied: Any,
-    *,
-    tiles: tuple[int, int],
-    steps: int,
-    pair: bool,
-    schedule: Schedule,
-    band: int,
+    x: Ref, y: Ref, o: Ref, buffers: _Buffers, barriers: _Barriers, *, settings: _Settings
 ) -> None:
-    role, member = jax.lax.axis_index("role"), jax.lax.axis_index("pair")
-    stages, _, block_k = x_smem.shape
-    rows, columns = _ROWS * (1 + pair), sums.shape[1] // 2
-    collective_axis = "pair" if pair else None
+    """The tiles of a block, or of a pair of them: each warpgroup does its part of all.
 
-    def load(turn: Any, row: Any, column: Any) -> None:
-        @pl.loop(0, steps)
-        def _step(step: Any) -> None:
-            count = turn * steps + step
-            slot = jax.lax.rem(count, stages)
-            pl.when(count >= stages)(lambda: plgpu.barrier_wait(consumed.at[slot]))
-            terms = pl.ds(step * block_k, block_k)
-            x, y = x_gmem.at[pl.ds(row, rows), terms], y_gmem.at[terms, pl.ds(column, columns)]
-            for axis, (block, smem) in enumerate(((x, x_smem), (y, y_smem))):
-                part = plgpu.CopyPartition.PARTITIONED(axis) if pair else None
-                plgpu.copy_gmem_to_smem(
-                    block,
-                    smem.at[slot],
-                    loaded.at[slot],
-                    collective_axes=collective_axis,
-                    leader_tracked=part,
-                )
+    Args:
+      x: ``(m, k)``, in global memory.
+      y: ``(k, n)``.
+      o: ``(m, n)``.
+      buffers: of this block.
+      barriers: between the warpgroups.
+      settings: of the product.
+    """
+    role = jax.lax.axis_index("role")
+    rows, columns = _ROWS * (1 + settings.pair), buffers.sums.shape[1] // 2
 
-    def multiply(turn: Any, slot: Any) -> None:
-        @pl.when(member == 0)
-        def _first_of_pair() -> None:
-            pl.when(turn >= 2)(lambda: plgpu.barrier_wait(emptied.at[slot]))
-
-            @pl.loop(0, steps)
-            def _step(step: Any) -> None:
-                stage = jax.lax.rem(turn * steps + step, stages)
-                plgpu.barrier_wait(loaded.at[stage])
-                plgpu.tcgen05_mma(
-                    sums.at[:, pl.ds(slot * columns, columns)],
-                    x_smem.at[stage],
-                    y_smem.at[stage],
-                    consumed.at[stage],
-                    accumulate=step > 0,
-                    collective_axis=collective_axis,
-                )
-
-            plgpu.tcgen05_commit_arrive(summed.at[slot], collective_axis=collective_axis)
-
-    def store(turn: Any, slot: Any, row: Any, column: Any) -> None:
-        parts, width = columns // o_smem.shape[2], o_smem.shape[2]
-        mine = pl.ds(row + member * _ROWS, _ROWS)
-        plgpu.barrier_wait(summed.at[slot])
-        for part in range(parts):
-            piece = plgpu.async_load_tmem(sums.at[:, pl.ds(slot * columns + part * width, width)])
-            half = jax.lax.rem(turn * parts + part, 2)
-            plgpu.wait_smem_to_gmem(1, wait_read_only=True)  # all but the last have left their half
-            o_smem[half] = piece.astype(o_gmem.dtype)
-            plgpu.commit_smem()
-            here = mine, pl.ds(column + part * width, width)
-            plgpu.copy_smem_to_gmem(o_smem.at[half], o_gmem.at[here])
-        plgpu.wait_load_tmem()
-        plgpu.barrier_arrive(emptied.at[slot])
-        if pair:
-            # The second one starts no products. Who waits must arrive as well, or the barrier could
-            # go on by two phases before it looks.
-            pl.when(member == 1)(lambda: plgpu.barrier_wait(emptied.at[slot]))
-
-    def compute_tile(info: Any, carry: Any) -> Any:
-        turn = info.local_index
-        row, column = plgpu.planar_snake(info.index[0], tiles, 0, band)
-        row, column, slot = row * rows, column * columns, jax.lax.rem(turn, 2)
-        pl.when(role == _LOADS)(lambda: load(turn, row, column))
-        pl.when(role == _PRODUCTS)(lambda: multiply(turn, slot))
-        pl.when(role == _OUTPUT)(lambda: store(turn, slot, row, column))
+    def compute_tile(info: plgpu.NDLoopInfo, carry: jax.Array) -> jax.Array:
+        i, j = plgpu.planar_snake(info.index[0], settings.tiles, 0, settings.band)
+        tile = _Tile(info.local_index, i * rows, j * columns)
+        pl.when(role == _LOADS)(lambda: _load(x, y, buffers, barriers, tile, settings))
+        pl.when(role == _PRODUCTS)(lambda: _multiply(buffers, barriers, tile, settings))
+        pl.when(role == _OUTPUT)(lambda: _store(o, buffers, barriers, tile, settings))
         return carry + 1
 
-    if schedule == "static":
-        loop = plgpu.nd_loop(
-            (tiles[0] * tiles[1],), collective_axes="tile", init_carry=jnp.int32(0)
-        )
-    else:
-        loop = plgpu.dynamic_scheduling_loop(
-            ("tile",),
-            thread_axis="role",
-            cluster_axes=("pair",) if pair else (),
-            init_carry=jnp.int32(0),
-        )
-    turns = loop(compute_tile)
-
+    turns = _loop_over_tiles(settings)(compute_tile)
     # Nobody may leave while the tensor cores, or the other block of the pair, still arrive here.
-    def see_last(barriers: Any, count: Any) -> None:
-        slots = barriers.shape[0]
-
-        @pl.loop(jnp.maximum(count - slots, 0), count)
-        def _arrival(each: Any) -> None:
-            plgpu.barrier_wait(barriers.at[jax.lax.rem(each, slots)])
-
-    pl.when(role == _LOADS)(lambda: see_last(consumed, turns * steps))
-    own = jnp.where(member == 0, turns, 0) if pair else turns
-    pl.when(role == _PRODUCTS)(lambda: see_last(emptied, own))
+    pl.when(role == _LOADS)(lambda: _see_last(barriers.consumed, turns * settings.steps))
+    started = jnp.where(jax.lax.axis_index("pair") == 0, turns, 0) if settings.pair else turns
+    pl.when(role == _PRODUCTS)(lambda: _see_last(barriers.emptied, started))
     pl.when(role == _OUTPUT)(lambda: plgpu.wait_smem_to_gmem(0))
+
+
+def _loop_over_tiles(settings: _Settings) -> Any:
+    """A loop over the tiles of a block that counts them: call it with a body."""
+    if settings.schedule == "static":
+        count = settings.tiles[0] * settings.tiles[1]
+        return plgpu.nd_loop((count,), collective_axes="tile", init_carry=jnp.int32(0))
+    return plgpu.dynamic_scheduling_loop(
+        ("tile",),
+        thread_axis="role",
+        cluster_axes=("pair",) if settings.pair else (),
+        init_carry=jnp.int32(0),
+    )
+
+
+def _load(
+    x: Ref, y: Ref, buffers: _Buffers, barriers: _Barriers, tile: _Tile, settings: _Settings
+) -> None:
+    """Copy the blocks that a tile needs to the ring, each as soon as its buffer is free."""
+    stages, _, block_k = buffers.x.shape
+    rows, columns = _ROWS * (1 + settings.pair), buffers.sums.shape[1] // 2
+
+    @pl.loop(0, settings.steps)
+    def _step(step: jax.Array) -> None:
+        count = tile.turn * settings.steps + step
+        stage = jax.lax.rem(count, stages)
+        pl.when(count >= stages)(lambda: plgpu.barrier_wait(barriers.consumed.at[stage]))
+        terms = pl.ds(step * block_k, block_k)
+        copies = (
+            (x.at[pl.ds(tile.row, rows), terms], buffers.x),
+            (y.at[terms, pl.ds(tile.column, columns)], buffers.y),
+        )
+        for axis, (block, smem) in enumerate(copies):
+            plgpu.copy_gmem_to_smem(
+                block,
+                smem.at[stage],
+                barriers.loaded.at[stage],
+                collective_axes=settings.collective_axis,
+                leader_tracked=plgpu.CopyPartition.PARTITIONED(axis) if settings.pair else None,
+            )
+
+
+def _multiply(buffers: _Buffers, barriers: _Barriers, tile: _Tile, settings: _Settings) -> None:
+    """Sum the products of a tile in its half of tensor memory; of a pair, the first does."""
+    stages, columns = buffers.x.shape[0], buffers.sums.shape[1] // 2
+    slot, collective_axis = tile.slot, settings.collective_axis
+
+    @pl.when(jax.lax.axis_index("pair") == 0)
+    def _first_of_pair() -> None:
+        pl.when(tile.turn >= 2)(lambda: plgpu.barrier_wait(barriers.emptied.at[slot]))
+
+        @pl.loop(0, settings.steps)
+        def _step(step: jax.Array) -> None:
+            stage = jax.lax.rem(tile.turn * settings.steps + step, stages)
+            plgpu.barrier_wait(barriers.loaded.at[stage])
+            plgpu.tcgen05_mma(
+                buffers.sums.at[:, pl.ds(slot * columns, columns)],
+                buffers.x.at[stage],
+                buffers.y.at[stage],
+                barriers.consumed.at[stage],
+                accumulate=step > 0,
+                collective_axis=collective_axis,
+            )
+
+        plgpu.tcgen05_commit_arrive(barriers.summed.at[slot], collective_axis=collective_axis)
+
+
+def _store(
+    o: Ref, buffers: _Buffers, barriers: _Barriers, tile: _Tile, settings: _Settings
+) -> None:
+    """Round a tile, or this block's half of it, and copy it to the output part by part."""
+    columns, width = buffers.sums.shape[1] // 2, buffers.o.shape[2]
+    slot, parts = tile.slot, columns // width
+    member = jax.lax.axis_index("pair")
+    mine = pl.ds(tile.row + member * _ROWS, _ROWS)
+    plgpu.barrier_wait(barriers.summed.at[slot])
+    for part in range(parts):
+        sums = buffers.sums.at[:, pl.ds(slot * columns + part * width, width)]
+        piece = plgpu.async_load_tmem(sums)
+        half = jax.lax.rem(tile.turn * parts + part, 2)
+        plgpu.wait_smem_to_gmem(1, wait_read_only=True)  # all but the last have left their half
+        buffers.o[half] = piece.astype(o.dtype)
+        plgpu.commit_smem()
+        here = mine, pl.ds(tile.column + part * width, width)
+        plgpu.copy_smem_to_gmem(buffers.o.at[half], o.at[here])
+    plgpu.wait_load_tmem()
+    plgpu.barrier_arrive(barriers.emptied.at[slot])
+    if settings.pair:
+        # The second one starts no products. Who waits must arrive as well, or the barrier could
+        # go on by two phases before it looks.
+        pl.when(member == 1)(lambda: plgpu.barrier_wait(barriers.emptied.at[slot]))
+
+
+def _see_last(barriers: Ref, count: jax.Array) -> None:
+    """Wait for the last of ``count`` arrivals, which nobody has waited for.
+
+    Args:
+      barriers: which take turns.
+      count: of all arrivals.
+    """
+    slots = barriers.shape[0]
+
+    @pl.loop(jnp.maximum(count - slots, 0), count)
+    def _arrival(each: jax.Array) -> None:
+        plgpu.barrier_wait(barriers.at[jax.lax.rem(each, slots)])
 
 
 def blackwell_matmul(
@@ -228,27 +326,24 @@ def blackwell_matmul(
         _require.positive(programs=programs)
         count = min(count, programs)
     x, y = _tiles.aligned(x), _tiles.aligned(y)
-    part, rows = _tiles.width(dtype), _tiles.ROWS
+    settings = _Settings(tiles, pl.cdiv(k, block_k), pair, schedule, band)
     o = plgpu.kernel(
-        functools.partial(
-            _matmul_kernel,
-            tiles=tiles,
-            steps=pl.cdiv(k, block_k),
-            pair=pair,
-            schedule=schedule,
-            band=band,
+        functools.partial(_matmul_kernel, settings=settings),
+        out_type=jax.ShapeDtypeStruct(_tiles.whole((m, n), dtype), dtype),
+        scratch_types=(
+            _Buffers(
+                x=_tiles.smem((stages, _ROWS, block_k), x.dtype),
+                y=_tiles.smem((stages, block_k, block_n // members), x.dtype),
+                sums=plgpu.TMEM((_ROWS, 2 * block_n), jnp.float32, collective=pair),
+                o=_tiles.smem((2, _ROWS, _tiles.width(dtype)), dtype),
+            ),
+            _Barriers(
+                loaded=plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+                consumed=plgpu.Barrier(num_barriers=stages, orders_tensor_core=True),
+                summed=plgpu.Barrier(num_barriers=2, orders_tensor_core=True),
+                emptied=_emptied(pair),
+            ),
         ),
-        out_type=jax.ShapeDtypeStruct((pl.cdiv(m, rows) * rows, pl.cdiv(n, part) * part), dtype),
-        scratch_types={
-            "x_smem": _tiles.smem((stages, _ROWS, block_k), x.dtype),
-            "y_smem": _tiles.smem((stages, block_k, block_n // members), x.dtype),
-            "o_smem": _tiles.smem((2, _ROWS, part), dtype),
-            "sums": plgpu.TMEM((_ROWS, 2 * block_n), jnp.float32, collective=pair),
-            "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-            "consumed": plgpu.Barrier(num_barriers=stages, orders_tensor_core=True),
-            "summed": plgpu.Barrier(num_barriers=2, orders_tensor_core=True),
-            "emptied": _emptied(pair),
-        },
         grid=(count,),
         grid_names=("tile",),
         cluster=(members,),

@@ -45,19 +45,19 @@ _NO_PAIR = (
     EquivalentMutant(
         operator="guard",
         change="always",
-        source="@pl.when(member == 0)",
+        source='@pl.when(jax.lax.axis_index("pair") == 0)',
         reason="without pairs every block is the only one of its cluster: member is 0",
     ),
     EquivalentMutant(
         operator="arithmetic",
         change="add -> sub",
-        source="mine = pl.ds(row + member * _ROWS, _ROWS)",
+        source="mine = pl.ds(tile.row + member * _ROWS, _ROWS)",
         reason="likewise",
     ),
     EquivalentMutant(
         operator="guard",
         change="of the next index",
-        source="pl.when(role == _PRODUCTS)(lambda: multiply(turn, slot))",
+        source="pl.when(role == _PRODUCTS)(lambda: _multiply(",
         reason="the warpgroup that stores may start the products as well, and then waits for them",
     ),
     EquivalentMutant(
@@ -72,9 +72,9 @@ _NO_PAIR = (
             ("arithmetic", "add -> sub", "return carry + 1"),
             ("arithmetic", "sub -> add", "@pl.loop(jnp.maximum(count - slots, 0), count)"),
             ("wait", "dropped", "plgpu.barrier_wait(barriers.at[jax.lax.rem(each, slots)])"),
-            ("guard", "never", "pl.when(role == _LOADS)(lambda: see_last("),
-            ("guard", "of the index before", "pl.when(role == _LOADS)(lambda: see_last("),
-            ("guard", "never", "pl.when(role == _PRODUCTS)(lambda: see_last("),
+            ("guard", "never", "pl.when(role == _LOADS)(lambda: _see_last("),
+            ("guard", "of the index before", "pl.when(role == _LOADS)(lambda: _see_last("),
+            ("guard", "never", "pl.when(role == _PRODUCTS)(lambda: _see_last("),
         )
     ),
 )

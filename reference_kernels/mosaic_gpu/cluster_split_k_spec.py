@@ -7,9 +7,9 @@ import functools
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
 from reference_kernels import _gpu
+from reference_kernels.mosaic_gpu import _products_spec as products
 from reference_kernels.mosaic_gpu._claims import WGMMA
 from reference_kernels.mosaic_gpu.cluster_split_k import _NEW, Transport, cluster_split_k
 from reference_kernels.mosaic_gpu.hopper_matmul import reference
@@ -22,13 +22,8 @@ def _spec(by: Transport) -> KernelSpec:
         backends=WGMMA if _gpu.has(_NEW) else (),
         reference=reference,
         inputs=pst.arguments(
-            pst.arrays(
-                "m k, k n",
-                dtype=pst.floats("bfloat16", "float16"),
-                around={"m": 64, "n": 64},
-                dims={"k": [1, 65, 200, 640]},  # also fewer steps than there are blocks
-                max_bytes=2**17,
-            ),
+            # Also fewer steps than there are blocks.
+            products.operands({"m": 64, "n": 64}, k=[1, 65, 200, 640]),
             tuning={
                 "cluster": st.sampled_from([1, 2, 4]),
                 "block_n": st.sampled_from([128, 256]),
@@ -36,7 +31,7 @@ def _spec(by: Transport) -> KernelSpec:
             },
         ),
         exact=True,
-        relations=(Linear(0), Linear(1), Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0})),
+        relations=products.RELATIONS,
         typical=(
             pst.shaped(
                 "m k, k n",

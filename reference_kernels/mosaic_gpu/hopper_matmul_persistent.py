@@ -31,7 +31,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,108 +40,188 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from reference_kernels import _gpu, _require
+from reference_kernels._refs import Ref
 from reference_kernels.mosaic_gpu import _tiles
 
 _MULTIPLYING = 2  # warpgroups, besides the one that fetches
 _FEW_REGISTERS, _MANY_REGISTERS = 40, 232  # of a thread; 128 * (40 + 2 * 232) <= 65536
 
 
+class _Buffers(NamedTuple):
+    """Shared memory of a block of the grid.
+
+    Attributes:
+      x: blocks of ``x`` for ``stages`` steps, ``(stages, block_m, block_k)``, or the last two
+        sizes the other way round, as the axes of ``x`` are.
+      y: blocks of ``y``, ``(stages, block_k, block_n)``, or likewise.
+      o: parts of the output on their way out, for each warpgroup; see ``_tiles.staging``.
+    """
+
+    x: Ref
+    y: Ref
+    o: Ref
+
+
+class _Barriers(NamedTuple):
+    """What the warpgroups owe each other.
+
+    Attributes:
+      arrived: ``(stages,)``: both blocks of a step have arrived in a slot.
+      free: ``(stages,)``: all warpgroups that multiply have read a slot, in all blocks of the
+        cluster.
+    """
+
+    arrived: Ref
+    free: Ref
+
+
+@dataclasses.dataclass(frozen=True)
+class _Schedule:
+    """The tiles of the output, and who works on which.
+
+    Attributes:
+      tiles: how many of clusters there are below each other, and beside each other.
+      shape: rows and columns of the tile of a block.
+      steps: of the sums.
+      width: tiles of clusters below each other that are taken before the next column.
+    """
+
+    tiles: tuple[int, int]
+    shape: tuple[int, int]
+    steps: int
+    width: int
+
+    def mine(self) -> jax.Array:
+        """How many of them this block works on."""
+        cluster, clusters = jax.lax.axis_index("cluster"), jax.lax.axis_size("cluster")
+        return (self.tiles[0] * self.tiles[1] - cluster + clusters - 1) // clusters
+
+    def corner(self, turn: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The first row and column of the tile that this block works on in its ``turn``."""
+        index = jax.lax.axis_index("cluster") + turn * jax.lax.axis_size("cluster")
+        i, j = plgpu.planar_snake(index, self.tiles, 0, self.width)
+        block, blocks = jax.lax.axis_index("block"), jax.lax.axis_size("block")
+        return (i * blocks + block) * self.shape[0], j * self.shape[1]
+
+
 def _matmul_kernel(
-    x_gmem: Any,
-    y_gmem: Any,
-    o_gmem: Any,
-    x_smem: Any,
-    y_smem: Any,
-    o_smem: Any,
-    arrived: Any,
-    free: Any,
+    x: Ref,
+    y: Ref,
+    o: Ref,
+    buffers: _Buffers,
+    barriers: _Barriers,
     *,
     axes: tuple[int, int],
-    tiles: tuple[int, int],
-    steps: int,
-    width: int,
+    schedule: _Schedule,
 ) -> None:
-    """Tiles ``index``, ``index + clusters``, ... of this cluster, one after the other.
+    """Tiles of this block: contract axis ``axes[0]`` of ``x`` with ``axes[1]`` of ``y``.
 
-    Axis ``axes[0]`` of ``x`` is contracted with ``axes[1]`` of ``y``.
+    Args:
+      x: ``(m, k)``, or ``(k, m)``, in global memory.
+      y: ``(k, n)``, or ``(n, k)``.
+      o: ``(m, n)``.
+      buffers: in shared memory.
+      barriers: between the warpgroups.
+      axes: which axis of each operand is contracted.
+      schedule: of the tiles.
     """
-    stages, block_m, block_k = x_smem.shape[0], x_smem.shape[2 - axes[0]], x_smem.shape[1 + axes[0]]
-    block_n, rows = y_smem.shape[2 - axes[1]], block_m // _MULTIPLYING
-    cluster, clusters = jax.lax.axis_index("cluster"), jax.lax.axis_size("cluster")
-    in_cluster, blocks = jax.lax.axis_index("block"), jax.lax.axis_size("block")
-    warpgroup = jax.lax.axis_index("warpgroup")
-    count = tiles[0] * tiles[1]
-    mine = (count - cluster + clusters - 1) // clusters
-
-    def corner(turn: Any) -> tuple[Any, Any]:
-        """The first row and column of the tile that this block works on in its ``turn``."""
-        i, j = plgpu.planar_snake(cluster + turn * clusters, tiles, 0, width)
-        return (i * blocks + in_cluster) * block_m, j * block_n
+    warpgroup, mine = jax.lax.axis_index("warpgroup"), schedule.mine()
 
     @pl.when(warpgroup == _MULTIPLYING)
-    def _fetch() -> None:
+    def _fetching() -> None:
         plgpu.set_max_registers(_FEW_REGISTERS, action="decrease")
-
-        @pl.loop(0, mine)
-        def _tile(turn: Any) -> None:
-            row, column = corner(turn)
-
-            @pl.loop(0, steps)
-            def _step(step: Any) -> None:
-                fetched = turn * steps + step
-                slot = jax.lax.rem(fetched, stages)
-                pl.when(fetched >= stages)(lambda: plgpu.barrier_wait(free.at[slot]))
-                terms = pl.ds(step * block_k, block_k)
-                plgpu.copy_gmem_to_smem(
-                    x_gmem.at[_placed(terms, pl.ds(row, block_m), axes[0])],
-                    x_smem.at[slot],
-                    arrived.at[slot],
-                )
-                plgpu.copy_gmem_to_smem(
-                    y_gmem.at[_placed(terms, pl.ds(column, block_n), axes[1])],
-                    y_smem.at[slot],
-                    arrived.at[slot],
-                    collective_axes="block" if blocks > 1 else None,
-                )
-
-        total = mine * steps
-
-        @pl.loop(jnp.maximum(total - stages, 0), total)
-        def _drain(step: Any) -> None:
-            plgpu.barrier_wait(free.at[jax.lax.rem(step, stages)])
+        _fetch(x, y, buffers, barriers, axes, schedule, mine)
 
     @pl.when(warpgroup < _MULTIPLYING)
-    def _multiply() -> None:
+    def _multiplying() -> None:
         plgpu.set_max_registers(_MANY_REGISTERS, action="increase")
-        half = _placed(slice(None), pl.ds(warpgroup * rows, rows), axes[0])
+        rows = schedule.shape[0] // _MULTIPLYING
 
         @pl.loop(0, mine)
-        def _tile(turn: Any) -> None:
-            row, column = corner(turn)
-            begin = turn * steps
-
-            def accumulate(acc: Any) -> jax.Array:
-                @pl.loop(0, steps)
-                def _step(step: Any) -> None:
-                    slot = jax.lax.rem(begin + step, stages)
-                    plgpu.barrier_wait(arrived.at[slot])
-                    x, y = x_smem.at[slot, *half], y_smem.at[slot]
-                    plgpu.wgmma(acc, x if axes[0] == 1 else x.T, y if axes[1] == 0 else y.T)
-                    plgpu.wgmma_wait(1)  # the product of the step before has read its slot
-                    before = jax.lax.rem(begin + step + (stages - 1), stages)
-                    pl.when(step > 0)(lambda: plgpu.barrier_arrive(free.at[before]))
-
-                total = acc[...]
-                plgpu.barrier_arrive(free.at[jax.lax.rem(begin + steps - 1, stages)])
-                return total
-
-            total = pl.run_scoped(
-                accumulate, plgpu.WGMMAAccumulatorRef((rows, block_n), jnp.float32)
-            )
-            parts = o_smem.at[warpgroup]
-            _tiles.store(total, parts, o_gmem, row + warpgroup * rows, column)
+        def _tile(turn: jax.Array) -> None:
+            row, column = schedule.corner(turn)
+            total = _sum_half(buffers, barriers, axes, schedule, turn, warpgroup)
+            _tiles.store(total, buffers.o.at[warpgroup], o, row + warpgroup * rows, column)
 
         plgpu.wait_smem_to_gmem(0)
+
+
+def _fetch(
+    x: Ref,
+    y: Ref,
+    buffers: _Buffers,
+    barriers: _Barriers,
+    axes: tuple[int, int],
+    schedule: _Schedule,
+    mine: jax.Array,
+) -> None:
+    """Copy what the steps of ``mine`` tiles need, each step as soon as its slot is free."""
+    stages, block_k = buffers.x.shape[0], buffers.x.shape[1 + axes[0]]
+    block_m, block_n = schedule.shape
+
+    @pl.loop(0, mine)
+    def _tile(turn: jax.Array) -> None:
+        row, column = schedule.corner(turn)
+
+        @pl.loop(0, schedule.steps)
+        def _step(step: jax.Array) -> None:
+            fetched = turn * schedule.steps + step
+            slot = jax.lax.rem(fetched, stages)
+            pl.when(fetched >= stages)(lambda: plgpu.barrier_wait(barriers.free.at[slot]))
+            terms = pl.ds(step * block_k, block_k)
+            plgpu.copy_gmem_to_smem(
+                x.at[_placed(terms, pl.ds(row, block_m), axes[0])],
+                buffers.x.at[slot],
+                barriers.arrived.at[slot],
+            )
+            plgpu.copy_gmem_to_smem(
+                y.at[_placed(terms, pl.ds(column, block_n), axes[1])],
+                buffers.y.at[slot],
+                barriers.arrived.at[slot],
+                collective_axes="block" if jax.lax.axis_size("block") > 1 else None,
+            )
+
+    total = mine * schedule.steps
+
+    @pl.loop(jnp.maximum(total - stages, 0), total)
+    def _drain(step: jax.Array) -> None:
+        plgpu.barrier_wait(barriers.free.at[jax.lax.rem(step, stages)])
+
+
+def _sum_half(
+    buffers: _Buffers,
+    barriers: _Barriers,
+    axes: tuple[int, int],
+    schedule: _Schedule,
+    turn: jax.Array,
+    warpgroup: jax.Array,
+) -> jax.Array:
+    """The sums of a warpgroup's half of the rows of a tile, whose operands are being fetched."""
+    stages, rows, begin = (
+        buffers.x.shape[0],
+        schedule.shape[0] // _MULTIPLYING,
+        turn * schedule.steps,
+    )
+    half = _placed(slice(None), pl.ds(warpgroup * rows, rows), axes[0])
+
+    def accumulate(acc: Ref) -> jax.Array:
+        @pl.loop(0, schedule.steps)
+        def _step(step: jax.Array) -> None:
+            slot = jax.lax.rem(begin + step, stages)
+            plgpu.barrier_wait(barriers.arrived.at[slot])
+            x, y = buffers.x.at[slot, *half], buffers.y.at[slot]
+            plgpu.wgmma(acc, x if axes[0] == 1 else x.T, y if axes[1] == 0 else y.T)
+            plgpu.wgmma_wait(1)  # the product of the step before has read its slot
+            before = jax.lax.rem(begin + step + (stages - 1), stages)
+            pl.when(step > 0)(lambda: plgpu.barrier_arrive(barriers.free.at[before]))
+
+        total = acc[...]
+        plgpu.barrier_arrive(barriers.free.at[jax.lax.rem(begin + schedule.steps - 1, stages)])
+        return total
+
+    return pl.run_scoped(
+        accumulate, plgpu.WGMMAAccumulatorRef((rows, schedule.shape[1]), jnp.float32)
+    )
 
 
 def _placed(terms: Any, others: Any, axis: int) -> tuple[Any, Any]:
@@ -150,7 +231,17 @@ def _placed(terms: Any, others: Any, axis: int) -> tuple[Any, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Settings:
-    """What a product is computed with, besides its operands: see ``hopper_matmul_persistent``."""
+    """What a product is computed with, besides its operands.
+
+    Attributes:
+      block_m: rows of a tile.
+      block_n: columns of it.
+      block_k: terms of the sums in one step.
+      stages: steps whose operands fit in shared memory.
+      cluster: blocks that share what they fetch of ``y``.
+      width: see ``_Schedule``.
+      clusters: how many run.
+    """
 
     block_m: int
     block_n: int
@@ -166,7 +257,12 @@ def _contract(x: jax.Array, y: jax.Array, axes: tuple[int, int], settings: _Sett
     m, n, k = x.shape[1 - axes[0]], y.shape[1 - axes[1]], x.shape[axes[0]]
     block_m, block_n, block_k = settings.block_m, settings.block_n, settings.block_k
     stages, cluster = settings.stages, settings.cluster
-    tiles = pl.cdiv(m, block_m * cluster), pl.cdiv(n, block_n)
+    schedule = _Schedule(
+        tiles=(pl.cdiv(m, block_m * cluster), pl.cdiv(n, block_n)),
+        shape=(block_m, block_n),
+        steps=pl.cdiv(k, block_k),
+        width=settings.width,
+    )
     x, y = _tiles.aligned(x), _tiles.aligned(y)
     free: Any = plgpu.Barrier(num_arrivals=_MULTIPLYING, num_barriers=stages)
     if cluster > 1:
@@ -174,22 +270,17 @@ def _contract(x: jax.Array, y: jax.Array, axes: tuple[int, int], settings: _Sett
             collective_axes=("block",), num_arrivals=_MULTIPLYING, num_barriers=stages
         )
     return plgpu.kernel(
-        functools.partial(
-            _matmul_kernel,
-            axes=axes,
-            tiles=tiles,
-            steps=pl.cdiv(k, block_k),
-            width=settings.width,
-        ),
+        functools.partial(_matmul_kernel, axes=axes, schedule=schedule),
         out_type=jax.ShapeDtypeStruct(_tiles.whole((m, n), x.dtype), x.dtype),
-        scratch_types=[
-            _tiles.smem((stages, *_placed(block_k, block_m, axes[0])), x.dtype),
-            _tiles.smem((stages, *_placed(block_k, block_n, axes[1])), x.dtype),
-            _tiles.staging(x.dtype, _MULTIPLYING),
-            plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-            free,
-        ],
-        grid=(min(settings.clusters, tiles[0] * tiles[1]),),
+        scratch_types=(
+            _Buffers(
+                x=_tiles.smem((stages, *_placed(block_k, block_m, axes[0])), x.dtype),
+                y=_tiles.smem((stages, *_placed(block_k, block_n, axes[1])), x.dtype),
+                o=_tiles.staging(x.dtype, _MULTIPLYING),
+            ),
+            _Barriers(arrived=plgpu.Barrier(num_arrivals=2, num_barriers=stages), free=free),
+        ),
+        grid=(min(settings.clusters, math.prod(schedule.tiles)),),
         grid_names=("cluster",),
         cluster=(cluster,),
         cluster_names=("block",),

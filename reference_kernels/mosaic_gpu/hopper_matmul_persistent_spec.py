@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import EquivalentMutant, KernelSpec
+from reference_kernels.mosaic_gpu import _products_spec as products
 from reference_kernels.mosaic_gpu._claims import WGMMA
 from reference_kernels.mosaic_gpu.hopper_matmul import reference
 from reference_kernels.mosaic_gpu.hopper_matmul_persistent import hopper_matmul_persistent
@@ -26,28 +26,22 @@ SPEC = KernelSpec(
     backends=("gpu-interpret", *WGMMA),
     reference=reference,
     inputs=pst.arguments(
-        pst.arrays(
-            "m k, k n",
-            dtype=pst.floats("bfloat16", "float16"),
-            around={"m": 128, "n": 64},
-            dims={"k": [1, 65, 200, 320]},  # up to five steps: more than there are stages
-            max_bytes=2**17,
-        ),
+        products.operands({"m": 128, "n": 64}, **products.TERMS),
         tuning=_TUNING,
     ),
     exact=True,
     differentiable=(0, 1),
-    relations=(Linear(0), Linear(1), Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0})),
+    relations=products.RELATIONS,
     equivalent=(
         EquivalentMutant(
             operator="arithmetic",
             change="sub -> add",
-            source="mine = (count - cluster + clusters - 1) // clusters",
+            source="- cluster + clusters - 1) // clusters",
             reason="tiles that are too many lie outside of the output, where TMA writes nothing",
         ),
     ),
     typical=(
-        pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 4096, "k": 4096, "n": 4096}),
-        pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 8192, "k": 8192, "n": 8192}),
+        products.large(),
+        products.large(m=8192, k=8192, n=8192),
     ),
 )

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,6 +35,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from reference_kernels import _gpu, _require
+from reference_kernels._refs import Ref
 from reference_kernels.mosaic_gpu import _tiles
 
 _MULTIPLYING = 2  # warpgroups, besides the one that copies
@@ -42,7 +44,15 @@ _COPY_REGISTERS = 40
 
 @dataclasses.dataclass(frozen=True)
 class _Blocks:
-    """Sizes of blocks, and how many steps and buffers there are."""
+    """Sizes of blocks, and how many steps and buffers there are.
+
+    Attributes:
+      m: rows of a tile of the output.
+      n: columns of it.
+      k: terms of the sums in a step.
+      steps: of the sums.
+      stages: steps that there are buffers for.
+    """
 
     m: int
     n: int
@@ -63,93 +73,161 @@ class _Blocks:
         ]
 
 
-def _kernel(
-    x_gmem: Any, y_gmem: Any, o_gmem: Any, o_smem: Any, *, blocks: _Blocks, overlap: bool
-) -> None:
+def _kernel(x: Ref, y: Ref, o: Ref, parts: Ref, *, blocks: _Blocks, overlap: bool) -> None:
+    """A tile of the output, by one warpgroup that copies ahead and multiplies.
+
+    Args:
+      x: ``(m, k)``, in global memory.
+      y: ``(k, n)``.
+      o: ``(m, n)``.
+      parts: of the tile on their way out; see ``_tiles.staging``.
+      blocks: their sizes.
+      overlap: whether the kernel before may still write ``x``.
+    """
     row, column = jax.lax.axis_index("row"), jax.lax.axis_index("column")
     if overlap:
-
-        @pl.loop(0, min(blocks.stages, blocks.steps))
-        def _prefetch(step: Any) -> None:
-            here = pl.ds(step * blocks.k, blocks.k), pl.ds(column * blocks.n, blocks.n)
-            plgpu.async_prefetch(y_gmem.at[here])
-
+        _prefetch(y, column, blocks)
         plgpu.griddepcontrol_wait()
-
-    def accumulate(acc: Any) -> jax.Array:
-        def multiply(_: Any, x_smem: Any, y_smem: Any) -> None:
-            plgpu.wgmma(acc, x_smem, y_smem)
-            plgpu.wgmma_wait(1)  # the product of the step before has read its blocks
-
-        plgpu.emit_pipeline(
-            multiply,
-            grid=(blocks.steps,),
-            in_specs=blocks.specs(row, column, x_gmem.dtype, delay_release=1),
-            max_concurrent_steps=blocks.stages,
-        )(x_gmem, y_gmem)
-        return acc[...]
-
-    total = pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((blocks.m, blocks.n), jnp.float32))
-    _tiles.store(total, o_smem, o_gmem, row * blocks.m, column * blocks.n)
+    total = _sum_steps(x, y, row, column, blocks)
+    _tiles.store(total, parts, o, row * blocks.m, column * blocks.n)
     plgpu.wait_smem_to_gmem(0)
     if overlap:
         plgpu.griddepcontrol_launch_dependents()
 
 
-def _specialized_kernel(
-    x_gmem: Any, y_gmem: Any, o_gmem: Any, o_smem: Any, *, blocks: _Blocks, tiles: tuple[int, int]
-) -> None:
-    warpgroup = jax.lax.axis_index("warpgroup")
-    rows = blocks.m // _MULTIPLYING
+def _prefetch(y: Ref, column: jax.Array, blocks: _Blocks) -> None:
+    """Bring the blocks of ``y`` that the first steps need into the L2 cache."""
 
-    def pipeline(body: Any, context: Any, row: Any, column: Any, state: Any) -> Any:
-        return plgpu.emit_pipeline_warp_specialized(
-            body,
+    @pl.loop(0, min(blocks.stages, blocks.steps))
+    def _step(step: jax.Array) -> None:
+        here = pl.ds(step * blocks.k, blocks.k), pl.ds(column * blocks.n, blocks.n)
+        plgpu.async_prefetch(y.at[here])
+
+
+def _sum_steps(x: Ref, y: Ref, row: jax.Array, column: jax.Array, blocks: _Blocks) -> jax.Array:
+    """The sums of the tile at ``row`` and ``column``, counted in tiles."""
+
+    def accumulate(acc: Ref) -> jax.Array:
+        def multiply(_: Any, x_block: Ref, y_block: Ref) -> None:
+            plgpu.wgmma(acc, x_block, y_block)
+            plgpu.wgmma_wait(1)  # the product of the step before has read its blocks
+
+        plgpu.emit_pipeline(
+            multiply,
             grid=(blocks.steps,),
-            memory_registers=_COPY_REGISTERS,
-            in_specs=blocks.specs(row, column, x_gmem.dtype),
+            in_specs=blocks.specs(row, column, x.dtype, delay_release=1),
             max_concurrent_steps=blocks.stages,
-            wg_axis="warpgroup",
-            num_compute_wgs=_MULTIPLYING,
-            pipeline_state=state,
-            compute_context=context,
-        )
+        )(x, y)
+        return acc[...]
+
+    return pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((blocks.m, blocks.n), jnp.float32))
+
+
+def _specialized_kernel(
+    x: Ref, y: Ref, o: Ref, parts: Ref, *, blocks: _Blocks, tiles: tuple[int, int]
+) -> None:
+    """Tiles of a persistent block, by a warpgroup that copies and two that multiply.
+
+    Args:
+      x: ``(m, k)``, in global memory.
+      y: ``(k, n)``.
+      o: ``(m, n)``.
+      parts: of a tile on their way out, for each of the two.
+      blocks: their sizes.
+      tiles: how many there are below each other, and beside each other.
+    """
 
     def all_tiles(allocations: Any) -> None:
         @plgpu.nd_loop(tiles, collective_axes="block")
         def _tile(info: plgpu.NDLoopInfo) -> None:
             row, column = info.index
-            states, last = plgpu.PipelinePipeline, info.local_index == info.num_local_steps - 1
-            state = jnp.where(last, states.STOP, states.STEADY)
-            # Of a single tile nobody empties the buffers: nothing comes after it.
-            state = jnp.where(info.local_index == 0, states.START, state)
+            run = _pipeline(
+                blocks,
+                x.dtype,
+                (row, column),
+                body=_multiply_half,
+                context=functools.partial(_sum_and_store, o, parts, row, column, blocks),
+                state=_place_in_chain(info),
+            )
+            run(x, y, allocations=allocations)
 
-            def multiply(_: Any, x_smem: Any, y_smem: Any, acc: Any) -> Any:
-                half = pl.ds(warpgroup * rows, rows)
-                plgpu.wgmma(acc, x_smem.at[half], y_smem)
-                plgpu.wgmma_wait(0)
-                return acc
-
-            def compute(steps: Any) -> None:
-                def accumulate(acc: Any) -> jax.Array:
-                    steps(acc)
-                    return acc[...]
-
-                total = pl.run_scoped(
-                    accumulate, plgpu.WGMMAAccumulatorRef((rows, blocks.n), jnp.float32)
-                )
-                first = row * blocks.m + warpgroup * rows
-                _tiles.store(total, o_smem.at[warpgroup], o_gmem, first, column * blocks.n)
-
-            run = pipeline(multiply, compute, row, column, state)
-            run(x_gmem, y_gmem, allocations=allocations)
-
-    def nothing(*_: Any) -> None:
-        """What is computed does not matter for the allocations."""
-
-    allocations = pipeline(nothing, nothing, 0, 0, None).get_allocations(x_gmem, y_gmem)
-    pl.run_scoped(all_tiles, allocations, collective_axes="warpgroup")
+    # What is computed does not matter for the allocations.
+    any_tile = _pipeline(blocks, x.dtype, (0, 0), body=_nothing, context=_nothing, state=None)
+    pl.run_scoped(all_tiles, any_tile.get_allocations(x, y), collective_axes="warpgroup")
     plgpu.wait_smem_to_gmem(0)
+
+
+def _pipeline(
+    blocks: _Blocks,
+    dtype: Any,
+    tile: tuple[Any, Any],
+    *,
+    body: Callable[..., Any],
+    context: Callable[..., None],
+    state: jax.Array | None,
+) -> Any:
+    """The pipeline of a tile.
+
+    Args:
+      blocks: their sizes.
+      dtype: of the operands.
+      tile: its row and column, counted in tiles.
+      body: what the warpgroups that multiply do in a step.
+      context: what they do around all steps, which it is called with.
+      state: the place of the pipeline in the chain; None to ask for allocations only.
+    """
+    return plgpu.emit_pipeline_warp_specialized(
+        body,
+        grid=(blocks.steps,),
+        memory_registers=_COPY_REGISTERS,
+        in_specs=blocks.specs(*tile, dtype),
+        max_concurrent_steps=blocks.stages,
+        wg_axis="warpgroup",
+        num_compute_wgs=_MULTIPLYING,
+        pipeline_state=state,
+        compute_context=context,
+    )
+
+
+def _place_in_chain(info: plgpu.NDLoopInfo) -> jax.Array:
+    """The first pipeline fills the buffers, and the last one empties them."""
+    states, last = plgpu.PipelinePipeline, info.local_index == info.num_local_steps - 1
+    state = jnp.where(last, states.STOP, states.STEADY)
+    # Of a single tile nobody empties the buffers: nothing comes after it.
+    return jnp.where(info.local_index == 0, states.START, state)
+
+
+def _multiply_half(_: Any, x_block: Ref, y_block: Ref, acc: Ref) -> Ref:
+    """Add the product of a step, for half of its rows, to ``acc``."""
+    rows = x_block.shape[0] // _MULTIPLYING
+    half = pl.ds(jax.lax.axis_index("warpgroup") * rows, rows)
+    plgpu.wgmma(acc, x_block.at[half], y_block)
+    plgpu.wgmma_wait(0)
+    return acc
+
+
+def _sum_and_store(
+    o: Ref,
+    parts: Ref,
+    row: jax.Array,
+    column: jax.Array,
+    blocks: _Blocks,
+    steps: Callable[[Ref], Any],
+) -> None:
+    """Run the ``steps`` of a tile, and write a warpgroup's half of it."""
+    warpgroup, rows = jax.lax.axis_index("warpgroup"), blocks.m // _MULTIPLYING
+
+    def accumulate(acc: Ref) -> jax.Array:
+        steps(acc)
+        return acc[...]
+
+    total = pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((rows, blocks.n), jnp.float32))
+    first = row * blocks.m + warpgroup * rows
+    _tiles.store(total, parts.at[warpgroup], o, first, column * blocks.n)
+
+
+def _nothing(*_: Any) -> None:
+    """A body of a pipeline that is asked for its allocations only."""
 
 
 def hopper_matmul_pipelined(

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.relations import Linear, Permuted
 from pytest_pallas.spec import KernelSpec
+from reference_kernels.mosaic_gpu import _products_spec as products
 from reference_kernels.mosaic_gpu._claims import WGMMA
 from reference_kernels.mosaic_gpu.hopper_matmul import reference
 from reference_kernels.mosaic_gpu.hopper_matmul_pipelined import hopper_matmul_pipelined
@@ -18,18 +18,10 @@ from reference_kernels.mosaic_gpu.hopper_matmul_pipelined import hopper_matmul_p
 
 def _inputs(**tuning: Any) -> Any:
     return pst.arguments(
-        pst.arrays(
-            "m k, k n",
-            dtype=pst.floats("bfloat16", "float16"),
-            around={"m": 128, "n": 64},
-            dims={"k": [1, 65, 200, 320]},  # up to five steps: more than there are buffers
-            max_bytes=2**17,
-        ),
+        products.operands({"m": 128, "n": 64}, **products.TERMS),
         tuning={"block_n": 64, "stages": st.sampled_from([2, 3]), **tuning},
     )
 
-
-_TYPICAL = pst.shaped("m k, k n", dtype="bfloat16", dims={"m": 4096, "k": 4096, "n": 4096})
 
 SPEC = KernelSpec(
     name="hopper_matmul_pipelined",
@@ -38,8 +30,8 @@ SPEC = KernelSpec(
     reference=reference,
     inputs=_inputs(block_m=64),
     exact=True,
-    relations=(Linear(0), Linear(1), Permuted({0: 0}, output=0), Permuted({0: 1, 1: 0})),
-    typical=(_TYPICAL,),
+    relations=products.RELATIONS,
+    typical=(products.large(),),
 )
 
 SPEC_OVERLAP = dataclasses.replace(

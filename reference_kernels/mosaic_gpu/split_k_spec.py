@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import KernelSpec
+from reference_kernels.mosaic_gpu import _products_spec as products
 from reference_kernels.mosaic_gpu._claims import WGMMA
 from reference_kernels.mosaic_gpu.split_k import reference, split_k_matmul
 
@@ -24,12 +25,7 @@ def _spec(name: str, by: Literal["tma", "atomic"]) -> KernelSpec:
         backends=WGMMA,
         reference=reference,
         inputs=pst.arguments(
-            pst.arrays(
-                "m k, k n",
-                dtype=pst.floats("bfloat16", "float16"),
-                around={"m": 64, "n": 64, "k": 64},
-                max_bytes=2**17,
-            ),
+            products.operands({"m": 64, "n": 64, "k": 64}),
             tuning={
                 "block_m": 64,
                 "block_n": st.sampled_from([64, 128]),

@@ -43,7 +43,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _mesh, _require
+from reference_kernels._refs import Ref
 from reference_kernels._tpu import LANES, ROWS, fit
 from reference_kernels.attention import _operands
 from reference_kernels.attention._flash_blocks import (
@@ -82,111 +83,187 @@ class Settings:
     collective_id: int
 
 
-def _attend_block(
-    q_ref: Any,
-    k_ref: Any,
-    v_ref: Any,
-    *refs: Any,
-    weights_ref: Any,
-    blocks: Blocks,
-    scale: float,
-) -> None:
-    """Add a block of keys to maximum, sum and weighted values, after ``before`` if it is given."""
-    *before, m_ref, l_ref, acc_ref = refs
-    i, j = pl.program_id(1), pl.program_id(2)
+class _Softmax(NamedTuple):
+    """What is known of queries so far, float32: of all of them in HBM, of a block in VMEM.
 
-    @pl.when(j == 0)
-    def _begin() -> None:
-        @each_slab(blocks.block_q)
-        def _rows(rows: Any) -> None:
-            if before:
-                for ref, before_ref in zip((m_ref, l_ref, acc_ref), before, strict=True):
-                    ref[rows] = before_ref[rows]
-            else:
-                m_ref[rows] = jnp.full((rows.size, LANES), -jnp.inf, jnp.float32)
-                l_ref[rows] = jnp.zeros((rows.size, LANES), jnp.float32)
-                acc_ref[rows] = jnp.zeros((rows.size, acc_ref.shape[1]), jnp.float32)
+    Attributes:
+      m: the maximum of the scores, ``(h, q_len, LANES)``, the same in all lanes; of a block,
+        ``(block_q, LANES)``.
+      sums: partial sums of the weights, likewise.
+      acc: sums of the weighted values, ``(h, q_len, d_v)``, or ``(block_q, d_v)``.
+    """
 
-    def add_block(edges: bool) -> None:
-        scores = scale * math.log2(math.e) * product(q_ref[...], k_ref[...], (1, 1))
-        if edges:
-            scores = blocks.hide(scores, i, j, None, keys=1, edges=True)
-        # Every query sees the first key of its own shard, so no maximum is -inf.
-        m = jnp.maximum(m_ref[...], jnp.max(scores, axis=1, keepdims=True))
-        weights = jnp.exp2(scores - across(m, blocks.block_kv))
-        weights_ref[...] = weights.astype(weights_ref.dtype)
-        rescale = jnp.exp2(m_ref[...] - m)
-        m_ref[...] = m
-        l_ref[...] = rescale * l_ref[...] + lane_sums(weights)
-        acc_ref[...] = across(rescale, acc_ref.shape[1]) * acc_ref[...] + product(
-            weights_ref[...], v_ref[...], (1, 0)
-        )
+    m: Ref
+    sums: Ref
+    acc: Ref
 
-    run_block(blocks.whole(i, j), blocks.seen(i, j), add_block)
+
+class _Slots(NamedTuple):
+    """What has arrived, in HBM.
+
+    Attributes:
+      k: keys, ``(SLOTS, g, kv_len, d)``.
+      v: values, ``(SLOTS, g, kv_len, d_v)``.
+    """
+
+    k: Ref
+    v: Ref
+
+
+class _Scratch(NamedTuple):
+    """What the kernel keeps.
+
+    Attributes:
+      weights: those of a block, in VMEM, ``(block_q, block_kv)``, in the dtype of the values.
+      sends: semaphores of what leaves, ``(2,)``; see ``_ring.Traffic``.
+      arrivals: semaphores of what arrives, ``(SLOTS, 2)``.
+      credits: a semaphore: slots of the right neighbor that may be written to.
+    """
+
+    weights: Ref
+    sends: Ref
+    arrivals: Ref
+    credits: Ref
 
 
 def _ring_kernel(
-    q_ref: Any,
-    k_ref: Any,
-    v_ref: Any,
-    m_ref: Any,
-    l_ref: Any,
-    acc_ref: Any,
-    k_slots: Any,
-    v_slots: Any,
-    weights_ref: Any,
-    sends: Any,
-    arrivals: Any,
-    credits: Any,
+    q: Ref,
+    k: Ref,
+    v: Ref,
+    softmax: _Softmax,
+    slots: _Slots,
+    scratch: _Scratch,
     *,
     settings: Settings,
 ) -> None:
+    """All rounds of a device.
+
+    Args:
+      q: queries of this device, ``(h, q_len, d)``, in HBM.
+      k: its keys, ``(g, kv_len, d)``.
+      v: its values, ``(g, kv_len, d_v)``.
+      softmax: of its queries.
+      slots: for the keys and values of others.
+      scratch: what the kernel keeps.
+      settings: of the attention.
+    """
     own = settings.blocks
     later = dataclasses.replace(own, causal=False)  # of these rounds, all keys are seen
-    state = (m_ref, l_ref, acc_ref)
     ring = Ring(settings.axis_name, own.causal)
-    traffic = Traffic(ring, (k_ref, v_ref), (k_slots, v_slots), sends, arrivals, credits)
-
-    def attend(k: Any, v: Any, before: tuple[Any, ...], blocks: Blocks) -> None:
-        heads, group = q_ref.shape[0], q_ref.shape[0] // k_ref.shape[0]
-
-        def of_queries(ref: Any) -> pl.BlockSpec:
-            return pl.BlockSpec((None, blocks.block_q, ref.shape[-1]), lambda h, i, j: (h, i, 0))
-
-        def of_keys(ref: Any) -> pl.BlockSpec:
-            return pl.BlockSpec(
-                (None, blocks.block_kv, ref.shape[-1]),
-                lambda h, i, j: (h // group, blocks.last_kv(i, j), 0),
-            )
-
-        pltpu.emit_pipeline(
-            functools.partial(
-                _attend_block, weights_ref=weights_ref, blocks=blocks, scale=settings.scale
-            ),
-            grid=(heads, *blocks.grid),
-            in_specs=[
-                of_queries(q_ref),
-                of_keys(k_ref),
-                of_keys(v_ref),
-                *map(of_queries, before),
-            ],
-            out_specs=[*map(of_queries, state)],
-        )(q_ref, k, v, *before, *state)
+    traffic = Traffic(ring, (k, v), slots, scratch.sends, scratch.arrivals, scratch.credits)
+    attend = functools.partial(_attend_to_shard, q, softmax, scratch.weights, settings.scale)
 
     def first() -> None:
         traffic.start(0)
-        attend(k_ref, v_ref, (), own)
+        attend(k, v, own, before=None)
         traffic.finish(0)
 
-    def other(s: Any) -> None:
+    def other(s: jax.Array) -> None:
         traffic.receive(s)
         traffic.start(s)
-        attend(*traffic.at_hand(s), state, later)
+        attend(*traffic.at_hand(s), later, before=softmax)
         traffic.finish(s)
         traffic.give_back(s)
 
     ring.enter()
     ring.rounds(first, other)
+
+
+def _attend_to_shard(
+    q: Ref,
+    softmax: _Softmax,
+    weights: Ref,
+    scale: float,
+    k: Ref,
+    v: Ref,
+    blocks: Blocks,
+    *,
+    before: _Softmax | None,
+) -> None:
+    """Add the keys and values of a device, a shard of the sequence, to those seen ``before``."""
+    heads, group = q.shape[0], q.shape[0] // k.shape[0]
+
+    def of_queries(ref: Ref) -> pl.BlockSpec:
+        return pl.BlockSpec((None, blocks.block_q, ref.shape[-1]), lambda h, i, j: (h, i, 0))
+
+    def of_keys(ref: Ref) -> pl.BlockSpec:
+        return pl.BlockSpec(
+            (None, blocks.block_kv, ref.shape[-1]),
+            lambda h, i, j: (h // group, blocks.last_kv(i, j), 0),
+        )
+
+    earlier = before or ()
+    pltpu.emit_pipeline(
+        functools.partial(_attend_to_block, weights=weights, blocks=blocks, scale=scale),
+        grid=(heads, *blocks.grid),
+        in_specs=[of_queries(q), of_keys(k), of_keys(v), *map(of_queries, earlier)],
+        out_specs=[*map(of_queries, softmax)],
+    )(q, k, v, *earlier, *softmax)
+
+
+def _attend_to_block(
+    q: Ref, k: Ref, v: Ref, *refs: Ref, weights: Ref, blocks: Blocks, scale: float
+) -> None:
+    """Step ``(h, i, j)`` of a shard: block ``i`` of queries attends to block ``j`` of keys.
+
+    Args:
+      q: ``(block_q, d)``.
+      k: ``(block_kv, d)``.
+      v: ``(block_kv, d_v)``.
+      *refs: the softmax of the queries with what earlier shards gave, but in the first one, and
+        their softmax with this one.
+      weights: those of the step.
+      blocks: of the scores of a shard.
+      scale: factor of the scores.
+    """
+    before, softmax = refs[:-3], _Softmax(*refs[-3:])
+    i, j = pl.program_id(1), pl.program_id(2)
+    add_block = functools.partial(_add_block, q, k, v, softmax, weights, i, j, blocks, scale)
+    pl.when(j == 0)(lambda: _begin(softmax, _Softmax(*before) if before else None))
+    run_block(blocks.whole(i, j), blocks.seen(i, j), add_block)
+
+
+def _begin(softmax: _Softmax, before: _Softmax | None) -> None:
+    """Go on from ``before``, or with no key seen."""
+    block_q, d_v = softmax.acc.shape
+
+    @each_slab(block_q)
+    def _rows(rows: pl.Slice) -> None:
+        if before:
+            for ref, before_ref in zip(softmax, before, strict=True):
+                ref[rows] = before_ref[rows]
+        else:
+            softmax.m[rows] = jnp.full((rows.size, LANES), -jnp.inf, jnp.float32)
+            softmax.sums[rows] = jnp.zeros((rows.size, LANES), jnp.float32)
+            softmax.acc[rows] = jnp.zeros((rows.size, d_v), jnp.float32)
+
+
+def _add_block(
+    q: Ref,
+    k: Ref,
+    v: Ref,
+    softmax: _Softmax,
+    weights_ref: Ref,
+    i: jax.Array,
+    j: jax.Array,
+    blocks: Blocks,
+    scale: float,
+    edges: bool,
+) -> None:
+    """Add a block of keys, of which some are hidden from some queries if it has ``edges``."""
+    scores = scale * math.log2(math.e) * product(q[...], k[...], (1, 1))
+    if edges:
+        scores = blocks.hide(scores, i, j, None, keys=1, edges=True)
+    # Every query sees the first key of its own shard, so no maximum is -inf.
+    m = jnp.maximum(softmax.m[...], jnp.max(scores, axis=1, keepdims=True))
+    weights = jnp.exp2(scores - across(m, blocks.block_kv))
+    weights_ref[...] = weights.astype(weights_ref.dtype)
+    rescale = jnp.exp2(softmax.m[...] - m)
+    softmax.m[...] = m
+    softmax.sums[...] = rescale * softmax.sums[...] + lane_sums(weights)
+    softmax.acc[...] = across(rescale, v.shape[1]) * softmax.acc[...] + product(
+        weights_ref[...], v[...], (1, 0)
+    )
 
 
 def _padded(x: jax.Array, block: int) -> jax.Array:
@@ -209,22 +286,29 @@ def _call(
     rows = q.shape[:2]
     # What a kernel keeps in HBM is an output that nobody reads. The shapes say HBM as well, or XLA
     # may put small ones into VMEM, from where the vector unit would have to copy them.
-    m, partial_sums, acc, _, _ = pl.pallas_call(
+    hbm = pl.BlockSpec(memory_space=pltpu.HBM)
+    softmax, _ = pl.pallas_call(
         functools.partial(_ring_kernel, settings=settings),
         out_shape=(
-            pltpu.HBM((*rows, LANES), jnp.float32),
-            pltpu.HBM((*rows, LANES), jnp.float32),
-            pltpu.HBM((*rows, v.shape[2]), jnp.float32),
-            pltpu.HBM((SLOTS, *k.shape), k.dtype),
-            pltpu.HBM((SLOTS, *v.shape), v.dtype),
+            _Softmax(
+                m=pltpu.HBM((*rows, LANES), jnp.float32),
+                sums=pltpu.HBM((*rows, LANES), jnp.float32),
+                acc=pltpu.HBM((*rows, v.shape[2]), jnp.float32),
+            ),
+            _Slots(
+                k=pltpu.HBM((SLOTS, *k.shape), k.dtype),
+                v=pltpu.HBM((SLOTS, *v.shape), v.dtype),
+            ),
         ),
-        in_specs=[pl.BlockSpec(memory_space=pltpu.HBM)] * 3,
-        out_specs=(pl.BlockSpec(memory_space=pltpu.HBM),) * 5,
+        in_specs=[hbm, hbm, hbm],
+        out_specs=(_Softmax(hbm, hbm, hbm), _Slots(hbm, hbm)),
         scratch_shapes=[
-            pltpu.VMEM((blocks.block_q, blocks.block_kv), v.dtype),
-            pltpu.SemaphoreType.DMA((2,)),
-            pltpu.SemaphoreType.DMA((SLOTS, 2)),
-            pltpu.SemaphoreType.REGULAR,
+            _Scratch(
+                weights=pltpu.VMEM((blocks.block_q, blocks.block_kv), v.dtype),
+                sends=pltpu.SemaphoreType.DMA((2,)),
+                arrivals=pltpu.SemaphoreType.DMA((SLOTS, 2)),
+                credits=pltpu.SemaphoreType.REGULAR,
+            )
         ],
         # A single device asks for no barrier.
         compiler_params=pltpu.CompilerParams(
@@ -232,9 +316,9 @@ def _call(
         ),
         name="ring_attention",
     )(q, k, v)
-    total = jnp.sum(partial_sums, axis=-1)
-    o = (acc / total[..., None])[:, : blocks.q_len].astype(q.dtype)
-    return o, (m[..., 0] + jnp.log2(total))[:, : blocks.q_len]
+    total = jnp.sum(softmax.sums, axis=-1)
+    o = (softmax.acc / total[..., None])[:, : blocks.q_len].astype(q.dtype)
+    return o, (softmax.m[..., 0] + jnp.log2(total))[:, : blocks.q_len]
 
 
 def _forward(q: jax.Array, k: jax.Array, v: jax.Array, settings: Settings) -> tuple[jax.Array, Any]:
