@@ -50,7 +50,7 @@ PARTS = "BENCHMARK_PARTS"
 #: What is wrapped, by part: a function, or a method of a class.
 WRAPPED = {
     "drawing": (
-        "pytest_pallas.sampling.variety:Source.choose",
+        "pytest_pallas.sampling.diversity:Source.choose",
         "pytest_pallas.strategies.once:_drawn",
         "pytest_pallas.strategies.arguments:Arguments.with_values",
         "pytest_pallas.checks.inputs:inputs_of",

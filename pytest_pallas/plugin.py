@@ -232,9 +232,9 @@ def pytest_runtest_protocol(
     state.tallies.clear()
     for each in (item, nextitem):
         if getattr(getattr(each, "backend", None), "kind", None) == "compiling":
-            from pytest_pallas.items import ahead
+            from pytest_pallas.items import precompile
 
-            ahead.begin(each)
+            precompile.begin(each)
     try:
         return (yield)
     finally:

@@ -39,7 +39,7 @@ from pytest_pallas.collection.suite import suite
 from pytest_pallas.compat.source import own_lines
 from pytest_pallas.hunting.hunt import unknown
 from pytest_pallas.mutation import Mutant, mutants_of
-from pytest_pallas.sampling.variety import Source
+from pytest_pallas.sampling.diversity import Source
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments, as_arguments
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytest_pallas.backends import Backend, Outcome, label
-from pytest_pallas.checks.apart import apart, named, named_noise, named_precision
 from pytest_pallas.checks.check import check
+from pytest_pallas.checks.cross_compare import apart, named, named_noise, named_precision
 from pytest_pallas.checks.trial import Other, Trial, TrialResult, exactly, expect, run
 from pytest_pallas.errors import NotApplicableError, PallasTestError
 from pytest_pallas.notes import Note

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytest_pallas.checks.apart import apart
 from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.cross_compare import apart
 from pytest_pallas.checks.trial import Answer, Trial, TrialResult
 from pytest_pallas.checks.verdict import drawn_facts
 from pytest_pallas.errors import GoldenError, OptionError

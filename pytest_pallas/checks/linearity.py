@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from pytest_pallas.checks.check import check
-from pytest_pallas.checks.related import (
+from pytest_pallas.checks.metamorphic import (
     Answer,
     Ignore,
     answer,

@@ -8,9 +8,9 @@ from pytest_pallas.analysis import KernelCall
 from pytest_pallas.analysis.unwritten import has_blocks, overhanging_blocks
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.backends.variations import Fill
-from pytest_pallas.checks.again import run_again, unchanged
 from pytest_pallas.checks.check import check
 from pytest_pallas.checks.ignored import masks_of, poisoned
+from pytest_pallas.checks.rerun import run_again, unchanged
 from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.numerics import Comparison

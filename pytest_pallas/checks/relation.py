@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.checks.check import check
-from pytest_pallas.checks.related import (
+from pytest_pallas.checks.metamorphic import (
     Answer,
     answer,
     ask_each,

@@ -17,10 +17,10 @@ from pytest_pallas.backends import Call, label
 from pytest_pallas.errors import IsolationError
 from pytest_pallas.explanations import Fact
 from pytest_pallas.hunting.journal import died_of_a_mutant
-from pytest_pallas.isolation import decision
-from pytest_pallas.isolation.deaths import error_of, longest
-from pytest_pallas.isolation.decision import Remembered
+from pytest_pallas.isolation import policy
+from pytest_pallas.isolation.crash_reports import error_of, longest
 from pytest_pallas.isolation.messages import Note, Opening, Reply, Request, decoded, encoded
+from pytest_pallas.isolation.policy import Remembered
 from pytest_pallas.isolation.worker import ENTRY
 from pytest_pallas.session import RAISED_ON, Session
 from pytest_pallas.tally import Tally
@@ -134,16 +134,16 @@ class Isolator:
           PallasTestError: what ``inside`` raises, or that the worker did not answer.
         """
         __tracebackhide__ = True
-        if decision.reason(item, self.remembered):
+        if policy.reason(item, self.remembered):
             return self.apart(item)
-        if decision.mode(item) != "auto" or not decision.separable(item):
+        if policy.mode(item) != "auto" or not policy.separable(item):
             return inside()
-        self.session.observer = _Asking(decision.reason_of_others(item, self.remembered))
+        self.session.observer = _Asking(policy.reason_of_others(item, self.remembered))
         try:
             return inside()
         except Alone as found:
             if found.kept:
-                self.remembered.add(decision.key_of(item), str(found))
+                self.remembered.add(policy.key_of(item), str(found))
         finally:
             self.session.observer = None
         self.session.tallies.clear()
@@ -205,7 +205,7 @@ class Isolator:
         if all(report.passed for report in reports.values()):
             self.remembered.remove(item.nodeid)
         if reply.hazards is not None and hasattr(item, "spec"):
-            key = decision.key_of(item)
+            key = policy.key_of(item)
             if reply.hazards:
                 self.remembered.add(key, ", ".join(reply.hazards))
             elif self.remembered.reason(key):
@@ -225,7 +225,7 @@ class Isolator:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Leave a trace of what runs, in case the session dies."""
-        if not decision.uses_plugin(item) or decision.mode(item) == "never":
+        if not policy.uses_plugin(item) or policy.mode(item) == "never":
             return (yield)
         with self.remembered.running(item.nodeid):
             return (yield)
@@ -241,7 +241,7 @@ class Isolator:
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
         """Run a test that uses the fixtures in a worker."""
         __tracebackhide__ = True
-        if not decision.reason(pyfuncitem, self.remembered):
+        if not policy.reason(pyfuncitem, self.remembered):
             return None
         self.apart(pyfuncitem)
         return True
@@ -324,8 +324,8 @@ class _Simulated:
         """Run a test, and then in the worker if it asks for that."""
         __tracebackhide__ = True
         isolator = self._isolator
-        reason = decision.reason_of_others(pyfuncitem, isolator.remembered)
-        if not reason or decision.reason(pyfuncitem, isolator.remembered):
+        reason = policy.reason_of_others(pyfuncitem, isolator.remembered)
+        if not reason or policy.reason(pyfuncitem, isolator.remembered):
             return (yield)
         session = isolator.session
         before, session.observer = session.observer, _Asking(reason)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from pytest_pallas.checks.verdict import conclude
 from pytest_pallas.errors import PallasTestError
-from pytest_pallas.items import ahead
+from pytest_pallas.items import precompile
 from pytest_pallas.items.questions import Question, ask_about, subjects_of
 from pytest_pallas.items.replaying import replay_goldens
-from pytest_pallas.items.rounds import fuzz_for
+from pytest_pallas.items.time_budget import fuzz_for
+from pytest_pallas.sampling.diversity import shared
 from pytest_pallas.sampling.fuzzing import Fuzz, fuzz, replay
-from pytest_pallas.sampling.variety import shared
 from pytest_pallas.strategies.arguments import Arguments
 
 
@@ -52,9 +52,9 @@ def answer(
 def _compile(asked: Question, slot: Callable[[], float | None], pulse: Callable[[], None]) -> None:
     __tracebackhide__ = True
     try:
-        ahead.ask_all(asked)
+        precompile.ask_all(asked)
     except PallasTestError as error:
-        if asked.expected or not ahead.worth_shrinking(error):
+        if asked.expected or not precompile.worth_shrinking(error):
             raise
         _fuzz(asked, slot, pulse)  # finds the same failure, and the smallest like it
         raise

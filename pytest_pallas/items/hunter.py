@@ -19,8 +19,8 @@ from pytest_pallas.items.questions import Question, subjects_of, trial_of
 from pytest_pallas.mutation import Mutant, mutants_of, mutated
 from pytest_pallas.mutation.canonical import canonical
 from pytest_pallas.notes import Note
+from pytest_pallas.sampling.diversity import shared, words_of
 from pytest_pallas.sampling.fuzzing import drawn_calls
-from pytest_pallas.sampling.variety import shared, words_of
 from pytest_pallas.sanitizers.runs import Runs
 from pytest_pallas.session import current
 

@@ -218,7 +218,7 @@ class SpecItem(pytest.Item):
         Asked for when the item starts, since others share what it leaves.
         """
         from pytest_pallas.isolation.worker import SECONDS
-        from pytest_pallas.items.rounds import clock_of
+        from pytest_pallas.items.time_budget import clock_of
 
         options = current(self.config).options_for(self)
         if not options.fuzz_time or options.example:

@@ -86,7 +86,7 @@ class MutantsItem(SpecItem):
     def slot(self) -> float | None:
         """Seconds that it may take, of the session's time; None for as long as it takes."""
         from pytest_pallas.isolation.worker import SECONDS
-        from pytest_pallas.items.rounds import clock_of
+        from pytest_pallas.items.time_budget import clock_of
 
         options = current(self.config).options_for(self)
         if not options.mutate_time:

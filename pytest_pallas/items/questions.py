@@ -25,7 +25,7 @@ from pytest_pallas.strategies.arguments import as_arguments
 from pytest_pallas.tally import Tally
 
 if TYPE_CHECKING:
-    from pytest_pallas.sampling.variety import Subjects
+    from pytest_pallas.sampling.diversity import Subjects
 
 
 @dataclass(frozen=True, kw_only=True)

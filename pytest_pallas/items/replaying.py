@@ -15,7 +15,7 @@ from pytest_pallas.strategies.arguments import Arguments, as_arguments
 if TYPE_CHECKING:
     from pytest_pallas.goldens.entry import Golden
     from pytest_pallas.items.questions import Question
-    from pytest_pallas.sampling.variety import Source
+    from pytest_pallas.sampling.diversity import Source
 
 
 def replay_goldens(asked: Question, goldens: Goldens, source: Source) -> str:

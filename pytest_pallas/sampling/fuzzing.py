@@ -25,9 +25,9 @@ from hypothesis.errors import DidNotReproduce, InvalidArgument
 from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.compat.fuzzing import set_database_key, without_module_constants
 from pytest_pallas.errors import OptionError
-from pytest_pallas.sampling.variety import Choice, Source, Subjects, pool_size, words_of
+from pytest_pallas.sampling.diversity import Choice, Source, Subjects, pool_size, words_of
 from pytest_pallas.strategies.arguments import as_arguments
-from pytest_pallas.strategies.siblings import MOST, settle, siblings
+from pytest_pallas.strategies.value_variants import MOST, settle, siblings
 
 #: Seconds that shrinking may go on after the first failure: every new shape is compiled, so
 #: hypothesis' own limit of five minutes would be spent often.

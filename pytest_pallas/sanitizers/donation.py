@@ -12,8 +12,8 @@ from pytest_pallas.analysis import KernelCall
 from pytest_pallas.backends import Backend, Outcome
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.variations import Probe
-from pytest_pallas.checks.again import unchanged
 from pytest_pallas.checks.check import sanitizer
+from pytest_pallas.checks.rerun import unchanged
 from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.compat.grids import grid_facts
 from pytest_pallas.errors import MismatchError, NotApplicableError

@@ -12,8 +12,8 @@ import numpy as np
 from pytest_pallas.analysis.unwritten import unwritten_memory
 from pytest_pallas.backends import Backend, Outcome
 from pytest_pallas.backends.variations import FILLS, WORDS, Contents, Fill
-from pytest_pallas.checks.again import run_again, unchanged
 from pytest_pallas.checks.check import sanitizer
+from pytest_pallas.checks.rerun import run_again, unchanged
 from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.compat.grids import grid_facts
 from pytest_pallas.errors import MismatchError

@@ -2,5 +2,5 @@
 
 ``saved`` writes the script of a failed test, ``compose`` makes its text: what ``literals`` and
 ``functions`` say of the failing call, and copies of the source of ``parts``, ``questions``,
-``programs``, ``memory`` and ``related``.
+``programs``, ``uninitialized`` and ``related``.
 """

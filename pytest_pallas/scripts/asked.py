@@ -31,7 +31,7 @@ from pytest_pallas.numerics import Comparison
 from pytest_pallas.relations import Relation
 from pytest_pallas.scripts import places
 from pytest_pallas.scripts.literals import UnwritableError, Writer
-from pytest_pallas.scripts.standalone import memory, parts, programs, questions, related
+from pytest_pallas.scripts.standalone import parts, programs, questions, related, uninitialized
 from pytest_pallas.strategies.arguments import Arguments
 
 #: Backends that a script can have beside each other: they need nothing but the host's CPU.
@@ -120,7 +120,7 @@ QUESTIONS: Mapping[str, Callable[[parts.Case], bool]] = {
     "export": questions.export,
     "blocks": questions.blocks,
     "sharding": questions.sharding,
-    "padding": memory.padding,
+    "padding": uninitialized.padding,
     "linearity": related.related,
     "permutation": related.related,
     "relation": related.related,
@@ -193,7 +193,7 @@ def asked(error: PallasTestError, failure: Failure) -> Asked:
         more, backends = others(trial, finding)
         needs = "a script runs one backend, or simulators and interpreters only"
         question = related.cross if more else None
-    elif question is memory.padding:
+    elif question is uninitialized.padding:
         more = unimportant(trial)
     if question is None:
         finding, question = _forward(trial, needs), questions.forward

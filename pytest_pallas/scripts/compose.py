@@ -28,7 +28,7 @@ from pytest_pallas.explanations import first_line
 from pytest_pallas.scripts import functions, places, simulated
 from pytest_pallas.scripts.asked import PROGRAMS, QUESTIONS, Asked, asked
 from pytest_pallas.scripts.literals import UnwritableError, Writer
-from pytest_pallas.scripts.standalone import memory, parts, programs, questions, related
+from pytest_pallas.scripts.standalone import parts, programs, questions, related
 
 #: What is raised for a kernel that does not end.
 _ENDLESS = (DeadlockError, SimulationLimitError)
@@ -248,7 +248,7 @@ def _definitions(text: str, question: str) -> str:
     others = {each.__name__ for each in (*QUESTIONS.values(), *PROGRAMS)} - {question}
     known = {
         each.__name__: textwrap.dedent(inspect.getsource(each))
-        for module in (parts, questions, programs, memory, related, simulated)
+        for module in (parts, questions, programs, uninitialized, related, simulated)
         for each in vars(module).values()
         if inspect.isclass(each) or inspect.isfunction(each)
         if each.__module__ == module.__name__ and each.__name__ not in others

@@ -18,7 +18,7 @@ from pytest_pallas.budget import check_bytes, limited, max_bytes
 from pytest_pallas.errors import DrawTooLargeError, SpecError
 from pytest_pallas.strategies.bounded import bytes_in
 from pytest_pallas.strategies.declared import NOTHING, Declared, declare_keywords
-from pytest_pallas.strategies.siblings import Kin
+from pytest_pallas.strategies.value_variants import Kin
 
 #: How often arrays are drawn again within half as many bytes, so that a whole call fits.
 _HALVINGS = 6

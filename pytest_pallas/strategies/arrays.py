@@ -17,10 +17,10 @@ from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.arguments import Drawn
 from pytest_pallas.strategies.declared import Declared, declare_arrays
 from pytest_pallas.strategies.dtypes import as_dtype, floats
-from pytest_pallas.strategies.siblings import Kin, kth
 from pytest_pallas.strategies.sizes.dims import MAX_ELEMENTS, Budget, Plan, draw_dims, plan_dims
 from pytest_pallas.strategies.sizes.pools import Sizes, Tiles, check_int
 from pytest_pallas.strategies.sizes.shapes import ShapeSpec, concrete, parse
+from pytest_pallas.strategies.value_variants import Kin, kth
 from pytest_pallas.strategies.values import check_classes, generate
 
 #: A dtype, or a strategy that draws one.

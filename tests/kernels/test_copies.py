@@ -21,7 +21,7 @@ from pytest_pallas.collection.suite import suite
 from pytest_pallas.devices.gpus import attributes
 from pytest_pallas.devices.mesh import make_mesh
 from pytest_pallas.devices.targets import TARGETS, Target
-from pytest_pallas.sampling.variety import Source
+from pytest_pallas.sampling.diversity import Source
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import as_arguments
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.analysis.grid.course import Cell, Course, follow
+from pytest_pallas.analysis.grid.abstract_interpretation import Cell, Course, follow
 from pytest_pallas.analysis.grid.findings import GridFinding, found, points
 from pytest_pallas.analysis.grid.model import GridCall, Window
 from pytest_pallas.analysis.grid.scalars import Points

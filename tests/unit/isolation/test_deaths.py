@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_pallas.errors import CrashError, HangError, IsolationError, OutOfMemoryError
-from pytest_pallas.isolation.deaths import error_of, place_of
+from pytest_pallas.isolation.crash_reports import error_of, place_of
 from pytest_pallas.isolation.messages import Note
 from pytest_pallas.workers import Result
 

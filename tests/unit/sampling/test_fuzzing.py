@@ -10,7 +10,7 @@ from hypothesis.database import InMemoryExampleDatabase
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.inputs import inputs_of
-from pytest_pallas.sampling import fuzzing, variety
+from pytest_pallas.sampling import diversity, fuzzing
 
 CALLS = pst.arguments(
     pst.arrays("m k, k n", dtype=pst.floats(), around=8),
@@ -20,7 +20,7 @@ CALLS = pst.arguments(
 
 
 def run(ask, *, strategy=CALLS, examples=4, seed=0, **rest):
-    what = fuzzing.Fuzz(ask=ask, source=variety.Source(strategy), key="unit", **rest)
+    what = fuzzing.Fuzz(ask=ask, source=diversity.Source(strategy), key="unit", **rest)
     fuzzing.fuzz(what, seed=seed, max_examples=examples)
 
 
@@ -78,7 +78,9 @@ def test_a_failure_is_shrunk_and_has_a_blob():
         ask(call)
 
     with pytest.raises(AssertionError):
-        fuzzing.replay(fuzzing.Fuzz(ask=ask_again, source=variety.Source(CALLS), key="unit"), blob)
+        fuzzing.replay(
+            fuzzing.Fuzz(ask=ask_again, source=diversity.Source(CALLS), key="unit"), blob
+        )
     assert {call.args[0].shape for call in again} == {(9, 1)}
 
 
@@ -122,7 +124,7 @@ def fail_on(numbers):
 
 
 def words(call):
-    return variety.words_of(call)
+    return diversity.words_of(call)
 
 
 @pytest.mark.parametrize("shrink", [False, True])
@@ -175,7 +177,7 @@ def test_a_failure_that_only_a_sibling_has_is_shrunk_and_replayed():
     assert "k=1, n=1" in str(caught.value)
     with pytest.raises(ValueError, match=re.escape(str(caught.value))):
         fuzzing.replay(
-            fuzzing.Fuzz(ask=ask, source=variety.Source(CALLS), key="unit"),
+            fuzzing.Fuzz(ask=ask, source=diversity.Source(CALLS), key="unit"),
             fuzzing.blob_of(caught.value),
         )
 
@@ -199,7 +201,7 @@ def test_siblings_as_long_as_they_are_cheap():
             time.sleep(slow if shape not in shapes else 0.001)
             shapes.append(shape)
 
-        what = fuzzing.Fuzz(ask=ask, source=variety.Source(CALLS), key="unit")
+        what = fuzzing.Fuzz(ask=ask, source=diversity.Source(CALLS), key="unit")
         fuzzing.fuzz_until(what, seed=0, until=time.monotonic() + 60)
         counts.append(len(shapes))
     assert counts[0] > 2 * counts[1]
@@ -210,7 +212,7 @@ def test_rounds_go_on_to_new_shapes():
     rounds = []
     what = fuzzing.Fuzz(
         ask=lambda call: rounds[-1].add(inputs_of(call).signature),
-        source=variety.Source(CALLS),
+        source=diversity.Source(CALLS),
         key="unit",
     )
     for seed in (1, 2):
@@ -235,7 +237,7 @@ def test_siblings_that_are_not_asked_about_are_not_made(monkeypatch):
         asked.append(shape)
 
     monkeypatch.setattr(pst.Arguments, "with_values", making)
-    what = fuzzing.Fuzz(ask=ask, source=variety.Source(CALLS), key="unit")
+    what = fuzzing.Fuzz(ask=ask, source=diversity.Source(CALLS), key="unit")
     fuzzing.fuzz_until(what, seed=0, until=time.monotonic() + 60)
     assert len(made) <= len(asked) - len(set(asked)) + 5  # what was asked about before is skipped
 
@@ -249,5 +251,5 @@ def test_calls_without_a_recipe_are_told_apart():
 
 
 def test_examples_without_a_recipe_are_chosen_too():
-    choice = variety.choose(st.tuples(st.integers(0, 3)), seed=0, examples=2)
+    choice = diversity.choose(st.tuples(st.integers(0, 3)), seed=0, examples=2)
     assert len(choice.chosen) == 2

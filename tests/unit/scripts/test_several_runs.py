@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pytest_pallas.checks import ignored
-from pytest_pallas.scripts.standalone import memory, parts, related
+from pytest_pallas.scripts.standalone import parts, related, uninitialized
 
 DTYPES = sorted(
     ("bool", "int4", "int8", "uint8", "int16", "int32", "bfloat16", "float8_e4m3fn", "float32")
@@ -24,7 +24,7 @@ def test_ignored_elements_get_the_same_poison(dtype):
     mask = np.array([[True, False, True], [False, True, False]])
     args, masks = (array, np.ones(2, np.float32)), (mask, None)
     wanted = list(ignored.poisoned(args, masks))
-    found = list(memory.poisoned(args, masks))
+    found = list(uninitialized.poisoned(args, masks))
     assert [f"with {words} in the ignored elements of the arguments" for words, _ in found] == [
         words for words, _ in wanted
     ]

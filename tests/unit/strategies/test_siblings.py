@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.strategies.arrays import MAX_SEED
 from pytest_pallas.strategies.once import draw_once
-from pytest_pallas.strategies.siblings import MOST, siblings
+from pytest_pallas.strategies.value_variants import MOST, siblings
 from pytest_pallas.strategies.values import generate
 
 ARRAYS = pst.arrays("m k, k", around=8, dtype="float32", values=("integers", "normal", "wide"))

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.aspects import Aspect
-from pytest_pallas.sampling import variety
-from pytest_pallas.sampling.variety import BASE, choose, words_of
+from pytest_pallas.sampling import diversity
+from pytest_pallas.sampling.diversity import BASE, choose, words_of
 from pytest_pallas.strategies.declared import aspects
-from pytest_pallas.strategies.siblings import siblings
+from pytest_pallas.strategies.value_variants import siblings
 
 CALL = pst.arguments(
     pst.arrays("m k", dtype=pst.floats(), around={"m": 16, "k": 128}),
@@ -87,7 +87,7 @@ def test_no_more_examples_than_there_are():
 def test_a_source_is_drawn_from_once_and_keeps_its_siblings():
     draws = []
     strategy = pst.arrays("m k", around=8, dtype="float32").map(lambda x: draws.append(1) or x)
-    source = variety.Source(strategy)
+    source = diversity.Source(strategy)
     first = source.choose(0, 8)
     count = len(draws)
     for drawn in first.chosen.values():
@@ -99,18 +99,18 @@ def test_a_source_is_drawn_from_once_and_keeps_its_siblings():
 
 
 def test_large_draws_are_not_kept(monkeypatch):
-    monkeypatch.setattr(variety, "MOST_BYTES", 0)
-    source = variety.Source(pst.arrays("m k", around=8, dtype="float32"))
+    monkeypatch.setattr(diversity, "MOST_BYTES", 0)
+    source = diversity.Source(pst.arrays("m k", around=8, dtype="float32"))
     choice = source.choose(0, 4)
-    assert not source.pools[0, variety.pool_size(4)].values
-    assert all(variety.words_of(drawn) == words for words, drawn in choice.chosen.items())
+    assert not source.pools[0, diversity.pool_size(4)].values
+    assert all(diversity.words_of(drawn) == words for words, drawn in choice.chosen.items())
 
 
 def test_sources_of_the_last_specs_are_kept():
     sources = {}
-    made = [variety.shared(sources, key, pst.arrays("m")) for key in range(4)]
+    made = [diversity.shared(sources, key, pst.arrays("m")) for key in range(4)]
     assert list(sources) == [1, 2, 3]
-    assert variety.shared(sources, 2, None) is made[2]
+    assert diversity.shared(sources, 2, None) is made[2]
     assert list(sources) == [1, 3, 2]
 
 
@@ -148,7 +148,7 @@ def test_with_one_subject_the_choice_is_the_plain_one():
 
 def choose_with(subjects, examples=2):
     """The draws of ``CALL`` that are chosen for what there is to ask about them."""
-    return variety.Source(CALL).choose(0, examples, subjects).chosen
+    return diversity.Source(CALL).choose(0, examples, subjects).chosen
 
 
 def _draws(strategy):

@@ -14,7 +14,7 @@ from pytest_pallas.backends.tracing import shape_of
 from pytest_pallas.checks.compiled import start
 from pytest_pallas.errors import CompilerFailedError, PallasTestError
 from pytest_pallas.items.questions import Question, ask_about, trial_of
-from pytest_pallas.sampling.variety import choose
+from pytest_pallas.sampling.diversity import choose
 from pytest_pallas.session import current
 from pytest_pallas.strategies.arguments import as_arguments
 

@@ -19,7 +19,7 @@ from pytest_pallas.aspects import Aspect
 from pytest_pallas.compat.fuzzing import without_module_constants
 from pytest_pallas.strategies.arguments import Arguments, Drawn
 from pytest_pallas.strategies.declared import NOTHING, aspects, keyword_word
-from pytest_pallas.strategies.siblings import settle
+from pytest_pallas.strategies.value_variants import settle
 
 
 def pool_size(examples: int) -> int:

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from pytest_pallas.items.rounds import Clock, fuzz_for
-from pytest_pallas.sampling import variety
+from pytest_pallas.items.time_budget import Clock, fuzz_for
+from pytest_pallas.sampling import diversity
 from pytest_pallas.sampling.fuzzing import Fuzz
 
 WEIGHTS = {"a1": 0.5, "a2": 0.5, "b": 1.0}
@@ -44,7 +44,7 @@ def test_an_item_that_does_not_fuzz_takes_nothing():
 
 def fuzz_seconds(strategy, seconds, ask=lambda _: None):
     pulses = []
-    what = Fuzz(ask=ask, source=variety.Source(strategy), key="clock")
+    what = Fuzz(ask=ask, source=diversity.Source(strategy), key="clock")
     started = time.monotonic()
     fuzz_for(what, seconds, seed=0, max_examples=4, pulse=lambda: pulses.append(len(what.passed)))
     return what, pulses, time.monotonic() - started
