@@ -73,3 +73,14 @@ def precision_for(dtype: Any) -> jax.lax.Precision:
     """
     wide = jnp.dtype(dtype).itemsize >= 4
     return jax.lax.Precision.HIGHEST if wide else jax.lax.Precision.DEFAULT
+
+
+def product(x: jax.Array, y: jax.Array, axes: tuple[int, int]) -> jax.Array:
+    """Axis ``axes[0]`` of ``x`` contracted with axis ``axes[1]`` of ``y``, in float32."""
+    return jax.lax.dot_general(
+        x,
+        y,
+        (((axes[0],), (axes[1],)), ((), ())),
+        precision=precision_for(x.dtype),
+        preferred_element_type=jnp.float32,
+    )

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from reference_kernels._tpu import LANES, precision_for
+from reference_kernels._tpu import LANES
 
 #: Rows that a loop over the rows of a block takes at a time.
 SLAB = 64
@@ -128,17 +128,6 @@ def each_slab(rows: int) -> Callable[[Callable[[Any], None]], None]:
             body(pl.ds(pl.multiple_of(start, slab), slab))
 
     return run
-
-
-def product(x: jax.Array, y: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    """``x`` and ``y`` contracted over ``axes``, in float32."""
-    return jax.lax.dot_general(
-        x,
-        y,
-        (((axes[0],), (axes[1],)), ((), ())),
-        precision=precision_for(x.dtype),
-        preferred_element_type=jnp.float32,
-    )
 
 
 def across(x: jax.Array, columns: int) -> jax.Array:

@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels._refs import Ref
+from reference_kernels._tpu import product
 from reference_kernels.attention._splash_block import (
     LOG2_E,
     Inputs,
@@ -28,7 +29,6 @@ from reference_kernels.attention._splash_block import (
     Saved,
     Visits,
     clear_unseen,
-    dot,
     exponents,
     for_each_kind,
     hide,
@@ -68,7 +68,7 @@ def _dq_kernel(
     def add_block(partial: bool) -> None:
         ds, k = _gradient_of_scores(inputs, problem, start, partial)
         old = jnp.where(flags[step] & FIRST != 0, 0.0, acc[...])
-        acc[...] = old + dot(ds.astype(k.dtype), k, (1, 0))
+        acc[...] = old + product(ds.astype(k.dtype), k, (1, 0))
 
     for_each_kind(schedule, flags[step], add_block)
 
@@ -88,10 +88,10 @@ def _gradient_of_scores(
     k, v = inputs.k[...], inputs.v[...]
     if partial:
         k, v = (inside(ref, start[1], problem.kv_len) for ref in (inputs.k, inputs.v))
-    powers = exponents(dot(inputs.q[...], k, (1, 1)), problem)
+    powers = exponents(product(inputs.q[...], k, (1, 1)), problem)
     seen = hide(powers, inputs, problem, key_axis=1, start=start, partial=partial)
     weights = jnp.exp2(seen - lse[0][:, None])
-    ds = weights * (dot(do_ref[...], v, (1, 1)) - di[0][:, None])
+    ds = weights * (product(do_ref[...], v, (1, 1)) - di[0][:, None])
     return _uncap(ds, powers, problem), k
 
 
@@ -132,14 +132,14 @@ def _add_queries(
     assert inputs.saved is not None
     do_ref, lse, di = inputs.saved
     q, do = (inside(ref, start[0], problem.q_len) for ref in (inputs.q, do_ref))
-    powers = exponents(dot(inputs.k[...], q, (1, 1)), problem)
+    powers = exponents(product(inputs.k[...], q, (1, 1)), problem)
     seen = hide(powers, inputs, problem, key_axis=0, start=start, partial=partial)
     weights = jnp.exp2(seen - lse[...])
     dv_old = jnp.where(is_first, 0.0, sums.dv[...])
-    sums.dv[...] = dv_old + dot(weights.astype(do.dtype), do, (1, 0))
-    ds = _uncap(weights * (dot(inputs.v[...], do, (1, 1)) - di[...]), powers, problem)
+    sums.dv[...] = dv_old + product(weights.astype(do.dtype), do, (1, 0))
+    ds = _uncap(weights * (product(inputs.v[...], do, (1, 1)) - di[...]), powers, problem)
     dk_old = jnp.where(is_first, 0.0, sums.dk[...])
-    sums.dk[...] = dk_old + dot(ds.astype(q.dtype), q, (1, 0))
+    sums.dk[...] = dk_old + product(ds.astype(q.dtype), q, (1, 0))
 
 
 def backward(

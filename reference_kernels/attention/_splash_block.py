@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 
 from reference_kernels._refs import Ref
-from reference_kernels._tpu import LANES, precision_for
+from reference_kernels._tpu import LANES
 from reference_kernels.attention._splash_mask import EMPTY, PARTIAL, ArrayMask, Mask, Plan
 
 #: ``exp(x)`` is ``2 ** (LOG2_E x)``, and a power of two is what the hardware has.
@@ -100,17 +100,6 @@ class Inputs(NamedTuple):
     q_ids: Ref | None
     kv_ids: Ref | None
     mask: Ref | None
-
-
-def dot(x: Any, y: Any, axes: tuple[int, int]) -> jax.Array:
-    """Contract axis ``axes[0]`` of ``x`` with ``axes[1]`` of ``y``, in float32."""
-    return jax.lax.dot_general(
-        x,
-        y,
-        (((axes[0],), (axes[1],)), ((), ())),
-        precision=precision_for(x.dtype),
-        preferred_element_type=jnp.float32,
-    )
 
 
 def exponents(products: jax.Array, problem: Problem) -> jax.Array:

@@ -39,7 +39,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
 from reference_kernels._refs import Ref
-from reference_kernels._tpu import LANES, ROWS, fit
+from reference_kernels._tpu import LANES, ROWS, fit, product
 from reference_kernels.attention._flash_blocks import (
     Blocks,
     across,
@@ -48,7 +48,6 @@ from reference_kernels.attention._flash_blocks import (
     each_slab,
     first_rows,
     lane_sums,
-    product,
     run_block,
 )
 from reference_kernels.attention._operands import (

@@ -33,7 +33,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels._refs import Ref
-from reference_kernels._tpu import LANES
+from reference_kernels._tpu import LANES, product
 from reference_kernels.attention._flash_blocks import (
     Blocks,
     across,
@@ -41,7 +41,6 @@ from reference_kernels.attention._flash_blocks import (
     as_rows,
     each_slab,
     first_rows,
-    product,
     run_block,
 )
 

@@ -39,8 +39,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
 from reference_kernels._refs import Ref
-from reference_kernels._tpu import LANES, ROWS, fit, precision_for
-from reference_kernels.attention._flash_blocks import product
+from reference_kernels._tpu import LANES, ROWS, fit, precision_for, product
 from reference_kernels.attention._pages import (
     Softmax,
     clear,

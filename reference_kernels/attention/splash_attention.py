@@ -35,7 +35,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
 from reference_kernels._refs import Ref
-from reference_kernels._tpu import LANES, ROWS, fit, precision_for
+from reference_kernels._tpu import LANES, ROWS, fit, precision_for, product
 from reference_kernels.attention._splash_backward import backward
 from reference_kernels.attention._splash_block import (
     LOWEST,
@@ -43,7 +43,6 @@ from reference_kernels.attention._splash_block import (
     Problem,
     Visits,
     clear_unseen,
-    dot,
     exponents,
     for_each_kind,
     hide,
@@ -125,7 +124,7 @@ def _add_block(
       is_first: whether nothing has been seen before.
       partial: whether the mask hides anything.
     """
-    products = dot(inputs.q[...], inputs.k[...], (1, 1))
+    products = product(inputs.q[...], inputs.k[...], (1, 1))
     scores = exponents(products, problem)
     scores = hide(scores, inputs, problem, key_axis=1, start=start, partial=partial)
     m_old = jnp.where(is_first, LOWEST, softmax.m[...])
@@ -138,7 +137,7 @@ def _add_block(
     softmax.sums[...] = rescale * sums_old + jnp.sum(weights, axis=1, keepdims=True)
     v = inside(inputs.v, start[1], problem.kv_len) if partial else inputs.v[...]
     acc_old = jnp.where(is_first, 0.0, softmax.acc[...])
-    weighted = dot(softmax.weights[...], v, (1, 0))
+    weighted = product(softmax.weights[...], v, (1, 0))
     softmax.acc[...] = widen(rescale, v.shape[1]) * acc_old + weighted
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from reference_kernels import _require
-from reference_kernels._tpu import ROWS, fit_axis, precision_for
+from reference_kernels._tpu import ROWS, fit_axis, precision_for, product
 from reference_kernels.matmul.matmul import Blocks
 
 
@@ -60,14 +60,8 @@ def padded(array: jax.Array, *multiples: int) -> jax.Array:
 
 def add_product(x: Any, w: Any, acc_ref: Any, step: Any) -> None:
     """Add ``x @ w`` to the sum in ``acc_ref``, which begins with step 0."""
-    product = jax.lax.dot_general(
-        x,
-        w,
-        (((1,), (0,)), ((), ())),
-        precision=precision_for(x.dtype),
-        preferred_element_type=jnp.float32,
-    )
-    acc_ref[...] = jnp.where(step == 0, 0.0, acc_ref[...]) + product  # at first it holds anything
+    total = product(x, w, (1, 0))
+    acc_ref[...] = jnp.where(step == 0, 0.0, acc_ref[...]) + total  # at first it holds anything
 
 
 def wide_product(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -39,7 +39,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _require
 from reference_kernels._refs import Ref
-from reference_kernels._tpu import chip_at_hand, divisor, fit_axis, precision_for, vmem_limit
+from reference_kernels._tpu import (
+    chip_at_hand,
+    divisor,
+    fit_axis,
+    precision_for,
+    product,
+    vmem_limit,
+)
 from reference_kernels.matmul._group_schedule import group_schedule
 from reference_kernels.matmul.matmul import Blocks, default_blocks
 
@@ -80,7 +87,7 @@ def _gmm_kernel(
     if length % block:
         left = length - step * block
         x, w = _keep(0, left, x, 1), _keep(0, left, w, axis)
-    total = _product(x, w, (1, axis))
+    total = product(x, w, (1, axis))
     if not sums:
         _write_rows(o, total, visits, visit)
         return
@@ -114,7 +121,7 @@ def _tgmm_kernel(visits: _Visits, x: Ref, y: Ref, o: Ref, *sums: Ref) -> None:
     @pl.when(start < end)
     def _add() -> None:
         x_rows, y_rows = _keep_packed(start, end, x[...]), _keep(start, end, y[...], 0)
-        acc[...] = jnp.where(is_first, 0.0, acc[...]) + _product(x_rows, y_rows, (0, 0))
+        acc[...] = jnp.where(is_first, 0.0, acc[...]) + product(x_rows, y_rows, (0, 0))
 
     @pl.when(start == end)
     def _clear() -> None:
@@ -155,16 +162,6 @@ def _keep_packed(first: Any, end: Any, x: jax.Array) -> jax.Array:
         inside = (row + part).astype(jnp.uint32) < (end - first).astype(jnp.uint32)
         mask = mask | jnp.where(inside, bits, np.uint32(0))
     return pltpu.bitcast(words & mask, x.dtype)
-
-
-def _product(x: jax.Array, y: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    return jax.lax.dot_general(
-        x,
-        y,
-        (((axes[0],), (axes[1],)), ((), ())),
-        precision=precision_for(x.dtype),
-        preferred_element_type=jnp.float32,
-    )
 
 
 def _call_gmm(

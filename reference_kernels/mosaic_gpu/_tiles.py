@@ -75,6 +75,11 @@ def check_dtype(name: str, operand: jax.Array, *, float8: bool = False) -> None:
         raise ValueError(f"{name} must be {names}, but its dtype is {operand.dtype}{because}")
 
 
+def out_dtype(dtype: Any) -> Any:
+    """The dtype of a product of operands of ``dtype``, if nobody asks for another."""
+    return jnp.dtype(jnp.bfloat16) if jnp.dtype(dtype).itemsize == 1 else jnp.dtype(dtype)
+
+
 def check_out_dtype(dtype: Any) -> None:
     """Raise ValueError unless an output can have ``dtype``."""
     wanted = (*_DTYPES, jnp.dtype(jnp.float32))
@@ -199,8 +204,8 @@ def sum_over(
 
 def store(
     value: jax.Array,
-    parts: Any,
-    o_gmem: Any,
+    parts: Ref,
+    o_gmem: Ref,
     row: Any,
     column: Any,
     activation: Activation | None = None,

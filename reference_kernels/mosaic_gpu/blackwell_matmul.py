@@ -318,7 +318,7 @@ def blackwell_matmul(
     if schedule not in get_args(Schedule):
         raise ValueError(f"schedule must be one of {get_args(Schedule)}, but it is {schedule!r}")
     members = 1 + pair
-    dtype = _out_dtype(x.dtype)
+    dtype = _tiles.out_dtype(x.dtype)
     tiles = (pl.cdiv(m, _ROWS * members), pl.cdiv(n, block_n))
     count = tiles[0] * tiles[1]
     if schedule == "static":
@@ -379,13 +379,9 @@ def _check(width: int, *, pair: bool, block_n: int, block_k: int, stages: int, b
         raise ValueError(f"stages must be at least 2, but it is {stages}: nothing would overlap")
 
 
-def _out_dtype(dtype: Any) -> Any:
-    return jnp.dtype(jnp.bfloat16) if jnp.dtype(dtype).itemsize == 1 else jnp.dtype(dtype)
-
-
 def reference(x: jax.Array, y: jax.Array) -> jax.Array:
     """``x @ y``, summed in float32 at least and rounded once."""
-    dtype = _out_dtype(x.dtype)
+    dtype = _tiles.out_dtype(x.dtype)
     wide = jnp.promote_types(dtype, jnp.float32)
     product = jnp.dot(x.astype(wide), y.astype(wide), precision=jax.lax.Precision.HIGHEST)
     return product.astype(dtype)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -156,7 +156,7 @@ def blackwell_sparse_matmul(
     return call(
         _kernel,
         (values, y, places),
-        out=jax.ShapeDtypeStruct((m, n), _out_dtype(values.dtype)),
+        out=jax.ShapeDtypeStruct((m, n), _tiles.out_dtype(values.dtype)),
         buffers=_Operands(
             x=_tiles.smem((stages, TILE, block_k // 2), values.dtype),
             y=_tiles.smem((stages, TILE, block_k), values.dtype),
@@ -168,10 +168,6 @@ def blackwell_sparse_matmul(
         copies=3,
         stages=stages,
     )
-
-
-def _out_dtype(dtype: Any) -> Any:
-    return jnp.dtype(jnp.bfloat16) if jnp.dtype(dtype).itemsize == 1 else jnp.dtype(dtype)
 
 
 def _places(pairs: jax.Array) -> jax.Array:
@@ -188,7 +184,7 @@ def expanded(values: jax.Array, pairs: jax.Array) -> jax.Array:
 
 def reference(values: jax.Array, pairs: jax.Array, y: jax.Array) -> jax.Array:
     """Put the zeros back, then multiply, in float32 at least."""
-    dtype = _out_dtype(values.dtype)
+    dtype = _tiles.out_dtype(values.dtype)
     wide = jnp.promote_types(dtype, jnp.float32)
     x = expanded(values.astype(wide), pairs)
     product = jnp.dot(x, y.astype(wide).T, precision=jax.lax.Precision.HIGHEST)

@@ -242,14 +242,12 @@ def hopper_matmul(
     """
     _require.product(x, y, transpose_rhs=transpose_rhs)
     _tiles.check_dtype("x", x, float8=True)
-    eight_bits = x.dtype.itemsize == 1
-    if eight_bits and not transpose_rhs:
+    if x.dtype.itemsize == 1 and not transpose_rhs:
         raise ValueError(
             f"y must be transposed, (n, k), for {x.dtype}: wgmma reads 8-bit operands along k; "
             "pass y.T and transpose_rhs=True"
         )
-    if out_dtype is None:
-        out_dtype = jnp.bfloat16 if eight_bits else x.dtype
+    out_dtype = _tiles.out_dtype(x.dtype) if out_dtype is None else out_dtype
     _tiles.check_out_dtype(out_dtype)
     block_k = _tiles.width(x.dtype) if block_k is None else block_k
     _tiles.check_blocks(x.dtype, block_m=block_m, block_n=block_n, block_k=block_k, stages=stages)
@@ -274,6 +272,4 @@ def reference(
     product = activation(product) if activation else product
     if x.dtype == jnp.float64:
         return product
-    if out_dtype is None:
-        out_dtype = jnp.bfloat16 if x.dtype.itemsize == 1 else x.dtype
-    return product.astype(out_dtype)
+    return product.astype(_tiles.out_dtype(x.dtype) if out_dtype is None else out_dtype)

@@ -52,14 +52,13 @@ from jax.experimental.pallas import tpu as pltpu
 
 from reference_kernels import _mesh, _require
 from reference_kernels._refs import Ref
-from reference_kernels._tpu import LANES, ROWS, fit
+from reference_kernels._tpu import LANES, ROWS, fit, product
 from reference_kernels.attention import _operands
 from reference_kernels.attention._flash_blocks import (
     Blocks,
     across,
     each_slab,
     lane_sums,
-    product,
     run_block,
 )
 from reference_kernels.parallel._ring import SLOTS, Ring, Traffic

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from reference_kernels._tpu import precision_for
+from reference_kernels._tpu import product
 from reference_kernels.sparse._block_lists import in_order, listed
 
 
@@ -32,17 +32,6 @@ def _first(count: Any, x: jax.Array, axis: int) -> jax.Array:
     inside = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) < count
     # In float32, because Mosaic cannot select bfloat16 of less than 5 rows (JAX 0.12.0.1).
     return jnp.where(inside, x.astype(jnp.float32), 0.0).astype(x.dtype)
-
-
-def _product(x: jax.Array, y: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    """Axis ``axes[0]`` of ``x`` contracted with axis ``axes[1]`` of ``y``, in float32."""
-    return jax.lax.dot_general(
-        x,
-        y,
-        (((axes[0],), (axes[1],)), ((), ())),
-        precision=precision_for(x.dtype),
-        preferred_element_type=jnp.float32,
-    )
 
 
 def _dsd_kernel(
@@ -71,7 +60,7 @@ def _dsd_kernel(
         if length % y.shape[axes[1]]:
             left = length - column_ref[step] * y.shape[axes[1]]
             values, y = _first(left, values, axes[0]), _first(left, y, axes[1])
-        sum_ref[...] += _product(values, y, axes)
+        sum_ref[...] += product(values, y, axes)
 
     @pl.when(row_ref[step + 1] != row)
     def _round() -> None:
@@ -145,7 +134,7 @@ def _sdd_kernel(
         if k % x.shape[1]:
             left = k - step * x.shape[1]
             x, y = _first(left, x, 1), _first(left, y, axis)
-        sum_ref[...] += _product(x, y, (1, axis))
+        sum_ref[...] += product(x, y, (1, axis))
 
     @pl.when(step == pl.num_programs(1) - 1)
     def _round() -> None:
