@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -149,9 +150,9 @@ class Session:
 
         extra = self.config.hook.pytest_pallas_mutation_operators(config=self.config)
         own = [operator for each in cast("list[Sequence[Operator]]", extra) for operator in each]
-        adding = added_operators(own)
-        adding.__enter__()
-        self.config.add_cleanup(lambda: adding.__exit__(None, None, None))
+        adding = contextlib.ExitStack()
+        adding.enter_context(added_operators(own))
+        self.config.add_cleanup(adding.close)
         return tuple(operator.name for operator in known_operators())
 
     @cached_property

@@ -103,8 +103,10 @@ def rule(
 def _is_again(known: Callable[..., Any], bind: Callable[..., Any]) -> bool:
     """Whether a rule is that of a module which is imported a second time, as conftest.py may be."""
     one, two = getattr(known, "__code__", None), getattr(bind, "__code__", None)
-    if one is None or two is None or known.__globals__ is bind.__globals__:
+    if one is None or two is None:
         return False
+    if getattr(known, "__globals__", None) is getattr(bind, "__globals__", None):
+        return False  # one module, which has two
     return (one.co_filename, one.co_firstlineno) == (two.co_filename, two.co_firstlineno)
 
 

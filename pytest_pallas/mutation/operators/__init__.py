@@ -10,7 +10,7 @@ import contextlib
 import functools
 import importlib
 import pkgutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from pytest_pallas.errors import OptionError
 from pytest_pallas.mutation.model import Operator
@@ -39,7 +39,7 @@ def known_operators() -> tuple[Operator, ...]:
 
 
 @contextlib.contextmanager
-def added_operators(operators: Sequence[Operator]) -> Iterator[None]:
+def added_operators(operators: Sequence[Operator]) -> Generator[None]:
     """Know ``operators`` besides those of this package.
 
     Raises:
