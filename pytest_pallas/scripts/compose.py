@@ -28,7 +28,7 @@ from pytest_pallas.explanations import first_line
 from pytest_pallas.scripts import functions, places, simulated
 from pytest_pallas.scripts.asked import PROGRAMS, QUESTIONS, Asked, asked
 from pytest_pallas.scripts.literals import UnwritableError, Writer
-from pytest_pallas.scripts.standalone import parts, programs, questions, related
+from pytest_pallas.scripts.standalone import parts, programs, questions, related, uninitialized
 
 #: What is raised for a kernel that does not end.
 _ENDLESS = (DeadlockError, SimulationLimitError)
