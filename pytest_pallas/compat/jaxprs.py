@@ -103,14 +103,15 @@ def home_of_primitive(primitive: Any) -> str:
     Names are not unique: SparseCore has a ``gather`` of its own. A primitive says nothing of its
     module, but its abstract evaluation does.
     """
-    name = primitive.name
-    if name not in _AMBIGUOUS:
-        return ""
-    for module in _AMBIGUOUS[name]:
-        home: Any = importlib.import_module(module)
-        if any(value is primitive for value in vars(home).values()):
-            return module
-    return ""
+    modules = _AMBIGUOUS.get(primitive.name, ())
+    return next((each for each in _modules_of(primitive.abstract_eval) if each in modules), "")
+
+
+def _modules_of(function: Any) -> Iterator[str]:
+    """The modules of a function and of what it wraps."""
+    wrapped = (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())
+    for each in (function, *wrapped):
+        yield getattr(each, "__module__", "")
 
 
 #: Names of several primitives, with the modules that define the less common ones.

@@ -1,5 +1,8 @@
 """What is read off jaxprs."""
 
+import importlib
+import sys
+
 import jax
 import jax.extend.core
 import jax.numpy as jnp
@@ -85,6 +88,14 @@ def test_the_home_of_a_primitive_whose_name_others_have():
     assert jaxprs.home_of_primitive(gather.primitive) == ""
     sine = equation(jnp.sin, X, name="sin")
     assert jaxprs.home_of_primitive(sine.primitive) == ""
+
+
+def test_the_home_of_a_primitive_whose_module_is_imported_again(monkeypatch):
+    """Pytest in pytest drops the modules that an inner run imported."""
+    home = "jax._src.pallas.mosaic.sc_primitives"
+    primitive = importlib.import_module(home).barrier_p
+    monkeypatch.delitem(sys.modules, home)
+    assert jaxprs.home_of_primitive(primitive) == home
 
 
 def test_references_discharged():
