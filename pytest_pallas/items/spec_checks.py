@@ -75,7 +75,9 @@ def check_spec(
             f"pallas_check({spec.name}) draws its examples itself, and is called under @given; "
             f"leave out @given, or give it what that draws: pallas_check({spec.name}, *args)"
         )
-    choose(spec.checks or (), session.checks, f"checks of the spec {spec.name} in {spec.file}")
+    choose(
+        tuple(spec.checks or ()), session.checks, f"checks of the spec {spec.name} in {spec.file}"
+    )
     backend = _claimed(session, spec, backend)
     meshes = _meshes(session, spec, backend, mesh)
     if arguments is not None and len(meshes) > 1:
@@ -180,7 +182,7 @@ def _before(place: Place, spec: KernelSpec, check: Check) -> Sequence[Backend]:
     known, _ = on_claimed_chips(session, spec, chosen, session.selection.automatic)
     if label(place.backend) not in map(label, known):  # of an override of pallas_backend
         return ()
-    return backends_before(spec, place.backend, known, {session.base.name, check.name})
+    return backends_before(spec, place.backend, known, (session.base, check))
 
 
 def _unmet(place: Place, spec: KernelSpec, check: Check, before: Sequence[Backend]) -> str | None:

@@ -65,7 +65,7 @@ class Fuzz:
       subjects: see ``Source.choose``.
     """
 
-    ask: Callable[[Any], None]
+    ask: Callable[[Any], object]
     source: Source
     key: str
     shrink: bool = True
@@ -87,7 +87,7 @@ class Asker:
       failed: those that failed, with their errors.
     """
 
-    ask: Callable[[Any], None]
+    ask: Callable[[Any], object]
     passed: set[str]
     shrink_seconds: float = SHRINK_SECONDS
     until: float | None = None
