@@ -103,7 +103,9 @@ def home_of_primitive(primitive: Any) -> str:
     Names are not unique: SparseCore has a ``gather`` of its own. A primitive says nothing of its
     module, but its abstract evaluation does.
     """
-    modules = _AMBIGUOUS.get(primitive.name, ())
+    modules = _AMBIGUOUS.get(primitive.name)
+    if modules is None:
+        return ""
     return next((each for each in _modules_of(primitive.abstract_eval) if each in modules), "")
 
 

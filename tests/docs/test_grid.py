@@ -10,7 +10,7 @@ import pytest
 
 from pytest_pallas.analysis.grid.findings import Kind
 from pytest_pallas.analysis.grid.model import MOST_PROGRAMS
-from pytest_pallas.devices.capacities import CHIPS
+from pytest_pallas.devices.tpus import TPUS
 
 TEXT = (Path(__file__).parents[2] / "docs/grid.md").read_text()
 
@@ -43,10 +43,10 @@ def test_every_kind_is_explained(kind):
     assert re.search(rf"^\| `{kind}` \|", TEXT, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", list(CHIPS))
+@pytest.mark.parametrize("name", list(TPUS))
 def test_the_memory_of_chips(name):
-    chip = CHIPS[name]
-    assert f"| {name} | {chip.vmem // 2**20} MiB | {chip.limit // 2**20} MiB |" in TEXT
+    chip = TPUS[name]
+    assert f"| {name} | {chip.vmem // 2**20} MiB | {chip.vmem_limit // 2**20} MiB |" in TEXT
 
 
 def test_the_size_of_a_large_grid():

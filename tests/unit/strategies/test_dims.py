@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from pytest_pallas.errors import SpecError
-from pytest_pallas.strategies import parse
-from pytest_pallas.strategies.sizes import dims
+from pytest_pallas.strategies import dims, parse
 from pytest_pallas.strategies.sizes.pools import SMALL
 
 MATMUL = "m k, k n"

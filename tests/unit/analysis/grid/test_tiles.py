@@ -9,7 +9,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas.analysis.grid import analyze_jaxpr
 from pytest_pallas.analysis.grid.overhang import buffers
-from pytest_pallas.devices.capacities import CHIPS, padded
+from pytest_pallas.devices.capacities import padded
+from pytest_pallas.devices.tpus import TPUS
 
 MIB = 2**20
 
@@ -120,9 +121,9 @@ def doubled(nbytes, *, chip, **params):
     return analyze_jaxpr(jax.make_jaxpr(function)(x), [x], chip=chip).findings
 
 
-@pytest.mark.parametrize("chip", list(CHIPS))
+@pytest.mark.parametrize("chip", list(TPUS))
 def test_the_limit_of_a_chip(chip):
-    limit = CHIPS[chip].limit
+    limit = TPUS[chip].vmem_limit
     assert doubled(limit, chip=chip) == ()
     (finding,) = doubled(limit + 4 * 4096, chip=chip)
     assert (finding.kind, finding.severity) == ("vmem", "warning")
