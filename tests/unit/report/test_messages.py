@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import message_samples as samples
+import pytest
 from report_samples import ENVIRONMENT, OPTIONS
 from stored_text import assert_stored, words_of_page
 
@@ -100,6 +101,7 @@ def test_verdicts_of_mutants():
 
 
 def test_the_page():
+    pytest.importorskip("jinja2")
     records = [*samples.RECORDS, *samples.COMPILED, *samples.MUTANTS]
     html = page(records, environment=ENVIRONMENT, options=OPTIONS, families=["tpu-sim"])
     assert_stored(STORED / "page.txt", words_of_page(html))
