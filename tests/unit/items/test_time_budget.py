@@ -1,11 +1,13 @@
 """The time of a session is shared fairly over the kernels."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from pytest_pallas.items import time_budget
 from pytest_pallas.items.time_budget import Clock, fuzz_for
-from pytest_pallas.sampling import diversity
+from pytest_pallas.sampling import diversity, fuzzing
 from pytest_pallas.sampling.fuzzing import Fuzz
 
 WEIGHTS = {"a1": 0.5, "a2": 0.5, "b": 1.0}
@@ -50,15 +52,22 @@ def fuzz_seconds(strategy, seconds, ask=lambda _: None):
     return what, pulses, time.monotonic() - started
 
 
-def test_rounds_until_the_time_is_over():
+def test_rounds_until_the_time_is_over(monkeypatch):
     from pytest_pallas import strategies as pst
 
-    what, pulses, spent = fuzz_seconds(
-        pst.arrays("m k, k n", around=[8, 16, 32]), 1.0, lambda _: time.sleep(0.01)
-    )
+    now = 0.0
+
+    def ask(_):
+        nonlocal now
+        now += 0.01
+
+    stopped = SimpleNamespace(monotonic=lambda: now)
+    for module in (fuzzing, time_budget):
+        monkeypatch.setattr(module, "time", stopped)
+    what, pulses, _ = fuzz_seconds(pst.arrays("m k, k n", around=[8, 16, 32]), 1.0, ask)
     assert pulses[0] == 4
-    assert len(what.passed) < 110  # 100 fit into a second
-    assert spent >= 1.0
+    assert len(what.passed) <= 100
+    assert now == pytest.approx(1.0, abs=0.02)
 
 
 def test_a_strategy_that_has_no_more_ends_the_rounds():
