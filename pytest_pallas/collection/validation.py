@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from pytest_pallas import relations
 from pytest_pallas.backends import Label
 from pytest_pallas.checks import Check
 from pytest_pallas.errors import PallasTestError
+from pytest_pallas.items.trials import misfit
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 
@@ -72,20 +72,14 @@ def _ignored(ignored: Callable[..., Any], arguments: Arguments) -> str | None:
 def _unbound(
     function: Callable[..., Any], arguments: Arguments, keywords: Mapping[str, Any], role: str
 ) -> str | None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return None  # some builtins have none
-    try:
-        signature.bind(*arguments.args, **keywords)
-    except TypeError as error:
-        name = getattr(function, "__name__", repr(function))
-        words = ", ".join(keywords) or "no keywords"
-        return (
-            f"its inputs draw {len(arguments.args)} positional arguments and {words}, but the "
-            f"{role} {name}{signature} cannot be called with them: {error}"
-        )
-    return None
+    problem = misfit(function, arguments.args, keywords)
+    if problem is None:
+        return None
+    words = ", ".join(keywords) or "no keywords"
+    return (
+        f"its inputs draw {len(arguments.args)} positional arguments and {words}, but the {role} "
+        f"cannot be called with them: {problem}"
+    )
 
 
 def _names(families: Any) -> list[str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
@@ -27,7 +26,7 @@ from pytest_pallas.items.backends import backends_before, mesh_on, on_claimed_ch
 from pytest_pallas.items.checking import Place, check_call, guarded
 from pytest_pallas.items.item import expected_failure, item_name
 from pytest_pallas.items.questions import Question, question
-from pytest_pallas.items.trials import Subject, subject_of
+from pytest_pallas.items.trials import Subject, misfit, subject_of
 from pytest_pallas.notes import Note
 from pytest_pallas.options import choose
 from pytest_pallas.session import Session
@@ -336,7 +335,7 @@ def _refuse_misfits(
     if subject.reference is not None:
         functions.append(("reference", subject.reference, dict(arguments.options)))
     for role, function, keywords in functions:
-        problem = _misfit(function, arguments.args, keywords)
+        problem = misfit(function, arguments.args, keywords)
         if problem:
             strategy: Any = spec.inputs
             drawn = draw_once(strategy if mesh is None else strategy(mesh))
@@ -345,24 +344,6 @@ def _refuse_misfits(
                 f"pallas_check({spec.name}, *args): the arguments do not fit the {role} {problem}. "
                 f"Give what the spec in {spec.file} draws, such as {usual}"
             )
-
-
-def _misfit(
-    function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> str | None:
-    """Which function cannot be called so, and why; None if it can, or nobody knows."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return None  # some builtins have none
-    try:
-        signature.bind(*args, **keywords)
-    except TypeError as error:
-        inner: Any = inspect.unwrap(getattr(function, "func", function))
-        code = getattr(inner, "__code__", None)
-        where = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
-        return f"{getattr(inner, '__name__', repr(inner))}{signature}{where}: {error}"
-    return None
 
 
 def _as_expected(failure: ExpectedFailure) -> Note:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -200,3 +201,21 @@ def with_goldens(
         examples=examples,
     )
     return keeping(check, kernel, asked)
+
+
+def misfit(
+    function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> str | None:
+    """Which function cannot be called so, and why; None if it can, or nobody knows."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None  # some builtins have none
+    try:
+        signature.bind(*args, **keywords)
+    except TypeError as error:
+        inner: Any = inspect.unwrap(getattr(function, "func", function))
+        code = getattr(inner, "__code__", None)
+        where = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+        return f"{getattr(inner, '__name__', repr(inner))}{signature}{where}: {error}"
+    return None

@@ -52,7 +52,7 @@ SPEC_SPLIT_NARROW = _split_heads(
     _TOKENS | {"d": [64], "heads": [3, 4]},
     xfail={
         "tpu-compile:v4": ExpectedFailure(
-            reason="a v4 splits tiles in two heads only where there are no more", jax="0.12.0.1"
+            reason="v4 cannot split columns into three or more heads of 64", jax="0.12.0.1"
         )
     },
 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Access, Finding
-from pytest_pallas.simulator.concurrency.recording import Reached
+from pytest_pallas.simulator.concurrency.recording import Reach, Reached
 from pytest_pallas.simulator.concurrency.transfers import Semaphore
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.references import Key, Ref
@@ -130,7 +130,7 @@ def reach(
     line: str,
     act: Callable[[Ref], None],
     *,
-    writes: bool = False,
+    how: Reach = "signals",
 ) -> bool:
     """Do something with the memory of a peer that corresponds to the thread's own.
 
@@ -143,7 +143,7 @@ def reach(
       ref: the thread's own memory or semaphore.
       line: of the operation.
       act: takes the peer's.
-      writes: whether a copy goes there.
+      how: what is done there, for findings.
 
     Returns:
       False where that memory has ended, which is reported.
@@ -166,22 +166,21 @@ def reach(
     # What a line of a thread has reached it reaches again: only the first time can be too early.
     if found is None or (thread.number, line) not in found.reached:
         at = (line, thread.program, thread.kernel, _REMEDIES[machine.platform])
-        event = Reached(thread.number, (where.device, key), ref.name, writes, *at)
+        event = Reached(thread.number, (where.device, key), ref.name, how, *at)
         machine.recording.events.append(event)
         if found is not None:
             found.reached.add((thread.number, line))
     if found is not None:
         act(found)
     elif key.launch in device.left or key in device.freed:
-        machine.report(_too_late(thread, where, ref, line, writes=writes))
+        machine.report(_too_late(thread, where, ref, line, how))
         return False
     else:
         device.expected.setdefault(key, []).append(act)
     return True
 
 
-def _too_late(thread: Thread, where: Where, ref: Ref, line: str, *, writes: bool) -> Finding:
-    what = "copies to" if writes else "signals"
+def _too_late(thread: Thread, where: Where, ref: Ref, line: str, how: Reach) -> Finding:
     access = Access(
         kind="write",
         ref=ref.name,
@@ -189,12 +188,12 @@ def _too_late(thread: Thread, where: Where, ref: Ref, line: str, *, writes: bool
         home=where.device,
         line=line,
         program=thread.program,
-        copy=writes,
+        copy=how == "copies to",
     )
     return Finding(
         kind="entry",
         message=(
-            f"{thread.owner} {what} {ref.name} of device {where.device}, which has ended: its "
+            f"{thread.owner} {how} {ref.name} of device {where.device}, which has ended: its "
             "owner does not wait for that"
         ),
         kernel=thread.kernel,

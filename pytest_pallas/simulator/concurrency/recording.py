@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_pallas.findings import Access
 from pytest_pallas.simulator.memory.references import Region
@@ -106,6 +106,10 @@ class Entered:
     key: Any
 
 
+#: What a thread does to the memory of another device: an access may be a load or a store.
+Reach = Literal["signals", "copies to", "accesses"]
+
+
 @dataclass(slots=True, eq=False)
 class Reached:
     """A thread reaches memory or a semaphore of another device.
@@ -114,7 +118,7 @@ class Reached:
       thread: its number.
       key: of the allocation, with its device.
       name: of the reference.
-      writes: whether a copy goes there; a signal otherwise.
+      how: what it does there, in words.
       line: ``file:line``.
       program: the grid point.
       kernel: name of the kernel, or "".
@@ -124,7 +128,7 @@ class Reached:
     thread: int
     key: Any
     name: str
-    writes: bool
+    how: Reach
     line: str
     program: tuple[int, ...]
     kernel: str

@@ -249,7 +249,7 @@ def memory_at(thread: Thread, where: Where, ref: Ref, line: str) -> Ref:
             scheduler.wake(task)
 
     waiting = False
-    if not reach(thread, where, ref, line, entered, writes=True):
+    if not reach(thread, where, ref, line, entered, how="accesses"):
         return Ref(ref.data.copy(), ref.name, ref.space)
     waiting = not found
     if waiting:

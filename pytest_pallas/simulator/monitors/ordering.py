@@ -300,7 +300,6 @@ def _overrun(this: Pass, event: Acquired, seed: int) -> Finding:
 def _entry(this: Pass, event: Reached, seed: int) -> Finding:
     owner = this.owners[event.thread]
     device = event.key[0]
-    what = "copies to" if event.writes else "signals"
     access = Access(
         kind="write",
         ref=event.name,
@@ -308,13 +307,13 @@ def _entry(this: Pass, event: Reached, seed: int) -> Finding:
         home=device,
         line=event.line,
         program=event.program,
-        copy=event.writes,
+        copy=event.how == "copies to",
     )
     return Finding(
         kind="entry",
         message=(
-            f"{owner} {what} {event.name} of device {device}, and nothing orders that with the "
-            f"point at which device {device} has entered the kernel; {event.remedy}"
+            f"{owner} {event.how} {event.name} of device {device}, and nothing orders that with "
+            f"the point at which device {device} has entered the kernel; {event.remedy}"
         ),
         kernel=event.kernel,
         program=event.program,

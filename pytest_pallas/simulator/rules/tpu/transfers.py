@@ -113,7 +113,7 @@ def _dma_start(eqn: Equation) -> Evaluate:
             if copy.begun:
                 promise(thread.machine, copy.done, copy)
 
-        reach(thread, peer, to, line, arrive, writes=True)
+        reach(thread, peer, to, line, arrive, how="copies to")
         if parts.done is not None:
             reach(thread, peer, operands[parts.done.position], line, count)
         start(thread, copy)

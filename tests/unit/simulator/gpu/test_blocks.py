@@ -254,6 +254,7 @@ def test_stores_to_devices_that_have_left_or_not_entered(seed):
     assert kinds(found) == []
     late = simulate(stored_at_the_next(barrier=True, told=False), X, target="h100", seed=seed)
     assert set(kinds(late)) & {"entry", "race"}
+    assert not any("copies to" in finding.message for finding in late.findings)
     early = simulate(stored_at_the_next(barrier=False, told=True), X, target="h100", seed=seed)
     np.testing.assert_array_equal(early.values, np.roll(X, 16, axis=0))
     assert "entry" in kinds(early)
