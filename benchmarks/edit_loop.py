@@ -129,7 +129,7 @@ def pytest_collection_finish(session):
     from importlib import import_module
 
     simulate = import_module("pytest_pallas.simulator.simulate")
-    from pytest_pallas.checks import trial
+    from pytest_pallas.checks import context
 
     events = {
         "/jax/core/compile/jaxpr_trace_duration": "tracing",
@@ -140,7 +140,7 @@ def pytest_collection_finish(session):
         if event in events else None
     )
     timed(simulate, "evaluate", "simulating")
-    timed(trial, "compare_trees", "judging")
+    timed(context, "compare_trees", "judging")
 
 
 def pytest_sessionfinish(session):

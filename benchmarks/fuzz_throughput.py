@@ -203,10 +203,10 @@ def specs() -> dict[str, Any]:
 
 def pytest_configure() -> None:
     """As a plugin of our runs: note when the first test starts, and when an example first fails."""
-    from pytest_pallas.items import questions
+    from pytest_pallas.items import running as items
     from pytest_pallas.items.item import SpecItem
 
-    path, ask = Path(os.environ[SEEN]), questions.ask_about
+    path, ask = Path(os.environ[SEEN]), items.run_example
     run = SpecItem.runtest
     seen: dict[str, Any] = {"examples": 0, "shapes": 0, "failed": False}
     shapes = set[str]()
@@ -221,7 +221,7 @@ def pytest_configure() -> None:
             seen["processor"] = time.process_time() - before
             path.write_text(json.dumps(seen))
 
-    def asking(*args: Any, **rest: Any) -> None:
+    def timed(*args: Any, **rest: Any) -> None:
         nonlocal started, before
         started = started or time.perf_counter()
         before = before or time.process_time()
@@ -232,7 +232,7 @@ def pytest_configure() -> None:
             raise
         finally:
             seen["examples"] += 1
-            shapes.update(each.signature for each in args[0].item.tally.inputs[-1:])
+            shapes.update(each.signature for each in args[0].builder.inputs[-1:])
             note()
 
     def running(item: SpecItem) -> None:
@@ -242,7 +242,7 @@ def pytest_configure() -> None:
             note(failed=True)
             raise
 
-    questions.ask_about, SpecItem.runtest = asking, running
+    items.run_example, SpecItem.runtest = timed, running
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:

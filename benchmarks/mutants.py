@@ -4,7 +4,7 @@
 
 Runs ``pytest --pallas-mutate`` on packages of small kernels, and prints mutants a minute of the
 whole command, with the time to start, to draw, and to trace; the same without the time to start,
-import and collect; and how the time is spent on mutants that are caught and on those that survive,
+import and collect; and how the time is spent on mutants that are killed and on those that survive,
 which are asked about in every check.
 
 Target: 3,000 a minute with two processes. Measured on 23 November 2026, two cores that nothing else

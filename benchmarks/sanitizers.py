@@ -51,7 +51,7 @@ def measured(spec: Any) -> dict[str, float]:
 
     from pytest_pallas.backends import RunSettings
     from pytest_pallas.backends.simulators import tpu_sim
-    from pytest_pallas.checks.trial import Trial, call
+    from pytest_pallas.checks.context import CheckContext, call
     from pytest_pallas.devices.mesh import make_mesh
     from pytest_pallas.errors import NotApplicableError
     from pytest_pallas.sanitizers import declared_sanitizers
@@ -63,7 +63,7 @@ def measured(spec: Any) -> dict[str, float]:
         mesh = make_mesh(spec.meshes[-1], "cpu")
         kernel, reference = (functools.partial(each, mesh=mesh) for each in (kernel, reference))
         inputs, devices = inputs(mesh), mesh.size
-    trial = Trial(
+    context = CheckContext(
         kernel=kernel,
         reference=reference,
         arguments=drawn(inputs),
@@ -75,10 +75,10 @@ def measured(spec: Any) -> dict[str, float]:
     )
 
     def plain() -> None:
-        tpu_sim().run(call(trial, kernel, trial.arguments.args)).unwrap()
+        tpu_sim().run(call(context, kernel, context.arguments.args)).unwrap()
 
     def run(*sanitizers: Any) -> None:
-        shared = replace(trial, backend=tpu_sim(), runs=Runs())
+        shared = replace(context, backend=tpu_sim(), runs=Runs())
         for sanitizer in sanitizers:
             sanitizer.run(shared)
 
@@ -88,7 +88,7 @@ def measured(spec: Any) -> dict[str, float]:
 
     asked: list[Any] = []
     for sanitizer in declared_sanitizers():
-        if sanitizer.requires_backend(trial.backend) is None:
+        if sanitizer.requires_backend(context.backend) is None:
             with contextlib.suppress(NotApplicableError):
                 run(sanitizer)
                 asked.append(sanitizer)

@@ -49,8 +49,8 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
     def run(function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         from pytest_pallas.backends import Call, label
-        from pytest_pallas.checks.trial import as_kernel_error
-        from pytest_pallas.items.trials import settings_for
+        from pytest_pallas.checks.context import as_kernel_error
+        from pytest_pallas.items.contexts import settings_for
 
         call = Call(
             function=function,
@@ -116,9 +116,9 @@ def pallas_check(
         **promises: Any,
     ) -> Any:
         __tracebackhide__ = True
-        from pytest_pallas.items.checking import Place, check_function
+        from pytest_pallas.items.call_checks import Place, check_function
+        from pytest_pallas.items.contexts import Subject
         from pytest_pallas.items.spec_checks import check_spec, given
-        from pytest_pallas.items.trials import Subject
         from pytest_pallas.spec import KernelSpec
         from pytest_pallas.strategies.arguments import Arguments
 
@@ -233,9 +233,9 @@ def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileRepor
     ) -> CompileReport:
         __tracebackhide__ = True
         from pytest_pallas.backends import TARGETS, parse
-        from pytest_pallas.checks.verdict import ask
-        from pytest_pallas.items.checking import Place
-        from pytest_pallas.items.trials import Subject, trial_for
+        from pytest_pallas.checks.verdict import run_check
+        from pytest_pallas.items.call_checks import Place
+        from pytest_pallas.items.contexts import Subject, context_for
         from pytest_pallas.strategies.arguments import Arguments
 
         if target not in TARGETS:
@@ -250,8 +250,8 @@ def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileRepor
         subject = Subject(name=name or _name(function), kernel=function, reference=None)
         arguments = Arguments(args, dict(options or {}))
         place = Place(session=session, backend=backend)
-        tally = place.begin(subject.name, session.base.name, arguments)
-        trial = trial_for(
+        builder = place.begin(subject.name, session.base.name, arguments)
+        context = context_for(
             session,
             subject,
             arguments,
@@ -260,7 +260,7 @@ def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileRepor
             node=session.item,
             options=settings,
         ).with_settings(mutant=None)  # mutants run where kernels are executed
-        finding = ask(session.base, trial, subject.name, found=tally.add)
+        finding = run_check(session.base, context, subject.name, found=builder.add)
         assert finding.outcome is not None
         return finding.outcome.report
 

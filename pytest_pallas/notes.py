@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 #: ``"reference"``: how the kernel's reference was evaluated. ``"run"``: by what the kernel was run,
-#: or what was left out. ``"result"``: of the answer. ``"mutants"``: of marks and checks in a hunt
-#: for mutants. ``""``: of a check or backend that a project adds, or of an older record.
+#: or what was left out. ``"result"``: of the answer. ``"mutants"``: of marks and checks in a
+#: mutation run. ``""``: of a check or backend that a project adds, or of an older record.
 Kind = Literal["reference", "run", "result", "mutants", ""]
 
 

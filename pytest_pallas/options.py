@@ -91,7 +91,7 @@ class Options:
     Attributes:
       simulated_examples: what a profile says in place of ``max_examples`` on the simulator, if
         that is more and nobody gave ``max_examples``. It is no option.
-      asked: names of the fields that were given on the command line or in the ini file.
+      explicit: names of the fields that were given on the command line or in the ini file.
     """
 
     backend: tuple[str, ...] = ("auto",)
@@ -126,7 +126,7 @@ class Options:
     mutate_after: Path | None = None
     example: str = ""
     database: tuple[Place, ...] = ()
-    asked: frozenset[str] = frozenset()
+    explicit: frozenset[str] = frozenset()
 
     def examples_on(self, kind: str, devices: int = 1) -> int:
         """How many examples each check draws on a kind of backend.
@@ -135,7 +135,7 @@ class Options:
           kind: of the backend.
           devices: of the mesh. A run on several is as many runs, so half as many are drawn.
         """
-        if kind != "simulating" or "max_examples" in self.asked:
+        if kind != "simulating" or "max_examples" in self.explicit:
             return self.max_examples
         return max(self.max_examples, self.simulated_examples // (1 if devices == 1 else 2))
 
@@ -153,7 +153,7 @@ class Options:
                 raise OptionError(f"the pallas mark has no argument {name!r}; it takes {valid}")
             text = ",".join(value) if isinstance(value, (list, tuple)) else str(value)
             fields[name] = _parsed(option, text, f"mark pallas({name}=...)")
-        return dataclasses.replace(self, **fields, asked=self.asked | set(fields))
+        return dataclasses.replace(self, **fields, explicit=self.explicit | set(fields))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,7 +378,7 @@ TABLE: tuple[Option, ...] = (
         name="mutate_min",
         parse=_amount("percent", zero=True),
         metavar="SCORE",
-        help="fail the run if less than this percentage of the mutants was caught",
+        help="fail the run if less than this percentage of the mutants was killed",
     ),
     Option(
         name="mutate_operators",
@@ -391,7 +391,7 @@ TABLE: tuple[Option, ...] = (
         name="mutate_after",
         parse=_path,
         metavar="FILE",
-        help="do not try again what an earlier run caught, whose --pallas-results this file is",
+        help="do not try again what an earlier run killed, whose --pallas-results this file is",
     ),
     Option(
         name="example",
@@ -443,7 +443,7 @@ def read_options(config: pytest.Config) -> Options:
             except OptionError as error:
                 raise pytest.UsageError(str(error)) from None
     implied = PROFILES[fields.get("profile", Options.profile)]
-    return Options(**{**implied, **fields}, asked=frozenset(fields))
+    return Options(**{**implied, **fields}, explicit=frozenset(fields))
 
 
 def place_of(config: pytest.Config, name: str) -> str:

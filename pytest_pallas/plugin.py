@@ -84,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     budget.enter_context(limited(state.options.max_bytes))  # until the session ends
     config.add_cleanup(budget.close)
     try:
-        asked = "devices" in state.options.asked
+        asked = "devices" in state.options.explicit
         devices = simulate(state.options.devices, os.environ, asked=asked)
         state.options = dataclasses.replace(state.options, devices=devices)
         look_for_named_backends(state)
@@ -116,20 +116,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
         config.pluginmanager.register(DatabaseReporter(state), "pallas-database-reporter")
     if state.options.mutate is not None:
-        from pytest_pallas.hunting.earlier import earlier_run
-        from pytest_pallas.hunting.own_tests import PLUGIN as HUNTER
-        from pytest_pallas.hunting.own_tests import TestHunter
+        from pytest_pallas.mutation_runner.earlier import earlier_run
+        from pytest_pallas.mutation_runner.own_tests import PLUGIN as HUNTER
+        from pytest_pallas.mutation_runner.own_tests import TestMutantRunner
 
         try:
             # A wrong name or file must stop pytest before it collects.
-            if "mutate_operators" in state.options.asked:
+            if "mutate_operators" in state.options.explicit:
                 _ = state.operators  # imports JAX
             earlier = earlier_run(config)
         except OptionError as error:
             raise pytest.UsageError(str(error)) from None
-        state.caught |= earlier.caught
+        state.killed |= earlier.killed
         state.marked |= earlier.marked
-        config.pluginmanager.register(TestHunter(state, reseed), HUNTER)
+        config.pluginmanager.register(TestMutantRunner(state, reseed), HUNTER)
     isolated = config.pluginmanager.has_plugin("pallas-worker")  # this process is for those
     if not isolated:
         from pytest_pallas.isolation.isolator import PLUGIN, Isolator
@@ -229,7 +229,7 @@ def pytest_runtest_protocol(
     """Know which test runs, and let compilers begin with the next one."""
     state = current(item.config)
     state.item = item
-    state.tallies.clear()
+    state.builders.clear()
     for each in (item, nextitem):
         if getattr(getattr(each, "backend", None), "kind", None) == "compiling":
             from pytest_pallas.items import precompile
@@ -256,7 +256,7 @@ def pytest_runtest_makereport(
     """Put the records of a test on its report."""
     report = yield
     state = current(item.config)
-    if state.tallies or hasattr(item, "tally"):
+    if state.builders or hasattr(item, "builder"):
         from pytest_pallas.report.collect import attach
 
         attach(state, item, report, call.excinfo)

@@ -82,7 +82,7 @@ class Record:
         dtypes and static arguments of a call (``checks.inputs.Inputs.signature``).
       goldens: how many goldens were ``recorded``, ``replaced``, left ``unchanged``, ``compared``,
         ``different``, ``missing`` or ``lost``; and ``used NAME`` for each that was compared.
-      mutants: what became of each mutant of the kernel, as ``hunting.verdict.to_json`` gives it;
+      mutants: what became of each mutant of the kernel, as ``mutation_runner.verdict.to_json``;
         empty without ``--pallas-mutate``.
       pictures: of a failure, what can be drawn of it, as ``report.pictures`` makes it: a map and
         a histogram of errors, the programs that are wrong, the errors of the examples, the

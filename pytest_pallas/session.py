@@ -57,9 +57,9 @@ class Session:
 
     config: pytest.Config
     options: Options
-    #: What the running test has found so far, by (kernel, check, backend); see ``tally.Tally``.
-    tallies: dict[tuple[str, str, str], Any] = field(default_factory=dict[Any, Any])
-    #: Drawn calls for compiling backends, by spec and count; see ``suites.ahead``.
+    #: What the running test has found so far, by (kernel, check, backend); see ``ResultBuilder``.
+    builders: dict[tuple[str, str, str], Any] = field(default_factory=dict[Any, Any])
+    #: Drawn calls for compiling backends, by spec and count; see ``items.precompile``.
     drawn: dict[Any, tuple[Any, ...]] = field(default_factory=dict[Any, Any])
     #: Where the checks of a spec draw from; see ``suites.variety``.
     sources: dict[Any, Any] = field(default_factory=dict[Any, Any])
@@ -73,8 +73,8 @@ class Session:
     observer: Any = None
     #: The mistake that kernels are run with at the moment (``mutation.Mutant``), or None.
     mutant: Any = None
-    #: Mutants that a test or spec of this process, or an earlier run, has caught: key and name.
-    caught: dict[str, str] = field(default_factory=dict[str, str])
+    #: Mutants that a test or spec of this process, or an earlier run, has killed: key and name.
+    killed: dict[str, str] = field(default_factory=dict[str, str])
     #: How many items were collected, before some were deselected.
     collected: int = 0
     #: Checks that do not apply, by the node id that they would have.
@@ -308,7 +308,7 @@ class Session:
         watching = self.sanitizers_for(options)
         usual = [name for name, check in self.checks.items() if not check.opt_in]
         names = choose(options.checks, self.checks, "checks", usual)
-        if "sanitize" in options.asked:
+        if "sanitize" in options.explicit:
             names = tuple(dict.fromkeys((*names, *watching)))
         chosen = [self.checks[name] for name in names]
         opted = {check.name for check in chosen if check.opt_in and check.name in options.checks}
@@ -426,9 +426,9 @@ def start(config: pytest.Config) -> Session:
     options = read_options(config)
     session = Session(config=config, options=options)
     try:
-        if "checks" in options.asked:
+        if "checks" in options.explicit:
             choose(options.checks, session.check_names, place_of(config, "checks"))
-        if "sanitize" in options.asked:
+        if "sanitize" in options.explicit:
             choose(options.sanitize, session.sanitizer_names, place_of(config, "sanitize"))
         if options.database:
             _validated_places(session)
@@ -463,7 +463,7 @@ def look_for_named_backends(session: Session) -> None:
     """
     from pytest_pallas.errors import BackendUnavailableError
 
-    if "backend" not in session.options.asked or session.options.backend == ("auto",):
+    if "backend" not in session.options.explicit or session.options.backend == ("auto",):
         return
     try:
         session.selection  # noqa: B018 - found at its first use

@@ -71,7 +71,7 @@ class EquivalentMutant:
     more, the order of random numbers.
 
     ``--pallas-mutate`` counts them as equivalent where no check catches them, and reports a mark
-    that is about no mutant, or about one that was caught.
+    that is about no mutant, or about one that was killed.
 
     Attributes:
       operator: name of the mutation operator.

@@ -37,8 +37,8 @@ from pytest_pallas.backends.interpreters import interpret
 from pytest_pallas.backends.tracing import jitted, split
 from pytest_pallas.collection.suite import suite
 from pytest_pallas.compat.source import own_lines
-from pytest_pallas.hunting.hunt import unknown
 from pytest_pallas.mutation import Mutant, mutants_of
+from pytest_pallas.mutation_runner.running import unknown
 from pytest_pallas.sampling.diversity import Source
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments, as_arguments
@@ -93,12 +93,12 @@ class Scores:
     Attributes:
       name: of the kernel.
       mutants: how many count.
-      caught: how many each kind of test caught: obvious, random shapes, the spec's checks.
+      killed: how many each kind of test killed: obvious, random shapes, the spec's checks.
     """
 
     name: str
     mutants: int
-    caught: tuple[int, int, int]
+    killed: tuple[int, int, int]
 
 
 def compared(row: Row, examples: int) -> Scores:
@@ -111,7 +111,7 @@ def compared(row: Row, examples: int) -> Scores:
     counted = {
         key: found[key]
         for key, verdict in verdicts.items()
-        if key in found and verdict["status"] in ("caught", "survived")
+        if key in found and verdict["status"] in ("killed", "survived")
     }
     return Scores(
         row.name,
@@ -119,7 +119,7 @@ def compared(row: Row, examples: int) -> Scores:
         (
             sum(_noticed(spec, squares, mutant) for mutant in counted.values()),
             sum(_noticed(spec, drawn, mutant) for mutant in counted.values()),
-            sum(verdicts[key]["status"] == "caught" for key in counted),
+            sum(verdicts[key]["status"] == "killed" for key in counted),
         ),
     )
 
@@ -189,10 +189,10 @@ def table(scores: Sequence[Scores]) -> Iterator[str]:
     yield "| kernel | mutants | three squares at 1e-2 | drawn shapes at 1e-2 | the spec's checks |"
     yield "| --- | ---: | ---: | ---: | ---: |"
     for each in scores:
-        shares = [f"{100 * caught / each.mutants:.0f} %" for caught in each.caught]
+        shares = [f"{100 * killed / each.mutants:.0f} %" for killed in each.killed]
         yield f"| `{each.name}` | {each.mutants} | {' | '.join(shares)} |"
     total = sum(each.mutants for each in scores)
-    sums = [sum(each.caught[kind] for each in scores) for kind in range(3)]
+    sums = [sum(each.killed[kind] for each in scores) for kind in range(3)]
     yield f"| all | {total} | {' | '.join(f'{100 * s / total:.0f} %' for s in sums)} |"
 
 

@@ -177,7 +177,7 @@ class Outcome:
       seconds: wall time including tracing and compilation.
       kernels: the Pallas kernels that were traced (``analysis.KernelCall``); empty without jit.
       findings: what was found wrong besides, whatever it returned.
-      told: the answers to ``Call.probe``.
+      probe_results: the answers to ``Call.probe``.
       report: what the compiler said, on a compiling backend (``compilers.CompileReport``).
       notes: what a reader of the record should know; a plain string is a note of no kind.
       unverified: behavior of the simulated chip that the run used and no document describes.
@@ -189,7 +189,7 @@ class Outcome:
     seconds: float = 0.0
     kernels: tuple[Any, ...] = ()
     findings: tuple[Finding, ...] = ()
-    told: tuple[Any, ...] = ()
+    probe_results: tuple[Any, ...] = ()
     report: Any = None
     notes: tuple[Note | str, ...] = ()
     unverified: tuple[str, ...] = ()

@@ -197,14 +197,14 @@ def _traced_run(backend: Simulator, call: Call, timeline: Timeline | None) -> tu
     kernels = kernels_of(call, jaxpr)
     prepare(jaxpr)  # which raises for what is not simulated yet
     _tell(call, jaxpr, kernels)
-    machine, told = _machine(backend, call, timeline)
+    machine, probe_results = _machine(backend, call, timeline)
     _, arrays = on_host(call)
     values = [_read_only(value) for value in evaluate(jaxpr, machine, arrays)]
     outcome = Outcome(
         values=jax.tree.unflatten(jax.tree.structure(traced.out_info), values),
         inputs=_inputs(arrays),
         kernels=kernels,
-        told=tuple(told),
+        probe_results=tuple(probe_results),
         findings=tuple(machine.findings),
         notes=_notes(machine),
         unverified=tuple(machine.notes),
@@ -220,7 +220,7 @@ def _eager_run(backend: Simulator, call: Call, timeline: Timeline | None) -> Out
     from pytest_pallas.simulator.simulate import run_eagerly
 
     _tell(call, None, ())
-    machine, told = _machine(backend, call, timeline)
+    machine, probe_results = _machine(backend, call, timeline)
     static, arrays = on_host(call.with_settings(mutant=None))
 
     def change(jaxpr: Any) -> Any:
@@ -231,7 +231,7 @@ def _eager_run(backend: Simulator, call: Call, timeline: Timeline | None) -> Out
     return Outcome(
         values=jax.tree.map(_read_only, values),
         inputs=_inputs(arrays),
-        told=tuple(told),
+        probe_results=tuple(probe_results),
         findings=tuple(machine.findings),
         notes=_notes(machine),
         unverified=tuple(machine.notes),
@@ -259,7 +259,7 @@ def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple
     from pytest_pallas.simulator.inspection.loads import Loads
     from pytest_pallas.simulator.machine import Machine
 
-    told: list[Any] = []
+    probe_results: list[Any] = []
     machine = Machine(
         target=backend.chip.name,
         seed=call.schedule.seed,
@@ -271,10 +271,10 @@ def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple
         timeline=timeline,
     )
     if call.probe == "outputs":
-        machine.outputs = lambda eqn, values: told.append((eqn.params, list(values)))
+        machine.outputs = lambda eqn, values: probe_results.append((eqn.params, list(values)))
     if call.probe == "loads":
-        machine.inspector = Loads(loads=told)
-    return machine, told
+        machine.inspector = Loads(loads=probe_results)
+    return machine, probe_results
 
 
 def _notes(machine: Any) -> tuple[Note, ...]:
@@ -299,7 +299,7 @@ def _read_only(value: Any) -> Any:
 def _bytes(outcome: Outcome) -> int:
     import jax
 
-    leaves = jax.tree.leaves((outcome.values, outcome.inputs, outcome.told))
+    leaves = jax.tree.leaves((outcome.values, outcome.inputs, outcome.probe_results))
     return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
 
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 
 from pytest_pallas.checks.check import check
-from pytest_pallas.checks.trial import Trial, TrialResult, exactly, expect, judge, run
+from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect, judge, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.once import draw_once
@@ -38,7 +38,7 @@ def requires_spec(spec: KernelSpec) -> str | None:
     example_fraction=0.125,
     varies_calls=True,
 )
-def blocks(trial: Trial) -> TrialResult:
+def blocks(context: CheckContext) -> CheckResult:
     """Run the kernel with its default tuning, then with the drawn one, and judge both.
 
     A spec draws small blocks, so that small arrays have many; users get the defaults. Two sizes
@@ -48,17 +48,17 @@ def blocks(trial: Trial) -> TrialResult:
     Raises:
       NotApplicableError: there is no tuning.
     """
-    if not trial.arguments.tuning:
+    if not context.arguments.tuning:
         raise NotApplicableError("the blocks check needs tuning=, such as block sizes")
-    expected, exact = expect(trial), exactly(trial)
-    default = run(trial, trial.kernel, trial.arguments.args, tuned=False)
-    first = judge(trial, default.values, expected, exact=exact)
+    expected, exact = expect(context), exactly(context)
+    default = run(context, context.kernel, context.arguments.args, tuned=False)
+    first = judge(context, default.values, expected, exact=exact)
     if not all(comparison.passed for comparison in first):
         subject = "default tuning instead of what was drawn"
-        return TrialResult(comparisons=first, seconds=default.seconds, subject=subject)
-    drawn = run(trial, trial.kernel, trial.arguments.args)
-    return TrialResult(
-        comparisons=[*first, *judge(trial, drawn.values, expected, exact=exact)],
+        return CheckResult(comparisons=first, seconds=default.seconds, subject=subject)
+    drawn = run(context, context.kernel, context.arguments.args)
+    return CheckResult(
+        comparisons=[*first, *judge(context, drawn.values, expected, exact=exact)],
         outcome=drawn,
         seconds=default.seconds + drawn.seconds,
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from pytest_pallas.analysis import KernelCall
     from pytest_pallas.backends import Backend
-    from pytest_pallas.checks.trial import Trial, TrialResult
+    from pytest_pallas.checks.context import CheckContext, CheckResult
     from pytest_pallas.spec import KernelSpec
     from pytest_pallas.strategies.arguments import Arguments
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
 #: Answers the question of a check for one drawn example.
-type Run = Callable[[Trial], TrialResult]
+type Run = Callable[[CheckContext], CheckResult]
 
 #: What a check requires of the kernels of a call on a backend.
 type KernelRequirement = Callable[[KernelSpec, Backend, Sequence[KernelCall]], str | None]
@@ -96,7 +96,7 @@ class Check:
     example_fraction: float = 1.0
     min_examples: int = 1
     opt_in: bool = False
-    program: Callable[[Trial], Program] | None = None
+    program: Callable[[CheckContext], Program] | None = None
     conclude: Callable[[Sequence[Any]], str | None] | None = None
     subjects: Callable[[KernelSpec, Arguments], Collection[Any]] | None = None
     base: bool = False
@@ -106,9 +106,9 @@ class Check:
     varies_calls: bool = False
     watches: Literal["", "races", "dma"] = ""
 
-    def __call__(self, trial: Trial) -> TrialResult:
+    def __call__(self, context: CheckContext) -> CheckResult:
         """Answer the question for one drawn example: ``run``."""
-        return self.run(trial)
+        return self.run(context)
 
     def unmet(
         self, spec: KernelSpec, backend: Backend, others: Sequence[Backend] = ()

@@ -7,29 +7,29 @@ from collections.abc import Callable
 
 from pytest_pallas.backends import Outcome
 from pytest_pallas.checks.check import Check
-from pytest_pallas.checks.trial import Trial, TrialResult, call
+from pytest_pallas.checks.context import CheckContext, CheckResult, call
 from pytest_pallas.notes import Note
 
 
-def start(check: Check, trial: Trial) -> Callable[[], Outcome] | None:
+def start(check: Check, context: CheckContext) -> Callable[[], Outcome] | None:
     """Begin to compile the program of a check; the result waits for the end.
 
     None if the check has nothing to compile, or the backend of a project cannot be started ahead.
     """
-    begin = getattr(trial.backend, "start", None)
+    begin = getattr(context.backend, "start", None)
     if check.program is None or begin is None:
         return None
-    return begin(call(trial, *check.program(trial)))
+    return begin(call(context, *check.program(context)))
 
 
-def compiled(check: Check, trial: Trial) -> TrialResult:
+def compiled(check: Check, context: CheckContext) -> CheckResult:
     """Compile the program of a check. The finding's outcome holds the report, and the error."""
     if check.program is None:
-        return TrialResult(comparisons=(), notes=(Note("nothing to compile", "run"),))
-    outcome = trial.backend.run(call(trial, *check.program(trial)))
+        return CheckResult(comparisons=(), notes=(Note("nothing to compile", "run"),))
+    outcome = context.backend.run(call(context, *check.program(context)))
     if outcome.report is not None:
-        report = dataclasses.replace(outcome.report, typical=trial.typical)
+        report = dataclasses.replace(outcome.report, typical=context.typical)
         outcome = dataclasses.replace(outcome, report=report)
-    return TrialResult(
+    return CheckResult(
         comparisons=(), outcome=outcome, seconds=outcome.seconds, notes=outcome.notes
     )

@@ -17,8 +17,8 @@ import numpy as np
 
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.checks.check import check
+from pytest_pallas.checks.context import CheckContext, CheckResult, Other, exactly, expect, run
 from pytest_pallas.checks.cross_compare import apart, named, named_noise, named_precision
-from pytest_pallas.checks.trial import Other, Trial, TrialResult, exactly, expect, run
 from pytest_pallas.errors import NotApplicableError, PallasTestError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import (
@@ -54,8 +54,8 @@ def requires_peers(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
     example_fraction=0.25,
     varies_calls=True,
 )
-def cross(trial: Trial) -> TrialResult:
-    """Compare the kernel on its backend with each of ``trial.others``, up to the first trouble.
+def cross(context: CheckContext) -> CheckResult:
+    """Compare the kernel on its backend with each of ``context.others``, up to the first trouble.
 
     Where all is well and two answers differ all the same, as hardware and an interpreter do, a note
     says by how much.
@@ -64,43 +64,43 @@ def cross(trial: Trial) -> TrialResult:
       NotApplicableError: there is nothing to compare with.
       KernelError: one of them raised; the message says which.
     """
-    if not trial.others:
+    if not context.others:
         raise NotApplicableError(
             "the cross check needs a spec with implementations, or that claims several of the "
             "chosen backends"
         )
-    expected, exact = expect(trial), exactly(trial)
-    mine = run(trial, trial.kernel, trial.arguments.args)
-    here = label(trial.backend)
+    expected, exact = expect(context), exactly(context)
+    mine = run(context, context.kernel, context.arguments.args)
+    here = label(context.backend)
     seconds = mine.seconds
     comparisons: list[Comparison] = []
     notes: list[Note] = []
-    for other in trial.others:
-        theirs = _answer(trial, other)
+    for other in context.others:
+        theirs = _answer(context, other)
         seconds += theirs.seconds
         sides = {here: flatten(mine.values), other.name: flatten(theirs.values)}
         judged = {
-            name: _judged(trial, name, leaves, expected, exact=exact)
+            name: _judged(context, name, leaves, expected, exact=exact)
             for name, leaves in sides.items()
         }
         found = [comparison for each in judged.values() for comparison in each]
         departs = {name: worst for name, each in judged.items() if (worst := _worst(each))}
         if departs:
-            return TrialResult(
+            return CheckResult(
                 comparisons=found,
                 seconds=seconds,
                 subject=_state(departs, list(sides), exact),
                 compared=(other.name,),
             )
-        between = apart(trial, here, other.name, sides[here], sides[other.name], expected)
+        between = apart(context, here, other.name, sides[here], sides[other.name], expected)
         if _worst(between):
             subject = f"{here} and {other.name}: each is near the oracle, but not near the other"
-            return TrialResult(
+            return CheckResult(
                 comparisons=between, seconds=seconds, subject=subject, compared=(other.name,)
             )
         comparisons += found
         notes += _differs(other.name, sides[here], sides[other.name])
-    return TrialResult(comparisons=comparisons, seconds=seconds, notes=tuple(dict.fromkeys(notes)))
+    return CheckResult(comparisons=comparisons, seconds=seconds, notes=tuple(dict.fromkeys(notes)))
 
 
 def accepted(function: Callable[..., Any], tuning: Collection[str]) -> list[str]:
@@ -114,14 +114,14 @@ def accepted(function: Callable[..., Any], tuning: Collection[str]) -> list[str]
     return [name for name in tuning if name in parameters]
 
 
-def _answer(trial: Trial, other: Other) -> Outcome:
+def _answer(context: CheckContext, other: Other) -> Outcome:
     """What another one gives for the drawn call."""
-    arguments: Arguments = trial.arguments
+    arguments: Arguments = context.arguments
     if not other.is_kernel:
         taken = accepted(other.function, arguments.tuning)
         tuning = {name: arguments.tuning[name] for name in taken}
         arguments = dataclasses.replace(arguments, tuning=tuning)
-    there = dataclasses.replace(trial, backend=other.backend, arguments=arguments)
+    there = dataclasses.replace(context, backend=other.backend, arguments=arguments)
     try:
         return run(there, other.function, arguments.args, needs_kernel=other.is_kernel)
     except PallasTestError as error:
@@ -130,21 +130,21 @@ def _answer(trial: Trial, other: Other) -> Outcome:
 
 
 def _judged(
-    trial: Trial, name: str, leaves: Leaves, expected: Expected, *, exact: bool
+    context: CheckContext, name: str, leaves: Leaves, expected: Expected, *, exact: bool
 ) -> list[Comparison]:
     """One side against the oracle; every output is called by the name of the side."""
     return compare_trees(
         named(leaves, name),
         named(expected.oracle, name),
         named(expected.baseline, name),
-        tolerance=trial.tolerance,
+        tolerance=context.tolerance,
         exact=exact,
         depth=expected.depth,
         sensitivity=Later(lambda: dict(named(list(expected.sensitivity.items()), name))),
         noise=named_noise(expected, name),
         precision=named_precision(expected, name),
-        check_dtype=trial.check_dtype,
-        explained=trial.explained,
+        check_dtype=context.check_dtype,
+        explained=context.explained,
     )
 
 

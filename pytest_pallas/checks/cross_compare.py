@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pytest_pallas.checks.trial import Trial
+from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.numerics import Comparison, Noise, compare_trees, is_exact, wide
 from pytest_pallas.numerics.precision import Precision
 from pytest_pallas.oracle.expected import Expected, Later, Leaves
 
 
 def apart(
-    trial: Trial, here: str, there: str, mine: Leaves, theirs: Leaves, expected: Expected
+    context: CheckContext, here: str, there: str, mine: Leaves, theirs: Leaves, expected: Expected
 ) -> list[Comparison]:
     """Judge one answer by another, which has the error of the baseline about it.
 
     Args:
-      trial: whose rule of judgement holds.
+      context: whose rule of judgement holds.
       here: what the first is called in messages.
       there: what the second is called.
       mine: the first, by path.
@@ -39,13 +39,13 @@ def apart(
         named(mine, name),
         named(center, name),
         named(around, name),
-        tolerance=trial.tolerance,
+        tolerance=context.tolerance,
         depth=expected.depth,
         sensitivity=Later(lambda: dict(named(list(expected.sensitivity.items()), name))),
         noise=named_noise(expected, name),
         precision=named_precision(expected, name),
         check_dtype=False,  # what is wide has another, and both were judged
-        explained=trial.explained,
+        explained=context.explained,
     )
 
 

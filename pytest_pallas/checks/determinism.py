@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_pallas.backends.variations import Schedule
 from pytest_pallas.checks.check import check
-from pytest_pallas.checks.trial import Trial, TrialResult, run
+from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.numerics import bitwise
 from pytest_pallas.oracle.expected import flatten
 
@@ -18,7 +18,7 @@ REPEATS, ON_A_CHIP = 2, 19
     asks="does the same call give the same bits again?",
     example_fraction=0.5,
 )
-def determinism(trial: Trial) -> TrialResult:
+def determinism(context: CheckContext) -> CheckResult:
     """Run the kernel again and compare bit for bit with the first run.
 
     On the simulator each run has another seed, which decides about everything that may happen in
@@ -27,17 +27,17 @@ def determinism(trial: Trial) -> TrialResult:
     Raises:
       KernelError: the kernel raised; the message says under which seed.
     """
-    first = run(trial, trial.kernel, trial.arguments.args)
+    first = run(context, context.kernel, context.arguments.args)
     seconds, comparisons = first.seconds, []
-    for repeat in range(ON_A_CHIP if trial.backend.kind == "hardware" else REPEATS):
+    for repeat in range(ON_A_CHIP if context.backend.kind == "hardware" else REPEATS):
         schedule = Schedule(seed=repeat + 1)
-        again = run(trial, trial.kernel, trial.arguments.args, schedule=schedule)
+        again = run(context, context.kernel, context.arguments.args, schedule=schedule)
         seconds += again.seconds
         for (path, actual), (_, wanted) in zip(
             flatten(again.values), flatten(first.values), strict=True
         ):
             where = f"{path or 'output'} of run {repeat + 2} against run 1"
-            if getattr(trial.backend, "reorders", False):
+            if getattr(context.backend, "reorders", False):
                 where += f", with {schedule}"
             comparisons.append(bitwise(actual, wanted, where=where))
-    return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds, notes=first.notes)
+    return CheckResult(comparisons=comparisons, outcome=first, seconds=seconds, notes=first.notes)

@@ -10,7 +10,7 @@ import jax
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.tracing import abstract, apply, jitted, split
 from pytest_pallas.checks.check import check
-from pytest_pallas.checks.trial import Trial, TrialResult, run
+from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.errors import MismatchError
 
 
@@ -20,7 +20,7 @@ from pytest_pallas.errors import MismatchError
     executes=False,
     tries_mutants=False,
 )
-def dtype(trial: Trial) -> TrialResult:
+def dtype(context: CheckContext) -> CheckResult:
     """Compare pytrees, shapes, dtypes and weak types, by tracing: nothing is executed.
 
     The answer of ``forward`` is compared as numpy arrays by their paths, which tell neither a list
@@ -33,37 +33,37 @@ def dtype(trial: Trial) -> TrialResult:
     Raises:
       MismatchError: the two differ; the message names every difference.
     """
-    assert trial.reference is not None
-    wanted = _of_reference(trial.reference, trial)
-    if not trial.jit:
-        outcome = run(trial, trial.kernel, trial.arguments.args)
+    assert context.reference is not None
+    wanted = _of_reference(context.reference, context)
+    if not context.jit:
+        outcome = run(context, context.kernel, context.arguments.args)
         returned, seconds = outcome.values, outcome.seconds
     else:
-        returned, seconds = _of_kernel(trial)
-    differences = list(_differences(returned, wanted, trial))
+        returned, seconds = _of_kernel(context)
+    differences = list(_differences(returned, wanted, context))
     if differences:
         raise MismatchError(
             "the kernel does not return what the reference does:\n  " + "\n  ".join(differences)
         )
-    return TrialResult(comparisons=(), seconds=seconds)
+    return CheckResult(comparisons=(), seconds=seconds)
 
 
-def _of_kernel(trial: Trial) -> tuple[Any, float]:
-    """What the kernel returns on the trial's backend, as ``jax.eval_shape`` says, and seconds."""
+def _of_kernel(context: CheckContext) -> tuple[Any, float]:
+    """What the kernel returns on the context's backend, as ``jax.eval_shape`` says, and seconds."""
     seen: list[Any] = []
 
     def declare(*args: Any, **options: Any) -> tuple[()]:
         # The trace is the one that forward's run of the same call has left in jit's cache.
-        seen.append(_shapes(trial.kernel, args, options))
+        seen.append(_shapes(context.kernel, args, options))
         return ()
 
-    outcome = run(trial, declare, trial.arguments.args, jit=False, races=False)
+    outcome = run(context, declare, context.arguments.args, jit=False, races=False)
     return seen[0], outcome.seconds
 
 
-def _of_reference(reference: Callable[..., Any], trial: Trial) -> Any:
+def _of_reference(reference: Callable[..., Any], context: CheckContext) -> Any:
     """What the reference returns; if it cannot be traced, by running it."""
-    args, options = trial.arguments.args, trial.arguments.options
+    args, options = context.arguments.args, context.arguments.options
     with jax.default_device(jax.devices("cpu")[0]):
         try:
             return _shapes(reference, args, options)
@@ -76,7 +76,7 @@ def _shapes(function: Callable[..., Any], args: Any, options: Any) -> Any:
     return jitted().eval_shape(*abstract(call))
 
 
-def _differences(returned: Any, wanted: Any, trial: Trial) -> Iterator[str]:
+def _differences(returned: Any, wanted: Any, context: CheckContext) -> Iterator[str]:
     """Each difference in words."""
     found, expected = jax.tree.structure(returned), jax.tree.structure(wanted)
     if found != expected:
@@ -87,17 +87,17 @@ def _differences(returned: Any, wanted: Any, trial: Trial) -> Iterator[str]:
         jax.tree_util.tree_leaves_with_path(wanted),
         strict=True,
     ):
-        one, other = _words(mine, trial), _words(theirs, trial)
+        one, other = _words(mine, context), _words(theirs, context)
         if one != other:
             yield f"{jax.tree_util.keystr(path) or 'output'}: {one}, the reference {other}"
 
 
-def _words(leaf: Any, trial: Trial) -> str:
+def _words(leaf: Any, context: CheckContext) -> str:
     """A leaf's type: ``float32[8, 128]``, ``weakly typed float32[]``; its shape alone if asked."""
     shape = f"[{', '.join(map(str, leaf.shape))}]"
-    if not trial.check_dtype:
+    if not context.check_dtype:
         return shape
-    weak = trial.jit and getattr(leaf, "weak_type", False)
+    weak = context.jit and getattr(leaf, "weak_type", False)
     return f"{'weakly typed ' if weak else ''}{leaf.dtype}{shape}"
 
 

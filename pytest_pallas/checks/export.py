@@ -21,7 +21,7 @@ from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.hardware import CUSTOM_CALLS
 from pytest_pallas.backends.tracing import QUICK, abstract, apply, on_host, split
 from pytest_pallas.checks.check import check
-from pytest_pallas.checks.trial import Trial, TrialResult, call, run
+from pytest_pallas.checks.context import CheckContext, CheckResult, call, run
 from pytest_pallas.compat.avals import is_reference
 from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pytest_pallas.compat.source import source_line
@@ -209,7 +209,7 @@ def requires_spec(spec: KernelSpec) -> str | None:
     example_fraction=0.125,
     tries_mutants=False,  # they are made in what jit has traced
 )
-def export(trial: Trial) -> TrialResult:
+def export(context: CheckContext) -> CheckResult:
     """Export and serialize the kernel, deserialize and call it, and compare bit for bit.
 
     A simulator runs what was traced and exported, and not what was read back.
@@ -217,31 +217,33 @@ def export(trial: Trial) -> TrialResult:
     Raises:
       NotApplicableError: the kernel cannot be jitted, or the backend's kernels not be exported.
     """
-    if not trial.jit:
+    if not context.jit:
         raise NotApplicableError(
             "the export check needs a kernel that can be jitted, not jit=False"
         )
-    reason = requires_backend(trial.backend) or _not_simulated(trial)
+    reason = requires_backend(context.backend) or _not_simulated(context)
     if reason is not None:
         raise NotApplicableError(reason)
-    direct = run(trial, trial.kernel, trial.arguments.args)
-    platform = {"gpu": "cuda"}.get(trial.backend.platform, trial.backend.platform)
-    if trial.backend.kind == "simulating":
-        trip = SimulatedTrip(trial.kernel, platform)
+    direct = run(context, context.kernel, context.arguments.args)
+    platform = {"gpu": "cuda"}.get(context.backend.platform, context.backend.platform)
+    if context.backend.kind == "simulating":
+        trip = SimulatedTrip(context.kernel, platform)
     else:
-        trip = RoundTrip(trial.kernel, None if trial.backend.kind == "interpreting" else platform)
-    again = run(trial, trip, trial.arguments.args, jit=False)
+        trip = RoundTrip(
+            context.kernel, None if context.backend.kind == "interpreting" else platform
+        )
+    again = run(context, trip, context.arguments.args, jit=False)
     comparisons = [
         bitwise(actual, wanted, where=f"{path or 'output'} of the exported kernel")
         for actual, (path, wanted) in zip(again.values, flatten(direct.values), strict=True)
     ]
-    return TrialResult(
+    return CheckResult(
         comparisons=comparisons, outcome=direct, seconds=direct.seconds + again.seconds
     )
 
 
-def _not_simulated(trial: Trial) -> str | None:
-    """Why a simulator runs a trial's call on an interpreter, which cannot export it; or None."""
-    lacks: Any = getattr(trial.backend, "lacks", None)
-    missing = lacks and lacks(call(trial, trial.kernel, trial.arguments.args))
+def _not_simulated(context: CheckContext) -> str | None:
+    """Why a simulator runs a context's call on an interpreter, which cannot export it; or None."""
+    lacks: Any = getattr(context.backend, "lacks", None)
+    missing = lacks and lacks(call(context, context.kernel, context.arguments.args))
     return missing and f"{missing}, and what is interpreted instead cannot be exported"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pytest_pallas.checks.check import Program, check
-from pytest_pallas.checks.trial import (
+from pytest_pallas.checks.context import (
     Answer,
-    Trial,
-    TrialResult,
+    CheckContext,
+    CheckResult,
     exactly,
     expect,
     judge,
@@ -15,9 +15,9 @@ from pytest_pallas.checks.trial import (
 from pytest_pallas.oracle.expected import flatten
 
 
-def program(trial: Trial) -> Program:
+def program(context: CheckContext) -> Program:
     """What a compiling backend compiles."""
-    return trial.kernel, trial.arguments.args
+    return context.kernel, context.arguments.args
 
 
 @check(
@@ -26,12 +26,12 @@ def program(trial: Trial) -> Program:
     program=program,
     base=True,
 )
-def forward(trial: Trial) -> TrialResult:
+def forward(context: CheckContext) -> CheckResult:
     """Run the kernel once and judge every output."""
-    outcome = run(trial, trial.kernel, trial.arguments.args)
-    expected = expect(trial)
-    comparisons = judge(trial, outcome.values, expected, exact=exactly(trial))
-    return TrialResult(
+    outcome = run(context, context.kernel, context.arguments.args)
+    expected = expect(context)
+    comparisons = judge(context, outcome.values, expected, exact=exactly(context))
+    return CheckResult(
         comparisons=comparisons,
         outcome=outcome,
         seconds=outcome.seconds,

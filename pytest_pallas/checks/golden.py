@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from pytest_pallas.checks.check import Check
+from pytest_pallas.checks.context import Answer, CheckContext, CheckResult
 from pytest_pallas.checks.cross_compare import apart
-from pytest_pallas.checks.trial import Answer, Trial, TrialResult
 from pytest_pallas.checks.verdict import drawn_facts
 from pytest_pallas.errors import GoldenError, OptionError
 from pytest_pallas.goldens.entry import Call, Golden, Output, origin_of, question_of
@@ -86,7 +86,7 @@ class Goldens:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class GoldenRequest:
     """Whose goldens they are.
 
     Attributes:
@@ -104,7 +104,7 @@ class Asked:
     examples: int = 0
 
 
-def keeping(check: Check, kernel: str, asked: Asked) -> Check:
+def keeping(check: Check, kernel: str, request: GoldenRequest) -> Check:
     """The check, whose right answers are kept as goldens, or compared with those.
 
     It takes the check's place where ``--pallas-golden`` is given, and raises besides:
@@ -113,12 +113,12 @@ def keeping(check: Check, kernel: str, asked: Asked) -> Check:
       GoldenError: there is another golden in the place of this one, or a damaged one.
     """
 
-    def run(trial: Trial) -> TrialResult:
-        finding = check.run(trial)
+    def run(context: CheckContext) -> CheckResult:
+        finding = check.run(context)
         if finding.answer is None or finding.failed is not None:
             return finding
-        what = _compared if asked.goldens.mode == "replay" else _recorded
-        return what(asked, check.name, kernel, trial, finding, finding.answer)
+        what = _compared if request.goldens.mode == "replay" else _recorded
+        return what(request, check.name, kernel, context, finding, finding.answer)
 
     return dataclasses.replace(check, run=run)
 
@@ -129,32 +129,32 @@ def written_call(arguments: Arguments) -> Written:
 
 
 def _recorded(
-    asked: Asked,
+    request: GoldenRequest,
     check: str,
     name: str,
-    trial: Trial,
-    finding: TrialResult,
+    context: CheckContext,
+    finding: CheckResult,
     answer: Answer,
-) -> TrialResult:
-    drawn = "; ".join(f"{each.name} {each.text}" for each in drawn_facts(trial.arguments))
-    goldens, written = asked.goldens, written_call(trial.arguments)
+) -> CheckResult:
+    drawn = "; ".join(f"{each.name} {each.text}" for each in drawn_facts(context.arguments))
+    goldens, written = request.goldens, written_call(context.arguments)
     kept = _size(written.arrays) <= goldens.most
     outputs, arrays = _outputs(answer.outputs, goldens.most)
     if kept:
         arrays |= {f"in{number}": array for number, array in enumerate(written.arrays)}
     golden = Golden(
-        test=asked.test,
+        test=request.test,
         kernel=name,
         check=check,
-        mesh=dict(asked.mesh),
-        origin=origin_of(trial.backend, trial.kernel),
+        mesh=dict(request.mesh),
+        origin=origin_of(context.backend, context.kernel),
         call=Call(
             digest=written.digest,
             plain=written.plain,
             kinds=tuple((a.dtype.name, a.shape) for a in written.arrays) if kept else (),
             complete=kept and not written.opaque,
-            seed=asked.seed,
-            examples=asked.examples,
+            seed=request.seed,
+            examples=request.examples,
             drawn=drawn,
         ),
         outputs=outputs,
@@ -180,15 +180,20 @@ _SAMPLED = Note(f"golden: large outputs are kept as {SAMPLE} elements and a chec
 
 
 def _compared(
-    asked: Asked, check: str, name: str, trial: Trial, finding: TrialResult, answer: Answer
-) -> TrialResult:
-    question = question_of(name, check, asked.mesh, written_call(trial.arguments).digest)
-    found = asked.goldens.index.get(question, ())
+    request: GoldenRequest,
+    check: str,
+    name: str,
+    context: CheckContext,
+    finding: CheckResult,
+    answer: Answer,
+) -> CheckResult:
+    question = question_of(name, check, request.mesh, written_call(context.arguments).digest)
+    found = request.goldens.index.get(question, ())
     if not found:
         return _counted(finding, missing=1)
-    here = origin_of(trial.backend, trial.kernel)
+    here = origin_of(context.backend, context.kernel)
     for golden in found:
-        comparisons = _against(golden, asked.goldens.store, here, trial, answer)
+        comparisons = _against(golden, request.goldens.store, here, context, answer)
         if any(not comparison.passed for comparison in comparisons):
             subject = f"against the golden of {golden.origin}"
             found = dataclasses.replace(finding, comparisons=comparisons, subject=subject)
@@ -199,7 +204,7 @@ def _compared(
 
 
 def _against(
-    golden: Golden, store: Store, here: Any, trial: Trial, answer: Answer
+    golden: Golden, store: Store, here: Any, context: CheckContext, answer: Answer
 ) -> Sequence[Comparison]:
     """Today's answer against a golden."""
     kept = store.outputs(golden)
@@ -215,7 +220,7 @@ def _against(
         return _bits(mine, kept, f"against the golden of {golden.origin}")
     expected = _sampled_expected(answer.expected, places)
     theirs: Leaves = list(kept.items())
-    return apart(trial, "today", str(golden.origin), mine, theirs, expected)
+    return apart(context, "today", str(golden.origin), mine, theirs, expected)
 
 
 def _bits(mine: Leaves, kept: Mapping[str, Array], where: str) -> Sequence[Comparison]:
@@ -281,7 +286,7 @@ def _sampled_expected(expected: Expected, places: Mapping[str, int]) -> Expected
     )
 
 
-def _counted(finding: TrialResult, **counts: int) -> TrialResult:
+def _counted(finding: CheckResult, **counts: int) -> CheckResult:
     goldens = {**finding.goldens}
     for name, count in counts.items():
         goldens[name] = goldens.get(name, 0) + count

@@ -13,10 +13,10 @@ import numpy as np
 
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.checks.check import Program, check
-from pytest_pallas.checks.trial import (
+from pytest_pallas.checks.context import (
     Answer,
-    Trial,
-    TrialResult,
+    CheckContext,
+    CheckResult,
     expect,
     judge,
     run,
@@ -55,10 +55,10 @@ class Vjp:
         return pullback(typed)
 
 
-def program(trial: Trial) -> Program:
+def program(context: CheckContext) -> Program:
     """What a compiling backend compiles: the kernel and its pullback."""
-    by = _positions(trial)
-    return Vjp(trial.kernel, by), (None, *trial.arguments.args)
+    by = _positions(context)
+    return Vjp(context.kernel, by), (None, *context.arguments.args)
 
 
 def requires_spec(spec: KernelSpec) -> str | None:
@@ -74,7 +74,7 @@ def requires_spec(spec: KernelSpec) -> str | None:
     program=program,
     differentiates="only",
 )
-def gradient(trial: Trial) -> TrialResult:
+def gradient(context: CheckContext) -> CheckResult:
     """Pull one random cotangent back through kernel and reference, and compare.
 
     The cotangent is unit normal, drawn from a seed that is a hash of the arguments, and rounded
@@ -83,16 +83,16 @@ def gradient(trial: Trial) -> TrialResult:
     Raises:
       SpecError: an output is no float array, so there is nothing to differentiate.
     """
-    assert trial.reference is not None
-    by = _positions(trial)
-    outputs = run(trial, trial.kernel, trial.arguments.args)
-    cotangents = jax.tree.map(_cotangent(trial), outputs.values)
-    args = (cotangents, *trial.arguments.args)
-    pulled = replace(trial, reference=Vjp(trial.reference, by), arguments=_with(trial, args))
-    outcome = run(trial, Vjp(trial.kernel, by), args)
+    assert context.reference is not None
+    by = _positions(context)
+    outputs = run(context, context.kernel, context.arguments.args)
+    cotangents = jax.tree.map(_cotangent(context), outputs.values)
+    args = (cotangents, *context.arguments.args)
+    pulled = replace(context, reference=Vjp(context.reference, by), arguments=_with(context, args))
+    outcome = run(context, Vjp(context.kernel, by), args)
     wanted = expect(pulled)
-    return TrialResult(
-        comparisons=judge(trial, outcome.values, wanted),
+    return CheckResult(
+        comparisons=judge(context, outcome.values, wanted),
         seconds=outputs.seconds + outcome.seconds,
         cotangents=cotangents,
         subject=f"gradient by arguments {by}",
@@ -100,23 +100,23 @@ def gradient(trial: Trial) -> TrialResult:
     )
 
 
-def _with(trial: Trial, args: tuple[Any, ...]) -> Arguments:
-    """The trial's call with other arguments."""
-    return replace(trial.arguments, args=args)
+def _with(context: CheckContext, args: tuple[Any, ...]) -> Arguments:
+    """The context's call with other arguments."""
+    return replace(context.arguments, args=args)
 
 
-def _positions(trial: Trial) -> tuple[int, ...]:
-    if not trial.differentiable:
+def _positions(context: CheckContext) -> tuple[int, ...]:
+    if not context.differentiable:
         raise SpecError(
             "the gradient check needs to know the arguments to differentiate by: give their "
             "positions as differentiable=, such as differentiable=(0, 1)"
         )
-    return tuple(trial.differentiable)
+    return tuple(context.differentiable)
 
 
-def _cotangent(trial: Trial) -> Callable[[Any], Any]:
+def _cotangent(context: CheckContext) -> Callable[[Any], Any]:
     digest = hashlib.blake2b(digest_size=8)
-    for leaf in jax.tree.leaves(trial.arguments.args):
+    for leaf in jax.tree.leaves(context.arguments.args):
         if hasattr(leaf, "dtype"):
             digest.update(np.ascontiguousarray(to_numpy(leaf)).tobytes())
     generator = np.random.Generator(np.random.Philox(int.from_bytes(digest.digest())))

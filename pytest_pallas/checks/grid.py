@@ -12,8 +12,8 @@ from pytest_pallas.analysis.grid import Analysis, GridFinding, has_blocks, merge
 from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Backend, Label, Target, chip_of
 from pytest_pallas.backends.analyzing import analyzed, on_chip
 from pytest_pallas.checks.check import check
+from pytest_pallas.checks.context import CheckContext, CheckResult, call
 from pytest_pallas.checks.gradient import program
-from pytest_pallas.checks.trial import Trial, TrialResult, call
 from pytest_pallas.errors import GridError, NotApplicableError
 from pytest_pallas.notes import Note
 from pytest_pallas.spec import KernelSpec
@@ -59,7 +59,7 @@ def requires_kernels(
     executes=False,
     differentiates="also",
 )
-def grid(trial: Trial) -> TrialResult:
+def grid(context: CheckContext) -> CheckResult:
     """Trace the kernel, and its gradient where it has one, and look at the blocks of every program.
 
     Nothing is run or compiled. docs/grid.md says what is found. Tiles and VMEM count only for a
@@ -70,21 +70,21 @@ def grid(trial: Trial) -> TrialResult:
       GridError: something is wrong; the message has all of it.
       KernelError: the kernel raised while it was traced.
     """
-    if not trial.jit:
+    if not context.jit:
         raise NotApplicableError("the grid check traces the kernel, which jit=False says fails")
     started = time.perf_counter()
-    calls = [call(trial, trial.kernel, trial.arguments.args)]
-    if trial.differentiable:
-        calls.append(call(trial, *program(trial)))
-    chip = _claimed_chip(trial)
-    target = _target(trial.backend, chip)
+    calls = [call(context, context.kernel, context.arguments.args)]
+    if context.differentiable:
+        calls.append(call(context, *program(context)))
+    chip = _claimed_chip(context)
+    target = _target(context.backend, chip)
     analysis = merged(
         [
             analyzed(
                 each,
-                platform=_platform(trial),
+                platform=_platform(context),
                 target=target,
-                context=_context(trial.backend, target),
+                context=_context(context.backend, target),
             )
             for each in calls
         ]
@@ -98,7 +98,7 @@ def grid(trial: Trial) -> TrialResult:
         raise error
     sampled = any(not each.complete for each in analysis.calls)
     notes = (Note("grid: sampled", "run"),) if sampled else ()
-    return TrialResult(comparisons=(), seconds=time.perf_counter() - started, notes=notes)
+    return CheckResult(comparisons=(), seconds=time.perf_counter() - started, notes=notes)
 
 
 def _wrong(analysis: Analysis, *, refused: bool) -> list[GridFinding]:
@@ -119,15 +119,15 @@ def _text(findings: Sequence[GridFinding]) -> str:
     return "\n".join(lines)
 
 
-def _claimed_chip(trial: Trial) -> str | None:
+def _claimed_chip(context: CheckContext) -> str | None:
     """The TPU whose compiler the spec promises to get past; the backend's own if that is one."""
-    claims = map(Label.of, trial.claimed)
+    claims = map(Label.of, context.claimed)
     chips = [found.target for found in claims if found.name in _COMPILED]
-    own = trial.backend.target
+    own = context.backend.target
     if own is not None:
         return own.name if own.platform == "tpu" and {"", own.name} & set(chips) else None
     usual = DEFAULT_TARGETS["tpu"]
-    if not chips or trial.backend.platform == "gpu":
+    if not chips or context.backend.platform == "gpu":
         return None
     return usual if {"", usual} & set(chips) else chips[0]
 
@@ -138,11 +138,11 @@ def _target(backend: Backend, chip: str | None) -> Target:
     return chip_of(backend)
 
 
-def _platform(trial: Trial) -> str:
+def _platform(context: CheckContext) -> str:
     """Of kernels that do not show what they are written for: what the spec claims first."""
-    if trial.backend.platform != "any":
-        return trial.backend.platform
-    claimed = (Label.of(name).platform for name in trial.claimed)
+    if context.backend.platform != "any":
+        return context.backend.platform
+    claimed = (Label.of(name).platform for name in context.claimed)
     return next(filter(None, claimed), "tpu")
 
 

@@ -7,7 +7,7 @@ import jax
 from pytest_pallas.analysis import mutated_operands
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.checks.check import check
-from pytest_pallas.checks.trial import Trial, TrialResult, run
+from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.errors import MismatchError
 from pytest_pallas.numerics import bitwise
 
@@ -17,7 +17,7 @@ from pytest_pallas.numerics import bitwise
     asks="are the inputs left alone?",
     example_fraction=0.25,
 )
-def immutability(trial: Trial) -> TrialResult:
+def immutability(context: CheckContext) -> CheckResult:
     """Run the kernel as its user would, unjitted, and compare the inputs before and after.
 
     An interpreter gives a kernel copies of its inputs, and on a chip a write to an input block may
@@ -27,7 +27,7 @@ def immutability(trial: Trial) -> TrialResult:
     Raises:
       MismatchError: an input was donated, or its ref is written.
     """
-    traced = run(trial, trial.kernel, trial.arguments.args)
+    traced = run(context, context.kernel, context.arguments.args)
     for call in traced.kernels:
         for operand in mutated_operands(call):
             raise MismatchError(
@@ -36,9 +36,9 @@ def immutability(trial: Trial) -> TrialResult:
                 "holds depends on the chip. Copy into a scratch buffer, or declare "
                 "input_output_aliases."
             )
-    outcome = run(trial, trial.kernel, trial.arguments.args, jit=False)
+    outcome = run(context, context.kernel, context.arguments.args, jit=False)
     before = [
-        to_numpy(leaf) for leaf in jax.tree.leaves(trial.arguments.args) if hasattr(leaf, "dtype")
+        to_numpy(leaf) for leaf in jax.tree.leaves(context.arguments.args) if hasattr(leaf, "dtype")
     ]
     comparisons = []
     for position, (old, new) in enumerate(zip(before, outcome.inputs or (), strict=True)):
@@ -48,4 +48,4 @@ def immutability(trial: Trial) -> TrialResult:
                 "so its caller cannot use it again."
             )
         comparisons.append(bitwise(new, old, where=f"input {position} after the call"))
-    return TrialResult(comparisons=comparisons, seconds=traced.seconds + outcome.seconds)
+    return CheckResult(comparisons=comparisons, seconds=traced.seconds + outcome.seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_pallas.checks.check import check
-from pytest_pallas.checks.trial import Trial, TrialResult, exactly, expect, judge, run
+from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect, judge, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import bitwise
@@ -16,7 +16,7 @@ from pytest_pallas.oracle.expected import flatten
     example_fraction=0.125,
     tries_mutants=False,  # they are made in what jit has traced
 )
-def jit(trial: Trial) -> TrialResult:
+def jit(context: CheckContext) -> CheckResult:
     """Run the kernel as it is, and compare with the jitted one, bit for bit.
 
     XLA fuses what stands around a kernel when it sees all of it, and then rounds at other places:
@@ -26,11 +26,11 @@ def jit(trial: Trial) -> TrialResult:
     Raises:
       NotApplicableError: the kernel cannot be jitted.
     """
-    if not trial.jit:
+    if not context.jit:
         raise NotApplicableError("the jit check needs a kernel that can be jitted, but jit=False")
-    expected = expect(trial)
-    jitted = run(trial, trial.kernel, trial.arguments.args)
-    eager = run(trial, trial.kernel, trial.arguments.args, jit=False)
+    expected = expect(context)
+    jitted = run(context, context.kernel, context.arguments.args)
+    eager = run(context, context.kernel, context.arguments.args, jit=False)
     seconds = jitted.seconds + eager.seconds
     mine, theirs = flatten(eager.values), flatten(jitted.values)
     if [path for path, _ in mine] == [path for path, _ in theirs]:
@@ -39,9 +39,9 @@ def jit(trial: Trial) -> TrialResult:
             for (path, actual), (_, wanted) in zip(mine, theirs, strict=True)
         ]
         if all(comparison.passed for comparison in comparisons):
-            return TrialResult(comparisons=comparisons, outcome=eager, seconds=seconds)
-    return TrialResult(
-        comparisons=judge(trial, eager.values, expected, exact=exactly(trial)),
+            return CheckResult(comparisons=comparisons, outcome=eager, seconds=seconds)
+    return CheckResult(
+        comparisons=judge(context, eager.values, expected, exact=exactly(context)),
         seconds=seconds,
         subject="without jax.jit",
         notes=(Note("not the bits of the jitted call", "result"),),

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from pytest_pallas.checks.check import check
+from pytest_pallas.checks.context import CheckContext, CheckResult, Related, exactly
 from pytest_pallas.checks.metamorphic import (
     Answer,
     Ignore,
@@ -23,7 +24,6 @@ from pytest_pallas.checks.metamorphic import (
     requires_relation,
     sum_of,
 )
-from pytest_pallas.checks.trial import Related, Trial, TrialResult, exactly
 from pytest_pallas.errors import SpecError
 from pytest_pallas.numerics import (
     epsilon,
@@ -59,7 +59,7 @@ def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
     example_fraction=0.25,
     subjects=subjects,
 )
-def linearity(trial: Trial) -> TrialResult:
+def linearity(context: CheckContext) -> CheckResult:
     """Ask about each ``Linear`` of the spec: does the kernel scale, and does it add?
 
     The factor is a power of two times -1, where the data leave room for it in the range of every
@@ -67,40 +67,40 @@ def linearity(trial: Trial) -> TrialResult:
     bound, and below 1 where all are integers and would hide a conversion to them.
 
     Sums are asked backwards: ``x`` is divided into two parts that have the sum ``x`` exactly. In an
-    exact trial ``f(a) + f(b)`` must be ``f(x)`` up to the last rounding of each; in others, as
+    exact context ``f(a) + f(b)`` must be ``f(x)`` up to the last rounding of each; in others, as
     near as the rule of judgement lets the three answers be.
 
     Raises:
       NotApplicableError: the spec has none.
       SpecError: such an argument holds no numbers.
     """
-    return ask_each(trial, Linear, _one)
+    return ask_each(context, Linear, _one)
 
 
 def _one(
-    trial: Trial, asked: Linear, drawn: Answer, rng: np.random.Generator
-) -> Iterator[TrialResult]:
+    context: CheckContext, asked: Linear, drawn: Answer, rng: np.random.Generator
+) -> Iterator[CheckResult]:
     args = drawn.arguments.args
     if not any(_is_number(leaf) for leaf in jax.tree.leaves([args[p] for p in asked.positions])):
         raise SpecError(f"Linear({asked.argument!r}): there are no numbers to scale in it")
-    yield from _scaled(trial, asked, drawn)
-    yield from _divided(trial, asked, drawn, rng)
+    yield from _scaled(context, asked, drawn)
+    yield from _divided(context, asked, drawn, rng)
 
 
-def _scaled(trial: Trial, asked: Linear, drawn: Answer) -> Iterator[TrialResult]:
+def _scaled(context: CheckContext, asked: Linear, drawn: Answer) -> Iterator[CheckResult]:
     """Homogeneity."""
     for factor in _factors(asked, drawn):
         scaled = _changed(asked, drawn, partial(_times, factor=factor))
         if scaled is None:
             continue
-        other = answer(trial, scaled)
+        other = answer(context, scaled)
         claimed = claim(drawn, lambda out, c=factor: jax.tree.map(lambda leaf: c * leaf, out))
         if asked.exact:
-            comparisons = equal(trial, other, claimed, ignore=_at_the_ends(factor))
+            comparisons = equal(context, other, claimed, ignore=_at_the_ends(factor))
         else:
-            comparisons = close(trial, other, claimed)
+            comparisons = close(context, other, claimed)
         words = _word(factor)
-        yield TrialResult(
+        yield CheckResult(
             comparisons=comparisons,
             seconds=other.outcome.seconds,
             subject=f"{asked}: f({words} x) against {words} f(x) in the oracle's place",
@@ -112,8 +112,8 @@ def _scaled(trial: Trial, asked: Linear, drawn: Answer) -> Iterator[TrialResult]
 
 
 def _divided(
-    trial: Trial, asked: Linear, drawn: Answer, rng: np.random.Generator
-) -> Iterator[TrialResult]:
+    context: CheckContext, asked: Linear, drawn: Answer, rng: np.random.Generator
+) -> Iterator[CheckResult]:
     """Additivity."""
     parts: dict[int, tuple[list[Any], list[Any]]] = {}
     for position in asked.positions:
@@ -129,13 +129,13 @@ def _divided(
         args = list(drawn.arguments.args)
         for position, both in parts.items():
             args[position] = jax.tree.unflatten(jax.tree.structure(args[position]), both[which])
-        part = answer(trial, tuple(args))
+        part = answer(context, tuple(args))
         seconds += part.outcome.seconds
         claims.append(claim(part))
         calls.append(part.arguments)
-    yield TrialResult(
+    yield CheckResult(
         comparisons=close(
-            trial, drawn, sum_of(*claims), rounded_only=exactly(trial), ignore=_overflow
+            context, drawn, sum_of(*claims), rounded_only=exactly(context), ignore=_overflow
         ),
         seconds=seconds,
         subject=f"{asked}: f(x) against f(a) + f(b) in the oracle's place, where a + b = x",

@@ -20,7 +20,7 @@ import numpy as np
 
 from pytest_pallas.backends import Outcome
 from pytest_pallas.backends.execution import to_numpy
-from pytest_pallas.checks.trial import Trial, TrialResult, expect, run
+from pytest_pallas.checks.context import CheckContext, CheckResult, expect, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.numerics import (
     Comparison,
@@ -72,19 +72,19 @@ class Claim:
     sensitivity: Mapping[str, float]
 
 
-def answer(trial: Trial, args: tuple[Any, ...] | Arguments | None = None) -> Answer:
+def answer(context: CheckContext, args: tuple[Any, ...] | Arguments | None = None) -> Answer:
     """The kernel's answer to the drawn call, or to one with other arguments.
 
     Raises:
       KernelError: the kernel raised.
     """
-    arguments = trial.arguments
+    arguments = context.arguments
     if isinstance(args, Arguments):
         arguments = args
     elif args is not None:
         arguments = dataclasses.replace(arguments, args=args)
-    other = dataclasses.replace(trial, arguments=arguments)
-    return Answer(arguments, run(other, trial.kernel, arguments.args), expect(other))
+    other = dataclasses.replace(context, arguments=arguments)
+    return Answer(arguments, run(other, context.kernel, arguments.args), expect(other))
 
 
 def claim(given: Answer, expect_of: Callable[[Any], Any] | None = None) -> Claim:
@@ -126,7 +126,7 @@ def sum_of(one: Claim, other: Claim) -> Claim:
 
 
 def close(
-    trial: Trial,
+    context: CheckContext,
     actual: Answer,
     claimed: Claim,
     *,
@@ -159,18 +159,18 @@ def close(
         list(outputs.items()),
         wanted,
         baseline,
-        tolerance=Tolerance(factor=1.0, floor=0.0) if rounded_only else trial.tolerance,
+        tolerance=Tolerance(factor=1.0, floor=0.0) if rounded_only else context.tolerance,
         depth=0 if rounded_only else actual.expected.depth,
         sensitivity=Later(lambda: _added(actual.expected.sensitivity, claimed.sensitivity)),
         noise=(lambda _: None) if rounded_only else actual.expected.noise,
         precision=actual.expected.precision.get,
         check_dtype=False,  # the values are wide, and the dtype check looks at dtypes
-        explained=trial.explained,
+        explained=context.explained,
     )
 
 
 def equal(
-    trial: Trial, actual: Answer, claimed: Claim, *, ignore: Ignore | None = None
+    context: CheckContext, actual: Answer, claimed: Claim, *, ignore: Ignore | None = None
 ) -> list[Comparison]:
     """Compare an answer to the bit with what others say of it, except that 0.0 equals -0.0.
 
@@ -178,7 +178,7 @@ def equal(
     """
     outputs = dict(actual.leaves)
     if list(outputs) != [path for path, _ in claimed.values]:
-        return close(trial, actual, claimed)  # which says what is missing
+        return close(context, actual, claimed)  # which says what is missing
     found: list[Comparison] = []
     for path, value in claimed.values:
         output = outputs[path]
@@ -197,10 +197,10 @@ def equal(
     return found
 
 
-def generator(trial: Trial) -> np.random.Generator:
+def generator(context: CheckContext) -> np.random.Generator:
     """A generator that is the same for the same drawn call."""
     digest = hashlib.blake2b(digest_size=16)
-    for leaf in jax.tree.leaves(trial.arguments.args):
+    for leaf in jax.tree.leaves(context.arguments.args):
         if hasattr(leaf, "dtype"):
             digest.update(np.ascontiguousarray(to_numpy(leaf)).tobytes())
     return np.random.Generator(np.random.Philox(int.from_bytes(digest.digest())))
@@ -227,44 +227,44 @@ def requires_relation(kind: type[Any]) -> Callable[[KernelSpec], str | None]:
 
 
 def ask_each[R](
-    trial: Trial,
+    context: CheckContext,
     kind: type[R],
-    one: Callable[[Trial, R, Answer, np.random.Generator], Iterable[TrialResult]],
-) -> TrialResult:
+    one: Callable[[CheckContext, R, Answer, np.random.Generator], Iterable[CheckResult]],
+) -> CheckResult:
     """Ask about each relation of a kind that holds for the drawn call, up to the first broken one.
 
     Args:
-      trial: the drawn call.
+      context: the drawn call.
       kind: which relations.
       one: gives what came of one relation, given the answer to the drawn call.
 
     Raises:
-      NotApplicableError: the trial has no relation of that kind, or none says anything of it.
+      NotApplicableError: the context has no relation of that kind, or none says anything of it.
     """
     relations = {
-        number: each for number, each in enumerate(trial.relations) if isinstance(each, kind)
+        number: each for number, each in enumerate(context.relations) if isinstance(each, kind)
     }
     if not relations:
         raise NotApplicableError(
-            f"it needs a spec that declares relations=[{kind.__name__}(...)], which the trial of "
+            f"it needs a spec that declares relations=[{kind.__name__}(...)], which the context of "
             "a test of one's own has none of"
         )
-    held = [relations[number] for number in holding(trial.relations, kind, trial.arguments)]
+    held = [relations[number] for number in holding(context.relations, kind, context.arguments)]
     if not held:
         raise NotApplicableError(f"no {kind.__name__} of the spec holds for what was drawn")
-    drawn = answer(trial)
-    rng = generator(trial)
+    drawn = answer(context)
+    rng = generator(context)
     seconds = drawn.outcome.seconds
     comparisons: list[Comparison] = []
     for relation in held:
-        for finding in one(trial, relation, drawn, rng):
+        for finding in one(context, relation, drawn, rng):
             seconds += finding.seconds
             if finding.failed is not None:
                 return dataclasses.replace(finding, seconds=seconds)
             comparisons += finding.comparisons
     if not comparisons:
         raise NotApplicableError(f"no {kind.__name__} of the spec says anything of what was drawn")
-    return TrialResult(comparisons=comparisons, seconds=seconds)
+    return CheckResult(comparisons=comparisons, seconds=seconds)
 
 
 def _plain(values: Array, zero: Array) -> Array:

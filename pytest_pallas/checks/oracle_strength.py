@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.checks.check import check
-from pytest_pallas.checks.trial import Trial, TrialResult, exactly, expect
+from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect
 from pytest_pallas.numerics import (
     Tolerance,
     bitwise,
@@ -171,31 +171,31 @@ def conclude(evidence: Sequence[Evidence]) -> str | None:
     executes=False,
     tries_mutants=False,
 )
-def oracle_strength(trial: Trial) -> TrialResult:
+def oracle_strength(context: CheckContext) -> CheckResult:
     """Corrupt the right answer in several ways, and judge each as ``forward`` would.
 
     The answer is the baseline, so no kernel runs. Whether the spec is too weak is concluded over
     all examples: a single one may be all zeros.
     """
-    expected, exact = expect(trial), exactly(trial)
+    expected, exact = expect(context), exactly(context)
     oracle = dict(expected.oracle)
     attempts: list[Attempt] = []
     for path, answer in expected.baseline:
-        for kind, wrong in corruptions(answer, fraction=trial.tolerance.fraction):
-            change = _change(wrong, answer, trial.tolerance)
+        for kind, wrong in corruptions(answer, fraction=context.tolerance.fraction):
+            change = _change(wrong, answer, context.tolerance)
             if not change:
                 continue
             [judged] = compare_trees(
                 [(path, wrong)],
                 [(path, oracle[path])],
                 [(path, answer)],
-                tolerance=trial.tolerance,
+                tolerance=context.tolerance,
                 exact=exact,
                 depth=expected.depth,
                 sensitivity=expected.sensitivity,
             )
             attempts.append(Attempt(kind, path or "the output", not judged.passed, change))
-    return TrialResult(comparisons=(), evidence=Evidence(tuple(attempts), trial.tolerance))
+    return CheckResult(comparisons=(), evidence=Evidence(tuple(attempts), context.tolerance))
 
 
 def _change(wrong: Any, answer: Any, tolerance: Tolerance) -> str:

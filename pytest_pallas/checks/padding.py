@@ -9,9 +9,9 @@ from pytest_pallas.analysis.unwritten import has_blocks, overhanging_blocks
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.backends.variations import Fill
 from pytest_pallas.checks.check import check
+from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.checks.ignored import masks_of, poisoned
 from pytest_pallas.checks.rerun import run_again, unchanged
-from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.numerics import Comparison
 from pytest_pallas.spec import KernelSpec
@@ -39,7 +39,7 @@ def requires_kernels(
     requires_kernels=requires_kernels,
     example_fraction=0.5,
 )
-def padding(trial: Trial) -> TrialResult:
+def padding(context: CheckContext) -> CheckResult:
     """Run the kernel with other numbers where none should matter, and compare bit for bit.
 
     First, in blocks that hang over the edge of an array. The interpreters fill them with NaN, which
@@ -52,30 +52,30 @@ def padding(trial: Trial) -> TrialResult:
       NotApplicableError: there is neither.
       KernelError: the kernel raised, and did not before; the message says with what.
     """
-    first = run(trial, trial.kernel, trial.arguments.args)
-    fills = _FILLS if _exposed(trial, first) else ()
-    masks = masks_of(trial.ignored, trial.arguments)
+    first = run(context, context.kernel, context.arguments.args)
+    fills = _FILLS if _exposed(context, first) else ()
+    masks = masks_of(context.ignored, context.arguments)
     if not fills and masks is None:
-        raise NotApplicableError(_why_not(trial.backend))
+        raise NotApplicableError(_why_not(context.backend))
     seconds, comparisons = first.seconds, list[Comparison]()
     for fill in fills:
         words = f"with {fill}"
         # Races were looked for in the first run.
-        again = run_again(trial, trial.arguments.args, words, races=False, fill=fill)
+        again = run_again(context, context.arguments.args, words, races=False, fill=fill)
         seconds += again.seconds
         comparisons += unchanged(again, first, words)
-    for words, args in poisoned(trial.arguments.args, masks) if masks is not None else ():
-        again = run_again(trial, args, words, races=trial.races)
+    for words, args in poisoned(context.arguments.args, masks) if masks is not None else ():
+        again = run_again(context, args, words, races=context.races)
         seconds += again.seconds
         comparisons += unchanged(again, first, words)
-    return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds)
+    return CheckResult(comparisons=comparisons, outcome=first, seconds=seconds)
 
 
-def _exposed(trial: Trial, first: Outcome) -> bool:
+def _exposed(context: CheckContext, first: Outcome) -> bool:
     """Whether a kernel could read beyond an edge, and the backend says what is there."""
-    if not getattr(trial.backend, "fills", False):
+    if not getattr(context.backend, "fills", False):
         return False
-    return not trial.jit or any(overhanging_blocks(kernel.eqn) for kernel in first.kernels)
+    return not context.jit or any(overhanging_blocks(kernel.eqn) for kernel in first.kernels)
 
 
 def _why_not(backend: Backend) -> str:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from pytest_pallas.checks.check import check
+from pytest_pallas.checks.context import CheckContext, CheckResult, Related, exactly, judge
 from pytest_pallas.checks.metamorphic import (
     Answer,
     answer,
@@ -19,7 +20,6 @@ from pytest_pallas.checks.metamorphic import (
     holding,
     requires_relation,
 )
-from pytest_pallas.checks.trial import Related, Trial, TrialResult, exactly, judge
 from pytest_pallas.errors import SpecError
 from pytest_pallas.relations import Permuted
 from pytest_pallas.spec import KernelSpec
@@ -43,7 +43,7 @@ def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
     example_fraction=0.25,
     subjects=subjects,
 )
-def permutation(trial: Trial) -> TrialResult:
+def permutation(context: CheckContext) -> CheckResult:
     """Ask about each ``Permuted`` of the spec, with a permutation drawn for the call.
 
     The answer is compared with that of the drawn call, and with the oracle of the permuted one:
@@ -54,12 +54,12 @@ def permutation(trial: Trial) -> TrialResult:
       NotApplicableError: the spec has none.
       SpecError: an axis does not exist, or the arguments differ in size along theirs.
     """
-    return ask_each(trial, Permuted, _one)
+    return ask_each(context, Permuted, _one)
 
 
 def _one(
-    trial: Trial, asked: Permuted, drawn: Answer, rng: np.random.Generator
-) -> Iterator[TrialResult]:
+    context: CheckContext, asked: Permuted, drawn: Answer, rng: np.random.Generator
+) -> Iterator[CheckResult]:
     args = drawn.arguments.args
     size = _size(asked, args)
     if size < 2:
@@ -70,11 +70,11 @@ def _one(
         permuted[position] = jax.tree.map(
             lambda leaf, a=axis: _take(leaf, order, a), args[position]
         )
-    other = answer(trial, tuple(permuted))
+    other = answer(context, tuple(permuted))
     claimed = claim(drawn, lambda outputs: _expected(asked, outputs, order))
-    exact = asked.exact or exactly(trial)
-    yield TrialResult(
-        comparisons=(equal if exact else close)(trial, other, claimed),
+    exact = asked.exact or exactly(context)
+    yield CheckResult(
+        comparisons=(equal if exact else close)(context, other, claimed),
         seconds=other.outcome.seconds,
         subject=f"{asked}: against {_words(asked)}in the oracle's place",
         related=Related(
@@ -83,8 +83,8 @@ def _one(
             claim={"order": order, "axes": asked.axes(len(drawn.leaves))},
         ),
     )
-    yield TrialResult(
-        comparisons=judge(trial, other.outcome.values, other.expected, exact=exactly(trial)),
+    yield CheckResult(
+        comparisons=judge(context, other.outcome.values, other.expected, exact=exactly(context)),
         subject=f"{asked}: against the oracle of the permuted call",
         related=Related(call=other.arguments),
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.checks.check import check
+from pytest_pallas.checks.context import CheckContext, CheckResult, Related
 from pytest_pallas.checks.metamorphic import (
     Answer,
     answer,
@@ -19,7 +20,6 @@ from pytest_pallas.checks.metamorphic import (
     holding,
     requires_relation,
 )
-from pytest_pallas.checks.trial import Related, Trial, TrialResult
 from pytest_pallas.errors import SpecError
 from pytest_pallas.relations import Relation
 from pytest_pallas.spec import KernelSpec
@@ -38,31 +38,31 @@ def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
     example_fraction=0.25,
     subjects=subjects,
 )
-def relation(trial: Trial) -> TrialResult:
+def relation(context: CheckContext) -> CheckResult:
     """Ask about each ``Relation`` of the spec: is ``f(change(x))`` what ``expect(f(x))`` says?
 
     Raises:
       NotApplicableError: the spec has none.
       SpecError: ``change`` or ``expect`` raised, or ``change`` made no call.
     """
-    return ask_each(trial, Relation, _one)
+    return ask_each(context, Relation, _one)
 
 
 def _one(
-    trial: Trial, asked: Relation, drawn: Answer, rng: np.random.Generator
-) -> Iterator[TrialResult]:
+    context: CheckContext, asked: Relation, drawn: Answer, rng: np.random.Generator
+) -> Iterator[CheckResult]:
     changed = _called(asked, "change", drawn.arguments, rng)
     if not isinstance(changed, Arguments):
         raise SpecError(
             f"relation {asked.name!r}: change returned {type(changed).__name__}, not "
             "strategies.Arguments; dataclasses.replace(arguments, args=...) makes some"
         )
-    other = answer(trial, changed)
+    other = answer(context, changed)
     expect_of = functools.partial(_called, asked, "expect")
     claimed = claim(drawn, lambda outputs: expect_of(outputs, changed))
     compare = equal if asked.exact else close
-    yield TrialResult(
-        comparisons=compare(trial, other, claimed),
+    yield CheckResult(
+        comparisons=compare(context, other, claimed),
         seconds=other.outcome.seconds,
         subject=f"{asked.name}: f(change(x)) against expect(f(x)) in the oracle's place",
         related=Related(call=changed, others=(drawn.arguments,), claim={"expect": asked.expect}),

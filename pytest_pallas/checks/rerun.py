@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.backends import Outcome
-from pytest_pallas.checks.trial import Trial, run
+from pytest_pallas.checks.context import CheckContext, run
 from pytest_pallas.errors import KernelError
 from pytest_pallas.numerics import Comparison, bitwise, epsilon, is_complex, is_float, wide
 from pytest_pallas.oracle.expected import flatten
 
 
-def run_again(trial: Trial, args: tuple[Any, ...], words: str, **rest: Any) -> Outcome:
-    """Run the kernel as ``trial.run`` does; ``words`` say what is changed.
+def run_again(context: CheckContext, args: tuple[Any, ...], words: str, **rest: Any) -> Outcome:
+    """Run the kernel as ``context.run`` does; ``words`` say what is changed.
 
     Raises:
       KernelError: the kernel raised, and did not before; the message says with what.
     """
     try:
-        return run(trial, trial.kernel, args, **rest)
+        return run(context, context.kernel, args, **rest)
     except KernelError as error:
         changed = error.with_message(f"{error}\n  {words}; without, the kernel does not raise")
         raise changed from error.__cause__

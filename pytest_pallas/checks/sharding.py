@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from pytest_pallas.checks.check import check
-from pytest_pallas.checks.trial import Trial, TrialResult, exactly, judge, run
+from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, judge, run
 from pytest_pallas.devices.mesh import make_mesh
 from pytest_pallas.errors import NotApplicableError, SpecError
 from pytest_pallas.notes import Note
@@ -69,7 +69,7 @@ def requires_spec(spec: KernelSpec) -> str | None:
     example_fraction=0.125,
     varies_calls=True,
 )
-def sharding(trial: Trial) -> TrialResult:
+def sharding(context: CheckContext) -> CheckResult:
     """Shard the kernel over 1, 2, 4 and 8 devices, and judge against the oracle of the whole.
 
     The arrays are the drawn ones several times over, as often as there are devices at most and
@@ -80,28 +80,30 @@ def sharding(trial: Trial) -> TrialResult:
       NotApplicableError: nothing says which axes are independent, or the kernel is not jitted.
       SpecError: ``batch_axes`` does not fit the arguments.
     """
-    axes = tuple(trial.batch_axes)
-    if not axes or not trial.jit:
+    axes = tuple(context.batch_axes)
+    if not axes or not context.jit:
         raise NotApplicableError("the sharding check needs batch_axes of a spec, and jit")
-    assert trial.reference is not None
-    platform = trial.backend.platform if trial.backend.kind == "hardware" else "cpu"
+    assert context.reference is not None
+    platform = context.backend.platform if context.backend.kind == "hardware" else "cpu"
     counts = [count for count in DEVICES if count <= len(jax.devices(platform))]
-    args = _several(trial.arguments.args, axes, counts[-1])
-    expected = trial.cache.get(trial.reference, args, trial.arguments.options, nan_ok=trial.nan_ok)
+    args = _several(context.arguments.args, axes, counts[-1])
+    expected = context.cache.get(
+        context.reference, args, context.arguments.options, nan_ok=context.nan_ok
+    )
     seconds = 0.0
     comparisons: list[Any] = []
     for count in counts:
         mesh = make_mesh({_AXIS: count}, platform)
-        spread = trial.with_settings(devices=count)
-        outcome = run(spread, Sharded(trial.kernel, axes, mesh), args)
+        spread = context.with_settings(devices=count)
+        outcome = run(spread, Sharded(context.kernel, axes, mesh), args)
         seconds += outcome.seconds
-        judged = judge(trial, outcome.values, expected, exact=exactly(trial))
+        judged = judge(context, outcome.values, expected, exact=exactly(context))
         if not all(comparison.passed for comparison in judged):
             subject = f"shard_map on {count} devices; {counts[-1]} times the drawn inputs"
-            return TrialResult(comparisons=judged, seconds=seconds, subject=subject)
+            return CheckResult(comparisons=judged, seconds=seconds, subject=subject)
         comparisons += judged
     notes = (Note(f"sharded over {', '.join(map(str, counts))} devices", "run"),)
-    return TrialResult(comparisons=comparisons, seconds=seconds, notes=notes)
+    return CheckResult(comparisons=comparisons, seconds=seconds, notes=notes)
 
 
 def _several(args: tuple[Any, ...], axes: Sequence[int | None], copies: int) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from pytest_pallas.analysis import KernelCall, describe_writer
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.compiled import compiled
-from pytest_pallas.checks.trial import Trial, TrialResult, as_kernel_error
+from pytest_pallas.checks.context import CheckContext, CheckResult, as_kernel_error
 from pytest_pallas.errors import CompileError, CostError, MismatchError, PallasTestError
 from pytest_pallas.explanations import Explanation, Fact, explanation_of
 from pytest_pallas.numerics import Comparison
@@ -39,24 +39,28 @@ class Failure:
     Attributes:
       check: name of the check.
       name: name of the kernel.
-      trial: the call.
+      context: the call.
       finding: what the check found; None if an error stopped it.
     """
 
     check: str
     name: str
-    trial: Trial
-    finding: TrialResult | None = None
+    context: CheckContext
+    finding: CheckResult | None = None
 
 
-def ask(
-    check: Check, trial: Trial, name: str, *, found: Callable[[TrialResult], None] = lambda _: None
-) -> TrialResult:
+def run_check(
+    check: Check,
+    context: CheckContext,
+    name: str,
+    *,
+    found: Callable[[CheckResult], None] = lambda _: None,
+) -> CheckResult:
     """Run a check on one example.
 
     Args:
       check: the question.
-      trial: the example.
+      context: the example.
       name: of the kernel, for messages.
       found: told the finding, also that of a failure.
 
@@ -66,22 +70,22 @@ def ask(
       The message ends with what was drawn, in either case.
     """
     __tracebackhide__ = True
-    headline = f"{name}: {check.name} on {label(trial.backend)}"
-    finding = _run(check, trial, headline)
+    headline = f"{name}: {check.name} on {label(context.backend)}"
+    finding = _run(check, context, headline)
     if isinstance(finding, PallasTestError):
-        finding.failure = Failure(check.name, name, trial)
+        finding.failure = Failure(check.name, name, context)
         # Not in the handler: pytest would print the whole chain, which is JAX's internals.
         raise finding
     found(finding)
-    problem = _problem_of(finding.outcome, trial, name, check.name)
+    problem = _problem_of(finding.outcome, context, name, check.name)
     if problem is not None:
-        error = _told(problem, headline, trial)
-        error.failure = Failure(check.name, name, trial, finding)
+        error = _told(problem, headline, context)
+        error.failure = Failure(check.name, name, context, finding)
         raise error
     failed = finding.failed
     if failed is not None:
-        error = _mismatch(headline, finding, failed, trial)
-        error.failure = Failure(check.name, name, trial, finding)
+        error = _mismatch(headline, finding, failed, context)
+        error.failure = Failure(check.name, name, context, finding)
         raise error
     return finding
 
@@ -106,43 +110,43 @@ def conclude(check: Check, evidence: Sequence[Any], name: str, backend: Backend)
         )
 
 
-def _run(check: Check, trial: Trial, headline: str) -> TrialResult | PallasTestError:
+def _run(check: Check, context: CheckContext, headline: str) -> CheckResult | PallasTestError:
     """The finding of a check, or the error that stopped it, with what was drawn."""
     try:
-        if trial.backend.kind == "compiling":
-            return compiled(check, trial)
-        return _with_notes(check.run(trial))
+        if context.backend.kind == "compiling":
+            return compiled(check, context)
+        return _with_notes(check.run(context))
     except PallasTestError as error:
-        return _told(error, headline, trial)
+        return _told(error, headline, context)
 
 
-def _with_notes(finding: TrialResult) -> TrialResult:
+def _with_notes(finding: CheckResult) -> CheckResult:
     """A finding with what a reader should know of its reference."""
     notes = () if finding.answer is None else finding.answer.expected.notes
     return replace(finding, notes=(*finding.notes, *notes)) if notes else finding
 
 
 def _problem_of(
-    outcome: Outcome | None, trial: Trial, name: str, check: str
+    outcome: Outcome | None, context: CheckContext, name: str, check: str
 ) -> PallasTestError | None:
     """Why a compiled program fails its check: it did not compile, or costs too much."""
     if outcome is None:
         return None
     if outcome.error is not None:
         return as_kernel_error(outcome.error)
-    grown = None if trial.costs is None else trial.costs.grown(name, check, outcome.report)
+    grown = None if context.costs is None else context.costs.grown(name, check, outcome.report)
     return None if grown is None else CostError(grown)
 
 
-def _told(error: PallasTestError, headline: str, trial: Trial) -> PallasTestError:
+def _told(error: PallasTestError, headline: str, context: CheckContext) -> PallasTestError:
     """The error with what was asked, where the kernel raised, and what was drawn."""
-    if not trial.explained:
+    if not context.explained:
         return error
     explanation = error.explanation or explanation_of(str(error))
     if not isinstance(error, CompileError):  # its message names the kernel's line
         details = (*explanation.details, *_raised_at(error.__cause__))
         explanation = replace(explanation, details=details)
-    explanation = explanation.with_facts(*drawn_facts(trial.arguments))
+    explanation = explanation.with_facts(*drawn_facts(context.arguments))
     problem = error.with_message(f"{headline}: {explanation}")
     problem.explanation = explanation
     problem.kernel_error, problem.plain = error.__cause__, str(error)
@@ -167,10 +171,10 @@ def _raised_at(cause: BaseException | None) -> Iterator[str]:
 
 
 def _mismatch(
-    headline: str, finding: TrialResult, failed: Comparison, trial: Trial
+    headline: str, finding: CheckResult, failed: Comparison, context: CheckContext
 ) -> MismatchError:
     """The error for a comparison that failed."""
-    if not trial.explained:
+    if not context.explained:
         return MismatchError(headline)
     explanation = failed.explanation or Explanation("wrong")
     facts: list[Fact] = []
@@ -180,7 +184,7 @@ def _mismatch(
     others = [c for c in finding.comparisons if not c.passed and c is not failed]
     if others:
         facts.append(Fact("also wrong", ", ".join(other.where or "output" for other in others)))
-    explanation = explanation.with_facts(*facts, *drawn_facts(trial.arguments))
+    explanation = explanation.with_facts(*facts, *drawn_facts(context.arguments))
     subject = f" ({finding.subject})" if finding.subject else ""
     error = MismatchError(f"{headline}{subject} is wrong\n{explanation}")
     if finding.subject:

@@ -13,7 +13,7 @@ from pytest_pallas.analysis import KernelCall
 from pytest_pallas.analysis.programs import has_semantics
 from pytest_pallas.backends import Backend
 from pytest_pallas.checks.check import Program, check
-from pytest_pallas.checks.trial import Trial, TrialResult, expect, judge, run
+from pytest_pallas.checks.context import CheckContext, CheckResult, expect, judge, run
 from pytest_pallas.numerics import Comparison, Noise, is_float
 from pytest_pallas.oracle.expected import Expected, Later, Leaves
 from pytest_pallas.spec import KernelSpec
@@ -44,15 +44,15 @@ class Vmapped:
         return jax.vmap(call, in_axes=tuple(axes))(*dynamic)
 
 
-def program(trial: Trial) -> Program:
+def program(context: CheckContext) -> Program:
     """What a compiling backend compiles: a batch of two of every array."""
-    leaves, tree = jax.tree.flatten(trial.arguments.args)
+    leaves, tree = jax.tree.flatten(context.arguments.args)
     stacked = [
         jax.ShapeDtypeStruct((2, *np.shape(leaf)), leaf.dtype) if hasattr(leaf, "dtype") else leaf
         for leaf in leaves
     ]
     count = sum(hasattr(leaf, "dtype") for leaf in leaves)
-    return Vmapped(trial.kernel, (True,) * count), tuple(jax.tree.unflatten(tree, stacked))
+    return Vmapped(context.kernel, (True,) * count), tuple(jax.tree.unflatten(tree, stacked))
 
 
 def requires_spec(spec: KernelSpec) -> str | None:
@@ -84,16 +84,16 @@ def requires_kernels(
     program=program,
     varies_calls=True,
 )
-def vmap(trial: Trial) -> TrialResult:
+def vmap(context: CheckContext) -> CheckResult:
     """Batch all array arguments, then only the first, and judge against the stacked oracle.
 
     The second element of the batch is the first with its floats negated: other values, and as
     valid as the first ones (indices and lengths are repeated).
     """
-    leaves, tree = jax.tree.flatten(trial.arguments.args)
+    leaves, tree = jax.tree.flatten(context.arguments.args)
     arrays = [hasattr(leaf, "dtype") for leaf in leaves]
     count = sum(arrays)
-    first = expect(trial)
+    first = expect(context)
     comparisons: list[Comparison] = []
     seconds = 0.0
     for batched in {(True,) * count, (True,) + (False,) * (count - 1)}:
@@ -104,19 +104,19 @@ def vmap(trial: Trial) -> TrialResult:
             np.stack([np.asarray(a), np.asarray(b)]) if flag else a
             for a, b, flag in zip(leaves, other, flags, strict=True)
         ]
-        assert trial.reference is not None
-        second = trial.cache.get(
-            trial.reference,
+        assert context.reference is not None
+        second = context.cache.get(
+            context.reference,
             jax.tree.unflatten(tree, other),
-            trial.arguments.options,
-            nan_ok=trial.nan_ok,
+            context.arguments.options,
+            nan_ok=context.nan_ok,
         )
         outcome = run(
-            trial, Vmapped(trial.kernel, batched), tuple(jax.tree.unflatten(tree, stacked))
+            context, Vmapped(context.kernel, batched), tuple(jax.tree.unflatten(tree, stacked))
         )
         seconds += outcome.seconds
-        comparisons += judge(trial, outcome.values, _stacked(first, second))
-    return TrialResult(
+        comparisons += judge(context, outcome.values, _stacked(first, second))
+    return CheckResult(
         comparisons=comparisons, seconds=seconds, subject="vmap; axis 0 is the batch of 2"
     )
 

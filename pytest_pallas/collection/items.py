@@ -16,9 +16,9 @@ from pytest_pallas.items.applicability import leave_out, unmet_by_kernels
 from pytest_pallas.items.backends import backends_before, on_claimed_chips, without_replaced
 from pytest_pallas.items.item import SpecItem, node_id
 from pytest_pallas.items.mutants import mutants_item
+from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import Session, current
 from pytest_pallas.spec import KernelSpec
-from pytest_pallas.tally import Tally
 
 #: Which modules of a suite were collected, and whether they define specs.
 DEFINED = pytest.StashKey[dict[str, bool]]()
@@ -193,11 +193,11 @@ class UnclaimedItem(pytest.Item):
         return self
 
     @property
-    def tally(self) -> Tally:
-        """The tally of this item, which stays empty."""
-        return current(self.config).tallies.setdefault(
+    def builder(self) -> ResultBuilder:
+        """The builder of this item, which stays empty."""
+        return current(self.config).builders.setdefault(
             (self.spec.name, "all", label(self.backend)),
-            Tally(
+            ResultBuilder(
                 kernel=self.spec.name,
                 family=self.spec.family,
                 check="all",

@@ -106,13 +106,13 @@ def settle_hypothesis(item: pytest.Item) -> None:
     changes: dict[str, Any] = {}
     if own.deadline == default.deadline:
         changes["deadline"] = None
-    if "max_examples" in options.asked and own.max_examples == default.max_examples:
+    if "max_examples" in options.explicit and own.max_examples == default.max_examples:
         changes["max_examples"] = options.max_examples
     if own.phases == default.phases:
         # Explaining traces every line of this package, and then names them.
         changes["phases"] = [phase for phase in own.phases if phase.name != "explain"]
     # Hypothesis 6.131 makes the default anew each time, and compares by identity.
-    if "database" in options.asked and repr(own.database) == repr(default.database):
+    if "database" in options.explicit and repr(own.database) == repr(default.database):
         changes["database"] = current(item.config).database
     # Also without changes: ``seed`` takes the database away.
     set_hypothesis_settings(test, hypothesis.settings(own, **changes))

@@ -83,7 +83,7 @@ def require_checks(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
       pytest.UsageError: nothing is left to run, and here is why.
     """
     entries = current(config).not_applicable.values()
-    named = {"checks", "sanitize"} & current(config).options.asked
+    named = {"checks", "sanitize"} & current(config).options.explicit
     if items or not entries or not named:
         return
     reasons = {f"{entry.check}: not applicable ({entry.requirement})" for entry in entries}

@@ -74,15 +74,15 @@ class Alarm:
         """Wait for nothing."""
         faulthandler.cancel_dump_traceback_later()
 
-    def example(self, tally: Any, facts: Sequence[Fact]) -> None:
-        """An example of a tally is about to be asked about."""
+    def example(self, builder: Any, facts: Sequence[Fact]) -> None:
+        """An example of a builder is about to be asked about."""
         note = Note(
             step="an example",
             limit=longest(self._timeout),
-            kernel=tally.kernel,
-            check=tally.check,
-            backend=tally.backend,
-            examples=tally.examples,
+            kernel=builder.kernel,
+            check=builder.check,
+            backend=builder.backend,
+            examples=builder.examples,
             drawn=[(fact.name, fact.text[:_WIDTH]) for fact in facts[:_LINES]],
         )
         self._step(note)

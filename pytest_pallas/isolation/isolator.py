@@ -16,14 +16,14 @@ from pytest_pallas.analysis.hazards import hazards
 from pytest_pallas.backends import Call, label
 from pytest_pallas.errors import IsolationError
 from pytest_pallas.explanations import Fact
-from pytest_pallas.hunting.journal import died_of_a_mutant
 from pytest_pallas.isolation import policy
 from pytest_pallas.isolation.crash_reports import error_of, longest
 from pytest_pallas.isolation.messages import Note, Opening, Reply, Request, decoded, encoded
 from pytest_pallas.isolation.policy import Remembered
 from pytest_pallas.isolation.worker import ENTRY
+from pytest_pallas.mutation_runner.journal import died_of_a_mutant
+from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import RAISED_ON, Session
-from pytest_pallas.tally import Tally
 from pytest_pallas.workers import Pool, Result, Setup
 
 #: The name that the plugin is registered by.
@@ -82,7 +82,7 @@ class _Asking:
         """For a test, of which nothing else is known."""
         self.reason = reason
 
-    def example(self, tally: Tally, facts: Sequence[Fact]) -> None:
+    def example(self, builder: ResultBuilder, facts: Sequence[Fact]) -> None:
         """Nothing to do."""
 
     def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
@@ -146,7 +146,7 @@ class Isolator:
                 self.remembered.add(policy.key_of(item), str(found))
         finally:
             self.session.observer = None
-        self.session.tallies.clear()
+        self.session.builders.clear()
         return self.apart(item)
 
     def apart(self, item: Any) -> None:
@@ -216,10 +216,10 @@ class Isolator:
         note = Note.decode(result.note)
         if note is not None and note.examples:
             key = (note.kernel, note.check, note.backend)
-            made = Tally(kernel=note.kernel, check=note.check, backend=note.backend)
-            own = getattr(item, "tally", None)
-            tally = self.session.tallies.setdefault(key, own or made)
-            tally.examples = note.examples
+            made = ResultBuilder(kernel=note.kernel, check=note.check, backend=note.backend)
+            own = getattr(item, "builder", None)
+            builder = self.session.builders.setdefault(key, own or made)
+            builder.examples = note.examples
         return error_of(result, getattr(item, "headline", item.name))
 
     @pytest.hookimpl(wrapper=True)
@@ -332,7 +332,7 @@ class _Simulated:
         try:
             return (yield)
         except Alone:
-            session.tallies.clear()
+            session.builders.clear()
         finally:
             session.observer = before
         isolator.apart(pyfuncitem)

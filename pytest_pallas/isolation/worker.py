@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from pytest_pallas.compat.testing import configured
-from pytest_pallas.hunting.journal import JOURNAL
 from pytest_pallas.isolation.crash_reports import LEAST, Alarm
 from pytest_pallas.isolation.leaks import STAINED
 from pytest_pallas.isolation.messages import Opening, Reply, Request, decoded, encoded
+from pytest_pallas.mutation_runner.journal import JOURNAL
 from pytest_pallas.session import current
 
 #: What workers are started with; see ``workers.Setup``.

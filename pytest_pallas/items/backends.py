@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from pytest_pallas.checks import Check
-    from pytest_pallas.checks.trial import Other
+    from pytest_pallas.checks.context import Other
 
 
 def backends_before(
@@ -47,7 +47,7 @@ def others_of(
       sizes: of the mesh to run on, by axis; empty without one.
       before: the backends to compare with.
     """
-    from pytest_pallas.checks.trial import Other
+    from pytest_pallas.checks.context import Other
 
     backends: list[Other] = []
     for each in before:

@@ -17,7 +17,7 @@ import pytest
 from pytest_pallas.backends import Backend, label
 from pytest_pallas.budget import DEFAULT_MAX_BYTES, option_text
 from pytest_pallas.checks import Check
-from pytest_pallas.checks.trial import as_kernel_error, call
+from pytest_pallas.checks.context import as_kernel_error, call
 from pytest_pallas.errors import (
     DIED,
     EXPECTED,
@@ -30,12 +30,12 @@ from pytest_pallas.errors import (
     TooFewDevicesError,
 )
 from pytest_pallas.isolation.isolator import Alone
+from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import RAISED, STOPPED_BY, current
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
-from pytest_pallas.tally import Tally
 
 if TYPE_CHECKING:
-    from pytest_pallas.items.questions import Question
+    from pytest_pallas.items.bound_checks import BoundCheck
 
 #: Errors after which nothing can be learned from other checks, if the base check raises them.
 _ERRORS = (KernelError, NoPallasCallError, ReferenceError)
@@ -52,7 +52,7 @@ def skip_if_raised(item: SpecItem) -> None:
     check, name, expected = found
     if expected and not item.expected:
         return
-    _ = item.tally  # the record of this item is made of it
+    _ = item.builder  # the record of this item is made of it
     item.stash[STOPPED_BY] = name
     pytest.skip(f"{check} raised; see `{name}`")
 
@@ -71,9 +71,9 @@ def _raises(item: SpecItem, error: PallasTestError) -> bool:
         return True
     if error.failure is None:  # its process died
         return False
-    trial = error.failure.trial
+    context = error.failure.context
     try:
-        outcome = trial.backend.run(call(trial, trial.kernel, trial.arguments.args))
+        outcome = context.backend.run(call(context, context.kernel, context.arguments.args))
     except Alone:  # it must not be executed in this process
         return False
     return outcome.error is not None and isinstance(as_kernel_error(outcome.error), _ERRORS)
@@ -135,12 +135,12 @@ class SpecItem(pytest.Item):
         return node_id(self.parent, item_name(self.spec, check, self.backend, self.mesh))
 
     @property
-    def tally(self) -> Tally:
-        """The tally of this item, made at its first use."""
-        from pytest_pallas.items.questions import tally_of
+    def builder(self) -> ResultBuilder:
+        """The builder of this item, made at its first use."""
+        from pytest_pallas.items.bound_checks import builder_of
 
         session, place = current(self.config), label(self.backend)
-        return tally_of(session, self.spec, self.check.name, self.backend, self.mesh, place)
+        return builder_of(session, self.spec, self.check.name, self.backend, self.mesh, place)
 
     @property
     def headline(self) -> str:
@@ -176,26 +176,26 @@ class SpecItem(pytest.Item):
             self._run()
 
     def _run(self) -> None:
-        from pytest_pallas.items.asking import answer
+        from pytest_pallas.items.running import run_bound
 
         __tracebackhide__ = True
         progress: Any = self.config.pluginmanager.get_plugin("pallas-progress")
 
         def pulse() -> None:
             if progress is not None:
-                progress.pulse(self.tally.examples)
+                progress.pulse(self.builder.examples)
 
-        requirement = answer(self.question(), slot=self.slot, pulse=pulse)
+        requirement = run_bound(self.bound(), slot=self.slot, pulse=pulse)
         if requirement:
-            self.tally.withdrawn = requirement
+            self.builder.withdrawn = requirement
             pytest.skip(f"{self.check.name}: not applicable ({requirement})")
 
-    def question(self) -> Question:
-        """What is asked; skips where there are too few devices."""
-        from pytest_pallas.items.questions import question
+    def bound(self) -> BoundCheck:
+        """The check with all that it runs on; skips where there are too few devices."""
+        from pytest_pallas.items.bound_checks import bind
 
         session = current(self.config)
-        return question(
+        return bind(
             session,
             self,
             options=session.options_for(self),

@@ -13,21 +13,21 @@ import pytest
 from pytest_pallas.backends import Backend, label
 from pytest_pallas.checks import Check
 from pytest_pallas.explanations import Fact
-from pytest_pallas.hunting.journal import JOURNAL
 from pytest_pallas.items.item import SpecItem
+from pytest_pallas.mutation_runner.journal import JOURNAL
+from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import current
 from pytest_pallas.spec import KernelSpec
-from pytest_pallas.tally import Tally
 
 if TYPE_CHECKING:
-    from pytest_pallas.checks.trial import Trial, TrialResult
-    from pytest_pallas.hunting.verdict import Verdict
+    from pytest_pallas.checks.context import CheckContext, CheckResult
+    from pytest_pallas.mutation_runner.verdict import Verdict
 
 #: Kinds of backends on which mutants run.
 _KINDS = ("simulating", "interpreting")
 
 
-def _nothing(trial: Trial) -> TrialResult:
+def _nothing(context: CheckContext) -> CheckResult:
     raise NotImplementedError("an item of mutants asks the checks of its parts")
 
 
@@ -64,11 +64,11 @@ class MutantsItem(SpecItem):
         return self
 
     @property
-    def tally(self) -> Tally:
-        """The tally of this item, made at its first use."""
-        return current(self.config).tallies.setdefault(
+    def builder(self) -> ResultBuilder:
+        """The builder of this item, made at its first use."""
+        return current(self.config).builders.setdefault(
             (self.spec.name, MUTANTS.name, "all"),
-            Tally(
+            ResultBuilder(
                 kernel=self.spec.name, family=self.spec.family, check=MUTANTS.name, backend="all"
             ),
         )
@@ -104,53 +104,53 @@ class MutantsItem(SpecItem):
             self._try_all()
 
     def _try_all(self) -> None:
-        from pytest_pallas.hunting.hunt import hunt, sampled, stale
-        from pytest_pallas.hunting.journal import Journal
-        from pytest_pallas.items.hunter import Hunter
+        from pytest_pallas.items.mutant_runner import SpecMutantRunner
+        from pytest_pallas.mutation_runner.journal import Journal
+        from pytest_pallas.mutation_runner.running import run_mutants, sampled, stale
 
         __tracebackhide__ = True
         session = current(self.config)
         options = session.options_for(self)
         seconds = self.slot()
         until = None if seconds is None else time.monotonic() + seconds
-        hunter = Hunter(self.parts, session.operators)
+        runner = SpecMutantRunner(self.parts, session.operators)
         path = self.stash.get(JOURNAL, None)
         journal = Journal(None if path is None else Path(path))
-        found = hunter.discover()
+        found = runner.discover()
 
-        def asking(check: str, place: str) -> None:
+        def running(check: str, place: str) -> None:
             """Leave a trace of what is asked, in case that the process dies."""
             if journal.begun is not None:
                 journal.begin(dataclasses.replace(journal.begun, by=check, on=place))
 
-        hunter.asking = asking
+        runner.running = running
         chosen = sampled(found, options.mutate or 0, options.seed)
-        tally = self.tally
-        verdicts = hunt(
+        builder = self.builder
+        verdicts = run_mutants(
             chosen,
-            hunter.attempt,
+            runner.attempt,
             journal=journal,
             name=self.spec.name,
-            caught=session.caught,
+            killed=session.killed,
             marked=session.marked,
             until=until,
-            same=hunter.same,
+            same=runner.same,
             equivalents=self.spec.equivalent,
             begun=lambda verdict: _tell(self, verdict),
         )
         whole = len(chosen) == len(found) and not session.chosen_operators
         whole = whole and all(verdict.status != "untried" for verdict in verdicts)
-        tally.examples = sum(verdict.examples for verdict in verdicts)
-        tally.mutants = [dataclasses.asdict(verdict) for verdict in verdicts]
-        tally.notes += stale(self.spec.equivalent, verdicts, whole=whole)
-        tally.notes += hunter.notes
+        builder.examples = sum(verdict.examples for verdict in verdicts)
+        builder.mutants = [dataclasses.asdict(verdict) for verdict in verdicts]
+        builder.notes += stale(self.spec.equivalent, verdicts, whole=whole)
+        builder.notes += runner.notes
 
 
 def _tell(item: MutantsItem, verdict: Verdict) -> None:
     """Tell whoever supervises what is tried."""
     observer = current(item.config).observer
     if observer is not None:
-        observer.example(item.tally, [Fact("mutant", f"{verdict.operator}: {verdict.change}")])
+        observer.example(item.builder, [Fact("mutant", f"{verdict.operator}: {verdict.change}")])
 
 
 def _fails(item: SpecItem) -> bool:

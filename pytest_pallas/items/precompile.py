@@ -13,7 +13,7 @@ import pytest
 from pytest_pallas.backends.tracing import shape_of
 from pytest_pallas.checks.compiled import start
 from pytest_pallas.errors import CompilerFailedError, PallasTestError
-from pytest_pallas.items.questions import Question, ask_about, trial_of
+from pytest_pallas.items.bound_checks import BoundCheck, context_of, run_example
 from pytest_pallas.sampling.diversity import choose
 from pytest_pallas.session import current
 from pytest_pallas.strategies.arguments import as_arguments
@@ -35,20 +35,20 @@ def begin(item: pytest.Item | None) -> None:
     if any(item.iter_markers("skip")) or current(item.config).options.example:
         return
     with contextlib.suppress(Exception, pytest.skip.Exception):
-        asked = item.question()
-        for arguments, typical in _calls(asked):
-            start(asked.check, trial_of(asked, arguments, typical=typical))
+        bound = item.bound()
+        for arguments, typical in _calls(bound):
+            start(bound.check, context_of(bound, arguments, typical=typical))
 
 
-def ask_all(asked: Question) -> None:
+def run_all(bound: BoundCheck) -> None:
     """Compile the typical calls of a spec, and half as many drawn ones as are run elsewhere.
 
     Raises:
       PallasTestError: the first failure.
     """
     __tracebackhide__ = True
-    for arguments, typical in _calls(asked):
-        ask_about(asked, arguments, typical=typical)
+    for arguments, typical in _calls(bound):
+        run_example(bound, arguments, typical=typical)
 
 
 def worth_shrinking(error: PallasTestError) -> bool:
@@ -56,23 +56,23 @@ def worth_shrinking(error: PallasTestError) -> bool:
     return not isinstance(error, CompilerFailedError)
 
 
-def _calls(asked: Question) -> Iterator[tuple[Any, bool]]:
+def _calls(bound: BoundCheck) -> Iterator[tuple[Any, bool]]:
     """The calls that an item compiles, and whether they are typical ones."""
-    typical: Any = asked.spec.typical
-    calls = cast("Sequence[Any]", typical(asked.mesh) if callable(typical) else typical)
+    typical: Any = bound.spec.typical
+    calls = cast("Sequence[Any]", typical(bound.mesh) if callable(typical) else typical)
     for call in calls:
         yield as_arguments(call), True
-    for arguments in _drawn(asked):
+    for arguments in _drawn(bound):
         yield arguments, False
 
 
-def _drawn(asked: Question) -> tuple[Any, ...]:
+def _drawn(bound: BoundCheck) -> tuple[Any, ...]:
     """Drawn calls without their values. The same for every target, so they are drawn once."""
-    options, drawn = asked.options, asked.session.drawn
-    count = max(1, asked.check.examples(options.max_examples) // 2)
-    key = (*asked.source, options.seed, count)
+    options, drawn = bound.options, bound.session.drawn
+    count = max(1, bound.check.examples(options.max_examples) // 2)
+    key = (*bound.source, options.seed, count)
     if key not in drawn:
-        choice = choose(asked.strategy, seed=options.seed, examples=count)
+        choice = choose(bound.strategy, seed=options.seed, examples=count)
         drawn[key] = tuple(_abstract(as_arguments(each)) for each in choice.chosen.values())
     return drawn[key]
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 from pytest_pallas.checks.golden import Goldens, written_call
 from pytest_pallas.errors import GoldenError
 from pytest_pallas.goldens.values import read
-from pytest_pallas.items.questions import ask_about, subjects_of
+from pytest_pallas.items.bound_checks import run_example, subjects_of
 from pytest_pallas.sampling.fuzzing import drawn_calls
 from pytest_pallas.strategies.arguments import Arguments, as_arguments
 
 if TYPE_CHECKING:
     from pytest_pallas.goldens.entry import Golden
-    from pytest_pallas.items.questions import Question
+    from pytest_pallas.items.bound_checks import BoundCheck
     from pytest_pallas.sampling.diversity import Source
 
 
-def replay_goldens(asked: Question, goldens: Goldens, source: Source) -> str:
+def replay_goldens(bound: BoundCheck, goldens: Goldens, source: Source) -> str:
     """Ask the check about every call that there is a golden of.
 
     A call that was not kept is drawn again; where that gives another call by now, it is lost, which
@@ -31,11 +31,11 @@ def replay_goldens(asked: Question, goldens: Goldens, source: Source) -> str:
       PallasTestError: an answer is wrong, or not that of a golden.
     """
     __tracebackhide__ = True
-    found = goldens.of(asked.spec.name, asked.check.name, asked.sizes)
+    found = goldens.of(bound.spec.name, bound.check.name, bound.sizes)
     if not found:
         return "the folder has no golden of it"
 
-    subjects = subjects_of(asked)
+    subjects = subjects_of(bound)
 
     @functools.cache
     def drawn(seed: int, examples: int) -> dict[str, Arguments]:
@@ -45,12 +45,12 @@ def replay_goldens(asked: Question, goldens: Goldens, source: Source) -> str:
     for golden in found:
         kept = golden.call
         if kept.complete:
-            ask_about(asked, _kept(goldens, golden))
+            run_example(bound, _kept(goldens, golden))
         elif call := drawn(kept.seed, kept.examples).get(kept.digest):
-            ask_about(asked, call)
+            run_example(bound, call)
         else:
-            asked.tally.goldens["lost"] += 1
-    if asked.tally.examples:
+            bound.builder.goldens["lost"] += 1
+    if bound.builder.examples:
         return ""
     return (
         "the calls of its goldens were too large to keep, and other calls are drawn now; "

@@ -21,12 +21,12 @@ from pytest_pallas.errors import (
     TooFewDevicesError,
 )
 from pytest_pallas.items.applicability import unmet_by_kernels
-from pytest_pallas.items.asking import answer
 from pytest_pallas.items.backends import backends_before, mesh_on, on_claimed_chips, others_of
-from pytest_pallas.items.checking import Place, check_call, guarded
+from pytest_pallas.items.bound_checks import BoundCheck, bind
+from pytest_pallas.items.call_checks import Place, check_call, guarded
+from pytest_pallas.items.contexts import Subject, misfit, subject_of
 from pytest_pallas.items.item import expected_failure, item_name
-from pytest_pallas.items.questions import Question, question
-from pytest_pallas.items.trials import Subject, misfit, subject_of
+from pytest_pallas.items.running import run_bound
 from pytest_pallas.notes import Note
 from pytest_pallas.options import choose
 from pytest_pallas.session import Session
@@ -240,7 +240,7 @@ def _check_drawn(place: Place, spec: KernelSpec, mesh: Mesh | None, names: Seque
         failure = expected_failure(spec, backend, check)
         if not _replays(place, spec, check) or (raised and failure is not None):
             continue  # where the kernel raises as expected, others that fail would raise the same
-        asked = question(
+        bound = bind(
             session,
             session.item,
             options=place.options,
@@ -259,15 +259,15 @@ def _check_drawn(place: Place, spec: KernelSpec, mesh: Mesh | None, names: Seque
         headline = f"{spec.name}: {check.name} on {place.name}"
         try:
             with guarded(session, headline, backend):
-                requirement = _answer(asked)
+                requirement = _run(bound)
         except EXPECTED:
             if failure is None:
                 raise
-            asked.tally.add_note(_as_expected(failure))
+            bound.builder.add_note(_as_expected(failure))
             raised = raised or check.base
             continue
         if requirement:
-            session.tallies.pop((spec.name, check.name, place.name), None)
+            session.builders.pop((spec.name, check.name, place.name), None)
         elif failure is not None and session.mutant is None:
             raise SpecError(
                 f"{headline} passes, and its xfail expects a failure: {failure.reason} (JAX "
@@ -275,21 +275,21 @@ def _check_drawn(place: Place, spec: KernelSpec, mesh: Mesh | None, names: Seque
             )
 
 
-def _answer(asked: Question) -> str:
-    """See ``asking.answer``. A failure is told as that of a call, without what hypothesis did.
+def _run(bound: BoundCheck) -> str:
+    """See ``running.run_bound``. A failure is told as that of a call, without what hypothesis did.
 
     It says to decorate a test that nobody wrote. What was drawn is in the message.
     """
     __tracebackhide__ = True
     try:
-        return answer(asked)
+        return run_bound(bound)
     except PallasTestError as error:
         vars(error).pop("__notes__", None)
         raise error.with_traceback(None) from error.__cause__
 
 
 def _replays(place: Place, spec: KernelSpec, check: Check) -> bool:
-    """Whether a check is asked: with ``--pallas-replay`` only what the example is of."""
+    """Whether a check is bound: with ``--pallas-replay`` only what the example is of."""
     loaded = place.session.replayed
     if loaded is None:
         return True
@@ -319,8 +319,8 @@ def _check_given(
         except EXPECTED:
             if failure is None:
                 raise
-            tally = place.session.tallies[spec.name, check.name, place.name]
-            tally.add_note(_as_expected(failure))
+            builder = place.session.builders[spec.name, check.name, place.name]
+            builder.add_note(_as_expected(failure))
             continue
         values = values if found is None else found
     return values

@@ -65,9 +65,9 @@ def locate(item: pytest.Item, report: pytest.TestReport, error: BaseException) -
     It is where annotations of CI are put: the spec's own file and line say less. Kernels outside of
     pytest's root folder, which no pull request changes, leave the report as it is.
     """
-    trial = getattr(getattr(error, "failure", None), "trial", None)
+    context = getattr(getattr(error, "failure", None), "context", None)
     spec: Any = getattr(item, "spec", None)
-    place = None if spec is None or trial is None else _place(trial.kernel)
+    place = None if spec is None or context is None else _place(context.kernel)
     if place is None:
         return
     path, line = place
@@ -113,11 +113,11 @@ def attach(
     if error is not None and outcome == "failed":
         locate(item, report, error)
     records: list[Record] = []
-    tallies = list(session.tallies.values())
-    for tally in tallies:
+    builders = list(session.builders.values())
+    for builder in builders:
         # Of several checks in one test, the last one begun is the one that ended it.
-        ended = outcome if tally is tallies[-1] or outcome == "skipped" else "passed"
-        record = tally.record(
+        ended = outcome if builder is builders[-1] or outcome == "skipped" else "passed"
+        record = builder.record(
             test=report.nodeid,
             outcome=ended,
             seconds=report.duration,
@@ -126,7 +126,7 @@ def attach(
             **(_said(error) if error is not None and ended in ("failed", "xfailed") else {}),
             replay=replay if ended != "passed" else "",
             **(_files(saved) if ended == "failed" else {}),
-            pictures=pictures_of(error, tally) if error is not None and ended == "failed" else {},
+            pictures=pictures_of(error, builder) if error is not None and ended == "failed" else {},
         )
         records.append(replace(record, stopped_by=item.stash.get(STOPPED_BY, "")))
     status = _status(records)

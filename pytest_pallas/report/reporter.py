@@ -88,7 +88,7 @@ class Reporter:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
     def _require_score(self, session: pytest.Session) -> None:
-        """Fail the run if fewer mutants were caught than somebody wants."""
+        """Fail the run if fewer mutants were killed than somebody wants."""
         least = self.session.options.mutate_min
         if self.session.options.mutate is None or not least:
             return

@@ -30,7 +30,7 @@ class Results:
       compiled: those of checks that compiled one.
       not_applicable: checks that do not apply.
       costs: what came of recording or comparing costs; "" if nothing.
-      score: why too few mutants were caught; "" if enough were.
+      score: why too few mutants were killed; "" if enough were.
       width: columns of the terminal.
       wide: columns of a wide table: more than ``width`` where the output is no terminal.
       color: whether colors may be used.

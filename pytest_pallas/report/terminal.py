@@ -79,7 +79,7 @@ def header(session: Session) -> list[str]:
     words.append(f"seed {options.seed}")
     words.append(f"hypothesis profile {hypothesis_profile()}")
     lines = ["pallas: " + ", ".join(words)]
-    if "backend" in options.asked or options.suite:
+    if "backend" in options.explicit or options.suite:
         lines.append(f"pallas: runs on {', '.join(places(session))}")
         lines += [f"pallas: without {n}: {why}" for n, why in session.selection.left_out.items()]
     return lines

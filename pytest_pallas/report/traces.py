@@ -153,16 +153,16 @@ class TraceReporter:
 
 def failing_run(error: BaseException) -> LastRun | None:
     """The call that failed, in the order in which it did."""
-    from pytest_pallas.checks.trial import call
+    from pytest_pallas.checks.context import call
 
     failure = getattr(error, "failure", None)
     if failure is None:
         return None
-    made: Call = call(failure.trial, failure.trial.kernel, failure.trial.arguments.args)
+    made: Call = call(failure.context, failure.context.kernel, failure.context.arguments.args)
     schedule = getattr(error, "schedule", None)
     if schedule is not None:
         made = dataclasses.replace(made, schedule=schedule)
-    return LastRun(failure.name, failure.trial.backend, made)
+    return LastRun(failure.name, failure.context.backend, made)
 
 
 def _trace(session: Session, test: str, ran: LastRun, backend: Simulator, *, failed: bool) -> Trace:

@@ -1,4 +1,4 @@
-"""Draw examples of a spec and ask a check about each, with hypothesis' own machinery.
+"""Draw examples of a spec and run a check on each, with hypothesis' own machinery.
 
 What failed before runs first. Then come draws that differ most (``variety``), each with siblings of
 other values, which cost next to nothing once a shape is compiled. Only what fails goes through
@@ -51,10 +51,10 @@ _BLOB = re.compile(r"reproduce_failure\('([^']*)', b'([^']*)'\)")
 
 @dataclass(frozen=True, kw_only=True)
 class Fuzz:
-    """What to ask, and where failures are kept.
+    """What to run, and where failures are kept.
 
     Attributes:
-      ask: raises if the example fails.
+      run: raises if the example fails.
       source: of the examples.
       key: names the question in hypothesis' example database: failures are kept and replayed
         first under it, on every backend.
@@ -65,7 +65,7 @@ class Fuzz:
       subjects: see ``Source.choose``.
     """
 
-    ask: Callable[[Any], object]
+    run: Callable[[Any], object]
     source: Source
     key: str
     shrink: bool = True
@@ -76,18 +76,18 @@ class Fuzz:
 
 
 @dataclass
-class Asker:
+class ExampleRunner:
     """Asks about calls, each once: hypothesis repeats itself, and checks repeat on purpose.
 
     Attributes:
-      ask: see ``Fuzz``, as for ``passed``.
+      run: see ``Fuzz``, as for ``passed``.
       passed: calls that passed, by their words.
       shrink_seconds: how long after the first failure calls that are new are still asked about.
       until: when to stop asking, by ``time.monotonic``; None for never.
       failed: those that failed, with their errors.
     """
 
-    ask: Callable[[Any], object]
+    run: Callable[[Any], object]
     passed: set[str]
     shrink_seconds: float = SHRINK_SECONDS
     until: float | None = None
@@ -105,7 +105,7 @@ class Asker:
         """Ask about a draw and its siblings, ``most`` in all.
 
         Raises:
-          Exception: what ``ask`` raised for the first that fails.
+          Exception: what ``run`` raised for the first that fails.
         """
         __tracebackhide__ = True
         settle(drawn)
@@ -121,7 +121,7 @@ class Asker:
         if words in self.passed or self.over:
             return
         try:
-            self.ask(call)
+            self.run(call)
         except Exception as error:
             self.first_failure = self.first_failure or time.monotonic()
             self.failed[words] = error
@@ -142,19 +142,19 @@ def fuzz(
     Args:
       what: the question.
       seed: seed of the draws.
-      max_examples: how many examples to ask about.
+      max_examples: how many examples to run.
       until: when to stop, by ``time.monotonic``; None for never.
       remember: whether to begin with what failed in earlier runs.
 
     Raises:
-      Exception: what ``what.ask`` raised for the simplest failing example.
+      Exception: what ``what.run`` raised for the simplest failing example.
     """
     __tracebackhide__ = True
-    asker = Asker(what.ask, what.passed, until=until)
+    runner = ExampleRunner(what.run, what.passed, until=until)
     if remember:
-        _remembered(what, asker)
+        _remembered(what, runner)
     draws, calls = _planned(what.source, seed, max_examples, what.subjects)
-    _explore(what, asker, calls, seed=seed, draws=draws)
+    _explore(what, runner, calls, seed=seed, draws=draws)
 
 
 def drawn_calls(
@@ -179,12 +179,12 @@ def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
       Exception: as ``fuzz``.
     """
     __tracebackhide__ = True
-    asker = Asker(what.ask, what.passed, until=until)
+    runner = ExampleRunner(what.run, what.passed, until=until)
     choice = what.source.choose(seed, ROUND, functools.partial(_new, what))
     what.shapes.update(map(_shape, choice.chosen.values()))
     spent = _Spent()
     calls = _calls(choice, MOST, lambda: spent.siblings > CHEAP * spent.draw)
-    _explore(what, asker, calls, seed=seed, draws=ROUND, spent=spent)
+    _explore(what, runner, calls, seed=seed, draws=ROUND, spent=spent)
 
 
 def _new(what: Fuzz, drawn: Any) -> Collection[Any]:
@@ -260,7 +260,7 @@ def _calls(
 
 def _explore(
     what: Fuzz,
-    asker: Asker,
+    runner: ExampleRunner,
     calls: Iterable[_Planned],
     *,
     seed: int,
@@ -273,16 +273,16 @@ def _explore(
     for planned in calls:
         if not planned.number:
             spent.siblings = 0.0
-        if words_of(planned.call) in asker.passed:
+        if words_of(planned.call) in runner.passed:
             continue
         started = time.monotonic()
         try:
-            asker.one(planned.call)
+            runner.one(planned.call)
         except Exception as error:
             most = max(EACH, planned.number + 1)
-            _shrunk(what, asker, planned.words, seed=seed, draws=draws, each=most)
+            _shrunk(what, runner, planned.words, seed=seed, draws=draws, each=most)
             raise error from error.__cause__
-        if asker.over:
+        if runner.over:
             return
         spent.add(planned.number, time.monotonic() - started)
 
@@ -291,17 +291,17 @@ def replay(what: Fuzz, blob: str) -> None:
     """Ask about one example again (see ``blob_of``).
 
     Raises:
-      Exception: what ``what.ask`` raised for it.
+      Exception: what ``what.run`` raised for it.
       OptionError: ``blob`` is no example of the strategy.
     """
     __tracebackhide__ = True
-    asker = Asker(what.ask, what.passed)
-    test = _test(what, lambda drawn: asker.group(drawn, MOST), phases=[Phase.explicit])
+    runner = ExampleRunner(what.run, what.passed)
+    test = _test(what, lambda drawn: runner.group(drawn, MOST), phases=[Phase.explicit])
     test = hypothesis.reproduce_failure(hypothesis.__version__, blob.encode())(test)
     try:
         test()
     except (DidNotReproduce, InvalidArgument) as error:
-        if not asker.passed:
+        if not runner.passed:
             raise OptionError(
                 f"--pallas-example={blob}: this is no example of {what.key}: its inputs have "
                 "changed, or another version of hypothesis drew it. Run it again without "
@@ -329,20 +329,22 @@ def effort(examples: int) -> tuple[int, int]:
     return math.ceil(examples / each), each
 
 
-def _remembered(what: Fuzz, asker: Asker) -> None:
+def _remembered(what: Fuzz, runner: ExampleRunner) -> None:
     """Ask about what failed in earlier runs, here or on other backends."""
     phases = [Phase.reuse, Phase.shrink] if what.shrink else [Phase.reuse]
     # SkipTest is what hypothesis raises where nothing is kept.
     with without_module_constants(), suppress(SkipTest):
         _test(
             what,
-            lambda drawn: asker.group(drawn, MOST),
+            lambda drawn: runner.group(drawn, MOST),
             phases=phases,
             max_examples=REMEMBERED,
         )()
 
 
-def _shrunk(what: Fuzz, asker: Asker, words: str, *, seed: int, draws: int, each: int) -> None:
+def _shrunk(
+    what: Fuzz, runner: ExampleRunner, words: str, *, seed: int, draws: int, each: int
+) -> None:
     """Raise the error of the simplest example like the one that failed, and keep that one.
 
     Hypothesis draws what was drawn before, and gets to see one failure.
@@ -352,7 +354,7 @@ def _shrunk(what: Fuzz, asker: Asker, words: str, *, seed: int, draws: int, each
         __tracebackhide__ = True
         if seen or words_of(drawn) == words:
             seen.append(True)
-            asker.group(drawn, each)
+            runner.group(drawn, each)
 
     seen: list[bool] = []
     phases = [Phase.generate, Phase.shrink] if what.shrink else [Phase.generate]

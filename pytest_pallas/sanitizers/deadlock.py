@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_pallas.checks.check import sanitizer
-from pytest_pallas.checks.trial import Trial, TrialResult, under
+from pytest_pallas.checks.context import CheckContext, CheckResult, under
 from pytest_pallas.errors import DeadlockError
 from pytest_pallas.sanitizers.runs import (
     requires_concurrency,
@@ -19,7 +19,7 @@ from pytest_pallas.sanitizers.runs import (
     requires_kernels=requires_kernels,
     example_fraction=0.25,
 )
-def deadlock(trial: Trial) -> TrialResult:
+def deadlock(context: CheckContext) -> CheckResult:
     """Run the kernel under several schedules, each of which must come to its end.
 
     It is ended as soon as everybody waits and nobody is left to signal; a kernel that goes on for
@@ -30,8 +30,8 @@ def deadlock(trial: Trial) -> TrialResult:
       DeadlockError: with the device, semaphore, line and program of each wait.
     """
     seconds = 0.0
-    for schedule, outcome in under_schedules(trial):
+    for schedule, outcome in under_schedules(context):
         seconds += outcome.seconds
         if isinstance(outcome.error, DeadlockError):
             raise under(schedule, outcome.error)
-    return TrialResult(comparisons=(), seconds=seconds)
+    return CheckResult(comparisons=(), seconds=seconds)

@@ -22,7 +22,7 @@ import numpy as np
 
 from pytest_pallas.backends import Backend
 from pytest_pallas.checks.check import sanitizer
-from pytest_pallas.checks.trial import Trial, TrialResult
+from pytest_pallas.checks.context import CheckContext, CheckResult
 from pytest_pallas.errors import BoundsError, HangError, KernelError, NotApplicableError, RaceError
 from pytest_pallas.spec import KernelSpec
 
@@ -126,7 +126,7 @@ def requires_backend(backend: Backend) -> str | None:
     opt_in=True,  # every example takes half a minute
     tries_mutants=False,  # it runs the function in another process
 )
-def device(trial: Trial) -> TrialResult:
+def device(context: CheckContext) -> CheckResult:
     """Run the call in a process of its own, under memcheck and under racecheck.
 
     The first finds accesses out of bounds and misaligned ones in global, shared and local memory,
@@ -141,7 +141,7 @@ def device(trial: Trial) -> TrialResult:
       KernelError: the call failed for another reason.
     """
     try:
-        payload = pickle.dumps(_call(trial))
+        payload = pickle.dumps(_call(context))
     except Exception as error:  # whatever a function's module makes of being pickled
         raise NotApplicableError(
             f"another process cannot be given the call ({error}); compute-sanitizer needs a kernel "
@@ -152,20 +152,20 @@ def device(trial: Trial) -> TrialResult:
         path = Path(folder, "call")
         path.write_bytes(payload)
         for tool in TOOLS:
-            _judge(tool, _watched(tool, path, START + SLOWER * trial.timeout))
-    return TrialResult(comparisons=(), seconds=time.perf_counter() - started)
+            _judge(tool, _watched(tool, path, START + SLOWER * context.timeout))
+    return CheckResult(comparisons=(), seconds=time.perf_counter() - started)
 
 
-def _call(trial: Trial) -> tuple[Any, ...]:
+def _call(context: CheckContext) -> tuple[Any, ...]:
     """What ``device_child`` reads: the module of the function, and then what to call."""
-    arguments, function = trial.arguments, inspect.unwrap(trial.kernel)
+    arguments, function = context.arguments, inspect.unwrap(context.kernel)
     while isinstance(function, functools.partial):
         function = function.func
     home = sys.modules.get(getattr(function, "__module__", None) or "")
     args = jax.tree.map(
         lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, arguments.args
     )
-    called = (trial.kernel, args, {**arguments.options, **arguments.tuning}, trial.jit)
+    called = (context.kernel, args, {**arguments.options, **arguments.tuning}, context.jit)
     return (
         getattr(home, "__name__", ""),
         getattr(home, "__file__", None) or "",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pytest_pallas.checks.check import sanitizer
-from pytest_pallas.checks.trial import Trial, TrialResult, under
+from pytest_pallas.checks.context import CheckContext, CheckResult, under
 from pytest_pallas.errors import DmaError
 from pytest_pallas.findings import OF_TRANSFERS, Finding
 from pytest_pallas.sanitizers.runs import (
@@ -24,7 +24,7 @@ from pytest_pallas.sanitizers.runs import (
     example_fraction=0.25,
     watches="dma",
 )
-def dma(trial: Trial) -> TrialResult:
+def dma(context: CheckContext) -> CheckResult:
     """Account for every DMA and semaphore of a kernel, under several schedules.
 
     Every DMA that is started is waited for, on both sides; every semaphore is 0 when the kernel
@@ -37,13 +37,13 @@ def dma(trial: Trial) -> TrialResult:
       DmaError: with every line, program and device.
     """
     seconds = 0.0
-    for schedule, outcome in under_schedules(trial):
+    for schedule, outcome in under_schedules(context):
         seconds += outcome.seconds
         found = [] if outcome.error else list(_unused_barriers(outcome.kernels))
         found += [finding for finding in outcome.findings if finding.kind in OF_TRANSFERS]
         if found:
             raise under(schedule, DmaError.of(*found))
-    return TrialResult(comparisons=(), seconds=seconds)
+    return CheckResult(comparisons=(), seconds=seconds)
 
 
 def _unused_barriers(kernels: Any) -> Iterator[Finding]:

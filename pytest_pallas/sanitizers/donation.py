@@ -13,8 +13,8 @@ from pytest_pallas.backends import Backend, Outcome
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.variations import Probe
 from pytest_pallas.checks.check import sanitizer
+from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.checks.rerun import unchanged
-from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.compat.grids import grid_facts
 from pytest_pallas.errors import MismatchError, NotApplicableError
 from pytest_pallas.explanations import Explanation, Fact
@@ -56,7 +56,7 @@ def requires_backend(backend: Backend) -> str | None:
     requires_kernels=requires_kernels,
     example_fraction=0.25,
 )
-def donation(trial: Trial) -> TrialResult:
+def donation(context: CheckContext) -> CheckResult:
     """Ask of a kernel with ``input_output_aliases``, or that changes refs in place, three things.
 
     Whether its answer, and the operand, are the same if the caller uses the operand again, in the
@@ -71,13 +71,15 @@ def donation(trial: Trial) -> TrialResult:
       MismatchError: the last of these; with the kernel and the operands.
       KernelError: the kernel raised.
     """
-    args = trial.arguments.args
-    first = run(trial, trial.kernel, args)
-    if trial.jit and not any(_in_place(kernel) for kernel in first.kernels):
+    args = context.arguments.args
+    first = run(context, context.kernel, args)
+    if context.jit and not any(_in_place(kernel) for kernel in first.kernels):
         raise NotApplicableError(NO_ALIAS)
     seconds, comparisons = first.seconds, list[Comparison]()
-    kept = run(trial, functools.partial(_used_again, trial.kernel), args, races=False)
-    twice = run(trial, functools.partial(_called_twice, trial.kernel), args, races=False, jit=False)
+    kept = run(context, functools.partial(_used_again, context.kernel), args, races=False)
+    twice = run(
+        context, functools.partial(_called_twice, context.kernel), args, races=False, jit=False
+    )
     answer, operands = kept.values
     comparisons += _same(answer, first.values, "where the operands are used again")
     for number, (after, before) in enumerate(zip(operands, _arrays(args), strict=True)):
@@ -85,7 +87,7 @@ def donation(trial: Trial) -> TrialResult:
         comparisons.append(bitwise(after, to_numpy(before), where=where))
     comparisons += _same(twice.values[1], twice.values[0], "of a second call with the same arrays")
     seconds += kept.seconds + twice.seconds
-    orders = [each for each in _ORDERS if each[0] in getattr(trial.backend, "probes", ())]
+    orders = [each for each in _ORDERS if each[0] in getattr(context.backend, "probes", ())]
     overwritten = [each for each in first.findings if each.kind == "overwritten"]
     if _LATE in orders:
         # The simulator sees which blocks could make a difference.
@@ -95,7 +97,7 @@ def donation(trial: Trial) -> TrialResult:
     if pairs and orders:
         failed: list[Comparison] = []
         for probe, words in orders:
-            other = run(trial, trial.kernel, args, races=False, probe=probe)
+            other = run(context, context.kernel, args, races=False, probe=probe)
             seconds += other.seconds
             failed += [each for each in unchanged(first, other, words) if not each.passed]
         if failed:
@@ -111,7 +113,7 @@ def donation(trial: Trial) -> TrialResult:
             error = MismatchError.explained(explanation.under(summary).with_facts(*seen))
             error.findings = tuple(overwritten)
             raise error
-    return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds)
+    return CheckResult(comparisons=comparisons, outcome=first, seconds=seconds)
 
 
 def _in_place(kernel: Any) -> bool:

@@ -13,8 +13,8 @@ from pytest_pallas.analysis.unwritten import unwritten_memory
 from pytest_pallas.backends import Backend, Outcome
 from pytest_pallas.backends.variations import FILLS, WORDS, Contents, Fill
 from pytest_pallas.checks.check import sanitizer
+from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.checks.rerun import run_again, unchanged
-from pytest_pallas.checks.trial import Trial, TrialResult, run
 from pytest_pallas.compat.grids import grid_facts
 from pytest_pallas.errors import MismatchError
 from pytest_pallas.explanations import Explanation, Fact
@@ -125,7 +125,7 @@ def requires_backend(backend: Backend) -> str | None:
     requires_backend=requires_backend,
     example_fraction=0.25,
 )
-def memory(trial: Trial) -> TrialResult:
+def memory(context: CheckContext) -> CheckResult:
     """Run the kernel with several contents of memory that nobody has written, and compare.
 
     Scratch and outputs hold NaN in the first run (integers an end of their range) and 0 in the
@@ -138,25 +138,25 @@ def memory(trial: Trial) -> TrialResult:
       MismatchError: the answer depends on what nobody has written.
       KernelError: the kernel raised.
     """
-    args = trial.arguments.args
-    first = run(trial, trial.kernel, args, races=False)
+    args = context.arguments.args
+    first = run(context, context.kernel, args, races=False)
     seconds, comparisons = first.seconds, list[Comparison]()
-    for fill in _fills(trial, first):
+    for fill in _fills(context, first):
         words = f"with {fill}"
-        again = run_again(trial, args, words, races=False, fill=fill)
+        again = run_again(context, args, words, races=False, fill=fill)
         seconds += again.seconds
         comparisons += unchanged(again, first, words)
         failed = next((each for each in comparisons if not each.passed), None)
         if failed is not None:
             explanation = failed.explanation or Explanation("wrong")
-            raise _error(trial, first, fill, explanation)
-    return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds)
+            raise _error(context, first, fill, explanation)
+    return CheckResult(comparisons=comparisons, outcome=first, seconds=seconds)
 
 
-def _fills(trial: Trial, first: Outcome) -> Sequence[Fill]:
+def _fills(context: CheckContext, first: Outcome) -> Sequence[Fill]:
     """What to fill memory with: 0 for outputs that are not read shows what was not written."""
     kernels = first.kernels
-    if not trial.jit or any(unwritten_memory(kernel.eqn) for kernel in kernels):
+    if not context.jit or any(unwritten_memory(kernel.eqn) for kernel in kernels):
         return (Fill("zero", "memory"), Fill("high", "memory"), Fill("low", "memory"))
     # A bool or an unsigned integer that nobody has written may be 0 anyway, or the largest.
     dtypes = [var.aval.dtype for kernel in kernels for var in kernel.eqn.outvars]
@@ -168,32 +168,34 @@ def _fills(trial: Trial, first: Outcome) -> Sequence[Fill]:
     return (zero, Fill("high", "output")) if low else (zero,)
 
 
-def _error(trial: Trial, first: Outcome, fill: Fill, explanation: Explanation) -> MismatchError:
+def _error(
+    context: CheckContext, first: Outcome, fill: Fill, explanation: Explanation
+) -> MismatchError:
     """What it was that changed the answer, by more runs with a part of the memory filled."""
-    args, value = trial.arguments.args, fill.value
+    args, value = context.arguments.args, fill.value
     rest: Any = {"races": False}
-    scratch = run(trial, trial.kernel, args, fill=Fill(value, "scratch"), **rest)
+    scratch = run(context, context.kernel, args, fill=Fill(value, "scratch"), **rest)
     filled = [
-        run(trial, trial.kernel, args, fill=Fill(each, "output"), probe="outputs", **rest)
+        run(context, context.kernel, args, fill=Fill(each, "output"), probe="outputs", **rest)
         for each in PAIR
     ]
     lines: list[str] = []
     found: list[Finding | None] = []
     if any(_changes(each, first) for each in filled):
-        lines = list(never_written(filled[0].told, filled[1].told))
+        lines = list(never_written(filled[0].probe_results, filled[1].probe_results))
         if not lines:
             lines = [
                 f"{_name(first)} reads an output before it writes it: "
                 f"its memory held {WORDS[value]}"
             ]
-            found.append(_load(trial, Fill(value, "output")))
+            found.append(_load(context, Fill(value, "output")))
         elif len(first.kernels) == 1 and first.kernels[0].source:
             lines[-1] += f" ({first.kernels[0].source})"
     if _changes(scratch, first):
         lines.append(
             f"{_name(first)} reads scratch memory before it writes it: it held {WORDS[value]}"
         )
-        found.append(_load(trial, Fill(value, "scratch")))
+        found.append(_load(context, Fill(value, "scratch")))
     summary = "\n".join(lines) or f"the answer depends on {fill.memory}"
     loads = [each for each in found if each is not None]
     facts = [Fact("read", str(each)) for each in loads]
@@ -202,16 +204,16 @@ def _error(trial: Trial, first: Outcome, fill: Fill, explanation: Explanation) -
     return error
 
 
-def _load(trial: Trial, fill: Fill) -> Finding | None:
+def _load(context: CheckContext, fill: Fill) -> Finding | None:
     """The first load that gives something else if memory is filled so; None if nobody knows."""
-    if "loads" not in getattr(trial.backend, "probes", ()):
+    if "loads" not in getattr(context.backend, "probes", ()):
         return None
     from pytest_pallas.simulator.inspection.loads import uninitialized
 
-    args = trial.arguments.args
+    args = context.arguments.args
     asked: Any = {"races": False, "probe": "loads"}
-    plain, other = (run(trial, trial.kernel, args, fill=each, **asked) for each in (None, fill))
-    return uninitialized(plain.told, other.told)
+    plain, other = (run(context, context.kernel, args, fill=each, **asked) for each in (None, fill))
+    return uninitialized(plain.probe_results, other.probe_results)
 
 
 def _changes(again: Outcome, first: Outcome) -> bool:

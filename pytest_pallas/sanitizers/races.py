@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_pallas.checks.check import sanitizer
-from pytest_pallas.checks.trial import Trial, TrialResult, under
+from pytest_pallas.checks.context import CheckContext, CheckResult, under
 from pytest_pallas.errors import RaceError
 from pytest_pallas.sanitizers.runs import (
     requires_concurrency,
@@ -20,7 +20,7 @@ from pytest_pallas.sanitizers.runs import (
     example_fraction=0.25,
     watches="races",
 )
-def races(trial: Trial) -> TrialResult:
+def races(context: CheckContext) -> CheckResult:
     """Run the kernel under several schedules, in each of which races are looked for.
 
     The detector compares vector clocks (Lamport, 1978), so that a race shows although the numbers
@@ -31,8 +31,8 @@ def races(trial: Trial) -> TrialResult:
       RaceError: with both accesses, their lines, programs and devices, and the buffer.
     """
     seconds = 0.0
-    for schedule, outcome in under_schedules(trial):
+    for schedule, outcome in under_schedules(context):
         seconds += outcome.seconds
         if isinstance(outcome.error, RaceError):
             raise under(schedule, outcome.error)
-    return TrialResult(comparisons=(), seconds=seconds)
+    return CheckResult(comparisons=(), seconds=seconds)

@@ -14,7 +14,7 @@ from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.backends.digests import digest
 from pytest_pallas.backends.tracing import identity
 from pytest_pallas.backends.variations import Schedule
-from pytest_pallas.checks.trial import Trial, call
+from pytest_pallas.checks.context import CheckContext, call
 from pytest_pallas.errors import (
     DeadlockError,
     DmaError,
@@ -48,18 +48,18 @@ class Runs:
     _kept: OrderedDict[Hashable, Outcome] = field(default_factory=OrderedDict[Hashable, Outcome])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def get(self, trial: Trial, schedule: Schedule) -> Outcome:
-        """The kernel's run on the trial's backend, with races looked for."""
-        arguments = trial.arguments
+    def get(self, context: CheckContext, schedule: Schedule) -> Outcome:
+        """The kernel's run on the context's backend, with races looked for."""
+        arguments = context.arguments
         key = (
-            identity(trial.kernel),
+            identity(context.kernel),
             digest((arguments.args, dict(arguments.options), dict(arguments.tuning))),
-            (label(trial.backend), schedule, trial.devices, trial.jit),
+            (label(context.backend), schedule, context.devices, context.jit),
         )
         found = self._kept.pop(key, None)
         if found is None:
-            made = call(trial, trial.kernel, arguments.args)
-            found = trial.backend.run(
+            made = call(context, context.kernel, arguments.args)
+            found = context.backend.run(
                 replace(made.with_settings(races=True, dma=False), schedule=schedule)
             )
         self._kept[key] = found
@@ -68,8 +68,8 @@ class Runs:
         return found
 
 
-def under_schedules(trial: Trial) -> Iterator[tuple[Schedule, Outcome]]:
-    """The runs of a trial's kernel under every schedule that can make a difference, plain first.
+def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]:
+    """The runs of a context's kernel under every schedule that can make a difference, plain first.
 
     A kernel that raises in the first ends there.
 
@@ -78,18 +78,18 @@ def under_schedules(trial: Trial) -> Iterator[tuple[Schedule, Outcome]]:
         raised what is no business of a sanitizer.
     """
     plain = Schedule()
-    first = trial.runs.get(trial, plain)
+    first = context.runs.get(context, plain)
     if first.error is not None and not isinstance(first.error, SANITIZED):
         raise NotApplicableError("the kernel raised; see `forward`")
     kernels: Sequence[Any] = first.kernels
-    others = [] if first.error is not None else schedules(trial, kernels)
+    others = [] if first.error is not None else schedules(context, kernels)
     yield plain, first
     if first.error is not None:
         return
     if not others and not any(kernel.asynchronous for kernel in kernels):
         raise NotApplicableError(SEQUENTIAL)
     for schedule in others:
-        yield schedule, trial.runs.get(trial, schedule)
+        yield schedule, context.runs.get(context, schedule)
 
 
 def requires_concurrency(backend: Backend) -> str | None:
@@ -128,18 +128,18 @@ def has_schedules(backend: Backend) -> bool:
     return bool(getattr(backend, "reorders", False))
 
 
-def schedules(trial: Trial, kernels: Sequence[Any]) -> list[Schedule]:
+def schedules(context: CheckContext, kernels: Sequence[Any]) -> list[Schedule]:
     """The schedules besides the plain one that the backend can run these kernels in."""
-    if not has_schedules(trial.backend):
+    if not has_schedules(context.backend):
         return []
     found: list[Schedule] = []
-    gpu = trial.backend.platform == "gpu"  # where all programs of a grid run at once
+    gpu = context.backend.platform == "gpu"  # where all programs of a grid run at once
     count = grid_programs if gpu else parallel_programs
     programs = max((count(kernel.eqn) or 2 for kernel in kernels), default=1)
     if programs > 1 or any(kernel.asynchronous for kernel in kernels):
         # A seed decides about copies, cores, devices and parallel programs alike.
         found += [Schedule(seed=seed) for seed in SEEDS]
-    target = trial.backend.target
+    target = context.backend.target
     if programs > 1 and not gpu and (target is None or target.cores > 1):
         found.append(Schedule(cores=2))
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_pallas.checks.check import sanitizer
-from pytest_pallas.checks.trial import Trial, TrialResult, as_kernel_error, under
+from pytest_pallas.checks.context import CheckContext, CheckResult, as_kernel_error, under
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.numerics import Comparison, bitwise
 from pytest_pallas.oracle.expected import flatten
@@ -21,7 +21,7 @@ from pytest_pallas.sanitizers.runs import (
     requires_kernels=requires_kernels,
     example_fraction=0.25,
 )
-def schedule(trial: Trial) -> TrialResult:
+def schedule(context: CheckContext) -> CheckResult:
     """Run the kernel under several schedules and compare bit for bit with the first.
 
     Copies, devices, cores and programs along parallel grid dimensions in the orders of several
@@ -31,7 +31,7 @@ def schedule(trial: Trial) -> TrialResult:
       NotApplicableError: there is only one order.
       KernelError: the kernel raised under a schedule, and not under the first.
     """
-    runs = under_schedules(trial)
+    runs = under_schedules(context)
     _, first = next(runs)
     if first.error is not None:
         raise NotApplicableError("the kernel raised; see `forward`")
@@ -48,4 +48,4 @@ def schedule(trial: Trial) -> TrialResult:
             comparisons.append(bitwise(actual, wanted, where=where))
     if not others:
         raise NotApplicableError("the kernel can run in one order only")
-    return TrialResult(comparisons=comparisons, outcome=first, seconds=seconds)
+    return CheckResult(comparisons=comparisons, outcome=first, seconds=seconds)

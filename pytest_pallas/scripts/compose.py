@@ -26,8 +26,8 @@ from pytest_pallas.errors import (
 )
 from pytest_pallas.explanations import first_line
 from pytest_pallas.scripts import functions, places, simulated
-from pytest_pallas.scripts.asked import PROGRAMS, QUESTIONS, Asked, asked
 from pytest_pallas.scripts.literals import UnwritableError, Writer
+from pytest_pallas.scripts.reproduction import PROGRAMS, QUESTIONS, Reproduction, reproduction
 from pytest_pallas.scripts.standalone import parts, programs, questions, related, uninitialized
 
 #: What is raised for a kernel that does not end.
@@ -93,12 +93,12 @@ def compose(
       NoScriptError: jax and numpy alone cannot show the failure.
     """
     failure = _compiled(failure)
-    script = asked(error, failure)
-    trial, writer, missing = failure.trial, Writer(), list[str]()
-    where = places.place_of(trial.backend, schedule=error.schedule)
+    script = reproduction(error, failure)
+    context, writer, missing = failure.context, Writer(), list[str]()
+    where = places.place_of(context.backend, schedule=error.schedule)
     names: list[str] = []
     for number, backend in enumerate(script.backends, 1):
-        same = backend == trial.backend
+        same = backend == context.backend
         names.append("backend" if same else f"backend_{number}")
         if not same:
             where = where.beside(places.place_of(backend), names[-1])
@@ -112,8 +112,8 @@ def compose(
 
     arguments = script.arguments
     case = [
-        f"kernel={written('the kernel', trial.kernel)}",
-        f"reference={written('the reference', trial.reference)}",
+        f"kernel={written('the kernel', context.kernel)}",
+        f"reference={written('the reference', context.reference)}",
         f"args={written('the arguments', tuple(arguments.args))}",
         f"options={written('the options', dict(arguments.options))}",
         f"tuning={written('the tuning', dict(arguments.tuning))}",
@@ -127,7 +127,7 @@ def compose(
     if script.backends:
         case.append(f"backends=({', '.join(names)},)")
     rest = ", raised=True" if isinstance(error, KernelError) else ""
-    rest += f", seconds={trial.timeout:g}" if isinstance(error, _ENDLESS) else ""
+    rest += f", seconds={context.timeout:g}" if isinstance(error, _ENDLESS) else ""
     seen = first_line(error)
     question = script.question.__name__
     lines = [f"MISSING = {missing!r}", "", "CASE = Case("]
@@ -159,15 +159,15 @@ def compose(
 
 def _compiled(failure: Failure) -> Failure:
     """A failure to show with what jax compiles: a simulator runs nothing that was read back."""
-    trial = failure.trial
-    if failure.check != "export" or not isinstance(trial.backend, Simulator):
+    context = failure.context
+    if failure.check != "export" or not isinstance(context.backend, Simulator):
         return failure
-    return replace(failure, trial=replace(trial, backend=interpret(trial.backend.target)))
+    return replace(failure, context=replace(context, backend=interpret(context.backend.target)))
 
 
-def _simulates(failure: Failure, script: Asked) -> bool:
+def _simulates(failure: Failure, script: Reproduction) -> bool:
     """Whether a script needs the simulator."""
-    backends = (failure.trial.backend, *script.backends)
+    backends = (failure.context.backend, *script.backends)
     return any(backend.kind == "simulating" for backend in backends)
 
 
@@ -179,11 +179,16 @@ def _stand_ins(simulated: bool) -> Iterator[str]:
 
 
 def _header(
-    error: PallasTestError, failure: Failure, test: str, replay: str, script: Asked, beside: bool
+    error: PallasTestError,
+    failure: Failure,
+    test: str,
+    replay: str,
+    script: Reproduction,
+    beside: bool,
 ) -> Iterator[str]:
     from pytest_pallas.backends import label
 
-    backend = failure.trial.backend
+    backend = failure.context.backend
     yield f'"""{failure.name}: {failure.check} on {label(backend)} fails. This script shows it'
     if _simulates(failure, script):
         yield "with jax, numpy and pytest_pallas.simulator, which needs neither pytest nor"

@@ -19,8 +19,8 @@ from pytest_pallas.checks.golden import written_call
 from pytest_pallas.errors import PallasTestError
 from pytest_pallas.explanations import first_line
 from pytest_pallas.goldens.example import Example, content_of
-from pytest_pallas.scripts.asked import NoScriptError
 from pytest_pallas.scripts.compose import Script, compose
+from pytest_pallas.scripts.reproduction import NoScriptError
 from pytest_pallas.session import Session, variant_of
 
 SUFFIX = ".safetensors"
@@ -36,7 +36,7 @@ def example_of(session: Session, item: pytest.Item, error: PallasTestError) -> b
     if util.find_spec("safetensors") is None:
         return None
     failure = error.failure
-    written = written_call(failure.trial.arguments)
+    written = written_call(failure.context.arguments)
     if written.opaque or sum(array.nbytes for array in written.arrays) > session.options.max_bytes:
         return None
     spec: Any = getattr(item, "spec", None)
@@ -49,7 +49,7 @@ def example_of(session: Session, item: pytest.Item, error: PallasTestError) -> b
         mesh=dict(getattr(item, "mesh", None) or {}),
         plain=written.plain,
         kinds=tuple((array.dtype.name, array.shape) for array in written.arrays),
-        backend=label(failure.trial.backend),
+        backend=label(failure.context.backend),
         message=first_line(error),
         versions={"jax": metadata.version("jax"), "pytest-pallas": __version__},
     )
@@ -127,7 +127,7 @@ def _save(session: Session, item: pytest.Item, error: PallasTestError, replay: s
     from pytest_pallas.backends import label
 
     folder, failure = folder_for(session), error.failure
-    name = f"{failure.name}-{failure.check}-{label(failure.trial.backend)}"
+    name = f"{failure.name}-{failure.check}-{label(failure.context.backend)}"
     mesh = getattr(item, "mesh", None) or {}
     name += "".join(f"-{axis}{size}" for axis, size in mesh.items())
     path = _free(folder, re.sub(r"[^\w.-]+", "-", name).strip("-"), item.nodeid)

@@ -63,7 +63,7 @@ def _kernel(
             pl.when(there)(lambda: copy_out(slot))
             return jnp.where(there, waiting - (1 << slot), waiting)
 
-        def ask_all(_: Any, waiting: Any) -> Any:
+        def run_all(_: Any, waiting: Any) -> Any:
             for slot in range(slots):
                 waits = (waiting & (1 << slot)) != 0
                 waiting = jax.lax.cond(
@@ -73,7 +73,7 @@ def _kernel(
 
         # A bit for each slot whose page has not been seen yet.
         waiting = jnp.left_shift(jnp.int32(1), mine) - 1
-        waiting = jax.lax.fori_loop(0, rounds, ask_all, waiting)
+        waiting = jax.lax.fori_loop(0, rounds, run_all, waiting)
         for slot in range(slots):
 
             @pl.when((waiting & (1 << slot)) != 0)

@@ -146,7 +146,7 @@ def test_each_kind_has_a_recipe():
         "by_cores-forward[gpu-sim:h20] PASSED",
         "twice-forward[plain] PASSED",
         "slowest: ",
-        "score 100.0 %: 1 mutants, 1 caught",
+        "score 100.0 %: 1 mutants, 1 killed",
     ],
 )
 def test_what_was_added_works(printed, line):

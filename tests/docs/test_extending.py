@@ -61,7 +61,7 @@ def test_an_operator(page, pytester):
         "--pallas-mutate=all", "--pallas-mutate-operators=factor", "--pallas-isolate=never",
     )  # fmt: skip
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["score 100.0 %: 1 mutants, 1 caught"])
+    result.stdout.fnmatch_lines(["score 100.0 %: 1 mutants, 1 killed"])
 
 
 def test_a_section_a_chip_and_a_value_class(blocks, pytester):

@@ -12,8 +12,8 @@ from operands import i32
 
 from pytest_pallas.backends import RunSettings
 from pytest_pallas.backends.interpreters import Interpreter, interpret, tpu_interpret
+from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.forward import forward
-from pytest_pallas.checks.trial import Trial
 from pytest_pallas.collection.suite import suite
 from pytest_pallas.devices.mesh import make_mesh
 from pytest_pallas.devices.targets import TARGETS
@@ -58,7 +58,7 @@ def runs(spec: KernelSpec, name: str, calls: int = _CALLS) -> bool:
         kernel, reference = (functools.partial(each, mesh=mesh) for each in (kernel, reference))
         inputs, devices = inputs(mesh), mesh.size
     for arguments in draw_several(inputs, calls):
-        trial = Trial(
+        context = CheckContext(
             kernel=kernel,
             reference=reference,
             arguments=arguments,
@@ -68,7 +68,7 @@ def runs(spec: KernelSpec, name: str, calls: int = _CALLS) -> bool:
             settings=RunSettings(devices=devices, timeout=20),
         )
         try:
-            if forward(trial).failed:
+            if forward(context).failed:
                 return False
         except PallasTestError:
             return False

@@ -20,9 +20,9 @@ def verdict(number: int, status: str, **fields: Any) -> dict[str, Any]:
         "change": "lt -> le", "kernel": "_body", "part": "lt",
         "where": f"/home/me/norms.py:{number}",
         "called_from": ("norms.py:90",), "source": SOURCE, "status": status,
-        "by": "forward" if status == "caught" else "",
-        "on": "interpret" if status == "caught" else "",
-        "how": "MismatchError" if status == "caught" else "",
+        "by": "forward" if status == "killed" else "",
+        "on": "interpret" if status == "killed" else "",
+        "how": "MismatchError" if status == "killed" else "",
         "examples": 0 if status in ("untried", "equivalent") else 8,
         "seconds": 0.0 if status in ("untried", "equivalent") else 1.5,
         "reason": {"equivalent": "the same program after simplification, in 3 drawn calls",
@@ -44,11 +44,11 @@ def mutant_samples() -> list[Record]:
     """Every status, spec and test of one's own, and names that would do harm unescaped."""
     reason = "rows past the end are never written back, whatever a < b & c is"
     return [
-        mutated("perfect", verdict(1, "caught"), verdict(2, "equivalent")),
+        mutated("perfect", verdict(1, "killed"), verdict(2, "equivalent")),
         mutated(
             "rms_norm",
-            *(verdict(number, "caught") for number in range(10, 16)),
-            verdict(16, "caught", by="races", on="tpu-interpret:v6e"),
+            *(verdict(number, "killed") for number in range(10, 16)),
+            verdict(16, "killed", by="races", on="tpu-interpret:v6e"),
             verdict(17, "survived"),
             verdict(18, "survived", operator="step", change="the last dropped",
                     part="grid axis 1", called_from=()),
@@ -63,7 +63,7 @@ def mutant_samples() -> list[Record]:
             HOSTILE,
             verdict(40, "survived", operator=HOSTILE, change=HOSTILE, kernel=HOSTILE, part=HOSTILE,
                     where=HOSTILE, called_from=(HOSTILE,), source=HOSTILE),
-            verdict(41, "caught", by=HOSTILE, on=HOSTILE),
+            verdict(41, "killed", by=HOSTILE, on=HOSTILE),
             verdict(42, "equivalent", reason=HOSTILE, marked=True),
             notes=(Note(HOSTILE, "mutants"),), family=HOSTILE,
         ),

@@ -1,4 +1,4 @@
-"""The mutants of each kernel: a row of a table, and below it those that nothing caught."""
+"""The mutants of each kernel: a row of a table, and below it those that nothing killed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_pallas.hunting.verdict import Verdict, who
+from pytest_pallas.mutation_runner.verdict import Verdict, who
 from pytest_pallas.notes import Note
 from pytest_pallas.record import Record
 from pytest_pallas.report.sections.mutants import Group, groups, has_none, together
 
 #: What a row can be as a whole: a survivor is worth a look whatever else there is.
-STATES = ("survived", "caught", "unscored")
+STATES = ("survived", "killed", "unscored")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +50,11 @@ class Row:
       kernel: its name.
       family: of its spec; "" for kernels of tests of one's own.
       state: one of ``STATES``.
-      score: the percentage of mutants that were caught, in words.
+      score: the percentage of mutants that were killed, in words.
       mutants: how many there are.
-      caught, survived, equivalent, untried: how many became that.
-      by: which checks or tests caught how many, the most first.
-      survivors: those that no check caught.
+      killed, survived, equivalent, untried: how many became that.
+      by: which checks or tests killed how many, the most first.
+      survivors: those that no check killed.
       folded: mutants that are listed only to whoever asks, with what they have in common.
       notes: marks of equivalent mutants that are none, and checks that fail without a mutant.
     """
@@ -65,7 +65,7 @@ class Row:
     state: str
     score: str
     mutants: int
-    caught: int
+    killed: int
     survived: int
     equivalent: int
     untried: int
@@ -110,10 +110,10 @@ def _row(anchor: str, group: Group) -> Row:
         anchor=anchor,
         kernel=group.kernel,
         family=group.family,
-        state="survived" if survived else "unscored" if score is None else "caught",
+        state="survived" if survived else "unscored" if score is None else "killed",
         score=_percent(score),
         mutants=len(group.verdicts),
-        caught=group.count("caught"),
+        killed=group.count("killed"),
         survived=len(survived),
         equivalent=group.count("equivalent"),
         untried=group.count("untried"),
@@ -134,8 +134,8 @@ def _percent(score: float | None) -> str:
 
 
 def _by(verdicts: Sequence[Verdict]) -> list[tuple[str, int]]:
-    """What caught how many. A process may die before anybody knows who was asked."""
-    counts = Counter(who(v) or v.how or "unknown" for v in verdicts if v.status == "caught")
+    """What killed how many. A process may die before anybody knows who was asked."""
+    counts = Counter(who(v) or v.how or "unknown" for v in verdicts if v.status == "killed")
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 

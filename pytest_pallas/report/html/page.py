@@ -119,7 +119,7 @@ def _of_checks(rows: Sequence[Kernel], bad: int) -> str:
 
 def _of_mutants(tried: Mutants) -> str:
     every = tried.every
-    judged = every.caught + every.survived
+    judged = every.killed + every.survived
     survived = f"{every.survived:,}" if every.survived else "none"
     told = f"{survived} of {judged:,} mutants survived" if judged else "no mutant was judged"
     return f"{told}, {every.untried:,} not tried" if every.untried else told
@@ -129,8 +129,8 @@ def _mood(rows: Sequence[Kernel], bad: int, tried: Mutants | None) -> str:
     """The colour of that line: a survivor turns no run red, and yet is nothing good."""
     if bad:
         return "is-bad"
-    state = "caught" if tried is None else tried.every.state
-    return "is-good" if (rows or tried) and state == "caught" else ""
+    state = "killed" if tried is None else tried.every.state
+    return "is-good" if (rows or tried) and state == "killed" else ""
 
 
 def _hash(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.analysis import writers_of
-from pytest_pallas.checks.trial import Answer, TrialResult
+from pytest_pallas.checks.context import Answer, CheckResult
 from pytest_pallas.checks.verdict import writer_of
 from pytest_pallas.numerics import Comparison, is_exact, wide
 from pytest_pallas.numerics.dtypes import Array, is_complex
@@ -35,7 +35,7 @@ class _Measured:
     unit: str = "ulps"
 
 
-def errors_of(finding: TrialResult) -> dict[str, Any]:
+def errors_of(finding: CheckResult) -> dict[str, Any]:
     """The pictures of a wrong answer; of one without arrays to compare there are none."""
     failed = finding.failed
     if failed is None or failed.mask is None or not failed.mask.size:

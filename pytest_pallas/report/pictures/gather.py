@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from pytest_pallas.errors import PallasTestError
 
 if TYPE_CHECKING:
-    from pytest_pallas.tally import Tally
+    from pytest_pallas.result_builder import ResultBuilder
 
 
-def pictures_of(error: BaseException, tally: Tally) -> dict[str, Any]:
+def pictures_of(error: BaseException, builder: ResultBuilder) -> dict[str, Any]:
     """What can be drawn of a failure; at most some 15 KiB as JSON.
 
     A picture must not cost the report that it belongs to: one that cannot be made is an entry
@@ -22,7 +22,7 @@ def pictures_of(error: BaseException, tally: Tally) -> dict[str, Any]:
     try:
         if isinstance(error, PallasTestError):
             found |= _seen(error)
-        found["examples"] = _examples(tally)
+        found["examples"] = _examples(builder)
     except Exception as problem:
         found["unavailable"] = f"{type(problem).__name__}: {problem}"[:300]
     return {name: value for name, value in found.items() if value}
@@ -43,7 +43,7 @@ def _seen(error: PallasTestError) -> Mapping[str, Any]:
     return found
 
 
-def _examples(tally: Tally) -> list[dict[str, Any]]:
+def _examples(builder: ResultBuilder) -> list[dict[str, Any]]:
     """The errors of the examples that were measured, if dims were drawn."""
     return [
         {
@@ -52,7 +52,7 @@ def _examples(tally: Tally) -> list[dict[str, Any]]:
             "baseline": plain(point.baseline or 0.0),
             "failed": point.failed,
         }
-        for point in tally.points
+        for point in builder.points
         if point.error is not None and point.dims
     ]
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pytest_pallas.hunting.verdict import Verdict, from_json, score
+from pytest_pallas.mutation_runner.verdict import Verdict, from_json, score
 from pytest_pallas.notes import Note
 from pytest_pallas.record import Record
 from pytest_pallas.report.section import Line, Results, section
@@ -18,7 +18,7 @@ from pytest_pallas.report.terminal import rendered
 _BAD = ("failed", "xpassed")
 
 #: How verdicts are counted, in the order of the last line.
-_STATUSES = ("caught", "survived", "equivalent", "untried")
+_STATUSES = ("killed", "survived", "equivalent", "untried")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Group:
 
     @property
     def score(self) -> float | None:
-        """The percentage of mutants that were caught; None if none was tried."""
+        """The percentage of mutants that were killed; None if none was tried."""
         return score(self.verdicts)
 
     def count(self, status: str) -> int:
@@ -52,7 +52,7 @@ class Group:
 def groups(records: Sequence[Record]) -> list[Group]:
     """The mutants by kernel, the worst score first.
 
-    Several tests or specs may have tried a mutant: it is caught if one of them caught it.
+    Several tests or specs may have tried a mutant: it is killed if one of them killed it.
     """
     found: dict[tuple[str, str], dict[str, Verdict]] = {}
     notes: dict[tuple[str, str], list[Note]] = {}
@@ -151,7 +151,7 @@ def _rank(verdict: Verdict) -> int:
     """
     if verdict.status == "equivalent" and verdict.marked:
         return 1
-    return {"caught": 0, "survived": 2, "equivalent": 3, "untried": 4}[verdict.status]
+    return {"killed": 0, "survived": 2, "equivalent": 3, "untried": 4}[verdict.status]
 
 
 def _best(told: Iterable[tuple[str, Verdict]]) -> dict[str, tuple[str, Verdict]]:
@@ -164,10 +164,10 @@ def _best(told: Iterable[tuple[str, Verdict]]) -> dict[str, tuple[str, Verdict]]
 
 
 def _elsewhere(verdict: Verdict, kernel: str, best: Verdict) -> Verdict:
-    """A verdict; of a survivor that another spec caught, or says to be none, that."""
+    """A verdict; of a survivor that another spec killed, or says to be none, that."""
     if _rank(best) > 1 or verdict.status not in ("survived", "untried"):
         return verdict
-    by, on = (kernel, "") if best.status == "caught" else ("", "")
+    by, on = (kernel, "") if best.status == "killed" else ("", "")
     return dataclasses.replace(
         best, by=by, on=on, examples=verdict.examples, seconds=verdict.seconds
     )
@@ -193,7 +193,7 @@ def _table(made: Sequence[Group], *, width: int, color: bool) -> str:
 
     table = Table(box=None, pad_edge=False, show_edge=False)
     table.add_column("kernel")
-    for name in ("mutants", "caught", "survived", "equivalent", "untried", "score", "by"):
+    for name in ("mutants", "killed", "survived", "equivalent", "untried", "score", "by"):
         table.add_column(name, justify="left" if name == "by" else "right")
     for group in made:
         value = group.score
@@ -201,7 +201,7 @@ def _table(made: Sequence[Group], *, width: int, color: bool) -> str:
         table.add_row(
             group.kernel,
             str(len(group.verdicts)),
-            *(str(group.count(s)) for s in ("caught", "survived", "equivalent", "untried")),
+            *(str(group.count(s)) for s in ("killed", "survived", "equivalent", "untried")),
             f"[{style}]{math.floor(value)} %[/{style}]" if value is not None else "-",
             _by(group),
         )
@@ -209,20 +209,20 @@ def _table(made: Sequence[Group], *, width: int, color: bool) -> str:
 
 
 def _by(group: Group) -> str:
-    """Which checks caught how many, the most first."""
-    counts = Counter(v.by for v in group.verdicts if v.status == "caught")
+    """Which checks killed how many, the most first."""
+    counts = Counter(v.by for v in group.verdicts if v.status == "killed")
     return ", ".join(f"{name} {count}" for name, count in counts.most_common(3))
 
 
 @section("mutants")
 def section_of_mutants(results: Results) -> Iterator[str]:
-    """Which mutants were caught."""
+    """Which mutants were killed."""
     made = groups(results.records)
     yield from sections(made, width=results.wide, color=results.color, every=results.every)
 
 
 @section("mutation score")
 def section_of_score(results: Results) -> Iterator[Line]:
-    """Whether too few were caught."""
+    """Whether too few were killed."""
     if results.score:
         yield Line(results.score, "red")

@@ -40,23 +40,23 @@ def ramp(request):
 
 
 # A check and a sanitizer.
-def _seen(trial):
-    from pytest_pallas.checks.trial import TrialResult, run
+def _seen(context):
+    from pytest_pallas.checks.context import CheckResult, run
 
-    outcome = run(trial, trial.kernel, trial.arguments.args)
-    return TrialResult(comparisons=[], outcome=outcome, seconds=outcome.seconds)
+    outcome = run(context, context.kernel, context.arguments.args)
+    return CheckResult(comparisons=[], outcome=outcome, seconds=outcome.seconds)
 
 
 @check("finite", asks="is all of it finite?", example_fraction=0.5)
-def finite(trial):
-    found = _seen(trial)
+def finite(context):
+    found = _seen(context)
     assert np.isfinite(found.outcome.values).all()
     return found
 
 
 @sanitizer("heat", asks="does it stay cool?")
-def heat(trial):
-    return _seen(trial)
+def heat(context):
+    return _seen(context)
 
 
 def pytest_pallas_checks(config):
@@ -208,5 +208,5 @@ def test_a_section(runs):
 
 def test_an_operator(runs):
     text, records = runs["mutants"]
-    assert "score 100.0 %: 1 mutants, 1 caught" in text
+    assert "score 100.0 %: 1 mutants, 1 killed" in text
     assert [m["operator"] for r in records for m in r["mutants"]] == ["square"]

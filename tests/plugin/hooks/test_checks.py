@@ -7,14 +7,14 @@ import pytest
 CONFTEST = """
     from pytest_pallas import Check
 
-    def _run(trial):
-        from pytest_pallas.checks.trial import TrialResult, run
+    def _run(context):
+        from pytest_pallas.checks.context import CheckResult, run
         from pytest_pallas.errors import MismatchError
 
-        outcome = run(trial, trial.kernel, trial.arguments.args)
+        outcome = run(context, context.kernel, context.arguments.args)
         if (outcome.values < 0).any():
             raise MismatchError("negative")
-        return TrialResult(comparisons=[], outcome=outcome, seconds=0.25)
+        return CheckResult(comparisons=[], outcome=outcome, seconds=0.25)
 
     def _of_one_sign(spec):
         return None if spec.name.startswith("positive") else "only positive kernels promise it"
@@ -66,10 +66,10 @@ def test_where_it_can_be_asked(project):
         conftest="""
         from pytest_pallas import Check
 
-        def _run(trial):
-            from pytest_pallas.checks.trial import TrialResult
+        def _run(context):
+            from pytest_pallas.checks.context import CheckResult
 
-            return TrialResult(comparisons=[], notes=tuple(other.name for other in trial.others))
+            return CheckResult(comparisons=[], notes=tuple(other.name for other in context.others))
 
         def pytest_pallas_checks(config):
             rest = {"asks": "?", "run": _run}
@@ -119,10 +119,10 @@ def test_a_backend_is_a_peer_where_the_check_is_expected_to_pass(project, failin
         conftest="""
         from pytest_pallas import Check
 
-        def _run(trial):
-            from pytest_pallas.checks.trial import TrialResult
+        def _run(context):
+            from pytest_pallas.checks.context import CheckResult
 
-            return TrialResult(comparisons=[], notes=tuple(other.name for other in trial.others))
+            return CheckResult(comparisons=[], notes=tuple(other.name for other in context.others))
 
         def pytest_pallas_checks(config):
             return [Check(name="peers", asks="?", run=_run)]
@@ -146,10 +146,10 @@ def test_it_is_among_the_valid_ones(project):
 SANITIZER = """
     from pytest_pallas import Check
 
-    def _run(trial):
-        from pytest_pallas.checks.trial import TrialResult
+    def _run(context):
+        from pytest_pallas.checks.context import CheckResult
 
-        return TrialResult(comparisons=[], notes=(f"dma: {trial.dma}",))
+        return CheckResult(comparisons=[], notes=(f"dma: {context.dma}",))
 
     def pytest_pallas_checks(config):
         return [

@@ -18,7 +18,7 @@ def test_import(module):
 
 
 @pytest.mark.parametrize(
-    "module", ["pytest_pallas.collection.wiring", "pytest_pallas.hunting.own_tests"]
+    "module", ["pytest_pallas.collection.wiring", "pytest_pallas.mutation_runner.own_tests"]
 )
 def test_a_controller_of_xdist_need_not_import_jax(module):
     """It collects nothing, and its workers start after it has read the options."""

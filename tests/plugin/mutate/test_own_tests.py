@@ -56,22 +56,22 @@ def test_a_test_of_ones_lets_masks_survive(project):
     records = project.records("--pallas-mutate")
     found = _statuses(records)
     assert found["mask: dropped"][0] == "survived"
-    assert found["mask: inverted"] == ("caught", "test_ones[tpu-sim]")
-    assert found["store: dropped"][0] == "caught"
+    assert found["mask: inverted"] == ("killed", "test_ones[tpu-sim]")
+    assert found["store: dropped"][0] == "killed"
 
 
 def test_a_mutant_is_caught_if_one_of_the_tests_catches_it(project):
     project.write(kernels=KERNELS, test_loose=LOOSE, test_strict=STRICT)
     result = project.run("--pallas-mutate")
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["score 100.0 %: * mutants, * caught"])
+    result.stdout.fnmatch_lines(["score 100.0 %: * mutants, * killed"])
 
 
 def test_in_processes_of_their_own_on_an_interpreter(project):
     project.write(kernels=KERNELS, test_loose=LOOSE, test_strict=STRICT)
     result = project.run("--pallas-mutate", "--pallas-backend=tpu-sim", "--pallas-isolate=auto")
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["score 100.0 %: * mutants, * caught"])
+    result.stdout.fnmatch_lines(["score 100.0 %: * mutants, * killed"])
 
 
 def test_without_the_option_nothing_is_mutated(project):
@@ -92,7 +92,7 @@ def test_with_xdist(project):
     project.write(kernels=KERNELS, test_loose=LOOSE, test_strict=STRICT)
     result = project.run("--pallas-mutate", "-n2", "--pallas-isolate=auto")
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["score 100.0 %: * mutants, * caught"])
+    result.stdout.fnmatch_lines(["score 100.0 %: * mutants, * killed"])
 
 
 @pytest.mark.parametrize("args", [("--pallas-backend=tpu-interpret",), ("--pallas-isolate=auto",)])
@@ -135,4 +135,4 @@ def test_a_mutant_that_waits_for_ever_is_ended_and_caught(project, args):
     [*_, record] = project.records(*asked, *args)
     by = {f"{m['operator']}: {m['change']}": m for m in record["mutants"]}
     assert by["start: dropped"]["how"] == "DeadlockError"
-    assert by["wait: dropped"]["status"] == "caught"
+    assert by["wait: dropped"]["status"] == "killed"

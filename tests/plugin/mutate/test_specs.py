@@ -76,13 +76,13 @@ def test_one_item_a_spec_tells_what_became_of_each_mutant(rows):
     assert (record["kernel"], record["check"], record["outcome"]) == ("rows", "mutants", "passed")
     by = {f"{m['operator']}: {m['change']}": m for m in record["mutants"]}
     off = by["comparison: lt -> le"]
-    assert off["status"] == "caught"
+    assert off["status"] == "killed"
     assert (off["by"], off["on"]) == ("forward", "tpu-sim")
     assert off["how"] == "MismatchError"
     assert off["examples"] == 1
     assert off["source"].startswith("o_ref[...] = jnp.where(rows < n - 1")
     assert re.fullmatch(r".*kernels\.py:\d+", off["where"])
-    assert {mutant["status"] for mutant in record["mutants"]} == {"caught"}
+    assert {mutant["status"] for mutant in record["mutants"]} == {"killed"}
 
 
 def test_what_survives_is_shown_with_its_line(rows):
@@ -91,11 +91,11 @@ def test_what_survives_is_shown_with_its_line(rows):
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         [
-            "*kernel *mutants *caught *survived*score*",
+            "*kernel *mutants *killed *survived*score*",
             "*survived  rows  arithmetic: add -> sub (add)",
             "*kernels.py:10",
             "*> rows = jax.lax.broadcasted_iota(jnp.int32, x_ref.shape, 0) + 8 * pl.program_id(0)",
-            "score * %: * mutants, * caught, * survived",
+            "score * %: * mutants, * killed, * survived",
         ]
     )
 
@@ -161,7 +161,7 @@ def test_a_mutant_is_caught_if_one_of_the_specs_of_its_kernel_catches_it(project
     result = project.run(*run)
     assert result.ret == pytest.ExitCode.OK
     count = len(project.records(*run, "-k", "several")[0]["mutants"])
-    result.stdout.re_match_lines([rf"score 100.0 %: {count} mutants, {count} caught"])
+    result.stdout.re_match_lines([rf"score 100.0 %: {count} mutants, {count} killed"])
 
 
 def test_time_that_is_over_leaves_mutants_untried(rows):
@@ -214,14 +214,14 @@ def test_going_on_after_an_earlier_run_tries_what_it_did_not_catch(rows):
     """Its holes are mended: more blocks are drawn."""
     project = rows("8")
     first = _verdicts(project)
-    assert set(first.values()) == {"caught", "survived"}
+    assert set(first.values()) == {"killed", "survived"}
     (project.path / "results.json").rename(project.path / "earlier.json")
     rows()
     [record] = project.records(*RUN, "--pallas-mutate-after=earlier.json")
     known = {m["operator"] + ": " + m["change"]: m["by"] for m in record["mutants"]}
-    assert {m["status"] for m in record["mutants"]} == {"caught"}
+    assert {m["status"] for m in record["mutants"]} == {"killed"}
     for mutant, status in first.items():
-        by = "an earlier run" if status == "caught" else "forward"
+        by = "an earlier run" if status == "killed" else "forward"
         assert known[mutant] == by
 
 
@@ -292,4 +292,4 @@ def test_mutants_that_hang_or_crash_are_caught_and_the_rest_goes_on(project):
     assert by["comparison: ge -> lt"]["how"] == "CrashError"
     assert by["comparison: ge -> lt"]["by"] == "forward"
     assert by["store: dropped"]["how"] == "MismatchError"
-    assert {m["status"] for m in record["mutants"]} <= {"caught", "survived"}
+    assert {m["status"] for m in record["mutants"]} <= {"killed", "survived"}

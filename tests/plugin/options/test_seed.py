@@ -12,12 +12,12 @@ NOTE = """
 
     from pytest_pallas import Check
 
-    def _note(trial):
-        from pytest_pallas.checks.trial import TrialResult
+    def _note(context):
+        from pytest_pallas.checks.context import CheckResult
 
         with open(f"draws-{os.getpid()}.txt", "a") as file:
-            file.write(f"{trial.arguments!r}\\n")
-        return TrialResult(comparisons=[])
+            file.write(f"{context.arguments!r}\\n")
+        return CheckResult(comparisons=[])
 
     def pytest_pallas_checks(config):
         return [Check(name="note", asks="what is drawn?", run=_note)]

@@ -95,25 +95,25 @@ def test_what_is_open():
     found = outline(mutant_samples())
     kernels = [attrs for attrs in found.all("details") if attrs.get("class") == "kernel"]
     assert [("open" in attrs, attrs["data-state"]) for attrs in kernels] == [
-        (True, "survived"), (True, "survived"), (False, "caught"), (False, "unscored"),
+        (True, "survived"), (True, "survived"), (False, "killed"), (False, "unscored"),
     ]  # fmt: skip
     folded = [attrs for attrs in found.all("details") if attrs.get("class") == "data"]
     assert len(folded) == 7, "one for all kernels, and six kinds of mutants"
     assert not any("open" in attrs for attrs in folded)
 
 
-CAUGHT, SURVIVED = mutated("a", verdict(1, "caught")), mutated("b", verdict(2, "survived"))
+KILLED, SURVIVED = mutated("a", verdict(1, "killed")), mutated("b", verdict(2, "survived"))
 
 
 @pytest.mark.parametrize(
     ("records", "words"),
     [
-        ([CAUGHT], "None of 1 mutants survived"),
-        ([CAUGHT, SURVIVED], "1 of 2 mutants survived"),
-        ([CAUGHT, mutated("c", verdict(3, "untried"))], "None of 1 mutants survived, 1 not tried"),
+        ([KILLED], "None of 1 mutants survived"),
+        ([KILLED, SURVIVED], "1 of 2 mutants survived"),
+        ([KILLED, mutated("c", verdict(3, "untried"))], "None of 1 mutants survived, 1 not tried"),
         ([mutated("c", verdict(1, "equivalent"))], "No mutant was judged"),
         ([mutated("d")], "No mutant was judged"),
-        ([CAUGHT, samples()[1]], "Nothing failed in 1 kernel; none of 1 mutants survived"),
+        ([KILLED, samples()[1]], "Nothing failed in 1 kernel; none of 1 mutants survived"),
         ([SURVIVED, *samples()], "6 checks failed, in 5 of 7 kernels; 1 of 1 mutants survived"),
     ],
 )
@@ -124,11 +124,11 @@ def test_headline(records, words):
 @pytest.mark.parametrize(
     ("records", "mood"),
     [
-        ([CAUGHT], "is-good"),
-        ([CAUGHT, samples()[1]], "is-good"),
+        ([KILLED], "is-good"),
+        ([KILLED, samples()[1]], "is-good"),
         ([SURVIVED, samples()[1]], ""),
         ([mutated("c", verdict(1, "untried"))], ""),
-        ([CAUGHT, samples()[0]], "is-bad"),
+        ([KILLED, samples()[0]], "is-bad"),
     ],
 )
 def test_a_survivor_is_neither_good_nor_a_failure(records, mood):
@@ -136,13 +136,13 @@ def test_a_survivor_is_neither_good_nor_a_failure(records, mood):
 
 
 def test_one_kernel_needs_no_sum():
-    assert "<tfoot>" not in rendered(CAUGHT)
-    assert "What caught how many mutants of all kernels" not in rendered(CAUGHT)
-    assert "<tfoot>" in rendered(CAUGHT, SURVIVED)
+    assert "<tfoot>" not in rendered(KILLED)
+    assert "What killed how many mutants of all kernels" not in rendered(KILLED)
+    assert "<tfoot>" in rendered(KILLED, SURVIVED)
 
 
 def test_a_failure_of_mutants_is_told_with_the_others():
-    bad = dataclasses.replace(CAUGHT, outcome="failed", message="a: mutants: the worker died")
+    bad = dataclasses.replace(KILLED, outcome="failed", message="a: mutants: the worker died")
     text = rendered(bad)
     assert "1 check failed, in 1 of 1 kernel" in text
     assert "the worker died" in text

@@ -335,10 +335,10 @@ def test_other_checks_are_shown_by_forward_or_not_at_all(project, tmp_path):
     project.write(
         conftest="""
         from pytest_pallas import Check
-        from pytest_pallas.checks.trial import run
+        from pytest_pallas.checks.context import run
         from pytest_pallas.errors import MismatchError
 
-        def refuse(trial):
+        def refuse(context):
             raise MismatchError("not liked")
 
         def pytest_pallas_checks(config):

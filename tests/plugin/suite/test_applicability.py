@@ -134,7 +134,7 @@ def test_an_example_of_another_kind_is_asked_about_all_the_same(aliasing):
         conftest="""
         from pytest_pallas import Check
 
-        def _run(trial):
+        def _run(context):
             from pytest_pallas.errors import MismatchError
 
             raise MismatchError("asked about a kernel with an alias")

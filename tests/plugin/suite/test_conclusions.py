@@ -9,14 +9,14 @@ ONE = ("--pallas-suite=specs", "--pallas-backend=interpret")
 CONFTEST = """
     from pytest_pallas import Check
 
-    def _run(trial):
-        from pytest_pallas.checks.trial import TrialResult
+    def _run(context):
+        from pytest_pallas.checks.context import CheckResult
         from pytest_pallas.errors import NotApplicableError
 
-        width = trial.arguments.args[0].shape[1]
+        width = context.arguments.args[0].shape[1]
         if width > 200:
             raise NotApplicableError("only narrow ones can be asked about")
-        return TrialResult(comparisons=[], evidence=width)
+        return CheckResult(comparisons=[], evidence=width)
 
     def _conclude(evidence):
         return None if 64 in evidence else f"never narrow: {sorted(evidence)}"

@@ -10,7 +10,7 @@ import pytest
 from pytest_pallas import Arguments, Call, RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.backends.variations import Fill
-from pytest_pallas.checks.trial import Trial, call
+from pytest_pallas.checks.context import CheckContext, call
 
 NAMES = [field.name for field in dataclasses.fields(RunSettings)]
 OTHERS = RunSettings(
@@ -18,26 +18,26 @@ OTHERS = RunSettings(
 )
 
 
-def trial(settings):
+def context(settings):
     arguments = Arguments((np.ones(3),))
-    return Trial(
+    return CheckContext(
         kernel=abs, reference=abs, arguments=arguments, backend=tpu_sim(), settings=settings
     )
 
 
-@pytest.mark.parametrize("made", [Call(function=abs, settings=OTHERS), trial(OTHERS)])
+@pytest.mark.parametrize("made", [Call(function=abs, settings=OTHERS), context(OTHERS)])
 @pytest.mark.parametrize("name", NAMES)
 def test_backends_and_checks_read_them_as_attributes(made, name):
     assert getattr(made, name) == getattr(OTHERS, name)
 
 
 def test_neither_repeats_one():
-    for kind in (Call, Trial):
+    for kind in (Call, CheckContext):
         assert not {field.name for field in dataclasses.fields(kind)} & {*NAMES}
 
 
 def test_a_call_has_those_of_its_trial():
-    asked = trial(OTHERS)
+    asked = context(OTHERS)
     assert call(asked, abs, ()).settings is OTHERS
     assert call(asked, abs, (), jit=True).settings == dataclasses.replace(OTHERS, jit=True)
 

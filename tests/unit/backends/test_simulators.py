@@ -177,7 +177,7 @@ class TestGpu:
     def test_it_answers_what_makes_sense_there(self):
         gpu = backend("gpu-sim")
         assert gpu.probes == ("outputs", "loads")
-        told = gpu.run(Call(function=kernels.add_one, args=(X,), probe="outputs")).told
+        told = gpu.run(Call(function=kernels.add_one, args=(X,), probe="outputs")).probe_results
         np.testing.assert_array_equal(told[0][1][0], X + 1)
 
     def test_kernels_see_the_target(self):

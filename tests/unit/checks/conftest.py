@@ -1,4 +1,4 @@
-"""What the tests of checks ask with: trials of a kernel that doubles its input."""
+"""What the tests of checks ask with: contexts of a kernel that doubles its input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from jax.experimental import pallas as pl
 
 from pytest_pallas.backends.simulators import tpu_sim
-from pytest_pallas.checks.trial import Trial
+from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.strategies.arguments import Arguments
 
 
@@ -24,13 +24,13 @@ def twice(x: jax.Array) -> jax.Array:
 
 
 @pytest.fixture
-def trial_of() -> Callable[..., Trial]:
-    """``trial_of(kernel, reference, ...)`` on one float32[8, 128], of the fields of ``Trial``."""
+def context_of() -> Callable[..., CheckContext]:
+    """``context_of(kernel, reference, ...)`` on one float32[8, 128], fields of ``CheckContext``."""
 
     def make(kernel: Any = twice, reference: Any = lambda x: jnp.multiply(x, 2), **rest: Any):
         x = np.random.default_rng(0).standard_normal((8, 128)).astype(np.float32)
         given = {"arguments": Arguments((x,)), "backend": tpu_sim()} | rest
-        return Trial(kernel=kernel, reference=reference, **given)
+        return CheckContext(kernel=kernel, reference=reference, **given)
 
     return make
 

@@ -21,29 +21,29 @@ def off_by(doubled, wrong):
     return lambda x, *, block=64: doubled(x) + wrong.get(block, 0)
 
 
-def trial(trial_of, kernel, **rest):
-    return trial_of(kernel, arguments=Arguments((X,), tuning={"block": 8}), **rest)
+def context(context_of, kernel, **rest):
+    return context_of(kernel, arguments=Arguments((X,), tuning={"block": 8}), **rest)
 
 
 @pytest.mark.parametrize(
     ("wrong", "subject"),
     [({}, None), ({64: 1}, "default tuning instead of what was drawn"), ({8: 1}, "")],
 )
-def test_both_are_judged(trial_of, doubled, wrong, subject):
-    finding = blocks(trial(trial_of, off_by(doubled, wrong)))
+def test_both_are_judged(context_of, doubled, wrong, subject):
+    finding = blocks(context(context_of, off_by(doubled, wrong)))
     assert (finding.failed is None) == (subject is None)
     assert finding.subject == (subject or "")
 
 
-def test_exact_kernels_agree_to_the_bit(trial_of, doubled):
+def test_exact_kernels_agree_to_the_bit(context_of, doubled):
     kernel = off_by(doubled, {64: 2.0**-20})  # less than the tolerance
-    assert blocks(trial(trial_of, kernel)).failed is None
-    assert blocks(trial(trial_of, kernel, exact=True)).failed is not None
+    assert blocks(context(context_of, kernel)).failed is None
+    assert blocks(context(context_of, kernel, exact=True)).failed is not None
 
 
-def test_it_needs_tuning(trial_of):
+def test_it_needs_tuning(context_of):
     with pytest.raises(NotApplicableError, match="tuning="):
-        blocks(trial_of())
+        blocks(context_of())
 
 
 def test_which_specs_have_two_tunings(doubled):

@@ -10,8 +10,8 @@ import pytest
 
 from pytest_pallas.backends.interpreters import tpu_interpret
 from pytest_pallas.backends.simulators import tpu_sim
+from pytest_pallas.checks.context import Other
 from pytest_pallas.checks.cross import accepted, cross
-from pytest_pallas.checks.trial import Other
 from pytest_pallas.errors import KernelError, NotApplicableError
 from pytest_pallas.numerics import Tolerance
 from pytest_pallas.strategies.arguments import Arguments
@@ -28,9 +28,9 @@ def off(factor):
 SMALL = Arguments((np.arange(1024, dtype=np.float32).reshape(8, 128) % 16,))
 
 
-def test_another_backend_with_the_same_bits(trial_of, doubled):
+def test_another_backend_with_the_same_bits(context_of, doubled):
     other = Other(name="tpu-interpret:v6e", function=doubled, backend=tpu_interpret(None))
-    finding = cross(trial_of(doubled, others=(other,)))
+    finding = cross(context_of(doubled, others=(other,)))
     assert finding.failed is None
     assert finding.notes == ()
     assert [c.where for c in finding.comparisons] == [
@@ -39,15 +39,15 @@ def test_another_backend_with_the_same_bits(trial_of, doubled):
     ]
 
 
-def test_one_that_agrees_with_other_bits_is_noted(trial_of, doubled):
-    finding = cross(trial_of(doubled, others=(twin(off(1 + 2.0**-23)),)))
+def test_one_that_agrees_with_other_bits_is_noted(context_of, doubled):
+    finding = cross(context_of(doubled, others=(twin(off(1 + 2.0**-23)),)))
     assert finding.failed is None
     assert [str(note) for note in finding.notes] == [
         "not the bits of twin: up to 2 ulps of the output scale apart"
     ]
 
 
-def test_which_of_two_departs(trial_of, doubled):
+def test_which_of_two_departs(context_of, doubled):
     def wrong(x):
         return doubled(x) * 1.5
 
@@ -57,12 +57,12 @@ def test_which_of_two_departs(trial_of, doubled):
         (wrong, right, "one of two departs from the oracle: tpu-sim by {} ulps, .*; twin does"),
         (wrong, bad, "both depart from the oracle: tpu-sim by {} ulps, .* and twin by {} ulps"),
     ):
-        finding = cross(trial_of(kernel, others=(other,)))
+        finding = cross(context_of(kernel, others=(other,)))
         assert finding.failed is not None
         assert re.search(words.replace("{}", r"[\d.e+]+"), finding.subject)
 
 
-def test_two_that_are_near_the_oracle_and_not_near_each_other(trial_of, doubled):
+def test_two_that_are_near_the_oracle_and_not_near_each_other(context_of, doubled):
     """The one is 5 ulps above and the other 5 below, where 2 + 4 + sqrt(128) may be between."""
     ulps = Tolerance(ulp=6.0)
 
@@ -70,34 +70,35 @@ def test_two_that_are_near_the_oracle_and_not_near_each_other(trial_of, doubled)
         return doubled(x) * (1 + 5 * 2.0**-23)
 
     finding = cross(
-        trial_of(above, others=(twin(off(1 - 5 * 2.0**-23)),), tolerance=ulps, arguments=SMALL)
+        context_of(above, others=(twin(off(1 - 5 * 2.0**-23)),), tolerance=ulps, arguments=SMALL)
     )
     assert finding.failed is not None
     assert finding.subject == ("tpu-sim and twin: each is near the oracle, but not near the other")
-    assert cross(trial_of(above, others=(twin(off(1)),), tolerance=ulps)).failed is None
+    assert cross(context_of(above, others=(twin(off(1)),), tolerance=ulps)).failed is None
 
 
-def test_exact_where_the_spec_is(trial_of, doubled):
+def test_exact_where_the_spec_is(context_of, doubled):
     other = twin(off(1 + 2.0**-22))
     for exact in (True, False):
-        finding = cross(trial_of(doubled, others=(other,), exact=exact, arguments=SMALL))
+        finding = cross(context_of(doubled, others=(other,), exact=exact, arguments=SMALL))
         assert (finding.failed is None) == (not exact)
     assert (
-        "twin by" in cross(trial_of(doubled, others=(other,), exact=True, arguments=SMALL)).subject
+        "twin by"
+        in cross(context_of(doubled, others=(other,), exact=True, arguments=SMALL)).subject
     )
 
 
-def test_nan_dtype_and_shape_are_words(trial_of, doubled):
+def test_nan_dtype_and_shape_are_words(context_of, doubled):
     for function, words in (
         (lambda x: 2 * x / 0, "twin by NaN or infinity on one side only"),
         (lambda x: (2 * x).astype(jnp.bfloat16), "twin by its dtype"),
         (lambda x: (2 * x)[:4], "twin by its shape"),
         (lambda x: (2 * x, x), "twin by its tree"),
     ):
-        assert words in cross(trial_of(doubled, others=(twin(function),))).subject
+        assert words in cross(context_of(doubled, others=(twin(function),))).subject
 
 
-def test_tuning_goes_to_those_that_take_it(trial_of, doubled):
+def test_tuning_goes_to_those_that_take_it(context_of, doubled):
     def kernel(x, *, block, chunk):
         return doubled(x)
 
@@ -108,20 +109,20 @@ def test_tuning_goes_to_those_that_take_it(trial_of, doubled):
         return 2 * x
 
     arguments = Arguments(SMALL.args, tuning={"block": 8, "chunk": 2})
-    assert cross(trial_of(kernel, others=(twin(other),), arguments=arguments)).failed is None
+    assert cross(context_of(kernel, others=(twin(other),), arguments=arguments)).failed is None
     assert set(seen) == {8}
     assert accepted(lambda x, **rest: x, {"block": 8}) == ["block"]
     assert accepted(lambda x: x, {"block": 8}) == []
 
 
-def test_who_raised_is_said(trial_of, doubled):
+def test_who_raised_is_said(context_of, doubled):
     def other(x):
         raise ValueError("no such size")
 
     with pytest.raises(KernelError, match=r"twin, which it is compared with: .* no such size"):
-        cross(trial_of(doubled, others=(twin(other),)))
+        cross(context_of(doubled, others=(twin(other),)))
 
 
-def test_it_needs_others(trial_of):
+def test_it_needs_others(context_of):
     with pytest.raises(NotApplicableError, match="implementations"):
-        cross(trial_of())
+        cross(context_of())

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_pallas import checks, sanitizers
 from pytest_pallas.checks.check import Check, check, sanitizer
-from pytest_pallas.scripts import asked
+from pytest_pallas.scripts import reproduction
 
 PACKAGES = [
     pytest.param(checks, checks.declared_checks, "check", id="checks"),
@@ -31,13 +31,17 @@ def declaring(folder: Path) -> Iterator[str]:
 
 
 def answering(folder: Path) -> Iterator[str]:
-    """The modules of a folder with a function that answers a trial, as ``Check.run`` does."""
+    """The modules of a folder with a function that answers a context, as ``Check.run`` does."""
     for path in folder.glob("*.py"):
         for node in ast.parse(path.read_text()).body:
             if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
                 continue
             given = [arg.annotation and ast.unparse(arg.annotation) for arg in node.args.args]
-            if given == ["Trial"] and node.returns and ast.unparse(node.returns) == "TrialResult":
+            if (
+                given == ["CheckContext"]
+                and node.returns
+                and ast.unparse(node.returns) == "CheckResult"
+            ):
                 yield path.stem
 
 
@@ -56,20 +60,20 @@ def test_the_list_is_what_the_modules_declare(package, declared, kind):
 
 
 def test_a_module_that_answers_without_a_declaration_is_found(tmp_path):
-    (tmp_path / "late.py").write_text("def late(trial: Trial) -> TrialResult:\n    ...\n")
-    (tmp_path / "helping.py").write_text("def helping(trial: Trial) -> bool:\n    ...\n")
+    (tmp_path / "late.py").write_text("def late(context: CheckContext) -> CheckResult:\n    ...\n")
+    (tmp_path / "helping.py").write_text("def helping(context: CheckContext) -> bool:\n    ...\n")
     assert list(answering(tmp_path)) == ["late"]
     assert list(declaring(tmp_path)) == []
 
 
 def test_a_declaration_makes_a_check_of_a_function():
-    def late(trial):
+    def late(context):
         """Whether it came late."""
-        return trial, "late"
+        return context, "late"
 
     found = check("late", asks="did it come late?", executes=False)(late)
     assert (found.name, found.kind, found.executes, found.run) == ("late", "check", False, late)
-    assert found("a trial") == ("a trial", "late")
+    assert found("a context") == ("a context", "late")
     assert found.__doc__ == "Whether it came late."
     assert sanitizer("late", asks="?", opt_in=True)(late).kind == "sanitizer"
     with pytest.raises(TypeError, match="nope"):
@@ -86,5 +90,5 @@ def test_a_gradient_can_be_traced_for_mutants():
 
 
 def test_scripts_know_checks_only():
-    assert set(asked.QUESTIONS) <= set(ALL)
-    assert tuple(name for name, check in ALL.items() if check.program) == asked.COMPILED
+    assert set(reproduction.QUESTIONS) <= set(ALL)
+    assert tuple(name for name, check in ALL.items() if check.program) == reproduction.COMPILED

@@ -8,8 +8,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas.backends.simulators import tpu_sim
+from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.determinism import determinism
-from pytest_pallas.checks.trial import Trial
 from pytest_pallas.strategies.arguments import Arguments
 
 X = np.arange(64 * 128, dtype=np.int32).reshape(64, 128)
@@ -34,8 +34,8 @@ def numbered(x, *, semantics):
     )(x)
 
 
-def trial(semantics):
-    return Trial(
+def context(semantics):
+    return CheckContext(
         kernel=numbered,
         reference=None,
         arguments=Arguments((X,), options={"semantics": semantics}),
@@ -44,10 +44,10 @@ def trial(semantics):
 
 
 def test_programs_in_another_order():
-    found = determinism(trial(("parallel",))).failed
+    found = determinism(context(("parallel",))).failed
     assert found is not None
     assert "of run 2 against run 1, with seed 1 of the schedule" in found.where
 
 
 def test_programs_in_their_order():
-    assert determinism(trial(("arbitrary",))).failed is None
+    assert determinism(context(("arbitrary",))).failed is None

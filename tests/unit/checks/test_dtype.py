@@ -12,12 +12,12 @@ from pytest_pallas.errors import MismatchError
 from pytest_pallas.oracle.expected import ExpectedCache
 
 
-def test_nothing_is_executed(trial_of, doubled):
+def test_nothing_is_executed(context_of, doubled):
     class Untouched(ExpectedCache):
         def get(self, *args, **options):
             raise AssertionError("the reference was evaluated")
 
-    finding = dtype(trial_of(doubled, cache=Untouched()))
+    finding = dtype(context_of(doubled, cache=Untouched()))
     assert not finding.comparisons
     assert finding.outcome is None
 
@@ -38,13 +38,13 @@ def test_nothing_is_executed(trial_of, doubled):
         ),
     ],
 )
-def test_differences(trial_of, doubled, reference, words):
+def test_differences(context_of, doubled, reference, words):
     with pytest.raises(MismatchError) as caught:
-        dtype(trial_of(doubled, reference))
+        dtype(context_of(doubled, reference))
     assert words in str(caught.value)
 
 
-def test_every_difference_is_named_by_its_path(trial_of, doubled):
+def test_every_difference_is_named_by_its_path(context_of, doubled):
     def several(x):
         return {"a": doubled(x), "b": doubled(x)}
 
@@ -52,30 +52,32 @@ def test_every_difference_is_named_by_its_path(trial_of, doubled):
         return {"a": 2 * x[1:], "b": (2 * x).astype(jnp.int32)}
 
     with pytest.raises(MismatchError, match=r"(?s)\['a'\]: float32.*\['b'\]: .*int32"):
-        dtype(trial_of(several, reference))
+        dtype(context_of(several, reference))
 
 
-def test_the_structure_is_that_of_containers(trial_of, doubled):
+def test_the_structure_is_that_of_containers(context_of, doubled):
     def as_list(x):
         return [doubled(x)]
 
     with pytest.raises(MismatchError, match=r"structure: \[\*\], the reference \(\*,\)"):
-        dtype(trial_of(as_list, lambda x: (2 * x,)))
+        dtype(context_of(as_list, lambda x: (2 * x,)))
 
 
-def test_dtypes_are_left_alone_where_that_is_asked(trial_of, doubled):
-    dtype(trial_of(doubled, lambda x: (2 * x).astype(jnp.bfloat16), check_dtype=False))
+def test_dtypes_are_left_alone_where_that_is_asked(context_of, doubled):
+    dtype(context_of(doubled, lambda x: (2 * x).astype(jnp.bfloat16), check_dtype=False))
     with pytest.raises(MismatchError, match=r"output: \[8, 128\], the reference \[7, 128\]"):
-        dtype(trial_of(doubled, lambda x: (2 * x)[1:], check_dtype=False))
+        dtype(context_of(doubled, lambda x: (2 * x)[1:], check_dtype=False))
 
 
-def test_a_kernel_that_cannot_be_jitted_is_run(trial_of, doubled):
+def test_a_kernel_that_cannot_be_jitted_is_run(context_of, doubled):
     def looks(x):
         return doubled(x) if float(x[0, 0]) < 1e9 else x
 
-    finding = dtype(trial_of(looks, settings=RunSettings(jit=False)))
+    finding = dtype(context_of(looks, settings=RunSettings(jit=False)))
     assert finding.seconds > 0
     with pytest.raises(MismatchError, match="the reference bfloat16"):
         dtype(
-            trial_of(looks, lambda x: (2 * x).astype(jnp.bfloat16), settings=RunSettings(jit=False))
+            context_of(
+                looks, lambda x: (2 * x).astype(jnp.bfloat16), settings=RunSettings(jit=False)
+            )
         )

@@ -20,9 +20,9 @@ from pytest_pallas.strategies.arguments import Arguments
 
 
 @pytest.fixture(params=[interpret, tpu_sim], ids=["interpret", "tpu-sim"])
-def exporting(trial_of, request):
+def exporting(context_of, request):
     """On the backends whose kernels can be exported without hardware."""
-    return functools.partial(trial_of, backend=request.param())
+    return functools.partial(context_of, backend=request.param())
 
 
 def test_every_output_is_compared_bit_for_bit(exporting, doubled):
@@ -65,7 +65,7 @@ def test_what_cannot_be_exported_is_said(exporting, doubled):
         export(exporting(calls_back))
 
 
-def test_a_callback_inside_of_a_kernel(trial_of):
+def test_a_callback_inside_of_a_kernel(context_of):
     def body(x_ref, o_ref):
         @pl.when(x_ref[0, 0] > 0)
         def _():
@@ -75,10 +75,10 @@ def test_a_callback_inside_of_a_kernel(trial_of):
         return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
     with pytest.raises(KernelError, match=r"callback to Python, pure_callback at .*test_export"):
-        export(trial_of(kernel))
+        export(context_of(kernel))
 
 
-def test_kernels_anywhere(trial_of, doubled):
+def test_kernels_anywhere(context_of, doubled):
     """In branches, loops, batches, gradients; of keys and of arrays of every dtype."""
 
     @jax.custom_vjp
@@ -94,7 +94,7 @@ def test_kernels_anywhere(trial_of, doubled):
         slope = jax.grad(lambda x: jax.jit(differentiated)(x).sum())(x)
         return batch, slope, doubled(x.astype(jnp.bfloat16)), doubled(jnp.int8(x))
 
-    finding = export(trial_of(kernel))
+    finding = export(context_of(kernel))
     assert len(finding.comparisons) == 4
     assert finding.failed is None
 
@@ -113,7 +113,7 @@ def test_numbers_of_python_among_the_answers(exporting, doubled):
     assert export(exporting(lambda x: (doubled(x), 0.5, 3, True))).failed is None
 
 
-def test_what_a_kernel_prints_is_no_callback(trial_of):
+def test_what_a_kernel_prints_is_no_callback(context_of):
     """On a TPU a kernel's own prints are no callbacks to Python."""
 
     def body(x_ref, o_ref):
@@ -123,29 +123,29 @@ def test_what_a_kernel_prints_is_no_callback(trial_of):
     def kernel(x):
         return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
-    assert export(trial_of(kernel)).failed is None
+    assert export(context_of(kernel)).failed is None
 
 
-def test_what_is_not_simulated_is_not_exported(trial_of, doubled):
+def test_what_is_not_simulated_is_not_exported(context_of, doubled):
     runs = Primitive("runs_a_program")
     runs.def_impl(lambda x, jaxpr: x)
     runs.def_abstract_eval(lambda x, jaxpr: x)
     program = jax.make_jaxpr(lambda x: x)(1.0)
 
     with pytest.raises(NotApplicableError, match=r"'runs_a_program'.* cannot be exported"):
-        export(trial_of(lambda x: doubled(runs.bind(x, jaxpr=program))))
+        export(context_of(lambda x: doubled(runs.bind(x, jaxpr=program))))
 
 
-def test_where_kernels_are_callbacks(trial_of):
+def test_where_kernels_are_callbacks(context_of):
     assert requires_backend(interpret()) is None
     assert requires_backend(tpu()) is None
     for backend in (tpu_interpret(), gpu_interpret()):
         assert "callbacks to the host" in (requires_backend(backend) or "")
         with pytest.raises(NotApplicableError, match=backend.name):
-            export(trial_of(backend=backend))
+            export(context_of(backend=backend))
     assert requires_backend(tpu_sim()) is None
     with pytest.raises(NotApplicableError, match="jit=False"):
-        export(trial_of(settings=RunSettings(jit=False)))
+        export(context_of(settings=RunSettings(jit=False)))
 
 
 def test_what_is_exported_is_compiled_as_it_is_elsewhere(exporting):

@@ -10,8 +10,8 @@ import pytest
 
 from pytest_pallas.backends.interpreters import interpret
 from pytest_pallas.checks.check import Check
-from pytest_pallas.checks.golden import SAMPLE, Asked, Goldens, keeping
-from pytest_pallas.checks.trial import Answer, Trial, TrialResult
+from pytest_pallas.checks.context import Answer, CheckContext, CheckResult
+from pytest_pallas.checks.golden import SAMPLE, GoldenRequest, Goldens, keeping
 from pytest_pallas.goldens.store import Store
 from pytest_pallas.oracle.expected import Expected
 from pytest_pallas.strategies.arguments import Arguments
@@ -25,12 +25,12 @@ def double(x: Any) -> Any:
     return 2 * x
 
 
-def asked(folder: Path, mode: Any) -> Asked:
-    return Asked(goldens=Goldens(store=Store(folder), mode=mode, most=1000), test="t")
+def asked(folder: Path, mode: Any) -> GoldenRequest:
+    return GoldenRequest(goldens=Goldens(store=Store(folder), mode=mode, most=1000), test="t")
 
 
-def finding(folder: Path, mode: Any, answer: Any, kernel: Any = double) -> TrialResult:
-    trial = Trial(
+def finding(folder: Path, mode: Any, answer: Any, kernel: Any = double) -> CheckResult:
+    context = CheckContext(
         kernel=kernel,
         reference=double,
         arguments=Arguments((LARGE,)),
@@ -38,9 +38,9 @@ def finding(folder: Path, mode: Any, answer: Any, kernel: Any = double) -> Trial
     )
     wide = 2 * LARGE.astype(np.float64)
     expected = Expected([("", wide)], [("", wide.astype(np.float32))], 1, {"": 0.0})
-    found = TrialResult(comparisons=(), answer=Answer([("", answer)], expected))
+    found = CheckResult(comparisons=(), answer=Answer([("", answer)], expected))
     check = Check(name="forward", asks="?", run=lambda _: found)
-    return keeping(check, "double", asked(folder, mode)).run(trial)
+    return keeping(check, "double", asked(folder, mode)).run(context)
 
 
 def changed(place: int, by: float) -> Any:
@@ -86,7 +86,7 @@ def test_other_bits_at_a_place_that_was_not_kept_are_told_by_the_checksum(folder
 
 
 def test_elsewhere_only_the_sample_is_judged(folder: Path) -> None:
-    def elsewhere(place: int, by: float) -> TrialResult:
+    def elsewhere(place: int, by: float) -> CheckResult:
         # Nothing with a source of its own: another origin.
         return finding(folder, "replay", changed(place, by), kernel=np.multiply)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.aspects import DTYPE, VALUES, Aspect, from_json
 from pytest_pallas.checks.inputs import inputs_of, to_json
+from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.strategies.once import draw_once
-from pytest_pallas.tally import Tally
 
 X, Y = np.ones((8, 128), np.float32), np.ones((), np.int32)
 
@@ -116,8 +116,8 @@ def test_signatures_are_the_same_in_every_process():
 
 
 def test_a_tally_forgets_what_was_withdrawn():
-    tally = Tally(kernel="k", check="c", backend="b")
-    tally.begin(pst.Arguments((X,)))
-    tally.begin(pst.Arguments((Y,)))
-    tally.withdraw()
-    assert tally.record(test="t", outcome="passed", seconds=0.0).inputs["shapes"] == ["8x128"]
+    builder = ResultBuilder(kernel="k", check="c", backend="b")
+    builder.begin(pst.Arguments((X,)))
+    builder.begin(pst.Arguments((Y,)))
+    builder.withdraw()
+    assert builder.record(test="t", outcome="passed", seconds=0.0).inputs["shapes"] == ["8x128"]

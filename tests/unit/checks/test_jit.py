@@ -24,29 +24,29 @@ def scaled_when_eager(doubled, factor):
     return lambda x: doubled(x) * (1 if traced(x) else factor)
 
 
-def test_the_same_bits_are_found_equal(trial_of, doubled):
-    [comparison] = jit(trial_of(doubled)).comparisons
+def test_the_same_bits_are_found_equal(context_of, doubled):
+    [comparison] = jit(context_of(doubled)).comparisons
     assert comparison.kind == "bitwise"
     assert comparison.passed
 
 
-def test_other_bits_are_judged_by_the_oracle(trial_of, doubled):
-    finding = jit(trial_of(scaled_when_eager(doubled, 1 + 2**-23)))
+def test_other_bits_are_judged_by_the_oracle(context_of, doubled):
+    finding = jit(context_of(scaled_when_eager(doubled, 1 + 2**-23)))
     assert finding.failed is None
     assert [comparison.kind for comparison in finding.comparisons] == ["close"]
     assert [str(note) for note in finding.notes] == ["not the bits of the jitted call"]
-    assert jit(trial_of(scaled_when_eager(doubled, 1.001))).failed is not None
+    assert jit(context_of(scaled_when_eager(doubled, 1.001))).failed is not None
 
 
-def test_other_outputs_fail(trial_of, doubled):
+def test_other_outputs_fail(context_of, doubled):
     def kernel(x):
         return doubled(x) if traced(x) else (doubled(x), doubled(x))
 
-    failed = jit(trial_of(kernel)).failed
+    failed = jit(context_of(kernel)).failed
     assert failed is not None
     assert failed.kind == "tree"
 
 
-def test_it_needs_jit(trial_of):
+def test_it_needs_jit(context_of):
     with pytest.raises(NotApplicableError, match="jit=False"):
-        jit(trial_of(settings=RunSettings(jit=False)))
+        jit(context_of(settings=RunSettings(jit=False)))

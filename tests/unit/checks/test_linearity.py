@@ -22,9 +22,9 @@ INTEGERS = ("int32", "int8", "uint8")
 
 @pytest.mark.parametrize("kind", ["integers", "normal", "wide", "cancelling", "tiny", "special"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn", *INTEGERS])
-def test_what_is_linear_passes(trial_of, doubled, kind, dtype):
+def test_what_is_linear_passes(context_of, doubled, kind, dtype):
     finding = linearity(
-        trial_of(doubled, relations=(Linear(0),), arguments=values(kind, dtype), nan_ok=True)
+        context_of(doubled, relations=(Linear(0),), arguments=values(kind, dtype), nan_ok=True)
     )
     assert finding.failed is None
     # Doubling or negating these would wrap around, so only the sum is asked.
@@ -43,10 +43,10 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", sorted(WRONG))
-def test_a_mistake_that_the_reference_shares(trial_of, doubled, wrong):
+def test_a_mistake_that_the_reference_shares(context_of, doubled, wrong):
     found = [
         linearity(
-            trial_of(
+            context_of(
                 lambda x: WRONG[wrong](doubled(x)),
                 lambda x: WRONG[wrong](2 * x),
                 relations=(Linear(0),),
@@ -58,7 +58,7 @@ def test_a_mistake_that_the_reference_shares(trial_of, doubled, wrong):
     assert any(finding.failed is not None for finding in found)
 
 
-def test_terms_that_meet_are_added(trial_of, doubled):
+def test_terms_that_meet_are_added(context_of, doubled):
     """Homogeneous, odd, and not additive: only the sum shows it."""
 
     def largest(x):
@@ -68,24 +68,26 @@ def test_terms_that_meet_are_added(trial_of, doubled):
         return doubled(largest(x))
 
     finding = linearity(
-        trial_of(kernel, lambda x: 2 * largest(x), relations=(Linear(0),), arguments=values("wide"))
+        context_of(
+            kernel, lambda x: 2 * largest(x), relations=(Linear(0),), arguments=values("wide")
+        )
     )
     assert finding.failed is not None
     assert "f(a) + f(b)" in finding.subject
 
 
-def test_scaling_is_exact_unless_the_relation_says_otherwise(trial_of, doubled):
+def test_scaling_is_exact_unless_the_relation_says_otherwise(context_of, doubled):
     def kernel(x):
         off = 2.0**-23 * (abs(x).max() > 100)  # within the rule of judgement
         return doubled(x) * (1 + off)
 
     for exact in (True, False):
         asked = Linear(0, exact=exact)
-        finding = linearity(trial_of(kernel, relations=(asked,), arguments=values("normal")))
+        finding = linearity(context_of(kernel, relations=(asked,), arguments=values("normal")))
         assert (finding.failed is None) == (not exact)
 
 
-def test_several_arguments_together(trial_of, doubled):
+def test_several_arguments_together(context_of, doubled):
     def kernel(x, n, tree):
         return doubled(x) + n * tree["a"]
 
@@ -96,11 +98,11 @@ def test_several_arguments_together(trial_of, doubled):
     (a,) = values("wide").args
     arguments = Arguments((x, 3, {"a": a, "is": np.ones(2, bool)}))
     for asked, passes in ((Linear((0, 2)), True), (Linear(0), False)):
-        finding = linearity(trial_of(kernel, reference, relations=(asked,), arguments=arguments))
+        finding = linearity(context_of(kernel, reference, relations=(asked,), arguments=arguments))
         assert (finding.failed is None) == passes
 
 
-def test_an_exact_trial_has_room_for_roundings_only(trial_of, doubled):
+def test_an_exact_trial_has_room_for_roundings_only(context_of, doubled):
     """A kernel that is off by an ulp, where small integers leave no doubt."""
 
     def kernel(x):
@@ -108,10 +110,10 @@ def test_an_exact_trial_has_room_for_roundings_only(trial_of, doubled):
 
     x = np.full((8, 128), 3, np.float32)
     for exact in (True, False):
-        trial = trial_of(
+        context = context_of(
             kernel, relations=(Linear(0, exact=False),), arguments=Arguments((x,)), exact=exact
         )
-        assert (linearity(trial).failed is None) == (not exact)
+        assert (linearity(context).failed is None) == (not exact)
 
 
 @pytest.mark.parametrize(
@@ -127,22 +129,22 @@ def test_parts_add_up_and_differ(dtype, kind):
     assert np.mean((wide[0] != 0) & (wide[1] != 0)) > 0.1
 
 
-def test_draws_for_which_it_does_not_hold(trial_of, doubled):
+def test_draws_for_which_it_does_not_hold(context_of, doubled):
     asked = Linear(0, when=lambda arguments: arguments.args[0].shape[0] == 1)
     with pytest.raises(NotApplicableError, match="no Linear of the spec holds"):
-        linearity(trial_of(doubled, relations=(asked,)))
+        linearity(context_of(doubled, relations=(asked,)))
 
 
-def test_it_needs_a_relation(trial_of):
+def test_it_needs_a_relation(context_of):
     with pytest.raises(NotApplicableError, match=r"relations=\[Linear"):
-        linearity(trial_of())
+        linearity(context_of())
 
 
-def test_it_needs_numbers(trial_of, doubled):
+def test_it_needs_numbers(context_of, doubled):
     arguments = Arguments((np.ones((8, 128), bool),))
     with pytest.raises(SpecError, match=r"Linear\(0\): there are no numbers"):
         linearity(
-            trial_of(
+            context_of(
                 lambda x: doubled(x * 1.0),
                 lambda x: 2.0 * x,
                 relations=(Linear(0),),

@@ -16,10 +16,12 @@ LOOSE = Tolerance(rtol=0.2, atol=0.2)
 
 
 @pytest.fixture
-def evidence_of(trial_of):
+def evidence_of(context_of):
     def evidence(x, reference=lambda x: jnp.multiply(x, 2), **rest):
         arguments = Arguments((x,))
-        finding = oracle_strength(trial_of(lambda x: 1 / 0, reference, arguments=arguments, **rest))
+        finding = oracle_strength(
+            context_of(lambda x: 1 / 0, reference, arguments=arguments, **rest)
+        )
         return finding.evidence
 
     return evidence

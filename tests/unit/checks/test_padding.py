@@ -56,10 +56,10 @@ def lowest(x):
 
 
 @pytest.fixture
-def asked(trial_of):
+def asked(context_of):
     def ask(kernel, *args, **rest):
         arguments = Arguments(args or (X,))
-        return padding(trial_of(kernel, arguments=arguments, backend=tpu_sim(), **rest))
+        return padding(context_of(kernel, arguments=arguments, backend=tpu_sim(), **rest))
 
     return ask
 
@@ -78,12 +78,12 @@ def test_nan_hides_from_comparisons(asked):
     assert failed.wrong == 128
 
 
-def test_a_kernel_without_padding_has_no_such_question(trial_of):
+def test_a_kernel_without_padding_has_no_such_question(context_of):
     with pytest.raises(NotApplicableError, match="no block hangs over the edge of its array"):
-        padding(trial_of())
+        padding(context_of())
 
 
-def test_it_says_with_what_a_kernel_raises(trial_of):
+def test_it_says_with_what_a_kernel_raises(context_of):
     def row_by_padding(x):
         """Row 0 while the padding holds an end of its range, else a row that there is not."""
 
@@ -95,10 +95,10 @@ def test_it_says_with_what_a_kernel_raises(trial_of):
 
     arguments = Arguments((np.ones((11, 128), np.int32),))
     with pytest.raises(KernelError, match=r"with the lowest finite number .* without, the kernel"):
-        padding(trial_of(row_by_padding, backend=tpu_sim(), arguments=arguments))
+        padding(context_of(row_by_padding, backend=tpu_sim(), arguments=arguments))
 
 
-def test_scratch_is_no_padding(trial_of):
+def test_scratch_is_no_padding(context_of):
     def leaks(x):
         def body(x_ref, o_ref, scratch):
             o_ref[...] = x_ref[...] + scratch[...]
@@ -113,7 +113,7 @@ def test_scratch_is_no_padding(trial_of):
             scratch_shapes=[pltpu.VMEM((8, 128), x.dtype)],
         )(x)
 
-    finding = padding(trial_of(leaks, backend=tpu_sim(), arguments=Arguments((X,))))
+    finding = padding(context_of(leaks, backend=tpu_sim(), arguments=Arguments((X,))))
     assert len(finding.comparisons) == 2
     assert finding.failed is None
 
@@ -150,7 +150,7 @@ def test_ignored_elements_are_poisoned(asked):
     assert "with NaN in the ignored elements of the arguments" in failed.where
 
 
-def test_what_is_ignored_needs_no_fills(trial_of):
+def test_what_is_ignored_needs_no_fills(context_of):
     """A backend that knows nothing of fills, as hardware is."""
 
     class Elsewhere:
@@ -161,10 +161,10 @@ def test_what_is_ignored_needs_no_fills(trial_of):
             return tpu_sim().run(call)
 
     there = {"backend": Elsewhere(), "arguments": Arguments((X, COUNT))}
-    assert padding(trial_of(first_rows, ignored=beyond_count, **there)).failed is None
-    assert padding(trial_of(first_rows_by_weight, ignored=beyond_count, **there)).failed
+    assert padding(context_of(first_rows, ignored=beyond_count, **there)).failed is None
+    assert padding(context_of(first_rows_by_weight, ignored=beyond_count, **there)).failed
     with pytest.raises(NotApplicableError, match="elsewhere does not control"):
-        padding(trial_of(doubles, backend=Elsewhere(), arguments=Arguments((X,))))
+        padding(context_of(doubles, backend=Elsewhere(), arguments=Arguments((X,))))
 
 
 def test_which_backends_can_be_told():

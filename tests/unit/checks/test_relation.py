@@ -26,13 +26,13 @@ def shifted(arguments, rng):
 SHIFTED = Relation("shifted", shifted, lambda outputs, changed: outputs + 2 * changed.recipe["by"])
 
 
-def test_what_was_drawn_by_change_is_known_to_expect(trial_of, doubled):
-    finding = relation(trial_of(doubled, relations=(SHIFTED,)))
+def test_what_was_drawn_by_change_is_known_to_expect(context_of, doubled):
+    finding = relation(context_of(doubled, relations=(SHIFTED,)))
     assert finding.failed is None
     assert len(finding.comparisons) == 1
 
 
-def test_the_change_is_the_same_for_the_same_call(trial_of, doubled):
+def test_the_change_is_the_same_for_the_same_call(context_of, doubled):
     seen = []
 
     def change(arguments, rng):
@@ -42,19 +42,19 @@ def test_the_change_is_the_same_for_the_same_call(trial_of, doubled):
     for values in (0, 0, 1):
         arguments = Arguments((np.full((8, 128), values, np.float32),))
         asked = (Relation("r", change),)
-        relation(trial_of(doubled, relations=asked, arguments=arguments))
+        relation(context_of(doubled, relations=asked, arguments=arguments))
     assert seen[0] == seen[1] != seen[2]
 
 
-def test_a_mistake_that_the_reference_shares(trial_of, doubled):
+def test_a_mistake_that_the_reference_shares(context_of, doubled):
     finding = relation(
-        trial_of(lambda x: doubled(jnp.abs(x)), lambda x: 2 * abs(x), relations=(SHIFTED,))
+        context_of(lambda x: doubled(jnp.abs(x)), lambda x: 2 * abs(x), relations=(SHIFTED,))
     )
     assert finding.failed is not None
     assert finding.subject.startswith("shifted: f(change(x))")
 
 
-def test_exact_or_by_the_rule(trial_of, doubled):
+def test_exact_or_by_the_rule(context_of, doubled):
     def kernel(x):
         return doubled(x) * (1 + 2.0**-22 * (x.shape[0] == 16))
 
@@ -63,19 +63,21 @@ def test_exact_or_by_the_rule(trial_of, doubled):
 
     for exact in (True, False):
         asked = Relation("longer", longer, lambda y, _: np.concatenate([y, y]), exact=exact)
-        finding = relation(trial_of(kernel, relations=(asked,)))
+        finding = relation(context_of(kernel, relations=(asked,)))
         assert (finding.failed is None) == (not exact)
 
 
-def test_outputs_of_another_shape_fail(trial_of, doubled):
+def test_outputs_of_another_shape_fail(context_of, doubled):
     asked = Relation("other", lambda arguments, rng: arguments, lambda y, _: y[:4])
     for exact in (True, False):
-        finding = relation(trial_of(doubled, relations=(dataclasses.replace(asked, exact=exact),)))
+        finding = relation(
+            context_of(doubled, relations=(dataclasses.replace(asked, exact=exact),))
+        )
         assert finding.failed is not None
         assert finding.failed.kind == "shape"
 
 
-def test_mistakes_of_the_relation_are_named(trial_of, doubled):
+def test_mistakes_of_the_relation_are_named(context_of, doubled):
     def raises(*_):
         raise ValueError("no such thing")
 
@@ -85,12 +87,12 @@ def test_mistakes_of_the_relation_are_named(trial_of, doubled):
         (Relation("r", lambda a, rng: a.args), "change returned tuple, not strategies.Arguments"),
     ):
         with pytest.raises(SpecError, match=words):
-            relation(trial_of(doubled, relations=(asked,)))
+            relation(context_of(doubled, relations=(asked,)))
 
 
-def test_it_needs_a_relation(trial_of):
+def test_it_needs_a_relation(context_of):
     with pytest.raises(NotApplicableError, match=r"relations=\[Relation"):
-        relation(trial_of(relations=(Linear(0),)))
+        relation(context_of(relations=(Linear(0),)))
 
 
 def test_change_must_be_a_function():

@@ -15,8 +15,8 @@ from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 
 
-def test_every_number_of_devices(trial_of, doubled):
-    finding = sharding(trial_of(doubled, batch_axes=(0,)))
+def test_every_number_of_devices(context_of, doubled):
+    finding = sharding(context_of(doubled, batch_axes=(0,)))
     counts = [count for count in (1, 2, 4, 8) if count <= jax.device_count()]
     assert finding.failed is None
     assert len(finding.comparisons) == len(counts)
@@ -26,19 +26,19 @@ def test_every_number_of_devices(trial_of, doubled):
 
 
 @pytest.mark.parametrize("least", [2, 8])
-def test_what_is_wrong_on_some_devices_only(trial_of, doubled, least):
+def test_what_is_wrong_on_some_devices_only(context_of, doubled, least):
     if jax.device_count() < least:
         pytest.skip(f"needs {least} devices")
 
     def kernel(x):
         return doubled(x) + (jax.lax.axis_size("shards") >= least)
 
-    finding = sharding(trial_of(kernel, batch_axes=(0,)))
+    finding = sharding(context_of(kernel, batch_axes=(0,)))
     assert finding.failed is not None
     assert finding.subject.startswith(f"shard_map on {least} devices")
 
 
-def test_other_axes_whole_arguments_and_plain_numbers(trial_of, doubled):
+def test_other_axes_whole_arguments_and_plain_numbers(context_of, doubled):
     def kernel(x, whole, tree, n):
         return doubled(x).T[..., :2] * whole + tree["a"] * n
 
@@ -48,7 +48,7 @@ def test_other_axes_whole_arguments_and_plain_numbers(trial_of, doubled):
     rng = np.random.default_rng(0)
     x, whole, part = (rng.standard_normal(s).astype(np.float32) for s in ((8, 6), 2, (6, 2)))
     args = Arguments((x, whole, {"a": part}, 3))
-    seen = sharding(trial_of(kernel, reference, arguments=args, batch_axes=(1, None, 0, None)))
+    seen = sharding(context_of(kernel, reference, arguments=args, batch_axes=(1, None, 0, None)))
     assert seen.failed is None
     assert {c.shape for c in seen.comparisons} == {(6 * min(8, jax.device_count()), 2)}
 
@@ -56,15 +56,15 @@ def test_other_axes_whole_arguments_and_plain_numbers(trial_of, doubled):
 @pytest.mark.parametrize(
     ("axes", "words"), [((0, 0), "2 entries for 1"), ((2,), r"\(8, 128\), which has no axis 2")]
 )
-def test_axes_that_do_not_fit(trial_of, axes, words):
+def test_axes_that_do_not_fit(context_of, axes, words):
     with pytest.raises(SpecError, match=words):
-        sharding(trial_of(batch_axes=axes))
+        sharding(context_of(batch_axes=axes))
 
 
-def test_it_needs_batch_axes_and_jit(trial_of):
+def test_it_needs_batch_axes_and_jit(context_of):
     for rest in ({}, {"batch_axes": (0,), "settings": RunSettings(jit=False)}):
         with pytest.raises(NotApplicableError, match="batch_axes"):
-            sharding(trial_of(**rest))
+            sharding(context_of(**rest))
 
 
 @pytest.mark.parametrize("axes", [(-1,), ("m",), (None,)])

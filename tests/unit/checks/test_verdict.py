@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_pallas.checks.forward import forward
-from pytest_pallas.checks.verdict import ask
+from pytest_pallas.checks.verdict import run_check
 from pytest_pallas.errors import KernelError, MismatchError
 
 
@@ -17,18 +17,18 @@ def raising(_):
     raise ValueError("no")
 
 
-def test_a_failure_ends_with_what_was_drawn(trial_of, doubled):
+def test_a_failure_ends_with_what_was_drawn(context_of, doubled):
     with pytest.raises(MismatchError, match=r"wrong in 1024 of 1024(.|\n)*inputs    float32"):
-        ask(forward, trial_of(wrong(doubled)), "twice")
+        run_check(forward, context_of(wrong(doubled)), "twice")
 
 
 @pytest.mark.parametrize("explained", [True, False])
-def test_whether_it_is_explained_makes_no_other_difference(trial_of, doubled, explained):
-    ask(forward, trial_of(doubled, explained=explained), "twice")
+def test_whether_it_is_explained_makes_no_other_difference(context_of, doubled, explained):
+    run_check(forward, context_of(doubled, explained=explained), "twice")
     with pytest.raises(KernelError, match="ValueError: no"):
-        ask(forward, trial_of(raising, explained=explained), "twice")
+        run_check(forward, context_of(raising, explained=explained), "twice")
 
 
-def test_a_failure_that_nobody_reads_says_what_failed(trial_of, doubled):
+def test_a_failure_that_nobody_reads_says_what_failed(context_of, doubled):
     with pytest.raises(MismatchError, match=r"^twice: forward on tpu-sim$"):
-        ask(forward, trial_of(wrong(doubled), explained=False), "twice")
+        run_check(forward, context_of(wrong(doubled), explained=False), "twice")

@@ -46,7 +46,7 @@ def test_an_item_that_does_not_fuzz_takes_nothing():
 
 def fuzz_seconds(strategy, seconds, ask=lambda _: None):
     pulses = []
-    what = Fuzz(ask=ask, source=diversity.Source(strategy), key="clock")
+    what = Fuzz(run=ask, source=diversity.Source(strategy), key="clock")
     started = time.monotonic()
     fuzz_for(what, seconds, seed=0, max_examples=4, pulse=lambda: pulses.append(len(what.passed)))
     return what, pulses, time.monotonic() - started

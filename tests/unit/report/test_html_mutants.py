@@ -26,7 +26,7 @@ def test_nothing_without_mutants():
 
 def test_counts_and_score():
     row = rows(*mutant_samples())["rms_norm"]
-    assert (row.mutants, row.caught, row.survived, row.equivalent, row.untried) == (12, 7, 2, 2, 1)
+    assert (row.mutants, row.killed, row.survived, row.equivalent, row.untried) == (12, 7, 2, 2, 1)
     assert (row.score, row.state) == ("77.7 %", "survived"), "7 of 9"
 
 
@@ -34,7 +34,7 @@ def test_all_kernels_together():
     found = mutants(mutant_samples())
     assert found is not None
     every = found.every
-    assert (every.mutants, every.caught, every.survived, every.untried) == (18, 9, 3, 2)
+    assert (every.mutants, every.killed, every.survived, every.untried) == (18, 9, 3, 2)
     assert every.score == "75 %"
     assert found.without == ["plain"]
 
@@ -43,15 +43,15 @@ def test_worst_score_first_and_those_without_one_last():
     names = list(rows(*mutant_samples()))
     assert names[1:] == ["rms_norm", "perfect", "hopeless"]
     states = [row.state for row in rows(*mutant_samples()).values()]
-    assert states == ["survived", "survived", "caught", "unscored"]
+    assert states == ["survived", "survived", "killed", "unscored"]
     assert rows(*mutant_samples())["hopeless"].score == "-"
 
 
 def test_with_a_survivor_the_score_is_never_100():
-    caught = [verdict(number, "caught") for number in range(9999)]
-    row = rows(mutated("k", *caught, verdict(10_000, "survived")))["k"]
+    killed = [verdict(number, "killed") for number in range(9999)]
+    row = rows(mutated("k", *killed, verdict(10_000, "survived")))["k"]
     assert row.score == "99.9 %"
-    assert rows(mutated("k", *caught))["k"].score == "100 %"
+    assert rows(mutated("k", *killed))["k"].score == "100 %"
 
 
 def test_survivors_are_written_out():
@@ -88,7 +88,7 @@ def test_what_caught_how_many():
 
 
 def test_of_a_process_that_died_the_death_is_named():
-    row = rows(mutated("k", verdict(1, "caught", by="", on="", how="WorkerDiedError")))["k"]
+    row = rows(mutated("k", verdict(1, "killed", by="", on="", how="WorkerDiedError")))["k"]
     assert row.by == [("WorkerDiedError", 1)]
 
 
@@ -102,7 +102,7 @@ def test_what_is_folded():
         "equivalent: the same program": ["the same program after simplification, in 3 drawn calls"],
         "not tried": ["time was over"],
     }
-    assert rows(mutated("k", verdict(1, "caught")))["k"].folded == []
+    assert rows(mutated("k", verdict(1, "killed")))["k"].folded == []
 
 
 def test_the_rest_of_the_page_is_about_other_records():
@@ -112,7 +112,7 @@ def test_the_rest_of_the_page_is_about_other_records():
 @pytest.mark.parametrize("outcome", ["failed", "xpassed"])
 def test_what_turned_the_run_red_is_on_the_rest_of_the_page(outcome):
     """With mutants or without: a failure is never left out."""
-    for record in (mutated("k", verdict(1, "caught")), mutated("k")):
+    for record in (mutated("k", verdict(1, "killed")), mutated("k")):
         bad = dataclasses.replace(record, outcome=outcome)
         assert others([bad]) == [bad]
     skipped = mutated("k", outcome="skipped", reason="no interpreter")

@@ -8,24 +8,24 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pytest_pallas.checks.trial import Answer, TrialResult
+from pytest_pallas.checks.context import Answer, CheckResult
 from pytest_pallas.errors import KernelError, MismatchError
 from pytest_pallas.numerics import compare
 from pytest_pallas.record import from_json, to_json
 from pytest_pallas.report.pictures import pictures_of
 from pytest_pallas.report.pictures.errors import CELLS, errors_of, level
-from pytest_pallas.tally import MOST_POINTS, Tally
+from pytest_pallas.result_builder import MOST_POINTS, ResultBuilder
 
 
 def finding(actual, oracle, baseline=None):
     baseline = np.asarray(oracle, actual.dtype) if baseline is None else baseline
     expected = SimpleNamespace(oracle=[("", oracle)], baseline=[("", baseline)])
     comparison = compare(actual, oracle, baseline)
-    return TrialResult(comparisons=[comparison], answer=Answer([("", actual)], expected))
+    return CheckResult(comparisons=[comparison], answer=Answer([("", actual)], expected))
 
 
-def tally():
-    return Tally(kernel="k", check="forward", backend="interpret")
+def builder():
+    return ResultBuilder(kernel="k", check="forward", backend="interpret")
 
 
 def test_levels_double():
@@ -81,7 +81,7 @@ def test_without_arrays_the_map_says_what_is_wrong():
     oracle = np.ones((2, 2))
     actual = oracle.astype(np.float32)
     actual[0, 1] = 2
-    given = TrialResult(comparisons=[compare(actual, oracle, np.ones((2, 2), np.float32))])
+    given = CheckResult(comparisons=[compare(actual, oracle, np.ones((2, 2), np.float32))])
     found = errors_of(given)
     assert found["errors"]["rows"] == [".A", ".."]
     assert not found["errors"]["measured"]
@@ -99,14 +99,14 @@ def test_scalars_and_empty_dims():
 
 
 def test_other_errors_have_no_pictures():
-    assert pictures_of(KernelError("no block divides it"), tally()) == {}
-    assert pictures_of(ValueError("a typo"), tally()) == {}
+    assert pictures_of(KernelError("no block divides it"), builder()) == {}
+    assert pictures_of(ValueError("a typo"), builder()) == {}
 
 
 def test_a_picture_that_cannot_be_made_says_so():
     error = MismatchError("wrong")
     error.failure = SimpleNamespace(finding=object())
-    assert "AttributeError" in pictures_of(error, tally())["unavailable"]
+    assert "AttributeError" in pictures_of(error, builder())["unavailable"]
 
 
 def begin(each, dims):
@@ -117,7 +117,7 @@ def begin(each, dims):
 
 def test_errors_of_examples():
     oracle = np.ones((2, 2))
-    each = tally()
+    each = builder()
     begin(each, {"m": 8})
     each.add(finding(oracle.astype(np.float32), oracle))
     begin(each, {"m": 16})
@@ -133,7 +133,7 @@ def test_errors_of_examples():
 def test_not_all_examples_of_a_long_run_are_kept():
     oracle = np.ones((2, 2))
     right, wrong = oracle.astype(np.float32), 2 * oracle.astype(np.float32)
-    each = tally()
+    each = builder()
     for number in range(4 * MOST_POINTS):
         begin(each, {"m": number})
         each.add(finding(right, oracle))
@@ -149,7 +149,7 @@ def test_pictures_are_json():
     oracle = np.ones((300, 300))
     actual = oracle.astype(np.float32)
     actual[5, 5] = np.nan
-    each = tally()
+    each = builder()
     begin(each, {"m": 300})
     given = finding(actual, oracle)
     each.add(given)

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.backends.variations import Schedule
-from pytest_pallas.checks.trial import Trial
+from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.verdict import Failure
 from pytest_pallas.errors import RaceError
 from pytest_pallas.report.traces import failing_run
@@ -19,9 +19,9 @@ from pytest_pallas.strategies.arguments import Arguments
 @pytest.fixture
 def error() -> RaceError:
     arguments = Arguments((np.ones(2),), {"causal": True}, {"block": 8})
-    trial = Trial(kernel=abs, reference=None, arguments=arguments, backend=tpu_sim())
+    context = CheckContext(kernel=abs, reference=None, arguments=arguments, backend=tpu_sim())
     found = RaceError("a race")
-    found.failure = Failure("races", "attention", trial)
+    found.failure = Failure("races", "attention", context)
     return found
 
 

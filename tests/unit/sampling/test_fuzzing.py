@@ -20,7 +20,7 @@ CALLS = pst.arguments(
 
 
 def run(ask, *, strategy=CALLS, examples=4, seed=0, **rest):
-    what = fuzzing.Fuzz(ask=ask, source=diversity.Source(strategy), key="unit", **rest)
+    what = fuzzing.Fuzz(run=ask, source=diversity.Source(strategy), key="unit", **rest)
     fuzzing.fuzz(what, seed=seed, max_examples=examples)
 
 
@@ -79,7 +79,7 @@ def test_a_failure_is_shrunk_and_has_a_blob():
 
     with pytest.raises(AssertionError):
         fuzzing.replay(
-            fuzzing.Fuzz(ask=ask_again, source=diversity.Source(CALLS), key="unit"), blob
+            fuzzing.Fuzz(run=ask_again, source=diversity.Source(CALLS), key="unit"), blob
         )
     assert {call.args[0].shape for call in again} == {(9, 1)}
 
@@ -98,7 +98,7 @@ def test_what_fails_is_not_asked_about_again():
 
 
 def test_time_for_shrinking_is_limited():
-    asker = fuzzing.Asker(fail_on({2}), set(), shrink_seconds=0.0)
+    asker = fuzzing.ExampleRunner(fail_on({2}), set(), shrink_seconds=0.0)
     asker.one(1)
     with pytest.raises(ValueError):
         asker.one(2)
@@ -109,7 +109,7 @@ def test_time_for_shrinking_is_limited():
 
 
 def test_time_for_asking_is_limited():
-    asker = fuzzing.Asker(fail_on({2}), set(), until=time.monotonic())
+    asker = fuzzing.ExampleRunner(fail_on({2}), set(), until=time.monotonic())
     asker.one(2)
     assert not asker.passed
     assert not asker.failed
@@ -177,7 +177,7 @@ def test_a_failure_that_only_a_sibling_has_is_shrunk_and_replayed():
     assert "k=1, n=1" in str(caught.value)
     with pytest.raises(ValueError, match=re.escape(str(caught.value))):
         fuzzing.replay(
-            fuzzing.Fuzz(ask=ask, source=diversity.Source(CALLS), key="unit"),
+            fuzzing.Fuzz(run=ask, source=diversity.Source(CALLS), key="unit"),
             fuzzing.blob_of(caught.value),
         )
 
@@ -201,7 +201,7 @@ def test_siblings_as_long_as_they_are_cheap():
             time.sleep(slow if shape not in shapes else 0.001)
             shapes.append(shape)
 
-        what = fuzzing.Fuzz(ask=ask, source=diversity.Source(CALLS), key="unit")
+        what = fuzzing.Fuzz(run=ask, source=diversity.Source(CALLS), key="unit")
         fuzzing.fuzz_until(what, seed=0, until=time.monotonic() + 60)
         counts.append(len(shapes))
     assert counts[0] > 2 * counts[1]
@@ -211,7 +211,7 @@ def test_siblings_as_long_as_they_are_cheap():
 def test_rounds_go_on_to_new_shapes():
     rounds = []
     what = fuzzing.Fuzz(
-        ask=lambda call: rounds[-1].add(inputs_of(call).signature),
+        run=lambda call: rounds[-1].add(inputs_of(call).signature),
         source=diversity.Source(CALLS),
         key="unit",
     )
@@ -237,7 +237,7 @@ def test_siblings_that_are_not_asked_about_are_not_made(monkeypatch):
         asked.append(shape)
 
     monkeypatch.setattr(pst.Arguments, "with_values", making)
-    what = fuzzing.Fuzz(ask=ask, source=diversity.Source(CALLS), key="unit")
+    what = fuzzing.Fuzz(run=ask, source=diversity.Source(CALLS), key="unit")
     fuzzing.fuzz_until(what, seed=0, until=time.monotonic() + 60)
     assert len(made) <= len(asked) - len(set(asked)) + 5  # what was asked about before is skipped
 

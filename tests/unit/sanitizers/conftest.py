@@ -1,4 +1,4 @@
-"""Trials for sanitizers."""
+"""Contexts for sanitizers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import pytest
 
 from pytest_pallas.backends import RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
-from pytest_pallas.checks.trial import Trial
+from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.sanitizers.runs import Runs
 from pytest_pallas.strategies.arguments import Arguments
 
 
 @pytest.fixture
-def trial():
-    """``trial(kernel, *args)`` on the simulator, if no other backend is named."""
+def context():
+    """``context(kernel, *args)`` on the simulator, if no other backend is named."""
 
     def made(kernel, *args, backend=None, devices=1, **more):
-        return Trial(
+        return CheckContext(
             kernel=kernel,
             reference=None,
             arguments=Arguments(args),

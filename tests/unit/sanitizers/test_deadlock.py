@@ -26,16 +26,16 @@ from . import rings
     ],
     ids=["one device", "four devices"],
 )
-def test_who_waits(trial, kernel, devices, on, needed, had):
+def test_who_waits(context, kernel, devices, on, needed, had):
     x = rings.SHARDS if devices > 1 else rings.BLOCKS
     with pytest.raises(DeadlockError) as raised:
-        deadlock(trial(rings.other(kernel, waits=2), x, devices=devices))
+        deadlock(context(rings.other(kernel, waits=2), x, devices=devices))
     waits = raised.value.findings[0].waits
     assert [wait.owner.device for wait in waits] == list(range(devices))
     assert (waits[-1].on, waits[-1].needed, waits[-1].had) == (on, needed, had)
 
 
-def test_devices_that_are_through_are_said(trial):
+def test_devices_that_are_through_are_said(context):
     """One device waits for a DMA that the last one does not send."""
 
     def kernel(x):
@@ -68,7 +68,7 @@ def test_devices_that_are_through_are_said(trial):
         return jax.shard_map(shard, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(x)
 
     with pytest.raises(DeadlockError) as raised:
-        deadlock(trial(kernel, rings.SHARDS[:2], devices=2))
+        deadlock(context(kernel, rings.SHARDS[:2], devices=2))
     said = "device 0 is blocked on semaphore `received`: needs 4096 bytes, has 0"
     assert said in str(raised.value)
     assert "device 1 is at the end of the program" in str(raised.value)
@@ -82,8 +82,8 @@ def test_the_next_kernel_runs():
     np.testing.assert_array_equal(outcome.unwrap(), rings.BLOCKS)
 
 
-def test_a_right_kernel_comes_to_its_end(trial):
-    deadlock(trial(rings.ring, rings.SHARDS, devices=4))
+def test_a_right_kernel_comes_to_its_end(context):
+    deadlock(context(rings.ring, rings.SHARDS, devices=4))
 
 
 def gpu_kernel(x, *, arrives):
@@ -111,9 +111,9 @@ def gpu_kernel(x, *, arrives):
     )(x)
 
 
-def test_threads_of_a_gpu_are_named(trial):
+def test_threads_of_a_gpu_are_named(context):
     x = np.ones((128, 128), np.float32)
-    asked = trial(rings.other(gpu_kernel, arrives=False), x, backend=gpu_sim())
+    asked = context(rings.other(gpu_kernel, arrives=False), x, backend=gpu_sim())
     with pytest.raises(DeadlockError) as raised:
         deadlock(asked)
     for group in range(2):
@@ -122,4 +122,4 @@ def test_threads_of_a_gpu_are_named(trial):
             r"at \S+test_deadlock\.py:\d+",
             str(raised.value),
         )
-    deadlock(trial(rings.other(gpu_kernel, arrives=True), x, backend=gpu_sim()))
+    deadlock(context(rings.other(gpu_kernel, arrives=True), x, backend=gpu_sim()))

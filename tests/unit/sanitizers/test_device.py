@@ -11,7 +11,7 @@ import pytest
 
 from pytest_pallas.backends import RunSettings, parse
 from pytest_pallas.backends.registry import FAMILIES
-from pytest_pallas.checks.trial import Trial
+from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.errors import (
     BoundsError,
     HangError,
@@ -57,9 +57,9 @@ def fail(x):
     raise ValueError("no such thing")
 
 
-def trial(kernel, *args, options=None, timeout=60.0):
+def context(kernel, *args, options=None, timeout=60.0):
     arguments = Arguments(args, options or {}, {})
-    return Trial(
+    return CheckContext(
         kernel=kernel,
         reference=None,
         arguments=arguments,
@@ -129,7 +129,7 @@ class TestRun:
             """
         )
         x = np.ones(3, np.float32)
-        assert module.device(trial(add, x, jnp.ones(3), options={"times": 2})).failed is None
+        assert module.device(context(add, x, jnp.ones(3), options={"times": 2})).failed is None
         assert (tmp_path / "tools").read_text() == "memcheck racecheck "
 
     @pytest.mark.parametrize(
@@ -139,27 +139,27 @@ class TestRun:
     def test_what_a_tool_finds(self, tool, wanted, printed, error):
         tool(f"if tool == {wanted!r}:\n    print({printed!r}); sys.exit(int(code))")
         with pytest.raises(error, match=f"--tool {wanted}: .*access|--tool {wanted}: Invalid"):
-            module.device(trial(add, 1.0, 2.0))
+            module.device(context(add, 1.0, 2.0))
 
     def test_a_kernel_that_raises(self, tool):
         tool("sys.exit(subprocess.run(program).returncode)")
         with pytest.raises(KernelError, match="exit status 1: ValueError: no such thing"):
-            module.device(trial(fail, np.ones(3)))
+            module.device(context(fail, np.ones(3)))
 
     def test_a_kernel_that_hangs(self, tool, monkeypatch):
         monkeypatch.setattr(module, "START", 0.1)
         tool("time.sleep(60)")
         with pytest.raises(HangError, match="did not end within 1 s under compute-sanitizer"):
-            module.device(trial(add, 1.0, 2.0, timeout=0.05))
+            module.device(context(add, 1.0, 2.0, timeout=0.05))
 
     def test_where_it_does_not_work(self, tool):
         tool("print('========= Error: Device not supported'); sys.exit(1)")
         with pytest.raises(NotApplicableError, match="does not work here: Device not supported"):
-            module.device(trial(add, 1.0, 2.0))
+            module.device(context(add, 1.0, 2.0))
 
     def test_a_function_without_a_name(self):
         with pytest.raises(NotApplicableError, match="imported by its name"):
-            module.device(trial(lambda x: x, 1.0))
+            module.device(context(lambda x: x, 1.0))
 
 
 def test_it_is_for_gpus_only():

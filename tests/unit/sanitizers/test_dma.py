@@ -17,13 +17,13 @@ from . import rings
     [(rings.by_dma, 1), (rings.waiting, 1), (rings.ring, 4)],
     ids=["dma", "semaphore", "ring"],
 )
-def test_a_right_kernel_leaves_nothing(trial, kernel, devices):
-    dma(trial(kernel, rings.SHARDS if devices > 1 else rings.BLOCKS, devices=devices))
+def test_a_right_kernel_leaves_nothing(context, kernel, devices):
+    dma(context(kernel, rings.SHARDS if devices > 1 else rings.BLOCKS, devices=devices))
 
 
-def test_a_kernel_without_barrier_has_the_one_of_its_launch(trial):
+def test_a_kernel_without_barrier_has_the_one_of_its_launch(context):
     """Without collective_id, XLA lets all devices begin together."""
-    dma(trial(rings.other(rings.ring, barrier="", collective_id=None), rings.SHARDS, devices=4))
+    dma(context(rings.other(rings.ring, barrier="", collective_id=None), rings.SHARDS, devices=4))
 
 
 def test_nobody_asked():
@@ -56,10 +56,10 @@ def test_nobody_asked():
         "no barrier",
     ],
 )
-def test_what_is_found(trial, kernel, devices, kind, ref):
+def test_what_is_found(context, kernel, devices, kind, ref):
     x = rings.SHARDS if devices > 1 else rings.BLOCKS[:2]
     with pytest.raises(DmaError) as raised:
-        dma(trial(kernel, x, devices=devices))
+        dma(context(kernel, x, devices=devices))
     findings = raised.value.findings
     assert (kind, ref) in [(finding.kind, finding.ref) for finding in findings]
     if ref:

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas.backends.simulators import tpu_sim
-from pytest_pallas.checks.trial import Trial
+from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.errors import MismatchError, NotApplicableError
 from pytest_pallas.sanitizers.donation import donation
 from pytest_pallas.strategies.arguments import Arguments
@@ -22,7 +22,9 @@ X = np.random.default_rng(0).standard_normal((24, 128)).astype(np.float32)
 
 def ask(kernel, backend, *args):
     arguments = Arguments(args or (X,))
-    return donation(Trial(kernel=kernel, reference=None, arguments=arguments, backend=backend))
+    return donation(
+        CheckContext(kernel=kernel, reference=None, arguments=arguments, backend=backend)
+    )
 
 
 @pytest.fixture
@@ -170,9 +172,9 @@ def test_kernels_without_such_blocks_are_run_in_one_order(backend, monkeypatch):
     module = importlib.import_module("pytest_pallas.sanitizers.donation")
     real = module.run
 
-    def run(trial, kernel, args, **rest):
+    def run(context, kernel, args, **rest):
         asked.append(rest.get("probe", ""))
-        return real(trial, kernel, args, **rest)
+        return real(context, kernel, args, **rest)
 
     monkeypatch.setattr(module, "run", run)
     ask(adds_one, backend)

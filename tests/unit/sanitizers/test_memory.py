@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plt
 
 from pytest_pallas.backends.simulators import gpu_sim, tpu_sim
-from pytest_pallas.checks.trial import Trial
+from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.errors import BoundsError, KernelError, MismatchError
 from pytest_pallas.sanitizers.memory import memory
 from pytest_pallas.strategies.arguments import Arguments
@@ -24,7 +24,7 @@ X = np.random.default_rng(0).standard_normal((16, 128)).astype(np.float32)
 
 def ask(kernel, backend, *args):
     arguments = Arguments(args or (X,))
-    return memory(Trial(kernel=kernel, reference=None, arguments=arguments, backend=backend))
+    return memory(CheckContext(kernel=kernel, reference=None, arguments=arguments, backend=backend))
 
 
 @pytest.fixture

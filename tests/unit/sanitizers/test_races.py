@@ -15,9 +15,9 @@ from pytest_pallas.sanitizers.schedule import schedule
 from . import rings
 
 
-def test_both_accesses_are_named(trial):
+def test_both_accesses_are_named(context):
     with pytest.raises(RaceError) as raised:
-        races(trial(rings.other(rings.by_dma, read_early=True), rings.BLOCKS))
+        races(context(rings.other(rings.by_dma, read_early=True), rings.BLOCKS))
     [finding] = raised.value.findings
     assert (finding.kernel, finding.program) == ("body", (0,))
     later, earlier = finding.accesses
@@ -26,9 +26,9 @@ def test_both_accesses_are_named(trial):
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_a_semaphore_that_serves_several_steps(trial, slots):
+def test_a_semaphore_that_serves_several_steps(context, slots):
     """The right answer in the plain order; a later copy can satisfy an earlier wait."""
-    asked = trial(rings.other(rings.gathering, slots=slots), rings.SHARDS, devices=4)
+    asked = context(rings.other(rings.gathering, slots=slots), rings.SHARDS, devices=4)
     if slots == 3:
         races(asked)
         return
@@ -39,9 +39,9 @@ def test_a_semaphore_that_serves_several_steps(trial, slots):
     assert [signal.copy for wait in finding.waits for signal in wait.signals]
 
 
-def test_a_second_dma_is_not_taken_for_the_one_that_was_waited_for(trial):
+def test_a_second_dma_is_not_taken_for_the_one_that_was_waited_for(context):
     with pytest.raises(RaceError, match=r"buffers\[1"):
-        races(trial(rings.other(rings.prefetching, read_early=True), rings.BLOCKS))
+        races(context(rings.other(rings.prefetching, read_early=True), rings.BLOCKS))
 
 
 @pytest.mark.parametrize(
@@ -49,22 +49,22 @@ def test_a_second_dma_is_not_taken_for_the_one_that_was_waited_for(trial):
     [rings.by_dma, rings.waiting, rings.prefetching],
     ids=["dma", "semaphore", "two buffers"],
 )
-def test_a_right_kernel_has_none(trial, kernel):
-    assert races(trial(kernel, rings.BLOCKS)).seconds > 0
+def test_a_right_kernel_has_none(context, kernel):
+    assert races(context(kernel, rings.BLOCKS)).seconds > 0
 
 
-def test_a_right_collective_has_none(trial):
-    races(trial(rings.ring, rings.SHARDS, devices=4))
+def test_a_right_collective_has_none(context):
+    races(context(rings.ring, rings.SHARDS, devices=4))
 
 
-def test_a_kernel_without_anything_asynchronous(trial):
+def test_a_kernel_without_anything_asynchronous(context):
     with pytest.raises(NotApplicableError, match="no example starts a DMA"):
-        races(trial(rings.plain, rings.BLOCKS))
+        races(context(rings.plain, rings.BLOCKS))
 
 
-def test_waiting_for_nothing_is_no_error(trial):
+def test_waiting_for_nothing_is_no_error(context):
     """As a barrier over one device does."""
-    races(trial(rings.other(rings.waiting, signals=0, waits=0), rings.BLOCKS))
+    races(context(rings.other(rings.waiting, signals=0, waits=0), rings.BLOCKS))
 
 
 @pytest.mark.parametrize("check", [races, deadlock, dma, schedule], ids=lambda each: each.name)

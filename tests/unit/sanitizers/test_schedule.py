@@ -18,9 +18,9 @@ def failures(finding):
     return [comparison for comparison in finding.comparisons if not comparison.passed]
 
 
-def test_programs_that_need_their_order(trial):
+def test_programs_that_need_their_order(context):
     kernel = rings.other(rings.carried, semantics="parallel")
-    found = failures(schedule(trial(kernel, rings.BLOCKS)))
+    found = failures(schedule(context(kernel, rings.BLOCKS)))
     assert any("seed 1 of the schedule" in each.message for each in found)
     assert any("divided over 2 cores" in each.message for each in found)
 
@@ -28,27 +28,27 @@ def test_programs_that_need_their_order(trial):
 @pytest.mark.parametrize(
     ("kernel", "devices"), [(rings.by_dma, 1), (rings.ring, 4)], ids=["dma", "ring"]
 )
-def test_a_right_kernel_gives_the_same_bits(trial, kernel, devices):
+def test_a_right_kernel_gives_the_same_bits(context, kernel, devices):
     x = rings.SHARDS if devices > 1 else rings.BLOCKS
-    finding = schedule(trial(kernel, x, devices=devices))
+    finding = schedule(context(kernel, x, devices=devices))
     assert finding.comparisons
     assert not failures(finding)
 
 
-def test_one_order_only(trial):
+def test_one_order_only(context):
     with pytest.raises(NotApplicableError):
-        schedule(trial(rings.carried, rings.BLOCKS))
+        schedule(context(rings.carried, rings.BLOCKS))
 
 
 @pytest.mark.parametrize(("chip", "cores"), [("v5p", {1, 2}), ("v6e", {1})])
-def test_as_many_cores_as_the_chip_has(trial, chip, cores):
+def test_as_many_cores_as_the_chip_has(context, chip, cores):
     kernel = rings.other(rings.carried, semantics="parallel")
-    asked = trial(kernel, rings.BLOCKS, backend=tpu_sim(TARGETS[chip]))
+    asked = context(kernel, rings.BLOCKS, backend=tpu_sim(TARGETS[chip]))
     assert {each.cores for each, _ in under_schedules(asked)} == cores
 
 
-def test_runs_are_shared(trial, monkeypatch):
-    asked = trial(rings.by_dma, rings.BLOCKS)
+def test_runs_are_shared(context, monkeypatch):
+    asked = context(rings.by_dma, rings.BLOCKS)
     first = [outcome for _, outcome in under_schedules(asked)]
     assert [outcome for _, outcome in under_schedules(asked)] == first
     monkeypatch.setattr(asked.runs, "most", 1)

@@ -1,4 +1,4 @@
-"""What is asked of a spec: the question, and a trial of one drawn example for it."""
+"""A check bound to a spec, backend and mesh, and its context for one drawn example."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import pytest
 
 from pytest_pallas.backends import Backend, label
 from pytest_pallas.checks import Check
-from pytest_pallas.checks.trial import Trial, TrialResult, call
-from pytest_pallas.checks.verdict import ask, drawn_facts
+from pytest_pallas.checks.context import CheckContext, CheckResult, call
+from pytest_pallas.checks.verdict import drawn_facts, run_check
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.items.backends import others_of
-from pytest_pallas.items.trials import Subject, subject_of, trial_for, with_goldens
+from pytest_pallas.items.contexts import Subject, context_for, subject_of, with_goldens
 from pytest_pallas.notes import Note
 from pytest_pallas.options import Options
+from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import Session
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import as_arguments
-from pytest_pallas.tally import Tally
 
 if TYPE_CHECKING:
     from pytest_pallas.sampling.diversity import Subjects
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """A check of a spec, on a backend and a mesh, and the test that asks.
+class BoundCheck:
+    """A check of a spec on a backend and a mesh, for one test.
 
     Attributes:
       session: of the run.
@@ -45,7 +45,7 @@ class Question:
       strategy: draws examples.
       name: of the item of the check, which its failing examples are kept under.
       before: the backends that it is compared with.
-      place: what the tally is told apart by from those of other backends and meshes.
+      place: what the builder is told apart by from those of other backends and meshes.
       expected: whether it is expected to fail: then nobody wants the simplest failure.
       left_out: whether a check was left out, by name, since it applies to no kernel traced before.
     """
@@ -67,9 +67,9 @@ class Question:
     left_out: Callable[[str], bool]
 
     @property
-    def tally(self) -> Tally:
-        """Its tally, made at its first use."""
-        return tally_of(
+    def builder(self) -> ResultBuilder:
+        """Its builder, made at its first use."""
+        return builder_of(
             self.session, self.spec, self.check.name, self.backend, self.sizes, self.place
         )
 
@@ -85,18 +85,18 @@ class Question:
         return (self.spec.file, self.spec.name, *self.sizes.items())
 
 
-def tally_of(
+def builder_of(
     session: Session,
     spec: KernelSpec,
     check: str,
     backend: Backend,
     sizes: Mapping[str, int],
     place: str,
-) -> Tally:
-    """The tally of a check of a spec in the running test, made at its first use."""
-    return session.tallies.setdefault(
+) -> ResultBuilder:
+    """The builder of a check of a spec in the running test, made at its first use."""
+    return session.builders.setdefault(
         (spec.name, check, place),
-        Tally(
+        ResultBuilder(
             kernel=spec.name,
             family=spec.family,
             check=check,
@@ -106,7 +106,7 @@ def tally_of(
     )
 
 
-def question(
+def bind(
     session: Session,
     node: pytest.Item,
     *,
@@ -122,12 +122,12 @@ def question(
     place: str,
     expected: bool,
     left_out: Callable[[str], bool],
-) -> Question:
-    """What is asked; ``test`` is what goldens are kept under, the rest is as in ``Question``."""
+) -> BoundCheck:
+    """Bind a check; ``test`` is what goldens are kept under, the rest is as in ``BoundCheck``."""
     inputs: Any = spec.inputs  # with meshes a function, else a strategy
     others = others_of(spec, backend, sizes, before)
     devices = 1 if mesh is None else mesh.size
-    return Question(
+    return BoundCheck(
         session=session,
         node=node,
         options=options,
@@ -154,26 +154,28 @@ def question(
     )
 
 
-def trial_of(asked: Question, drawn: Any, *, typical: bool = False, **rest: Any) -> Trial:
-    """The trial of one example; ``rest`` are other arguments of ``trial_for``."""
-    return trial_for(
-        asked.session,
-        asked.subject,
+def context_of(
+    bound: BoundCheck, drawn: Any, *, typical: bool = False, **rest: Any
+) -> CheckContext:
+    """The context of one example; ``rest`` are other arguments of ``context_for``."""
+    return context_for(
+        bound.session,
+        bound.subject,
         as_arguments(drawn),
-        check=asked.check,
-        backend=asked.backend,
-        node=asked.node,
-        options=asked.options,
+        check=bound.check,
+        backend=bound.backend,
+        node=bound.node,
+        options=bound.options,
         typical=typical,
         # Drawn calls change with hypothesis; where a spec names typical ones, those are compared.
-        costs=typical or not asked.spec.typical,
+        costs=typical or not bound.spec.typical,
         **rest,
     )
 
 
-def subjects_of(asked: Question) -> Subjects | None:
+def subjects_of(bound: BoundCheck) -> Subjects | None:
     """What the check can ask about a draw; None where that is the same for all."""
-    spec, subjects = asked.spec, asked.check.subjects
+    spec, subjects = bound.spec, bound.check.subjects
     if subjects is None:
         return None
 
@@ -186,7 +188,7 @@ def subjects_of(asked: Question) -> Subjects | None:
     return of
 
 
-def ask_about(asked: Question, drawn: Any, *, typical: bool = False) -> TrialResult | None:
+def run_example(bound: BoundCheck, drawn: Any, *, typical: bool = False) -> CheckResult | None:
     """Ask the check about one example. One that it cannot be asked about is not counted.
 
     Returns:
@@ -196,39 +198,39 @@ def ask_about(asked: Question, drawn: Any, *, typical: bool = False) -> TrialRes
       PallasTestError: the answer is wrong, or there is none.
     """
     __tracebackhide__ = True
-    session, tally = asked.session, asked.tally
+    session, builder = bound.session, bound.builder
     arguments = as_arguments(drawn)
-    tally.begin(arguments)
+    builder.begin(arguments)
     if session.observer is not None:
-        session.observer.example(tally, list(drawn_facts(arguments)))
-    trial = trial_of(asked, arguments, typical=typical)
-    made = functools.partial(call, trial, trial.kernel, arguments.args)
-    session.note_run(asked.spec.name, trial.backend, made)
+        session.observer.example(builder, list(drawn_facts(arguments)))
+    context = context_of(bound, arguments, typical=typical)
+    made = functools.partial(call, context, context.kernel, arguments.args)
+    session.note_run(bound.spec.name, context.backend, made)
     try:
-        finding = ask(asked.check, trial, asked.spec.name, found=tally.add)
+        finding = run_check(bound.check, context, bound.spec.name, found=builder.add)
     except NotApplicableError as error:
-        tally.withdraw(error.plain)
+        builder.withdraw(error.plain)
         return None
-    for check in _applying_after_all(asked, finding):
+    for check in _applying_after_all(bound, finding):
         text = f"asked {check.name}, too: it applies to an example, and to none traced before"
-        tally.add_note(Note(text, "run"))
+        builder.add_note(Note(text, "run"))
         with suppress(NotApplicableError):
-            ask(check, trial, asked.spec.name)
+            run_check(check, context, bound.spec.name)
     return finding
 
 
-def _applying_after_all(asked: Question, finding: TrialResult) -> Iterator[Check]:
+def _applying_after_all(bound: BoundCheck, finding: CheckResult) -> Iterator[Check]:
     """The checks that were left out, and apply to the kernels that an example just ran.
 
     A few traced calls need not show every kernel: an example of another shape or dtype may have a
     DMA that none of them has.
     """
-    if not asked.check.base or finding.outcome is None or not finding.outcome.kernels:
+    if not bound.check.base or finding.outcome is None or not finding.outcome.kernels:
         return
-    for check in asked.session.checks.values():
-        if check.requires_kernels is None or not asked.left_out(check.name):
+    for check in bound.session.checks.values():
+        if check.requires_kernels is None or not bound.left_out(check.name):
             continue
-        if check.unmet(asked.spec, asked.backend, asked.before) is not None:
+        if check.unmet(bound.spec, bound.backend, bound.before) is not None:
             continue
-        if check.requires_kernels(asked.spec, asked.backend, finding.outcome.kernels) is None:
+        if check.requires_kernels(bound.spec, bound.backend, finding.outcome.kernels) is None:
             yield check

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_pallas.backends import Backend, RunSettings
 from pytest_pallas.checks import Check
-from pytest_pallas.checks.trial import Other, Trial
+from pytest_pallas.checks.context import CheckContext, Other
 from pytest_pallas.options import Options
 from pytest_pallas.relations import AnyRelation
 from pytest_pallas.sanitizers.runs import Runs
@@ -33,7 +33,7 @@ class Subject:
 
     Attributes:
       name: of the kernel, for records and messages.
-      kernel: see ``Trial``, as for all that is not listed here.
+      kernel: see ``CheckContext``, as for all that is not listed here.
       tolerance: as in ``KernelSpec``; marks and the hook have a say, too.
       jit: whether the kernel may be jitted.
       devices: how many devices it runs on.
@@ -94,7 +94,7 @@ def settings_for(session: Session, options: Options, **rest: Any) -> RunSettings
     )
 
 
-def trial_for(
+def context_for(
     session: Session,
     subject: Subject,
     arguments: Arguments,
@@ -107,7 +107,7 @@ def trial_for(
     costs: bool = True,
     runs: Runs | None = None,
     explained: bool = True,
-) -> Trial:
+) -> CheckContext:
     """What a check gets, of one call.
 
     Args:
@@ -128,7 +128,7 @@ def trial_for(
       OptionError: a mark of the test has an argument that it cannot have.
     """
     shared = session.runs if session.mutant is None else Runs()
-    return Trial(
+    return CheckContext(
         kernel=subject.kernel,
         reference=subject.reference,
         arguments=arguments,
@@ -191,16 +191,16 @@ def with_goldens(
     """
     if session.goldens is None or session.mutant is not None:
         return check
-    from pytest_pallas.checks.golden import Asked, keeping
+    from pytest_pallas.checks.golden import GoldenRequest, keeping
 
-    asked = Asked(
+    request = GoldenRequest(
         goldens=session.goldens,
         test=test,
         mesh=mesh or {},
         seed=options.seed,
         examples=examples,
     )
-    return keeping(check, kernel, asked)
+    return keeping(check, kernel, request)
 
 
 def misfit(

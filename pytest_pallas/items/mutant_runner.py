@@ -9,15 +9,15 @@ from typing import Any
 
 from pytest_pallas.backends import label
 from pytest_pallas.backends.tracing import jitted, split
-from pytest_pallas.checks.trial import Trial, call
-from pytest_pallas.checks.verdict import ask
+from pytest_pallas.checks.context import CheckContext, call
+from pytest_pallas.checks.verdict import run_check
 from pytest_pallas.errors import MutantError, NotApplicableError
 from pytest_pallas.explanations import first_line
-from pytest_pallas.hunting.hunt import Caught, Tried
+from pytest_pallas.items.bound_checks import BoundCheck, context_of, subjects_of
 from pytest_pallas.items.item import SpecItem
-from pytest_pallas.items.questions import Question, subjects_of, trial_of
 from pytest_pallas.mutation import Mutant, mutants_of, mutated
 from pytest_pallas.mutation.canonical import canonical
+from pytest_pallas.mutation_runner.running import Killed, Tried
 from pytest_pallas.notes import Note
 from pytest_pallas.sampling.diversity import shared, words_of
 from pytest_pallas.sampling.fuzzing import drawn_calls
@@ -31,19 +31,19 @@ class Ask:
 
     Attributes:
       part: the check.
-      asked: its question.
+      bound: the check of its part.
       drawn: the call.
       number: of the call, from 0.
-      caught: how many mutants it caught.
+      killed: how many mutants it killed.
       spent: seconds that it took.
       sound: whether it passes without a mutant; None if nobody knows yet.
     """
 
     part: SpecItem
-    asked: Question
+    bound: BoundCheck
     drawn: Any
     number: int
-    caught: int = 0
+    killed: int = 0
     spent: float = 0.0
     sound: bool | None = None
 
@@ -55,23 +55,23 @@ class Ask:
 
     @property
     def worth(self) -> float:
-        """Mutants caught a second, as far as known; of what was never asked that is a guess."""
-        return (self.caught + 0.5) / (self.spent + 1.0)
+        """Mutants killed a second, as far as known; of what was never asked that is a guess."""
+        return (self.killed + 0.5) / (self.spent + 1.0)
 
 
 @dataclass
-class Hunter:
+class SpecMutantRunner:
     """The checks of a spec.
 
     Attributes:
       parts: the checks, as items.
       operators: names of the mutation operators; empty for all.
-      asks: what can be asked.
+      asks: what can be bound.
       where: programs by place (backend, mesh, number of the call, whether it is the gradient).
       inside: mutants by place.
       forms: the programs in canonical form, by place.
       notes: what a reader should know.
-      asking: is told the check that is about to be asked, and where.
+      running: is told the check that is about to run, and where.
     """
 
     parts: Sequence[SpecItem]
@@ -81,7 +81,7 @@ class Hunter:
     inside: dict[Any, set[Mutant]] = field(default_factory=dict[Any, "set[Mutant]"])
     forms: dict[Any, Any] = field(default_factory=dict[Any, Any])
     notes: list[Note] = field(default_factory=list[Note])
-    asking: Callable[[str, str], None] = lambda _, __: None
+    running: Callable[[str, str], None] = lambda _, __: None
 
     def discover(self) -> list[Mutant]:
         """Trace every call that the checks ask about, and find the mutants of their kernels.
@@ -91,9 +91,9 @@ class Hunter:
         """
         found: dict[Mutant, None] = {}
         for part in self.parts:
-            asked = part.question()
-            for number, drawn in enumerate(_drawn(part, asked)):
-                self.asks.append(Ask(part, asked, drawn, number))
+            bound = part.bound()
+            for number, drawn in enumerate(_drawn(part, bound)):
+                self.asks.append(Ask(part, bound, drawn, number))
                 for place, program in self._programs(self.asks[-1]):
                     mutants = mutants_of(program, self.operators)
                     self.where[place] = program
@@ -103,7 +103,7 @@ class Hunter:
 
     def _programs(self, ask_: Ask) -> Iterator[tuple[Any, Any]]:
         """What a drawn call is traced to, and its gradient, by place."""
-        trial = trial_of(ask_.asked, ask_.drawn)
+        context = context_of(ask_.bound, ask_.drawn)
         for differentiated in (False, True):
             check = ask_.part.check
             if differentiated and (check.differentiates != "only" or check.program is None):
@@ -111,10 +111,10 @@ class Hunter:
             place = self._place(ask_, differentiated)
             if place in self.inside:
                 continue
-            made = call(trial, trial.kernel, trial.arguments.args)
+            made = call(context, context.kernel, context.arguments.args)
             if differentiated and check.program is not None:
-                made = call(trial, *check.program(trial))
-            yield place, _traced(trial, made)
+                made = call(context, *check.program(context))
+            yield place, _traced(context, made)
 
     def _place(self, ask_: Ask, differentiated: bool) -> Any:
         mesh = tuple(ask_.part.mesh.items())
@@ -150,7 +150,7 @@ class Hunter:
         """Ask about a mutant until somebody notices.
 
         Whether it is the same program is looked at after the first check that does not notice: most
-        mutants are caught by the first, and running that takes less time than the comparison.
+        mutants are killed by the first, and running that takes less time than the comparison.
         """
         asks = [each for each in self.asks if self._concerns(each, mutant)]
         runs: dict[Any, Runs] = {}
@@ -160,16 +160,16 @@ class Hunter:
             if each.sound is False:
                 continue
             examples += 1
-            self.asking(each.part.check.name, each.place)
+            self.running(each.part.check.name, each.place)
             started = time.monotonic()
             error = self._error(each, mutant, runs)
             each.spent += time.monotonic() - started
             if isinstance(error, MutantError):
                 return Tried(None, examples, str(error))
             if error is not None and self._sound(each):
-                each.caught += 1
+                each.killed += 1
                 return Tried(
-                    Caught(each.part.check.name, type(error).__name__, each.place), examples
+                    Killed(each.part.check.name, type(error).__name__, each.place), examples
                 )
             if not compared:
                 compared = True
@@ -186,7 +186,7 @@ class Hunter:
             if error is not None:
                 text = (
                     f"{each.part.check.name} on {each.place}, call {each.number}, fails without "
-                    f"a mutant, and is not asked: {first_line(error)}"
+                    f"a mutant, and is not bound: {first_line(error)}"
                 )
                 self.notes.append(Note(text, "mutants"))
         return each.sound
@@ -195,14 +195,14 @@ class Hunter:
         """How a check fails; None if it passes."""
         session = current(each.part.config)
         session.mutant = mutant
-        trial = trial_of(
-            each.asked,
+        context = context_of(
+            each.bound,
             each.drawn,
             explained=mutant is None,
             runs=runs.setdefault((each.part.backend, *each.part.mesh.items()), Runs()),
         ).with_settings(dump=None)
         try:
-            ask(each.part.check, trial, each.part.spec.name)
+            run_check(each.part.check, context, each.part.spec.name)
         except NotApplicableError:
             return None
         except Exception as error:
@@ -221,14 +221,14 @@ def _mutant_error(error: BaseException | None) -> MutantError | None:
     return None
 
 
-def _drawn(part: SpecItem, asked: Question) -> list[Any]:
+def _drawn(part: SpecItem, bound: BoundCheck) -> list[Any]:
     """The calls that a check asks about."""
-    source = shared(current(part.config).sources, asked.source, asked.strategy)
-    return list(drawn_calls(source, asked.options.seed, asked.examples, subjects_of(asked)))
+    source = shared(current(part.config).sources, bound.source, bound.strategy)
+    return list(drawn_calls(source, bound.options.seed, bound.examples, subjects_of(bound)))
 
 
-def _traced(trial: Trial, made: Any) -> Any:
+def _traced(context: CheckContext, made: Any) -> Any:
     """The closed jaxpr of a call on its backend."""
-    backend: Any = trial.backend
+    backend: Any = context.backend
     with backend.context(races=False):
         return jitted().trace(*split(made)).jaxpr

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pytest_pallas.checks.check import Check
-from pytest_pallas.items.trials import with_goldens
+from pytest_pallas.items.contexts import with_goldens
 from pytest_pallas.options import Options
 
-CHECK = Check(name="forward", asks="?", run=lambda trial: trial)  # pyright: ignore[reportArgumentType]
+CHECK = Check(name="forward", asks="?", run=lambda context: context)  # pyright: ignore[reportArgumentType]
 
 
 def wrapped(goldens: Any, mutant: Any = None) -> Check:

@@ -12,11 +12,18 @@ import pytest
 from pytest_pallas import EquivalentMutant
 from pytest_pallas.compat.source import Spot
 from pytest_pallas.errors import CrashError, KernelError, OptionError
-from pytest_pallas.hunting.earlier import Earlier, read_earlier
-from pytest_pallas.hunting.hunt import Caught, Tried, hunt, sampled, stale, unknown
-from pytest_pallas.hunting.journal import Journal, died_of_a_mutant
-from pytest_pallas.hunting.verdict import from_json, score, to_json
 from pytest_pallas.mutation import Mutant
+from pytest_pallas.mutation_runner.earlier import Earlier, read_earlier
+from pytest_pallas.mutation_runner.journal import Journal, died_of_a_mutant
+from pytest_pallas.mutation_runner.running import (
+    Killed,
+    Tried,
+    run_mutants,
+    sampled,
+    stale,
+    unknown,
+)
+from pytest_pallas.mutation_runner.verdict import from_json, score, to_json
 
 
 def mutant(operator, line, change="changed"):
@@ -32,8 +39,8 @@ def _never(_):
     raise AssertionError("tried")
 
 
-def _hunt(mutants, attempt, *, name="spec", caught=None, **more):
-    return hunt(mutants, attempt, name=name, caught={} if caught is None else caught, **more)
+def _run_mutants(mutants, attempt, *, name="spec", killed=None, **more):
+    return run_mutants(mutants, attempt, name=name, killed={} if killed is None else killed, **more)
 
 
 def test_a_sample_has_every_operator_and_keeps_the_order():
@@ -50,13 +57,13 @@ def test_no_limit_is_all():
 @pytest.mark.parametrize(
     ("tried", "status"),
     [
-        (Tried(Caught("forward", "MismatchError"), 2), "caught"),
+        (Tried(Killed("forward", "MismatchError"), 2), "killed"),
         (Tried(None, 8), "survived"),
         (Tried(None, 0, "no such operand"), "untried"),
     ],
 )
 def test_what_becomes_of_a_mutant(tried, status):
-    [verdict] = _hunt(MANY[:1], lambda _: tried, journal=Journal())
+    [verdict] = _run_mutants(MANY[:1], lambda _: tried, journal=Journal())
     assert verdict.status == status
     assert verdict.examples == tried.examples
 
@@ -65,42 +72,44 @@ def test_what_is_tried_and_the_same_program_is_equivalent():
     def attempt(_):
         return Tried(None, 1, same="the same")
 
-    [verdict] = _hunt(MANY[:1], attempt, journal=Journal(), same=_never)
+    [verdict] = _run_mutants(MANY[:1], attempt, journal=Journal(), same=_never)
     assert (verdict.status, verdict.reason) == ("equivalent", "the same")
 
 
 def test_the_same_program_is_equivalent_although_nobody_has_time_to_try_it():
     until = time.monotonic()
-    [verdict] = _hunt(MANY[:1], _never, journal=Journal(), same=lambda _: "the same", until=until)
+    [verdict] = _run_mutants(
+        MANY[:1], _never, journal=Journal(), same=lambda _: "the same", until=until
+    )
     assert (verdict.status, verdict.reason) == ("equivalent", "the same")
 
 
 def test_a_mutant_is_caught_before_anybody_compares_programs():
     def attempt(_):
-        return Tried(Caught("forward on tpu-sim", "MismatchError"), 1)
+        return Tried(Killed("forward on tpu-sim", "MismatchError"), 1)
 
-    [verdict] = _hunt(MANY[:1], attempt, journal=Journal(), same=_never)
-    assert verdict.status == "caught"
+    [verdict] = _run_mutants(MANY[:1], attempt, journal=Journal(), same=_never)
+    assert verdict.status == "killed"
 
 
 def test_nothing_is_tried_when_time_is_over():
-    [verdict] = _hunt(MANY[:1], _never, journal=Journal(), until=time.monotonic())
+    [verdict] = _run_mutants(MANY[:1], _never, journal=Journal(), until=time.monotonic())
     assert (verdict.status, verdict.reason) == ("untried", "time was over")
 
 
 def test_what_a_journal_knows_is_not_tried_again(tmp_path):
     path = tmp_path / "journal"
-    tried = Tried(Caught("forward", "MismatchError"), 1)
-    first = _hunt(MANY[:1], lambda _: tried, journal=Journal(path))
-    assert _hunt(MANY[:1], _never, journal=Journal(path)) == first
+    tried = Tried(Killed("forward", "MismatchError"), 1)
+    first = _run_mutants(MANY[:1], lambda _: tried, journal=Journal(path))
+    assert _run_mutants(MANY[:1], _never, journal=Journal(path)) == first
 
 
 def test_a_process_that_died_of_a_mutant_has_caught_it(tmp_path):
     path = tmp_path / "journal"
     Journal(path).begin(unknown(MANY[0]))
     assert died_of_a_mutant(path, CrashError("died"))
-    [verdict] = _hunt(MANY[:1], _never, journal=Journal(path))
-    assert (verdict.status, verdict.how) == ("caught", "CrashError")
+    [verdict] = _run_mutants(MANY[:1], _never, journal=Journal(path))
+    assert (verdict.status, verdict.how) == ("killed", "CrashError")
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -115,11 +124,11 @@ def test_other_errors_are_no_mutants(tmp_path, begun):
 @pytest.mark.parametrize("until", [None, 0.0])
 def test_a_mutant_that_another_spec_caught_is_not_tried_again(until):
     """It takes no time, so that none is needed."""
-    caught = {}
-    found = Tried(Caught("forward", "MismatchError"), 1)
+    killed = {}
+    found = Tried(Killed("forward", "MismatchError"), 1)
 
     def tried(mutants, attempt, **more):
-        return _hunt(mutants, attempt, journal=Journal(), caught=caught, **more)[0]
+        return _run_mutants(mutants, attempt, journal=Journal(), killed=killed, **more)[0]
 
     assert tried(MANY[:1], lambda _: found, name="first").by == "forward"
     assert tried(MANY[:1], _never, name="second", until=until).by == "first"
@@ -137,8 +146,8 @@ def _results(folder, verdicts):
 
 
 def test_what_an_earlier_run_knows_is_known_until_its_line_is_another(tmp_path):
-    results = iter([Tried(Caught("forward", "MismatchError"), 1)] * 2 + [Tried(None, 8)])
-    first, second, third = _hunt(MANY[:3], lambda _: next(results), journal=Journal())
+    results = iter([Tried(Killed("forward", "MismatchError"), 1)] * 2 + [Tried(None, 8)])
+    first, second, third = _run_mutants(MANY[:3], lambda _: next(results), journal=Journal())
     fourth, fifth, sixth = (
         dataclasses.replace(unknown(each), status="equivalent", marked=marked)
         for each, marked in zip(MANY[3:6], (True, True, False), strict=True)
@@ -152,9 +161,9 @@ def test_a_marked_survivor_is_tried_again_when_its_mark_is_gone():
     here = mutant("mask", 1)
     mark = EquivalentMutant(operator="mask", source=here.source[:8], reason="why")
     known = {unknown(here).key}
-    [verdict] = _hunt([here], _never, journal=Journal(), equivalents=(mark,), marked=known)
+    [verdict] = _run_mutants([here], _never, journal=Journal(), equivalents=(mark,), marked=known)
     assert (verdict.status, verdict.reason) == ("equivalent", "why")
-    [verdict] = _hunt([here], lambda _: Tried(None, 8), journal=Journal(), marked=known)
+    [verdict] = _run_mutants([here], lambda _: Tried(None, 8), journal=Journal(), marked=known)
     assert (verdict.status, verdict.examples) == ("survived", 8)
 
 
@@ -171,7 +180,9 @@ def test_a_mark_is_about_operator_line_and_change():
     here = mutant("mask", 1)
     mark = EquivalentMutant(operator="mask", source=here.source[:8], reason="why")
     other = EquivalentMutant(operator="mask", source=here.source[:8], change="else", reason="?")
-    [verdict] = _hunt([here], lambda _: survived, journal=Journal(), equivalents=(other, mark))
+    [verdict] = _run_mutants(
+        [here], lambda _: survived, journal=Journal(), equivalents=(other, mark)
+    )
     assert (verdict.status, verdict.reason, verdict.marked) == ("equivalent", "why", True)
     assert stale((mark,), [verdict], whole=True) == []
     assert "does not exist" in stale((other,), [verdict], whole=True)[0].text
@@ -186,7 +197,7 @@ def test_a_mark_may_name_the_line_that_calls():
     ]
     assert [each.callers for each in both] == [(LINES[0],), (LINES[4],)]
     mark = EquivalentMutant(operator="mask", source="", caller=LINES[4][:6], reason="why")
-    verdicts = _hunt(both, lambda _: Tried(None, 8), journal=Journal(), equivalents=(mark,))
+    verdicts = _run_mutants(both, lambda _: Tried(None, 8), journal=Journal(), equivalents=(mark,))
     assert [each.status for each in verdicts] == ["survived", "equivalent"]
     assert from_json(json.loads(json.dumps(to_json(verdicts[1])))) == verdicts[1]
 
@@ -194,17 +205,17 @@ def test_a_mark_may_name_the_line_that_calls():
 def test_a_mark_of_a_mutant_that_was_caught_is_stale():
     here = mutant("mask", 1)
     mark = EquivalentMutant(operator="mask", source=here.source[:8], reason="why")
-    caught = Tried(Caught("forward", "MismatchError", "interpret"), 1)
-    [verdict] = _hunt([here], lambda _: caught, journal=Journal(), equivalents=(mark,))
-    assert verdict.status == "caught"
+    killed = Tried(Killed("forward", "MismatchError", "interpret"), 1)
+    [verdict] = _run_mutants([here], lambda _: killed, journal=Journal(), equivalents=(mark,))
+    assert verdict.status == "killed"
     [note] = stale((mark,), [verdict], whole=True)
-    assert "is none: forward on interpret caught it" in note.text
+    assert "is none: forward on interpret killed it" in note.text
     assert note.kind == "mutants"
 
 
 def test_the_score_is_of_mutants_that_were_caught_or_survived():
-    results = iter([Tried(Caught("a", "b"), 1), Tried(None, 1), Tried(None, 0, "impossible")])
-    verdicts = _hunt(MANY[:3], lambda _: next(results), journal=Journal())
+    results = iter([Tried(Killed("a", "b"), 1), Tried(None, 1), Tried(None, 0, "impossible")])
+    verdicts = _run_mutants(MANY[:3], lambda _: next(results), journal=Journal())
     assert score(verdicts) == 50.0
     assert score(verdicts[2:]) is None
     assert [from_json(to_json(verdict)) for verdict in verdicts] == verdicts

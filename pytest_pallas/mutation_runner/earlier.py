@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from pytest_pallas.errors import OptionError
-from pytest_pallas.hunting.verdict import Verdict, from_json
+from pytest_pallas.mutation_runner.verdict import Verdict, from_json
 from pytest_pallas.options import place_of
 from pytest_pallas.session import current
 from pytest_pallas.source_lines import text_at
 
-#: Who has caught a mutant, in words.
+#: Who has killed a mutant, in words.
 EARLIER = "an earlier run"
 
 
@@ -25,11 +25,11 @@ class Earlier:
     """What a run knows of mutants whose line still reads as it did.
 
     Attributes:
-      caught: those that it caught, by key, with ``EARLIER``.
+      killed: those that it killed, by key, with ``EARLIER``.
       marked: keys of those that it did not catch, and that a spec said are no mistakes.
     """
 
-    caught: dict[str, str] = field(default_factory=dict[str, str])
+    killed: dict[str, str] = field(default_factory=dict[str, str])
     marked: frozenset[str] = frozenset()
 
 
@@ -65,7 +65,7 @@ def read_earlier(path: Path) -> Earlier:
         raise OptionError(f"{path} was not written by --pallas-results") from None
     same = [verdict for verdict in verdicts if verdict.source == text_at(verdict.where)]
     return Earlier(
-        {verdict.key: EARLIER for verdict in same if verdict.status == "caught"},
+        {verdict.key: EARLIER for verdict in same if verdict.status == "killed"},
         frozenset(v.key for v in same if v.status == "equivalent" and v.marked),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas.errors import DIED
-from pytest_pallas.hunting.verdict import Verdict, from_json, to_json
+from pytest_pallas.mutation_runner.verdict import Verdict, from_json, to_json
 
 #: The path of an item's journal, where it has one.
 JOURNAL = pytest.StashKey[str]()
@@ -56,7 +56,7 @@ class Journal:
 
 
 def died_of_a_mutant(path: Path, error: Exception) -> bool:
-    """Whether a process died while it tried a mutant, which is then written down as caught.
+    """Whether a process died while it tried a mutant, which is then written down as killed.
 
     Args:
       path: of its journal.
@@ -66,5 +66,5 @@ def died_of_a_mutant(path: Path, error: Exception) -> bool:
     if journal.begun is None or not isinstance(error, DIED):
         return False
     how = type(error).__name__
-    journal.end(dataclasses.replace(journal.begun, status="caught", how=how))
+    journal.end(dataclasses.replace(journal.begun, status="killed", how=how))
     return True

@@ -10,14 +10,14 @@ from typing import Any
 
 from pytest_pallas.backends import Backend, label
 from pytest_pallas.checks import Check
-from pytest_pallas.checks.trial import call
-from pytest_pallas.checks.verdict import ask, conclude, drawn_facts
+from pytest_pallas.checks.context import call
+from pytest_pallas.checks.verdict import conclude, drawn_facts, run_check
 from pytest_pallas.errors import NotApplicableError
-from pytest_pallas.items.trials import Subject, trial_for, with_goldens
+from pytest_pallas.items.contexts import Subject, context_for, with_goldens
 from pytest_pallas.options import Options, choose
+from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import Session
 from pytest_pallas.strategies.arguments import Arguments
-from pytest_pallas.tally import Tally
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,20 +52,20 @@ class Place:
         item = self.session.item
         return "" if item is None else item.nodeid.partition("[")[0]
 
-    def begin(self, kernel: str, check: str, arguments: Arguments) -> Tally:
-        """The tally of a check in the running test, with one more example begun."""
-        made = Tally(
+    def begin(self, kernel: str, check: str, arguments: Arguments) -> ResultBuilder:
+        """The builder of a check in the running test, with one more example begun."""
+        made = ResultBuilder(
             kernel=kernel,
             family=self.family,
             check=check,
             backend=label(self.backend),
             mesh=self.mesh,
         )
-        tally = self.session.tallies.setdefault((kernel, check, self.name), made)
-        tally.begin(arguments)
+        builder = self.session.builders.setdefault((kernel, check, self.name), made)
+        builder.begin(arguments)
         if self.session.observer is not None:
-            self.session.observer.example(tally, list(drawn_facts(arguments)))
-        return tally
+            self.session.observer.example(builder, list(drawn_facts(arguments)))
+        return builder
 
 
 def check_function(
@@ -114,8 +114,8 @@ def check_call(
     session, backend = place.session, place.backend
     options = place.options
     arguments = replayed(session, subject.name, check.name) or arguments
-    tally = place.begin(subject.name, check.name, arguments)
-    trial = trial_for(
+    builder = place.begin(subject.name, check.name, arguments)
+    context = context_for(
         session,
         subject,
         arguments,
@@ -127,19 +127,19 @@ def check_call(
     asked = with_goldens(
         session, check, subject.name, test=place.test, options=options, mesh=place.mesh
     )
-    made = functools.partial(call, trial, trial.kernel, arguments.args)
+    made = functools.partial(call, context, context.kernel, arguments.args)
     session.note_run(subject.name, backend, made)
     headline = f"{subject.name}: {check.name} on {label(backend)}"
     try:
         with guarded(session, headline, backend):
-            finding = ask(asked, trial, subject.name, found=tally.add)
-            conclude(check, tally.evidence, subject.name, backend)
+            finding = run_check(asked, context, subject.name, found=builder.add)
+            conclude(check, builder.evidence, subject.name, backend)
     except NotApplicableError:
         if needed:
             raise
-        tally.withdraw()
-        if not tally.examples:
-            del session.tallies[subject.name, check.name, place.name]
+        builder.withdraw()
+        if not builder.examples:
+            del session.builders[subject.name, check.name, place.name]
         return None
     outcome = finding.outcome
     return None if outcome is None else outcome.report or outcome.values

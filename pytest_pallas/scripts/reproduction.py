@@ -12,10 +12,10 @@ from pytest_pallas.backends import Backend, chip_of, label
 from pytest_pallas.backends.hardware import CUSTOM_CALLS
 from pytest_pallas.backends.interpreters import Interpreter
 from pytest_pallas.backends.simulators import Simulator
+from pytest_pallas.checks.context import CheckContext, CheckResult, Related
 from pytest_pallas.checks.cross import accepted
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.checks.ignored import masks_of
-from pytest_pallas.checks.trial import Related, Trial, TrialResult
 from pytest_pallas.checks.verdict import Failure
 from pytest_pallas.compat.jaxprs import KERNEL_PRIMITIVES
 from pytest_pallas.compilers import tpu_chips
@@ -53,23 +53,25 @@ def calls(related: Related, comparisons: Sequence[Comparison]) -> tuple[Argument
     return related.call, {"others": others, "claim": claim, "exact": exact}
 
 
-def others(trial: Trial, finding: TrialResult | None) -> tuple[dict[str, Any], list[Backend]]:
+def others(
+    context: CheckContext, finding: CheckResult | None
+) -> tuple[dict[str, Any], list[Backend]]:
     """What ``cross`` of the scripts needs, and the backends of the others.
 
     Only the pair that was found to differ; all that can be shown if the check came to no
     comparison. Nothing if there is none.
     """
-    here = label(trial.backend)
+    here = label(context.backend)
     chosen = [
         other
-        for other in trial.others
+        for other in context.others
         if finding is None or other.name in finding.compared
         if label(other.backend) == here
-        or (isinstance(other.backend, _HERE) and isinstance(trial.backend, _HERE))
+        or (isinstance(other.backend, _HERE) and isinstance(context.backend, _HERE))
     ]
     if not chosen:
         return {}, []
-    tuning = trial.arguments.tuning
+    tuning = context.arguments.tuning
     entries = tuple(
         (
             other.name,
@@ -83,12 +85,12 @@ def others(trial: Trial, finding: TrialResult | None) -> tuple[dict[str, Any], l
     return {"here": here, "others": entries}, [other.backend for other in chosen]
 
 
-def unimportant(trial: Trial) -> dict[str, Any]:
+def unimportant(context: CheckContext) -> dict[str, Any]:
     """What ``padding`` of the scripts needs."""
-    masks = masks_of(trial.ignored, trial.arguments)
+    masks = masks_of(context.ignored, context.arguments)
     return {
-        "fills": bool(getattr(trial.backend, "fills", False)),
-        "masks": tuple(masks or [None] * len(trial.arguments.args)),
+        "fills": bool(getattr(context.backend, "fills", False)),
+        "masks": tuple(masks or [None] * len(context.arguments.args)),
     }
 
 
@@ -135,7 +137,7 @@ PROGRAMS = (programs.holds_a_kernel, programs.compiles)
 
 
 @dataclass(frozen=True)
-class Asked:
+class Reproduction:
     """What a script asks.
 
     Attributes:
@@ -155,32 +157,32 @@ class Asked:
     backends: Sequence[Backend] = ()
 
 
-def asked(error: PallasTestError, failure: Failure) -> Asked:
+def reproduction(error: PallasTestError, failure: Failure) -> Reproduction:
     """What the script of a failure asks.
 
     Raises:
       NoScriptError: jax and numpy alone cannot show the failure.
     """
-    trial, check, finding = failure.trial, failure.check, failure.finding
+    context, check, finding = failure.context, failure.check, failure.finding
     more: dict[str, Any] = {}
-    arguments = trial.arguments
-    if trial.backend.kind == "compiling":
+    arguments = context.arguments
+    if context.backend.kind == "compiling":
         if not isinstance(error, CompileError) or check not in COMPILED:
             raise NoScriptError("what a compiler says of its code is seen with this plugin only")
-        more = _program(trial, check) | {"lowering": error.kernel_error is not None}
+        more = _program(context, check) | {"lowering": error.kernel_error is not None}
         if not more["lowering"] and not more["topology"]:
             raise NoScriptError("to compile for a GPU that is not there needs the plugin")
-        return Asked(programs.compiles, arguments, more=more)
+        return Reproduction(programs.compiles, arguments, more=more)
     if isinstance(error, NoPallasCallError):
         more = {"look_in": "jaxpr", "names": tuple(sorted(KERNEL_PRIMITIVES))}
-        if trial.backend.kind == "hardware":
-            more = {"look_in": "executable", "names": CUSTOM_CALLS[trial.backend.platform]}
-        return Asked(programs.holds_a_kernel, arguments, more=more)
-    if not isinstance(error, (MismatchError, KernelError)) or trial.reference is None:
+        if context.backend.kind == "hardware":
+            more = {"look_in": "executable", "names": CUSTOM_CALLS[context.backend.platform]}
+        return Reproduction(programs.holds_a_kernel, arguments, more=more)
+    if not isinstance(error, (MismatchError, KernelError)) or context.reference is None:
         raise NoScriptError("it is no failure of the kernel")
-    if isinstance(error, DmaError) and trial.backend.kind != "simulating":
+    if isinstance(error, DmaError) and context.backend.kind != "simulating":
         raise NoScriptError("what a kernel leaves behind is seen with this plugin only")
-    if not trial.jit:
+    if not context.jit:
         raise NoScriptError("the kernel is called without jit, with values that were not kept")
     question, note, backends = QUESTIONS.get(check), "", list[Backend]()
     needs = f"{check} needs the plugin"
@@ -190,35 +192,35 @@ def asked(error: PallasTestError, failure: Failure) -> Asked:
         arguments, more = calls(finding.related, finding.comparisons)
         question = related.related if finding.related.others else questions.forward
     elif question is related.cross:
-        more, backends = others(trial, finding)
+        more, backends = others(context, finding)
         needs = "a script runs one backend, or simulators and interpreters only"
         question = related.cross if more else None
     elif question is uninitialized.padding:
-        more = unimportant(trial)
+        more = unimportant(context)
     if question is None:
-        finding, question = _forward(trial, needs), questions.forward
+        finding, question = _forward(context, needs), questions.forward
         note = f"{needs}; this script asks forward, which fails for this call too."
     if check == "gradient":
         cotangents = None if finding is None else finding.cotangents
-        more = {"by": tuple(trial.differentiable), "cotangents": cotangents}
+        more = {"by": tuple(context.differentiable), "cotangents": cotangents}
     elif check == "determinism":
-        more = {"simulated": trial.backend.kind == "simulating"}
+        more = {"simulated": context.backend.kind == "simulating"}
     elif check == "sharding":
-        count = len(jax.devices(places.platform_of(trial.backend)))
+        count = len(jax.devices(places.platform_of(context.backend)))
         devices = tuple(n for n in (1, 2, 4, 8) if n <= count)
-        more = {"batch_axes": tuple(trial.batch_axes), "devices": devices}
-    limits = {} if finding is None else _limits(finding, trial)
-    return Asked(question, arguments, note, more, limits, backends)
+        more = {"batch_axes": tuple(context.batch_axes), "devices": devices}
+    limits = {} if finding is None else _limits(finding, context)
+    return Reproduction(question, arguments, note, more, limits, backends)
 
 
-def _forward(trial: Trial, needs: str) -> TrialResult | None:
+def _forward(context: CheckContext, needs: str) -> CheckResult | None:
     """What ``forward`` finds wrong; None if the kernel raises.
 
     Raises:
       NoScriptError: nothing.
     """
     try:
-        finding = forward(trial)
+        finding = forward(context)
     except KernelError:
         return None
     except Exception as error:
@@ -228,7 +230,7 @@ def _forward(trial: Trial, needs: str) -> TrialResult | None:
     return finding
 
 
-def _limits(finding: TrialResult, trial: Trial) -> dict[str, parts.Limit]:
+def _limits(finding: CheckResult, context: CheckContext) -> dict[str, parts.Limit]:
     """What each output was allowed; of several comparisons of one, the failed one counts."""
     rules = {"rms": "rms", "exact": "exact", "shape": "type", "dtype": "type", "tree": "type"}
     limits: dict[str, parts.Limit] = {}
@@ -240,18 +242,18 @@ def _limits(finding: TrialResult, trial: Trial) -> dict[str, parts.Limit]:
             rules.get(each.kind, "close"),
             each.allowed,
             each.worst_index or (),
-            trial.tolerance.fraction,
-            not trial.check_dtype,
+            context.tolerance.fraction,
+            not context.check_dtype,
         )
         limits.setdefault(each.where or "output", limit)
     return limits
 
 
-def _program(trial: Trial, check: str) -> dict[str, Any]:
+def _program(context: CheckContext, check: str) -> dict[str, Any]:
     """What a script compiles, and for which chip."""
-    target = chip_of(trial.backend)
+    target = chip_of(context.backend)
     platform = {"gpu": "cuda"}.get(target.platform, target.platform)
-    topology = tpu_chips.topology(target.name, trial.devices) if platform == "tpu" else ""
+    topology = tpu_chips.topology(target.name, context.devices) if platform == "tpu" else ""
     program = {"program": check, "platform": platform, "topology": topology}
-    program |= {"devices": trial.devices, "target": target.name}
-    return program | ({"by": tuple(trial.differentiable)} if check == "gradient" else {})
+    program |= {"devices": context.devices, "target": target.name}
+    return program | ({"by": tuple(context.differentiable)} if check == "gradient" else {})

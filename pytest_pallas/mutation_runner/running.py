@@ -8,19 +8,19 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from pytest_pallas.hunting.journal import Journal
-from pytest_pallas.hunting.verdict import Verdict, who
 from pytest_pallas.mutation import Mutant
+from pytest_pallas.mutation_runner.journal import Journal
+from pytest_pallas.mutation_runner.verdict import Verdict, who
 from pytest_pallas.notes import Note
 from pytest_pallas.spec import EquivalentMutant
 
-#: How a mutant was caught that another test or spec had caught before.
+#: How a mutant was killed that another test or spec had killed before.
 ELSEWHERE = "by another"
 
 
 @dataclass(frozen=True)
-class Caught:
-    """How a mutant was caught.
+class Killed:
+    """How a mutant was killed.
 
     Attributes:
       by: the check, or the test.
@@ -38,13 +38,13 @@ class Tried:
     """What came of trying a mutant.
 
     Attributes:
-      caught: how it was caught; None if it was not.
+      killed: how it was killed; None if it was not.
       examples: how many examples were asked about.
       impossible: why it could not be made; "" if it could.
       same: why it is the same program; "" if it is not, or if nobody asked.
     """
 
-    caught: Caught | None
+    killed: Killed | None
     examples: int
     impossible: str = ""
     same: str = ""
@@ -92,13 +92,13 @@ def unknown(mutant: Mutant) -> Verdict:
     )
 
 
-def hunt(
+def run_mutants(
     mutants: Iterable[Mutant],
     attempt: Callable[[Mutant], Tried],
     *,
     journal: Journal,
     name: str,
-    caught: dict[str, str],
+    killed: dict[str, str],
     until: float | None = None,
     same: Callable[[Mutant], str] = lambda _: "",
     equivalents: Sequence[EquivalentMutant] = (),
@@ -112,7 +112,7 @@ def hunt(
       attempt: tries one.
       journal: what is known already, and where it is written.
       name: of the test or spec that tries them.
-      caught: who has caught what, by key; what others have is not tried again. It is added to.
+      killed: who has killed what, by key; what others have is not tried again. It is added to.
       until: when to stop, by ``time.monotonic``; None for never.
       same: why a mutant is the same program, or ""; asked about those that are not tried.
       equivalents: what the spec says of its mutants.
@@ -125,9 +125,9 @@ def hunt(
         keys.append(verdict.key)
         if verdict.key in journal.verdicts:
             continue
-        if caught.get(verdict.key, name) != name:
-            by = caught[verdict.key]
-            untried = dataclasses.replace(verdict, status="caught", by=by, how=ELSEWHERE)
+        if killed.get(verdict.key, name) != name:
+            by = killed[verdict.key]
+            untried = dataclasses.replace(verdict, status="killed", by=by, how=ELSEWHERE)
         elif verdict.key in marked and any(marks(each, verdict) for each in equivalents):
             untried = dataclasses.replace(verdict, status="survived")
         elif until is not None and time.monotonic() >= until:
@@ -136,8 +136,8 @@ def hunt(
             begun(verdict)
             journal.begin(verdict)
             tried = _tried(mutant, verdict, attempt)
-            if tried.status == "caught":
-                caught[verdict.key] = name
+            if tried.status == "killed":
+                killed[verdict.key] = name
             journal.end(tried)
             continue
         reason = same(mutant)
@@ -155,9 +155,9 @@ def _tried(mutant: Mutant, verdict: Verdict, attempt: Callable[[Mutant], Tried])
         return dataclasses.replace(verdict, reason=tried.impossible)
     if tried.same:
         return _equivalent(verdict, tried.same)
-    if tried.caught is None:
+    if tried.killed is None:
         return dataclasses.replace(verdict, status="survived")
-    return dataclasses.replace(verdict, status="caught", **dataclasses.asdict(tried.caught))
+    return dataclasses.replace(verdict, status="killed", **dataclasses.asdict(tried.killed))
 
 
 def _equivalent(verdict: Verdict, reason: str) -> Verdict:
@@ -198,10 +198,10 @@ def stale(
     problems: list[str] = []
     for each in marked:
         about = [verdict for verdict in verdicts if marks(each, verdict)]
-        caught = [verdict for verdict in about if verdict.status == "caught"]
+        killed = [verdict for verdict in about if verdict.status == "killed"]
         words = f"equivalent mutant {each.operator} at {each.source!r}"
-        if caught and len(caught) == len(about):
-            problems.append(f"{words} is none: {who(caught[0])} caught it ({caught[0].change})")
+        if killed and len(killed) == len(about):
+            problems.append(f"{words} is none: {who(killed[0])} killed it ({killed[0].change})")
         elif not about and whole:
             problems.append(f"{words} does not exist: no mutant is of that operator and line")
     return [Note(problem, "mutants") for problem in problems]

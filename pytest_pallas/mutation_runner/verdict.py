@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-#: ``caught``: a check failed. ``survived``: none did. ``equivalent``: it is the same program, or
+#: ``killed``: a check failed. ``survived``: none did. ``equivalent``: it is the same program, or
 #: the spec says so and none failed. ``untried``: time was over, or it could not be made.
-Status = Literal["caught", "survived", "equivalent", "untried"]
+Status = Literal["killed", "survived", "equivalent", "untried"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Verdict:
       source: the line of code.
       callers: the lines of code there.
       status: what became of it.
-      by: the check that caught it, or the test, spec or run.
+      by: the check that killed it, or the test, spec or run.
       on: the backend of that check, with the sizes of its mesh.
       how: the kind of failure, such as ``"MismatchError"``.
       examples: how many examples were asked about.
@@ -53,7 +53,7 @@ class Verdict:
 
 
 def who(verdict: Verdict) -> str:
-    """What caught a mutant, and where, in words; "" if nobody knows."""
+    """What killed a mutant, and where, in words; "" if nobody knows."""
     return f"{verdict.by} on {verdict.on}" if verdict.on else verdict.by
 
 
@@ -71,7 +71,7 @@ def from_json(plain: Mapping[str, Any]) -> Verdict:
 
 
 def score(verdicts: list[Verdict]) -> float | None:
-    """The percentage of mutants that were caught, of those that were caught or survived."""
-    caught = sum(verdict.status == "caught" for verdict in verdicts)
+    """The percentage of mutants that were killed, of those that were killed or survived."""
+    killed = sum(verdict.status == "killed" for verdict in verdicts)
     survived = sum(verdict.status == "survived" for verdict in verdicts)
-    return 100.0 * caught / (caught + survived) if caught + survived else None
+    return 100.0 * killed / (killed + survived) if killed + survived else None

@@ -16,15 +16,15 @@ from pytest_pallas.compat.fuzzing import hypothesis_settings, set_hypothesis_set
 from pytest_pallas.compat.source import own_lines
 from pytest_pallas.errors import MutantError
 from pytest_pallas.explanations import Fact
-from pytest_pallas.hunting.hunt import Caught, Tried, hunt, sampled
-from pytest_pallas.hunting.journal import JOURNAL, Journal
 from pytest_pallas.mutation import Mutant, mutants_of, mutated
 from pytest_pallas.mutation.canonical import canonical
+from pytest_pallas.mutation_runner.journal import JOURNAL, Journal
+from pytest_pallas.mutation_runner.running import Killed, Tried, run_mutants, sampled
+from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import Session
-from pytest_pallas.tally import Tally
 
 #: The name that the plugin is registered by.
-PLUGIN = "pallas-hunter"
+PLUGIN = "pallas-mutants"
 
 
 class _Seen:
@@ -35,10 +35,10 @@ class _Seen:
         self.other = other
         self.programs: list[Any] = []
 
-    def example(self, tally: Any, facts: Sequence[Fact]) -> None:
+    def example(self, builder: Any, facts: Sequence[Fact]) -> None:
         """An example begins."""
         if self.other is not None:
-            self.other.example(tally, facts)
+            self.other.example(builder, facts)
 
     def traced(self, call: Any, jaxpr: Any, kernels: Sequence[Any]) -> None:
         """A call was traced."""
@@ -62,7 +62,7 @@ class _Seen:
             self.other.ended(call)
 
 
-class TestHunter:
+class TestMutantRunner:
     """The plugin of a process that runs tests, with ``--pallas-mutate``."""
 
     __test__ = False
@@ -86,17 +86,17 @@ class TestHunter:
             finally:
                 self.session.observer = before
             if seen.programs:
-                self._hunt(pyfuncitem, seen.programs)
+                self._run_mutants(pyfuncitem, seen.programs)
         return result
 
-    def _hunt(self, item: pytest.Function, programs: Sequence[Any]) -> None:
+    def _run_mutants(self, item: pytest.Function, programs: Sequence[Any]) -> None:
         session = self.session
         options = session.options_for(item)
         inside = [mutants_of(program, session.operators) for program in programs]
         found = list(dict.fromkeys(mutant for each in inside for mutant in each))
         path = item.stash.get(JOURNAL, None)
         journal = Journal(None if path is None else Path(path))
-        tallies = dict(session.tallies)
+        builders = dict(session.builders)
         place = _place(item)
 
         def same(mutant: Mutant) -> str:
@@ -114,31 +114,31 @@ class TestHunter:
                 return Tried(None, 1, str(error))
             if error is None:
                 return Tried(None, 1, same=same(mutant))
-            return Tried(Caught(item.name, type(error).__name__), 1)
+            return Tried(Killed(item.name, type(error).__name__), 1)
 
         started = time.monotonic()
         until = started + options.mutate_time if options.mutate_time else None
-        verdicts = hunt(
+        verdicts = run_mutants(
             sampled(found, options.mutate or 0, options.seed),
             attempt,
             journal=journal,
             name=item.name,
-            caught=session.caught,
+            killed=session.killed,
             until=until,
             same=same,
         )
-        session.tallies.clear()
-        session.tallies.update(tallies)
+        session.builders.clear()
+        session.builders.update(builders)
         for kernel in dict.fromkeys(verdict.kernel for verdict in verdicts):
             of_kernel = [verdict for verdict in verdicts if verdict.kernel == kernel]
-            tally = Tally(kernel=kernel, check="mutants", backend=place)
-            tally.mutants = [dataclasses.asdict(verdict) for verdict in of_kernel]
-            session.tallies[kernel, "mutants", place] = tally
+            builder = ResultBuilder(kernel=kernel, check="mutants", backend=place)
+            builder.mutants = [dataclasses.asdict(verdict) for verdict in of_kernel]
+            session.builders[kernel, "mutants", place] = builder
 
     def _failure(self, item: pytest.Function, mutant: Mutant) -> BaseException | None:
         """What the test raises with a mutant; None if it passes."""
         session = self.session
-        session.tallies.clear()
+        session.builders.clear()
         self.reseed(session)
         session.mutant = mutant
         try:

@@ -1,4 +1,4 @@
-"""What a running test has found so far: one tally a kernel and check, made into one record."""
+"""What a running test has found so far: one builder a kernel and check, made into one record."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pytest_pallas.notes import Note, note_of
 from pytest_pallas.record import Record
 
 if TYPE_CHECKING:
+    from pytest_pallas.checks.context import CheckResult
     from pytest_pallas.checks.inputs import Inputs
-    from pytest_pallas.checks.trial import TrialResult
     from pytest_pallas.strategies.arguments import Arguments
 
 
@@ -38,7 +38,7 @@ class Point:
 
 
 @dataclass(kw_only=True)
-class Tally:
+class ResultBuilder:
     """The examples of one check of one kernel in one test, added up."""
 
     kernel: str
@@ -78,7 +78,7 @@ class Tally:
         self.inputs.pop()
         self.points.pop()
 
-    def add(self, finding: TrialResult) -> None:
+    def add(self, finding: CheckResult) -> None:
         """Add what an example showed. Of one that failed, only the failure counts."""
         self.kernel_seconds += finding.seconds
         for note in map(note_of, finding.notes):
@@ -115,7 +115,7 @@ class Tally:
         if note not in self.notes:
             self.notes.append(note)
 
-    def _mark(self, finding: TrialResult) -> None:
+    def _mark(self, finding: CheckResult) -> None:
         """Keep the error of the example that was begun last."""
         measured = [each for each in finding.comparisons if each.kind in ("close", "exact")]
         worst = finding.failed or max(measured, key=lambda each: each.error, default=None)
@@ -127,7 +127,7 @@ class Tally:
     def record(
         self, *, test: str, outcome: str, seconds: float, reason: str = "", **rest: object
     ) -> Record:
-        """The record of this tally for a test that ended with ``outcome``."""
+        """The record of this builder for a test that ended with ``outcome``."""
         return Record(
             test=test,
             kernel=self.kernel,

@@ -1,1 +1,0 @@
-"""Hunting mutants: which of them the checks of a project catch, and what is left."""
