@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_pallas.devices.targets import DEFAULT_TARGETS, Label
 from pytest_pallas.errors import SpecError
-from pytest_pallas.relations import AnyRelation, Linear, Permuted, Relation
+from pytest_pallas.properties import Properties
+from pytest_pallas.relations import Linear, Permuted, Relation
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -92,8 +93,51 @@ class EquivalentMutant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelSpec:
+class Scope:
+    """Where a kernel runs, and what is checked.
+
+    Attributes:
+      backends: names of the backends that the kernel claims, for every chip (``"gpu-compile"``) or
+        for some (``"gpu-compile:h100"``); by default all those of the platforms of ``kernel`` (see
+        ``CLAIMED``).
+      meshes: meshes to run on, e.g. ``({"x": 4}, {"x": 8})``; the kernel and the reference are
+        then called with ``mesh=`` as well.
+      checks: names of the checks to run; None for every check that applies.
+      implementations: other implementations of the same function by name, with or without a
+        kernel, called like it: with the options, and with the tuning that they take. The cross
+        check compares them with it.
+    """
+
+    backends: Sequence[str] | None = None
+    meshes: Sequence[Mapping[str, int]] = ()
+    checks: Collection[str] | None = None
+    implementations: Mapping[str, Callable[..., Any]] = field(
+        default_factory=dict[str, Callable[..., Any]]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """What a reviewer accepted, with a reason for each.
+
+    Attributes:
+      tolerance: replaces the default judgement, for all or by dtype and backend (see
+        ``tolerances.tolerance_for``); rarely needed.
+      xfail: expected failures by backend label (``"interpret"``, ``"tpu-interpret:v5e"``).
+      equivalent: mutants that compute the same.
+    """
+
+    tolerance: Tolerance | Mapping[str, Tolerance] | None = None
+    xfail: Mapping[str, ExpectedFailure] = field(default_factory=dict[str, ExpectedFailure])
+    equivalent: Sequence[EquivalentMutant] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSpec(Properties, Scope, Marks):
     """What a kernel computes, how its inputs are drawn, and what must hold.
+
+    All fields are keywords of the constructor. ``Properties`` has what must hold of the answers,
+    ``Scope`` where the kernel runs and what is checked, ``Marks`` what a reviewer accepted.
 
     Attributes:
       name: a short, unique name; test ids begin with it.
@@ -104,40 +148,11 @@ class KernelSpec:
         the dtypes of its inputs: the oracle is this function on float64 inputs.
       inputs: a strategy that draws a tuple of positional arguments or ``strategies.Arguments``.
         With ``meshes``, a function from the ``jax.sharding.Mesh`` to such a strategy.
-      family: the family it is listed under; by default the name of the package it is defined in.
-      backends: names of the backends it claims, for every chip (``"gpu-compile"``) or for some
-        (``"gpu-compile:h100"``); by default all those of the platforms of ``kernel`` (see
-        ``CLAIMED``).
-      exact: True if the kernel is linear, so that small integers held in floats give a bitwise
-        equal answer in any order of summation. A number if integers up to that size do: those that
-        the value class ``"full"`` draws are up to 2**20, which sums of a few may be of, and
-        products not.
-      differentiable: positions of the arguments to differentiate by; the gradient check needs it.
-      vmappable: whether ``jax.vmap`` of the kernel is promised to work.
-      batch_axes: for each positional argument the axis along which the kernel computes independent
-        things, or None for one that all of them need: ``(0, None)`` for ``x @ w``. Axis 0 of every
-        output is that axis. The sharding check needs it. It excludes ``meshes``.
-      relations: what must hold between answers of the kernel, whatever is right: ``Linear``,
-        ``Permuted`` and ``Relation`` of ``pytest_pallas``, for the checks linearity, permutation
-        and relation. They also find what kernel and reference have in common.
-      implementations: other implementations of the same function by name, with or without a
-        kernel, called like it: with the options, and with the tuning that they take. The cross
-        check compares them with it.
-      meshes: meshes to run on, e.g. ``({"x": 4}, {"x": 8})``; the kernel and the reference are
-        then called with ``mesh=`` as well.
-      checks: names of the checks to run; None for every check that applies.
-      tolerance: replaces the default judgement, for all or by dtype and backend (see
-        ``tolerances.tolerance_for``); rarely needed.
-      nan_ok: whether NaN is a right answer where all inputs are finite.
-      ignored: which elements of the arguments must not matter, such as keys beyond a sequence's
-        length: called ``ignored(*args, **options)``, it returns for each positional argument None
-        or a bool array of its shape, True where ignored. The padding check poisons these.
       typical: calls that are typical of the kernel's use, as ``strategies.Arguments`` or tuples; a
         ``jax.ShapeDtypeStruct`` may stand for an array (see ``strategies.shaped``). With
         ``meshes``, a function from the ``jax.sharding.Mesh`` to such calls. Compiling backends
         compile them besides what is drawn, and report what their code costs.
-      xfail: expected failures by backend label (``"interpret"``, ``"tpu-interpret:v5e"``).
-      equivalent: mutants that compute the same, each with a reason.
+      family: the family it is listed under; by default the name of the package it is defined in.
       file: where the spec is defined; found by itself.
 
     Raises:
@@ -148,24 +163,8 @@ class KernelSpec:
     kernel: Callable[..., Any] | Mapping[str, Callable[..., Any]]
     reference: Callable[..., Any]
     inputs: SearchStrategy[Any] | Callable[[Any], SearchStrategy[Any]]
-    family: str = ""
-    backends: Sequence[str] | None = None
-    exact: bool | int = False
-    differentiable: Sequence[int] = ()
-    vmappable: bool = True
-    batch_axes: Sequence[int | None] = ()
-    relations: Sequence[AnyRelation] = ()
-    implementations: Mapping[str, Callable[..., Any]] = field(
-        default_factory=dict[str, Callable[..., Any]]
-    )
-    meshes: Sequence[Mapping[str, int]] = ()
-    checks: Collection[str] | None = None
-    tolerance: Tolerance | Mapping[str, Tolerance] | None = None
-    nan_ok: bool = False
-    ignored: Callable[..., Any] | None = None
     typical: Sequence[Any] | Callable[[Any], Sequence[Any]] = ()
-    xfail: Mapping[str, ExpectedFailure] = field(default_factory=dict[str, ExpectedFailure])
-    equivalent: Sequence[EquivalentMutant] = ()
+    family: str = ""
     file: str = ""
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from pytest_pallas.errors import KernelError, PallasTestError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Comparison, Tolerance, compare_trees, is_float, wide
 from pytest_pallas.oracle.expected import Expected, ExpectedCache, Leaves, flatten
-from pytest_pallas.relations import AnyRelation
+from pytest_pallas.properties import Properties
 from pytest_pallas.strategies.arguments import Arguments
 
 #: Integers up to this size count as small: the product of two is exact in bfloat16, and a sum of
@@ -44,8 +44,10 @@ class Other:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckContext(Configured):
-    """What a check is asked about: a kernel, its reference, and one drawn call.
+class CheckContext(Configured, Properties):
+    """What a check gets: a kernel, its reference, and one drawn call.
+
+    ``Properties`` has what must hold of the answers.
 
     Attributes:
       kernel: called ``kernel(*args, **options, **tuning)``.
@@ -53,20 +55,13 @@ class CheckContext(Configured):
       arguments: the drawn call.
       backend: where the kernel runs.
       settings: how it runs; see ``RunSettings``.
-      exact: whether small integers held in floats must give a bitwise equal answer; or up to which
-        size they must.
-      differentiable: positions of the arguments to differentiate by.
-      batch_axes: as in ``KernelSpec``.
-      relations: as in ``KernelSpec``.
       others: what computes the same, for the cross check.
       tolerance: the rule of judgement.
-      nan_ok: whether NaN is a right answer for finite inputs.
       check_dtype: whether the kernel must return the reference's dtypes.
       runs: where runs under other schedules are kept.
       cache: where expectations are kept.
       typical: whether the spec names this call as typical, rather than drawing it.
       costs: what the code of kernels may cost on compiling backends; None if nobody asks.
-      ignored: as in ``KernelSpec``.
       claimed: the backends that the spec claims, as in ``KernelSpec.claimed``.
       explained: whether a failure is explained; if not, its error has no message to speak of.
     """
@@ -75,19 +70,13 @@ class CheckContext(Configured):
     reference: Callable[..., Any] | None
     arguments: Arguments
     backend: Backend
-    exact: bool | int = False
-    differentiable: Sequence[int] = ()
-    batch_axes: Sequence[int | None] = ()
-    relations: Sequence[AnyRelation] = ()
     others: Sequence[Other] = ()
     tolerance: Tolerance = field(default_factory=Tolerance)
-    nan_ok: bool = False
     check_dtype: bool = True
     runs: Any = None
     cache: ExpectedCache = field(default_factory=ExpectedCache)
     typical: bool = False
     costs: Costs | None = None
-    ignored: Callable[..., Any] | None = None
     claimed: Sequence[str] = ()
     explained: bool = True
 

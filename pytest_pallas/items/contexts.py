@@ -14,7 +14,7 @@ from pytest_pallas.backends import Backend, RunSettings
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import CheckContext, Other
 from pytest_pallas.options import Options
-from pytest_pallas.relations import AnyRelation
+from pytest_pallas.properties import Properties, properties_of
 from pytest_pallas.sanitizers.runs import Runs
 from pytest_pallas.session import Session
 from pytest_pallas.spec import KernelSpec
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class Subject(Properties):
     """A kernel, and what must hold of it: a spec says it, or the call of a test.
 
     Attributes:
@@ -42,17 +42,11 @@ class Subject:
     name: str
     kernel: Callable[..., Any]
     reference: Callable[..., Any] | None
-    exact: bool | int = False
-    differentiable: Sequence[int] = ()
-    batch_axes: Sequence[int | None] = ()
-    relations: Sequence[AnyRelation] = ()
     others: Sequence[Other] = ()
     tolerance: Tolerance | Mapping[str, Tolerance] | None = None
-    nan_ok: bool = False
     check_dtype: bool = True
     jit: bool = True
     devices: int = 1
-    ignored: Callable[..., Any] | None = None
     claimed: Sequence[str] = ()
 
 
@@ -68,16 +62,11 @@ def subject_of(
         name=spec.name,
         kernel=kernel,
         reference=reference,
-        exact=spec.exact,
-        differentiable=spec.differentiable,
-        batch_axes=spec.batch_axes,
-        relations=spec.relations,
         others=others,
         tolerance=spec.tolerance,
-        nan_ok=spec.nan_ok,
         devices=1 if mesh is None else mesh.size,
-        ignored=spec.ignored,
         claimed=spec.claimed,
+        **properties_of(spec),
     )
 
 
@@ -140,10 +129,6 @@ def context_for(
             jit=subject.jit,
             dump=None if node is None else session.dump_folder(node.name),
         ),
-        exact=subject.exact,
-        differentiable=subject.differentiable,
-        batch_axes=subject.batch_axes,
-        relations=subject.relations,
         others=subject.others,
         tolerance=tolerance_for(
             session.config,
@@ -154,15 +139,14 @@ def context_for(
             backend=backend,
             dtypes=dtypes_of(arguments.args),
         ),
-        nan_ok=subject.nan_ok,
         check_dtype=subject.check_dtype,
         runs=shared if runs is None else runs,
         cache=session.cache,
         typical=typical,
         costs=session.costs if costs else None,
-        ignored=subject.ignored,
         claimed=subject.claimed,
         explained=explained,
+        **properties_of(subject),
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import strategies as st
 
-from pytest_pallas import ExpectedFailure, SpecError
+from pytest_pallas import ExpectedFailure, KernelSpec, SpecError
 
 
 @pytest.mark.parametrize(
@@ -25,3 +26,18 @@ def test_the_checks_that_an_expected_failure_covers(given, covered):
 def test_an_expected_failure_of_an_unknown_scope():
     with pytest.raises(SpecError, match='scope must be "all" or "executing", not \'tracing\''):
         ExpectedFailure(reason="#1", jax="0.12", scope="tracing")
+
+
+def test_its_properties_are_those_that_checks_get():
+    from pytest_pallas.checks.context import CheckContext
+    from pytest_pallas.properties import properties_of
+
+    spec = KernelSpec(
+        name="k", kernel=abs, reference=abs, inputs=st.just(()),
+        exact=8, differentiable=(0,), nan_ok=True,
+    )  # fmt: skip
+    context = CheckContext(
+        kernel=abs, reference=abs, arguments=None, backend=None, **properties_of(spec)
+    )
+    assert properties_of(context) == properties_of(spec)
+    assert (context.exact, context.differentiable, context.nan_ok) == (8, (0,), True)
