@@ -61,7 +61,9 @@ class Session:
     builders: dict[tuple[str, str, str], Any] = field(default_factory=dict[Any, Any])
     #: Drawn calls for compiling backends, by spec and count; see ``items.precompile``.
     drawn: dict[Any, tuple[Any, ...]] = field(default_factory=dict[Any, Any])
-    #: Where the checks of a spec draw from; see ``suites.variety``.
+    #: Sizes of blocks by dim, for the specs that were bound; see ``items.learning``.
+    tiles: dict[Any, dict[str, tuple[int, ...]]] = field(default_factory=dict[Any, Any])
+    #: Where the checks of a spec draw from; see ``sampling.diversity``.
     sources: dict[Any, Any] = field(default_factory=dict[Any, Any])
     #: The running test.
     item: pytest.Item | None = None

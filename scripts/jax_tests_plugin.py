@@ -9,7 +9,8 @@ It runs in the child process (``-p jax_tests_plugin``), and replaces:
   so, and the device kind, also inside of kernels, is that of a v6e, an H100 or a B200;
 - the option ``jax_pallas_use_mosaic_gpu``, where JAX has it no more, by one that is off;
 - the lowering of ``with_memory_space_constraint``, ``pin`` and ``unpin``, which XLA has for TPUs
-  only, by nothing.
+  only, by nothing;
+- products of float16 summed in float32, which XLA has for GPUs only, by products of float32.
 
 Hypothesis draws no more than 10 examples a test, and does not shrink them. Modules named
 ``*_test_util`` that a wheel of JAX lacks come from the checkout.
@@ -286,6 +287,30 @@ def _memory_spaces_are_nothing() -> None:
         mlir.register_lowering(getattr(primitives, name), lambda ctx, x, **_: [x])
 
 
+def _products_of_halves() -> None:
+    """Let the CPU compile products of float16 that are summed in float32, as references ask for."""
+    import jax
+    import jax.numpy as jnp
+
+    lax: Any = importlib.import_module("jax._src.lax.lax")
+    mlir: Any = importlib.import_module("jax._src.interpreters.mlir")
+    before = functools.partial(lax._dot_general_lower, platform="cpu")
+
+    def lowering(ctx: Any, *nodes: Any, precision: Any, **params: Any) -> Any:
+        if precision != jax.lax.DotAlgorithmPreset.F16_F16_F32:
+            return before(ctx, *nodes, precision=precision, **params)
+        [result] = ctx.avals_out
+
+        def product(x: Any, y: Any) -> Any:
+            wide = (each.astype(jnp.float32) for each in (x, y))
+            found = jax.lax.dot_general(*wide, params["dimension_numbers"], precision="highest")
+            return found.astype(result.dtype)
+
+        return mlir.lower_fun(product, multiple_results=False)(ctx, *nodes)
+
+    mlir.register_lowering(lax.dot_general_p, lowering, platform="cpu")
+
+
 def _stand_for_a_chip() -> None:
     """Let tests and kernels find a chip."""
     from pytest_pallas.devices.gpus import GPUS, attributes
@@ -351,6 +376,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _simulate_kernels()
     _simulate_calls()
     _memory_spaces_are_nothing()
+    _products_of_halves()
     if DEVICE != "cpu":
         _stand_for_a_chip()
 

@@ -17,6 +17,7 @@ from pytest_pallas.checks import Check
 from pytest_pallas.compat.testing import keywords_match
 from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.items.item import SpecItem, item_name, node_id
+from pytest_pallas.items.tracing import kernels_of
 from pytest_pallas.record import NotApplicable
 from pytest_pallas.session import Session, current
 from pytest_pallas.spec import KernelSpec
@@ -151,23 +152,8 @@ class Traces:
         """The kernels of each call."""
         for number, call in enumerate(self.calls):
             if number == len(self.made):
-                self.made.append(_kernels(call, self.context))
+                self.made.append(kernels_of(call, self.context))
             yield self.made[number]
-
-
-def _kernels(
-    call: Call, context: Callable[[], AbstractContextManager[Any]]
-) -> Sequence[KernelCall] | None:
-    from pytest_pallas.analysis import kernel_calls
-    from pytest_pallas.backends.ending import ending
-    from pytest_pallas.backends.tracing import abstract, jitted
-
-    try:
-        static, shapes = abstract(call)
-        with context(), ending(call.timeout):
-            return kernel_calls(jitted().trace(static, shapes).jaxpr)
-    except Exception:  # tracing runs the kernel's own code; the item will raise the same
-        return None
 
 
 def _traces(session: Session, spec: KernelSpec, backend: Backend) -> Traces:

@@ -17,6 +17,7 @@ from pytest_pallas.checks.verdict import drawn_facts, run_check
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.items.backends import others_of
 from pytest_pallas.items.contexts import Subject, context_for, subject_of, with_goldens
+from pytest_pallas.items.learning import adapted
 from pytest_pallas.notes import Note
 from pytest_pallas.options import Options
 from pytest_pallas.result_builder import ResultBuilder
@@ -124,7 +125,6 @@ def bind(
     left_out: Callable[[str], bool],
 ) -> BoundCheck:
     """Bind a check; ``test`` is what goldens are kept under, the rest is as in ``BoundCheck``."""
-    inputs: Any = spec.inputs  # with meshes a function, else a strategy
     others = others_of(spec, backend, sizes, before)
     devices = 1 if mesh is None else mesh.size
     return BoundCheck(
@@ -145,7 +145,7 @@ def bind(
         sizes=sizes,
         mesh=mesh,
         subject=subject_of(spec, backend, mesh, others),
-        strategy=inputs if mesh is None else inputs(mesh),
+        strategy=adapted(session, spec, mesh, sizes),
         name=name,
         before=before,
         place=place,

@@ -18,6 +18,7 @@ from pytest_pallas.strategies.arguments import Drawn
 from pytest_pallas.strategies.declared import Declared, declare_arrays
 from pytest_pallas.strategies.dtypes import as_dtype, floats
 from pytest_pallas.strategies.sizes.dims import MAX_ELEMENTS, Budget, Plan, draw_dims, plan_dims
+from pytest_pallas.strategies.sizes.learned import LearnedTiles, current_probe, current_tiles
 from pytest_pallas.strategies.sizes.pools import Sizes, Tiles, check_int
 from pytest_pallas.strategies.sizes.shapes import ShapeSpec, concrete, parse
 from pytest_pallas.strategies.value_variants import Kin, kth
@@ -43,7 +44,7 @@ class _Plan:
       dtypes: one strategy for all arrays, or one for each.
       classes: the classes of values.
       values: draws one of them.
-      declared: says what may be drawn.
+      declared: says what may be drawn around tiles that were learned.
     """
 
     shapes: ShapeSpec
@@ -51,7 +52,7 @@ class _Plan:
     dtypes: tuple[SearchStrategy[Any], ...]
     classes: tuple[str, ...]
     values: SearchStrategy[str]
-    declared: Callable[[], Declared]
+    declared: Callable[[LearnedTiles], Declared]
 
 
 def arrays(
@@ -111,7 +112,7 @@ def arrays(
         check_int("max_bytes", max_bytes, 1)
 
     @lru_cache(maxsize=64)
-    def plan_within(option: int | None, itemsizes: tuple[int, ...]) -> Plan:
+    def plan_within(option: int | None, itemsizes: tuple[int, ...], tiles: LearnedTiles) -> Plan:
         return plan_dims(
             spec,
             Budget(max_elements, max_bytes, itemsizes).within(option),
@@ -121,19 +122,26 @@ def arrays(
             unequal=unequal,
             max_dim=max_dim,
             min_dim=min_dim,
+            learned=tiles,
         )
 
     @lru_cache(maxsize=64)
-    def sizes_within(option: int, itemsizes: tuple[int, ...]) -> SearchStrategy[dict[str, int]]:
-        return draw_dims(plan_within(option, itemsizes))
-
-    def plan(itemsizes: tuple[int, ...]) -> Plan:
-        return plan_within(budget.max_bytes(), itemsizes)
+    def sizes_within(
+        option: int, itemsizes: tuple[int, ...], tiles: LearnedTiles
+    ) -> SearchStrategy[dict[str, int]]:
+        return draw_dims(plan_within(option, itemsizes, tiles))
 
     def sizes(itemsizes: tuple[int, ...]) -> SearchStrategy[dict[str, int]]:
-        return sizes_within(budget.max_bytes(), itemsizes)
+        return sizes_within(budget.max_bytes(), itemsizes, current_tiles())
 
-    plan_within(None, (1,))  # checks the arguments now
+    @lru_cache(maxsize=4)
+    def declared(tiles: LearnedTiles) -> Declared:
+        def plan(itemsizes: tuple[int, ...]) -> Plan:
+            return plan_within(budget.max_bytes(), itemsizes, tiles)
+
+        return declare_arrays(plan, strategies, classes)
+
+    plan_within(None, (1,), ())  # checks the arguments now
     shared = isinstance(dtype, str) or not isinstance(dtype, Sequence)
     given: Any = dtype
     entries: tuple[Any, ...] = (given,) if shared else tuple(given)
@@ -148,7 +156,7 @@ def arrays(
             strategies,
             classes,
             st.sampled_from(classes),
-            lru_cache(lambda: declare_arrays(plan, strategies, classes)),
+            declared,
         )
     )
 
@@ -172,14 +180,25 @@ def build(
       seed: from 0 to ``MAX_SEED``.
       kin: what siblings are made from.
     """
-    per_array = dtypes if len(dtypes) > 1 else [*dtypes] * len(shapes.arrays)
+    each = zip(concrete(shapes, sizes), _per_array(shapes, dtypes), strict=True)
     items = [
         generate(values, shape, dtype, seed=seed, index=index)
-        for index, (shape, dtype) in enumerate(zip(concrete(shapes, sizes), per_array, strict=True))
+        for index, (shape, dtype) in enumerate(each)
     ]
     names = tuple(dtype.name for dtype in dtypes)
     recipe = {"dtype": names if names[1:] else "".join(names), "values": values, "seed": seed}
     return Drawn(items, {**sizes, **recipe}, kin)
+
+
+def _per_array(shapes: ShapeSpec, dtypes: Sequence[Any]) -> Sequence[Any]:
+    """A dtype for each array, of one for all or one for each."""
+    return dtypes if len(dtypes) > 1 else [*dtypes] * len(shapes.arrays)
+
+
+def _abstract(shape: Sequence[int], dtype: Any) -> Any:
+    import jax
+
+    return jax.ShapeDtypeStruct(tuple(shape), dtype)
 
 
 def _check_count(shapes: ShapeSpec, dtypes: Sequence[Any]) -> None:
@@ -199,13 +218,16 @@ def _arrays(draw: DrawFn, plan: _Plan) -> Drawn:
     dtypes = [as_dtype(dtype, "what dtype drew") for dtype in drawn]
     sizes = draw(plan.sizes(tuple(dtype.itemsize for dtype in dtypes)))
     values, seed = draw(plan.values), draw(_SEEDS)
+    if current_probe() is not None:
+        shapes = zip(concrete(plan.shapes, sizes), _per_array(plan.shapes, dtypes), strict=True)
+        return Drawn([_abstract(*each) for each in shapes], {**sizes, "dtype": "", "values": ""})
 
     def sibling(k: int) -> Drawn:
         other, number = kth(values, seed, k, classes=plan.classes, seeds=MAX_SEED + 1)
         return build(plan.shapes, sizes, dtypes, values=other, seed=number)
 
     made = build(plan.shapes, sizes, dtypes, values=values, seed=seed, kin=Kin(sibling))
-    made.declared = plan.declared()
+    made.declared = plan.declared(current_tiles())
     return made
 
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck
 from pytest_pallas.budget import max_bytes
 from pytest_pallas.compat.fuzzing import without_module_constants
 from pytest_pallas.strategies.arguments import Arguments, as_arguments
+from pytest_pallas.strategies.sizes.learned import current_probe
 
 
 def draw_once(strategy: Any) -> Arguments:
@@ -21,11 +22,11 @@ def draw_once(strategy: Any) -> Arguments:
 
 def draw_several(strategy: Any, most: int) -> Sequence[Arguments]:
     """Up to so many examples of a strategy, always the same; of the last few they are kept."""
-    return _drawn(strategy, most, max_bytes())
+    draw = _draw if current_probe() is not None else _kept
+    return draw(strategy, most, max_bytes())
 
 
-@functools.lru_cache(maxsize=4)
-def _drawn(strategy: Any, most: int, budget: int) -> Sequence[Arguments]:
+def _draw(strategy: Any, most: int, budget: int) -> Sequence[Arguments]:
     del budget  # strategies ask for it
     drawn: list[Any] = []
 
@@ -48,3 +49,6 @@ def _drawn(strategy: Any, most: int, budget: int) -> Sequence[Arguments]:
     with without_module_constants():
         draw()
     return [as_arguments(each) for each in drawn]
+
+
+_kept = functools.lru_cache(maxsize=4)(_draw)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -21,6 +22,7 @@ from pytest_pallas.strategies.sizes.constraints import (
     holds,
     parse_constraint,
 )
+from pytest_pallas.strategies.sizes.learned import LearnedTiles, Probe, current_probe
 from pytest_pallas.strategies.sizes.pools import Pool, Sizes, Tiles, boundary, check_int, make_pools
 from pytest_pallas.strategies.sizes.shapes import ShapeSpec, concrete, parse
 
@@ -231,8 +233,12 @@ def plan_dims(
     unequal: bool | Sequence[str] = (),
     max_dim: int | None = None,
     min_dim: int = 1,
+    learned: LearnedTiles = (),
 ) -> Plan:
-    """What ``dims`` draws from within a budget; the other arguments and errors are the same."""
+    """What ``dims`` draws from within a budget; the other arguments and errors are the same.
+
+    Dims about which they say nothing are around the tiles in ``learned``.
+    """
     spec = shapes if isinstance(shapes, ShapeSpec) else parse(shapes)
     said = [
         name
@@ -250,6 +256,7 @@ def plan_dims(
         dims=dims,
         max_dim=max_dim,
         min_dim=min_dim,
+        learned=dict(learned),
     )
     pools = {name: pool for name, pool in made.items() if isinstance(pool, Pool)}
     free = {name: sizes for name, sizes in made.items() if not isinstance(sizes, Pool)}
@@ -344,6 +351,9 @@ def draw_dims(draw: DrawFn, plan: Plan) -> dict[str, int]:
         name: check_int(f"what dims[{name!r}] drew", draw(strategy), 0)
         for name, strategy in plan.free.items()
     }
+    probe = current_probe()
+    if probe is not None and any(pool.unsaid for pool in plan.pools.values()):
+        return _probed(plan, probe, sizes)
     number = draw(plan.row)
     positions = [
         min(position, draw(cap) - cap_base)
@@ -356,6 +366,18 @@ def draw_dims(draw: DrawFn, plan: Plan) -> dict[str, int]:
     elif _too_large(plan.shapes, sizes, plan.budget):
         _reduce(plan, sizes, first=draw(st.integers(0, len(plan.pools) - 1)) if plan.pools else 0)
     return {name: sizes[name] for name in plan.shapes.variables}
+
+
+def _probed(plan: Plan, probe: Probe, drawn: Mapping[str, int]) -> dict[str, int]:
+    """Large and different sizes where nothing is said, and plain ones elsewhere."""
+    unlimited = replace(plan, budget=Budget(sys.maxsize))
+    plain = {name: pool.sizes[pool.plain] for name, pool in plan.pools.items()}
+    for order in probe.orders([name for name, pool in plan.pools.items() if pool.unsaid]):
+        sizes = {**drawn, **plain, **{name: order[name] for name in plain if name in order}}
+        if _complete(unlimited, sizes):
+            probe.sizes.update((name, order[name]) for name in plain if name in order)
+            return {name: sizes[name] for name in plan.shapes.variables}
+    reject()
 
 
 def _caps(pools: Iterable[Pool], base: int) -> tuple[tuple[int, SearchStrategy[int]], ...]:

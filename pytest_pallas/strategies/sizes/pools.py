@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from hypothesis.strategies import SearchStrategy
@@ -20,6 +21,8 @@ Tiles = int | Sequence[int] | Mapping[str, int | Sequence[int]]
 
 #: Sizes of one dim: a fixed one, some to choose from, or a strategy that draws one.
 Sizes = int | Sequence[int] | SearchStrategy[int]
+
+_NOTHING: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
 #: Primes fill a pool up to this many sizes; boundaries are never left out.
 POOL_SIZE = 9
@@ -37,12 +40,14 @@ class Pool:
       plain: position in ``sizes`` of the ordinary case, e.g. one full tile.
       tiles: that the sizes were chosen around, or are multiples of.
       listed: whether the user listed the sizes.
+      unsaid: whether the user said nothing about them.
     """
 
     sizes: tuple[int, ...]
     plain: int = 0
     tiles: tuple[int, ...] = ()
     listed: bool = False
+    unsaid: bool = False
 
 
 def make_pools(
@@ -53,11 +58,13 @@ def make_pools(
     dims: Mapping[str, Sizes] | None = None,
     max_dim: int | None = None,
     min_dim: int = 1,
+    learned: Mapping[str, tuple[int, ...]] = _NOTHING,
 ) -> dict[str, Pool | SearchStrategy[int]]:
     """The pool, or the strategy in its stead, of each dim in ``names``.
 
     What is said by name goes before what is said for all dims, and ``multiple_of`` for all dims
-    goes before ``around`` for all dims. The arguments are those of ``strategies.dims``.
+    goes before ``around`` for all dims. The arguments are those of ``strategies.dims``; dims that
+    none of them speaks of are around the tiles in ``learned``, or small.
 
     Raises:
       SpecError: an argument that cannot be used, by name.
@@ -90,8 +97,7 @@ def make_pools(
             pools[name] = _explicit(f"dims[{name!r}]", dims[name])
             continue
         if argument is None:
-            limit = max_dim if max_dim is not None else max(SMALL)
-            pools[name] = _pool((*SMALL, limit), min_dim, max_dim, plain=8)
+            pools[name] = replace(_unsaid(learned.get(name, ()), min_dim, max_dim), unsaid=True)
             continue
         value: Any = mappings[argument]
         label = f"{argument}[{name!r}]" if isinstance(value, Mapping) else argument
@@ -178,6 +184,15 @@ def _around(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> P
         if len(pool.sizes) < POOL_SIZE and prime < 2 * max(tiles):
             pool = _pool({*pool.sizes, prime}, low, high, plain=max(tiles))
     return replace(pool, tiles=tiles)
+
+
+def _unsaid(tiles: Sequence[int], low: int, high: int | None) -> Pool:
+    """Sizes around what was learned, as far as they may be so large; else small ones."""
+    fitting = tuple(tile for tile in tiles if high is None or tile < high)
+    if fitting:
+        return _around("learned", fitting, low, high)
+    limit = high if high is not None else max(SMALL)
+    return _pool((*SMALL, limit), low, high, plain=8)
 
 
 def _multiples(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> Pool:

@@ -1,0 +1,33 @@
+"""The kernels of a call, from a trace alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from pytest_pallas.backends import Call
+
+if TYPE_CHECKING:
+    from pytest_pallas.analysis import KernelCall
+
+
+def kernels_of(
+    call: Call, context: Callable[[], AbstractContextManager[Any]]
+) -> Sequence[KernelCall] | None:
+    """The kernels of a call; None if it cannot be traced within its time limit.
+
+    Args:
+      call: what to trace; its arrays may be abstract.
+      context: makes the context to trace in.
+    """
+    from pytest_pallas.analysis import kernel_calls
+    from pytest_pallas.backends.ending import ending
+    from pytest_pallas.backends.tracing import abstract, jitted
+
+    try:
+        static, shapes = abstract(call)
+        with context(), ending(call.timeout):
+            return kernel_calls(jitted().trace(static, shapes).jaxpr)
+    except Exception:  # tracing runs the kernel's own code; the item will raise the same
+        return None
