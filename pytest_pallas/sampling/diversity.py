@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase
 from pytest_pallas.aspects import Aspect
 from pytest_pallas.compat.fuzzing import without_module_constants
 from pytest_pallas.strategies.arguments import Arguments, Drawn
-from pytest_pallas.strategies.declared import NOTHING, aspects, keyword_word
+from pytest_pallas.strategies.declared import NOTHING, aspects, extents, keyword_word
 from pytest_pallas.strategies.value_variants import settle
 
 
@@ -48,6 +48,9 @@ BASE = 8
 #: Bytes of draws that a pool keeps; what is beyond is drawn again if it is chosen.
 MOST_BYTES = 2**27
 
+#: So few examples are what they are: one of them is not given away for its size.
+_FEW = 3
+
 #: Specs whose draws are kept: items come spec by spec, but not always.
 SOURCES = 3
 
@@ -76,11 +79,13 @@ class Pool:
     Attributes:
       features: of each draw.
       values: the draws, of which large ones may be missing.
+      extents: how far each draw goes beyond its tiles; see ``strategies.declared.extents``.
       base: by number, so many examples that have most together.
     """
 
     features: Mapping[str, Features]
     values: Mapping[str, Any]
+    extents: Mapping[str, frozenset[str]]
     base: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
 
 
@@ -114,7 +119,7 @@ class Source:
         count = min(max(examples, BASE), len(pool.features))
         if count not in pool.base:
             pool.base[count] = _most_varied(pool.features, count)
-        chosen = _first(pool.features, pool.base[count], examples)
+        chosen = _extended(_first(pool.features, pool.base[count], examples), pool.extents)
         values = dict(pool.values)
         if not values.keys() >= set(chosen):
             _draw(self.strategy, *key, lambda words, drawn: values.setdefault(words, drawn))
@@ -144,6 +149,7 @@ def _pool(strategy: Any, seed: int, size: int) -> Pool:
     """Draw, and keep what is small: a pool may hold as much as all its draws."""
     features: dict[str, Features] = {}
     values: dict[str, Any] = {}
+    beyond: dict[str, frozenset[str]] = {}
     kept = 0
 
     def add(words: str, drawn: Any) -> None:
@@ -151,12 +157,14 @@ def _pool(strategy: Any, seed: int, size: int) -> Pool:
         if words in features:
             return
         features[words] = dict(_features(drawn))
+        if isinstance(drawn, (Arguments, Drawn)):
+            beyond[words] = extents(drawn)
         kept += sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(_args(drawn)))
         if kept <= MOST_BYTES:
             values[words] = drawn
 
     _draw(strategy, seed, size, add)
-    return Pool(features, values)
+    return Pool(features, values, beyond)
 
 
 class _Enough(BaseException):
@@ -213,6 +221,19 @@ def _first(drawn: Mapping[str, Features], base: Sequence[str], examples: int) ->
         if _gain(drawn[other], seen) >= _OTHER:  # a new size of a known kind is not worth a compile
             chosen[-1] = other
     return chosen
+
+
+def _extended(chosen: list[str], beyond: Mapping[str, frozenset[str]]) -> list[str]:
+    """The chosen examples, the last of which goes beyond its tiles if no other one does.
+
+    Kernels are wrong at the second block and at the edge of the last one, along every axis at once.
+    A few examples of different sizes along each axis need not have that.
+    """
+    met = frozenset[str]().union(*(beyond.get(words, frozenset()) for words in chosen))
+    further = max(beyond, key=lambda words: len(beyond[words] - met), default="")
+    if len(chosen) < _FEW or not further or beyond[further] <= met:
+        return chosen
+    return [*chosen[:-1], further]
 
 
 def _telling(told: Mapping[str, frozenset[Any]], examples: int) -> list[str]:

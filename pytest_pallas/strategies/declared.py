@@ -8,6 +8,7 @@ strategy that is not a plain ``sampled_from`` or ``booleans`` nobody can say wha
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -37,12 +38,14 @@ class Declared:
     Attributes:
       words: for an aspect the words that may come up, the simplest first.
       kinds: for each dim that has a pool the kind of boundary of each of its sizes.
+      tiles: for each dim whose sizes are chosen around tiles, these.
       keyword_kinds: for an option or a tuning parameter the kinds of its values; see
         ``keyword_kind``.
     """
 
     words: Mapping[Aspect, tuple[str, ...]] = field(default_factory=dict[Aspect, tuple[str, ...]])
     kinds: Mapping[str, Mapping[int, str]] = field(default_factory=dict[str, Mapping[int, str]])
+    tiles: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     keyword_kinds: Mapping[Aspect, frozenset[str]] = field(
         default_factory=dict[Aspect, frozenset[str]]
     )
@@ -72,12 +75,15 @@ def declare_arrays(
         words[DTYPE] = tuple(dict.fromkeys(map(dtype_word, names)))
         itemsizes = {tuple(dtype.itemsize for dtype in row) for row in joint}
     kinds: dict[str, dict[int, str]] = {}
+    tiles: dict[str, tuple[int, ...]] = {}
     for sizes in sorted(itemsizes):  # from the smallest on, which reach the largest dims
-        for name, kind_of in boundaries(plan(sizes)).items():
+        made = plan(sizes)
+        tiles.update((name, pool.tiles) for name, pool in made.pools.items() if pool.tiles)
+        for name, kind_of in boundaries(made).items():
             kinds.setdefault(name, {}).update(kind_of)
     for name, kind_of in kinds.items():
         words[Aspect("dim", name)] = tuple(dict.fromkeys(kind_of.values()))
-    return Declared(words, kinds)
+    return Declared(words, kinds, tiles)
 
 
 def declare_keywords(
@@ -93,7 +99,7 @@ def declare_keywords(
                 aspect = Aspect(role, name)
                 words[aspect] = tuple(dict.fromkeys(map(keyword_word, found)))
                 kinds[aspect] = frozenset(map(keyword_kind, found))
-    return Declared(words, declared.kinds, kinds)
+    return dataclasses.replace(declared, words=words, keyword_kinds=kinds)
 
 
 def alternatives(strategy: Any) -> tuple[Any, ...]:
@@ -116,6 +122,20 @@ def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[Aspect, str]]:
             aspect = Aspect(role, name)
             if aspect in declared.words:
                 yield aspect, keyword_word(value)
+
+
+def extents(drawn: Arguments | Drawn) -> frozenset[str]:
+    """How far a draw goes beyond the tiles that its sizes are chosen around.
+
+    ``"several"``: more than one along every dim that has some. ``"ragged"``: the last of several
+    is not whole along one of these. Nothing where no dim has a tile.
+    """
+    tiles = (drawn.declared or NOTHING).tiles
+    sizes = {name: drawn.recipe.get(name, 0) for name in tiles}
+    if not tiles or any(sizes[name] <= max(tiles[name]) for name in tiles):
+        return frozenset()
+    whole = all(sizes[name] % max(tiles[name]) == 0 for name in tiles)
+    return frozenset({"several"} if whole else {"several", "ragged"})
 
 
 def dtype_names(dtypes: Any) -> tuple[str, ...]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import pytest
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.aspects import Aspect
 from pytest_pallas.sampling import diversity
 from pytest_pallas.sampling.diversity import BASE, choose, words_of
-from pytest_pallas.strategies.declared import aspects
+from pytest_pallas.strategies.arguments import Drawn
+from pytest_pallas.strategies.declared import Declared, aspects, extents
 from pytest_pallas.strategies.value_variants import siblings
 
 CALL = pst.arguments(
@@ -169,3 +171,19 @@ def test_drawing_ends_when_draws_bring_nothing_new():
     few = pst.arrays("m n", dtype="float32", dims={"m": [8], "n": [128, 256]})
     many = pst.arrays("m n", dtype="float32", around={"m": 64, "n": 128})
     assert _draws(few) < _draws(many)
+
+
+@pytest.mark.parametrize("shapes", ["m k", "a b c"])
+def test_one_example_has_several_blocks_and_an_edge_along_every_axis(shapes):
+    strategy = pst.arrays(shapes, dtype="float32", around=16)
+    for seed in range(10):
+        chosen = choose(strategy, seed=seed, examples=3).chosen.values()
+        assert {"several", "ragged"} in [extents(each) for each in chosen]
+        assert len(chosen) == 3
+
+
+def test_an_example_of_one_block_is_no_example_of_several():
+    one, several = (Drawn((), {"m": m}, declared=Declared(tiles={"m": (16,)})) for m in (16, 32))
+    assert extents(one) == set()
+    assert extents(several) == {"several"}
+    assert extents(Drawn((), {"m": 33}, declared=Declared())) == set()
