@@ -51,6 +51,9 @@ MOST_BYTES = 2**27
 #: So few examples are what they are: one of them is not given away for its size.
 _FEW = 3
 
+#: So many times more is drawn where draws of three dims or more never have several tiles of each.
+_FURTHER = 4
+
 #: Specs whose draws are kept: items come spec by spec, but not always.
 SOURCES = 3
 
@@ -79,13 +82,17 @@ class Pool:
     Attributes:
       features: of each draw.
       values: the draws, of which large ones may be missing.
+      size: how many draws were allowed.
       extents: how far each draw goes beyond its tiles; see ``strategies.declared.extents``.
+      tiled: whether the sizes of a dim are chosen around tiles.
       base: by number, so many examples that have most together.
     """
 
     features: Mapping[str, Features]
     values: Mapping[str, Any]
+    size: int
     extents: Mapping[str, frozenset[str]]
+    tiled: bool
     base: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
 
 
@@ -98,8 +105,24 @@ class Source:
         default_factory=OrderedDict[tuple[int, int], Pool]
     )
 
+    def pool(self, seed: int, examples: int) -> Pool:
+        """What is drawn to choose ``examples`` from: ``pool_size(examples)`` draws at most.
+
+        ``_FURTHER`` times as many if none of these has several of the tiles along every dim.
+        """
+        key = (seed, pool_size(examples))
+        pool = self.pools.pop(key, None)
+        if pool is None:
+            pool = _pool(self.strategy, *key)
+            if pool.tiled and not any(pool.extents.values()):
+                pool = _pool(self.strategy, seed, _FURTHER * key[1])
+        self.pools[key] = pool
+        if len(self.pools) > 2:
+            self.pools.popitem(last=False)
+        return pool
+
     def choose(self, seed: int, examples: int, subjects: Subjects | None = None) -> Choice:
-        """Draw ``pool_size(examples)`` times at most, and choose ``examples`` that differ most.
+        """Choose the ``examples`` of a pool that differ most.
 
         Greedily: the next is the one with most that no chosen one has. Then each is exchanged for
         whatever has more beside the others, until nothing has: so that a handful of examples meets
@@ -111,18 +134,14 @@ class Source:
           subjects: what there is to ask about a draw: of those that all examples are chosen from,
             the ones with most that is new come first, and none without any.
         """
-        key = (seed, pool_size(examples))
-        pool = self.pools.pop(key, None) or _pool(self.strategy, *key)
-        self.pools[key] = pool
-        if len(self.pools) > 2:
-            self.pools.popitem(last=False)
+        pool = self.pool(seed, examples)
         count = min(max(examples, BASE), len(pool.features))
         if count not in pool.base:
             pool.base[count] = _most_varied(pool.features, count)
         chosen = _extended(_first(pool.features, pool.base[count], examples), pool.extents)
         values = dict(pool.values)
         if not values.keys() >= set(chosen):
-            _draw(self.strategy, *key, lambda words, drawn: values.setdefault(words, drawn))
+            _draw(self.strategy, seed, pool.size, values.setdefault)
         if subjects is not None:
             order = dict.fromkeys([*chosen, *pool.base[count], *pool.features])
             kept = [words for words in order if words in values]
@@ -150,21 +169,22 @@ def _pool(strategy: Any, seed: int, size: int) -> Pool:
     features: dict[str, Features] = {}
     values: dict[str, Any] = {}
     beyond: dict[str, frozenset[str]] = {}
+    tiled = False
     kept = 0
 
     def add(words: str, drawn: Any) -> None:
-        nonlocal kept
+        nonlocal kept, tiled
         if words in features:
             return
         features[words] = dict(_features(drawn))
-        if isinstance(drawn, (Arguments, Drawn)):
-            beyond[words] = extents(drawn)
+        if _tiled(drawn):
+            tiled, beyond[words] = True, extents(drawn)
         kept += sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(_args(drawn)))
         if kept <= MOST_BYTES:
             values[words] = drawn
 
     _draw(strategy, seed, size, add)
-    return Pool(features, values, beyond)
+    return Pool(features, values, size, beyond, tiled)
 
 
 class _Enough(BaseException):
@@ -172,9 +192,13 @@ class _Enough(BaseException):
 
 
 def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]) -> None:
-    """Draw ``size`` times, or until all that is declared was drawn and draws bring nothing new."""
+    """Draw ``size`` times, or until all that is declared was drawn and draws bring nothing new.
+
+    One of them also has several of the tiles along every dim, where there are tiles.
+    """
     seen: set[Any] = set()
     idle = 0
+    beyond = False
 
     @hypothesis.settings(
         max_examples=size,
@@ -186,18 +210,24 @@ def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]
     @hypothesis.seed(seed)
     @hypothesis.given(drawn=strategy)
     def collect(**example: Any) -> None:
-        nonlocal idle
+        nonlocal idle, beyond
         drawn = example["drawn"]
         settle(drawn)
         add(words_of(drawn), drawn)
         features = {feature for feature, _ in _features(drawn)}
         idle = 0 if features - seen or not features else idle + 1
         seen.update(features)
-        if idle >= _SETTLED and seen.issuperset(_declared(drawn)):
+        beyond = beyond or not _tiled(drawn) or bool(extents(drawn))
+        if idle >= _SETTLED and beyond and seen.issuperset(_declared(drawn)):
             raise _Enough
 
     with without_module_constants(), contextlib.suppress(_Enough):
         collect()
+
+
+def _tiled(drawn: Any) -> bool:
+    """Whether the sizes of a dim are chosen around tiles."""
+    return bool((getattr(drawn, "declared", None) or NOTHING).tiles)
 
 
 def _declared(drawn: Any) -> Iterator[tuple[str, str]]:

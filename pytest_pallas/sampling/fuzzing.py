@@ -25,7 +25,7 @@ from hypothesis.errors import DidNotReproduce, InvalidArgument
 from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.compat.fuzzing import set_database_key, without_module_constants
 from pytest_pallas.errors import OptionError
-from pytest_pallas.sampling.diversity import Choice, Source, Subjects, pool_size, words_of
+from pytest_pallas.sampling.diversity import Choice, Source, Subjects, words_of
 from pytest_pallas.strategies.arguments import as_arguments
 from pytest_pallas.strategies.value_variants import MOST, settle, siblings
 
@@ -357,8 +357,9 @@ def _shrunk(
             runner.group(drawn, each)
 
     seen: list[bool] = []
+    size = what.source.pool(seed, draws).size
     phases = [Phase.generate, Phase.shrink] if what.shrink else [Phase.generate]
-    test = _test(what, example, phases=phases, max_examples=pool_size(draws), seed=seed)
+    test = _test(what, example, phases=phases, max_examples=size, seed=seed)
     with without_module_constants():  # as in choose
         test()
 
