@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from pytest_pallas.analysis import KernelCall
+from pytest_pallas.analysis.extent import one_program
 from pytest_pallas.analysis.grid import Analysis, GridFinding, has_blocks, merged
 from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Backend, Label, Target, chip_of
 from pytest_pallas.backends.analyzing import analyzed, on_chip
@@ -66,7 +67,8 @@ def grid(context: CheckContext) -> CheckResult:
     TPU that the spec claims through ``tpu`` or ``tpu-compile``.
 
     Raises:
-      NotApplicableError: the kernel cannot be jitted, or no kernel has blocks.
+      NotApplicableError: the kernel cannot be jitted, no kernel has blocks, or nothing is wrong
+        with the only program of each.
       GridError: something is wrong; the message has all of it.
       KernelError: the kernel raised while it was traced.
     """
@@ -96,6 +98,10 @@ def grid(context: CheckContext) -> CheckResult:
         error = GridError(_text(wrong))
         error.analysis = analysis
         raise error
+    kernels = [each.call for each in analysis.calls]
+    reason = None if analysis.others else one_program(kernels)
+    if reason is not None:
+        raise NotApplicableError(f"{reason}; draw larger inputs")
     sampled = any(not each.complete for each in analysis.calls)
     notes = (Note("grid: sampled", "run"),) if sampled else ()
     return CheckResult(comparisons=(), seconds=time.perf_counter() - started, notes=notes)

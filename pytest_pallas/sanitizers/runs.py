@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_pallas.analysis import KernelCall
+from pytest_pallas.analysis.extent import one_step
 from pytest_pallas.analysis.programs import grid_programs, has_parallel_dimension, parallel_programs
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.backends.digests import digest
@@ -75,7 +76,8 @@ def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]
 
     Raises:
       NotApplicableError: nothing in the kernel happens in an order that could be another; or it
-        raised what is no business of a sanitizer.
+        raised what is no business of a sanitizer; or, after the last run, the kernel did one step
+        only, in which copies meet nothing.
     """
     plain = Schedule()
     first = context.runs.get(context, plain)
@@ -90,6 +92,9 @@ def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]
         raise NotApplicableError(SEQUENTIAL)
     for schedule in others:
         yield schedule, context.runs.get(context, schedule)
+    reason = one_step(kernels) if context.devices == 1 else None
+    if reason is not None:  # only now: what is wrong in one step is found all the same
+        raise NotApplicableError(f"{reason}; draw larger inputs")
 
 
 def requires_concurrency(backend: Backend) -> str | None:
