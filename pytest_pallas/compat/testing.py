@@ -31,6 +31,11 @@ def keywords_match(expression: str, words: Iterable[str]) -> bool:
         return True
 
 
+def without_block(report: pytest.TestReport) -> None:
+    """Let the terminal print no block for a failed test, which it counts and lists all the same."""
+    report._pdbshown = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def fixture_is_overridden(metafunc: Any, name: str, module: str) -> bool:
     """Whether a test sees another fixture ``name`` than the one that ``module`` defines."""
     definitions = metafunc._arg2fixturedefs.get(name, ())

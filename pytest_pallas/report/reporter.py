@@ -67,6 +67,7 @@ class Reporter:
         self.records.sort(key=lambda record: self.order.get(record.test, len(self.order)))
         self._record_costs(session)
         self._require_score(session)
+        self._join_failures(session)
         if self.session.options.results is None and self.session.options.html is None:
             return
         from pytest_pallas.report.files import write_files
@@ -74,6 +75,23 @@ class Reporter:
         self.written = list(write_files(self.session, self.records))
         if not all(done for done, _ in self.written):
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+    def _join_failures(self, session: pytest.Session) -> None:
+        """Print failures of one cause as one block, which names the other checks."""
+        terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
+        failed: list[Any] = [] if terminal is None else terminal.stats.get("failed", [])
+        if len(failed) < 2 or session.config.get_verbosity() > 0:
+            return
+        from pytest_pallas.compat.testing import without_block
+        from pytest_pallas.report.causes import others_by_test
+
+        others = others_by_test(self.records)
+        for report in failed:
+            if not (group := others.get(report.nodeid, report.nodeid)):
+                without_block(report)
+            elif not isinstance(group, str):
+                names = ", ".join(record.test.rpartition("::")[2] for record in group)
+                report.longrepr = f"{report.longreprtext}\n  likewise  {names}"
 
     def _record_costs(self, session: pytest.Session) -> None:
         """Write or compare the costs of what was compiled."""

@@ -63,6 +63,7 @@ class Failure:
       drawn: facts about the call, likewise.
       figures: pictures.
       unavailable: why a picture could not be made, or "".
+      likewise: other failures of the same cause, which have no card of their own.
     """
 
     record: Record
@@ -73,9 +74,10 @@ class Failure:
     drawn: Sequence[tuple[str, Sequence[str]]]
     figures: Sequence[Figure]
     unavailable: str
+    likewise: Sequence[Record] = ()
 
 
-def failure(record: Record, *, drawn: bool = True) -> Failure:
+def failure(record: Record, *, drawn: bool = True, likewise: Sequence[Record] = ()) -> Failure:
     """A failed record as it is shown; without pictures unless ``drawn``."""
     told = from_json(record.explanation) if record.explanation else explanation_of(record.message)
     facts: dict[str, list[str]] = {}
@@ -91,6 +93,7 @@ def failure(record: Record, *, drawn: bool = True) -> Failure:
         drawn=[(_TITLES.get(k, k), v) for k, v in facts.items() if k in _DRAWN],
         figures=list(_figures(record)) if drawn else [],
         unavailable=str(record.pictures.get("unavailable", "")),
+        likewise=likewise,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_pallas.record import OUTCOMES, Record
+from pytest_pallas.report.causes import grouped
 from pytest_pallas.report.html.failures import Failure, failure
 from pytest_pallas.report.summary import worst
 
@@ -87,8 +88,12 @@ def kernels(records: Sequence[Record], backends: Sequence[str]) -> list[Kernel]:
     found: list[Kernel] = []
     for number, ((family, file, name), rows) in enumerate(groups.items()):
         bad = [row for row in rows if row.outcome in BAD]
-        failures = [failure(row, drawn=i < left) for i, row in enumerate(bad)]
-        left = max(0, left - len(bad))
+        causes = grouped(bad)
+        failures = [
+            failure(first, drawn=i < left, likewise=others)
+            for i, (first, *others) in enumerate(causes)
+        ]
+        left = max(0, left - len(causes))
         cells = [_cell([row for row in rows if row.backend == b]) for b in backends]
         found.append(
             Kernel(
