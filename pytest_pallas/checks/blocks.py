@@ -10,6 +10,7 @@ from pytest_pallas.checks.check import check
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect, judge, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.spec import KernelSpec
+from pytest_pallas.strategies.declared import larger_first
 from pytest_pallas.strategies.once import draw_once
 
 
@@ -37,6 +38,7 @@ def requires_spec(spec: KernelSpec) -> str | None:
     asks="is the answer with the default tuning as good as with the drawn one?",
     requires_spec=requires_spec,
     example_fraction=0.125,
+    subjects=larger_first,
     varies_calls=True,
 )
 def blocks(context: CheckContext) -> CheckResult:

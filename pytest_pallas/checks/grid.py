@@ -18,6 +18,7 @@ from pytest_pallas.checks.gradient import program
 from pytest_pallas.errors import GridError, NotApplicableError
 from pytest_pallas.notes import Note
 from pytest_pallas.spec import KernelSpec
+from pytest_pallas.strategies.declared import larger_first
 
 #: Backends on which a kernel meets a TPU's compiler.
 _COMPILED = ("tpu", "tpu-compile")
@@ -57,6 +58,7 @@ def requires_kernels(
     requires_backend=requires_backend,
     requires_kernels=requires_kernels,
     example_fraction=0.5,
+    subjects=larger_first,
     executes=False,
     differentiates="also",
 )

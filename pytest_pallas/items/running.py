@@ -11,8 +11,8 @@ from pytest_pallas.items import precompile
 from pytest_pallas.items.bound_checks import BoundCheck, run_example, subjects_of
 from pytest_pallas.items.replaying import replay_goldens
 from pytest_pallas.items.time_budget import fuzz_for
-from pytest_pallas.sampling.diversity import shared
-from pytest_pallas.sampling.fuzzing import Fuzz, fuzz, replay
+from pytest_pallas.sampling.diversity import BASE, shared
+from pytest_pallas.sampling.fuzzing import Fuzz, drawn_calls, fuzz, replay
 from pytest_pallas.strategies.arguments import Arguments
 
 
@@ -86,4 +86,20 @@ def _fuzz(bound: BoundCheck, slot: Callable[[], float | None], pulse: Callable[[
         fuzz_for(what, seconds, seed=options.seed, max_examples=bound.examples, pulse=pulse)
     else:
         fuzz(what, seed=options.seed, max_examples=bound.examples)
+        if not bound.builder.examples and bound.examples < BASE:
+            _fuzz_until_one_counts(bound, what)
     return ""
+
+
+def _fuzz_until_one_counts(bound: BoundCheck, what: Fuzz) -> None:
+    """Go on with further examples, of which the first could have shown nothing."""
+    __tracebackhide__ = True
+    seed = bound.options.seed
+    for number, call in enumerate(drawn_calls(what.source, seed, BASE, what.subjects), 1):
+        try:
+            what.run(call)
+        except Exception:
+            fuzz(what, seed=seed, max_examples=number)  # finds the same, and the simplest like it
+            raise
+        if bound.builder.examples:
+            return

@@ -14,6 +14,7 @@ from pytest_pallas.sanitizers.runs import (
     requires_schedules,
     under_schedules,
 )
+from pytest_pallas.strategies.declared import larger_first
 
 
 @sanitizer(
@@ -22,6 +23,7 @@ from pytest_pallas.sanitizers.runs import (
     requires_backend=requires_schedules,
     requires_kernels=requires_kernels,
     example_fraction=0.25,
+    subjects=larger_first,
     watches="dma",
 )
 def dma(context: CheckContext) -> CheckResult:

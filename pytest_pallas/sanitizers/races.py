@@ -10,6 +10,7 @@ from pytest_pallas.sanitizers.runs import (
     requires_kernels,
     under_schedules,
 )
+from pytest_pallas.strategies.declared import larger_first
 
 
 @sanitizer(
@@ -18,6 +19,7 @@ from pytest_pallas.sanitizers.runs import (
     requires_backend=requires_concurrency,
     requires_kernels=requires_kernels,
     example_fraction=0.25,
+    subjects=larger_first,
     watches="races",
 )
 def races(context: CheckContext) -> CheckResult:

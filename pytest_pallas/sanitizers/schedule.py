@@ -12,6 +12,7 @@ from pytest_pallas.sanitizers.runs import (
     requires_schedules,
     under_schedules,
 )
+from pytest_pallas.strategies.declared import larger_first
 
 
 @sanitizer(
@@ -20,6 +21,7 @@ from pytest_pallas.sanitizers.runs import (
     requires_backend=requires_schedules,
     requires_kernels=requires_kernels,
     example_fraction=0.25,
+    subjects=larger_first,
 )
 def schedule(context: CheckContext) -> CheckResult:
     """Run the kernel under several schedules and compare bit for bit with the first.

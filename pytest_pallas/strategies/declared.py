@@ -138,6 +138,12 @@ def extents(drawn: Arguments | Drawn) -> frozenset[str]:
     return frozenset({"several"} if whole else {"several", "ragged"})
 
 
+def larger_first(spec: object, drawn: Arguments | Drawn) -> frozenset[str]:
+    """The ``subjects`` of a check that shows most with several blocks: all draws, those first."""
+    del spec
+    return extents(drawn) | {"drawn"}
+
+
 def dtype_names(dtypes: Any) -> tuple[str, ...]:
     """The names of one dtype, or of several in a tuple."""
     several: Any = dtypes if isinstance(dtypes, tuple) else (dtypes,)
