@@ -17,7 +17,7 @@ SPEC = KernelSpec(
         pst.arrays(
             "m n",
             dtype=pst.dtypes("bfloat16", "float32", "int32"),
-            around={"m": 16, "n": 128},
+            around={"m": (16, 48), "n": 128},  # several chunks
         ),
         tuning={"chunk": st.sampled_from([16, 32])},
     ),
