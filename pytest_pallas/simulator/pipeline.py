@@ -21,9 +21,9 @@ from pytest_pallas.compat.source import source_line
 from pytest_pallas.errors import BoundsError, SimulationError
 from pytest_pallas.findings import Access, Finding
 from pytest_pallas.simulator.concurrency.launches import Traffic, at_entry, beside_another, launched
-from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.machine import Grid, Machine, Thread
+from pytest_pallas.simulator.memory.accesses import bounds_error, record_access
 from pytest_pallas.simulator.memory.allocation import allocate, free, memory_of
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.monitors.accesses import root
@@ -251,7 +251,7 @@ def execute(kernel: Kernel, thread: Thread, operands: Sequence[Any]) -> list[Arr
         for window, array in zip(kernel.windows, (*inputs, *outputs), strict=True):
             lasts = kernel.traffic.lasting or array.dtype == object
             if thread.recorded and window.in_place and not lasts:
-                access(thread, array, "pass on", window.facts.name, line)
+                record_access(thread, array, "pass on", window.facts.name, line)
     return outputs
 
 
@@ -431,7 +431,7 @@ def _fetch(this: _Run, window: Window, buffer: _Buffer, start: Start, *, ahead: 
 def _record(this: _Run, part: Array, kind: Literal["read", "write"], window: Window) -> None:
     if this.thread.recorded:
         line = source_line(this.kernel.equation) or ""
-        access(this.thread, part, kind, window.facts.name, line)
+        record_access(this.thread, part, kind, window.facts.name, line)
 
 
 def _store(this: _Run, window: Window, buffer: _Buffer) -> None:
@@ -518,18 +518,9 @@ def _view(this: _Run, window: Window, array: Array, start: Start) -> Array:
 def _beyond(this: _Run, window: Window, array: Array, start: Start, axis: int) -> BoundsError:
     kernel, thread = this.kernel, this.thread
     block = [size for _, size, _ in window.facts.dims]
-    finding = Finding(
-        kind="bounds",
-        message=(
-            f"the index map of {window.facts.name} gives a block {block} that begins at "
-            f"{list(start)}, beyond the edge of axis {axis} of its array {list(array.shape)}"
-        ),
-        kernel=kernel.name,
-        program=thread.grids[-1].point if thread.grids else (),
-        line=source_line(kernel.equation) or "",
-        ref=window.facts.name,
-        index=start,
-        shape=tuple(array.shape),
+    message = (
+        f"the index map of {window.facts.name} gives a block {block} that begins at "
+        f"{list(start)}, beyond the edge of axis {axis} of its array {list(array.shape)}"
     )
-    thread.machine.report(finding)
-    return BoundsError(str(finding))
+    line, shape = source_line(kernel.equation) or "", tuple(array.shape)
+    return bounds_error(thread, message, line, ref=window.facts.name, index=start, shape=shape)

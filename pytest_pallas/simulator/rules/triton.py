@@ -16,9 +16,10 @@ from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.arithmetic.rounding import rounded_to_bits
 from pytest_pallas.simulator.gpu.portable import blocks
 from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory.accesses import report_input_write
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.rules.references import note_write, sums_of
+from pytest_pallas.simulator.rules.references import sums_of
 from pytest_pallas.transforms import Operand, Transform
 
 Array = np.ndarray[Any, Any]
@@ -52,7 +53,7 @@ def _updating(
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         ref = _shared(thread, operands[ref_at])
-        note_write(thread, ref, eqn)
+        report_input_write(thread, ref, eqn.line)
         return blocks.update(
             thread,
             ref,
@@ -128,7 +129,7 @@ def _atomic_cas(eqn: Equation) -> Evaluate:
         def change(old: Array, new: Any) -> Array:
             return np.where(np.ascontiguousarray(old).view(bits) == wanted, new, old)
 
-        note_write(thread, ref, eqn)
+        report_input_write(thread, ref, eqn.line)
         ref = _shared(thread, ref)
         given = (ref, expected, value)
         # Whatever it gives, who goes on knows what others did before.

@@ -16,12 +16,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pytest_pallas.errors import BoundsError
-from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.gpu.portable.order import Kind, Program, Shadow, Where
 from pytest_pallas.simulator.machine import Machine, Thread
+from pytest_pallas.simulator.memory.accesses import beyond_edge, bounds_error
 from pytest_pallas.simulator.memory.references import Ref
-from pytest_pallas.simulator.memory.windows import Outside, masked, read, refuse, write
+from pytest_pallas.simulator.memory.windows import Outside, masked, read, write
 from pytest_pallas.transforms import Bitcast, Transform
 
 Array = np.ndarray[Any, Any]
@@ -151,7 +150,7 @@ def load(
             return part
         numbers = read(block.indices(), window, operands)
     except Outside as outside:
-        raise refuse(thread, ref, LOAD, outside, line) from None
+        raise beyond_edge(thread, ref, LOAD, outside, line) from None
     _require(thread, ref, np.asarray(numbers), LOAD, line)
     return _gathered(thread, ref, np.asarray(numbers), None, "read", line)
 
@@ -196,7 +195,7 @@ def store(
             return
         numbers = np.asarray(read(block.indices(), window, operands))
     except Outside as outside:
-        raise refuse(thread, ref, "store to", outside, line) from None
+        raise beyond_edge(thread, ref, "store to", outside, line) from None
     _require(thread, ref, numbers, "store to", line)
     chosen = numbers >= 0
     _scatter(thread, ref, numbers[chosen], np.broadcast_to(value, numbers.shape)[chosen], line)
@@ -283,7 +282,7 @@ def _numbers(
             part, key = masked(numbers, window, operands, shape, mask)
             numbers = np.where(mask, part[key], MASKED)
     except Outside as outside:
-        raise refuse(thread, ref, access, outside, line) from None
+        raise beyond_edge(thread, ref, access, outside, line) from None
     _require(thread, ref, numbers, access, line)
     return np.broadcast_to(numbers, shape)
 
@@ -377,20 +376,10 @@ def _require(thread: Thread, ref: Ref, numbers: Array, access: str, line: str) -
         if int(numbers.min()) == HANGING
         else "the block is not in the array, and nothing masks it there"
     )
-    shape = list(ref.block.memory.array.shape)
-    finding = Finding(
-        kind="bounds",
-        message=f"{access} {ref.name or 'a reference'} beyond the edge of its array {shape}: {why}",
-        kernel=thread.kernel,
-        program=thread.program,
-        line=line,
-        ref=ref.name,
-        shape=tuple(shape),
-    )
-    thread.machine.report(finding)
-    error = BoundsError(str(finding))
-    error.finding = finding
-    raise error
+    shape = tuple(ref.block.memory.array.shape)
+    name = ref.name or "a reference"
+    message = f"{access} {name} beyond the edge of its array {list(shape)}: {why}"
+    raise bounds_error(thread, message, line, ref=ref.name, shape=shape)
 
 
 def block_of(

@@ -8,7 +8,6 @@ import numpy as np
 
 from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.concurrency.recording import Asynchronous, Side
-from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.gpu.barriers import arrive, barrier_at
 from pytest_pallas.simulator.gpu.barriers import complete as tell
 from pytest_pallas.simulator.gpu.operands import (
@@ -22,7 +21,11 @@ from pytest_pallas.simulator.gpu.peers import at_device, devices_along
 from pytest_pallas.simulator.gpu.reductions import reducer
 from pytest_pallas.simulator.gpu.threads import block_of
 from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.memory.windows import Outside, read, refuse, region_of, write
+from pytest_pallas.simulator.memory.accesses import (
+    read_window,
+    record_window,
+)
+from pytest_pallas.simulator.memory.windows import write
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, located, part_of
 from pytest_pallas.transforms import AtBlock, Operand, split_elsewhere
@@ -39,8 +42,7 @@ def _atomic(eqn: Equation) -> Evaluate:
     def evaluate(thread: Thread, *operands: Any) -> Any:
         who = gpu_thread(thread)
         ref, part = part_of(who, place, operands, "atomic access to", line)
-        region = region_of(part, ref.data, window, operands)
-        access(who, region, "add", ref.name, line)
+        record_window(who, ref, part, window, operands, "add", line)
         write(ref.data, window, operands, lambda old: reduce(old, operands[value_at]))
         return ()
 
@@ -57,12 +59,8 @@ def _multimem_store(eqn: Equation) -> Evaluate:
         who = gpu_thread(thread)
         for device in devices_along(who, axes):
             ref = at_device(who, device, operands[place.position], line)
-            try:
-                part = read(ref.data, window, operands)
-            except Outside as outside:
-                raise refuse(who, ref, "store to", outside, line) from None
-            region = region_of(part, ref.data, window, operands)
-            access(who, region, "write", ref.name, line, home=device)
+            part = read_window(who, ref, window, operands, "store to", line)
+            record_window(who, ref, part, window, operands, "write", line, home=device)
             write(ref.data, window, operands, lambda _: operands[0])
         return ()
 
@@ -92,12 +90,8 @@ def _multimem_load(eqn: Equation) -> Evaluate:
         total: Array | None = None
         for device in devices_along(who, axes):
             ref = at_device(who, device, operands[place.position], line)
-            try:
-                part = read(ref.data, window, operands)
-            except Outside as outside:
-                raise refuse(who, ref, "load from", outside, line) from None
-            region = region_of(part, ref.data, window, operands)
-            access(who, region, "read", ref.name, line, home=device)
+            part = read_window(who, ref, window, operands, "load from", line)
+            record_window(who, ref, part, window, operands, "read", line, home=device)
             value = convert(np.array(part), wide)
             total = value if total is None else reduce(total, value)
         return convert(total, dtype)

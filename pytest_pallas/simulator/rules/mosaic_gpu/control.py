@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.errors import SimulationError
-from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.concurrency.recording import Acquired, Asynchronous, Side
-from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.gpu.barriers import arrive, barrier_at, complete
 from pytest_pallas.simulator.gpu.launches.cluster_control import (
     ANSWER,
@@ -23,6 +21,7 @@ from pytest_pallas.simulator.gpu.operations import Operation, start
 from pytest_pallas.simulator.gpu.tensor_cores.blackwell import cancellation_operands, query_operands
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.windows import read
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread
@@ -85,19 +84,11 @@ def _require_size(answer: np.ndarray[Any, Any]) -> None:
 
 
 def _report_again(thread: GpuThread, line: str) -> None:
-    thread.machine.report(
-        Finding(
-            kind="undefined",
-            message=(
-                "try_cluster_cancel after an answer that no cluster is left: PTX does not define "
-                "what happens; end the loop when query_cluster_cancel says so"
-            ),
-            kernel=thread.kernel,
-            program=thread.program,
-            line=line,
-            seed=thread.machine.seed,
-        )
+    message = (
+        "try_cluster_cancel after an answer that no cluster is left: PTX does not define "
+        "what happens; end the loop when query_cluster_cancel says so"
     )
+    thread.report("undefined", message, line, seed=thread.machine.seed)
 
 
 @rule("query_cluster_cancel", threaded=True)
@@ -108,7 +99,7 @@ def _query_cluster_cancel(eqn: Equation) -> Evaluate:
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         data, region, name = in_shared_memory(thread, thread.block, part, operands, eqn.line)
         _require_size(data)
-        access(thread, region, "read", name, eqn.line or thread.around)
+        record_access(thread, region, "read", name, eqn.line or thread.around)
         grid = thread.block.cluster.launch.mesh.grid
         point = point_in(data, [size for _, size in grid])
         if point is None:

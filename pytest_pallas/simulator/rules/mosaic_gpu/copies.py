@@ -19,8 +19,9 @@ from pytest_pallas.simulator.gpu.reductions import reducer
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
 from pytest_pallas.simulator.gpu.windows import Window, window_of
 from pytest_pallas.simulator.machine import Thread, default_fill
+from pytest_pallas.simulator.memory.accesses import beyond_edge
 from pytest_pallas.simulator.memory.references import Ref
-from pytest_pallas.simulator.memory.windows import Outside, read, refuse
+from pytest_pallas.simulator.memory.windows import Outside, read
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
 from pytest_pallas.transforms import Place, split_elsewhere
@@ -126,7 +127,7 @@ def _windows(
         try:
             part = window_of(ref, window, operands, promised=promised)
         except Outside as outside:
-            raise refuse(thread, ref, how, outside, line) from None
+            raise beyond_edge(thread, ref, how, outside, line) from None
         found.append((part, ref.name, home))
     return found
 

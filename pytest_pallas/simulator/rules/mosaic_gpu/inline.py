@@ -9,7 +9,6 @@ import numpy as np
 
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import BoundsError, MissingRuleError
-from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.gpu.inline.code import (
     InlineCode,
     InlineError,
@@ -20,6 +19,7 @@ from pytest_pallas.simulator.gpu.inline.memory import UnreachableError
 from pytest_pallas.simulator.gpu.inline.run import execute, prepared
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory.accesses import bounds_error
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
 from pytest_pallas.transforms import Place
@@ -82,15 +82,5 @@ def _code(params: Any, kinds: Any, thread: GpuThread) -> InlineCode:
 
 
 def _outside(thread: GpuThread, error: UnreachableError, line: str) -> BoundsError:
-    finding = Finding(
-        kind="bounds",
-        message=f"the code of inline_mgpu is beyond an edge: {error}",
-        kernel=thread.kernel,
-        program=thread.program,
-        line=line,
-        seed=thread.machine.seed,
-    )
-    thread.machine.report(finding)
-    found = BoundsError(str(finding))
-    found.finding = finding
-    return found
+    message = f"the code of inline_mgpu is beyond an edge: {error}"
+    return bounds_error(thread, message, line, seed=thread.machine.seed)

@@ -10,8 +10,9 @@ import numpy as np
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory.accesses import read_window
 from pytest_pallas.simulator.memory.references import Ref
-from pytest_pallas.simulator.memory.windows import Outside, read, refuse, region_of
+from pytest_pallas.simulator.memory.windows import region_of
 from pytest_pallas.transforms import Place, split_elsewhere
 
 Array = np.ndarray[Any, Any]
@@ -55,10 +56,7 @@ def located(
 ) -> Any:
     """As ``part_of``, of a reference that is known: the part alone."""
     window = split_elsewhere(place.transforms)[0]
-    try:
-        part = read(ref.data, window, operands)
-        if ref.data.dtype != object and not np.ndim(part):  # numpy gives a copy of one element
-            return region_of(part, ref.data, window, operands)
-        return part
-    except Outside as outside:
-        raise refuse(thread, ref, how, outside, line) from None
+    part = read_window(thread, ref, window, operands, how, line)
+    if ref.data.dtype != object and not np.ndim(part):  # numpy gives a copy of one element
+        return region_of(part, ref.data, window, operands)
+    return part

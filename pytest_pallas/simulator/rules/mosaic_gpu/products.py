@@ -16,7 +16,6 @@ import numpy as np
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.concurrency.recording import Asynchronous, Side
-from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.gpu.operands import product_parts
 from pytest_pallas.simulator.gpu.operations import Operation, start, wait_groups
 from pytest_pallas.simulator.gpu.tensor_cores.products import (
@@ -26,6 +25,7 @@ from pytest_pallas.simulator.gpu.tensor_cores.products import (
 )
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
@@ -147,7 +147,7 @@ def _accumulator(eqn: Equation) -> Evaluate:
         who = gpu_thread(thread)
         if left is not None:
             wait_groups(who, who.products, left)
-        access(who, ref.data, "read", ref.name, line)
+        record_access(who, ref.data, "read", ref.name, line)
         return ref.data.copy()
 
     return evaluate
@@ -158,7 +158,7 @@ def _set_accumulator(eqn: Equation) -> Evaluate:
     line = eqn.line
 
     def evaluate(thread: Thread, ref: Ref, value: Any) -> Any:
-        access(gpu_thread(thread), ref.data, "write", ref.name, line)
+        record_access(gpu_thread(thread), ref.data, "write", ref.name, line)
         ref.data[...] = value
         return (
             () if eqn.origin is None or eqn.origin.primitive.multiple_results else ref.data.copy()

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.errors import SimulationError
-from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.concurrency.recording import Side
 from pytest_pallas.simulator.gpu.barriers import Barrier, barrier_at
 from pytest_pallas.simulator.gpu.tensor_cores import blackwell
@@ -210,17 +209,9 @@ def _expanded(thread: GpuThread, lhs: Array, metadata: Array, line: str) -> Arra
     if len(wrong):
         row, group = map(int, wrong[0])
         first, second = map(int, places[row, group])
-        thread.machine.report(
-            Finding(
-                kind="undefined",
-                message=(
-                    f"sparse metadata of row {row}, group {group}, name the elements {first} and "
-                    f"{second}: the first must be before the second, or PTX defines no product"
-                ),
-                kernel=thread.kernel,
-                program=thread.program,
-                line=line,
-                seed=thread.machine.seed,
-            )
+        message = (
+            f"sparse metadata of row {row}, group {group}, name the elements {first} and "
+            f"{second}: the first must be before the second, or PTX defines no product"
         )
+        thread.report("undefined", message, line, seed=thread.machine.seed)
     return expand(lhs, places)

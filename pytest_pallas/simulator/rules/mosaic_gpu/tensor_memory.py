@@ -20,8 +20,9 @@ from pytest_pallas.simulator.gpu.tensor_cores.formats import (
 from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import Part as Accessed
 from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import TensorMemory
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
+from pytest_pallas.simulator.memory.accesses import beyond_edge, read_window
 from pytest_pallas.simulator.memory.references import Ref, Region
-from pytest_pallas.simulator.memory.windows import Outside, read, refuse, region_of
+from pytest_pallas.simulator.memory.windows import Outside, region_of
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.transforms import Place
 
@@ -191,7 +192,7 @@ def in_tensor_memory(
     try:
         return ref, ref.part(part.transforms, operands)
     except Outside as outside:
-        raise refuse(thread, ref, access, outside, line) from None
+        raise beyond_edge(thread, ref, access, outside, line) from None
 
 
 def in_shared_memory(
@@ -203,10 +204,7 @@ def in_shared_memory(
       BoundsError: it is beyond the edge.
     """
     ref: Ref = thread.of_block(operands[part.position], block)
-    try:
-        data = read(ref.data, part.transforms, operands)
-    except Outside as outside:
-        raise refuse(thread, ref, "tcgen05 operand from", outside, line) from None
+    data = read_window(thread, ref, part.transforms, operands, "tcgen05 operand from", line)
     return data, region_of(data, ref.data, part.transforms, operands), ref.name
 
 
