@@ -24,11 +24,10 @@ from pytest_pallas.simulator.gpu.tensor_cores.products import (
     tensor_product,
 )
 from pytest_pallas.simulator.gpu.threads import GpuThread
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
+from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, part_of
 from pytest_pallas.transforms import Place
 
 Array = np.ndarray[Any, Any]
@@ -62,20 +61,19 @@ def product_of(
         raise SimulationError(str(error)) from None
 
 
-@rule("wgmma_ref", threaded=True)
+@gpu_rule("wgmma_ref")
 def _wgmma(eqn: Equation) -> Evaluate:
     places, line = product_parts(eqn.params), eqn.line
     dtype = np.dtype(eqn.ins[0].dtype)
 
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        who = gpu_thread(thread)
-        if GPUS[who.machine.target].capability != 9:
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
+        if GPUS[thread.machine.target].capability != 9:
             raise SimulationError(
-                f"wgmma is an instruction of Hopper, and {who.machine.target} does not have it"
+                f"wgmma is an instruction of Hopper, and {thread.machine.target} does not have it"
             )
-        acc, a, b = (_operand(who, place, operands, line) for place in places)
+        acc, a, b = (_operand(thread, place, operands, line) for place in places)
         into: Ref = operands[places[0].position]
-        machine = who.machine
+        machine = thread.machine
         bits = HOPPER_FLOAT8_BITS if machine.chip_precision else None
         dtypes = np.dtype(a[1].dtype), np.dtype(b[1].dtype), dtype
         multiply = product_of(*dtypes, a[1].shape[1], float8_bits=bits)
@@ -83,8 +81,8 @@ def _wgmma(eqn: Equation) -> Evaluate:
             Side(part, False, name, proxied=True) for name, part, in_memory in (a, b) if in_memory
         ]
         sides.append(Side(acc[1], True, into.name))
-        record = Asynchronous("the wgmma", sides, chain=("wgmma", who.number))
-        _start_product(who, record, a[1], b[1], acc[1], multiply, line)
+        record = Asynchronous("the wgmma", sides, chain=("wgmma", thread.number))
+        _start_product(thread, record, a[1], b[1], acc[1], multiply, line)
         return ()
 
     return evaluate
@@ -123,13 +121,12 @@ def _start_product(
     start(thread, operation, steps=[read_it, add_it], line=line)
 
 
-@rule("wgmma_wait", threaded=True)
+@gpu_rule("wgmma_wait")
 def _wgmma_wait(eqn: Equation) -> Evaluate:
     left = eqn.params["n"]
 
-    def evaluate(thread: Thread) -> Any:
-        who = gpu_thread(thread)
-        wait_groups(who, who.products, left)
+    def evaluate(thread: GpuThread) -> Any:
+        wait_groups(thread, thread.products, left)
         return ()
 
     return evaluate
@@ -139,26 +136,25 @@ def _wgmma_wait(eqn: Equation) -> Evaluate:
 _DEREF = ("wgmma_accumulator_deref", "wgmma_accumulator_deref_p")
 
 
-@rule(*_DEREF, threaded=True)
+@gpu_rule(*_DEREF)
 def _accumulator(eqn: Equation) -> Evaluate:
     left, line = eqn.params.get("wait_n", 0), eqn.line
 
-    def evaluate(thread: Thread, ref: Ref) -> Any:
-        who = gpu_thread(thread)
+    def evaluate(thread: GpuThread, ref: Ref) -> Any:
         if left is not None:
-            wait_groups(who, who.products, left)
-        record_access(who, ref.data, "read", ref.name, line)
+            wait_groups(thread, thread.products, left)
+        record_access(thread, ref.data, "read", ref.name, line)
         return ref.data.copy()
 
     return evaluate
 
 
-@rule("wgmma_accumulator_store", "wgmma_accumulator_store_p", threaded=True)
+@gpu_rule("wgmma_accumulator_store", "wgmma_accumulator_store_p")
 def _set_accumulator(eqn: Equation) -> Evaluate:
     line = eqn.line
 
-    def evaluate(thread: Thread, ref: Ref, value: Any) -> Any:
-        record_access(gpu_thread(thread), ref.data, "write", ref.name, line)
+    def evaluate(thread: GpuThread, ref: Ref, value: Any) -> Any:
+        record_access(thread, ref.data, "write", ref.name, line)
         ref.data[...] = value
         return (
             () if eqn.origin is None or eqn.origin.primitive.multiple_results else ref.data.copy()

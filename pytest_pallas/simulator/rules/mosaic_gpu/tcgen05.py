@@ -28,7 +28,8 @@ from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import Part as Acces
 from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import TensorMemory
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
 from pytest_pallas.simulator.memory.windows import read
-from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.registry import Equation, Evaluate
+from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, holds
 from pytest_pallas.simulator.rules.mosaic_gpu.products import product_of
 from pytest_pallas.simulator.rules.mosaic_gpu.tensor_memory import (
     in_shared_memory,
@@ -66,7 +67,7 @@ class _Operands:
     paired: bool = False
 
 
-@rule("tcgen05_mma", threaded=True)
+@gpu_rule("tcgen05_mma")
 def _tcgen05_mma(eqn: Equation) -> Evaluate:
     """``sums = lhs @ rhs``, or ``sums += lhs @ rhs``, asynchronously; then an arrival.
 
@@ -92,15 +93,14 @@ def _tcgen05_mma(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-@rule("tcgen05_commit_arrive", threaded=True)
+@gpu_rule("tcgen05_commit_arrive")
 def _tcgen05_commit_arrive(eqn: Equation) -> Evaluate:
     """Arrive at a barrier, of a pair at that of both blocks, once all before is done."""
     parts = commit_operands(eqn.params, len(eqn.ins))
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         blocks = pair_of(thread, parts.pair_axis)
-        wanted = parts.predicate is None or bool(np.asarray(operands[parts.predicate]))
-        if blocks and wanted:
+        if blocks and holds(parts.predicate, operands):
             barriers = _barriers(thread, blocks, parts.barrier, operands)
             blackwell.commit(thread, barriers, eqn.line)
         return ()

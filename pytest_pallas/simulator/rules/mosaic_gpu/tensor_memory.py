@@ -23,13 +23,14 @@ from pytest_pallas.simulator.gpu.threads import Block, GpuThread
 from pytest_pallas.simulator.memory.accesses import beyond_edge, read_window
 from pytest_pallas.simulator.memory.references import Ref, Region
 from pytest_pallas.simulator.memory.windows import Outside, region_of
-from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.registry import Equation, Evaluate
+from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule
 from pytest_pallas.transforms import Place
 
 Array = np.ndarray[Any, Any]
 
 
-@rule("async_load", threaded=True)
+@gpu_rule("async_load")
 def _async_load(eqn: Equation) -> Evaluate:
     window = Place(0, transforms_of(eqn.params["tree"], 1, len(eqn.ins) - 1))
     reduce = _REDUCTIONS[eqn.params.get("reduce")]
@@ -53,7 +54,7 @@ _REDUCTIONS: dict[str | None, Callable[[Array], Array] | None] = {
 }
 
 
-@rule("wait_load_tmem", threaded=True)
+@gpu_rule("wait_load_tmem")
 def _wait_load_tmem(_: Equation) -> Evaluate:
     def evaluate(thread: GpuThread) -> Any:
         blackwell.wait_for_loads(thread)
@@ -62,7 +63,7 @@ def _wait_load_tmem(_: Equation) -> Evaluate:
     return evaluate
 
 
-@rule("async_store_tmem", threaded=True)
+@gpu_rule("async_store_tmem")
 def _async_store_tmem(eqn: Equation) -> Evaluate:
     window = Place(0, transforms_of(eqn.params["tree"], 2, len(eqn.ins) - 2))
 
@@ -76,7 +77,7 @@ def _async_store_tmem(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-@rule("commit_tmem", threaded=True)
+@gpu_rule("commit_tmem")
 def _commit_tmem(_: Equation) -> Evaluate:
     def evaluate(thread: GpuThread) -> Any:
         blackwell.wait_for_stores(thread)
@@ -85,12 +86,12 @@ def _commit_tmem(_: Equation) -> Evaluate:
     return evaluate
 
 
-@rule("async_copy_smem_to_tmem", threaded=True)
+@gpu_rule("async_copy_smem_to_tmem")
 def _copy(eqn: Equation) -> Evaluate:
     return _copying(eqn, "the copy to tensor memory", lambda ref, window: np.array)
 
 
-@rule("async_copy_scales_to_tmem", threaded=True)
+@gpu_rule("async_copy_scales_to_tmem")
 def _copy_scales(eqn: Equation) -> Evaluate:
     def chosen(ref: TensorMemory, window: Place) -> Callable[[Array], Array]:
         paired = ref.layout_of(window.transforms) == "scales of a pair"
@@ -99,7 +100,7 @@ def _copy_scales(eqn: Equation) -> Evaluate:
     return _copying(eqn, "the copy of scales to tensor memory", chosen)
 
 
-@rule("async_copy_sparse_metadata_to_tmem", threaded=True)
+@gpu_rule("async_copy_sparse_metadata_to_tmem")
 def _copy_metadata(eqn: Equation) -> Evaluate:
     words = "the copy of sparse metadata to tensor memory"
     return _copying(eqn, words, lambda ref, window: metadata_of_copy)

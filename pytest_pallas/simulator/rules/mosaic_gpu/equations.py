@@ -1,8 +1,9 @@
-"""The memory that an equation of Mosaic GPU names."""
+"""Equations of Mosaic GPU: which thread evaluates them, and what memory they name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,49 @@ from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import read_window
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.memory.windows import region_of
+from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.transforms import Place, split_elsewhere
 
 Array = np.ndarray[Any, Any]
 
 
-def gpu_thread(thread: Thread) -> GpuThread:
-    """The thread, if it is a warpgroup or a warp of a GPU.
+def gpu_rule(
+    *names: str,
+) -> Callable[[Callable[[Equation], Evaluate]], Callable[[Equation], Evaluate]]:
+    """Register a rule for primitives of Mosaic GPU: its function takes the ``GpuThread`` first.
 
-    Raises:
-      SimulationError: it is not.
+    Args:
+      names: of the primitives.
     """
-    if not isinstance(thread, GpuThread):
-        raise SimulationError("this is for kernels of Mosaic GPU, inside of plgpu.kernel")
-    return thread
+
+    def register(bind: Callable[[Equation], Evaluate]) -> Callable[[Equation], Evaluate]:
+        @rule(*names, threaded=True)
+        @functools.wraps(bind)
+        def bind_for_gpu(eqn: Equation) -> Evaluate:
+            evaluate = bind(eqn)
+
+            def evaluate_on_gpu(thread: Thread, *operands: Any) -> Any:
+                if not isinstance(thread, GpuThread):
+                    raise SimulationError(
+                        "this is for kernels of Mosaic GPU, inside of plgpu.kernel"
+                    )
+                return evaluate(thread, *operands)
+
+            return evaluate_on_gpu
+
+        return bind_for_gpu
+
+    return register
+
+
+def holds(predicate: int | None, operands: Sequence[Any]) -> bool:
+    """Whether an equation does anything: whether the operand that is its predicate is true.
+
+    Args:
+      predicate: position of the operand, or None where there is no predicate.
+      operands: of the equation.
+    """
+    return predicate is None or bool(operands[predicate])
 
 
 def part_of(
