@@ -13,7 +13,12 @@ from pytest_pallas.simulator.concurrency.recording import Asynchronous, Fenced, 
 from pytest_pallas.simulator.gpu.barriers import Barrier, arrive, barrier_at
 from pytest_pallas.simulator.gpu.barriers import complete as tell
 from pytest_pallas.simulator.gpu.operands import LoadParts, load_parts, prefetch_parts, store_parts
-from pytest_pallas.simulator.gpu.operations import Operation, start, wait_groups
+from pytest_pallas.simulator.gpu.operations import (
+    Operation,
+    reading_then_writing,
+    start,
+    wait_groups,
+)
 from pytest_pallas.simulator.gpu.peers import memories_of
 from pytest_pallas.simulator.gpu.reductions import reducer
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
@@ -142,42 +147,31 @@ def _start_load(
     line: str,
 ) -> None:
     """Begin a TMA load to one or several blocks, at each of whose barriers it arrives."""
-    values: list[Array] = []
-    operation: Operation | None = None
-
-    def read_it() -> None:
-        values.append(source.load(fill))
-
-    def write_it() -> None:
-        (value,) = values
-        for target, barrier in zip(targets, barriers, strict=True):
-            target[...] = value.reshape(target.shape)
-            assert operation is not None
-            tell(operation, barrier, target.nbytes, thread.machine)
-
     sides = [Side(source.region, False, names[0], home=home)]
     here = thread.owner.device
     sides += [Side(each, True, names[1], proxied=True, home=here) for each in targets]
-    record = Asynchronous("the TMA copy", sides)
-    operation = Operation(record, thread.block)
-    start(thread, operation, steps=[read_it, write_it], line=line, barriers=list(barriers))
+    operation = Operation(Asynchronous("the TMA copy", sides), thread.block)
+
+    def write(values: Array) -> None:
+        for target, barrier in zip(targets, barriers, strict=True):
+            target[...] = values.reshape(target.shape)
+            tell(operation, barrier, target.nbytes, thread.machine)
+
+    steps = reading_then_writing(lambda: source.load(fill), write)
+    start(thread, operation, steps=steps, line=line, barriers=list(barriers))
 
 
 def _load_in_order(
     thread: GpuThread, source: Window, target: Array, names: tuple[str, str], line: str
 ) -> None:
     """Begin a ``cp.async``, which its own thread waits for."""
-    values: list[Array] = []
-    record = Asynchronous(
-        "the cp.async copy",
-        [Side(source.region, False, names[0]), Side(target, True, names[1])],
-    )
+    sides = [Side(source.region, False, names[0]), Side(target, True, names[1])]
+    operation = Operation(Asynchronous("the cp.async copy", sides), thread.block)
 
-    def write_it() -> None:
-        target[...] = values[0].reshape(target.shape)
+    def write(values: Array) -> None:
+        target[...] = values.reshape(target.shape)
 
-    operation = Operation(record, thread.block)
-    start(thread, operation, steps=[lambda: values.append(source.load()), write_it], line=line)
+    start(thread, operation, steps=reading_then_writing(source.load, write), line=line)
     thread.loads.open.append(operation)
     thread.loads.commit()
 
@@ -260,11 +254,9 @@ def _start_store(
     reduce: Callable[[Array, Array], Array] | None,
     line: str,
 ) -> None:
-    values: list[Array] = []
-
-    def write_it() -> None:
+    def write(values: Array) -> None:
         for target, _, _ in targets:
-            target.store(values[0].reshape(target.shape), reduce)
+            target.store(values.reshape(target.shape), reduce)
 
     sides = [Side(source, False, ref.name, proxied=True, home=thread.owner.device)]
     sides += [
@@ -273,7 +265,7 @@ def _start_store(
     ]
     operation = Operation(Asynchronous("the TMA copy", sides), thread.block, lasting=True)
     thread.stores.open.append(operation)
-    start(thread, operation, steps=[lambda: values.append(source.copy()), write_it], line=line)
+    start(thread, operation, steps=reading_then_writing(source.copy, write), line=line)
 
 
 @gpu_rule("commit_group")

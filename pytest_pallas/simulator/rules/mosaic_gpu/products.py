@@ -8,7 +8,6 @@ Instructions"). Those of one warpgroup happen in order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,12 @@ from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.concurrency.recording import Asynchronous, Side
 from pytest_pallas.simulator.gpu.operands import product_parts
-from pytest_pallas.simulator.gpu.operations import Operation, start, wait_groups
+from pytest_pallas.simulator.gpu.operations import (
+    Operation,
+    reading_then_writing,
+    start,
+    wait_groups,
+)
 from pytest_pallas.simulator.gpu.tensor_cores.products import (
     HOPPER_FLOAT8_BITS,
     TensorProduct,
@@ -36,29 +40,8 @@ Array = np.ndarray[Any, Any]
 @rule("mma")
 def _mma(eqn: Equation) -> Evaluate:
     acc, lhs, rhs = eqn.ins
-    product = product_of(lhs.dtype, rhs.dtype, acc.dtype, lhs.shape[1])
+    product = tensor_product(lhs.dtype, rhs.dtype, acc.dtype, lhs.shape[1])
     return lambda acc, a, b: product(a, b, acc)
-
-
-@cache
-def product_of(
-    lhs: Any,
-    rhs: Any,
-    out: Any,
-    depth: int,
-    *,
-    sparse: bool = False,
-    float8_bits: int | None = None,
-) -> TensorProduct:
-    """As ``tensor_product``, made once.
-
-    Raises:
-      SimulationError: tensor cores have no such product.
-    """
-    try:
-        return tensor_product(lhs, rhs, out, depth, sparse=sparse, float8_bits=float8_bits)
-    except TypeError as error:
-        raise SimulationError(str(error)) from None
 
 
 @gpu_rule("wgmma_ref")
@@ -76,7 +59,7 @@ def _wgmma(eqn: Equation) -> Evaluate:
         machine = thread.machine
         bits = HOPPER_FLOAT8_BITS if machine.chip_precision else None
         dtypes = np.dtype(a[1].dtype), np.dtype(b[1].dtype), dtype
-        multiply = product_of(*dtypes, a[1].shape[1], float8_bits=bits)
+        multiply = tensor_product(*dtypes, a[1].shape[1], float8_bits=bits)
         sides = [
             Side(part, False, name, proxied=True) for name, part, in_memory in (a, b) if in_memory
         ]
@@ -107,18 +90,14 @@ def _start_product(
     multiply: TensorProduct,
     line: str,
 ) -> None:
-    read: list[Array] = []
-
-    def read_it() -> None:
-        read.extend((a.copy(), b.copy()))
-
-    def add_it() -> None:
-        acc[...] = multiply(read[0], read[1], acc)
+    def add(values: tuple[Array, Array]) -> None:
+        acc[...] = multiply(*values, acc)
 
     operation = Operation(record, thread.block)
     thread.products.open.append(operation)
     thread.products.commit()
-    start(thread, operation, steps=[read_it, add_it], line=line)
+    steps = reading_then_writing(lambda: (a.copy(), b.copy()), add)
+    start(thread, operation, steps=steps, line=line)
 
 
 @gpu_rule("wgmma_wait")

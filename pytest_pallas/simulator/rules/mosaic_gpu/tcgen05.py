@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.concurrency.recording import Side
 from pytest_pallas.simulator.gpu.barriers import Barrier, barrier_at
+from pytest_pallas.simulator.gpu.operations import Step, reading_then_writing
 from pytest_pallas.simulator.gpu.tensor_cores import blackwell
 from pytest_pallas.simulator.gpu.tensor_cores.blackwell import (
     MatrixProduct,
@@ -24,13 +22,13 @@ from pytest_pallas.simulator.gpu.tensor_cores.formats import (
     from_tensor_memory,
     scaled_product,
 )
+from pytest_pallas.simulator.gpu.tensor_cores.products import tensor_product
 from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import Part as Accessed
 from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import TensorMemory
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
 from pytest_pallas.simulator.memory.windows import read
 from pytest_pallas.simulator.registry import Equation, Evaluate
 from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, holds
-from pytest_pallas.simulator.rules.mosaic_gpu.products import product_of
 from pytest_pallas.simulator.rules.mosaic_gpu.tensor_memory import (
     in_shared_memory,
     in_tensor_memory,
@@ -40,8 +38,6 @@ from pytest_pallas.simulator.rules.mosaic_gpu.tensor_memory import (
 from pytest_pallas.transforms import Place
 
 Array = np.ndarray[Any, Any]
-
-_scaled_product_of = cache(scaled_product)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +149,11 @@ def _of_columns(scales: Array, columns: int, *, paired: bool) -> Array:
     return np.concatenate([scales[:half], scales[128 : 128 + half]])
 
 
-def _steps(
-    thread: GpuThread, given: list[_Operands], line: str, *, accumulate: bool
-) -> list[Callable[[], None]]:
+def _steps(thread: GpuThread, given: list[_Operands], line: str, *, accumulate: bool) -> list[Step]:
     """First the operands are read, then the sums are read and written."""
-    values: list[tuple[Any, ...]] = []
 
-    def read_all() -> None:
+    def read_all() -> list[tuple[Any, ...]]:
+        values: list[tuple[Any, ...]] = []
         rhs = np.concatenate([each.rhs for each in given], axis=1)
         for each in given:
             lhs = np.array(each.lhs)
@@ -171,13 +165,14 @@ def _steps(
                 of_columns = _of_columns(columns, rhs.shape[1], paired=each.paired)
                 scales = (np.array(rows[: len(lhs)]), of_columns)
             values.append((lhs, rhs, scales))
+        return values
 
-    def write_all() -> None:
+    def write_all(values: list[tuple[Any, ...]]) -> None:
         for each, (lhs, rhs, scales) in zip(given, values, strict=True):
             before = each.sums.data if accumulate else None
             write(thread, each.sums, _multiplied(each, lhs, rhs, scales, before))
 
-    return [read_all, write_all]
+    return reading_then_writing(read_all, write_all)
 
 
 def _multiplied(
@@ -189,17 +184,11 @@ def _multiplied(
 ) -> Array:
     """The product of values that were read, added to what was there before."""
     depth, out, sparse = lhs.shape[1], given.sums.data.dtype, given.metadata is not None
-    try:
-        if scales is None:
-            product = product_of(lhs.dtype, rhs.dtype, out, depth, sparse=sparse)
-            return product(lhs, rhs, before)
-        count = scales[0].shape[1]
-        scaled = _scaled_product_of(
-            lhs.dtype, rhs.dtype, scales[0].dtype, depth, count, sparse=sparse
-        )
-        return scaled(lhs, rhs, before, *scales)
-    except TypeError as error:
-        raise SimulationError(str(error)) from None
+    if scales is None:
+        return tensor_product(lhs.dtype, rhs.dtype, out, depth, sparse=sparse)(lhs, rhs, before)
+    count = scales[0].shape[1]
+    product = scaled_product(lhs.dtype, rhs.dtype, scales[0].dtype, depth, count, sparse=sparse)
+    return product(lhs, rhs, before, *scales)
 
 
 def _expanded(thread: GpuThread, lhs: Array, metadata: Array, line: str) -> Array:

@@ -10,6 +10,7 @@ import numpy as np
 from pytest_pallas.compat.places import transforms_of
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.concurrency.recording import Side
+from pytest_pallas.simulator.gpu.operations import Step, reading_then_writing
 from pytest_pallas.simulator.gpu.tensor_cores import blackwell
 from pytest_pallas.simulator.gpu.tensor_cores.blackwell import copy_operands
 from pytest_pallas.simulator.gpu.tensor_cores.formats import (
@@ -129,21 +130,20 @@ def _copying(
                 Side(region, False, name, proxied=True),
                 Side(target.region, True, ref.name, tensor_core=True, role="copied"),
             ]
-            steps = _reading_and_writing(thread, source, arrange, target)
-            blackwell.begin(thread, what, sides, steps, eqn.line)
+            blackwell.begin(
+                thread, what, sides, _copy_steps(thread, source, arrange, target), eqn.line
+            )
         return ()
 
     return evaluate
 
 
-def _reading_and_writing(
+def _copy_steps(
     thread: GpuThread, source: Array, arrange: Callable[[Array], Array], target: Accessed
-) -> list[Callable[[], None]]:
-    values: list[Array] = []
-    return [
-        lambda: values.append(arrange(np.array(source))),
-        lambda: write(thread, target, values[0]),
-    ]
+) -> list[Step]:
+    return reading_then_writing(
+        lambda: arrange(np.array(source)), lambda values: write(thread, target, values)
+    )
 
 
 def pair_of(thread: GpuThread, axis: Any) -> list[Block]:
