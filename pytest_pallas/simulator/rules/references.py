@@ -11,7 +11,7 @@ import numpy as np
 from pytest_pallas.compat.places import transforms_in, transforms_of
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import convert
-from pytest_pallas.simulator.gpu.portable import blocks
+from pytest_pallas.simulator.gpu.portable import accesses
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import (
     beyond_edge,
@@ -38,7 +38,7 @@ def _get(eqn: Equation) -> Evaluate:
             ref = thread.elsewhere(ref, places, (ref, *operands), eqn.line)
         _require_plain(ref)
         if ref.block is not None:
-            return blocks.load(thread, ref, window, (ref, *operands), eqn.line)
+            return accesses.load(thread, ref, window, (ref, *operands), eqn.line)
         if whole and not thread.recorded:
             return _loaded(ref.data)
         given = (ref, *operands)
@@ -89,8 +89,8 @@ def _swap(eqn: Equation) -> Evaluate:
         given = (ref, value, *operands)
         if ref.block is not None:
             if wanted:
-                old = blocks.load(thread, ref, window, given, eqn.line)
-            blocks.store(thread, ref, window, given, value, eqn.line)
+                old = accesses.load(thread, ref, window, given, eqn.line)
+            accesses.store(thread, ref, window, given, value, eqn.line)
             return old
         try:
             if thread.recorded:
@@ -121,7 +121,9 @@ def _addupdate(eqn: Equation) -> Evaluate:
             # ``_addupdate_lowering_rule`` makes an atomic of it.
             shape = tuple(eqn.ins[1].shape)
             add = sums_of(ref.dtype)
-            blocks.update(thread, ref, window, given, shape, None, add, value, eqn.line, used=False)
+            accesses.update(
+                thread, ref, window, given, shape, None, add, value, eqn.line, used=False
+            )
             return ()
         try:
             if thread.recorded:
@@ -173,7 +175,7 @@ def _masked_load(eqn: Equation) -> Evaluate:
         mask = None if mask_at is None else operands[mask_at]
         if ref.block is not None:
             other = None if other_at is None else operands[other_at]
-            return blocks.load_masked(
+            return accesses.load_masked(
                 thread, ref, window, operands, shape, mask, other, eqn.line, volatile=volatile
             )
         try:
@@ -210,8 +212,10 @@ def _masked_swap(eqn: Equation) -> Evaluate:
         if ref.block is not None:
             old = None
             if wanted:
-                old = blocks.load_masked(thread, ref, window, operands, shape, mask, None, eqn.line)
-            blocks.store_masked(thread, ref, window, operands, shape, mask, value, eqn.line)
+                old = accesses.load_masked(
+                    thread, ref, window, operands, shape, mask, None, eqn.line
+                )
+            accesses.store_masked(thread, ref, window, operands, shape, mask, value, eqn.line)
             return old
         try:
             if mask is None:

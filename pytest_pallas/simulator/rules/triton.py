@@ -14,7 +14,9 @@ from pytest_pallas.compat.places import transforms_in
 from pytest_pallas.errors import MissingRuleError, SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.arithmetic.rounding import rounded_to_bits
-from pytest_pallas.simulator.gpu.portable import blocks
+from pytest_pallas.simulator.gpu.portable import accesses
+from pytest_pallas.simulator.gpu.portable.blocks import ProgramBlock, SharedArray
+from pytest_pallas.simulator.gpu.portable.order import GridProgram
 from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import report_input_write
 from pytest_pallas.simulator.memory.references import Ref
@@ -54,7 +56,7 @@ def _updating(
     def evaluate(thread: Thread, *operands: Any) -> Any:
         ref = _shared(thread, operands[ref_at])
         report_input_write(thread, ref, eqn.line)
-        return blocks.update(
+        return accesses.update(
             thread,
             ref,
             window,
@@ -74,11 +76,10 @@ def _shared(thread: Thread, ref: Ref) -> Ref:
     """A reference to memory of all programs; of memory of one's own, as one to such memory."""
     if ref.block is not None:
         return ref
-    from pytest_pallas.simulator.gpu.portable.order import Program
 
     if not ref.data.flags.c_contiguous:
         raise SimulationError("an atomic access to a part of memory that is not contiguous")
-    block = blocks.Block(blocks.Memory(ref.data), Program(0, thread.program), (...,))
+    block = ProgramBlock(SharedArray(ref.data), GridProgram(0, thread.program), (...,))
     return Ref(ref.data, ref.name, ref.space, block=block)
 
 
@@ -133,7 +134,9 @@ def _atomic_cas(eqn: Equation) -> Evaluate:
         ref = _shared(thread, ref)
         given = (ref, expected, value)
         # Whatever it gives, who goes on knows what others did before.
-        found = blocks.update(thread, ref, (), given, (), None, change, value, eqn.line, used=True)
+        found = accesses.update(
+            thread, ref, (), given, (), None, change, value, eqn.line, used=True
+        )
         return np.asarray(found)
 
     return evaluate
