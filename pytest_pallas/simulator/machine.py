@@ -15,6 +15,7 @@ import numpy as np
 from pytest_pallas.devices.targets import TARGETS
 from pytest_pallas.errors import SimulationError, SimulationLimitError
 from pytest_pallas.findings import Finding, Owner
+from pytest_pallas.findings import Kind as FindingKind
 from pytest_pallas.simulator.concurrency.recording import Entered, Recording
 from pytest_pallas.simulator.concurrency.scheduler import Scheduler, collecting_later
 from pytest_pallas.simulator.concurrency.transfers import Copy, Semaphore
@@ -343,6 +344,23 @@ class Thread:
     def core(self) -> tuple[tuple[str, int], ...]:
         """Which core of its device it is."""
         return tuple((axis, self.axes[axis]) for axis in self.cores)
+
+    def report(self, kind: FindingKind, message: str, line: str, **facts: Any) -> Finding:
+        """Keep a finding about the place where the thread is.
+
+        Args:
+          kind: what is wrong.
+          message: one sentence, with the numbers.
+          line: ``file:line``.
+          facts: further fields of the finding.
+
+        Returns:
+          The finding.
+        """
+        where: dict[str, Any] = {"kernel": self.kernel, "program": self.program, "line": line}
+        finding = Finding(kind=kind, message=message, **where, **facts)
+        self.machine.report(finding)
+        return finding
 
     def publish(self, ref: Ref, *site: Any, shared: bool = False) -> None:
         """Let other devices and cores reach an allocation.

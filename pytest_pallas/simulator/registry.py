@@ -7,6 +7,7 @@ can be decided once is decided there; what runs again in every step of a loop or
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -102,6 +103,7 @@ def rule(
 
 def _is_again(known: Callable[..., Any], bind: Callable[..., Any]) -> bool:
     """Whether a rule is that of a module which is imported a second time, as conftest.py may be."""
+    known, bind = inspect.unwrap(known), inspect.unwrap(bind)
     one, two = getattr(known, "__code__", None), getattr(bind, "__code__", None)
     if one is None or two is None:
         return False

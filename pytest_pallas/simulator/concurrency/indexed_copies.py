@@ -17,8 +17,9 @@ from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.concurrency.transfer_operands import CopyParts
 from pytest_pallas.simulator.concurrency.transfers import Copy
 from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory.accesses import beyond_edge
 from pytest_pallas.simulator.memory.references import Elements, Ref, Region
-from pytest_pallas.simulator.memory.windows import Access, Outside, read, refuse
+from pytest_pallas.simulator.memory.windows import Outside, read
 from pytest_pallas.transforms import Indexed, Listed, Operand, Place, Span
 
 Array = np.ndarray[Any, Any]
@@ -132,7 +133,7 @@ def _side(
     place: Place,
     avals: Sequence[Any],
     operands: Sequence[Any],
-    how: Access,
+    how: str,
     line: str,
 ) -> _Side:
     ref: Ref = operands[place.position]
@@ -157,4 +158,4 @@ def _side(
             raise Outside(0, int(used.min()), int(used.max()), last.shape)
         return _Side(memory, rows, kept, lists)
     except Outside as outside:
-        raise refuse(thread, ref, how, outside, line) from None
+        raise beyond_edge(thread, ref, how, outside, line) from None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.errors import SimulationError
-from pytest_pallas.findings import Access, Finding
+from pytest_pallas.findings import Access
 from pytest_pallas.simulator.concurrency.recording import Reach, Reached
 from pytest_pallas.simulator.concurrency.transfers import Semaphore
 from pytest_pallas.simulator.machine import Thread
@@ -173,14 +173,14 @@ def reach(
     if found is not None:
         act(found)
     elif key.launch in device.left or key in device.freed:
-        machine.report(_too_late(thread, where, ref, line, how))
+        _report_too_late(thread, where, ref, line, how)
         return False
     else:
         device.expected.setdefault(key, []).append(act)
     return True
 
 
-def _too_late(thread: Thread, where: Where, ref: Ref, line: str, how: Reach) -> Finding:
+def _report_too_late(thread: Thread, where: Where, ref: Ref, line: str, how: Reach) -> None:
     access = Access(
         kind="write",
         ref=ref.name,
@@ -190,16 +190,9 @@ def _too_late(thread: Thread, where: Where, ref: Ref, line: str, how: Reach) -> 
         program=thread.program,
         copy=how == "copies to",
     )
-    return Finding(
-        kind="entry",
-        message=(
-            f"{thread.owner} {how} {ref.name} of device {where.device}, which has ended: its "
-            "owner does not wait for that"
-        ),
-        kernel=thread.kernel,
-        program=thread.program,
-        line=line,
-        ref=ref.name,
-        accesses=(access,),
-        seed=thread.machine.seed,
+    message = (
+        f"{thread.owner} {how} {ref.name} of device {where.device}, which has ended: its "
+        "owner does not wait for that"
     )
+    seed = thread.machine.seed
+    thread.report("entry", message, line, ref=ref.name, accesses=(access,), seed=seed)

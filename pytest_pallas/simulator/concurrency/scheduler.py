@@ -19,7 +19,7 @@ import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from pytest_pallas.errors import DeadlockError
-from pytest_pallas.findings import Finding, Wait
+from pytest_pallas.findings import Wait
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.machine import Machine, Thread
@@ -239,15 +239,5 @@ def deadlock(machine: Machine, thread: Thread, waits: tuple[Wait, ...]) -> Deadl
         if machine.platform == "gpu"
         else "deadlock: every core is blocked and no signal or copy is pending"
     )
-    finding = Finding(
-        kind="deadlock",
-        message=message,
-        kernel=thread.kernel,
-        program=thread.program,
-        line=waits[0].line,
-        ref=waits[0].on,
-        waits=waits,
-        seed=machine.seed,
-    )
-    machine.report(finding)
-    return DeadlockError.of(finding)
+    facts: dict[str, Any] = {"ref": waits[0].on, "waits": waits, "seed": machine.seed}
+    return DeadlockError.of(thread.report("deadlock", message, waits[0].line, **facts))

@@ -11,12 +11,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_pallas.findings import Finding, Owner, Wait
-from pytest_pallas.simulator.concurrency.recording import Signalled, Started, Touched, Waited
+from pytest_pallas.findings import Owner, Wait
+from pytest_pallas.simulator.concurrency.recording import Signalled, Started, Waited
 from pytest_pallas.simulator.concurrency.scheduler import Task, deadlock
 from pytest_pallas.simulator.memory.references import Elements, Region
 
@@ -270,40 +270,6 @@ def _block(thread: Thread, semaphore: Semaphore, value: int, line: str) -> None:
         raise deadlock(machine, thread, (blocked(),))
 
 
-def access(
-    thread: Thread,
-    memory: Region,
-    kind: Literal["read", "write", "add", "pass on", "free"],
-    name: str,
-    line: str,
-    home: int | None = None,
-) -> None:
-    """Record an access to memory, that it goes from a kernel to its caller, or that it ends.
-
-    Who adds is in no race with others who add.
-    """
-    writes, adds = kind in ("write", "add", "free"), kind == "add"
-    frees = kind in ("pass on", "free")
-    if kind == "pass on" and not line:  # JAX has none where the function it maps is a kernel itself
-        line = "the end of the kernel"
-    if thread.beside is not None and not frees:
-        thread.beside.note(thread, memory, name, line, writes=writes, adds=adds)
-    thread.recording.events.append(
-        Touched(
-            thread.number,
-            memory,
-            writes,
-            name,
-            line,
-            thread.program,
-            frees,
-            adds,
-            thread.kernel,
-            home,
-        )
-    )
-
-
 def release(thread: Thread, semaphores: Iterable[Semaphore], line: str) -> None:
     """End the life of semaphores: report what is left on them, and finish their copies."""
     machine = thread.machine
@@ -315,46 +281,19 @@ def release(thread: Thread, semaphores: Iterable[Semaphore], line: str) -> None:
                 advance(machine, copy)
             if not copy.waited and not copy.reported:
                 copy.reported = True
-                report(
-                    thread,
-                    "unwaited",
-                    f"the copy from {copy.names[0]} to {copy.names[1]} is not waited for before "
-                    f"{semaphore.name} ends",
-                    copy.line or line,
-                    copy.names[1],
+                source, target = copy.names
+                message = (
+                    f"the copy from {source} to {target} is not waited for before {semaphore.name} "
+                    "ends"
                 )
+                line_of_copy = copy.line or line
+                thread.report("unwaited", message, line_of_copy, ref=target, seed=machine.seed)
         if semaphore.count and not semaphore.copies:
             unit = _unit(semaphore)
-            report(
-                thread,
-                "leftover",
-                f"{semaphore.name} ends with {semaphore.count}{unit and ' ' + unit} that no wait "
-                "took",
-                line,
-                semaphore.name,
-            )
+            left = f"{semaphore.count}{unit and ' ' + unit}"
+            message = f"{semaphore.name} ends with {left} that no wait took"
+            thread.report("leftover", message, line, ref=semaphore.name, seed=machine.seed)
         semaphore.copies.clear()
-
-
-def report(
-    thread: Thread,
-    kind: Literal["unwaited", "leftover"],
-    message: str,
-    line: str,
-    name: str,
-) -> None:
-    """Keep a finding of where the thread is."""
-    thread.machine.report(
-        Finding(
-            kind=kind,
-            message=message,
-            kernel=thread.kernel,
-            program=thread.program,
-            line=line,
-            ref=name,
-            seed=thread.machine.seed,
-        )
-    )
 
 
 def advance(machine: Machine, copy: Copy) -> None:

@@ -3,9 +3,10 @@
 Kernels of ``pl`` alone and of the Triton route:
 
     programs    the grid: programs in any order and at once
-    blocks      what a program's loads and stores do to the memory of its operands
+    blocks      the blocks of operands, which are parts of memory that all programs share
+    accesses    what a program's loads, stores and atomics do to that memory
     order       which accesses of two programs nothing orders
-    waiting     programs that wait for each other
+    waiting     programs that wait for each other by looking at memory
 
 Mosaic GPU kernels:
 
@@ -17,10 +18,6 @@ Mosaic GPU kernels:
     footprints  what blocks that nothing orders do to global memory
     registers   what certainly does not fit into registers
     streams     kernels that begin before the one ahead of them has ended
-    programs    grids of kernels of ``pl`` alone and of the Triton route
-    blocks      what a program accesses: blocks of the memory that all programs share
-    order       which accesses of programs nothing orders
-    waiting     programs that wait for each other by looking at memory
 
 Rules of Mosaic GPU's primitives are in ``rules/mosaic_gpu``. Sources: PTX ISA 8.7 ("Memory
 Consistency Model", "mbarrier", "cp.async.bulk", "wgmma"), and JAX's lowering, which says what a

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_pallas.compat.avals import BarrierFacts
 from pytest_pallas.errors import SimulationError
-from pytest_pallas.findings import Finding, Wait
+from pytest_pallas.findings import Wait
 from pytest_pallas.simulator.concurrency.recording import Acquired, Completed, Released, Token
 from pytest_pallas.simulator.concurrency.scheduler import Task, deadlock
-from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.gpu.operations import advance, go_on, know
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
+from pytest_pallas.simulator.memory.accesses import record_access
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.gpu.operations import Operation
@@ -110,13 +110,11 @@ def arrive(
     barrier.expected += expects
     barrier.pending -= count
     if barrier.pending < 0:
-        _report(
-            thread,
-            barrier,
+        message = (
             f"more arrivals at {barrier.name} than the {barrier.arrivals} of its phase: "
-            f"{barrier.expected} bytes are missing before it is complete",
-            line,
+            f"{barrier.expected} bytes are missing before it is complete"
         )
+        thread.report("phase", message, line, ref=barrier.name, seed=machine.seed)
         barrier.pending = 0
     _go_on_to_next(machine, barrier)
     go_on(thread)
@@ -234,36 +232,15 @@ def _touch(thread: GpuThread, barrier: Barrier, line: str) -> None:
     if barrier.block is thread.block:
         return
     door = barrier.block.doors[barrier.number : barrier.number + 1]
-    access(thread, door, "add", barrier.name, line)
+    record_access(thread, door, "add", barrier.name, line)
 
 
 def _report_overrun(thread: GpuThread, barrier: Barrier, turn: int, line: str) -> None:
-    _report(
-        thread,
-        barrier,
+    message = (
         f"{barrier.name} has completed phase {barrier.completed - 1} before {thread.owner} waits "
-        f"for phase {turn}: a wait tells only odd phases from even ones",
-        line,
+        f"for phase {turn}: a wait tells only odd phases from even ones"
     )
-
-
-def _report(
-    thread: GpuThread,
-    barrier: Barrier,
-    message: str,
-    line: str,
-) -> None:
-    thread.machine.report(
-        Finding(
-            kind="phase",
-            message=message,
-            kernel=thread.kernel,
-            program=thread.program,
-            line=line,
-            ref=barrier.name,
-            seed=thread.machine.seed,
-        )
-    )
+    thread.report("phase", message, line, ref=barrier.name, seed=thread.machine.seed)
 
 
 def barrier_at(found: Any) -> Barrier:

@@ -69,6 +69,19 @@ class Operation:
     before: Sequence[Operation] = ()
 
 
+def reading_then_writing[Value](
+    read: Callable[[], Value], write: Callable[[Value], None]
+) -> list[Step]:
+    """The steps of an operation that reads all its sources before it writes.
+
+    Args:
+      read: gives what the sources hold at that time.
+      write: writes the targets; it gets what was read.
+    """
+    values: list[Value] = []
+    return [lambda: values.append(read()), lambda: write(values[0])]
+
+
 def start(
     thread: GpuThread,
     operation: Operation,

@@ -14,9 +14,9 @@ from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Wait
 from pytest_pallas.simulator.concurrency.peers import Where, peer_of, reach
 from pytest_pallas.simulator.concurrency.recording import END_OF_BLOCK, Acquired, Released, Token
-from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.gpu.launches.block_meshes import BlockMesh
 from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.references import Key, Ref
 from pytest_pallas.transforms import AtBlock, AtPeer, Elsewhere, Operand
 
@@ -299,4 +299,4 @@ def leave(thread: GpuThread) -> None:
     for each in ended:
         for memory, name in ((each.arena, "shared memory"), (each.doors, "a barrier")):
             if memory.size:
-                access(thread, memory, "free", name, END_OF_BLOCK)
+                record_access(thread, memory, "free", name, END_OF_BLOCK)

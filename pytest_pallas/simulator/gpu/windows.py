@@ -115,14 +115,29 @@ def window_of(
 
 def _composed(array: Array, transforms: Sequence[Transform], operands: Sequence[Any]) -> Window:
     """A window of which some elements are not there, or whose rows are listed."""
-    axes: list[Array | int] = [np.arange(size) for size in array.shape]
-    left = list(range(array.ndim))
     for transform in transforms:
         if not isinstance(transform, Indexed):
             raise SimulationError(
                 "a copy engine reads and writes slices of an array in global memory, and no "
                 f"{type(transform).__name__.lower()} one"
             )
+    return _gathered(array, _indices_along(array.shape, transforms, operands))
+
+
+def _indices_along(
+    shape: Sequence[int], transforms: Sequence[Transform], operands: Sequence[Any]
+) -> list[Array | int]:
+    """The indices of a window along each axis of an array; a number for an axis that it has not.
+
+    Args:
+      shape: of the array.
+      transforms: from the array to the window, each of them ``Indexed``.
+      operands: of the equation.
+    """
+    axes: list[Array | int] = [np.arange(size) for size in shape]
+    left = list(range(len(shape)))
+    for transform in transforms:
+        assert isinstance(transform, Indexed)
         kept: list[int] = []
         for axis, index in zip(left, transform.indices, strict=True):
             before = axes[axis]
@@ -142,7 +157,7 @@ def _composed(array: Array, transforms: Sequence[Transform], operands: Sequence[
             axes[axis] = start + step * value.ravel()
             kept.append(axis)
         left = kept
-    return _gathered(array, axes)
+    return axes
 
 
 def _gathered(array: Array, axes: Sequence[Array | int]) -> Window:
@@ -191,26 +206,13 @@ def _im2col(array: Array, transforms: Sequence[Transform], operands: Sequence[An
         for size, window, (low, high) in zip(spatial, first.window, first.padding, strict=True)
     ]
     shape = (images * math.prod(sizes), *first.window, channels)
-    axes: list[Array | int] = [np.arange(size) for size in shape]
-    left = list(range(len(shape)))
-    for transform in rest:
-        if not isinstance(transform, Indexed):
-            raise SimulationError("an im2col reference can only be indexed")
-        kept: list[int] = []
-        for axis, index in zip(left, transform.indices, strict=True):
-            before = axes[axis]
-            assert not isinstance(before, int)
-            start = int(before[0]) if before.size else 0
-            if isinstance(index, Span):
-                first_, size = _number(index.start, operands), _number(index.size, operands)
-                axes[axis] = start + first_ + np.arange(size)
-                kept.append(axis)
-            else:
-                assert isinstance(index, Operand | int)
-                axes[axis] = start + int(np.asarray(_value(index, operands)))
-        left = kept
+    if not all(isinstance(each, Indexed) for each in rest):
+        raise SimulationError("an im2col reference can only be indexed")
+    lists = any(each.joint for each in rest if isinstance(each, Indexed))
+    axes = _indices_along(shape, rest, operands)
     rows, columns = axes[0], axes[-1]
-    if isinstance(rows, int) or isinstance(columns, int) or len(left) != 2:
+    sliced = sum(not isinstance(each, int) for each in axes)
+    if isinstance(rows, int) or isinstance(columns, int) or sliced != 2 or lists:
         raise SimulationError(
             "an im2col reference must be indexed by a slice of rows, a number along each axis of "
             "the window and a slice of channels"

@@ -10,8 +10,9 @@ import numpy as np
 
 from pytest_pallas.compat.avals import semaphore_kind, space_of
 from pytest_pallas.compat.keys import key_shape
-from pytest_pallas.simulator.concurrency.transfers import Semaphore, access, release
+from pytest_pallas.simulator.concurrency.transfers import Semaphore, release
 from pytest_pallas.simulator.machine import Machine, Thread
+from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.values import is_key_dtype
 
@@ -36,7 +37,7 @@ def free(thread: Thread, refs: Sequence[Ref], line: str) -> None:
     if thread.recorded:
         for ref in refs:
             if ref.data.dtype != object:
-                access(thread, ref.data, "free", ref.name, line)
+                record_access(thread, ref.data, "free", ref.name, line)
         thread.withdraw(refs)
     release(thread, semaphores_of(refs), line)
 

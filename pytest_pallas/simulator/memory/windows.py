@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.devices.capacities import itemsize
-from pytest_pallas.errors import BoundsError, SimulationError
-from pytest_pallas.findings import Finding
+from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import bitcast_axis
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.references import Elements, Ref, Region
 from pytest_pallas.transforms import (
     Aliased,
@@ -30,9 +28,6 @@ from pytest_pallas.transforms import (
 )
 
 Array = np.ndarray[Any, Any]
-
-#: What an access is called in messages.
-Access = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,34 +433,3 @@ def masked(
             raise Outside(number, int(used.min()), int(used.max()), memory.shape)
         key.append(np.clip(axis, 0, max(dim - 1, 0)))
     return memory, tuple(key)
-
-
-def refuse(thread: Thread, ref: Ref, access: Access, outside: Outside, line: str) -> BoundsError:
-    """Report an access beyond the edge, and give the error that ends the run.
-
-    Args:
-      thread: who accessed it.
-      ref: what was accessed.
-      access: ``"load from"``, ``"store to"`` or the like.
-      outside: where.
-      line: ``file:line`` of the access.
-    """
-    first, last, axis = outside.first, outside.last, outside.axis
-    index = f"index {first}" if first == last else f"indices {first} to {last}"
-    finding = Finding(
-        kind="bounds",
-        message=(
-            f"{access} {ref.name or 'a reference'} {list(ref.shape)} beyond its edge: "
-            f"{index} of axis {axis}, which has {outside.shape[axis]} elements"
-        ),
-        kernel=thread.kernels[-1] if thread.kernels else "",
-        program=thread.program,
-        line=line,
-        ref=ref.name,
-        index=(first, last),
-        shape=tuple(ref.shape),
-    )
-    thread.machine.report(finding)
-    error = BoundsError(str(finding))
-    error.finding = finding
-    return error

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.errors import SimulationError
-from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.eager import bind
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.machine import Thread
@@ -122,15 +121,8 @@ def _check(eqn: Equation) -> Evaluate:
 
         message = jax.tree.unflatten(eqn.params["err_tree"], values).get()
         if message is not None:
-            thread.machine.report(
-                Finding(
-                    kind="assertion",
-                    message=f"the kernel asserts what does not hold: {message}",
-                    kernel=thread.kernels[-1] if thread.kernels else "",
-                    program=thread.program,
-                    line=eqn.line,
-                )
-            )
+            message = f"the kernel asserts what does not hold: {message}"
+            thread.report("assertion", message, eqn.line)
         return ()
 
     return evaluate

@@ -20,12 +20,12 @@ from pytest_pallas.simulator.concurrency.launches import (
     run_beside,
     traffic_of,
 )
-from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.gpu.launches import mosaic
 from pytest_pallas.simulator.gpu.launches.block_meshes import block_mesh, warp_axis
 from pytest_pallas.simulator.gpu.launches.warps import bind_warps
 from pytest_pallas.simulator.machine import Grid, Thread
+from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.allocation import free, made, memory_of
 from pytest_pallas.simulator.memory.references import Key, Ref
 from pytest_pallas.simulator.program import prepare
@@ -120,7 +120,7 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
                 for ref in outputs:
                     if ref.data.dtype == object:
                         continue
-                    access(thread, ref.data, "pass on", ref.name, eqn.line)
+                    record_access(thread, ref.data, "pass on", ref.name, eqn.line)
         return [value_of(ref.data, aval) for ref, aval in zip(outputs, avals, strict=True)]
 
     return evaluate

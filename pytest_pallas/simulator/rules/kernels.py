@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 
-from pytest_pallas.compat.avals import semaphore_kind, space_of
 from pytest_pallas.compat.compositions import expanded
-from pytest_pallas.compat.grids import BlockFacts, GridFacts, grid_facts
-from pytest_pallas.compat.jaxprs import argument_names, kernel_name, open_jaxpr, written_inputs
-from pytest_pallas.compat.keys import key_shape
+from pytest_pallas.compat.grids import grid_facts
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
-from pytest_pallas.simulator.concurrency.launches import traffic_of
 from pytest_pallas.simulator.gpu.portable import programs
+from pytest_pallas.simulator.grids.capacity import capacity_findings
+from pytest_pallas.simulator.grids.kernels import kernel_of
+from pytest_pallas.simulator.grids.pipeline import execute
 from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.memory.capacity import capacity_findings
-from pytest_pallas.simulator.pipeline import Kernel, execute, window_of
-from pytest_pallas.simulator.program import prepare, prepare_lifted
+from pytest_pallas.simulator.program import prepare
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.values import Keys, is_key_dtype
 
@@ -88,78 +84,6 @@ def _mosaic_gpu(eqn: Equation) -> Evaluate:
         )
 
     return evaluate
-
-
-def kernel_of(eqn: Equation) -> Kernel:
-    """The kernel of a ``pallas_call``, prepared."""
-    origin = eqn.origin
-    facts = grid_facts(origin)
-    facts = dataclasses.replace(
-        facts,
-        inputs=tuple(map(_of_words, facts.inputs)),
-        outputs=tuple(map(_of_words, facts.outputs)),
-    )
-    body = eqn.params["jaxpr"]
-    inner = open_jaxpr(body)[0]
-    return Kernel(
-        name=kernel_name(origin),
-        facts=facts,
-        captured=len(inner.constvars),
-        body=prepare_lifted(body) if inner.constvars else prepare(body),
-        names=_names(argument_names(inner), facts),
-        windows=tuple(
-            window_of(number, block, output=number >= len(facts.inputs), home=_home(eqn, number))
-            for number, block in enumerate((*facts.inputs, *facts.outputs))
-        ),
-        written=written_inputs(body),
-        parallel=_parallel(facts),
-        traffic=traffic_of(
-            [body],
-            facts.params,
-            lasting=any(semaphore_kind(block.dtype) is not None for block in facts.outputs),
-        ),
-        equation=origin,
-    )
-
-
-def _home(eqn: Equation, number: int) -> str:
-    """The memory space that the array of an input was asked to be in, or ""."""
-    facts = grid_facts(eqn.origin)
-    captured = len(open_jaxpr(eqn.params["jaxpr"])[0].constvars)
-    at = captured + len(facts.sizes) + len(facts.scalars) + number
-    return space_of(eqn.ins[at]) if number < len(facts.inputs) else ""
-
-
-def _of_words(block: BlockFacts) -> BlockFacts:
-    """The blocks of an array of typed keys as those of the keys' words."""
-    if not is_key_dtype(block.dtype):
-        return block
-    words = key_shape(block.dtype)
-    return dataclasses.replace(
-        block,
-        shape=(*block.shape, *words),
-        dtype=np.dtype(np.uint32),
-        dims=(*block.dims, *(("Blocked", size, (0, 0)) for size in words)),
-        of_dims=lambda leaves: (*block.of_dims(leaves), *(0 for _ in words)),
-    )
-
-
-def _names(names: tuple[str, ...], facts: GridFacts) -> tuple[str, ...]:
-    """The names of the body's parameters; where it has none, what the call says of an operand."""
-    blocks = [block.name for block in (*facts.inputs, *facts.outputs)]
-    count = len(facts.scalars)
-    return tuple(
-        name or (blocks[number - count] if 0 <= number - count < len(blocks) else "")
-        for number, name in enumerate(names)
-    )
-
-
-def _parallel(facts: GridFacts) -> tuple[int, ...]:
-    semantics = getattr(facts.params, "dimension_semantics", None) or ()
-    names = [str(getattr(each, "value", each)).lower() for each in semantics]
-    # What vmap adds has no semantics of its own.
-    axes = [axis for axis in range(len(facts.grid)) if axis not in facts.vmapped]
-    return tuple(axis for axis, name in zip(axes, names, strict=False) if "parallel" in name)
 
 
 @rule("program_id", threaded=True)

@@ -10,13 +10,18 @@ import numpy as np
 
 from pytest_pallas.compat.places import transforms_in, transforms_of
 from pytest_pallas.errors import SimulationError
-from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.arithmetic.dtypes import convert
-from pytest_pallas.simulator.concurrency.transfers import access
-from pytest_pallas.simulator.gpu.portable import blocks
+from pytest_pallas.simulator.gpu.portable import accesses
 from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory.accesses import (
+    beyond_edge,
+    read_window,
+    record_access,
+    record_window,
+    report_input_write,
+)
 from pytest_pallas.simulator.memory.references import Elements, Ref
-from pytest_pallas.simulator.memory.windows import Outside, masked, read, refuse, region_of, write
+from pytest_pallas.simulator.memory.windows import Outside, masked, read, write
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.values import Keys, is_key_dtype
 from pytest_pallas.transforms import Operand, Transform, split_elsewhere
@@ -33,16 +38,13 @@ def _get(eqn: Equation) -> Evaluate:
             ref = thread.elsewhere(ref, places, (ref, *operands), eqn.line)
         _require_plain(ref)
         if ref.block is not None:
-            return blocks.load(thread, ref, window, (ref, *operands), eqn.line)
+            return accesses.load(thread, ref, window, (ref, *operands), eqn.line)
         if whole and not thread.recorded:
             return _loaded(ref.data)
-        try:
-            part = read(ref.data, window, (ref, *operands))
-        except Outside as outside:
-            raise refuse(thread, ref, "load from", outside, eqn.line) from None
+        given = (ref, *operands)
+        part = read_window(thread, ref, window, given, "load from", eqn.line)
         if thread.recorded:
-            region = region_of(part, ref.data, window, (ref, *operands))
-            access(thread, region, "read", ref.name, eqn.line)
+            record_window(thread, ref, part, window, given, "read", eqn.line)
         return _loaded(part)
 
     if is_key_dtype(dtype):
@@ -81,25 +83,24 @@ def _swap(eqn: Equation) -> Evaluate:
     def evaluate(thread: Thread, ref: Ref, value: Any, *operands: Any) -> Any:
         if places:
             ref = thread.elsewhere(ref, places, (ref, value, *operands), eqn.line)
-        note_write(thread, ref, eqn)
+        report_input_write(thread, ref, eqn.line)
         _require_plain(ref)
         old: Any = None
+        given = (ref, value, *operands)
         if ref.block is not None:
-            given = (ref, value, *operands)
             if wanted:
-                old = blocks.load(thread, ref, window, given, eqn.line)
-            blocks.store(thread, ref, window, given, value, eqn.line)
+                old = accesses.load(thread, ref, window, given, eqn.line)
+            accesses.store(thread, ref, window, given, value, eqn.line)
             return old
         try:
             if thread.recorded:
-                part = read(ref.data, window, (ref, value, *operands))
-                region = region_of(part, ref.data, window, (ref, value, *operands))
-                access(thread, region, "write", ref.name, eqn.line)
+                part = read(ref.data, window, given)
+                record_window(thread, ref, part, window, given, "write", eqn.line)
             if wanted:
-                old = np.array(read(ref.data, window, (ref, value, *operands)))
-            write(ref.data, window, (ref, value, *operands), lambda _: value)
+                old = np.array(read(ref.data, window, given))
+            write(ref.data, window, given, lambda _: value)
         except Outside as outside:
-            raise refuse(thread, ref, "store to", outside, eqn.line) from None
+            raise beyond_edge(thread, ref, "store to", outside, eqn.line) from None
         return old
 
     def evaluate_keys(thread: Thread, ref: Ref, value: Keys, *operands: Any) -> Any:
@@ -114,22 +115,23 @@ def _addupdate(eqn: Equation) -> Evaluate:
     window = transforms_of(eqn.params["tree"], 2, len(eqn.ins) - 2)
 
     def evaluate(thread: Thread, ref: Ref, value: Any, *operands: Any) -> Any:
-        note_write(thread, ref, eqn)
+        report_input_write(thread, ref, eqn.line)
+        given = (ref, value, *operands)
         if ref.block is not None:
             # ``_addupdate_lowering_rule`` makes an atomic of it.
-            given, shape = (ref, value, *operands), tuple(eqn.ins[1].shape)
+            shape = tuple(eqn.ins[1].shape)
             add = sums_of(ref.dtype)
-            blocks.update(thread, ref, window, given, shape, None, add, value, eqn.line, used=False)
+            accesses.update(
+                thread, ref, window, given, shape, None, add, value, eqn.line, used=False
+            )
             return ()
         try:
             if thread.recorded:
-                part = read(ref.data, window, (ref, value, *operands))
-                region = region_of(part, ref.data, window, (ref, value, *operands))
-                access(thread, region, "write", ref.name, eqn.line)
-            add = adding(ref.dtype, value)
-            write(ref.data, window, (ref, value, *operands), add)
+                part = read(ref.data, window, given)
+                record_window(thread, ref, part, window, given, "write", eqn.line)
+            write(ref.data, window, given, adding(ref.dtype, value))
         except Outside as outside:
-            raise refuse(thread, ref, "store to", outside, eqn.line) from None
+            raise beyond_edge(thread, ref, "store to", outside, eqn.line) from None
         return ()
 
     return evaluate
@@ -173,22 +175,21 @@ def _masked_load(eqn: Equation) -> Evaluate:
         mask = None if mask_at is None else operands[mask_at]
         if ref.block is not None:
             other = None if other_at is None else operands[other_at]
-            return blocks.load_masked(
+            return accesses.load_masked(
                 thread, ref, window, operands, shape, mask, other, eqn.line, volatile=volatile
             )
         try:
             if mask is None:
                 part = read(ref.data, window, operands)
                 if thread.recorded:
-                    region = region_of(part, ref.data, window, operands)
-                    access(thread, region, "read", ref.name, eqn.line)
+                    record_window(thread, ref, part, window, operands, "read", eqn.line)
                 return np.array(part)
             before, key = masked(ref.data, window, operands, shape, mask)
         except Outside as outside:
-            raise refuse(thread, ref, "load from", outside, eqn.line) from None
+            raise beyond_edge(thread, ref, "load from", outside, eqn.line) from None
         if thread.recorded:
             touched = _chosen(before, key, np.broadcast_to(mask, shape))
-            access(thread, touched, "read", ref.name, eqn.line)
+            record_access(thread, touched, "read", ref.name, eqn.line)
         if other_at is not None:
             return np.where(mask, before[key], operands[other_at]).astype(dtype, copy=False)
         return np.where(mask, before[key], thread.machine.uninitialized((), dtype, "padding"))
@@ -207,31 +208,32 @@ def _masked_swap(eqn: Equation) -> Evaluate:
         ref: Ref = operands[ref_at]
         value = operands[value_at]
         mask = None if mask_at is None else operands[mask_at]
-        note_write(thread, ref, eqn)
+        report_input_write(thread, ref, eqn.line)
         if ref.block is not None:
             old = None
             if wanted:
-                old = blocks.load_masked(thread, ref, window, operands, shape, mask, None, eqn.line)
-            blocks.store_masked(thread, ref, window, operands, shape, mask, value, eqn.line)
+                old = accesses.load_masked(
+                    thread, ref, window, operands, shape, mask, None, eqn.line
+                )
+            accesses.store_masked(thread, ref, window, operands, shape, mask, value, eqn.line)
             return old
         try:
             if mask is None:
                 part = read(ref.data, window, operands)
                 if thread.recorded:
-                    region = region_of(part, ref.data, window, operands)
-                    access(thread, region, "write", ref.name, eqn.line)
+                    record_window(thread, ref, part, window, operands, "write", eqn.line)
                 old = np.array(part) if wanted else None
                 write(ref.data, window, operands, lambda _: value)
                 return old
             before, key = masked(ref.data, window, operands, shape, mask)
         except Outside as outside:
-            raise refuse(thread, ref, "store to", outside, eqn.line) from None
+            raise beyond_edge(thread, ref, "store to", outside, eqn.line) from None
         nothing = thread.machine.uninitialized((), dtype, "padding")
         old = np.where(mask, before[key], nothing) if wanted else None
         chosen = np.broadcast_to(mask, shape)
         touched = _chosen(before, key, chosen)
         if thread.recorded:
-            access(thread, touched, "write", ref.name, eqn.line)
+            record_access(thread, touched, "write", ref.name, eqn.line)
         before[touched.key] = np.broadcast_to(value, shape)[chosen]
         return old
 
@@ -253,23 +255,3 @@ def _at(operand: Any) -> int | None:
 
 def _chosen(memory: Any, key: Sequence[Any], chosen: Any) -> Elements:
     return Elements(memory, tuple(axis[chosen] for axis in key))
-
-
-def note_write(thread: Thread, ref: Ref, eqn: Equation) -> None:
-    """Report a write to the window of an input."""
-    if not ref.input:
-        return
-    thread.machine.report(
-        Finding(
-            kind="input-write",
-            message=(
-                f"store to the window of the input {ref.name}, which is not aliased to an output: "
-                "what the next program or the caller reads there depends on the chip"
-            ),
-            kernel=thread.kernels[-1] if thread.kernels else "",
-            program=thread.program,
-            line=eqn.line,
-            ref=ref.name,
-            shape=tuple(ref.shape),
-        )
-    )

@@ -14,11 +14,14 @@ from pytest_pallas.compat.places import transforms_in
 from pytest_pallas.errors import MissingRuleError, SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.arithmetic.rounding import rounded_to_bits
-from pytest_pallas.simulator.gpu.portable import blocks
+from pytest_pallas.simulator.gpu.portable import accesses
+from pytest_pallas.simulator.gpu.portable.blocks import ProgramBlock, SharedArray
+from pytest_pallas.simulator.gpu.portable.order import GridProgram
 from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory.accesses import report_input_write
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.rules.references import note_write, sums_of
+from pytest_pallas.simulator.rules.references import sums_of
 from pytest_pallas.transforms import Operand, Transform
 
 Array = np.ndarray[Any, Any]
@@ -52,8 +55,8 @@ def _updating(
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         ref = _shared(thread, operands[ref_at])
-        note_write(thread, ref, eqn)
-        return blocks.update(
+        report_input_write(thread, ref, eqn.line)
+        return accesses.update(
             thread,
             ref,
             window,
@@ -73,11 +76,10 @@ def _shared(thread: Thread, ref: Ref) -> Ref:
     """A reference to memory of all programs; of memory of one's own, as one to such memory."""
     if ref.block is not None:
         return ref
-    from pytest_pallas.simulator.gpu.portable.order import Program
 
     if not ref.data.flags.c_contiguous:
         raise SimulationError("an atomic access to a part of memory that is not contiguous")
-    block = blocks.Block(blocks.Memory(ref.data), Program(0, thread.program), (...,))
+    block = ProgramBlock(SharedArray(ref.data), GridProgram(0, thread.program), (...,))
     return Ref(ref.data, ref.name, ref.space, block=block)
 
 
@@ -128,11 +130,13 @@ def _atomic_cas(eqn: Equation) -> Evaluate:
         def change(old: Array, new: Any) -> Array:
             return np.where(np.ascontiguousarray(old).view(bits) == wanted, new, old)
 
-        note_write(thread, ref, eqn)
+        report_input_write(thread, ref, eqn.line)
         ref = _shared(thread, ref)
         given = (ref, expected, value)
         # Whatever it gives, who goes on knows what others did before.
-        found = blocks.update(thread, ref, (), given, (), None, change, value, eqn.line, used=True)
+        found = accesses.update(
+            thread, ref, (), given, (), None, change, value, eqn.line, used=True
+        )
         return np.asarray(found)
 
     return evaluate

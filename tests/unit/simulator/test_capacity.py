@@ -14,10 +14,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas.analysis.grid.overhang import buffers
 from pytest_pallas.simulator import simulate
-from pytest_pallas.simulator.memory.capacity import _taken
-from pytest_pallas.simulator.pipeline import Kernel
+from pytest_pallas.simulator.grids.capacity import _taken
+from pytest_pallas.simulator.grids.kernels import PreparedKernel, kernel_of
 from pytest_pallas.simulator.program import prepare_equation
-from pytest_pallas.simulator.rules.kernels import kernel_of
 
 
 def doubled(x, *, rows=8, index=lambda i: (i, 0), limit=None, scratch=(), steps=2, **block):
@@ -100,7 +99,7 @@ def test_what_is_prefetched_is_in_smem():
     assert (finding.kind, finding.ref) == ("capacity", "table_ref")
 
 
-def kernels(function, *args) -> list[Kernel]:
+def kernels(function, *args) -> list[PreparedKernel]:
     jaxpr = jax.make_jaxpr(function)(*args)
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_pallas.simulator.monitors.overlaps import Overlap, Overlaps
+from pytest_pallas.simulator.grids.overlaps import Overlap, Overlaps
 
 
 def box(*pairs):

@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas.errors import BoundsError
 from pytest_pallas.simulator import simulate
-from pytest_pallas.simulator.pipeline import divided
+from pytest_pallas.simulator.grids.pipeline import divided
 
 ROWS = pl.BlockSpec((8, 128), lambda i: (i, 0))
 

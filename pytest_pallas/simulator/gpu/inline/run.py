@@ -10,7 +10,6 @@ import numpy as np
 
 from pytest_pallas.errors import MissingRuleError
 from pytest_pallas.simulator.concurrency.recording import Fenced
-from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.gpu.inline import ptx as ptx
 from pytest_pallas.simulator.gpu.inline import vectors as vectors
 from pytest_pallas.simulator.gpu.inline.arithmetic import chosen
@@ -26,6 +25,7 @@ from pytest_pallas.simulator.gpu.inline.frame import Frame, check, operation, si
 from pytest_pallas.simulator.gpu.inline.memory import AddressSpace, Buffer, bits_of
 from pytest_pallas.simulator.gpu.inline.references import View, dense_strides
 from pytest_pallas.simulator.gpu.threads import GpuThread
+from pytest_pallas.simulator.memory.accesses import AccessKind, record_access
 
 Array = np.ndarray[Any, Any]
 
@@ -199,10 +199,14 @@ def _view(space: AddressSpace, parts: RefParts, name: str, array: Array, *, shar
 
 def _note(thread: GpuThread, buffer: Buffer, line: str) -> None:
     """Tell the monitor of order what was read and written since the last time."""
-    for box in buffer.touched(buffer.read & ~buffer.noted_reads):
-        access(thread, buffer.array[box] if box else buffer.array, "read", buffer.name, line)
-    for box in buffer.touched(buffer.written & ~buffer.noted_writes):
-        access(thread, buffer.array[box] if box else buffer.array, "write", buffer.name, line)
+
+    def record(kind: AccessKind, new: Array) -> None:
+        for box in buffer.touched(new):
+            part = buffer.array[box] if box else buffer.array
+            record_access(thread, part, kind, buffer.name, line)
+
+    record("read", buffer.read & ~buffer.noted_reads)
+    record("write", buffer.written & ~buffer.noted_writes)
     buffer.noted_reads |= buffer.read
     buffer.noted_writes |= buffer.written
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.findings import Access, Finding
+from pytest_pallas.findings import Access
 from pytest_pallas.simulator.gpu.launches.streams import (
     Ahead,
     ByElement,
@@ -164,20 +164,14 @@ class Footprints:
     def _report(self, thread: Thread, access: Access, other: int) -> None:
         earlier = self.accesses[other]
         assert earlier is not None
-        thread.machine.report(
-            Finding(
-                kind="race",
-                message=(
-                    f"race on {access.ref or 'memory'}: nothing orders two accesses of different "
-                    "blocks"
-                ),
-                kernel=thread.kernel,
-                program=thread.program,
-                line=access.line,
-                ref=access.ref,
-                accesses=(access, earlier),
-                seed=self.seed,
-            )
+        name = access.ref or "memory"
+        thread.report(
+            "race",
+            f"race on {name}: nothing orders two accesses of different blocks",
+            access.line,
+            ref=access.ref,
+            accesses=(access, earlier),
+            seed=self.seed,
         )
 
 

@@ -19,7 +19,6 @@ from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.arithmetic.keyed import value_of, words_of
 from pytest_pallas.simulator.concurrency.launches import Traffic, at_entry, equations, launched
 from pytest_pallas.simulator.concurrency.recording import Acquired, Recording, Synchronized
-from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.gpu.launches.block_meshes import BlockMesh, block_mesh
 from pytest_pallas.simulator.gpu.launches.capacity import smem_findings
@@ -47,6 +46,7 @@ from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import (
 )
 from pytest_pallas.simulator.gpu.threads import Block, Cluster, GpuThread, Launch, leave
 from pytest_pallas.simulator.machine import Grid, Machine, Thread
+from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.allocation import memory_of
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.program import Program, prepare
@@ -263,7 +263,7 @@ def _execute(
         end(thread, footprints.ahead(kernel.name), launch.start)
         for ref in outputs:
             if ref.data.dtype != object:
-                access(thread, ref.data, "pass on", ref.name, kernel.line)
+                record_access(thread, ref.data, "pass on", ref.name, kernel.line)
     return [value_of(ref.data, aval) for ref, aval in zip(outputs, kernel.outputs, strict=True)]
 
 

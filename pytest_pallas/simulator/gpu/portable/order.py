@@ -43,7 +43,7 @@ _CLOCK_BYTES = 1 << 26
 _TPU = "a TPU would allow it, where the grid is a loop: let one program loop, or use atomics"
 
 
-class Where(Protocol):
+class Selection(Protocol):
     """Which elements of an array an access touches, and of any other array of that shape."""
 
     def get(self, array: Array) -> Array:
@@ -56,7 +56,7 @@ class Where(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Program:
+class GridProgram:
     """One program of a grid while it runs.
 
     Attributes:
@@ -86,7 +86,7 @@ class _Event:
 
 
 @dataclass(eq=False)
-class Order:
+class GridOrder:
     """What is known of the order of the accesses of one grid.
 
     Attributes:
@@ -102,7 +102,7 @@ class Order:
     _left: dict[Any, Array] = field(default_factory=dict)
     _reported: set[Any] = field(default_factory=set)
 
-    def event(self, me: Program, kind: Kind, name: str, line: str) -> int:
+    def event(self, me: GridProgram, kind: Kind, name: str, line: str) -> int:
         """The number of an event, the same for accesses that are ordered alike."""
         key = (me.number, kind, name, line, me.time)
         found = self._numbers.get(key)
@@ -116,7 +116,7 @@ class Order:
         self._program[number], self._time[number] = me.number, me.time
         return number
 
-    def unordered(self, me: Program, events: Array) -> Array | None:
+    def unordered(self, me: GridProgram, events: Array) -> Array | None:
         """Which of some earlier events are another program's that does not come before ``me``.
 
         None if none is.
@@ -141,7 +141,7 @@ class Order:
         """Which of some events are of the program of another one."""
         return self._program[events] == self._program[event]
 
-    def synchronize(self, me: Program, places: Sequence[Any], *, learns: bool) -> None:
+    def synchronize(self, me: GridProgram, places: Sequence[Any], *, learns: bool) -> None:
         """Leave what ``me`` knows at elements that it accesses atomically.
 
         Args:
@@ -180,13 +180,13 @@ class Shadow:
         program reads what another one wrote there.
     """
 
-    order: Order
+    order: GridOrder
     shape: tuple[int, ...]
     private: bool = False
     _last: dict[tuple[Kind, int], Array] = field(default_factory=dict)
 
     def note(
-        self, thread: Thread, me: Program, kind: Kind, where: Where, at: tuple[str, str]
+        self, thread: Thread, me: GridProgram, kind: Kind, where: Selection, at: tuple[str, str]
     ) -> None:
         """Note an access, and report it if it is a race.
 
@@ -220,7 +220,7 @@ class Shadow:
 
         return self._last.get((kind, 0)), access
 
-    def _keep(self, me: Program, kind: Kind, where: Where, number: int) -> None:
+    def _keep(self, me: GridProgram, kind: Kind, where: Selection, number: int) -> None:
         if kind == "write":
             where.put(self._of(kind, 0), number)
             return
@@ -243,7 +243,7 @@ class Shadow:
         return found
 
     def _report(
-        self, thread: Thread, number: int, where: Where, events: Array, wrong: Array
+        self, thread: Thread, number: int, where: Selection, events: Array, wrong: Array
     ) -> None:
         order = self.order
         earlier = order.events[int(events[wrong].flat[0])]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import FLOAT32, Array, bit_width
 
 
@@ -90,6 +92,7 @@ _BLOCKS = {
 }
 
 
+@cache
 def scaled_product(
     lhs: Any, rhs: Any, scale: Any, depth: int, scales: int, *, sparse: bool = False
 ) -> ScaledProduct:
@@ -104,14 +107,14 @@ def scaled_product(
       sparse: whether the first operand is 2:4 sparse, where a block has twice as many elements.
 
     Raises:
-      TypeError: tensor cores have no such product.
+      SimulationError: tensor cores have no such product.
     """
     lhs, rhs, scale = np.dtype(lhs), np.dtype(rhs), np.dtype(scale)
     width = max(bit_width(lhs), bit_width(rhs))
     blocks = [each * (1 + sparse) for each in _BLOCKS.get((width, scale), ())]
     if not scales or depth % scales or depth // scales not in blocks:
         words = " or ".join(map(str, blocks)) or "no number of"
-        raise TypeError(
+        raise SimulationError(
             f"tensor cores scale blocks of {words} elements of {lhs} and {rhs} by {scale}, but "
             f"{depth} elements have {scales} scales"
         )

@@ -17,11 +17,13 @@ shapes").
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import (
     FLOAT16,
     FLOAT32,
@@ -51,6 +53,7 @@ _FLOAT8: frozenset[Dtype] = frozenset(
 )
 
 
+@cache
 def tensor_product(
     lhs: Any,
     rhs: Any,
@@ -73,7 +76,7 @@ def tensor_product(
         keeps ``HOPPER_FLOAT8_BITS``.
 
     Raises:
-      TypeError: tensor cores have no such product.
+      SimulationError: tensor cores have no such product.
     """
     lhs, rhs, out = np.dtype(lhs), np.dtype(rhs), np.dtype(out)
     _require(lhs, rhs, out)
@@ -119,7 +122,7 @@ def _require(lhs: Dtype, rhs: Dtype, out: Dtype) -> None:
         narrow = bit_width(lhs) == bit_width(rhs) and bit_width(lhs) in (4, 8)
         known = is_integer(lhs) and is_integer(rhs) and narrow and out == np.int32
     if not known:
-        raise TypeError(f"tensor cores have no product of {lhs} and {rhs} with sums of {out}")
+        raise SimulationError(f"tensor cores have no product of {lhs} and {rhs} with sums of {out}")
 
 
 def _added(product: Array, c: Array | None) -> Array:

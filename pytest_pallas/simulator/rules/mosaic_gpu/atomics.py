@@ -8,7 +8,6 @@ import numpy as np
 
 from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.concurrency.recording import Asynchronous, Side
-from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.gpu.barriers import arrive, barrier_at
 from pytest_pallas.simulator.gpu.barriers import complete as tell
 from pytest_pallas.simulator.gpu.operands import (
@@ -20,49 +19,45 @@ from pytest_pallas.simulator.gpu.operands import (
 from pytest_pallas.simulator.gpu.operations import Operation, start
 from pytest_pallas.simulator.gpu.peers import at_device, devices_along
 from pytest_pallas.simulator.gpu.reductions import reducer
-from pytest_pallas.simulator.gpu.threads import block_of
-from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.memory.windows import Outside, read, refuse, region_of, write
-from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, located, part_of
+from pytest_pallas.simulator.gpu.threads import GpuThread, block_of
+from pytest_pallas.simulator.memory.accesses import (
+    read_window,
+    record_window,
+)
+from pytest_pallas.simulator.memory.windows import write
+from pytest_pallas.simulator.registry import Equation, Evaluate
+from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, located, part_of
 from pytest_pallas.transforms import AtBlock, Operand, split_elsewhere
 
 Array = np.ndarray[Any, Any]
 
 
-@rule("mgpu_atomic_store", threaded=True)
+@gpu_rule("mgpu_atomic_store")
 def _atomic(eqn: Equation) -> Evaluate:
     place, value_at, name = atomic_parts(eqn.params, len(eqn.ins))
     line, reduce = eqn.line, reducer(name, eqn.ins[value_at].dtype)
     window, _ = split_elsewhere(place.transforms)
 
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        who = gpu_thread(thread)
-        ref, part = part_of(who, place, operands, "atomic access to", line)
-        region = region_of(part, ref.data, window, operands)
-        access(who, region, "add", ref.name, line)
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
+        ref, part = part_of(thread, place, operands, "atomic access to", line)
+        record_window(thread, ref, part, window, operands, "add", line)
         write(ref.data, window, operands, lambda old: reduce(old, operands[value_at]))
         return ()
 
     return evaluate
 
 
-@rule("multimem_store", threaded=True)
+@gpu_rule("multimem_store")
 def _multimem_store(eqn: Equation) -> Evaluate:
     place, axes = multimem_parts(eqn.params, stores=True)
     line = eqn.line
     window, _ = split_elsewhere(place.transforms)
 
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        who = gpu_thread(thread)
-        for device in devices_along(who, axes):
-            ref = at_device(who, device, operands[place.position], line)
-            try:
-                part = read(ref.data, window, operands)
-            except Outside as outside:
-                raise refuse(who, ref, "store to", outside, line) from None
-            region = region_of(part, ref.data, window, operands)
-            access(who, region, "write", ref.name, line, home=device)
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
+        for device in devices_along(thread, axes):
+            ref = at_device(thread, device, operands[place.position], line)
+            part = read_window(thread, ref, window, operands, "store to", line)
+            record_window(thread, ref, part, window, operands, "write", line, home=device)
             write(ref.data, window, operands, lambda _: operands[0])
         return ()
 
@@ -73,7 +68,7 @@ def _multimem_store(eqn: Equation) -> Evaluate:
 _ORDER = "in which order multimem_load_reduce adds floats of several devices is not published"
 
 
-@rule("multimem_load_reduce", threaded=True)
+@gpu_rule("multimem_load_reduce")
 def _multimem_load(eqn: Equation) -> Evaluate:
     """The elements of all devices, reduced in the order of the devices.
 
@@ -85,19 +80,14 @@ def _multimem_load(eqn: Equation) -> Evaluate:
     reduce = reducer(reduction_name(eqn.params), wide)
     window, _ = split_elsewhere(place.transforms)
 
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        who = gpu_thread(thread)
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
         if dtype.kind not in "iu":
             thread.machine.note(_ORDER)
         total: Array | None = None
-        for device in devices_along(who, axes):
-            ref = at_device(who, device, operands[place.position], line)
-            try:
-                part = read(ref.data, window, operands)
-            except Outside as outside:
-                raise refuse(who, ref, "load from", outside, line) from None
-            region = region_of(part, ref.data, window, operands)
-            access(who, region, "read", ref.name, line, home=device)
+        for device in devices_along(thread, axes):
+            ref = at_device(thread, device, operands[place.position], line)
+            part = read_window(thread, ref, window, operands, "load from", line)
+            record_window(thread, ref, part, window, operands, "read", line, home=device)
             value = convert(np.array(part), wide)
             total = value if total is None else reduce(total, value)
         return convert(total, dtype)
@@ -105,7 +95,7 @@ def _multimem_load(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-@rule("async_store_smem", threaded=True)
+@gpu_rule("async_store_smem")
 def _async_store(eqn: Equation) -> Evaluate:
     """``st.async`` and ``red.async``: the thread arrives at the other block's barrier at once."""
     parts, line = remote_store_parts(eqn.params), eqn.line
@@ -113,24 +103,23 @@ def _async_store(eqn: Equation) -> Evaluate:
     reduce = None if parts.reduction is None else reducer(parts.reduction, dtype)
     named = AtBlock(((parts.axes, Operand(parts.index)),))
 
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        who = gpu_thread(thread)
-        block = block_of(who, named, operands)
-        ref = who.of_block(operands[parts.target.position], block)
-        target = located(who, ref, parts.target, operands, "store to", line)
-        barriers = who.of_block(operands[parts.barrier.position], block)
-        found = located(who, barriers, parts.barrier, operands, "use of", line)
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
+        block = block_of(thread, named, operands)
+        ref = thread.of_block(operands[parts.target.position], block)
+        target = located(thread, ref, parts.target, operands, "store to", line)
+        barriers = thread.of_block(operands[parts.barrier.position], block)
+        found = located(thread, barriers, parts.barrier, operands, "use of", line)
         barrier, value = barrier_at(found), np.array(operands[0])
-        side = Side(target, True, ref.name, adds=reduce is not None, home=who.owner.device)
+        side = Side(target, True, ref.name, adds=reduce is not None, home=thread.owner.device)
         # Whoever has the memory waits for it.
         operation = Operation(Asynchronous("the asynchronous store", [side]), block)
 
         def write_it() -> None:
             target[...] = value if reduce is None else reduce(target, value)
-            tell(operation, barrier, target.nbytes, who.machine)
+            tell(operation, barrier, target.nbytes, thread.machine)
 
-        arrive(who, barrier, line, expects=target.nbytes)
-        start(who, operation, steps=[write_it], line=line, barriers=[barrier], reads=1)
+        arrive(thread, barrier, line, expects=target.nbytes)
+        start(thread, operation, steps=[write_it], line=line, barriers=[barrier], reads=1)
         return ()
 
     return evaluate

@@ -20,7 +20,7 @@ from pytest_pallas.simulator.memory.allocation import memory_of
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.memory.windows import read
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
+from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, holds, part_of
 from pytest_pallas.transforms import Place
 
 
@@ -48,88 +48,78 @@ def arrive_in_cluster(thread: GpuThread, barrier: Barrier, line: str) -> None:
         arrive(thread, block.memory[barrier.site].data[barrier.index], line)
 
 
-def _holds(predicate: int | None, operands: Sequence[Any]) -> bool:
-    return predicate is None or bool(operands[predicate])
-
-
-@rule("barrier_arrive", threaded=True)
+@gpu_rule("barrier_arrive")
 def _barrier_arrive(eqn: Equation) -> Evaluate:
     place, predicate = barrier_parts(eqn.params)
     line = eqn.line
 
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        who = gpu_thread(thread)
-        if _holds(predicate, operands):
-            arrive_in_cluster(who, named_barrier(who, place, operands, line), line)
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
+        if holds(predicate, operands):
+            arrive_in_cluster(thread, named_barrier(thread, place, operands, line), line)
         return ()
 
     return evaluate
 
 
-@rule("barrier_wait", threaded=True)
+@gpu_rule("barrier_wait")
 def _barrier_wait(eqn: Equation) -> Evaluate:
     place, _ = barrier_parts(eqn.params)
     line = eqn.line
 
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        who = gpu_thread(thread)
-        wait(who, named_barrier(who, place, operands, line), line)
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
+        wait(thread, named_barrier(thread, place, operands, line), line)
         return ()
 
     return evaluate
 
 
-@rule("barrier_arrive_and_wait", threaded=True)
+@gpu_rule("barrier_arrive_and_wait")
 def _barrier_arrive_and_wait(eqn: Equation) -> Evaluate:
     place, _ = barrier_parts(eqn.params)
     line = eqn.line
 
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        who = gpu_thread(thread)
-        barrier = named_barrier(who, place, operands, line)
-        arrive_in_cluster(who, barrier, line)
-        wait(who, barrier, line)
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
+        barrier = named_barrier(thread, place, operands, line)
+        arrive_in_cluster(thread, barrier, line)
+        wait(thread, barrier, line)
         return ()
 
     return evaluate
 
 
-@rule("barrier_test", threaded=True)
+@gpu_rule("barrier_test")
 def _barrier_test(eqn: Equation) -> Evaluate:
     place, _ = barrier_parts(eqn.params)
     line = eqn.line
 
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        who = gpu_thread(thread)
-        return np.bool_(test(who, named_barrier(who, place, operands, line), line))
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
+        return np.bool_(test(thread, named_barrier(thread, place, operands, line), line))
 
     return evaluate
 
 
-@rule("semaphore_signal_parallel", threaded=True)
+@gpu_rule("semaphore_signal_parallel")
 def _signal_parallel(eqn: Equation) -> Evaluate:
     parts, line = signal_parts(eqn.params, len(eqn.ins)), eqn.line
 
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        who = gpu_thread(thread)
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
         for place, amount, peer in parts:
-            where = peer_of(who, peer, operands)
-            _signal(who, where, place, operands, int(operands[amount]), line)
+            where = peer_of(thread, peer, operands)
+            _signal(thread, where, place, operands, int(operands[amount]), line)
         return ()
 
     return evaluate
 
 
-@rule("semaphore_signal_multicast", threaded=True)
+@gpu_rule("semaphore_signal_multicast")
 def _signal_multicast(eqn: Equation) -> Evaluate:
     place, amount, axes = multicast_parts(eqn.params, len(eqn.ins))
     line = eqn.line
 
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        who = gpu_thread(thread)
-        for device in devices_along(who, axes):
-            where = None if device == who.owner.device else Where(device, {})
-            _signal(who, where, place, operands, int(operands[amount]), line)
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
+        for device in devices_along(thread, axes):
+            where = None if device == thread.owner.device else Where(device, {})
+            _signal(thread, where, place, operands, int(operands[amount]), line)
         return ()
 
     return evaluate
@@ -155,11 +145,11 @@ def _signal(
         reach(thread, where, ref, line, act)
 
 
-@rule("get_global", threaded=True)
+@gpu_rule("get_global")
 def _get_global(eqn: Equation) -> Evaluate:
     """A semaphore that all blocks of a launch share."""
     site = ("global", id(eqn.origin or eqn))
-    return lambda thread: gpu_thread(thread).kernel_launch.semaphores[site]
+    return lambda thread: thread.kernel_launch.semaphores[site]
 
 
 @rule("to_edtype", threaded=True)

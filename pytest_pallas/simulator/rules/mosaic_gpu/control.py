@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.errors import SimulationError
-from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.concurrency.recording import Acquired, Asynchronous, Side
-from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.gpu.barriers import arrive, barrier_at, complete
 from pytest_pallas.simulator.gpu.launches.cluster_control import (
     ANSWER,
@@ -22,17 +20,17 @@ from pytest_pallas.simulator.gpu.launches.registers import set_registers
 from pytest_pallas.simulator.gpu.operations import Operation, start
 from pytest_pallas.simulator.gpu.tensor_cores.blackwell import cancellation_operands, query_operands
 from pytest_pallas.simulator.gpu.threads import GpuThread
-from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.windows import read
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread
+from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule
 from pytest_pallas.simulator.rules.mosaic_gpu.tensor_memory import in_shared_memory
 
 #: What a block has seen whose request failed.
 _FAILED = "a cluster cancel request failed"
 
 
-@rule("try_cluster_cancel", threaded=True)
+@gpu_rule("try_cluster_cancel")
 def _try_cluster_cancel(eqn: Equation) -> Evaluate:
     """Each thread arrives at the barrier of its block, and the first one asks for all."""
     parts = cancellation_operands(eqn.params, len(eqn.ins))
@@ -85,22 +83,14 @@ def _require_size(answer: np.ndarray[Any, Any]) -> None:
 
 
 def _report_again(thread: GpuThread, line: str) -> None:
-    thread.machine.report(
-        Finding(
-            kind="undefined",
-            message=(
-                "try_cluster_cancel after an answer that no cluster is left: PTX does not define "
-                "what happens; end the loop when query_cluster_cancel says so"
-            ),
-            kernel=thread.kernel,
-            program=thread.program,
-            line=line,
-            seed=thread.machine.seed,
-        )
+    message = (
+        "try_cluster_cancel after an answer that no cluster is left: PTX does not define "
+        "what happens; end the loop when query_cluster_cancel says so"
     )
+    thread.report("undefined", message, line, seed=thread.machine.seed)
 
 
-@rule("query_cluster_cancel", threaded=True)
+@gpu_rule("query_cluster_cancel")
 def _query_cluster_cancel(eqn: Equation) -> Evaluate:
     """The place in the grid of the cluster that was taken over, and whether there was one."""
     part, names = query_operands(eqn.params, len(eqn.ins))
@@ -108,7 +98,7 @@ def _query_cluster_cancel(eqn: Equation) -> Evaluate:
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         data, region, name = in_shared_memory(thread, thread.block, part, operands, eqn.line)
         _require_size(data)
-        access(thread, region, "read", name, eqn.line or thread.around)
+        record_access(thread, region, "read", name, eqn.line or thread.around)
         grid = thread.block.cluster.launch.mesh.grid
         point = point_in(data, [size for _, size in grid])
         if point is None:
@@ -122,29 +112,28 @@ def _query_cluster_cancel(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-@rule("griddepcontrol_wait", threaded=True)
+@gpu_rule("griddepcontrol_wait")
 def _wait(eqn: Equation) -> Evaluate:
     """The kernels ahead have completed, as the thread knows that waits, and no other one yet."""
     line = eqn.line
 
-    def evaluate(thread: Thread) -> Any:
-        who = gpu_thread(thread)
-        start = who.kernel_launch.start
+    def evaluate(thread: GpuThread) -> Any:
+        start = thread.kernel_launch.start
         if start is not None:
-            event = Acquired(who.number, start.token, line, who.program, who.kernel)
-            who.recording.events.append(event)
-            start.joined |= not who.block.signalled
+            event = Acquired(thread.number, start.token, line, thread.program, thread.kernel)
+            thread.recording.events.append(event)
+            start.joined |= not thread.block.signalled
         return ()
 
     return evaluate
 
 
-@rule("griddepcontrol_launch_dependents", threaded=True)
+@gpu_rule("griddepcontrol_launch_dependents")
 def _launch_dependents(eqn: Equation) -> Evaluate:
     """It lets the next kernel begin, and makes nothing visible to it."""
 
-    def evaluate(thread: Thread) -> Any:
-        gpu_thread(thread).block.signalled = True
+    def evaluate(thread: GpuThread) -> Any:
+        thread.block.signalled = True
         return ()
 
     return evaluate
@@ -155,12 +144,12 @@ def _layout_cast(eqn: Equation) -> Evaluate:
     return lambda value: value
 
 
-@rule("set_max_registers", "set_max_registers_p", threaded=True)
+@gpu_rule("set_max_registers", "set_max_registers_p")
 def _set_max_registers(eqn: Equation) -> Evaluate:
     count, more, line = eqn.params["n"], eqn.params["action"] == "increase", eqn.line
 
-    def evaluate(thread: Thread) -> Any:
-        set_registers(gpu_thread(thread), count, line, more=more)
+    def evaluate(thread: GpuThread) -> Any:
+        set_registers(thread, count, line, more=more)
         return ()
 
     return evaluate

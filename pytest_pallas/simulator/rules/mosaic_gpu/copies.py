@@ -13,16 +13,22 @@ from pytest_pallas.simulator.concurrency.recording import Asynchronous, Fenced, 
 from pytest_pallas.simulator.gpu.barriers import Barrier, arrive, barrier_at
 from pytest_pallas.simulator.gpu.barriers import complete as tell
 from pytest_pallas.simulator.gpu.operands import LoadParts, load_parts, prefetch_parts, store_parts
-from pytest_pallas.simulator.gpu.operations import Operation, start, wait_groups
+from pytest_pallas.simulator.gpu.operations import (
+    Operation,
+    reading_then_writing,
+    start,
+    wait_groups,
+)
 from pytest_pallas.simulator.gpu.peers import memories_of
 from pytest_pallas.simulator.gpu.reductions import reducer
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
 from pytest_pallas.simulator.gpu.windows import Window, window_of
-from pytest_pallas.simulator.machine import Thread, default_fill
+from pytest_pallas.simulator.machine import default_fill
+from pytest_pallas.simulator.memory.accesses import beyond_edge
 from pytest_pallas.simulator.memory.references import Ref
-from pytest_pallas.simulator.memory.windows import Outside, read, refuse
-from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
+from pytest_pallas.simulator.memory.windows import Outside, read
+from pytest_pallas.simulator.registry import Equation, Evaluate
+from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, holds, part_of
 from pytest_pallas.transforms import Place, split_elsewhere
 
 Array = np.ndarray[Any, Any]
@@ -38,32 +44,31 @@ def arrives_without_copying() -> bool:
     return jax.__version_info__ < (0, 12)
 
 
-@rule("copy_gmem_to_smem", threaded=True)
+@gpu_rule("copy_gmem_to_smem")
 def _load(eqn: Equation) -> Evaluate:
     parts, line = load_parts(eqn.params), eqn.line
     always_arrives = parts.predicate is not None and arrives_without_copying()
 
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        who = gpu_thread(thread)
-        _check_engine(who, parts)
-        if parts.predicate is not None and not bool(operands[parts.predicate]):
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
+        _check_engine(thread, parts)
+        if not holds(parts.predicate, operands):
             if always_arrives and parts.barrier is not None:
-                _arrive_only(who, parts, operands, line)
+                _arrive_only(thread, parts, operands, line)
             return ()
         source, name, home = _window(
-            who, parts.source, operands, line, "load from", promised=parts.fill == "promise"
+            thread, parts.source, operands, line, "load from", promised=parts.fill == "promise"
         )
-        ref, target = part_of(who, parts.target, operands, "load to", line)
+        ref, target = part_of(thread, parts.target, operands, "load to", line)
         if parts.barrier is None:
-            _load_in_order(who, source, target, (name, ref.name), line)
+            _load_in_order(thread, source, target, (name, ref.name), line)
         elif not parts.axes:
-            _, found = part_of(who, parts.barrier, operands, "use of", line)
+            _, found = part_of(thread, parts.barrier, operands, "use of", line)
             barrier = barrier_at(found)
-            arrive(who, barrier, line, expects=target.nbytes)
+            arrive(thread, barrier, line, expects=target.nbytes)
             fill = _fill(parts, target)
-            _start_load(who, source, [target], [barrier], (name, ref.name), fill, home, line)
+            _start_load(thread, source, [target], [barrier], (name, ref.name), fill, home, line)
         else:
-            _load_together(who, parts, source, operands, (name, ref.name), home, line)
+            _load_together(thread, parts, source, operands, (name, ref.name), home, line)
         return ()
 
     return evaluate
@@ -126,7 +131,7 @@ def _windows(
         try:
             part = window_of(ref, window, operands, promised=promised)
         except Outside as outside:
-            raise refuse(thread, ref, how, outside, line) from None
+            raise beyond_edge(thread, ref, how, outside, line) from None
         found.append((part, ref.name, home))
     return found
 
@@ -142,42 +147,31 @@ def _start_load(
     line: str,
 ) -> None:
     """Begin a TMA load to one or several blocks, at each of whose barriers it arrives."""
-    values: list[Array] = []
-    operation: Operation | None = None
-
-    def read_it() -> None:
-        values.append(source.load(fill))
-
-    def write_it() -> None:
-        (value,) = values
-        for target, barrier in zip(targets, barriers, strict=True):
-            target[...] = value.reshape(target.shape)
-            assert operation is not None
-            tell(operation, barrier, target.nbytes, thread.machine)
-
     sides = [Side(source.region, False, names[0], home=home)]
     here = thread.owner.device
     sides += [Side(each, True, names[1], proxied=True, home=here) for each in targets]
-    record = Asynchronous("the TMA copy", sides)
-    operation = Operation(record, thread.block)
-    start(thread, operation, steps=[read_it, write_it], line=line, barriers=list(barriers))
+    operation = Operation(Asynchronous("the TMA copy", sides), thread.block)
+
+    def write(values: Array) -> None:
+        for target, barrier in zip(targets, barriers, strict=True):
+            target[...] = values.reshape(target.shape)
+            tell(operation, barrier, target.nbytes, thread.machine)
+
+    steps = reading_then_writing(lambda: source.load(fill), write)
+    start(thread, operation, steps=steps, line=line, barriers=list(barriers))
 
 
 def _load_in_order(
     thread: GpuThread, source: Window, target: Array, names: tuple[str, str], line: str
 ) -> None:
     """Begin a ``cp.async``, which its own thread waits for."""
-    values: list[Array] = []
-    record = Asynchronous(
-        "the cp.async copy",
-        [Side(source.region, False, names[0]), Side(target, True, names[1])],
-    )
+    sides = [Side(source.region, False, names[0]), Side(target, True, names[1])]
+    operation = Operation(Asynchronous("the cp.async copy", sides), thread.block)
 
-    def write_it() -> None:
-        target[...] = values[0].reshape(target.shape)
+    def write(values: Array) -> None:
+        target[...] = values.reshape(target.shape)
 
-    operation = Operation(record, thread.block)
-    start(thread, operation, steps=[lambda: values.append(source.load()), write_it], line=line)
+    start(thread, operation, steps=reading_then_writing(source.load, write), line=line)
     thread.loads.open.append(operation)
     thread.loads.commit()
 
@@ -232,7 +226,7 @@ def _barrier_in(thread: GpuThread, place: Place, block: Block, operands: Sequenc
     return barrier_at(_target_in(thread, place, block, operands))
 
 
-@rule("copy_smem_to_gmem", threaded=True)
+@gpu_rule("copy_smem_to_gmem")
 def _store(eqn: Equation) -> Evaluate:
     parts, line = store_parts(eqn.params), eqn.line
     dtype = np.dtype(eqn.ins[0].dtype)
@@ -240,14 +234,13 @@ def _store(eqn: Equation) -> Evaluate:
     if parts.reduction is not None:
         reduce = reducer(parts.reduction, dtype)
 
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        who = gpu_thread(thread)
-        if parts.predicate is None or bool(operands[parts.predicate]):
-            ref, source = part_of(who, parts.source, operands, "copy from", line)
-            targets = _windows(who, parts.target, operands, line, "copy to")
-            _start_store(who, ref, source, targets, reduce, line)
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
+        if holds(parts.predicate, operands):
+            ref, source = part_of(thread, parts.source, operands, "copy from", line)
+            targets = _windows(thread, parts.target, operands, line, "copy to")
+            _start_store(thread, ref, source, targets, reduce, line)
         if parts.commits:
-            who.stores.commit()
+            thread.stores.commit()
         return ()
 
     return evaluate
@@ -261,11 +254,9 @@ def _start_store(
     reduce: Callable[[Array, Array], Array] | None,
     line: str,
 ) -> None:
-    values: list[Array] = []
-
-    def write_it() -> None:
+    def write(values: Array) -> None:
         for target, _, _ in targets:
-            target.store(values[0].reshape(target.shape), reduce)
+            target.store(values.reshape(target.shape), reduce)
 
     sides = [Side(source, False, ref.name, proxied=True, home=thread.owner.device)]
     sides += [
@@ -274,62 +265,58 @@ def _start_store(
     ]
     operation = Operation(Asynchronous("the TMA copy", sides), thread.block, lasting=True)
     thread.stores.open.append(operation)
-    start(thread, operation, steps=[lambda: values.append(source.copy()), write_it], line=line)
+    start(thread, operation, steps=reading_then_writing(source.copy, write), line=line)
 
 
-@rule("commit_group", threaded=True)
+@gpu_rule("commit_group")
 def _commit_group(eqn: Equation) -> Evaluate:
-    def evaluate(thread: Thread) -> Any:
-        gpu_thread(thread).stores.commit()
+    def evaluate(thread: GpuThread) -> Any:
+        thread.stores.commit()
         return ()
 
     return evaluate
 
 
-@rule("wait_smem_to_gmem", threaded=True)
+@gpu_rule("wait_smem_to_gmem")
 def _wait_stores(eqn: Equation) -> Evaluate:
     left, sources_only = eqn.params["n"], bool(eqn.params["wait_read_only"])
 
-    def evaluate(thread: Thread) -> Any:
-        who = gpu_thread(thread)
-        wait_groups(who, who.stores, left, sources_only=sources_only)
+    def evaluate(thread: GpuThread) -> Any:
+        wait_groups(thread, thread.stores, left, sources_only=sources_only)
         return ()
 
     return evaluate
 
 
-@rule("wait_gmem_to_smem", threaded=True)
+@gpu_rule("wait_gmem_to_smem")
 def _wait_loads(eqn: Equation) -> Evaluate:
     left = eqn.params["n"]
 
-    def evaluate(thread: Thread) -> Any:
-        who = gpu_thread(thread)
-        wait_groups(who, who.loads, left)
+    def evaluate(thread: GpuThread) -> Any:
+        wait_groups(thread, thread.loads, left)
         return ()
 
     return evaluate
 
 
-@rule("commit_smem", threaded=True)
+@gpu_rule("commit_smem")
 def _commit_smem(eqn: Equation) -> Evaluate:
-    def evaluate(thread: Thread) -> Any:
-        gpu_thread(thread)
+    def evaluate(thread: GpuThread) -> Any:
         thread.recording.events.append(Fenced(thread.number))
         return ()
 
     return evaluate
 
 
-@rule("async_prefetch", threaded=True)
+@gpu_rule("async_prefetch")
 def _prefetch(eqn: Equation) -> Evaluate:
     """It changes no memory, and no order."""
     place, predicate = prefetch_parts(eqn.params)
     line = eqn.line
 
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        who = gpu_thread(thread)
-        if predicate is None or bool(operands[predicate]):
-            _windows(who, place, operands, line, "prefetch of")
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
+        if holds(predicate, operands):
+            _windows(thread, place, operands, line, "prefetch of")
         return ()
 
     return evaluate

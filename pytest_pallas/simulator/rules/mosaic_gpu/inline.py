@@ -9,7 +9,6 @@ import numpy as np
 
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import BoundsError, MissingRuleError
-from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.gpu.inline.code import (
     InlineCode,
     InlineError,
@@ -19,13 +18,13 @@ from pytest_pallas.simulator.gpu.inline.code import (
 from pytest_pallas.simulator.gpu.inline.memory import UnreachableError
 from pytest_pallas.simulator.gpu.inline.run import execute, prepared
 from pytest_pallas.simulator.gpu.threads import GpuThread
-from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
+from pytest_pallas.simulator.memory.accesses import bounds_error
+from pytest_pallas.simulator.registry import Equation, Evaluate
+from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, part_of
 from pytest_pallas.transforms import Place
 
 
-@rule("inline_mgpu", "inline_mgpu_p", threaded=True)  # the latter is that of JAX 0.11
+@gpu_rule("inline_mgpu", "inline_mgpu_p")  # the latter is that of JAX 0.11
 def _inline_mgpu(eqn: Equation) -> Evaluate:
     """Any code whose operations are known.
 
@@ -37,20 +36,19 @@ def _inline_mgpu(eqn: Equation) -> Evaluate:
     results = [(tuple(each.shape), each.dtype) for each in params["flat_ret_ty"]]
     known: dict[Any, InlineCode] = {}
 
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        who = gpu_thread(thread)
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
         arguments = [
-            operands[position] if place is None else _reference(who, place, operands, line)
+            operands[position] if place is None else _reference(thread, place, operands, line)
             for position, place in enumerate(places)
         ]
         kinds = tuple(map(_kind, arguments))
-        key = (who.machine.target, len(who.lanes), kinds)
+        key = (thread.machine.target, len(thread.lanes), kinds)
         if key not in known:
-            known[key] = _code(params, kinds, who)
+            known[key] = _code(params, kinds, thread)
         try:
-            return execute(known[key], who, arguments, results, line)
+            return execute(known[key], thread, arguments, results, line)
         except UnreachableError as error:
-            raise _outside(who, error, line) from None
+            raise _outside(thread, error, line) from None
 
     return evaluate
 
@@ -82,15 +80,5 @@ def _code(params: Any, kinds: Any, thread: GpuThread) -> InlineCode:
 
 
 def _outside(thread: GpuThread, error: UnreachableError, line: str) -> BoundsError:
-    finding = Finding(
-        kind="bounds",
-        message=f"the code of inline_mgpu is beyond an edge: {error}",
-        kernel=thread.kernel,
-        program=thread.program,
-        line=line,
-        seed=thread.machine.seed,
-    )
-    thread.machine.report(finding)
-    found = BoundsError(str(finding))
-    found.finding = finding
-    return found
+    message = f"the code of inline_mgpu is beyond an edge: {error}"
+    return bounds_error(thread, message, line, seed=thread.machine.seed)

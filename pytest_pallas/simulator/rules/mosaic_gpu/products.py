@@ -8,7 +8,6 @@ Instructions"). Those of one warpgroup happen in order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,19 +15,23 @@ import numpy as np
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.concurrency.recording import Asynchronous, Side
-from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.gpu.operands import product_parts
-from pytest_pallas.simulator.gpu.operations import Operation, start, wait_groups
+from pytest_pallas.simulator.gpu.operations import (
+    Operation,
+    reading_then_writing,
+    start,
+    wait_groups,
+)
 from pytest_pallas.simulator.gpu.tensor_cores.products import (
     HOPPER_FLOAT8_BITS,
     TensorProduct,
     tensor_product,
 )
 from pytest_pallas.simulator.gpu.threads import GpuThread
-from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.rules.mosaic_gpu.places import gpu_thread, part_of
+from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, part_of
 from pytest_pallas.transforms import Place
 
 Array = np.ndarray[Any, Any]
@@ -37,54 +40,32 @@ Array = np.ndarray[Any, Any]
 @rule("mma")
 def _mma(eqn: Equation) -> Evaluate:
     acc, lhs, rhs = eqn.ins
-    product = product_of(lhs.dtype, rhs.dtype, acc.dtype, lhs.shape[1])
+    product = tensor_product(lhs.dtype, rhs.dtype, acc.dtype, lhs.shape[1])
     return lambda acc, a, b: product(a, b, acc)
 
 
-@cache
-def product_of(
-    lhs: Any,
-    rhs: Any,
-    out: Any,
-    depth: int,
-    *,
-    sparse: bool = False,
-    float8_bits: int | None = None,
-) -> TensorProduct:
-    """As ``tensor_product``, made once.
-
-    Raises:
-      SimulationError: tensor cores have no such product.
-    """
-    try:
-        return tensor_product(lhs, rhs, out, depth, sparse=sparse, float8_bits=float8_bits)
-    except TypeError as error:
-        raise SimulationError(str(error)) from None
-
-
-@rule("wgmma_ref", threaded=True)
+@gpu_rule("wgmma_ref")
 def _wgmma(eqn: Equation) -> Evaluate:
     places, line = product_parts(eqn.params), eqn.line
     dtype = np.dtype(eqn.ins[0].dtype)
 
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        who = gpu_thread(thread)
-        if GPUS[who.machine.target].capability != 9:
+    def evaluate(thread: GpuThread, *operands: Any) -> Any:
+        if GPUS[thread.machine.target].capability != 9:
             raise SimulationError(
-                f"wgmma is an instruction of Hopper, and {who.machine.target} does not have it"
+                f"wgmma is an instruction of Hopper, and {thread.machine.target} does not have it"
             )
-        acc, a, b = (_operand(who, place, operands, line) for place in places)
+        acc, a, b = (_operand(thread, place, operands, line) for place in places)
         into: Ref = operands[places[0].position]
-        machine = who.machine
+        machine = thread.machine
         bits = HOPPER_FLOAT8_BITS if machine.chip_precision else None
         dtypes = np.dtype(a[1].dtype), np.dtype(b[1].dtype), dtype
-        multiply = product_of(*dtypes, a[1].shape[1], float8_bits=bits)
+        multiply = tensor_product(*dtypes, a[1].shape[1], float8_bits=bits)
         sides = [
             Side(part, False, name, proxied=True) for name, part, in_memory in (a, b) if in_memory
         ]
         sides.append(Side(acc[1], True, into.name))
-        record = Asynchronous("the wgmma", sides, chain=("wgmma", who.number))
-        _start_product(who, record, a[1], b[1], acc[1], multiply, line)
+        record = Asynchronous("the wgmma", sides, chain=("wgmma", thread.number))
+        _start_product(thread, record, a[1], b[1], acc[1], multiply, line)
         return ()
 
     return evaluate
@@ -109,27 +90,22 @@ def _start_product(
     multiply: TensorProduct,
     line: str,
 ) -> None:
-    read: list[Array] = []
-
-    def read_it() -> None:
-        read.extend((a.copy(), b.copy()))
-
-    def add_it() -> None:
-        acc[...] = multiply(read[0], read[1], acc)
+    def add(values: tuple[Array, Array]) -> None:
+        acc[...] = multiply(*values, acc)
 
     operation = Operation(record, thread.block)
     thread.products.open.append(operation)
     thread.products.commit()
-    start(thread, operation, steps=[read_it, add_it], line=line)
+    steps = reading_then_writing(lambda: (a.copy(), b.copy()), add)
+    start(thread, operation, steps=steps, line=line)
 
 
-@rule("wgmma_wait", threaded=True)
+@gpu_rule("wgmma_wait")
 def _wgmma_wait(eqn: Equation) -> Evaluate:
     left = eqn.params["n"]
 
-    def evaluate(thread: Thread) -> Any:
-        who = gpu_thread(thread)
-        wait_groups(who, who.products, left)
+    def evaluate(thread: GpuThread) -> Any:
+        wait_groups(thread, thread.products, left)
         return ()
 
     return evaluate
@@ -139,26 +115,25 @@ def _wgmma_wait(eqn: Equation) -> Evaluate:
 _DEREF = ("wgmma_accumulator_deref", "wgmma_accumulator_deref_p")
 
 
-@rule(*_DEREF, threaded=True)
+@gpu_rule(*_DEREF)
 def _accumulator(eqn: Equation) -> Evaluate:
     left, line = eqn.params.get("wait_n", 0), eqn.line
 
-    def evaluate(thread: Thread, ref: Ref) -> Any:
-        who = gpu_thread(thread)
+    def evaluate(thread: GpuThread, ref: Ref) -> Any:
         if left is not None:
-            wait_groups(who, who.products, left)
-        access(who, ref.data, "read", ref.name, line)
+            wait_groups(thread, thread.products, left)
+        record_access(thread, ref.data, "read", ref.name, line)
         return ref.data.copy()
 
     return evaluate
 
 
-@rule("wgmma_accumulator_store", "wgmma_accumulator_store_p", threaded=True)
+@gpu_rule("wgmma_accumulator_store", "wgmma_accumulator_store_p")
 def _set_accumulator(eqn: Equation) -> Evaluate:
     line = eqn.line
 
-    def evaluate(thread: Thread, ref: Ref, value: Any) -> Any:
-        access(gpu_thread(thread), ref.data, "write", ref.name, line)
+    def evaluate(thread: GpuThread, ref: Ref, value: Any) -> Any:
+        record_access(thread, ref.data, "write", ref.name, line)
         ref.data[...] = value
         return (
             () if eqn.origin is None or eqn.origin.primitive.multiple_results else ref.data.copy()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from pytest_pallas.errors import SimulationError
-from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.concurrency.recording import Side
 from pytest_pallas.simulator.gpu.barriers import Barrier, barrier_at
+from pytest_pallas.simulator.gpu.operations import Step, reading_then_writing
 from pytest_pallas.simulator.gpu.tensor_cores import blackwell
 from pytest_pallas.simulator.gpu.tensor_cores.blackwell import (
     MatrixProduct,
@@ -25,12 +22,13 @@ from pytest_pallas.simulator.gpu.tensor_cores.formats import (
     from_tensor_memory,
     scaled_product,
 )
+from pytest_pallas.simulator.gpu.tensor_cores.products import tensor_product
 from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import Part as Accessed
 from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import TensorMemory
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
 from pytest_pallas.simulator.memory.windows import read
-from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.rules.mosaic_gpu.products import product_of
+from pytest_pallas.simulator.registry import Equation, Evaluate
+from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, holds
 from pytest_pallas.simulator.rules.mosaic_gpu.tensor_memory import (
     in_shared_memory,
     in_tensor_memory,
@@ -40,8 +38,6 @@ from pytest_pallas.simulator.rules.mosaic_gpu.tensor_memory import (
 from pytest_pallas.transforms import Place
 
 Array = np.ndarray[Any, Any]
-
-_scaled_product_of = cache(scaled_product)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ class _Operands:
     paired: bool = False
 
 
-@rule("tcgen05_mma", threaded=True)
+@gpu_rule("tcgen05_mma")
 def _tcgen05_mma(eqn: Equation) -> Evaluate:
     """``sums = lhs @ rhs``, or ``sums += lhs @ rhs``, asynchronously; then an arrival.
 
@@ -93,15 +89,14 @@ def _tcgen05_mma(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-@rule("tcgen05_commit_arrive", threaded=True)
+@gpu_rule("tcgen05_commit_arrive")
 def _tcgen05_commit_arrive(eqn: Equation) -> Evaluate:
     """Arrive at a barrier, of a pair at that of both blocks, once all before is done."""
     parts = commit_operands(eqn.params, len(eqn.ins))
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         blocks = pair_of(thread, parts.pair_axis)
-        wanted = parts.predicate is None or bool(np.asarray(operands[parts.predicate]))
-        if blocks and wanted:
+        if blocks and holds(parts.predicate, operands):
             barriers = _barriers(thread, blocks, parts.barrier, operands)
             blackwell.commit(thread, barriers, eqn.line)
         return ()
@@ -154,13 +149,11 @@ def _of_columns(scales: Array, columns: int, *, paired: bool) -> Array:
     return np.concatenate([scales[:half], scales[128 : 128 + half]])
 
 
-def _steps(
-    thread: GpuThread, given: list[_Operands], line: str, *, accumulate: bool
-) -> list[Callable[[], None]]:
+def _steps(thread: GpuThread, given: list[_Operands], line: str, *, accumulate: bool) -> list[Step]:
     """First the operands are read, then the sums are read and written."""
-    values: list[tuple[Any, ...]] = []
 
-    def read_all() -> None:
+    def read_all() -> list[tuple[Any, ...]]:
+        values: list[tuple[Any, ...]] = []
         rhs = np.concatenate([each.rhs for each in given], axis=1)
         for each in given:
             lhs = np.array(each.lhs)
@@ -172,13 +165,14 @@ def _steps(
                 of_columns = _of_columns(columns, rhs.shape[1], paired=each.paired)
                 scales = (np.array(rows[: len(lhs)]), of_columns)
             values.append((lhs, rhs, scales))
+        return values
 
-    def write_all() -> None:
+    def write_all(values: list[tuple[Any, ...]]) -> None:
         for each, (lhs, rhs, scales) in zip(given, values, strict=True):
             before = each.sums.data if accumulate else None
             write(thread, each.sums, _multiplied(each, lhs, rhs, scales, before))
 
-    return [read_all, write_all]
+    return reading_then_writing(read_all, write_all)
 
 
 def _multiplied(
@@ -190,17 +184,11 @@ def _multiplied(
 ) -> Array:
     """The product of values that were read, added to what was there before."""
     depth, out, sparse = lhs.shape[1], given.sums.data.dtype, given.metadata is not None
-    try:
-        if scales is None:
-            product = product_of(lhs.dtype, rhs.dtype, out, depth, sparse=sparse)
-            return product(lhs, rhs, before)
-        count = scales[0].shape[1]
-        scaled = _scaled_product_of(
-            lhs.dtype, rhs.dtype, scales[0].dtype, depth, count, sparse=sparse
-        )
-        return scaled(lhs, rhs, before, *scales)
-    except TypeError as error:
-        raise SimulationError(str(error)) from None
+    if scales is None:
+        return tensor_product(lhs.dtype, rhs.dtype, out, depth, sparse=sparse)(lhs, rhs, before)
+    count = scales[0].shape[1]
+    product = scaled_product(lhs.dtype, rhs.dtype, scales[0].dtype, depth, count, sparse=sparse)
+    return product(lhs, rhs, before, *scales)
 
 
 def _expanded(thread: GpuThread, lhs: Array, metadata: Array, line: str) -> Array:
@@ -210,17 +198,9 @@ def _expanded(thread: GpuThread, lhs: Array, metadata: Array, line: str) -> Arra
     if len(wrong):
         row, group = map(int, wrong[0])
         first, second = map(int, places[row, group])
-        thread.machine.report(
-            Finding(
-                kind="undefined",
-                message=(
-                    f"sparse metadata of row {row}, group {group}, name the elements {first} and "
-                    f"{second}: the first must be before the second, or PTX defines no product"
-                ),
-                kernel=thread.kernel,
-                program=thread.program,
-                line=line,
-                seed=thread.machine.seed,
-            )
+        message = (
+            f"sparse metadata of row {row}, group {group}, name the elements {first} and "
+            f"{second}: the first must be before the second, or PTX defines no product"
         )
+        thread.report("undefined", message, line, seed=thread.machine.seed)
     return expand(lhs, places)

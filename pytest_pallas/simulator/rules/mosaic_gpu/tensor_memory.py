@@ -10,6 +10,7 @@ import numpy as np
 from pytest_pallas.compat.places import transforms_of
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.concurrency.recording import Side
+from pytest_pallas.simulator.gpu.operations import Step, reading_then_writing
 from pytest_pallas.simulator.gpu.tensor_cores import blackwell
 from pytest_pallas.simulator.gpu.tensor_cores.blackwell import copy_operands
 from pytest_pallas.simulator.gpu.tensor_cores.formats import (
@@ -20,15 +21,17 @@ from pytest_pallas.simulator.gpu.tensor_cores.formats import (
 from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import Part as Accessed
 from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import TensorMemory
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
+from pytest_pallas.simulator.memory.accesses import beyond_edge, read_window
 from pytest_pallas.simulator.memory.references import Ref, Region
-from pytest_pallas.simulator.memory.windows import Outside, read, refuse, region_of
-from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.memory.windows import Outside, region_of
+from pytest_pallas.simulator.registry import Equation, Evaluate
+from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule
 from pytest_pallas.transforms import Place
 
 Array = np.ndarray[Any, Any]
 
 
-@rule("async_load", threaded=True)
+@gpu_rule("async_load")
 def _async_load(eqn: Equation) -> Evaluate:
     window = Place(0, transforms_of(eqn.params["tree"], 1, len(eqn.ins) - 1))
     reduce = _REDUCTIONS[eqn.params.get("reduce")]
@@ -52,7 +55,7 @@ _REDUCTIONS: dict[str | None, Callable[[Array], Array] | None] = {
 }
 
 
-@rule("wait_load_tmem", threaded=True)
+@gpu_rule("wait_load_tmem")
 def _wait_load_tmem(_: Equation) -> Evaluate:
     def evaluate(thread: GpuThread) -> Any:
         blackwell.wait_for_loads(thread)
@@ -61,7 +64,7 @@ def _wait_load_tmem(_: Equation) -> Evaluate:
     return evaluate
 
 
-@rule("async_store_tmem", threaded=True)
+@gpu_rule("async_store_tmem")
 def _async_store_tmem(eqn: Equation) -> Evaluate:
     window = Place(0, transforms_of(eqn.params["tree"], 2, len(eqn.ins) - 2))
 
@@ -75,7 +78,7 @@ def _async_store_tmem(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-@rule("commit_tmem", threaded=True)
+@gpu_rule("commit_tmem")
 def _commit_tmem(_: Equation) -> Evaluate:
     def evaluate(thread: GpuThread) -> Any:
         blackwell.wait_for_stores(thread)
@@ -84,12 +87,12 @@ def _commit_tmem(_: Equation) -> Evaluate:
     return evaluate
 
 
-@rule("async_copy_smem_to_tmem", threaded=True)
+@gpu_rule("async_copy_smem_to_tmem")
 def _copy(eqn: Equation) -> Evaluate:
     return _copying(eqn, "the copy to tensor memory", lambda ref, window: np.array)
 
 
-@rule("async_copy_scales_to_tmem", threaded=True)
+@gpu_rule("async_copy_scales_to_tmem")
 def _copy_scales(eqn: Equation) -> Evaluate:
     def chosen(ref: TensorMemory, window: Place) -> Callable[[Array], Array]:
         paired = ref.layout_of(window.transforms) == "scales of a pair"
@@ -98,7 +101,7 @@ def _copy_scales(eqn: Equation) -> Evaluate:
     return _copying(eqn, "the copy of scales to tensor memory", chosen)
 
 
-@rule("async_copy_sparse_metadata_to_tmem", threaded=True)
+@gpu_rule("async_copy_sparse_metadata_to_tmem")
 def _copy_metadata(eqn: Equation) -> Evaluate:
     words = "the copy of sparse metadata to tensor memory"
     return _copying(eqn, words, lambda ref, window: metadata_of_copy)
@@ -127,21 +130,20 @@ def _copying(
                 Side(region, False, name, proxied=True),
                 Side(target.region, True, ref.name, tensor_core=True, role="copied"),
             ]
-            steps = _reading_and_writing(thread, source, arrange, target)
-            blackwell.begin(thread, what, sides, steps, eqn.line)
+            blackwell.begin(
+                thread, what, sides, _copy_steps(thread, source, arrange, target), eqn.line
+            )
         return ()
 
     return evaluate
 
 
-def _reading_and_writing(
+def _copy_steps(
     thread: GpuThread, source: Array, arrange: Callable[[Array], Array], target: Accessed
-) -> list[Callable[[], None]]:
-    values: list[Array] = []
-    return [
-        lambda: values.append(arrange(np.array(source))),
-        lambda: write(thread, target, values[0]),
-    ]
+) -> list[Step]:
+    return reading_then_writing(
+        lambda: arrange(np.array(source)), lambda values: write(thread, target, values)
+    )
 
 
 def pair_of(thread: GpuThread, axis: Any) -> list[Block]:
@@ -191,7 +193,7 @@ def in_tensor_memory(
     try:
         return ref, ref.part(part.transforms, operands)
     except Outside as outside:
-        raise refuse(thread, ref, access, outside, line) from None
+        raise beyond_edge(thread, ref, access, outside, line) from None
 
 
 def in_shared_memory(
@@ -203,10 +205,7 @@ def in_shared_memory(
       BoundsError: it is beyond the edge.
     """
     ref: Ref = thread.of_block(operands[part.position], block)
-    try:
-        data = read(ref.data, part.transforms, operands)
-    except Outside as outside:
-        raise refuse(thread, ref, "tcgen05 operand from", outside, line) from None
+    data = read_window(thread, ref, part.transforms, operands, "tcgen05 operand from", line)
     return data, region_of(data, ref.data, part.transforms, operands), ref.name
 
 

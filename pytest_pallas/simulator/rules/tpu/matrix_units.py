@@ -17,8 +17,9 @@ from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import Array, Dtype, is_integer
 from pytest_pallas.simulator.arithmetic.products import multiplier
 from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory.accesses import beyond_edge
 from pytest_pallas.simulator.memory.references import Ref
-from pytest_pallas.simulator.memory.windows import Outside, read, refuse, write
+from pytest_pallas.simulator.memory.windows import Outside, read, write
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 
 
@@ -156,7 +157,7 @@ def _matmul_acc_lhs(eqn: Equation) -> Evaluate:
                 lambda old: (old + product).astype(ref.dtype, copy=False),
             )
         except Outside as outside:
-            raise refuse(thread, ref, "store to", outside, eqn.line) from None
+            raise beyond_edge(thread, ref, "store to", outside, eqn.line) from None
         return ()
 
     return evaluate
@@ -174,7 +175,7 @@ def _matmul_pop(eqn: Equation) -> Evaluate:
             found = np.array(read(sums, window, (ref, *operands)))
             write(sums, window, (ref, *operands), np.zeros_like)
         except Outside as outside:
-            raise refuse(thread, ref, "load from", outside, eqn.line) from None
+            raise beyond_edge(thread, ref, "load from", outside, eqn.line) from None
         unit.clear(ref)
         return found
 

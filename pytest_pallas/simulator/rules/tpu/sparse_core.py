@@ -8,7 +8,7 @@ lanes hold what uninitialized memory holds, and with a seed the loop runs in any
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,13 @@ from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.concurrency.meeting import meet
 from pytest_pallas.simulator.concurrency.peers import Where, reach
-from pytest_pallas.simulator.concurrency.transfers import access
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory.accesses import beyond_edge, record_access, report_input_write
 from pytest_pallas.simulator.memory.references import Elements, Ref
-from pytest_pallas.simulator.memory.windows import Outside, grid_of, read, refuse
+from pytest_pallas.simulator.memory.windows import Outside, grid_of, read
 from pytest_pallas.simulator.program import prepare_lifted
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.rules.references import note_write
 from pytest_pallas.transforms import Indexed, Operand, Span, Transform
 
 Array = np.ndarray[Any, Any]
@@ -121,49 +120,41 @@ def _find_first_set(eqn: Equation) -> Evaluate:
 # Memory.
 
 
+#: Gives the elements of a reference that an equation accesses, and the mask of those lanes that
+#: have one.
+_Locate = Callable[[Ref, Sequence[Any]], tuple[Elements, Any]]
+
+
 @rule("load", threaded=True, home=_HOME)
 def _load_expanded(eqn: Equation) -> Evaluate:
-    shape, dtype = tuple(eqn.out.shape), eqn.out.dtype
+    shape = tuple(eqn.out.shape)
     window, mask_at = _window(eqn, 1)
 
-    def evaluate(thread: Thread, ref: Ref, *rest: Any) -> Any:
-        operands: Sequence[Any] = (ref, *rest)
-        mask: Any = np.ones(shape, bool) if mask_at is None else operands[mask_at]
-        try:
-            elements = _elements(ref, window, operands, shape, _first(mask))
-        except Outside as outside:
-            raise refuse(thread, ref, "load from", outside, eqn.line) from None
-        if thread.recorded:
-            access(thread, elements, "read", ref.name, eqn.line)
-        found = thread.machine.uninitialized(shape, dtype, "padding")
-        found[mask] = elements.memory[elements.key]
-        return found
+    def locate(ref: Ref, operands: Sequence[Any]) -> tuple[Elements, Any]:
+        mask = np.ones(shape, bool) if mask_at is None else operands[mask_at]
+        return _elements(ref, window, operands, shape, _first(mask)), mask
 
-    return evaluate
+    return _loading(eqn, locate)
 
 
 @rule("swap", threaded=True, home=_HOME)
 def _store(eqn: Equation) -> Evaluate:
     """``addupdate``, ``store_compressed`` and ``addupdate_compressed``."""
-    adds = eqn.params["add"]
     shape = tuple(eqn.ins[1].shape)
     window, mask_at = _window(eqn, 2)
     # JAX 0.11.2 has no other stores with a mask.
     compresses = eqn.params.get("compress", mask_at is not None)
 
-    def evaluate(thread: Thread, ref: Ref, x: Any, *rest: Any) -> Any:
-        operands: Sequence[Any] = (ref, x, *rest)
-        note_write(thread, ref, eqn)
-        mask: Any = np.ones(shape, bool) if mask_at is None else operands[mask_at]
+    def locate(ref: Ref, operands: Sequence[Any]) -> tuple[Elements, Any]:
+        mask = np.ones(shape, bool) if mask_at is None else operands[mask_at]
         chosen = _first(mask) if compresses else mask
-        try:
-            elements = _elements(ref, window, operands, shape, chosen)
-        except Outside as outside:
-            raise refuse(thread, ref, "store to", outside, eqn.line) from None
-        if thread.recorded:
-            access(thread, elements, "write", ref.name, eqn.line)
-        change(elements, x[mask], adds=adds)
-        return x  # JAX gives the value no meaning, and nobody reads it
+        return _elements(ref, window, operands, shape, chosen), mask
+
+    store = _storing(eqn, locate, value_at=1)
+
+    def evaluate(thread: Thread, ref: Ref, x: Any, *rest: Any) -> Any:
+        store(thread, ref, x, *rest)
+        return x  # JAX gives the value no meaning, and nothing reads it
 
     return evaluate
 
@@ -171,18 +162,40 @@ def _store(eqn: Equation) -> Evaluate:
 @rule("gather", threaded=True, home=_HOME)
 def _gather(eqn: Equation) -> Evaluate:
     _, transforms, indices, mask_at = _unflattened(eqn)
+    return _loading(eqn, _locating(transforms, indices, mask_at, tuple(eqn.out.shape)))
+
+
+@rule("scatter", threaded=True, home=_HOME)
+def _scatter(eqn: Equation) -> Evaluate:
+    _, transforms, indices, x_at, mask_at = _unflattened(eqn)
+    shape = tuple(eqn.ins[x_at.position].shape)
+    locate = _locating(transforms, indices, mask_at, shape)
+    return _storing(eqn, locate, value_at=x_at.position)
+
+
+def _locating(
+    transforms: Any, indices: Sequence[Operand], mask_at: Operand | None, shape: tuple[int, ...]
+) -> _Locate:
+    """For elements that arrays of indices name."""
     window = transforms_in(transforms)
+
+    def locate(ref: Ref, operands: Sequence[Any]) -> tuple[Elements, Any]:
+        mask = np.ones(shape, bool) if mask_at is None else operands[mask_at.position]
+        return _at(ref, window, operands, indices, mask), mask
+
+    return locate
+
+
+def _loading(eqn: Equation, locate: _Locate) -> Evaluate:
     shape, dtype = tuple(eqn.out.shape), eqn.out.dtype
 
     def evaluate(thread: Thread, ref: Ref, *rest: Any) -> Any:
-        operands: Sequence[Any] = (ref, *rest)
-        mask = np.ones(shape, bool) if mask_at is None else operands[mask_at.position]
         try:
-            elements = _at(ref, window, operands, indices, mask)
+            elements, mask = locate(ref, (ref, *rest))
         except Outside as outside:
-            raise refuse(thread, ref, "load from", outside, eqn.line) from None
+            raise beyond_edge(thread, ref, "load from", outside, eqn.line) from None
         if thread.recorded:
-            access(thread, elements, "read", ref.name, eqn.line)
+            record_access(thread, elements, "read", ref.name, eqn.line)
         found = thread.machine.uninitialized(shape, dtype, "padding")
         found[mask] = elements.memory[elements.key]
         return found
@@ -190,24 +203,20 @@ def _gather(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-@rule("scatter", threaded=True, home=_HOME)
-def _scatter(eqn: Equation) -> Evaluate:
-    _, transforms, indices, x_at, mask_at = _unflattened(eqn)
-    window = transforms_in(transforms)
+def _storing(eqn: Equation, locate: _Locate, *, value_at: int) -> Evaluate:
     adds = eqn.params["add"]
 
     def evaluate(thread: Thread, ref: Ref, *rest: Any) -> Any:
         operands: Sequence[Any] = (ref, *rest)
-        note_write(thread, ref, eqn)
-        x = operands[x_at.position]
-        mask = np.ones(x.shape, bool) if mask_at is None else operands[mask_at.position]
+        report_input_write(thread, ref, eqn.line)
         try:
-            elements = _at(ref, window, operands, indices, mask)
+            elements, mask = locate(ref, operands)
         except Outside as outside:
-            raise refuse(thread, ref, "store to", outside, eqn.line) from None
+            raise beyond_edge(thread, ref, "store to", outside, eqn.line) from None
         if thread.recorded:
-            access(thread, elements, "write", ref.name, eqn.line)
-        change(elements, x[mask], adds=adds)
+            record_access(thread, elements, "write", ref.name, eqn.line)
+        value: Any = operands[value_at]
+        change(elements, value[mask], adds=adds)
         return ()
 
     return evaluate
@@ -341,7 +350,7 @@ def _fetch_and_add(eqn: Equation) -> Evaluate:
         for axis, (index, size) in enumerate(zip(indices, ref.shape, strict=True)):
             if not 0 <= index < size:
                 outside = Outside(axis, index, index, ref.shape)
-                raise refuse(thread, ref, "fetch_and_add to", outside, line)
+                raise beyond_edge(thread, ref, "fetch_and_add to", outside, line)
         (core_axis, core), (axis, me) = _place(thread)
         count = thread.cores[axis]
         if not 0 <= subcore < count:
@@ -354,7 +363,7 @@ def _fetch_and_add(eqn: Equation) -> Evaluate:
             found[()] = element
             element += value
             if thread.recorded:
-                access(thread, element, "add", ref.name, line)
+                record_access(thread, element, "add", ref.name, line)
 
         thread.machine.scheduler.pause()
         if subcore == me:

@@ -27,18 +27,18 @@ from pytest_pallas.simulator.concurrency.transfers import (
     wait,
 )
 from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory.accesses import beyond_edge, report_input_write
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.memory.windows import (
     Outside,
     fixed_size,
     is_view,
     reading,
-    refuse,
     size_in_bytes,
     write,
 )
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.rules.references import adding, note_write
+from pytest_pallas.simulator.rules.references import adding
 from pytest_pallas.transforms import Operand, Place
 
 Array = np.ndarray[Any, Any]
@@ -65,7 +65,7 @@ def _dma_start(eqn: Equation) -> Evaluate:
         if not source.size:
             return ()
         if to.input:
-            note_write(thread, to, eqn)
+            report_input_write(thread, to, eqn.line)
         peer = peer_of(thread, parts.peer, operands)
         target = _accessed(thread, parts.target, to_part, operands, "copy to", line)
         copy = Copy(
@@ -131,7 +131,7 @@ def _start_indexed(
             "a copy with a list of indices cannot go to another device or core: only to memory "
             "that the subcore itself reaches"
         )
-    note_write(thread, operands[parts.target.position], eqn)
+    report_input_write(thread, operands[parts.target.position], eqn.line)
     adds = eqn.params["add"]
     copy = indexed_copy(thread, parts, eqn.ins, operands, eqn.line, adds=adds)
     if copy.size:
@@ -299,7 +299,7 @@ def _accessed(
     try:
         return reader(operands[place.position].data, operands)
     except Outside as outside:
-        raise refuse(thread, operands[place.position], how, outside, line) from None
+        raise beyond_edge(thread, operands[place.position], how, outside, line) from None
 
 
 def _semaphore(place: Place | None, reader: _Reader, operands: Sequence[Any]) -> Semaphore | None:

@@ -12,6 +12,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator import simulate
 from pytest_pallas.simulator.gpu.tensor_cores import formats
 from pytest_pallas.simulator.gpu.tensor_cores.formats import scaled_product
@@ -175,7 +176,7 @@ def test_other_products_ignore_the_bits_of_float8(rng: np.random.Generator) -> N
 )
 def test_what_tensor_cores_do_not_multiply(lhs: str, rhs: str, out: str) -> None:
     """An error that names the dtypes."""
-    with pytest.raises(TypeError, match=f"no product of {lhs} and {rhs} with sums of {out}"):
+    with pytest.raises(SimulationError, match=f"no product of {lhs} and {rhs} with sums of {out}"):
         tensor_product(lhs, rhs, out, 16)
 
 
@@ -229,7 +230,7 @@ def test_scales_of_e4m3_have_no_sign() -> None:
 def test_scales_of_a_sparse_operand_are_for_twice_as_many() -> None:
     """A block of 64, of which 32 are stored."""
     scaled_product(_E4M3, _E4M3, _E8M0, 128, 2, sparse=True)
-    with pytest.raises(TypeError, match="blocks of 64 elements"):
+    with pytest.raises(SimulationError, match="blocks of 64 elements"):
         scaled_product(_E4M3, _E4M3, _E8M0, 128, 4, sparse=True)
 
 
@@ -238,7 +239,7 @@ def test_scales_of_a_sparse_operand_are_for_twice_as_many() -> None:
 )
 def test_what_is_no_format(element: Any, scale: Any, scales: int) -> None:
     """An error that names the blocks that there are."""
-    with pytest.raises(TypeError, match=f"but 128 elements have {scales} scales"):
+    with pytest.raises(SimulationError, match=f"but 128 elements have {scales} scales"):
         scaled_product(element, element, scale, 128, scales)
 
 

@@ -7,11 +7,17 @@ the old contents or the new ones, as far as it fetches ahead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from pytest_pallas.findings import Access, Finding
+from pytest_pallas.simulator.grids.kernels import BlockWindow, PreparedKernel
+
+if TYPE_CHECKING:
+    from pytest_pallas.simulator.grids.blocks import CoreRun
 
 Array = np.ndarray[Any, Any]
 
@@ -87,4 +93,53 @@ class Overlaps:
             inside,
             other if writer is None else writer,
             other if reader is None else reader,
+        )
+
+
+def _shared_windows(kernel: PreparedKernel) -> Iterator[tuple[BlockWindow, BlockWindow]]:
+    """The inputs that are fetched, and the outputs that are written back to the same memory."""
+    outputs = [window for window in kernel.windows if window.output]
+    for position, number in kernel.facts.aliases:
+        source, target = kernel.windows[position], outputs[number]
+        if not (source.in_place or target.in_place):
+            yield source, target
+
+
+def watch_shared_blocks(this: CoreRun) -> None:
+    """Begin to note the accesses to memory that an input shares with an output."""
+    for source, target in _shared_windows(this.kernel):
+        fetched, stored = this.buffers[source.number], this.buffers[target.number]
+        fetched.overlaps = stored.overlaps = Overlaps(fetched.array.shape)
+
+
+def report_overwritten(this: CoreRun) -> None:
+    """Report blocks that were fetched for a program after another had overwritten them."""
+    kernel, thread = this.kernel, this.thread
+    for source, target in _shared_windows(kernel):
+        overlaps = this.buffers[source.number].overlaps
+        if overlaps is None or overlaps.first is None:
+            continue
+        found = overlaps.first
+        box = tuple((each.start, each.stop) for each in found.box)
+        common: dict[str, Any] = {"owner": thread.owner, "index": box}
+        writer, reader = this.points[found.writer], this.points[found.reader]
+        thread.machine.report(
+            Finding(
+                kind="overwritten",
+                message=(
+                    f"a block of the input {source.facts.name} is fetched for a program after "
+                    f"another one overwrote it through {target.facts.name}, which shares its "
+                    "memory: a chip reads the old contents or the new ones, as far as it fetches "
+                    "ahead"
+                ),
+                kernel=kernel.name,
+                program=reader,
+                line=kernel.line,
+                ref=source.facts.name,
+                shape=tuple(overlaps.shape),
+                accesses=(
+                    Access(kind="write", ref=target.facts.name, program=writer, **common),
+                    Access(kind="read", ref=source.facts.name, program=reader, **common),
+                ),
+            )
         )

@@ -9,14 +9,13 @@ from typing import Any
 from pytest_pallas.compat.avals import space_of
 from pytest_pallas.compat.grids import GridFacts
 from pytest_pallas.compat.jaxprs import is_literal, open_jaxpr
-from pytest_pallas.compat.source import source_line
 from pytest_pallas.devices.capacities import Buffer, Excess, padded, smem_excess, vmem_excess
 from pytest_pallas.findings import Finding
-from pytest_pallas.simulator.pipeline import Kernel, Window
+from pytest_pallas.simulator.grids.kernels import BlockWindow, PreparedKernel
 from pytest_pallas.simulator.values import is_key_dtype
 
 
-def capacity_findings(kernel: Kernel, target: str) -> Iterator[Finding]:
+def capacity_findings(kernel: PreparedKernel, target: str) -> Iterator[Finding]:
     """What a kernel needs beyond the VMEM and SMEM of a chip.
 
     Temporaries of the body are not counted, so a kernel without a finding may need too much, too.
@@ -35,17 +34,17 @@ def capacity_findings(kernel: Kernel, target: str) -> Iterator[Finding]:
             yield _finding(kernel, excess)
 
 
-def _finding(kernel: Kernel, excess: Excess) -> Finding:
+def _finding(kernel: PreparedKernel, excess: Excess) -> Finding:
     return Finding(
         kind="capacity",
         message=f"{excess.message} {excess.remedy}",
         kernel=kernel.name,
-        line=source_line(kernel.equation) or "",
+        line=kernel.line,
         ref=excess.largest,
     )
 
 
-def _taken(kernel: Kernel, spaces: tuple[str, ...]) -> Iterator[Buffer]:
+def _taken(kernel: PreparedKernel, spaces: tuple[str, ...]) -> Iterator[Buffer]:
     """What blocks and scratch take of a memory space; "default" is that of blocks."""
     facts = kernel.facts
     for window in kernel.windows:
@@ -58,7 +57,7 @@ def _taken(kernel: Kernel, spaces: tuple[str, ...]) -> Iterator[Buffer]:
             yield Buffer(name, padded(aval.shape, aval.dtype), 1)
 
 
-def _scalars(kernel: Kernel) -> Iterator[Buffer]:
+def _scalars(kernel: PreparedKernel) -> Iterator[Buffer]:
     """What is prefetched: it is in SMEM as a whole."""
     operands = kernel.equation.invars
     for position, name in zip(kernel.facts.scalars, kernel.names, strict=False):
@@ -67,7 +66,7 @@ def _scalars(kernel: Kernel) -> Iterator[Buffer]:
             yield Buffer(name, padded(aval.shape, aval.dtype), 1)
 
 
-def _changes(window: Window, facts: GridFacts) -> bool:
+def _changes(window: BlockWindow, facts: GridFacts) -> bool:
     """Whether a block may be another one in the next program: it depends on where that is."""
     if prod(size or 2 for size in facts.grid) < 2:
         return False

@@ -1,0 +1,92 @@
+"""Equations of Mosaic GPU: which thread evaluates them, and what memory they name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.gpu.threads import GpuThread
+from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.memory.accesses import read_window
+from pytest_pallas.simulator.memory.references import Ref
+from pytest_pallas.simulator.memory.windows import region_of
+from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.transforms import Place, split_elsewhere
+
+Array = np.ndarray[Any, Any]
+
+
+def gpu_rule(
+    *names: str,
+) -> Callable[[Callable[[Equation], Evaluate]], Callable[[Equation], Evaluate]]:
+    """Register a rule for primitives of Mosaic GPU: its function takes the ``GpuThread`` first.
+
+    Args:
+      names: of the primitives.
+    """
+
+    def register(bind: Callable[[Equation], Evaluate]) -> Callable[[Equation], Evaluate]:
+        @rule(*names, threaded=True)
+        @functools.wraps(bind)
+        def bind_for_gpu(eqn: Equation) -> Evaluate:
+            evaluate = bind(eqn)
+
+            def evaluate_on_gpu(thread: Thread, *operands: Any) -> Any:
+                if not isinstance(thread, GpuThread):
+                    raise SimulationError(
+                        "this is for kernels of Mosaic GPU, inside of plgpu.kernel"
+                    )
+                return evaluate(thread, *operands)
+
+            return evaluate_on_gpu
+
+        return bind_for_gpu
+
+    return register
+
+
+def holds(predicate: int | None, operands: Sequence[Any]) -> bool:
+    """Whether an equation does anything: whether the operand that is its predicate is true.
+
+    Args:
+      predicate: position of the operand, or None where there is no predicate.
+      operands: of the equation.
+    """
+    return predicate is None or bool(operands[predicate])
+
+
+def part_of(
+    thread: GpuThread, place: Place, operands: Sequence[Any], how: str, line: str
+) -> tuple[Ref, Any]:
+    """The reference that an equation names, on whichever block or device, and its part.
+
+    Args:
+      thread: who names it.
+      place: what it names.
+      operands: of the equation.
+      how: ``"load from"``, ``"store to"`` or the like, for messages.
+      line: of the equation.
+
+    Raises:
+      BoundsError: it is beyond an edge.
+    """
+    ref: Ref = operands[place.position]
+    places = split_elsewhere(place.transforms)[1]
+    if places:
+        ref = thread.elsewhere(ref, places, operands, line)
+    return ref, located(thread, ref, place, operands, how, line)
+
+
+def located(
+    thread: GpuThread, ref: Ref, place: Place, operands: Sequence[Any], how: str, line: str
+) -> Any:
+    """As ``part_of``, of a reference that is known: the part alone."""
+    window = split_elsewhere(place.transforms)[0]
+    part = read_window(thread, ref, window, operands, how, line)
+    if ref.data.dtype != object and not np.ndim(part):  # numpy gives a copy of one element
+        return region_of(part, ref.data, window, operands)
+    return part
