@@ -14,7 +14,7 @@ from pytest_pallas.errors import (
     OptionError,
     TooFewDevicesError,
 )
-from pytest_pallas.session import Session, current
+from pytest_pallas.session import PytestSession, current
 
 if TYPE_CHECKING:
     import numpy as np
@@ -317,7 +317,7 @@ def pallas_rng(request: pytest.FixtureRequest) -> np.random.Generator:
     return generator
 
 
-def reseed(session: Session) -> None:
+def reseed(session: PytestSession) -> None:
     """Start the generators of ``pallas_rng`` anew for the test that begins."""
     if not session.generators or session.item is None:
         return
@@ -332,7 +332,7 @@ def reseed(session: Session) -> None:
         generator.bit_generator.state = fresh.state
 
 
-def _backend(value: Backend | str, session: Session) -> Backend:
+def _backend(value: Backend | str, session: PytestSession) -> Backend:
     """The backend that the fixture, or somebody's override of it, gives."""
     if not isinstance(value, str):
         return value
@@ -406,7 +406,7 @@ def _refuse_misuse(function: Any, promises: Mapping[str, Any], mesh: Any) -> Non
         )
 
 
-def _marked_checks(session: Session) -> Sequence[str]:
+def _marked_checks(session: PytestSession) -> Sequence[str]:
     """The checks that the running test's mark names, else the one that all build on."""
     marks = [] if session.item is None else session.item.iter_markers("pallas")
     if any("checks" in mark.kwargs for mark in marks):

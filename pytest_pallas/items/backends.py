@@ -7,8 +7,6 @@ import functools
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from pytest_pallas.backends import REPLACED, Backend, Call, Label, RunSettings, label, with_target
 from pytest_pallas.errors import TooFewDevicesError
 from pytest_pallas.session import Session
@@ -94,10 +92,6 @@ def _expected_to_fail(spec: KernelSpec, backend: Backend, checks: Sequence[Check
     return False
 
 
-#: Why specs cannot be simulated, by file, name and simulator; None for one that can be.
-_LACKS = pytest.StashKey[dict[tuple[str, str, str], str | None]]()
-
-
 def on_claimed_chips(
     session: Session, spec: KernelSpec, backends: Sequence[Backend], automatic: Collection[str]
 ) -> tuple[Sequence[Backend], Collection[str]]:
@@ -157,7 +151,7 @@ def without_replaced(
 
 def lacks(session: Session, spec: KernelSpec, simulator: Any) -> str | None:
     """Why the simulator cannot simulate a spec, or None. One call is drawn and traced."""
-    known = session.config.stash.setdefault(_LACKS, {})
+    known = session.lacks
     key = (spec.file, spec.name, label(simulator))
     if key not in known:
         known[key] = _lacks(spec, simulator, session.options.timeout)

@@ -164,4 +164,4 @@ def guarded(
     from pytest_pallas.isolation import leaks
 
     jax.devices("cpu")  # starting JAX changes settings
-    return leaks.guarded(session.config, headline)
+    return leaks.guarded(session, headline)
