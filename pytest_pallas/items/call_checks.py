@@ -1,4 +1,4 @@
-"""``pallas_check``: a function on its arguments, or a spec on arguments that are given or drawn."""
+"""Checks of a function, of one call."""
 
 from __future__ import annotations
 

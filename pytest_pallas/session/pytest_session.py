@@ -16,7 +16,7 @@ from pytest_pallas.options import choose, place_of, read_options
 from pytest_pallas.session.state import Harness, Session
 
 if TYPE_CHECKING:
-    from pytest_pallas.backends import Family
+    from pytest_pallas.backends import Backend, Family
     from pytest_pallas.checks import Check
     from pytest_pallas.goldens.example import Loaded
     from pytest_pallas.mutation import Operator
@@ -29,6 +29,8 @@ class PytestSession(Session):
     """What the plugin knows of a session. One per process, made in ``pytest_configure``."""
 
     config: pytest.Config
+    #: What ``pallas_backend`` gave to tests that cannot be repeated for each chosen backend.
+    unrepeated: Backend | None = None
     #: The generators of ``pallas_rng``, which start anew in each test.
     generators: list[Any] = field(default_factory=list[Any])
     #: Mutants that a test or spec of this process, or an earlier run, has killed: key and name.
