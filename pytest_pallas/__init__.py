@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_pallas.analysis.machine_code import Cost
     from pytest_pallas.backends import Backend, Call, Family, Outcome, RunSettings, Target
     from pytest_pallas.backends.analyzing import analyze
-    from pytest_pallas.checks import Check, check, sanitizer
+    from pytest_pallas.checks import Check, declare_check, declare_sanitizer
     from pytest_pallas.collection.suite import suite
     from pytest_pallas.compilers.report import CompileReport
     from pytest_pallas.devices.gpus import Gpu
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from pytest_pallas.record import Record
     from pytest_pallas.relations import Linear, Permuted, Relation
     from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
+    from pytest_pallas.standalone import check
     from pytest_pallas.strategies import Arguments
 
 _HOMES = {
@@ -117,8 +118,9 @@ _HOMES = {
     "Tpu": "pytest_pallas.devices.tpus",
     "add_chip": "pytest_pallas.devices.targets",
     "analyze": "pytest_pallas.backends.analyzing",
-    "check": "pytest_pallas.checks",
-    "sanitizer": "pytest_pallas.checks",
+    "check": "pytest_pallas.standalone",
+    "declare_check": "pytest_pallas.checks",
+    "declare_sanitizer": "pytest_pallas.checks",
     "suite": "pytest_pallas.collection.suite",
 }
 
@@ -180,7 +182,8 @@ __all__ = [
     "add_chip",
     "analyze",
     "check",
-    "sanitizer",
+    "declare_check",
+    "declare_sanitizer",
     "strategies",
     "suite",
 ]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pytest
 
@@ -14,7 +13,7 @@ from pytest_pallas.errors import (
     OptionError,
     TooFewDevicesError,
 )
-from pytest_pallas.session import Session, current
+from pytest_pallas.session import PytestSession, current
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from pytest_pallas.backends import Backend
     from pytest_pallas.compilers.report import CompileReport
+    from pytest_pallas.items.checking import Promises
     from pytest_pallas.spec import KernelSpec
 
 
@@ -31,8 +31,15 @@ def pallas_backend(request: pytest.FixtureRequest) -> Backend:
 
     Chosen by --pallas-backend, or for one test by @pytest.mark.pallas(backends=[...]). Override it
     in a conftest.py to choose for a folder; the override may return a name.
+
+    A method of a unittest.TestCase, and a test that asks for a fixture by request.getfixturevalue,
+    cannot be repeated: they get the first of the chosen backends, and pallas_check checks on each.
     """
-    return request.param
+    if hasattr(request, "param"):
+        return request.param
+    session = current(request.config)
+    session.unrepeated = _chosen(session)[0]
+    return session.unrepeated
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +51,13 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
     kernel is compiled there, and the rest of the test skipped.
     """
     session = current(request.config)
-    backend = _backend(pallas_backend, session)
+    [backend, *_] = _backends(pallas_backend, session)
 
     def run(function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         from pytest_pallas.backends import Call, label
         from pytest_pallas.checks.context import as_kernel_error
+        from pytest_pallas.items.checking import name_of
         from pytest_pallas.items.contexts import settings_for
 
         call = Call(
@@ -58,12 +66,12 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
             options=options,
             settings=settings_for(session, session.options_for(session.item)),
         )
-        session.note_run(_name(function), backend, lambda: call)
+        session.note_run(name_of(function), backend, lambda: call)
         outcome = backend.run(call)
         if outcome.error is not None:
             raise as_kernel_error(outcome.error)
         if backend.kind == "compiling":
-            pytest.skip(f"{_name(function)} compiled; {label(backend)} executes nothing")
+            pytest.skip(f"{name_of(function)} compiled; {label(backend)} executes nothing")
         return outcome.values
 
     return run
@@ -81,17 +89,20 @@ def pallas_check(
     reference=   the same function in jnp; needed.
     options=     keyword arguments for both, such as {"causal": True}.
     tuning=      keyword arguments for the kernel only, such as {"block_m": 64}.
+    mesh=        a Mesh or its sizes, such as {"x": 4}; both get it as mesh=.
     checks=      names of the checks to make; by default the mark's, or forward. "all" leaves out
-                 oracle-strength, which asks about many calls, and what cannot be asked, such as
-                 blocks or sharding; sanitizers are among them, as --pallas-sanitize says.
+                 oracle-strength, which needs many calls, and what does not apply; sanitizers are
+                 among them, as --pallas-sanitize says.
     exact=       True: small integers held in floats must give a bitwise equal answer. A number:
                  integers up to that size.
     differentiable=  positions of arguments, for the gradient check.
     tolerance=   a Tolerance, or a mapping from dtype and backend to one.
+    peers=       backends to compare with, for the cross check, such as ["interpret"].
     nan_ok=      True: NaN is a right answer for finite inputs.
     check_dtype= False: the kernel may return other dtypes than the reference.
     jit=         False: call the kernel as it is; it needs the values of its arguments.
     name=        what to call the kernel in reports.
+    batch_axes=, relations=, implementations=, ignored=  as in KernelSpec.
 
     Returns what the kernel returned, as numpy arrays; on a compiling backend, where the kernel is
     compiled for the shapes of the arguments and nothing is executed, the CompileReport.
@@ -103,37 +114,35 @@ def pallas_check(
     everything else. On a backend that it does not claim the test is skipped.
     """
     session = current(request.config)
-    backend = _backend(pallas_backend, session)
 
     def check(
-        function: Callable[..., Any] | KernelSpec,
+        kernel: Callable[..., Any] | KernelSpec,
         /,
         *args: Any,
         options: Mapping[str, Any] | None = None,
         tuning: Mapping[str, Any] | None = None,
         checks: str | Sequence[str] = (),
         mesh: Mesh | Mapping[str, int] | None = None,
-        **promises: Any,
+        **promises: Unpack[Promises],
     ) -> Any:
         __tracebackhide__ = True
-        from pytest_pallas.items.call_checks import Place, check_function
-        from pytest_pallas.items.contexts import Subject
-        from pytest_pallas.items.spec_checks import check_spec, given
-        from pytest_pallas.spec import KernelSpec
-        from pytest_pallas.strategies.arguments import Arguments
+        from pytest_pallas.items.checking import check_kernel
 
-        _refuse_unknown(promises)
-        names = [checks] if isinstance(checks, str) else list(checks)
-        if isinstance(function, KernelSpec):
-            _refuse_promises(function, promises)
-            call = given(args, options, tuning)
-            return check_spec(session, backend, function, call, names=names, mesh=mesh)
-        _refuse_misuse(function, promises, mesh)
-        name = promises.pop("name", "") or _name(function)
-        subject = Subject(name=name, kernel=function, **promises)
-        arguments = Arguments(args, dict(options or {}), dict(tuning or {}))
-        names = names or _marked_checks(session)
-        return check_function(Place(session=session, backend=backend), subject, arguments, names)
+        answers = [
+            check_kernel(
+                session,
+                backend,
+                kernel,
+                args,
+                promises,
+                options=options,
+                tuning=tuning,
+                checks=checks,
+                mesh=mesh,
+            )
+            for backend in _backends(pallas_backend, session)
+        ]
+        return answers[0]
 
     return check
 
@@ -159,7 +168,7 @@ def pallas_benchmark(
     the test is skipped.
     """
     session = current(request.config)
-    backend = _backend(pallas_backend, session)
+    [backend, *_] = _backends(pallas_backend, session)
     if not request.config.pluginmanager.has_plugin("benchmark"):
         raise OptionError(
             "pallas_benchmark needs pytest-benchmark: pip install 'pytest-pallas[benchmark]'"
@@ -235,6 +244,7 @@ def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileRepor
         from pytest_pallas.backends import TARGETS, parse
         from pytest_pallas.checks.verdict import run_check
         from pytest_pallas.items.call_checks import Place
+        from pytest_pallas.items.checking import name_of
         from pytest_pallas.items.contexts import Subject, context_for
         from pytest_pallas.strategies.arguments import Arguments
 
@@ -247,7 +257,7 @@ def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileRepor
             if settings.missing == "error":
                 raise BackendUnavailableError(f"{target} cannot be compiled for: {missing}")
             pytest.skip(f"{target} cannot be compiled for: {missing}")
-        subject = Subject(name=name or _name(function), kernel=function, reference=None)
+        subject = Subject(name=name or name_of(function), kernel=function, reference=None)
         arguments = Arguments(args, dict(options or {}))
         place = Place(session=session, backend=backend)
         builder = place.begin(subject.name, session.base.name, arguments)
@@ -277,7 +287,7 @@ def pallas_mesh(
     devices the test is skipped, or fails under --pallas-missing=error.
     """
     session = current(request.config)
-    backend = _backend(pallas_backend, session)
+    [backend, *_] = _backends(pallas_backend, session)
 
     def mesh(**axes: int) -> Mesh:
         __tracebackhide__ = True
@@ -302,7 +312,8 @@ def pallas_devices(pallas_backend: Backend | str, request: pytest.FixtureRequest
     """The devices of the backend: simulated ones (--pallas-devices=N), or the hardware's."""
     import jax
 
-    return jax.devices(_platform(_backend(pallas_backend, current(request.config))))
+    [backend, *_] = _backends(pallas_backend, current(request.config))
+    return jax.devices(_platform(backend))
 
 
 @pytest.fixture(scope="module")
@@ -317,7 +328,7 @@ def pallas_rng(request: pytest.FixtureRequest) -> np.random.Generator:
     return generator
 
 
-def reseed(session: Session) -> None:
+def reseed(session: PytestSession) -> None:
     """Start the generators of ``pallas_rng`` anew for the test that begins."""
     if not session.generators or session.item is None:
         return
@@ -332,10 +343,18 @@ def reseed(session: Session) -> None:
         generator.bit_generator.state = fresh.state
 
 
-def _backend(value: Backend | str, session: Session) -> Backend:
-    """The backend that the fixture, or somebody's override of it, gives."""
+def _backends(value: Backend | str, session: PytestSession) -> Sequence[Backend]:
+    """The backend that the fixture, or somebody's override of it, gives to the running test.
+
+    All of those that were chosen, where the test could not be repeated for each.
+    """
+    __tracebackhide__ = True
+    callspec: Any = getattr(session.item, "callspec", None)
+    repeated = callspec is not None and "pallas_backend" in callspec.params
+    if value is session.unrepeated and not repeated:
+        return _chosen(session)
     if not isinstance(value, str):
-        return value
+        return (value,)
     from pytest_pallas.backends import parse
 
     found = parse(value, session.families)
@@ -344,80 +363,17 @@ def _backend(value: Backend | str, session: Session) -> Backend:
     reason = found[0].available()
     if reason is not None:
         pytest.skip(f"{value}: {reason}")
-    return found[0]
+    return found
 
 
-#: What ``pallas_check`` is told of a function, and a spec says itself.
-_PROMISES = (
-    "reference",
-    "exact",
-    "differentiable",
-    "tolerance",
-    "nan_ok",
-    "check_dtype",
-    "jit",
-    "name",
-)
-
-
-def _refuse_unknown(promises: Mapping[str, Any]) -> None:
-    """Refuse keyword arguments that ``pallas_check`` does not have."""
-    __tracebackhide__ = True
-    known = ("options", "tuning", "checks", "mesh", *_PROMISES)
-    for word in promises:
-        if word not in known:
-            near = difflib.get_close_matches(word, known, 1)
-            meant = f" Did you mean {near[0]!r}?" if near else ""
-            raise TypeError(
-                f"pallas_check has no keyword argument {word!r}.{meant} What the kernel takes goes "
-                f"into options={{{word!r}: ...}}, what the reference need not know into tuning="
-            )
-
-
-def _refuse_promises(spec: KernelSpec, promises: Mapping[str, Any]) -> None:
-    """Refuse what a spec says itself."""
-    __tracebackhide__ = True
-    for word in promises:
-        changed = f" dataclasses.replace(SPEC, {word}=...) or" if hasattr(spec, word) else ""
-        raise OptionError(
-            f"pallas_check({spec.name}, {word}=...): the spec in {spec.file} says what holds; "
-            f"leave out {word}=, or check{changed} the kernel itself: pallas_check(kernel, *args, "
-            "reference=..., ...)"
-        )
-
-
-def _refuse_misuse(function: Any, promises: Mapping[str, Any], mesh: Any) -> None:
-    """Refuse what cannot be checked as a function."""
-    __tracebackhide__ = True
-    if not callable(function):
-        raise OptionError(
-            f"pallas_check checks a kernel or a KernelSpec, not {function!r:.80}; give "
-            "the function or the spec first"
-        )
-    if promises.get("reference") is None:
-        raise TypeError(
-            f"pallas_check({_name(function)}, ...) needs reference=, the same function in jnp; "
-            "only a KernelSpec has one of its own"
-        )
-    if mesh is not None:
-        raise OptionError(
-            f"pallas_check({_name(function)}, mesh=...): mesh= is for a KernelSpec with meshes; a "
-            'function gets its mesh by options={"mesh": mesh}'
-        )
-
-
-def _marked_checks(session: Session) -> Sequence[str]:
-    """The checks that the running test's mark names, else the one that all build on."""
-    marks = [] if session.item is None else session.item.iter_markers("pallas")
-    if any("checks" in mark.kwargs for mark in marks):
-        return session.options_for(session.item).checks
-    return (session.base.name,)
+def _chosen(session: PytestSession) -> Sequence[Backend]:
+    """The backends that were chosen for the running test, which is skipped if there is none."""
+    marks = [] if session.item is None else list(session.item.iter_markers("pallas"))
+    backends, reason = session.backends_for(marks)
+    if not backends:
+        pytest.skip(f"no backend for this test: {reason}")
+    return backends
 
 
 def _platform(backend: Backend) -> str:
     return backend.platform if backend.kind == "hardware" else "cpu"
-
-
-def _name(function: Callable[..., Any]) -> str:
-    inner: Any = getattr(function, "func", function)  # a functools.partial
-    return getattr(inner, "__name__", type(inner).__name__)

@@ -139,8 +139,12 @@ class Options:
             return self.max_examples
         return max(self.max_examples, self.simulated_examples // (1 if devices == 1 else 2))
 
-    def replaced(self, **values: Any) -> Options:
+    def replaced(self, *, where: str = "mark pallas", **values: Any) -> Options:
         """These options with what a mark says in place of some.
+
+        Args:
+          where: what the messages call the mark, or what stands for one.
+          values: the values, by option.
 
         Raises:
           OptionError: the mark names no option that a mark can set, or gives a bad value.
@@ -152,7 +156,7 @@ class Options:
                 valid = ", ".join(o.name for o in TABLE if o.marked)
                 raise OptionError(f"the pallas mark has no argument {name!r}; it takes {valid}")
             text = ",".join(value) if isinstance(value, (list, tuple)) else str(value)
-            fields[name] = _parsed(option, text, f"mark pallas({name}=...)")
+            fields[name] = _parsed(option, text, f"{where}({name}=...)")
         return dataclasses.replace(self, **fields, explicit=self.explicit | set(fields))
 
 

@@ -130,7 +130,7 @@ def pytest_configure(config: pytest.Config) -> None:
         state.killed |= earlier.killed
         state.marked |= earlier.marked
         config.pluginmanager.register(TestMutantRunner(state, reseed), HUNTER)
-    isolated = config.pluginmanager.has_plugin("pallas-worker")  # this process is for those
+    isolated = state.in_worker  # this process is for those
     if not isolated:
         from pytest_pallas.isolation.isolator import PLUGIN, Isolator
 

@@ -9,14 +9,14 @@ import pytest
 
 from pytest_pallas.backends import Backend, label, parse
 from pytest_pallas.errors import OptionError
-from pytest_pallas.session import current
+from pytest_pallas.session import Session
 
 if TYPE_CHECKING:
     from pytest_pallas.numerics import Tolerance
 
 
 def tolerance_for(
-    config: pytest.Config,
+    session: Session,
     marks: Sequence[pytest.Mark],
     given: Tolerance | Mapping[str, Tolerance] | None,
     *,
@@ -28,7 +28,7 @@ def tolerance_for(
     """The tolerance for one call.
 
     Args:
-      config: of the session, for the hook.
+      session: knows the hook and the backends.
       marks: the ``pallas_tolerance`` marks of the test, closest first.
       given: what the call or the spec gives: a tolerance, or a mapping whose keys are a dtype, a
         backend, or both (``"bfloat16"``, ``"gpu"``, ``"gpu bfloat16"``); the most specific wins.
@@ -46,7 +46,7 @@ def tolerance_for(
     for mark in marks:
         limits = dict(mark.kwargs)
         only_backend, only_dtype = limits.pop("backend", None), limits.pop("dtype", None)
-        _known(config, only_backend, only_dtype)
+        _known(session, only_backend, only_dtype)
         if only_backend not in (None, *names) or only_dtype not in (None, *dtypes):
             continue
         try:
@@ -58,18 +58,18 @@ def tolerance_for(
             ) from None
     chosen = _most_specific(given, names, dtypes) if isinstance(given, Mapping) else given
     if chosen is None:
-        chosen = config.hook.pytest_pallas_tolerance(
-            config=config, kernel=kernel, check=check, backend=backend, dtypes=dtypes
+        chosen = session.harness.tolerance(
+            kernel=kernel, check=check, backend=backend, dtypes=dtypes
         )
     return chosen if chosen is not None else Tolerance()
 
 
-def _known(config: pytest.Config, backend: str | None, dtype: str | None) -> None:
+def _known(session: Session, backend: str | None, dtype: str | None) -> None:
     """Refuse a name in a mark that would never match, and never be noticed."""
     import jax
 
     if backend is not None:
-        parse(backend, current(config).families)
+        parse(backend, session.families)
     try:
         jax.numpy.dtype(dtype)
     except TypeError:

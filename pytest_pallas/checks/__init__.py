@@ -1,4 +1,4 @@
-"""Checks: a module a question, with a function that ``@check`` declares.
+"""Checks: a module a question, with a function that ``@declare_check`` declares.
 
 Importing this package does not import jax; the modules do. So their names are listed here, and a
 test compares the list with what the modules declare.
@@ -8,7 +8,13 @@ from __future__ import annotations
 
 import functools
 
-from pytest_pallas.checks.check import Check, check, declared_by, names_of, sanitizer
+from pytest_pallas.checks.check import (
+    Check,
+    declare_check,
+    declare_sanitizer,
+    declared_by,
+    names_of,
+)
 
 #: The modules that declare a check, in the order in which the checks run.
 MODULES: tuple[str, ...] = (
@@ -41,4 +47,4 @@ def declared_checks() -> tuple[Check, ...]:
     return declared_by(__name__, MODULES)
 
 
-__all__ = ["MODULES", "NAMES", "Check", "check", "declared_checks", "sanitizer"]
+__all__ = ["MODULES", "NAMES", "Check", "declare_check", "declare_sanitizer", "declared_checks"]

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 
 from pytest_pallas.analysis.extent import one_program
-from pytest_pallas.checks.check import check
+from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect, judge, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.spec import KernelSpec
@@ -33,7 +33,7 @@ def requires_spec(spec: KernelSpec) -> str | None:
     return None
 
 
-@check(
+@declare_check(
     "blocks",
     asks="is the answer with the default tuning as good as with the drawn one?",
     requires_spec=requires_spec,

@@ -1,4 +1,4 @@
-"""``Check``: one question about one kernel, which ``@check`` or ``@sanitizer`` declares."""
+"""``Check``: one question about one kernel, which ``@declare_check`` declares."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def _no_peers(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
 class Check:
     """One question about one kernel. Projects add their own by ``pytest_pallas_checks``.
 
-    ``@check`` and ``@sanitizer`` make one of a function, which can be called as before.
+    ``@declare_check`` and ``@declare_sanitizer`` make one of a function, which can be called as
+    before.
 
     A requirement returns why the check does not apply, for people to read, or None if it applies.
 
@@ -128,10 +129,10 @@ class Check:
         return max(self.min_examples, round(most * self.example_fraction))
 
 
-def check(name: str, *, asks: str, **fields: Any) -> Callable[[Run], Check]:
-    """Declare that a function is a check: ``@check("flat", asks="is it element by element?")``.
+def declare_check(name: str, *, asks: str, **fields: Any) -> Callable[[Run], Check]:
+    """Declare a check: ``@declare_check("flat", asks="is it element by element?")``.
 
-    The function is ``run``; ``fields`` are any others of ``Check``.
+    The decorated function is ``run``; ``fields`` are any others of ``Check``.
 
     Raises:
       TypeError: ``Check`` has no such field.
@@ -145,9 +146,9 @@ def check(name: str, *, asks: str, **fields: Any) -> Callable[[Run], Check]:
     return declare
 
 
-def sanitizer(name: str, *, asks: str, **fields: Any) -> Callable[[Run], Check]:
-    """Declare that a function is a sanitizer: a check that ``--pallas-sanitize`` chooses, too."""
-    return check(name, asks=asks, kind="sanitizer", **fields)
+def declare_sanitizer(name: str, *, asks: str, **fields: Any) -> Callable[[Run], Check]:
+    """Declare a sanitizer: a check that ``--pallas-sanitize`` chooses, too."""
+    return declare_check(name, asks=asks, kind="sanitizer", **fields)
 
 
 def names_of(modules: Sequence[str]) -> tuple[str, ...]:

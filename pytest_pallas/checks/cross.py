@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytest_pallas.backends import Backend, Outcome, label
-from pytest_pallas.checks.check import check
+from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, Other, exactly, expect, run
 from pytest_pallas.checks.cross_compare import apart, named, named_noise, named_precision
 from pytest_pallas.errors import NotApplicableError, PallasTestError
@@ -47,7 +47,7 @@ def requires_peers(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
     )
 
 
-@check(
+@declare_check(
     "cross",
     asks="do backends and other implementations agree with each other?",
     requires_peers=requires_peers,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_pallas.backends.variations import Schedule
-from pytest_pallas.checks.check import check
+from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.numerics import bitwise
 from pytest_pallas.oracle.expected import flatten
@@ -13,7 +13,7 @@ from pytest_pallas.oracle.expected import flatten
 REPEATS, ON_A_CHIP = 2, 19
 
 
-@check(
+@declare_check(
     "determinism",
     asks="does the same call give the same bits again?",
     example_fraction=0.5,

@@ -9,12 +9,12 @@ import jax
 
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.tracing import abstract, apply, jitted, split
-from pytest_pallas.checks.check import check
+from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.errors import MismatchError
 
 
-@check(
+@declare_check(
     "dtype",
     asks="does it return the dtypes, shapes and pytree of the reference?",
     executes=False,

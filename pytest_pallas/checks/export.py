@@ -20,7 +20,7 @@ from pytest_pallas.backends import Backend, Call
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.hardware import CUSTOM_CALLS
 from pytest_pallas.backends.tracing import QUICK, abstract, apply, on_host, split
-from pytest_pallas.checks.check import check
+from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call, run
 from pytest_pallas.compat.avals import is_reference
 from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
@@ -201,7 +201,7 @@ def requires_spec(spec: KernelSpec) -> str | None:
     return None
 
 
-@check(
+@declare_check(
     "export",
     asks="does it survive jax.export, to the bit?",
     requires_spec=requires_spec,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_pallas.checks.check import Program, check
+from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import (
     Answer,
     CheckContext,
@@ -20,7 +20,7 @@ def program(context: CheckContext) -> Program:
     return context.kernel, context.arguments.args
 
 
-@check(
+@declare_check(
     "forward",
     asks="is the answer as close to the oracle as the jnp baseline's?",
     program=program,

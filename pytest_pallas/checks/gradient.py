@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytest_pallas.backends.execution import to_numpy
-from pytest_pallas.checks.check import Program, check
+from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import (
     Answer,
     CheckContext,
@@ -66,7 +66,7 @@ def requires_spec(spec: KernelSpec) -> str | None:
     return None if spec.differentiable else "the spec names no differentiable arguments"
 
 
-@check(
+@declare_check(
     "gradient",
     asks="is the reverse mode that of the reference?",
     requires_spec=requires_spec,

@@ -12,7 +12,7 @@ from pytest_pallas.analysis.extent import one_program
 from pytest_pallas.analysis.grid import Analysis, GridFinding, has_blocks, merged
 from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Backend, Label, Target, chip_of
 from pytest_pallas.backends.analyzing import analyzed, on_chip
-from pytest_pallas.checks.check import check
+from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call
 from pytest_pallas.checks.gradient import program
 from pytest_pallas.errors import GridError, NotApplicableError
@@ -52,7 +52,7 @@ def requires_kernels(
     return NO_BLOCKS
 
 
-@check(
+@declare_check(
     "grid",
     asks="is every block written, once, in order, within its array, and masked at its edge?",
     requires_backend=requires_backend,

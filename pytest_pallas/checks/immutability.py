@@ -6,13 +6,13 @@ import jax
 
 from pytest_pallas.analysis import mutated_operands
 from pytest_pallas.backends.execution import to_numpy
-from pytest_pallas.checks.check import check
+from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.errors import MismatchError
 from pytest_pallas.numerics import bitwise
 
 
-@check(
+@declare_check(
     "immutability",
     asks="are the inputs left alone?",
     example_fraction=0.25,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_pallas.checks.check import check
+from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect, judge, run
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.notes import Note
@@ -10,7 +10,7 @@ from pytest_pallas.numerics import bitwise
 from pytest_pallas.oracle.expected import flatten
 
 
-@check(
+@declare_check(
     "jit",
     asks="is the answer without jax.jit as good as with it?",
     example_fraction=0.125,

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_pallas.checks.check import check
+from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, Related, exactly
 from pytest_pallas.checks.metamorphic import (
     Answer,
@@ -52,7 +52,7 @@ def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
     return holding(spec.relations, Linear, arguments)
 
 
-@check(
+@declare_check(
     "linearity",
     asks="does it scale and add with the arguments in which it is linear?",
     requires_spec=requires_relation(Linear),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.checks.check import check
+from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect
 from pytest_pallas.numerics import (
     Tolerance,
@@ -162,7 +162,7 @@ def conclude(evidence: Sequence[Evidence]) -> str | None:
     return "\n".join(lines)
 
 
-@check(
+@declare_check(
     "oracle-strength",
     asks="do the spec's tolerance and data reject answers that are wrong?",
     example_fraction=0.5,

@@ -8,7 +8,7 @@ from pytest_pallas.analysis import KernelCall
 from pytest_pallas.analysis.unwritten import has_blocks, overhanging_blocks
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.backends.variations import Fill
-from pytest_pallas.checks.check import check
+from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.checks.ignored import masks_of, poisoned
 from pytest_pallas.checks.rerun import run_again, unchanged
@@ -33,7 +33,7 @@ def requires_kernels(
     return None if fills and any(has_blocks(k.eqn) for k in kernels) else _why_not(backend)
 
 
-@check(
+@declare_check(
     "padding",
     asks="does nothing change with what lies beyond the edge, or is ignored?",
     requires_kernels=requires_kernels,

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_pallas.checks.check import check
+from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, Related, exactly, judge
 from pytest_pallas.checks.metamorphic import (
     Answer,
@@ -36,7 +36,7 @@ def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
     ]
 
 
-@check(
+@declare_check(
     "permutation",
     asks="does permuting arguments permute the answer, or leave it alone?",
     requires_spec=requires_relation(Permuted),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.checks.check import check
+from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, Related
 from pytest_pallas.checks.metamorphic import (
     Answer,
@@ -31,7 +31,7 @@ def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
     return holding(spec.relations, Relation, arguments)
 
 
-@check(
+@declare_check(
     "relation",
     asks="do the spec's own relations between two answers hold?",
     requires_spec=requires_relation(Relation),

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from pytest_pallas.checks.check import check
+from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, judge, run
 from pytest_pallas.devices.mesh import make_mesh
 from pytest_pallas.errors import NotApplicableError, SpecError
@@ -62,7 +62,7 @@ def requires_spec(spec: KernelSpec) -> str | None:
     return None if spec.batch_axes else "the spec names no batch_axes"
 
 
-@check(
+@declare_check(
     "sharding",
     asks="is it the same under shard_map on 1, 2, 4 and 8 devices?",
     requires_spec=requires_spec,

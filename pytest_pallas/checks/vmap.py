@@ -12,7 +12,7 @@ import numpy as np
 from pytest_pallas.analysis import KernelCall
 from pytest_pallas.analysis.programs import has_semantics
 from pytest_pallas.backends import Backend
-from pytest_pallas.checks.check import Program, check
+from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, expect, judge, run
 from pytest_pallas.numerics import Comparison, Noise, is_float
 from pytest_pallas.oracle.expected import Expected, Later, Leaves
@@ -75,7 +75,7 @@ def requires_kernels(
     return None
 
 
-@check(
+@declare_check(
     "vmap",
     asks="does the batched kernel equal the stacked results?",
     requires_spec=requires_spec,

@@ -17,7 +17,7 @@ from pytest_pallas.items.backends import backends_before, on_claimed_chips, with
 from pytest_pallas.items.item import SpecItem, node_id
 from pytest_pallas.items.mutants import mutants_item
 from pytest_pallas.result_builder import ResultBuilder
-from pytest_pallas.session import Session, current
+from pytest_pallas.session import PytestSession, current
 from pytest_pallas.spec import KernelSpec
 
 #: Which modules of a suite were collected, and whether they define specs.
@@ -113,7 +113,7 @@ def spec_nodes(
 
 
 def _spec_items(
-    session: Session, parent: pytest.Collector, spec: KernelSpec
+    session: PytestSession, parent: pytest.Collector, spec: KernelSpec
 ) -> Iterator[pytest.Item]:
     """The items of one spec."""
     backends, named, automatic = _backends(session, parent)
@@ -139,7 +139,7 @@ def _spec_items(
 
 
 def _backends(
-    session: Session, parent: pytest.Collector
+    session: PytestSession, parent: pytest.Collector
 ) -> tuple[Sequence[Backend], bool, Collection[str]]:
     """The backends that the marks of a test module or else the session say.
 
@@ -162,7 +162,7 @@ def _backends(
 
 
 def _checks(
-    session: Session, parent: pytest.Collector, spec: KernelSpec, backend: Backend
+    session: PytestSession, parent: pytest.Collector, spec: KernelSpec, backend: Backend
 ) -> Iterator[Check]:
     """The chosen checks that the spec asks for, or all of them if it does not say."""
     try:

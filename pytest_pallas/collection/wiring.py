@@ -61,9 +61,8 @@ def require_specs(config: pytest.Config) -> None:
       pytest.UsageError: a package of ``--pallas-suite`` has none.
     """
     from pytest_pallas.collection.items import DEFINED
-    from pytest_pallas.isolation.worker import is_worker
 
-    if is_worker(config):
+    if current(config).in_worker:
         return  # which collects a file at a time
     defined = config.stash.get(DEFINED, {})
     for location in config.stash.get(_WHOLE, []):

@@ -29,13 +29,17 @@ def make_mesh(axes: Mapping[str, int], platform: str) -> Mesh:
     sizes: list[object] = list(axes.values())
     if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
         raise DeviceError(
-            "a mesh needs axes with positive sizes, such as pallas_mesh(x=2, y=2), "
-            f"not {dict(axes)}"
+            f"a mesh needs axes with positive sizes, such as x=2 and y=2, not {dict(axes)}"
         )
     needed = math.prod(axes.values())
     devices = jax.devices(platform)
     if len(devices) < needed:
-        remedy = f"run with --pallas-devices={needed}" if platform == "cpu" else "use a larger host"
+        remedy = "use a larger host"
+        if platform == "cpu":
+            remedy = (
+                f"run with --pallas-devices={needed}, or without pytest set "
+                f"JAX_NUM_CPU_DEVICES={needed} before JAX starts"
+            )
         raise TooFewDevicesError(
             f"mesh {dict(axes)} needs {needed} devices, but there are {len(devices)} {platform} "
             f"devices; {remedy}"

@@ -67,10 +67,11 @@ def simulate(count: int, environ: MutableMapping[str, str], *, asked: bool) -> i
     except RuntimeError:
         if asked and len(jax.devices("cpu")) != count:
             raise DeviceError(
-                f"--pallas-devices={count} came too late: JAX has already started with "
-                f"{len(jax.devices('cpu'))} CPU devices. Something used JAX before pytest was "
-                "configured, such as a plugin loaded with -p, or a conftest.py that calls JAX "
-                "when it is imported; move that call into a fixture."
+                f"{count} CPU devices come too late: JAX has already started with "
+                f"{len(jax.devices('cpu'))} CPU devices. Under pytest, something used JAX before "
+                "that was configured, such as a plugin loaded with -p, or a conftest.py that calls "
+                "JAX when it is imported; move that call into a fixture. Without pytest, set "
+                f"JAX_NUM_CPU_DEVICES={count} before JAX starts."
             ) from None
         return len(jax.devices("cpu"))
     return count

@@ -23,7 +23,7 @@ from pytest_pallas.isolation.policy import Remembered
 from pytest_pallas.isolation.worker import ENTRY
 from pytest_pallas.mutation_runner.journal import died_of_a_mutant
 from pytest_pallas.result_builder import ResultBuilder
-from pytest_pallas.session import RAISED_ON, Session
+from pytest_pallas.session import RAISED_ON, PytestSession
 from pytest_pallas.workers import Pool, Result, Setup
 
 #: The name that the plugin is registered by.
@@ -108,7 +108,7 @@ class _Asking:
 class Isolator:
     """The plugin of a session that may isolate tests. Starts a worker with the first of them."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: PytestSession) -> None:
         """For a session."""
         self.session = session
         self.remembered = Remembered(session.config)

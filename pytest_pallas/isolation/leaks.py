@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-import pytest
-
 from pytest_pallas.compat.interpreters import (
     fail_interpreters,
     interpreters_in_use,
@@ -26,6 +24,7 @@ from pytest_pallas.compat.settings import (
 )
 from pytest_pallas.errors import LeakError
 from pytest_pallas.explanations import explanation_of
+from pytest_pallas.session import Session
 
 
 @contextmanager
@@ -59,9 +58,6 @@ def _importing(frame: FrameType | None) -> bool:
 
 #: Variables that pytest sets for each test.
 _OF_PYTEST = frozenset({"PYTEST_CURRENT_TEST", "PYTEST_VERSION"})
-
-#: Set on the configuration once something could not be undone.
-STAINED = pytest.StashKey[bool]()
 
 _MISSING = object()
 
@@ -164,11 +160,11 @@ def undone(found: list[Leak]) -> list[Leak]:
 
 
 @contextmanager
-def guarded(config: pytest.Config, headline: str) -> Generator[None]:
+def guarded(session: Session, headline: str) -> Generator[None]:
     """Undo what is left behind inside, and fail for it unless there is another failure.
 
     Args:
-      config: gets ``STAINED`` if something cannot be undone.
+      session: is ``stained`` if something cannot be undone.
       headline: of the message.
 
     Raises:
@@ -180,9 +176,9 @@ def guarded(config: pytest.Config, headline: str) -> Generator[None]:
         try:
             yield
         except BaseException:
-            _settle(config, before, imported)
+            _settle(session, before, imported)
             raise
-    found, stuck = _settle(config, before, imported)
+    found, stuck = _settle(session, before, imported)
     if found:
         lines = "\n  ".join(map(str, found))
         rest = "It was undone."
@@ -196,15 +192,13 @@ def guarded(config: pytest.Config, headline: str) -> Generator[None]:
         raise LeakError.explained(explanation_of(text), headline)
 
 
-def _settle(
-    config: pytest.Config, before: State, imported: Set[str]
-) -> tuple[list[Leak], list[Leak]]:
+def _settle(session: Session, before: State, imported: Set[str]) -> tuple[list[Leak], list[Leak]]:
     found = leaks(before, state(), imported)
     stuck = undone(found) if found else []
     if found and not stuck:
         stuck = leaks(before, state(), imported)
     if stuck:
-        config.stash[STAINED] = True
+        session.stained = True
     return found, stuck
 
 

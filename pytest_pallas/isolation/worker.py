@@ -12,16 +12,12 @@ import pytest
 
 from pytest_pallas.compat.testing import configured
 from pytest_pallas.isolation.crash_reports import LEAST, Alarm
-from pytest_pallas.isolation.leaks import STAINED
 from pytest_pallas.isolation.messages import Opening, Reply, Request, decoded, encoded
 from pytest_pallas.mutation_runner.journal import JOURNAL
-from pytest_pallas.session import current
+from pytest_pallas.session import WORKER, current
 
 #: What workers are started with; see ``workers.Setup``.
 ENTRY = "pytest_pallas.isolation.worker:serve"
-
-#: The plugin that makes a session one of a worker.
-PLUGIN = "pallas-worker"
 
 #: How long an item may fuzz, which the parent decides.
 SECONDS = pytest.StashKey[float]()
@@ -88,7 +84,7 @@ class Host:
             ],
             warnings=self.recorder.warnings,
             hazards=None if self.alarm.hazards is None else sorted(set(self.alarm.hazards)),
-            stained=self.config.stash.get(STAINED, False),
+            stained=current(self.config).stained,
             lost_places=current(self.config).lost_places,
         )
 
@@ -121,7 +117,7 @@ class Recorder:
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         """Make the session one of a worker, before other plugins look."""
-        config.pluginmanager.register(object(), PLUGIN)
+        config.pluginmanager.register(object(), WORKER)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep a report."""
@@ -142,8 +138,3 @@ class Recorder:
         self.warnings.append(
             {"warning_message": told, "when": when, "nodeid": nodeid, "location": location}
         )
-
-
-def is_worker(config: pytest.Config) -> bool:
-    """Whether a session is one of a worker."""
-    return config.pluginmanager.has_plugin(PLUGIN)

@@ -19,7 +19,7 @@ from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.items.item import SpecItem, item_name, node_id
 from pytest_pallas.items.tracing import kernels_of
 from pytest_pallas.record import NotApplicable
-from pytest_pallas.session import Session, current
+from pytest_pallas.session import PytestSession, Session, current
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def leave_out(
-    session: Session,
+    session: PytestSession,
     parent: pytest.Collector,
     requirement: str,
     spec: KernelSpec,
@@ -87,15 +87,12 @@ def _parent(test: str) -> str:
 #: How many calls of a spec are drawn, and how many of them are traced.
 MOST_DRAWS, MOST_TRACES = 4, 4
 
-#: The traces of the spec that is collected: the last one alone, since a trace holds memory.
-_TRACES = pytest.StashKey[dict[Any, "Traces"]]()
-
 
 def unmet_by_kernels(
     session: Session, spec: KernelSpec, check: Check, backend: Backend, mesh: Mapping[str, int]
 ) -> str | None:
     """Why a check applies to no kernel of a spec on a backend; None if it may apply to one."""
-    if check.requires_kernels is None or mesh or not decides(session):
+    if check.requires_kernels is None or mesh or not session.leaves_out:
         return None  # a mesh is made when the item runs
     if backend.kind not in ("simulating", "interpreting"):
         return None
@@ -118,18 +115,6 @@ def _garbage_kept() -> Generator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def decides(session: Session) -> bool:
-    """Whether this session leaves items out: not where it was told which example to run.
-
-    The process of isolated tests collects everything, and is asked for what was left.
-    """
-    from pytest_pallas.isolation.worker import is_worker
-
-    options = session.options
-    told = options.example or options.mutate is not None or session.replayed is not None
-    return not told and not is_worker(session.config)
 
 
 @dataclass
@@ -161,7 +146,7 @@ def _traces(session: Session, spec: KernelSpec, backend: Backend) -> Traces:
     target = chip_of(backend)
     kernel = spec.kernel_for(backend.platform)
     key = (spec.file, spec.name, target.name, id(kernel))
-    kept = session.config.stash.setdefault(_TRACES, {})
+    kept = session.traces  # of the last spec alone, since a trace holds memory
     if any(other[:2] != key[:2] for other in kept):
         kept.clear()
     if key not in kept:

@@ -52,23 +52,32 @@ def others_of(
     backends: list[Other] = []
     for each in before:
         with contextlib.suppress(TooFewDevicesError):
-            function = _on_mesh(sizes, each, spec.kernel_for(each.platform))
+            function = on_mesh(sizes, each, spec.kernel_for(each.platform))
             backends.append(Other(name=label(each), function=function, backend=each))
-    implementations = [
+    return (*backends, *implementations_of(spec.implementations, backend, sizes))
+
+
+def implementations_of(
+    functions: Mapping[str, Callable[..., Any]], backend: Backend, sizes: Mapping[str, int]
+) -> Sequence[Other]:
+    """Other implementations, by name, as what a kernel is compared with; see ``others_of``."""
+    from pytest_pallas.checks.context import Other
+
+    return [
         Other(
             name=name,
-            function=_on_mesh(sizes, backend, function),
+            function=on_mesh(sizes, backend, function),
             backend=backend,
             is_kernel=False,
         )
-        for name, function in spec.implementations.items()
+        for name, function in functions.items()
     ]
-    return (*backends, *implementations)
 
 
-def _on_mesh(
+def on_mesh(
     sizes: Mapping[str, int], backend: Backend, function: Callable[..., Any]
 ) -> Callable[..., Any]:
+    """A function that gets a mesh of a backend's devices; itself where there are no sizes."""
     return functools.partial(function, mesh=mesh_on(backend, sizes)) if sizes else function
 
 
@@ -83,6 +92,20 @@ def mesh_on(backend: Backend, sizes: Mapping[str, int]) -> Mesh:
     return make_mesh(sizes, backend.platform if backend.kind == "hardware" else "cpu")
 
 
+def mesh_or_skip(session: Session, backend: Backend, sizes: Mapping[str, int]) -> Mesh:
+    """``mesh_on``; with too few devices the running test is skipped, as ``--pallas-missing`` says.
+
+    Raises:
+      TooFewDevicesError: there are fewer, and no test is running or it must not be skipped.
+    """
+    try:
+        return mesh_on(backend, sizes)
+    except TooFewDevicesError as error:
+        if session.item is None or session.options_for(session.item).missing == "error":
+            raise
+        pytest.skip(str(error))
+
+
 def _expected_to_fail(spec: KernelSpec, backend: Backend, checks: Sequence[Check]) -> bool:
     """Whether one of some checks is expected to fail on a backend."""
     for key in (label(backend), backend.name):
@@ -92,10 +115,6 @@ def _expected_to_fail(spec: KernelSpec, backend: Backend, checks: Sequence[Check
         ):
             return True
     return False
-
-
-#: Why specs cannot be simulated, by file, name and simulator; None for one that can be.
-_LACKS = pytest.StashKey[dict[tuple[str, str, str], str | None]]()
 
 
 def on_claimed_chips(
@@ -157,7 +176,7 @@ def without_replaced(
 
 def lacks(session: Session, spec: KernelSpec, simulator: Any) -> str | None:
     """Why the simulator cannot simulate a spec, or None. One call is drawn and traced."""
-    known = session.config.stash.setdefault(_LACKS, {})
+    known = session.lacks
     key = (spec.file, spec.name, label(simulator))
     if key not in known:
         known[key] = _lacks(spec, simulator, session.options.timeout)

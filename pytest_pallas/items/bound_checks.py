@@ -35,7 +35,7 @@ class BoundCheck:
 
     Attributes:
       session: of the run.
-      node: the test: the item of the check, or a test of one's own.
+      node: the test: the item of the check, or a test of one's own; None outside of pytest.
       options: as they hold for that test.
       spec: the spec.
       check: the check, as it is run.
@@ -52,7 +52,7 @@ class BoundCheck:
     """
 
     session: Session
-    node: pytest.Item
+    node: pytest.Item | None
     options: Options
     spec: KernelSpec
     check: Check
@@ -109,7 +109,7 @@ def builder_of(
 
 def bind(
     session: Session,
-    node: pytest.Item,
+    node: pytest.Item | None,
     *,
     options: Options,
     spec: KernelSpec,

@@ -1,4 +1,4 @@
-"""``pallas_check``: a function on its arguments, or a spec on arguments that are given or drawn."""
+"""Checks of a function, of one call."""
 
 from __future__ import annotations
 
@@ -164,4 +164,4 @@ def guarded(
     from pytest_pallas.isolation import leaks
 
     jax.devices("cpu")  # starting JAX changes settings
-    return leaks.guarded(session.config, headline)
+    return leaks.guarded(session, headline)

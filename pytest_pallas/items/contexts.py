@@ -131,7 +131,7 @@ def context_for(
         ),
         others=subject.others,
         tolerance=tolerance_for(
-            session.config,
+            session,
             [] if node is None else list(node.iter_markers("pallas_tolerance")),
             subject.tolerance,
             kernel=subject.name,

@@ -27,7 +27,6 @@ from pytest_pallas.errors import (
     NoPallasCallError,
     PallasTestError,
     ReferenceError,
-    TooFewDevicesError,
 )
 from pytest_pallas.isolation.isolator import Alone
 from pytest_pallas.result_builder import ResultBuilder
@@ -172,7 +171,7 @@ class SpecItem(pytest.Item):
             import jax
 
             jax.devices("cpu")  # starting JAX changes settings
-        with guarded(self.config, self.headline):
+        with guarded(current(self.config), self.headline):
             self._run()
 
     def _run(self) -> None:
@@ -239,14 +238,9 @@ class SpecItem(pytest.Item):
         """The mesh to run on, or None."""
         if not self.mesh:
             return None
-        from pytest_pallas.items.backends import mesh_on
+        from pytest_pallas.items.backends import mesh_or_skip
 
-        try:
-            return mesh_on(self.backend, self.mesh)
-        except TooFewDevicesError as error:
-            if current(self.config).options_for(self).missing == "error":
-                raise
-            pytest.skip(str(error))
+        return mesh_or_skip(current(self.config), self.backend, self.mesh)
 
     def replay(self, error: BaseException) -> str:
         """The command that runs the failing example again."""

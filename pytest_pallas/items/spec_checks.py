@@ -1,8 +1,9 @@
-"""``pallas_check(SPEC)`` and ``pallas_check(SPEC, *args)``: a spec's checks in another test."""
+"""Checks of a spec where it has no items: of given arguments, or of examples that it draws."""
 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,10 @@ from pytest_pallas.items.item import expected_failure, item_name
 from pytest_pallas.items.running import run_bound
 from pytest_pallas.notes import Note
 from pytest_pallas.options import choose
+from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import Session
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
-from pytest_pallas.strategies.arguments import Arguments, Drawn, as_arguments
+from pytest_pallas.strategies.arguments import Arguments
 from pytest_pallas.strategies.once import draw_once
 
 if TYPE_CHECKING:
@@ -67,12 +69,10 @@ def check_spec(
       PallasTestError: an answer is wrong, or there is none.
     """
     __tracebackhide__ = True
-    if session.item is None:
-        raise OptionError(f"pallas_check({spec.name}): no test is running that could be checked")
     if arguments is None and hypothesis.currently_in_test_context():
         raise OptionError(
-            f"pallas_check({spec.name}) draws its examples itself, and is called under @given; "
-            f"leave out @given, or give it what that draws: pallas_check({spec.name}, *args)"
+            f"{spec.name}: a spec without arguments draws its examples itself, and this is called "
+            "under @given; leave out @given, or give what that draws as arguments"
         )
     choose(
         tuple(spec.checks or ()), session.checks, f"checks of the spec {spec.name} in {spec.file}"
@@ -82,8 +82,8 @@ def check_spec(
     if arguments is not None and len(meshes) > 1:
         sizes = " or ".join(f"mesh={dict(each)}" for each, _ in meshes)
         raise OptionError(
-            f"pallas_check({spec.name}, *args): the spec in {spec.file} has several meshes; say "
-            f"for which one the arguments are: {sizes}"
+            f"{spec.name}: the spec in {spec.file} has several meshes; say for which one the "
+            f"arguments are: {sizes}"
         )
     values: Any = None
     for sizes, made in meshes:
@@ -95,42 +95,22 @@ def check_spec(
     return values
 
 
-def given(args: tuple[Any, ...], options: Any, tuning: Any) -> Arguments | None:
-    """The call that ``pallas_check(SPEC, *args)`` is given; None for none.
+def _claimed(session: Session, spec: KernelSpec, backend: Backend) -> Backend:
+    """The backend, for a chip that the spec claims.
 
-    A single argument may be what the spec's strategy draws: all of a call.
+    The test is skipped if it claims none of it.
 
     Raises:
-      OptionError: options or tuning without arguments, or beside a drawn call that has its own.
+      OptionError: it claims none of it, and no test is running.
     """
-    __tracebackhide__ = True
-    if len(args) == 1 and isinstance(args[0], (Arguments, Drawn)):
-        if options or tuning:
-            raise OptionError(
-                "pallas_check(SPEC, call): options= and tuning= are those of the call; change them "
-                "there, by dataclasses.replace(call, options=...)"
-            )
-        return as_arguments(args[0])
-    if args:
-        return Arguments(args, dict(options or {}), dict(tuning or {}))
-    if options or tuning:
-        raise OptionError(
-            "pallas_check(SPEC, options=..., tuning=...): the spec draws these with its examples; "
-            "leave them out, or give all of a call: pallas_check(SPEC, *args, options=...)"
-        )
-    return None
-
-
-def _claimed(session: Session, spec: KernelSpec, backend: Backend) -> Backend:
-    """The backend, for a chip that the spec claims; the test is skipped if it claims none of it."""
     __tracebackhide__ = True
     [found], _ = on_claimed_chips(session, spec, [backend], session.selection.automatic)
     if not spec.claims(label(found)):
         known = [name for name in spec.claimed if Label.of(name).name in session.families]
-        pytest.skip(
-            f"{spec.name} claims {', '.join(known) or 'no backend'} only; "
-            "@pytest.mark.pallas(backends=[...]) chooses backends for a test"
-        )
+        claims = f"{spec.name} claims {', '.join(known) or 'no backend'} only"
+        if session.item is None:
+            raise OptionError(f"{claims}; give backend=, one of these")
+        pytest.skip(f"{claims}; @pytest.mark.pallas(backends=[...]) chooses backends for a test")
     return found
 
 
@@ -140,10 +120,7 @@ def _meshes(
     """The meshes to run on with their sizes, without those of too few devices."""
     __tracebackhide__ = True
     if mesh is not None and not spec.meshes:
-        raise OptionError(
-            f"pallas_check({spec.name}, mesh=...): the spec in {spec.file} has no meshes; leave "
-            "out mesh="
-        )
+        raise OptionError(f"{spec.name}: the spec in {spec.file} has no meshes; leave out mesh=")
     if mesh is not None and not isinstance(mesh, Mapping):
         return [(dict(mesh.shape), mesh)]
     found: list[tuple[Mapping[str, int], Mesh | None]] = []
@@ -152,7 +129,7 @@ def _meshes(
         try:
             found.append((sizes, mesh_on(backend, sizes) if sizes else None))
         except TooFewDevicesError as error:
-            if session.options_for(session.item).missing == "error":
+            if session.item is None or session.options_for(session.item).missing == "error":
                 raise
             lacking = str(error)
     if not found:
@@ -176,8 +153,8 @@ def _chosen(place: Place, spec: KernelSpec, names: Sequence[str]) -> Iterator[Ch
 def _before(place: Place, spec: KernelSpec, check: Check) -> Sequence[Backend]:
     """The backends of the test that a check compares this one with."""
     session = place.session
-    assert session.item is not None
-    chosen, _ = session.backends_for(list(session.item.iter_markers("pallas")))
+    marks = () if session.item is None else list(session.item.iter_markers("pallas"))
+    chosen, _ = session.backends_for(marks)
     known, _ = on_claimed_chips(session, spec, chosen, session.selection.automatic)
     if label(place.backend) not in map(label, known):  # of an override of pallas_backend
         return ()
@@ -233,7 +210,6 @@ def _check_drawn(place: Place, spec: KernelSpec, mesh: Mesh | None, names: Seque
     """Ask the checks about drawn examples, as the items of the spec do."""
     __tracebackhide__ = True
     session, backend = place.session, place.backend
-    assert session.item is not None
     checks, left_out = _applying(place, spec, names, drawn=True)
     raised = False
     for check, before in checks:
@@ -263,7 +239,7 @@ def _check_drawn(place: Place, spec: KernelSpec, mesh: Mesh | None, names: Seque
         except EXPECTED:
             if failure is None:
                 raise
-            bound.builder.add_note(_as_expected(failure))
+            _note_expected(session, bound.builder, headline, failure)
             raised = raised or check.base
             continue
         if requirement:
@@ -320,7 +296,8 @@ def _check_given(
             if failure is None:
                 raise
             builder = place.session.builders[spec.name, check.name, place.name]
-            builder.add_note(_as_expected(failure))
+            headline = f"{spec.name}: {check.name} on {place.name}"
+            _note_expected(place.session, builder, headline, failure)
             continue
         values = values if found is None else found
     return values
@@ -341,10 +318,16 @@ def _refuse_misfits(
             drawn = draw_once(strategy if mesh is None else strategy(mesh))
             usual = "; ".join(f"{fact.name} {fact.text}" for fact in drawn_facts(drawn))
             raise OptionError(
-                f"pallas_check({spec.name}, *args): the arguments do not fit the {role} {problem}. "
-                f"Give what the spec in {spec.file} draws, such as {usual}"
+                f"{spec.name}: the arguments do not fit the {role} {problem}. Give what the spec "
+                f"in {spec.file} draws, such as {usual}"
             )
 
 
-def _as_expected(failure: ExpectedFailure) -> Note:
-    return Note(f"failed as expected: {failure.reason} (JAX {failure.jax})", "run")
+def _note_expected(
+    session: Session, builder: ResultBuilder, headline: str, failure: ExpectedFailure
+) -> None:
+    """Let the record say that a failure was expected; where there will be none, warn."""
+    text = f"failed as expected: {failure.reason} (JAX {failure.jax})"
+    builder.add_note(Note(text, "run"))
+    if session.item is None:
+        warnings.warn(f"{headline} {text}", stacklevel=2)

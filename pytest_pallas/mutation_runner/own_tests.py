@@ -21,7 +21,7 @@ from pytest_pallas.mutation.canonical import canonical
 from pytest_pallas.mutation_runner.journal import JOURNAL, Journal
 from pytest_pallas.mutation_runner.running import Killed, Tried, run_mutants, sampled
 from pytest_pallas.result_builder import ResultBuilder
-from pytest_pallas.session import Session
+from pytest_pallas.session import PytestSession
 
 #: The name that the plugin is registered by.
 PLUGIN = "pallas-mutants"
@@ -67,7 +67,7 @@ class TestMutantRunner:
 
     __test__ = False
 
-    def __init__(self, session: Session, reseed: Callable[[Session], None]) -> None:
+    def __init__(self, session: PytestSession, reseed: Callable[[PytestSession], None]) -> None:
         """For a session, whose random generators ``reseed`` starts anew."""
         self.session, self.reseed = session, reseed
 

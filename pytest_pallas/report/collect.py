@@ -20,7 +20,7 @@ from pytest_pallas.explanations import explanation_of
 from pytest_pallas.record import Record, from_json, to_json
 from pytest_pallas.report.pictures import pictures_of
 from pytest_pallas.report.reporter import ATTRIBUTE
-from pytest_pallas.session import RAISED, RAISED_ON, STATUS, STOPPED_BY, Session
+from pytest_pallas.session import RAISED, RAISED_ON, STATUS, STOPPED_BY, PytestSession
 
 if TYPE_CHECKING:
     from pytest_pallas.scripts.saved import Saved
@@ -90,7 +90,7 @@ def _place(function: Any) -> tuple[Path, int] | None:
 
 
 def attach(
-    session: Session,
+    session: PytestSession,
     item: pytest.Item,
     report: pytest.TestReport,
     excinfo: pytest.ExceptionInfo[BaseException] | None,
@@ -189,7 +189,9 @@ def _said(error: BaseException) -> dict[str, Any]:
     }
 
 
-def _script(session: Session, item: pytest.Item, error: BaseException, replay: str) -> Saved | None:
+def _script(
+    session: PytestSession, item: pytest.Item, error: BaseException, replay: str
+) -> Saved | None:
     """The script that reproduces a failed check, written unless it is already."""
     if not isinstance(error, PallasTestError) or error.failure is None:
         return None
@@ -198,7 +200,7 @@ def _script(session: Session, item: pytest.Item, error: BaseException, replay: s
     return save(session, item, error, replay)
 
 
-def _replay(session: Session, item: pytest.Item, error: BaseException) -> str:
+def _replay(session: PytestSession, item: pytest.Item, error: BaseException) -> str:
     """The command that runs the failing example again.
 
     A test of one's own draws from the session's seed, and hypothesis replays what failed first.

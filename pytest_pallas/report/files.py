@@ -12,13 +12,13 @@ from pathlib import Path
 
 from pytest_pallas.errors import OptionError
 from pytest_pallas.record import Record
-from pytest_pallas.session import Session
+from pytest_pallas.session import PytestSession
 
 #: Who logs in to what, in an address such as that of ``--pallas-database``.
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]*@")
 
 
-def settle_files(session: Session) -> None:
+def settle_files(session: PytestSession) -> None:
     """Make paths absolute, since a test may leave another working directory behind.
 
     Raises:
@@ -39,7 +39,7 @@ def settle_files(session: Session) -> None:
         check_writable(path, flag)
 
 
-def write_files(session: Session, records: Sequence[Record]) -> Iterator[tuple[bool, str]]:
+def write_files(session: PytestSession, records: Sequence[Record]) -> Iterator[tuple[bool, str]]:
     """Write what was asked for; of each file whether it was written, and a line that says so."""
     for name in ("results", "html"):
         path: Path | None = getattr(session.options, name)
@@ -61,7 +61,7 @@ def write_files(session: Session, records: Sequence[Record]) -> Iterator[tuple[b
             yield True, f"{what} {count} written to {shown}".strip()
 
 
-def _page(session: Session, records: Sequence[Record]) -> str:
+def _page(session: PytestSession, records: Sequence[Record]) -> str:
     from datetime import UTC, datetime
 
     from pytest_pallas.report.html.page import page
@@ -110,7 +110,7 @@ def write(path: Path, text: str) -> None:
         raise
 
 
-def _shown(session: Session, path: Path) -> Path:
+def _shown(session: PytestSession, path: Path) -> Path:
     """A path as its user gave it."""
     folder = session.config.invocation_params.dir
     return path.relative_to(folder) if path.is_relative_to(folder) else path

@@ -9,7 +9,7 @@ import pytest
 from pytest_pallas.errors import OptionError
 from pytest_pallas.record import NotApplicable
 from pytest_pallas.report.section import Line, Results
-from pytest_pallas.session import OUTPUT, Session
+from pytest_pallas.session import OUTPUT, PytestSession
 
 if TYPE_CHECKING:
     from pytest_pallas.record import Record
@@ -26,7 +26,7 @@ WIDTH_OF_FILES = 150
 class Reporter:
     """Gathers the records of a session, from workers too, and reports them."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: PytestSession) -> None:
         """Gather for ``session``."""
         self.session = session
         self.records: list[Record] = []

@@ -18,10 +18,10 @@ from pytest_pallas.record import SCHEMA, Record, plain_not_applicable, to_json
 from pytest_pallas.report.sections.mutants import others
 from pytest_pallas.report.sections.not_applicable import entries
 from pytest_pallas.report.terminal import distinct
-from pytest_pallas.session import Session
+from pytest_pallas.session import PytestSession
 
 
-def document(session: Session, records: Sequence[Record]) -> str:
+def document(session: PytestSession, records: Sequence[Record]) -> str:
     """The records and what is known of the session, as JSON."""
     whole = {
         "schema": SCHEMA,
@@ -47,7 +47,7 @@ def environment() -> dict[str, str]:
     }
 
 
-def asked(session: Session) -> dict[str, Any]:
+def asked(session: PytestSession) -> dict[str, Any]:
     """What decides which tests there are and what they draw."""
     return {
         "backends": [label(backend) for backend in session.selection.backends],

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Literal
 
 from pytest_pallas.record import NotApplicable, Record
-from pytest_pallas.session import Session
+from pytest_pallas.session import PytestSession
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Results:
       verbosity: 1 with ``-v``, -1 with ``-q``.
     """
 
-    session: Session
+    session: PytestSession
     records: Sequence[Record]
     executed: Sequence[Record] = ()
     compiled: Sequence[Record] = ()

@@ -13,7 +13,7 @@ from pytest_pallas.compat.fuzzing import hypothesis_profile
 from pytest_pallas.notes import Note, of_kind
 from pytest_pallas.record import Record
 from pytest_pallas.report.sections.not_applicable import count, number
-from pytest_pallas.session import Session
+from pytest_pallas.session import PytestSession
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -70,7 +70,7 @@ _REASONS = 3
 _NAMED = 8
 
 
-def header(session: Session) -> list[str]:
+def header(session: PytestSession) -> list[str]:
     """What this session runs on. Imports jax only where hardware was chosen."""
     options = session.options
     words = [f"jax {metadata.version('jax')}"]
@@ -85,7 +85,7 @@ def header(session: Session) -> list[str]:
     return lines
 
 
-def places(session: Session) -> list[str]:
+def places(session: PytestSession) -> list[str]:
     """Each backend with the device that it runs on or stands for."""
     texts: list[str] = []
     for backend in session.selection.backends:

@@ -20,7 +20,7 @@ from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.errors import BackendUnavailableError, OptionError
 from pytest_pallas.explanations import first_line
 from pytest_pallas.report.files import check_writable
-from pytest_pallas.session import LastRun, Session
+from pytest_pallas.session import LastRun, PytestSession
 
 #: The attribute of a ``TestReport`` that holds a ``Trace`` as plain values, for other processes.
 ATTRIBUTE = "pallas_trace"
@@ -54,7 +54,7 @@ class Trace:
     problem: str = ""
 
 
-def settle_trace(session: Session) -> None:
+def settle_trace(session: PytestSession) -> None:
     """Make the path absolute, and find out before anything runs whether there can be a timeline.
 
     Raises:
@@ -80,7 +80,9 @@ def settle_trace(session: Session) -> None:
 
 
 def attach(
-    session: Session, report: pytest.TestReport, excinfo: pytest.ExceptionInfo[BaseException] | None
+    session: PytestSession,
+    report: pytest.TestReport,
+    excinfo: pytest.ExceptionInfo[BaseException] | None,
 ) -> None:
     """Put the timeline of a test on its report, if it ran something on the simulator."""
     ran, session.ran = session.ran, None
@@ -100,7 +102,7 @@ def attach(
 class TraceReporter:
     """Takes the timeline that counts, and says which."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: PytestSession) -> None:
         """Report for ``session``."""
         self.session = session
         self.found: Trace | None = None
@@ -165,7 +167,9 @@ def failing_run(error: BaseException) -> LastRun | None:
     return LastRun(failure.name, failure.context.backend, made)
 
 
-def _trace(session: Session, test: str, ran: LastRun, backend: Simulator, *, failed: bool) -> Trace:
+def _trace(
+    session: PytestSession, test: str, ran: LastRun, backend: Simulator, *, failed: bool
+) -> Trace:
     """Simulate a run once more, and write its timeline to a file that has no name yet."""
     from pytest_pallas.backends.variations import Schedule
     from pytest_pallas.simulator.inspection.timeline import text_of

@@ -1,4 +1,4 @@
-"""Sanitizers: a module for each thing that a wrong number may not show, with a ``@sanitizer``.
+"""Sanitizers: a module for each thing that a wrong number may not show, by ``@declare_sanitizer``.
 
 A sanitizer is a check that watches runs of a kernel; ``--pallas-sanitize`` chooses among them.
 Importing this package does not import jax; the modules do. So their names are listed here, and a

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from pytest_pallas.backends import Backend
-from pytest_pallas.checks.check import sanitizer
+from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult
 from pytest_pallas.errors import BoundsError, HangError, KernelError, NotApplicableError, RaceError
 from pytest_pallas.spec import KernelSpec
@@ -117,7 +117,7 @@ def requires_backend(backend: Backend) -> str | None:
     return None
 
 
-@sanitizer(
+@declare_sanitizer(
     "device",
     asks="does compute-sanitizer see an access out of bounds on the GPU, or a race in its memory?",
     requires_spec=requires_spec,

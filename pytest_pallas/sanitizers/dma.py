@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pytest_pallas.checks.check import sanitizer
+from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, under
 from pytest_pallas.errors import DmaError
 from pytest_pallas.findings import OF_TRANSFERS, Finding
@@ -17,7 +17,7 @@ from pytest_pallas.sanitizers.runs import (
 from pytest_pallas.strategies.declared import larger_first
 
 
-@sanitizer(
+@declare_sanitizer(
     "dma",
     asks="is every DMA waited for, every semaphore 0 at the end, every device ready?",
     requires_backend=requires_schedules,

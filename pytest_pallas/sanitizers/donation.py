@@ -12,7 +12,7 @@ from pytest_pallas.analysis import KernelCall
 from pytest_pallas.backends import Backend, Outcome
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.variations import Probe
-from pytest_pallas.checks.check import sanitizer
+from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.checks.rerun import unchanged
 from pytest_pallas.compat.grids import grid_facts
@@ -49,7 +49,7 @@ def requires_backend(backend: Backend) -> str | None:
     return f"{backend.name} executes nothing" if backend.kind == "compiling" else None
 
 
-@sanitizer(
+@declare_sanitizer(
     "donation",
     asks="is an operand that shares an output's memory read before it is overwritten?",
     requires_backend=requires_backend,

@@ -12,7 +12,7 @@ import numpy as np
 from pytest_pallas.analysis.unwritten import unwritten_memory
 from pytest_pallas.backends import Backend, Outcome
 from pytest_pallas.backends.variations import FILLS, WORDS, Contents, Fill
-from pytest_pallas.checks.check import sanitizer
+from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.checks.rerun import run_again, unchanged
 from pytest_pallas.compat.grids import grid_facts
@@ -119,7 +119,7 @@ def requires_backend(backend: Backend) -> str | None:
     return f"{backend.name} cannot set the contents of uninitialized memory"
 
 
-@sanitizer(
+@declare_sanitizer(
     "memory",
     asks="is everything written before it is read, and every index within bounds?",
     requires_backend=requires_backend,

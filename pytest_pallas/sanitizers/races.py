@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_pallas.checks.check import sanitizer
+from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, under
 from pytest_pallas.errors import RaceError
 from pytest_pallas.sanitizers.runs import (
@@ -13,7 +13,7 @@ from pytest_pallas.sanitizers.runs import (
 from pytest_pallas.strategies.declared import larger_first
 
 
-@sanitizer(
+@declare_sanitizer(
     "races",
     asks="is every access ordered with every write to the same place?",
     requires_backend=requires_concurrency,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_pallas.checks.check import sanitizer
+from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, as_kernel_error, under
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.numerics import Comparison, bitwise
@@ -15,7 +15,7 @@ from pytest_pallas.sanitizers.runs import (
 from pytest_pallas.strategies.declared import larger_first
 
 
-@sanitizer(
+@declare_sanitizer(
     "schedule",
     asks="does every legal order of DMAs and parallel programs give the same bits?",
     requires_backend=requires_schedules,

@@ -21,12 +21,12 @@ from pytest_pallas.explanations import first_line
 from pytest_pallas.goldens.example import Example, content_of
 from pytest_pallas.scripts.compose import Script, compose
 from pytest_pallas.scripts.reproduction import NoScriptError
-from pytest_pallas.session import Session, variant_of
+from pytest_pallas.session import PytestSession, variant_of
 
 SUFFIX = ".safetensors"
 
 
-def example_of(session: Session, item: pytest.Item, error: PallasTestError) -> bytes | None:
+def example_of(session: PytestSession, item: pytest.Item, error: PallasTestError) -> bytes | None:
     """The content of the file, or None: something in the call has no words, or it is too large.
 
     Also where safetensors is not installed: the extra ``golden`` has it.
@@ -88,7 +88,9 @@ class Saved:
         return f"{self.path} ({self.note})" if self.note else str(self.path)
 
 
-def save(session: Session, item: pytest.Item, error: PallasTestError, replay: str) -> Saved | None:
+def save(
+    session: PytestSession, item: pytest.Item, error: PallasTestError, replay: str
+) -> Saved | None:
     """Write the script of a failure once, however often it is asked for.
 
     Never raises: what goes wrong is said where the path would be. None for an error that is none
@@ -106,7 +108,7 @@ def save(session: Session, item: pytest.Item, error: PallasTestError, replay: st
     return error.script
 
 
-def folder_for(session: Session) -> Path:
+def folder_for(session: PytestSession) -> Path:
     """The folder of scripts, made if it is not there.
 
     Raises:
@@ -123,7 +125,7 @@ def folder_for(session: Session) -> Path:
     return session.config.cache.mkdir(FOLDER)
 
 
-def _save(session: Session, item: pytest.Item, error: PallasTestError, replay: str) -> Saved:
+def _save(session: PytestSession, item: pytest.Item, error: PallasTestError, replay: str) -> Saved:
     from pytest_pallas.backends import label
 
     folder, failure = folder_for(session), error.failure
@@ -145,7 +147,9 @@ def _save(session: Session, item: pytest.Item, error: PallasTestError, replay: s
     return Saved(path, note, example)
 
 
-def _export(session: Session, item: pytest.Item, error: PallasTestError, path: Path) -> Path | None:
+def _export(
+    session: PytestSession, item: pytest.Item, error: PallasTestError, path: Path
+) -> Path | None:
     """Write the file for ``--pallas-replay`` beside the script."""
     content = example_of(session, item, error)
     if content is None:

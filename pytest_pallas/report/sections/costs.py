@@ -12,7 +12,7 @@ from pytest_pallas.compilers.report import from_json
 from pytest_pallas.record import Record
 from pytest_pallas.report.section import Results, section
 from pytest_pallas.report.terminal import rendered
-from pytest_pallas.session import Session
+from pytest_pallas.session import PytestSession
 
 #: A report as plain values.
 Report = Mapping[str, Any]
@@ -222,7 +222,7 @@ _GPU = (
 )
 
 
-def settle(session: Session, records: Iterable[Record]) -> str:
+def settle(session: PytestSession, records: Iterable[Record]) -> str:
     """Write the costs file, or count what it lacks; the text says which.
 
     Raises:

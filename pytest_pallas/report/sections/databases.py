@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_pallas.session import Session
+from pytest_pallas.session import PytestSession
 
 #: What a worker of pytest-xdist tells the controller when it ends.
 _OUTPUT = "pallas_lost_places"
@@ -16,7 +16,7 @@ _OUTPUT = "pallas_lost_places"
 class DatabaseReporter:
     """Tells the places that could not be reached, those of workers too."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: PytestSession) -> None:
         """Report for ``session``."""
         self.session = session
         self.said: set[str] = set()

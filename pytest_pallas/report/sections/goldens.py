@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pytest_pallas.errors import GoldenError
 from pytest_pallas.record import Record
 from pytest_pallas.report.section import Results, section
-from pytest_pallas.session import Session
+from pytest_pallas.session import PytestSession
 
 #: What is counted, in the order of the line.
 _COUNTED = ("recorded", "replaced", "unchanged", "compared", "different", "missing", "lost")
@@ -19,7 +19,7 @@ _USED = "used "
 _NAMED = 4
 
 
-def summary(session: Session, records: Sequence[Record]) -> Iterator[str]:
+def summary(session: PytestSession, records: Sequence[Record]) -> Iterator[str]:
     """How many goldens were recorded or compared, and which of the folder were not asked for."""
     if session.goldens is None:
         return
@@ -35,7 +35,9 @@ def summary(session: Session, records: Sequence[Record]) -> Iterator[str]:
         yield from _unused(session, records, counts)
 
 
-def _unused(session: Session, records: Sequence[Record], counts: Counter[str]) -> Iterator[str]:
+def _unused(
+    session: PytestSession, records: Sequence[Record], counts: Counter[str]
+) -> Iterator[str]:
     """Goldens of kernels that ran which nobody asked for."""
     assert session.goldens is not None
     ran = {record.kernel for record in records}

@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 from jax.core import ShapedArray
 
 import pytest_pallas
-from pytest_pallas import Family, check, sanitizer, strategies as pst
+from pytest_pallas import Family, declare_check, declare_sanitizer, strategies as pst
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.simulator import rule
 
@@ -47,14 +47,14 @@ def _seen(context):
     return CheckResult(comparisons=[], outcome=outcome, seconds=outcome.seconds)
 
 
-@check("finite", asks="is all of it finite?", example_fraction=0.5)
+@declare_check("finite", asks="is all of it finite?", example_fraction=0.5)
 def finite(context):
     found = _seen(context)
     assert np.isfinite(found.outcome.values).all()
     return found
 
 
-@sanitizer("heat", asks="does it stay cool?")
+@declare_sanitizer("heat", asks="does it stay cool?")
 def heat(context):
     return _seen(context)
 

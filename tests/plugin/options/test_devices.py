@@ -49,7 +49,7 @@ def test_too_late(clean):
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     text = result.stderr.str()
     assert "Traceback" not in text
-    assert "--pallas-devices=3 came too late: JAX has already started with 1 CPU devices" in text
+    assert "3 CPU devices come too late: JAX has already started with 1 CPU devices" in text
     assert "move that call into a fixture" in text
 
 

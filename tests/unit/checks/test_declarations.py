@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_pallas import checks, sanitizers
-from pytest_pallas.checks.check import Check, check, sanitizer
+from pytest_pallas.checks.check import Check, declare_check, declare_sanitizer
 from pytest_pallas.scripts import reproduction
 
 PACKAGES = [
@@ -26,7 +26,7 @@ def declaring(folder: Path) -> Iterator[str]:
     for path in folder.glob("*.py"):
         for node in ast.parse(path.read_text()).body:
             calls = [d for d in getattr(node, "decorator_list", ()) if isinstance(d, ast.Call)]
-            if {ast.unparse(call.func) for call in calls} & {"check", "sanitizer"}:
+            if {ast.unparse(call.func) for call in calls} & {"declare_check", "declare_sanitizer"}:
                 yield path.stem
 
 
@@ -71,13 +71,13 @@ def test_a_declaration_makes_a_check_of_a_function():
         """Whether it came late."""
         return context, "late"
 
-    found = check("late", asks="did it come late?", executes=False)(late)
+    found = declare_check("late", asks="did it come late?", executes=False)(late)
     assert (found.name, found.kind, found.executes, found.run) == ("late", "check", False, late)
     assert found("a context") == ("a context", "late")
     assert found.__doc__ == "Whether it came late."
-    assert sanitizer("late", asks="?", opt_in=True)(late).kind == "sanitizer"
+    assert declare_sanitizer("late", asks="?", opt_in=True)(late).kind == "sanitizer"
     with pytest.raises(TypeError, match="nope"):
-        check("late", asks="?", nope=True)(late)
+        declare_check("late", asks="?", nope=True)(late)
 
 
 def test_one_check_is_the_base():

@@ -29,7 +29,7 @@ def test_what_was_asked_for_wins_over_the_environment():
 
 
 def test_too_late():
-    with pytest.raises(DeviceError, match=r"--pallas-devices=77 came too late: JAX has already"):
+    with pytest.raises(DeviceError, match=r"77 CPU devices come too late: JAX has already"):
         simulate(77, {}, asked=True)
     simulate(77, {}, asked=False)
 

@@ -13,19 +13,20 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractMesh
 
 from pytest_pallas.errors import LeakError
-from pytest_pallas.isolation.leaks import STAINED, guarded, leaks, state
+from pytest_pallas.isolation.leaks import guarded, leaks, state
+from pytest_pallas.options import Options
+from pytest_pallas.session import Session
 
 INTERPRETER = "jax._src.pallas.mosaic.interpret.interpret_pallas_call"
 ENTERED: list[object] = []
 
 
-class Config:
-    def __init__(self):
-        self.stash = pytest.Stash()
+def session():
+    return Session(options=Options())
 
 
-def left(act, config=None):
-    with pytest.raises(LeakError) as caught, guarded(config or Config(), "here"):
+def left(act, where=None):
+    with pytest.raises(LeakError) as caught, guarded(where or session(), "here"):
         act()
     return str(caught.value)
 
@@ -91,7 +92,7 @@ def test_told_and_undone(name, monkeypatch):
 
 
 def test_nothing_left():
-    with guarded(Config(), "here"), jax.enable_x64(True):
+    with guarded(session(), "here"), jax.enable_x64(True):
         jax.numpy.ones(3)
 
 
@@ -106,7 +107,7 @@ def test_several_are_told_together():
 
 
 def test_another_failure_is_kept_and_state_undone():
-    @guarded(Config(), "here")
+    @guarded(session(), "here")
     def act():
         os.environ["LEFT"] = "1"
         raise KeyError
@@ -120,7 +121,7 @@ def test_what_importing_a_module_sets_is_no_leak(tmp_path, monkeypatch):
     monkeypatch.setenv("SET_BY_IMPORT", "0")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "sets_a_variable.py").write_text("import os\nos.environ['SET_BY_IMPORT'] = '1'\n")
-    with guarded(Config(), "here"):
+    with guarded(session(), "here"):
         importlib.import_module("sets_a_variable")
     assert os.environ["SET_BY_IMPORT"] == "1"
 
@@ -129,9 +130,9 @@ def test_what_cannot_be_undone_is_said(monkeypatch):
     def refuse(name, setting):
         raise RuntimeError("too late")
 
-    config = Config()
+    here = session()
     monkeypatch.setattr("pytest_pallas.isolation.leaks.set_jax_setting", refuse)
-    text = left(LEAVING["config"][0], config)
+    text = left(LEAVING["config"][0], here)
     assert "jax_default_matmul_precision could not be undone" in text
-    assert config.stash[STAINED]
+    assert here.stained
     jax.config.update("jax_default_matmul_precision", None)

@@ -1,0 +1,264 @@
+"""What ``pallas_check`` and ``pytest_pallas.check`` do: they differ in their session only."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from pytest_pallas.backends import Backend, label, parse
+from pytest_pallas.checks.context import Other
+from pytest_pallas.checks.cross import accepted
+from pytest_pallas.errors import BackendUnavailableError, OptionError
+from pytest_pallas.items.backends import implementations_of, mesh_or_skip, on_mesh
+from pytest_pallas.items.call_checks import Place, check_function
+from pytest_pallas.items.contexts import Subject
+from pytest_pallas.items.spec_checks import check_spec
+from pytest_pallas.relations import AnyRelation
+from pytest_pallas.session import Session
+from pytest_pallas.spec import KernelSpec
+from pytest_pallas.strategies.arguments import Arguments, Drawn, as_arguments
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from pytest_pallas.numerics import Tolerance
+
+#: Names of the backends that a kernel is compared with, or a function to run there by name.
+type Peers = Sequence[str] | Mapping[str, Callable[..., Any]]
+
+
+class Promises(TypedDict, total=False):
+    """What must hold of a function; a spec says it itself. See ``pytest_pallas.check``."""
+
+    reference: Callable[..., Any] | None
+    exact: bool | int
+    differentiable: Sequence[int]
+    batch_axes: Sequence[int | None]
+    relations: Sequence[AnyRelation]
+    implementations: Mapping[str, Callable[..., Any]]
+    peers: Peers
+    ignored: Callable[..., Any] | None
+    tolerance: Tolerance | Mapping[str, Tolerance] | None
+    nan_ok: bool
+    check_dtype: bool
+    jit: bool
+    name: str
+
+
+#: Keyword arguments that are no promises.
+_OF_THE_CALL = ("options", "tuning", "checks", "mesh")
+
+
+def check_kernel(
+    session: Session,
+    backend: Backend,
+    kernel: Callable[..., Any] | KernelSpec,
+    args: tuple[Any, ...],
+    promises: Mapping[str, Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    tuning: Mapping[str, Any] | None = None,
+    checks: str | Sequence[str] = (),
+    mesh: Mesh | Mapping[str, int] | None = None,
+    keywords: Sequence[str] = (),
+) -> Any:
+    """Check a function on arguments, or a spec on arguments that are given or drawn.
+
+    Args:
+      session: says how.
+      backend: where the kernel runs.
+      kernel: the function or the spec.
+      args: positional arguments, or one ``Arguments``; none for what the spec draws.
+      promises: what must hold; see ``Promises``.
+      options: keyword arguments of kernel and reference.
+      tuning: keyword arguments of the kernel only.
+      checks: names; by default those of the spec, those that the test's mark names, or ``forward``.
+      mesh: to run on, or its sizes by axis; the kernel and the reference get it as ``mesh=``.
+      keywords: other keyword arguments that the caller takes, for messages.
+
+    Returns:
+      What the kernel returned, or the report of its compiler; None for drawn examples.
+
+    Raises:
+      TypeError: a keyword argument that there is not, or no reference.
+      OptionError: what is given does not fit together.
+      PallasTestError: an answer is wrong, or there is none.
+    """
+    __tracebackhide__ = True
+    refuse_others(kernel)
+    _refuse_unknown(kernel, backend, promises, keywords)
+    call = _call(args, options, tuning)
+    names = [checks] if isinstance(checks, str) else list(checks)
+    if isinstance(kernel, KernelSpec):
+        _refuse_promises(kernel, promises)
+        given = call if args else None
+        if given is None and (call.options or call.tuning):
+            raise OptionError(
+                f"{kernel.name}: the spec draws options and tuning with its examples; leave out "
+                "options= and tuning=, or give the arguments of a call, too"
+            )
+        return check_spec(session, backend, kernel, given, names=names, mesh=mesh)
+    name = promises.get("name") or name_of(kernel)
+    if promises.get("reference") is None and backend.kind != "compiling":
+        raise TypeError(
+            f"{name}: reference= is missing: give the same function in jnp; only a KernelSpec has "
+            "one of its own"
+        )
+    sizes: Mapping[str, int] = {}
+    if mesh is not None:
+        sizes = dict(mesh if isinstance(mesh, Mapping) else mesh.shape)
+    subject = _subject(session, backend, kernel, promises, name, sizes, mesh)
+    place = Place(session=session, backend=backend, mesh=sizes)
+    return check_function(place, subject, call, names or _marked_checks(session))
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What a function is called in reports, if nobody says."""
+    inner: Any = getattr(function, "func", function)  # a functools.partial
+    return getattr(inner, "__name__", type(inner).__name__)
+
+
+def _call(args: tuple[Any, ...], options: Any, tuning: Any) -> Arguments:
+    """The call that is given: a single argument may be all of it, as a strategy draws it.
+
+    Raises:
+      OptionError: options or tuning beside such a call.
+    """
+    __tracebackhide__ = True
+    if len(args) == 1 and isinstance(args[0], (Arguments, Drawn)):
+        if options or tuning:
+            raise OptionError(
+                "options= and tuning= are those of the call; change them there, by "
+                "dataclasses.replace(call, options=...)"
+            )
+        return as_arguments(args[0])
+    return Arguments(args, dict(options or {}), dict(tuning or {}))
+
+
+def _subject(
+    session: Session,
+    backend: Backend,
+    kernel: Callable[..., Any],
+    promises: Mapping[str, Any],
+    name: str,
+    sizes: Mapping[str, int],
+    mesh: Mesh | Mapping[str, int] | None,
+) -> Subject:
+    """The function, on its mesh, and what is promised of it."""
+    __tracebackhide__ = True
+    rest = dict(promises)
+    for word in ("name", "reference", "implementations", "peers"):
+        rest.pop(word, None)
+    implementations: Mapping[str, Any] = promises.get("implementations") or {}
+    others = (
+        *_peers(session, kernel, promises.get("peers") or (), sizes),
+        *implementations_of(implementations, backend, sizes),
+    )
+    reference = promises.get("reference")
+    devices = 1
+    if mesh is not None:
+        made = mesh_or_skip(session, backend, mesh) if isinstance(mesh, Mapping) else mesh
+        devices = made.size
+        for role, function in (("kernel", kernel), ("reference", reference)):
+            if function is not None and not accepted(function, ["mesh"]):
+                raise OptionError(f"{name}: the {role} takes no mesh=; leave it out")
+        kernel = functools.partial(kernel, mesh=made)
+        reference = None if reference is None else functools.partial(reference, mesh=made)
+    return Subject(
+        name=name, kernel=kernel, reference=reference, others=others, devices=devices, **rest
+    )
+
+
+def _peers(
+    session: Session, kernel: Callable[..., Any], peers: Peers, sizes: Mapping[str, int]
+) -> Sequence[Other]:
+    """The backends to compare with.
+
+    Raises:
+      OptionError: an unknown name.
+      BackendUnavailableError: it cannot be had here, or executes nothing.
+    """
+    __tracebackhide__ = True
+    found: list[Other] = []
+    for word in [peers] if isinstance(peers, str) else peers:
+        function = peers[word] if isinstance(peers, Mapping) else kernel
+        for backend in parse(word, session.families):
+            missing = backend.available()
+            if missing is None and backend.kind == "compiling":
+                missing = "it executes nothing"
+            if missing is not None:
+                raise BackendUnavailableError(f"peers=: {label(backend)}: {missing}")
+            made = on_mesh(sizes, backend, function)
+            found.append(Other(name=label(backend), function=made, backend=backend))
+    return found
+
+
+def _marked_checks(session: Session) -> Sequence[str]:
+    """The checks that the running test's mark names, else the one that all build on."""
+    marks = [] if session.item is None else session.item.iter_markers("pallas")
+    if any("checks" in mark.kwargs for mark in marks):
+        return session.options_for(session.item).checks
+    return (session.base.name,)
+
+
+def refuse_others(kernel: Any) -> None:
+    """Refuse what is neither a function nor a spec."""
+    __tracebackhide__ = True
+    if isinstance(kernel, KernelSpec) or callable(kernel):
+        return
+    old = ""
+    if isinstance(kernel, str):
+        old = f"; a check of your own is declared by @pytest_pallas.declare_check({kernel!r}, ...)"
+    raise OptionError(
+        f"a kernel or a KernelSpec is checked, not {kernel!r:.80}; give the function or the spec "
+        f"first{old}"
+    )
+
+
+def _refuse_unknown(
+    kernel: Callable[..., Any] | KernelSpec,
+    backend: Backend,
+    promises: Mapping[str, Any],
+    keywords: Sequence[str],
+) -> None:
+    """Refuse keyword arguments that there are not, and say where the kernel's own go."""
+    __tracebackhide__ = True
+    known = (*_OF_THE_CALL, *keywords, *Promises.__annotations__)
+    reference = promises.get("reference")
+    function: Any = kernel
+    if isinstance(kernel, KernelSpec):
+        function, reference = kernel.kernel_for(backend.platform), kernel.reference
+    for word in promises:
+        if word in known:
+            continue
+        near = difflib.get_close_matches(word, known, 1)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        if _takes(function, word):
+            where = "options" if reference is None or _takes(reference, word) else "tuning"
+            meant = f" It is a parameter of the kernel: give {where}={{{word!r}: ...}}."
+        raise TypeError(
+            f"there is no keyword argument {word!r}.{meant} There are {', '.join(known)}. The "
+            "kernel's own go into options=, or into tuning= if the reference does not take them"
+        )
+
+
+def _takes(function: Any, word: str) -> bool:
+    """Whether a function has a parameter of this name."""
+    try:
+        return word in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False  # some builtins have none
+
+
+def _refuse_promises(spec: KernelSpec, promises: Mapping[str, Any]) -> None:
+    """Refuse what a spec says itself."""
+    __tracebackhide__ = True
+    for word in promises:
+        changed = f" dataclasses.replace(SPEC, {word}=...) or" if hasattr(spec, word) else ""
+        raise OptionError(
+            f"{spec.name}: the spec in {spec.file} says what holds; leave out {word}=, or "
+            f"check{changed} the kernel itself, with reference= and what else must hold"
+        )

@@ -1,0 +1,37 @@
+"""What checks share, in ``state``; what a run of pytest adds to that, in ``pytest_session``."""
+
+from pytest_pallas.session.pytest_session import (
+    OUTPUT,
+    PROBLEM,
+    RAISED,
+    RAISED_ON,
+    SESSION,
+    STATUS,
+    STOPPED_BY,
+    WORKER,
+    PytestSession,
+    current,
+    look_for_named_backends,
+    start,
+    variant_of,
+)
+from pytest_pallas.session.state import Harness, LastRun, Session
+
+__all__ = [
+    "OUTPUT",
+    "PROBLEM",
+    "RAISED",
+    "RAISED_ON",
+    "SESSION",
+    "STATUS",
+    "STOPPED_BY",
+    "WORKER",
+    "Harness",
+    "LastRun",
+    "PytestSession",
+    "Session",
+    "current",
+    "look_for_named_backends",
+    "start",
+    "variant_of",
+]

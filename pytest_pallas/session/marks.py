@@ -1,0 +1,77 @@
+"""What the ``pallas`` marks of a test say of backends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_pallas.errors import OptionError
+
+if TYPE_CHECKING:
+    from pytest_pallas.backends import Backend, Family
+
+#: What the ``pallas`` mark takes besides the options that it can set.
+MARK_ONLY = ("backends", "targets", "reason")
+
+
+def names_and_targets(
+    marks: Sequence[pytest.Mark],
+) -> tuple[list[str] | None, list[str] | None, str]:
+    """The names of backends and of targets, each None if no mark says it, and the reason.
+
+    Args:
+      marks: closest first.
+
+    Raises:
+      OptionError: a mark has a positional argument.
+    """
+    names: list[str] | None = None
+    targets: list[str] | None = None
+    reason = ""
+    for mark in reversed(marks):
+        if mark.args:
+            raise OptionError(
+                f"the pallas mark takes keywords only, such as backends=[...], not {mark.args!r}"
+            )
+        if "backends" in mark.kwargs:
+            names = _names(mark.kwargs["backends"])
+        if "targets" in mark.kwargs:
+            targets = _names(mark.kwargs["targets"])
+        reason = mark.kwargs.get("reason", reason)
+    return names, targets, reason
+
+
+def _names(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def with_targets(
+    wanted: Sequence[Backend], targets: Sequence[str], families: Mapping[str, Family]
+) -> list[Backend]:
+    """The backends for chosen targets: a backend without one takes each that its family has.
+
+    Raises:
+      OptionError: no family has such a target.
+    """
+    from pytest_pallas.backends import with_target
+
+    known = {name for family in families.values() for name in family.targets}
+    unknown = sorted(set(targets) - known)
+    if unknown:
+        raise OptionError(
+            f"the pallas mark names unknown targets {unknown}; known: {', '.join(sorted(known))}"
+        )
+    found: list[Backend] = []
+    for backend in wanted:
+        family = families[backend.name]
+        if not family.targets:
+            found.append(backend)  # it stands for no chip in particular
+        elif backend.target is None:
+            for target in targets:
+                if target in family.targets:
+                    found.append(with_target(backend, target, families))
+        elif backend.target.name in targets:
+            found.append(backend)
+    return found

@@ -1,0 +1,201 @@
+"""``pytest_pallas.check``: verify a kernel in a script, a notebook or any test framework."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+from pytest_pallas.backends import Backend, label, select
+from pytest_pallas.checks import Check
+from pytest_pallas.compilers.service import Service
+from pytest_pallas.database import parse_places
+from pytest_pallas.devices.simulate import settle_platforms, simulate
+from pytest_pallas.errors import OptionError, PallasTestError
+from pytest_pallas.items.backends import on_claimed_chips, without_replaced
+from pytest_pallas.items.checking import Promises, check_kernel, refuse_others
+from pytest_pallas.options import PROFILES, Options
+from pytest_pallas.session import Harness, Session
+from pytest_pallas.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+#: The keyword arguments that ``pallas_check`` takes from pytest's options and marks.
+_OF_THE_RUN = ("backend", "seed", "timeout", "sanitize", "max_examples", "devices")
+
+
+def check(
+    kernel: Callable[..., Any] | KernelSpec,
+    /,
+    *args: Any,
+    backend: str = "auto",
+    checks: str | Check | Sequence[str | Check] = (),
+    options: Mapping[str, Any] | None = None,
+    tuning: Mapping[str, Any] | None = None,
+    mesh: Mesh | Mapping[str, int] | None = None,
+    seed: int = 0,
+    timeout: float = 60.0,
+    sanitize: str | Sequence[str] = "all",
+    max_examples: int | None = None,
+    devices: int | None = None,
+    **promises: Unpack[Promises],
+) -> Any:
+    """Verify a kernel against its reference: ``check(kernel, *args, reference=jnp_function)``.
+
+    It needs no pytest session, and reads none of its options: a script, a notebook, ``unittest``,
+    absltest and Bazel can call it. The fixture ``pallas_check`` does the same in a test of pytest,
+    on every chosen backend, and puts what it finds into the report.
+
+    The kernel's error against the reference in float64 may be at most twice that of the reference
+    in the kernel's own dtypes, plus a few ulps.
+
+    Args:
+      kernel: a function, called ``kernel(*args, **options, **tuning)``; or a ``KernelSpec``, which
+        says itself what must hold.
+      args: positional arguments: arrays of any shapes and dtypes, pytrees of them, anything else.
+        One ``Arguments`` stands for all of a call. For a spec none are needed: it draws examples.
+      backend: ``"NAME"`` or ``"NAME:TARGET"``, such as ``"tpu-sim:v6e"`` or ``"gpu-compile:h100"``.
+        ``"auto"`` is the accelerator if there is one, otherwise the simulator; of a spec, the first
+        of these that it claims.
+      checks: names of checks and sanitizers, or those themselves; by default ``"forward"``, and for
+        a spec all that apply. ``"all"`` leaves out what does not apply, and ``oracle-strength``.
+      options: keyword arguments of kernel and reference.
+      tuning: keyword arguments of the kernel only.
+      mesh: a ``jax.sharding.Mesh``, or the sizes of its axes, over simulated devices or the
+        backend's hardware; kernel and reference get it as ``mesh=``.
+      seed: of the examples that a spec draws.
+      timeout: seconds that a kernel may wait, or a compiler may take.
+      sanitize: the sanitizers that watch every run: ``"all"``, ``"none"`` or names.
+      max_examples: how many examples of a spec are drawn; by default as many as pytest draws.
+      devices: how many CPU devices JAX simulates, if it has not started; by default 8, or what the
+        environment says.
+      reference: the same function in jnp, called ``reference(*args, **options)``. Only on a
+        compiling backend a function can do without.
+      exact: whether small integers held in floats must give a bitwise equal answer, or up to which
+        size integers must.
+      differentiable: positions of the arguments to differentiate by, for ``gradient``.
+      batch_axes: for ``sharding``, as in ``KernelSpec``.
+      relations: for ``linearity``, ``permutation`` and ``relation``, as in ``KernelSpec``.
+      implementations: for ``cross``, other implementations by name, as in ``KernelSpec``.
+      peers: for ``cross``, names of other backends; or a mapping from these to the function that
+        runs there. A spec takes names.
+      ignored: for ``padding``, as in ``KernelSpec``.
+      tolerance: a ``Tolerance``, or a mapping from dtype and backend to one.
+      nan_ok: whether NaN is a right answer for finite inputs.
+      check_dtype: whether the kernel must return the reference's dtypes.
+      jit: False calls the kernel as it is: it needs the values of its arguments.
+      name: what to call the kernel in messages.
+
+    Returns:
+      What the kernel returned, as numpy arrays; on a compiling backend, where the kernel is
+      compiled and nothing is executed, the ``CompileReport``; None for drawn examples.
+
+    Raises:
+      MismatchError: an answer is wrong; the message says where and by how much.
+      KernelError: the kernel raised, raced, hung or did not compile; it has a subclass for each.
+      ReferenceError: the reference raised, or no kernel can be judged by what it returned.
+      NotApplicableError: a check that is named does not apply.
+      BackendUnavailableError: the backend is not available on this machine.
+      DeviceError: there are too few devices, or they are asked for too late.
+      OptionError: what is given does not fit together.
+      TypeError: a keyword argument that there is not, or no reference.
+    """
+    __tracebackhide__ = True
+    refuse_others(kernel)
+    settle_platforms(os.environ)
+    count = simulate(devices or Options.devices, os.environ, asked=devices is not None)
+    given = [checks] if isinstance(checks, (str, Check)) else list(checks)
+    own = tuple(each for each in given if isinstance(each, Check))
+    peers = _names_of_peers(kernel, promises)
+    run = _run_options(seed, timeout, sanitize, max_examples, count, (*peers, backend))
+    session = _Session(options=run, harness=Harness(checks=lambda: own))
+    try:
+        return check_kernel(
+            session,
+            _backend(session, kernel, backend, peers),
+            kernel,
+            args,
+            promises,
+            options=options,
+            tuning=tuning,
+            checks=[each if isinstance(each, str) else each.name for each in given],
+            mesh=mesh,
+            keywords=_OF_THE_RUN,
+        )
+    except PallasTestError as error:
+        # A traceback through this package would hide the message.
+        raise error.with_traceback(None) from error.__cause__
+
+
+class _Session(Session):
+    """A session for one call of ``check``."""
+
+    @functools.cached_property
+    def service(self) -> Service:
+        """The compilers of this process: starting them takes longer than a call."""
+        return _shared().service
+
+
+@functools.cache
+def _shared() -> Session:
+    return Session(options=Options())
+
+
+def _run_options(
+    seed: int,
+    timeout: float,
+    sanitize: str | Sequence[str],
+    max_examples: int | None,
+    devices: int,
+    backend: tuple[str, ...],
+) -> Options:
+    """The options of one call."""
+    values: dict[str, Any] = {"seed": seed, "timeout": timeout, "sanitize": sanitize}
+    if max_examples is not None:
+        values["max_examples"] = max_examples
+    usual = Options(
+        **PROFILES[Options.profile],
+        backend=backend,
+        devices=devices,
+        database=parse_places("none"),
+    )
+    return usual.replaced(where="check", **values)
+
+
+def _names_of_peers(kernel: Any, promises: Any) -> tuple[str, ...]:
+    """The peers of a spec, which are backends of the run; of functions they are promises."""
+    if not isinstance(kernel, KernelSpec):
+        return ()
+    peers = promises.pop("peers", ())
+    if isinstance(peers, Mapping):
+        raise OptionError(f"{kernel.name}: peers= of a spec are names of backends")
+    return (peers,) if isinstance(peers, str) else tuple(peers)
+
+
+def _backend(session: Session, kernel: Any, word: str, peers: Sequence[str]) -> Backend:
+    """The backend that is meant.
+
+    Raises:
+      OptionError: an unknown name, or one that means several backends, or none of a spec's.
+      BackendUnavailableError: it is not available here.
+    """
+    __tracebackhide__ = True
+    chosen = select((word,), session.families)
+    if chosen.named:
+        if len(chosen.backends) > 1:
+            labels = ", ".join(map(label, chosen.backends))
+            raise OptionError(f"backend={word!r} means several ({labels}); check on one at a time")
+        return next(iter(chosen.backends))
+    if not isinstance(kernel, KernelSpec):
+        return session.backends_for([])[0][0]
+    backends, automatic = on_claimed_chips(session, kernel, chosen.backends, chosen.automatic)
+    backends = without_replaced(session, kernel, backends, automatic)
+    claimed = [each for each in backends if kernel.claims(label(each)) and label(each) not in peers]
+    if not claimed:
+        raise OptionError(
+            f"{kernel.name} claims none of {', '.join(map(label, backends))}, which backend="
+            f"{word!r} means; give backend=, one of {', '.join(kernel.claimed)}"
+        )
+    return claimed[0]
