@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import pytest
-
-from pytest_pallas.errors import (
-    BackendUnavailableError,
-    OptionError,
-    TooFewDevicesError,
-)
-from pytest_pallas.session import PytestSession, current
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +16,26 @@ if TYPE_CHECKING:
     from pytest_pallas.backends import Backend
     from pytest_pallas.compilers.report import CompileReport
     from pytest_pallas.items.checking import Promises
+    from pytest_pallas.session import PytestSession
     from pytest_pallas.spec import KernelSpec
+
+
+def activate(config: pytest.Config) -> None:
+    """Let the rest of the plugin take part in a session from now on: ``active``.
+
+    By its name: that module registers what imports this one.
+    """
+    name = "pallas-active"
+    if not config.pluginmanager.has_plugin(name):
+        config.pluginmanager.register(importlib.import_module("pytest_pallas.active"), name)
+
+
+def current(config: pytest.Config) -> PytestSession:
+    """The session, begun if a fixture is what it begins with."""
+    activate(config)
+    from pytest_pallas.session import current
+
+    return current(config)
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +183,8 @@ def pallas_benchmark(
     session = current(request.config)
     [backend, *_] = _backends(pallas_backend, session)
     if not request.config.pluginmanager.has_plugin("benchmark"):
+        from pytest_pallas.errors import OptionError
+
         raise OptionError(
             "pallas_benchmark needs pytest-benchmark: pip install 'pytest-pallas[benchmark]'"
         )
@@ -249,12 +264,16 @@ def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileRepor
         from pytest_pallas.strategies.arguments import Arguments
 
         if target not in TARGETS:
+            from pytest_pallas.errors import OptionError
+
             raise OptionError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
         settings = session.options_for(session.item)
         [backend] = parse(f"{TARGETS[target].platform}-compile:{target}", session.families)
         missing = backend.available()
         if missing is not None:
             if settings.missing == "error":
+                from pytest_pallas.errors import BackendUnavailableError
+
                 raise BackendUnavailableError(f"{target} cannot be compiled for: {missing}")
             pytest.skip(f"{target} cannot be compiled for: {missing}")
         subject = Subject(name=name or name_of(function), kernel=function, reference=None)
@@ -292,6 +311,7 @@ def pallas_mesh(
     def mesh(**axes: int) -> Mesh:
         __tracebackhide__ = True
         from pytest_pallas.devices.mesh import make_mesh
+        from pytest_pallas.errors import TooFewDevicesError
 
         item = session.item
         if not axes and item is not None:
@@ -359,6 +379,8 @@ def _backends(value: Backend | str, session: PytestSession) -> Sequence[Backend]
 
     found = parse(value, session.families)
     if len(found) != 1:
+        from pytest_pallas.errors import OptionError
+
         raise OptionError(f"pallas_backend must return one backend, and {value!r} means several")
     reason = found[0].available()
     if reason is not None:

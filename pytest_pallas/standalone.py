@@ -15,7 +15,8 @@ from pytest_pallas.devices.simulate import settle_platforms, simulate
 from pytest_pallas.errors import OptionError, PallasTestError
 from pytest_pallas.items.backends import on_claimed_chips, without_replaced
 from pytest_pallas.items.checking import Promises, check_kernel, refuse_others
-from pytest_pallas.options import PROFILES, Options
+from pytest_pallas.options.table import PROFILES
+from pytest_pallas.options.values import Options
 from pytest_pallas.session import Harness, Session
 from pytest_pallas.spec import KernelSpec
 

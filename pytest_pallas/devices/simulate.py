@@ -6,7 +6,8 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from pytest_pallas.errors import DeviceError
+#: Devices that JAX simulates where nobody says how many.
+DEFAULT_COUNT = 8
 
 _PLATFORMS = "JAX_PLATFORMS"
 
@@ -66,6 +67,8 @@ def simulate(count: int, environ: MutableMapping[str, str], *, asked: bool) -> i
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
         if asked and len(jax.devices("cpu")) != count:
+            from pytest_pallas.errors import DeviceError
+
             raise DeviceError(
                 f"{count} CPU devices come too late: JAX has already started with "
                 f"{len(jax.devices('cpu'))} CPU devices. Under pytest, something used JAX before "

@@ -19,7 +19,7 @@ from pytest_pallas.items.backends import others_of
 from pytest_pallas.items.contexts import Subject, context_for, subject_of, with_goldens
 from pytest_pallas.items.learning import adapted
 from pytest_pallas.notes import Note
-from pytest_pallas.options import Options
+from pytest_pallas.options.values import Options
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import Session
 from pytest_pallas.spec import KernelSpec

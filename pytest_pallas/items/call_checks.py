@@ -14,7 +14,7 @@ from pytest_pallas.checks.context import call
 from pytest_pallas.checks.verdict import conclude, drawn_facts, run_check
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.items.contexts import Subject, context_for, with_goldens
-from pytest_pallas.options import Options, choose
+from pytest_pallas.options.values import Options, choose
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import Session
 from pytest_pallas.strategies.arguments import Arguments

@@ -13,7 +13,7 @@ import pytest
 from pytest_pallas.backends import Backend, RunSettings
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import CheckContext, Other
-from pytest_pallas.options import Options
+from pytest_pallas.options.values import Options
 from pytest_pallas.properties import Properties, properties_of
 from pytest_pallas.sanitizers.runs import Runs
 from pytest_pallas.session import Session

@@ -29,7 +29,7 @@ from pytest_pallas.items.contexts import Subject, misfit, subject_of
 from pytest_pallas.items.item import expected_failure, item_name
 from pytest_pallas.items.running import run_bound
 from pytest_pallas.notes import Note
-from pytest_pallas.options import choose
+from pytest_pallas.options.values import choose
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import Session
 from pytest_pallas.spec import ExpectedFailure, KernelSpec

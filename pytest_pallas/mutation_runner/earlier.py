@@ -12,7 +12,7 @@ import pytest
 
 from pytest_pallas.errors import OptionError
 from pytest_pallas.mutation_runner.verdict import Verdict, from_json
-from pytest_pallas.options import place_of
+from pytest_pallas.options.values import place_of
 from pytest_pallas.session import current
 from pytest_pallas.source_lines import text_at
 

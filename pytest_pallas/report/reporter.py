@@ -32,6 +32,7 @@ class Reporter:
         self.records: list[Record] = []
         self.order: dict[str, int] = {}
         self.written: list[tuple[bool, str]] = []
+        self.began_with_header = False
         self.costs = ""
         self.least = ""
 
@@ -39,7 +40,12 @@ class Reporter:
         """Say what this session runs on."""
         from pytest_pallas.report import terminal
 
+        self.began_with_header = True
         return terminal.header(self.session)
+
+    def pytest_report_collectionfinish(self) -> list[str]:
+        """Say it now if the plugin takes part since a test was collected."""
+        return [] if self.began_with_header else self.pytest_report_header()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the records off a report."""

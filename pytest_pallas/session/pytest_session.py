@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pytest_pallas.errors import GoldenError, OptionError
-from pytest_pallas.options import choose, place_of, read_options
+from pytest_pallas.options.values import choose, place_of, read_options
 from pytest_pallas.session.state import Harness, Session
 
 if TYPE_CHECKING:

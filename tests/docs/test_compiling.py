@@ -11,7 +11,8 @@ import pytest
 
 from pytest_pallas.compilers import libtpu
 from pytest_pallas.compilers.report import CompileReport, Status
-from pytest_pallas.options import TABLE, Options
+from pytest_pallas.options.table import TABLE
+from pytest_pallas.options.values import Options
 from pytest_pallas.report.sections import costs
 
 TEXT = (Path(__file__).parents[2] / "docs/compiling.md").read_text()

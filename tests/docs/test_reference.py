@@ -13,7 +13,7 @@ from pytest_pallas.backends import FAMILIES, TARGETS, compiling
 from pytest_pallas.budget import option_text
 from pytest_pallas.checks import NAMES as CHECKS
 from pytest_pallas.checks import declared_checks
-from pytest_pallas.options import TABLE
+from pytest_pallas.options.table import TABLE
 from pytest_pallas.record import OUTCOMES, Record
 from pytest_pallas.sanitizers import NAMES as SANITIZERS
 from pytest_pallas.sanitizers import declared_sanitizers
@@ -72,7 +72,7 @@ def test_every_strategy_in_the_text_exists(name):
 
 
 def test_defaults_in_the_text_are_the_defaults():
-    from pytest_pallas.options import Options
+    from pytest_pallas.options.values import Options
 
     options = Options()
     for flag, value in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -55,3 +56,36 @@ def test_every_public_name_can_be_imported():
     assert dir(pytest_pallas) == pytest_pallas.__all__
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         pytest_pallas.nothing  # noqa: B018
+
+
+#: All that a run without a Pallas test imports of this package.
+FEW = {
+    "pytest_pallas",
+    "pytest_pallas._version",
+    "pytest_pallas.plugin",
+    "pytest_pallas.hookspecs",
+    "pytest_pallas.devices",
+    "pytest_pallas.devices.simulate",
+    "pytest_pallas.fixtures",
+    "pytest_pallas.options",
+    "pytest_pallas.options.table",
+}
+
+
+@pytest.mark.parametrize("beside", [(), ("_hypothesis_pytestplugin", "xdist.plugin")])
+def test_a_run_without_pallas_imports_few_modules(tmp_path, beside):
+    (tmp_path / "test_plain.py").write_text(
+        "import sys\n\ndef test_plain(tmp_path):\n"
+        '    print("ours", *(name for name in sys.modules if "pytest_pallas" in name))\n'
+    )
+    plugins = [word for name in ("pytest_pallas.plugin", *beside) for word in ("-p", name)]
+    out = subprocess.run(
+        [sys.executable, "-m", "pytest", "-s", *plugins],
+        cwd=tmp_path,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    [line] = [line for line in out.stdout.splitlines() if "ours" in line]
+    assert set(line.partition("ours")[2].split()) == FEW

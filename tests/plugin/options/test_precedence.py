@@ -10,7 +10,7 @@ import pytest
 
 from pytest_pallas.database import Place
 from pytest_pallas.goldens.example import Example, content_of
-from pytest_pallas.options import TABLE
+from pytest_pallas.options.table import TABLE
 
 #: Option: default, and values for ini, command line and mark with what they are read as.
 CASES = {
@@ -63,7 +63,7 @@ TEST = """
 
     import pytest
 
-    from pytest_pallas.session import current
+    from pytest_pallas.fixtures import current
 
     {mark}
     def test_say(request):
@@ -146,7 +146,7 @@ def test_the_closest_mark_wins(project):
         test_say="""
         import pytest
 
-        from pytest_pallas.session import current
+        from pytest_pallas.fixtures import current
 
         pytestmark = pytest.mark.pallas(seed=1, max_examples=2)
 

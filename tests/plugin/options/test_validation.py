@@ -96,7 +96,7 @@ def test_marks(project, mark, message):
 
 
 def test_help_lists_every_option_and_its_ini_twin(project):
-    from pytest_pallas.options import TABLE
+    from pytest_pallas.options.table import TABLE
 
     text = project.run("--help").stdout.str()
     for option in TABLE:

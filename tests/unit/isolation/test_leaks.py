@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh
 
 from pytest_pallas.errors import LeakError
 from pytest_pallas.isolation.leaks import guarded, leaks, state
-from pytest_pallas.options import Options
+from pytest_pallas.options.values import Options
 from pytest_pallas.session import Session
 
 INTERPRETER = "jax._src.pallas.mosaic.interpret.interpret_pallas_call"

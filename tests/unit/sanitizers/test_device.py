@@ -177,7 +177,7 @@ def test_it_is_for_gpus_only():
     ],
 )
 def test_only_who_names_it_asks_for_it(words, asked, pytester):
-    from pytest_pallas.options import read_options
+    from pytest_pallas.options.values import read_options
     from pytest_pallas.session import Session
 
     config = pytester.parseconfigure(*words)

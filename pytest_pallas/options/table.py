@@ -1,22 +1,27 @@
-"""Command line and ini options: one table, one frozen ``Options``.
+"""The options of the command line with their ini twins: one table.
 
-Precedence: mark > command line > ini > profile > default. Marks are applied where a test is
-known, by ``Options.replaced``.
+Every run of pytest imports it. So it imports nothing itself, and parsers import what they need.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_pallas.budget import DEFAULT_MAX_BYTES, parse_bytes
-from pytest_pallas.database import Place, parse_places
-from pytest_pallas.errors import OptionError
+if TYPE_CHECKING:
+    from pytest_pallas.database import Place
+    from pytest_pallas.errors import OptionError
+
+
+def wrong(problem: str) -> OptionError:
+    """The error of a value that cannot be used."""
+    from pytest_pallas.errors import OptionError
+
+    return OptionError(problem)
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -31,7 +36,7 @@ def _whole(least: int) -> Callable[[str], int]:
         except ValueError:
             number = least - 1
         if number < least:
-            raise OptionError(f"must be a whole number of at least {least}, not {text!r}")
+            raise wrong(f"must be a whole number of at least {least}, not {text!r}")
         return number
 
     return parse
@@ -45,16 +50,18 @@ def _amount(unit: str, *, zero: bool = False) -> Callable[[str], float]:
             number = -1.0
         if not (0 < number < float("inf") or (zero and number == 0)):
             least = "of at least 0" if zero else "above 0"
-            raise OptionError(f"must be a number of {unit} {least}, not {text!r}")
+            raise wrong(f"must be a number of {unit} {least}, not {text!r}")
         return number
 
     return parse
 
 
 def _bytes(text: str) -> int:
+    from pytest_pallas.budget import parse_bytes
+
     number = parse_bytes(text.strip())
     if number is None:
-        raise OptionError(f"must be a number of bytes such as 64MiB, 1GiB or 65536, not {text!r}")
+        raise wrong(f"must be a number of bytes such as 64MiB, 1GiB or 65536, not {text!r}")
     return number
 
 
@@ -64,8 +71,8 @@ def _mutants(text: str) -> int | None:
         return None if text == "off" else 0
     try:
         return _whole(1)(text)
-    except OptionError:
-        raise OptionError(
+    except Exception:
+        raise wrong(
             f"must be all, off or the most mutants of a kernel, not {text!r}; before a path, "
             "write --pallas-mutate=all"
         ) from None
@@ -74,90 +81,20 @@ def _mutants(text: str) -> int | None:
 def _one_of(*valid: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in valid:
-            raise OptionError(f"must be one of {', '.join(valid)}, not {text!r}")
+            raise wrong(f"must be one of {', '.join(valid)}, not {text!r}")
         return text
 
     return parse
 
 
+def _places(text: str) -> tuple[Place, ...]:
+    from pytest_pallas.database import parse_places
+
+    return parse_places(text)
+
+
 def _path(text: str) -> Path | None:
     return Path(text) if text else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a session was asked to do. Field names are option names without ``pallas``.
-
-    Attributes:
-      simulated_examples: what a profile says in place of ``max_examples`` on the simulator, if
-        that is more and nobody gave ``max_examples``. It is no option.
-      explicit: names of the fields that were given on the command line or in the ini file.
-    """
-
-    backend: tuple[str, ...] = ("auto",)
-    suite: tuple[str, ...] = ()
-    devices: int = 8
-    profile: str = "ci"
-    max_examples: int = 8
-    simulated_examples: int = 0
-    fuzz_time: float = 0.0
-    max_bytes: int = DEFAULT_MAX_BYTES
-    seed: int = 0
-    checks: tuple[str, ...] = ("all",)
-    sanitize: tuple[str, ...] = ("all",)
-    timeout: float = 60.0
-    isolate: str = "auto"
-    missing: str = "skip"
-    results: Path | None = None
-    html: Path | None = None
-    trace: Path | None = None
-    dump: Path | None = None
-    cost: str = "off"
-    cost_file: Path = Path("pallas_costs.json")
-    cost_limit: float = 5.0
-    golden: str = "off"
-    golden_dir: Path = Path("pallas_goldens")
-    replay: Path | None = None
-    worker_memory: float = 8.0
-    mutate: int | None = None
-    mutate_time: float = 0.0
-    mutate_min: float = 0.0
-    mutate_operators: tuple[str, ...] = ("all",)
-    mutate_after: Path | None = None
-    example: str = ""
-    database: tuple[Place, ...] = ()
-    explicit: frozenset[str] = frozenset()
-
-    def examples_on(self, kind: str, devices: int = 1) -> int:
-        """How many examples each check draws on a kind of backend.
-
-        Args:
-          kind: of the backend.
-          devices: of the mesh. A run on several is as many runs, so half as many are drawn.
-        """
-        if kind != "simulating" or "max_examples" in self.explicit:
-            return self.max_examples
-        return max(self.max_examples, self.simulated_examples // (1 if devices == 1 else 2))
-
-    def replaced(self, *, where: str = "mark pallas", **values: Any) -> Options:
-        """These options with what a mark says in place of some.
-
-        Args:
-          where: what the messages call the mark, or what stands for one.
-          values: the values, by option.
-
-        Raises:
-          OptionError: the mark names no option that a mark can set, or gives a bad value.
-        """
-        fields: dict[str, Any] = {}
-        for name, value in values.items():
-            option = next((o for o in TABLE if o.name == name and o.marked), None)
-            if option is None:
-                valid = ", ".join(o.name for o in TABLE if o.marked)
-                raise OptionError(f"the pallas mark has no argument {name!r}; it takes {valid}")
-            text = ",".join(value) if isinstance(value, (list, tuple)) else str(value)
-            fields[name] = _parsed(option, text, f"{where}({name}=...)")
-        return dataclasses.replace(self, **fields, explicit=self.explicit | set(fields))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,7 +342,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="database",
-        parse=parse_places,
+        parse=_places,
         metavar="URL",
         help="where failing examples are kept and replayed from: a folder, redis://HOST:PORT/N, "
         "github:OWNER/REPO, readonly+ before one of these, a list of them, or none (default: "
@@ -430,59 +367,6 @@ def add_options(parser: pytest.Parser) -> None:
         parser.addini(option.ini, f"default of {option.flag}", default=None)
 
 
-def read_options(config: pytest.Config) -> Options:
-    """The options of a session: command line, else ini, else profile, else default.
-
-    Raises:
-      pytest.UsageError: a value that cannot be read, with the option and the place it came from.
-    """
-    fields: dict[str, Any] = {}
-    for option in TABLE:
-        text = config.getoption(option.ini)
-        if text is None:
-            text = config.getini(option.ini)
-        if text:
-            try:
-                fields[option.name] = _parsed(option, str(text), place_of(config, option.name))
-            except OptionError as error:
-                raise pytest.UsageError(str(error)) from None
-    implied = PROFILES[fields.get("profile", Options.profile)]
-    return Options(**{**implied, **fields}, explicit=frozenset(fields))
-
-
-def place_of(config: pytest.Config, name: str) -> str:
-    """Where the value of an option came from, in the words of its user."""
-    option = next(option for option in TABLE if option.name == name)
-    given = config.getoption(option.ini) is not None
-    return option.flag if given else f"ini value {option.ini}"
-
-
-def choose(
-    chosen: Sequence[str],
-    valid: Mapping[str, Any] | Sequence[str],
-    option: str,
-    every: Sequence[str] | None = None,
-) -> tuple[str, ...]:
-    """The names that a list option means: ``all``, ``none``, or some of ``valid``.
-
-    ``every`` are those that ``all`` means, if it leaves some out.
-
-    Raises:
-      OptionError: an unknown name; the message lists the valid ones.
-    """
-    names: list[str] = []
-    for word in chosen:
-        if word == "all":
-            names.extend(valid if every is None else every)
-        elif word in valid:
-            names.append(word)
-        elif word != "none":
-            raise OptionError(f"{option}: unknown {word!r}; valid: all, none, {', '.join(valid)}")
-    return tuple(dict.fromkeys(names))
-
-
-def _parsed(option: Option, text: str, place: str) -> Any:
-    try:
-        return option.parse(text)
-    except OptionError as error:
-        raise OptionError(f"{place}: {error}") from None
+def any_given(config: pytest.Config) -> bool:
+    """Whether a run has one of these options, or its ini twin."""
+    return any(config.getoption(each.ini) or config.getini(each.ini) for each in TABLE)

@@ -1,0 +1,217 @@
+"""The hooks of a session that tests kernels: only hooks, whose work is done elsewhere.
+
+``plugin`` registers this module with the first option, mark, fixture or suite of the plugin that a
+session has. jax is not imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_pallas.budget import limited
+from pytest_pallas.errors import DeviceError, OptionError
+from pytest_pallas.fixtures import reseed
+from pytest_pallas.session import (
+    OUTPUT,
+    PROBLEM,
+    SESSION,
+    STATUS,
+    current,
+    look_for_named_backends,
+    start,
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Settle options, devices and backends, and register what reports and isolates."""
+    from pytest_pallas.devices.simulate import simulate
+
+    state = start(config)
+    budget = contextlib.ExitStack()
+    budget.enter_context(limited(state.options.max_bytes))  # until the session ends
+    config.add_cleanup(budget.close)
+    try:
+        asked = "devices" in state.options.explicit
+        devices = simulate(state.options.devices, os.environ, asked=asked)
+        state.options = dataclasses.replace(state.options, devices=devices)
+        look_for_named_backends(state)
+        if state.options.results is not None or state.options.html is not None:
+            from pytest_pallas.report.files import settle_files
+
+            settle_files(state)
+        if state.options.trace is not None:
+            from pytest_pallas.report.traces import settle_trace
+
+            settle_trace(state)
+        if state.goldens is not None:
+            state.goldens.ready()
+        if state.replayed is not None and not state.options.suite:
+            suite = state.replayed.example.suite
+            state.options = dataclasses.replace(state.options, suite=suite)
+        state.costs  # noqa: B018 - read now: a missing file must stop pytest before it collects
+        if state.options.dump is not None:
+            folder = config.invocation_params.dir / state.options.dump
+            state.options = dataclasses.replace(state.options, dump=folder)
+    except (OptionError, DeviceError) as error:
+        raise pytest.UsageError(str(error)) from None
+    if state.options.suite:
+        from pytest_pallas.collection.wiring import add_suite
+
+        add_suite(config)
+    if state.options.database:
+        from pytest_pallas.report.sections.databases import DatabaseReporter
+
+        config.pluginmanager.register(DatabaseReporter(state), "pallas-database-reporter")
+    if state.options.mutate is not None:
+        from pytest_pallas.mutation_runner.earlier import earlier_run
+        from pytest_pallas.mutation_runner.own_tests import PLUGIN as HUNTER
+        from pytest_pallas.mutation_runner.own_tests import TestMutantRunner
+
+        try:
+            # A wrong name or file must stop pytest before it collects.
+            if "mutate_operators" in state.options.explicit:
+                _ = state.operators  # imports JAX
+            earlier = earlier_run(config)
+        except OptionError as error:
+            raise pytest.UsageError(str(error)) from None
+        state.killed |= earlier.killed
+        state.marked |= earlier.marked
+        config.pluginmanager.register(TestMutantRunner(state, reseed), HUNTER)
+    isolated = state.in_worker  # this process is for those
+    if not isolated:
+        from pytest_pallas.isolation.isolator import PLUGIN, Isolator
+
+        config.pluginmanager.register(Isolator(state), PLUGIN)
+    if not hasattr(config, "workerinput") and not isolated:
+        from pytest_pallas.report.reporter import Reporter
+
+        config.pluginmanager.register(Reporter(state), "pallas-reporter")
+        if state.options.trace is not None:
+            from pytest_pallas.report.traces import TraceReporter
+
+            config.pluginmanager.register(TraceReporter(state), "pallas-trace-reporter")
+        from pytest_pallas.report.progress import Progress
+
+        progress = Progress(config, state.options.fuzz_time)
+        config.pluginmanager.register(progress, "pallas-progress")
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Collect the specs of a file that belongs to a suite."""
+    if file_path.suffix != ".py" or not current(parent.config).options.suite:
+        return None
+    from pytest_pallas.collection.wiring import collect_file
+
+    return collect_file(file_path, parent)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Add the specs of the hook ``pytest_pallas_specs``."""
+    if current(config).options.suite and not session.testsfailed:
+        from pytest_pallas.collection.wiring import require_specs
+
+        require_specs(config)
+    extra = config.hook.pytest_pallas_specs(config=config)
+    if any(extra):
+        from pytest_pallas.collection.wiring import collect_hooked
+
+        collect_hooked(session, items, [spec for specs in extra for spec in specs])
+    if current(config).options.suite and not session.testsfailed:
+        from pytest_pallas.collection.wiring import require_checks
+
+        require_checks(config, items)
+    current(config).collected = len(items)
+    if (replayed := current(config).replayed) is not None and not session.testsfailed:
+        from pytest_pallas.collection.selecting import keep_replayed
+
+        keep_replayed(config, items, replayed.example)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Forget checks that do not apply where nobody asked for them."""
+    if current(session.config).not_applicable:
+        from pytest_pallas.items.applicability import keep_selected
+
+        narrowed = current(session.config).collected > len(session.items)
+        keep_selected(session.config, session.items, narrowed=narrowed)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, Any, Any]:
+    """Know which test runs, and let compilers begin with the next one."""
+    state = current(item.config)
+    state.item = item
+    state.builders.clear()
+    for each in (item, nextitem):
+        if getattr(getattr(each, "backend", None), "kind", None) == "compiling":
+            from pytest_pallas.items import precompile
+
+            precompile.begin(each)
+    try:
+        return (yield)
+    finally:
+        state.item = None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse wrong marks, and start the random generators anew."""
+    if PROBLEM in item.stash:
+        pytest.fail(item.stash[PROBLEM], pytrace=False)
+    reseed(current(item.config))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put the records of a test on its report."""
+    report = yield
+    state = current(item.config)
+    if state.builders or hasattr(item, "builder"):
+        from pytest_pallas.report.collect import attach
+
+        attach(state, item, report, call.excinfo)
+    if state.options.trace is not None:
+        from pytest_pallas.report.traces import attach as attach_trace
+
+        attach_trace(state, report, call.excinfo)
+    return report
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Count tests that were skipped for a reason of ours apart, by that reason."""
+    status = getattr(report, STATUS, "")
+    return (status, "-", status.upper()) if status and report.skipped else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the checks of a kernel together: they share what they draw, trace and run."""
+    if not current(config).options.suite:
+        return None
+    from pytest_pallas.collection.selecting import scheduler_for
+
+    return scheduler_for(config, log)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the process that reports, if this is a worker, which checks do not apply."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None and SESSION in session.config.stash:
+        from pytest_pallas.record import plain_not_applicable
+
+        entries = current(session.config).not_applicable.values()
+        output[OUTPUT] = [plain_not_applicable(entry) for entry in entries]

@@ -1,0 +1,1 @@
+"""Options: ``table`` declares them, and ``values`` has what a session was given."""
