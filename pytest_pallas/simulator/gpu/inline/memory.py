@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pytest_pallas.simulator.gpu.inline.code import tiled_shape
+from pytest_pallas.simulator.gpu.inline.mlir import tiled_shape
 
 Array = np.ndarray[Any, Any]
 

@@ -9,13 +9,9 @@ import numpy as np
 
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import BoundsError, MissingRuleError
-from pytest_pallas.simulator.gpu.inline.code import (
-    InlineCode,
-    InlineError,
-    inline_code,
-    inline_places,
-)
+from pytest_pallas.simulator.gpu.inline.code import InlineCode
 from pytest_pallas.simulator.gpu.inline.memory import UnreachableError
+from pytest_pallas.simulator.gpu.inline.mlir import InlineError, inline_code, inline_places
 from pytest_pallas.simulator.gpu.inline.run import execute, prepared
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.memory.accesses import bounds_error

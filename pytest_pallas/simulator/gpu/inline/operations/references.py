@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.errors import MissingRuleError
-from pytest_pallas.simulator.gpu.inline.arithmetic import wide
 from pytest_pallas.simulator.gpu.inline.code import InlineOperation, InlineType
 from pytest_pallas.simulator.gpu.inline.frame import Frame, as_type, operation, signed
 from pytest_pallas.simulator.gpu.inline.memory import bits_of, from_bytes, to_bytes
+from pytest_pallas.simulator.gpu.inline.operations.arithmetic import wide
 
 Array = np.ndarray[Any, Any]
 
