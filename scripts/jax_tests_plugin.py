@@ -102,8 +102,9 @@ def _simulate_kernels() -> None:
     from pytest_pallas.errors import PallasTestError
     from pytest_pallas.simulator import rules as rules  # which registers them
     from pytest_pallas.simulator.evaluation import run
-    from pytest_pallas.simulator.machine import Machine, Thread
+    from pytest_pallas.simulator.machine import Machine
     from pytest_pallas.simulator.program import prepare
+    from pytest_pallas.simulator.thread import Thread
     from pytest_pallas.simulator.values import Keys, is_key_dtype
 
     calls: Any = importlib.import_module("jax._src.pallas.pallas_call")

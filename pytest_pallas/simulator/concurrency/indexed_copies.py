@@ -16,10 +16,11 @@ import numpy as np
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.concurrency.transfer_operands import CopyParts
 from pytest_pallas.simulator.concurrency.transfers import Copy
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import beyond_edge
+from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Elements, Ref, Region
-from pytest_pallas.simulator.memory.windows import Outside, read
+from pytest_pallas.simulator.memory.windows import read
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.transforms import Indexed, Listed, Operand, Place, Span
 
 Array = np.ndarray[Any, Any]

@@ -14,7 +14,7 @@ from pytest_pallas.errors import MissingRuleError
 from pytest_pallas.simulator.concurrency.meeting import meet
 from pytest_pallas.simulator.concurrency.recording import Synchronized
 from pytest_pallas.simulator.concurrency.transfer_operands import names_a_device
-from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.thread import Thread
 
 
 @dataclass(frozen=True, slots=True)

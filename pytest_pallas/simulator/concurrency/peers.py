@@ -14,8 +14,8 @@ from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Access
 from pytest_pallas.simulator.concurrency.recording import Reach, Reached
 from pytest_pallas.simulator.concurrency.transfers import Semaphore
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.references import Key, Ref
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.transforms import Peer
 
 #: What orders devices at the entry of a kernel.

@@ -15,9 +15,9 @@ from pytest_pallas.findings import Wait
 from pytest_pallas.simulator.concurrency.peers import Where, peer_of, reach
 from pytest_pallas.simulator.concurrency.recording import END_OF_BLOCK, Acquired, Released, Token
 from pytest_pallas.simulator.gpu.launches.block_meshes import BlockMesh
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.references import Key, Ref
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.transforms import AtBlock, AtPeer, Elsewhere, Operand
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Elements, Ref, Region
-from pytest_pallas.simulator.memory.windows import Outside, read
+from pytest_pallas.simulator.memory.windows import read
 from pytest_pallas.transforms import Im2Col, Indexed, Operand, Span, Transform
 
 Array = np.ndarray[Any, Any]

@@ -31,11 +31,12 @@ from pytest_pallas.simulator.grids.overlaps import (
     report_overwritten,
     watch_shared_blocks,
 )
-from pytest_pallas.simulator.machine import Grid, Machine, Thread
+from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.allocation import allocate, free
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.monitors.accesses import root
+from pytest_pallas.simulator.thread import Grid, Thread
 
 Array = np.ndarray[Any, Any]
 

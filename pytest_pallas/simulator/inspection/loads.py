@@ -23,8 +23,8 @@ from pytest_pallas.simulator.values import Keys
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.concurrency.transfers import Copy
-    from pytest_pallas.simulator.machine import Thread
     from pytest_pallas.simulator.program import Step
+    from pytest_pallas.simulator.thread import Thread
 
 Array = np.ndarray[Any, Any]
 

@@ -17,7 +17,8 @@ from pytest_pallas.findings import Owner
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.concurrency.transfers import Copy, Semaphore
-    from pytest_pallas.simulator.machine import Machine, Thread
+    from pytest_pallas.simulator.machine import Machine
+    from pytest_pallas.simulator.thread import Thread
 
 #: What a core does for some time. ``"start"`` and ``"signal"`` take one equation, which starts a
 #: copy or adds to a semaphore. ``"meeting"``: it waits until other cores are at the same place.

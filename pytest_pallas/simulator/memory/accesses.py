@@ -9,12 +9,13 @@ import numpy as np
 
 from pytest_pallas.errors import BoundsError
 from pytest_pallas.simulator.concurrency.recording import Touched
+from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Ref, Region
-from pytest_pallas.simulator.memory.windows import Outside, read, region_of
+from pytest_pallas.simulator.memory.windows import read, region_of
 from pytest_pallas.transforms import Transform
 
 if TYPE_CHECKING:
-    from pytest_pallas.simulator.machine import Thread
+    from pytest_pallas.simulator.thread import Thread
 
 Array = np.ndarray[Any, Any]
 

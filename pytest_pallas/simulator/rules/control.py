@@ -13,11 +13,11 @@ from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.gpu.launches.scopes import run_scope, scope_of
 from pytest_pallas.simulator.gpu.operations import wait_groups
 from pytest_pallas.simulator.gpu.threads import GpuThread
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.allocation import allocate, free
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.program import prepare, prepare_lifted
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.simulator.values import Keys
 
 

@@ -14,9 +14,9 @@ from pytest_pallas.simulator.gpu.portable import programs
 from pytest_pallas.simulator.grids.capacity import capacity_findings
 from pytest_pallas.simulator.grids.kernels import kernel_of
 from pytest_pallas.simulator.grids.pipeline import execute
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.program import prepare
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.simulator.values import Keys, is_key_dtype
 
 

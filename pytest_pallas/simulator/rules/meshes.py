@@ -14,9 +14,9 @@ from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.concurrency.launches import run_beside
 from pytest_pallas.simulator.concurrency.meeting import meet
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.program import prepare
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.thread import Thread
 
 Array = np.ndarray[Any, Any]
 

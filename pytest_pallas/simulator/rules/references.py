@@ -12,7 +12,6 @@ from pytest_pallas.compat.places import transforms_in, transforms_of
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.gpu.portable import accesses
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import (
     beyond_edge,
     read_window,
@@ -20,9 +19,11 @@ from pytest_pallas.simulator.memory.accesses import (
     record_window,
     report_input_write,
 )
+from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Elements, Ref
-from pytest_pallas.simulator.memory.windows import Outside, masked, read, write
+from pytest_pallas.simulator.memory.windows import masked, read, write
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.simulator.values import Keys, is_key_dtype
 from pytest_pallas.transforms import Operand, Transform, split_elsewhere
 

@@ -21,9 +21,9 @@ from pytest_pallas.simulator.gpu.launches.streams import (
     same_part,
     same_view,
 )
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.references import Elements, Region
 from pytest_pallas.simulator.monitors.accesses import bounds_of, index_of, root
+from pytest_pallas.simulator.thread import Thread
 
 Array = np.ndarray[Any, Any]
 

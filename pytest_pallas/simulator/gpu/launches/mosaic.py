@@ -45,12 +45,13 @@ from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import (
     tensor_memory_excess,
 )
 from pytest_pallas.simulator.gpu.threads import Block, Cluster, GpuThread, Launch, leave
-from pytest_pallas.simulator.machine import Grid, Machine, Thread
+from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.allocation import memory_of
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.program import Program, prepare
 from pytest_pallas.simulator.registry import Equation, Evaluate
+from pytest_pallas.simulator.thread import Grid, Thread
 
 
 def body_of(jaxpr: Any) -> tuple[str, tuple[str, ...]]:

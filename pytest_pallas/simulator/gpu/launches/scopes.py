@@ -32,7 +32,7 @@ from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import TensorMemory,
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread, Launch, key_of
 from pytest_pallas.simulator.memory.allocation import memory_of
 from pytest_pallas.simulator.memory.references import Key, Ref
-from pytest_pallas.simulator.memory.windows import tiled
+from pytest_pallas.simulator.memory.reshaping import tiled
 from pytest_pallas.simulator.registry import Equation
 
 #: Bytes to whose multiples JAX aligns allocations of shared memory.

@@ -28,9 +28,9 @@ from pytest_pallas.simulator.concurrency.recording import (
     Token,
     Touched,
 )
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.references import Elements, Region
 from pytest_pallas.simulator.monitors.accesses import bounds_of, root
+from pytest_pallas.simulator.thread import Thread
 
 Array = np.ndarray[Any, Any]
 

@@ -10,9 +10,9 @@ from pytest_pallas.simulator.concurrency.recording import Synchronized
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.gpu.launches.block_meshes import warp_axis
 from pytest_pallas.simulator.gpu.threads import GpuThread
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.program import prepare
 from pytest_pallas.simulator.registry import Equation, Evaluate
+from pytest_pallas.simulator.thread import Thread
 
 
 def bind_warps(eqn: Equation) -> Evaluate:

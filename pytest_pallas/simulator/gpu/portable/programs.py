@@ -25,10 +25,11 @@ from pytest_pallas.simulator.gpu.portable.order import GridOrder, GridProgram, S
 from pytest_pallas.simulator.gpu.portable.waiting import WaitingPrograms, may_wait
 from pytest_pallas.simulator.grids.arguments import arguments_of, output_arrays, scalar_refs
 from pytest_pallas.simulator.grids.kernels import BlockWindow, PreparedKernel
-from pytest_pallas.simulator.machine import Grid, Machine, Thread
+from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.memory.allocation import allocate, free
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.monitors.accesses import root
+from pytest_pallas.simulator.thread import Grid, Thread
 
 Array = np.ndarray[Any, Any]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.arithmetic.keyed import elements, on_words, words
-from pytest_pallas.simulator.memory.indexed import Windows
+from pytest_pallas.simulator.memory.gather_windows import Windows
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 
 Array = np.ndarray[Any, Any]

@@ -16,9 +16,9 @@ import numpy as np
 from pytest_pallas.simulator.arithmetic.keyed import on_words, words
 from pytest_pallas.simulator.arithmetic.lanes import in_lanes
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.memory.indexed import Windows
+from pytest_pallas.simulator.memory.gather_windows import Windows
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.thread import Thread
 
 Array = np.ndarray[Any, Any]
 

@@ -12,9 +12,9 @@ from pytest_pallas.compat.avals import semaphore_kind
 from pytest_pallas.compat.jaxprs import is_literal
 from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.arithmetic.keyed import elements, on_words, words
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.allocation import memory_of
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.simulator.values import Keys, is_key_dtype
 
 Array = np.ndarray[Any, Any]

@@ -20,8 +20,8 @@ from pytest_pallas.simulator.arithmetic.generators import (
 )
 from pytest_pallas.simulator.arithmetic.rounding import round_by_bits
 from pytest_pallas.simulator.fallback import fallback
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.simulator.values import Keys
 
 #: The implementation of the keys that ``pltpu.stateful_uniform`` and its like make and ignore.

@@ -15,12 +15,12 @@ from pytest_pallas.simulator.gpu.barriers import Barrier, arrive, barrier_at, te
 from pytest_pallas.simulator.gpu.operands import barrier_parts, multicast_parts, signal_parts
 from pytest_pallas.simulator.gpu.peers import devices_along
 from pytest_pallas.simulator.gpu.threads import GpuThread
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.allocation import memory_of
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.memory.windows import read
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, holds, part_of
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.transforms import Place
 
 

@@ -25,8 +25,9 @@ from pytest_pallas.simulator.gpu.threads import Block, GpuThread
 from pytest_pallas.simulator.gpu.windows import Window, window_of
 from pytest_pallas.simulator.machine import default_fill
 from pytest_pallas.simulator.memory.accesses import beyond_edge
+from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Ref
-from pytest_pallas.simulator.memory.windows import Outside, read
+from pytest_pallas.simulator.memory.windows import read
 from pytest_pallas.simulator.registry import Equation, Evaluate
 from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, holds, part_of
 from pytest_pallas.transforms import Place, split_elsewhere

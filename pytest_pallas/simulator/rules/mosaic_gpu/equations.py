@@ -10,11 +10,11 @@ import numpy as np
 
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.gpu.threads import GpuThread
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import read_window
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.memory.windows import region_of
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.transforms import Place, split_elsewhere
 
 Array = np.ndarray[Any, Any]

@@ -22,8 +22,9 @@ from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import Part as Acces
 from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import TensorMemory
 from pytest_pallas.simulator.gpu.threads import Block, GpuThread
 from pytest_pallas.simulator.memory.accesses import beyond_edge, read_window
+from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Ref, Region
-from pytest_pallas.simulator.memory.windows import Outside, region_of
+from pytest_pallas.simulator.memory.windows import region_of
 from pytest_pallas.simulator.registry import Equation, Evaluate
 from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule
 from pytest_pallas.transforms import Place

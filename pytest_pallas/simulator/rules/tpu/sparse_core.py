@@ -19,12 +19,13 @@ from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.concurrency.meeting import meet
 from pytest_pallas.simulator.concurrency.peers import Where, reach
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import beyond_edge, record_access, report_input_write
+from pytest_pallas.simulator.memory.indexing import Outside, grid_of
 from pytest_pallas.simulator.memory.references import Elements, Ref
-from pytest_pallas.simulator.memory.windows import Outside, grid_of, read
+from pytest_pallas.simulator.memory.windows import read
 from pytest_pallas.simulator.program import prepare_lifted
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.transforms import Indexed, Operand, Span, Transform
 
 Array = np.ndarray[Any, Any]

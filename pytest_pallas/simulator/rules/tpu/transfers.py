@@ -26,11 +26,10 @@ from pytest_pallas.simulator.concurrency.transfers import (
     start,
     wait,
 )
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import beyond_edge, report_input_write
+from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.memory.windows import (
-    Outside,
     fixed_size,
     is_view,
     reading,
@@ -39,6 +38,7 @@ from pytest_pallas.simulator.memory.windows import (
 )
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.references import adding
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.transforms import Operand, Place
 
 Array = np.ndarray[Any, Any]
