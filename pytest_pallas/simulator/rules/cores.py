@@ -23,7 +23,7 @@ from pytest_pallas.simulator.concurrency.launches import (
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.gpu.launches import mosaic
 from pytest_pallas.simulator.gpu.launches.block_meshes import block_mesh, warp_axis
-from pytest_pallas.simulator.gpu.launches.warps import bind_warps
+from pytest_pallas.simulator.gpu.launches.mosaic import bind_warps
 from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.allocation import free, made, memory_of
 from pytest_pallas.simulator.memory.references import Key, Ref

@@ -299,14 +299,14 @@ def smem_bytes(jaxpr: Any) -> int:
         if eqn.primitive.name == "run_scoped":
             inner, _ = open_jaxpr(eqn.params["jaxpr"])
             inside += sum(
-                aligned(smem_size(each.aval)) for each in inner.invars if _is_shared(each)
+                aligned(smem_size(each.aval)) for each in inner.invars if is_shared_array(each.aval)
             )
         most = max(most, inside)
     return most
 
 
-def _is_shared(var: Any) -> bool:
-    aval = var.aval
+def is_shared_array(aval: Any) -> bool:
+    """Whether a reference is to an array in shared memory: to no barriers, and no semaphores."""
     if space_of(aval) != "smem" or barrier_facts(aval.dtype) is not None:
         return False
     return semaphore_kind(aval.dtype) is None
