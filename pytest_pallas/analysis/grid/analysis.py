@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.analysis.grid import coverage, picture, writes
-from pytest_pallas.analysis.grid.accesses import accesses_of
+from pytest_pallas.analysis.grid.bodies.accesses import accesses_of
 from pytest_pallas.analysis.grid.findings import GridFinding
 from pytest_pallas.analysis.grid.model import GridCall, Window, read_call
 from pytest_pallas.analysis.grid.overhang import illegal_tiles, overhang, too_much_vmem

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.analysis.grid.accesses import Accesses
+from pytest_pallas.analysis.grid.bodies.accesses import Accesses
+from pytest_pallas.analysis.grid.bodies.scalars import Points
 from pytest_pallas.analysis.grid.findings import GridFinding, found, points
 from pytest_pallas.analysis.grid.model import GridCall, Window, region
-from pytest_pallas.analysis.grid.scalars import Points
 from pytest_pallas.analysis.grid.scopes import Use
 
 #: Regions into which an array is cut at the edges of blocks that overlap.

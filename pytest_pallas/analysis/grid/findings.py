@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pytest_pallas.analysis.grid.bodies.scalars import Points
 from pytest_pallas.analysis.grid.model import GridCall, Window
-from pytest_pallas.analysis.grid.scalars import Points
 
 Severity = Literal["error", "warning"]
 

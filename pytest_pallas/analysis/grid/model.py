@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.analysis.grid.affine import Affine, affine_outputs
-from pytest_pallas.analysis.grid.scalars import Points, mapped
+from pytest_pallas.analysis.grid.bodies.scalars import Points, mapped
 from pytest_pallas.analysis.kernel_calls import KernelCall
 from pytest_pallas.compat.grids import BlockFacts, GridFacts, grid_facts
 from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.analysis.grid.abstract_interpretation import Cell, Course, follow
+from pytest_pallas.analysis.grid.bodies.abstract_interpretation import Cell, Course, follow
+from pytest_pallas.analysis.grid.bodies.scalars import Points
+from pytest_pallas.analysis.grid.bodies.taint import Mark, Value
 from pytest_pallas.analysis.grid.findings import GridFinding, found, points
 from pytest_pallas.analysis.grid.model import GridCall, Window
-from pytest_pallas.analysis.grid.scalars import Points
-from pytest_pallas.analysis.grid.taint import Mark, Value
 from pytest_pallas.compat.avals import space_of
 from pytest_pallas.devices.capacities import Buffer, itemsize, padded, vmem_excess
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.analysis.grid.accesses import Accesses
+from pytest_pallas.analysis.grid.bodies.accesses import Accesses
 from pytest_pallas.analysis.grid.findings import GridFinding, found
 from pytest_pallas.analysis.grid.model import GridCall, Window
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_pallas.analysis.grid.bodies.windows import masked_window, window_of
 from pytest_pallas.analysis.grid.model import GridCall, Window
-from pytest_pallas.analysis.grid.windows import masked_window, window_of
 from pytest_pallas.analysis.kernel_calls import called_jaxpr
 
 _LOADS = frozenset({"get", "masked_load"})

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.analysis.grid import scalars
-from pytest_pallas.analysis.grid.scalars import Points
-from pytest_pallas.analysis.grid.taint import (
+from pytest_pallas.analysis.grid.bodies import scalars
+from pytest_pallas.analysis.grid.bodies.scalars import Points
+from pytest_pallas.analysis.grid.bodies.taint import (
     CLEAN,
     Mark,
     Marks,
@@ -26,7 +26,7 @@ from pytest_pallas.analysis.grid.taint import (
     transferred,
     union,
 )
-from pytest_pallas.analysis.grid.windows import masked_window, window_of
+from pytest_pallas.analysis.grid.bodies.windows import masked_window, window_of
 from pytest_pallas.analysis.kernel_calls import called_jaxpr
 from pytest_pallas.compat.source import source_line
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.analysis.grid.scalars import Points
+from pytest_pallas.analysis.grid.bodies.scalars import Points
 
 
 @dataclass(frozen=True)
