@@ -19,7 +19,7 @@ from pytest_pallas.simulator.concurrency.scheduler import one_thread
 from pytest_pallas.simulator.concurrency.transfers import release
 from pytest_pallas.simulator.eager import EvaluateJaxpr, evaluated_eagerly, evaluating_eagerly
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.inspection.changes import Change
+from pytest_pallas.simulator.inspection.changes import RefChange
 from pytest_pallas.simulator.inspection.inspector import Inspector
 from pytest_pallas.simulator.inspection.timeline import Timeline, check_path, text_of
 from pytest_pallas.simulator.machine import Limits, Machine
@@ -46,7 +46,7 @@ class Simulation:
     findings: tuple[Finding, ...] = ()
     steps: int = 0
     fallbacks: dict[str, int]
-    watched: tuple[Change, ...] = ()
+    watched: tuple[RefChange, ...] = ()
     notes: tuple[str, ...] = ()
 
 

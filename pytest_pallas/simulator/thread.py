@@ -15,7 +15,7 @@ from pytest_pallas.findings import Finding, Owner
 from pytest_pallas.findings import Kind as FindingKind
 from pytest_pallas.simulator.concurrency.recording import Entered, Recording
 from pytest_pallas.simulator.concurrency.transfers import Semaphore
-from pytest_pallas.simulator.memory.references import Key, Ref, Region
+from pytest_pallas.simulator.memory.references import AllocationKey, Ref, Region
 from pytest_pallas.transforms import Elsewhere
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Grid:
+class GridPosition:
     """The grid point that a core is at.
 
     Attributes:
@@ -37,7 +37,7 @@ class Grid:
     shown: int | None = None
 
 
-class Beside(Protocol):
+class AccessMonitor(Protocol):
     """Notes accesses to memory that others access at the same time, outside of the recording."""
 
     def note(
@@ -63,12 +63,12 @@ class Device:
     """
 
     number: int
-    memory: dict[Key, Ref] = field(default_factory=dict)
+    memory: dict[AllocationKey, Ref] = field(default_factory=dict)
     left: set[Any] = field(default_factory=set)
-    freed: set[Key] = field(default_factory=set)
+    freed: set[AllocationKey] = field(default_factory=set)
     launches: Counter[Any] = field(default_factory=Counter)
     barriers: dict[Any, Semaphore] = field(default_factory=dict)
-    expected: dict[Key, list[Callable[[Ref], None]]] = field(default_factory=dict)
+    expected: dict[AllocationKey, list[Callable[[Ref], None]]] = field(default_factory=dict)
     ahead: list[Any] = field(default_factory=list)
 
 
@@ -91,12 +91,12 @@ class Thread:
       launch: the kernel it is inside of that others can reach: which, and how often it was entered.
       recorded: whether what it does to memory is recorded.
       collective: the barrier semaphore of the kernel it is inside of, or None.
-      beside: notes what it does to memory that others use at the same time, or None.
-      own: a recording of what it does, in place of the machine's, or None.
+      access_monitor: notes what it does to memory that others use at the same time, or None.
+      own_recording: a recording of what it does, in place of the machine's, or None.
     """
 
     machine: Machine
-    grids: list[Grid] = field(default_factory=list)
+    grids: list[GridPosition] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
     generator: np.random.Generator | None = None
     axes: dict[str, int] = field(default_factory=dict)
@@ -109,8 +109,8 @@ class Thread:
     launch: tuple[Any, ...] = ()
     recorded: bool = False
     collective: Any = None
-    beside: Beside | None = None
-    own: Recording | None = None
+    access_monitor: AccessMonitor | None = None
+    own_recording: Recording | None = None
 
     def __post_init__(self) -> None:
         """Take a number, unless it has one."""
@@ -154,7 +154,7 @@ class Thread:
     @property
     def recording(self) -> Recording:
         """Where what it does is recorded."""
-        return self.own or self.machine.recording
+        return self.own_recording or self.machine.recording
 
     @property
     def core(self) -> tuple[tuple[str, int], ...]:
@@ -186,9 +186,9 @@ class Thread:
           site: which allocation of the kernel it is.
           shared: whether the cores of the device share it.
         """
-        self.publish_as(ref, Key(self.launch, () if shared else self.core, site))
+        self.publish_as(ref, AllocationKey(self.launch, () if shared else self.core, site))
 
-    def publish_as(self, ref: Ref, key: Key) -> None:
+    def publish_as(self, ref: Ref, key: AllocationKey) -> None:
         """As ``publish``, of memory that may be another core's."""
         ref.key = key
         device = self.device

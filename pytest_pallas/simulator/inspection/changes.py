@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class RefChange:
     """A watched reference got other values.
 
     Attributes:

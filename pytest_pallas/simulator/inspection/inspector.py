@@ -23,7 +23,7 @@ from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr, sub_jaxprs
 from pytest_pallas.compat.source import place_of_call
 from pytest_pallas.errors import OptionError
 from pytest_pallas.findings import Owner
-from pytest_pallas.simulator.inspection.changes import Change, differing, same_bits, values_of
+from pytest_pallas.simulator.inspection.changes import RefChange, differing, same_bits, values_of
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.source_lines import SourceLine, text_at
 
@@ -85,7 +85,7 @@ class Inspector:
 
     watch: tuple[str, ...] = ()
     stop_at: tuple[str, ...] = ()
-    changes: list[Change] = field(default_factory=list)
+    changes: list[RefChange] = field(default_factory=list)
     raised: BaseException | None = None
     time: int = 0
     _lines: set[SourceLine] = field(default_factory=set)
@@ -243,7 +243,7 @@ class Inspector:
         values = watched.values
         points = [] if before is None else np.argwhere(differing(before, values))
         index = tuple(map(int, points[0])) if len(points) else None
-        change = Change(
+        change = RefChange(
             ref=watched.ref.name,
             kind=kind,
             owner=watched.owner,

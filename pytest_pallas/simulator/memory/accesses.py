@@ -45,8 +45,8 @@ def record_access(
     frees = kind in ("pass on", "free")
     if kind == "pass on" and not line:  # JAX has none where the function it maps is a kernel itself
         line = "the end of the kernel"
-    if thread.beside is not None and not frees:
-        thread.beside.note(thread, region, name, line, writes=writes, adds=adds)
+    if thread.access_monitor is not None and not frees:
+        thread.access_monitor.note(thread, region, name, line, writes=writes, adds=adds)
     thread.recording.events.append(
         Touched(
             thread.number,

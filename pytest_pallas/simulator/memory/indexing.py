@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.simulator.memory.references import Ref
-from pytest_pallas.transforms import Indexed, Operand, Span
+from pytest_pallas.transforms import AxisSlice, Indexed, Operand
 
 Array = np.ndarray[Any, Any]
 
@@ -28,7 +28,7 @@ def repeated(array: Array, indexed: Indexed, operands: Sequence[Any]) -> Array:
     """The memory in which each axis with stride 0 has its one element as often as it is read."""
     for axis in indexed.repeated:
         span = indexed.indices[axis]
-        assert isinstance(span, Span)
+        assert isinstance(span, AxisSlice)
         start, size = (
             int(operands[each.position]) if isinstance(each, Operand) else each
             for each in (span.start, span.size)
@@ -49,7 +49,7 @@ def numpy_index(
     key: list[Any] = []
     for axis, index in enumerate(indexed.indices):
         dim = shape[axis]
-        if type(index) is Span:
+        if type(index) is AxisSlice:
             start: Any = index.start
             if type(start) is Operand:
                 start = int(operands[start.position])
@@ -88,7 +88,7 @@ def grid_of(indexed: Indexed, operands: Sequence[Any], result: tuple[int, ...]) 
       operands: of the equation.
       result: shape of the window.
     """
-    spans = [i for i, index in enumerate(indexed.indices) if isinstance(index, Span)]
+    spans = [i for i, index in enumerate(indexed.indices) if isinstance(index, AxisSlice)]
     others = [i for i in range(len(indexed.indices)) if i not in spans]
     # As in numpy: the arrays' axes stand where the arrays are if those are adjacent, else first.
     joint = len(indexed.joint)
@@ -97,7 +97,7 @@ def grid_of(indexed: Indexed, operands: Sequence[Any], result: tuple[int, ...]) 
     found: list[Array] = []
     for axis, index in enumerate(indexed.indices):
         shape = [1] * len(result)
-        if isinstance(index, Span):
+        if isinstance(index, AxisSlice):
             place = spans.index(axis)
             place += joint if not adjacent or (others and place >= first) else 0
             start = index.start

@@ -13,11 +13,11 @@ from pytest_pallas.simulator.memory.indexing import Outside, grid_of, numpy_inde
 from pytest_pallas.simulator.memory.references import Elements, Ref, Region
 from pytest_pallas.simulator.memory.reshaping import applied, undone
 from pytest_pallas.transforms import (
+    AxisSlice,
     Bitcast,
     Indexed,
     Listed,
     Operand,
-    Span,
     Transform,
 )
 
@@ -64,7 +64,7 @@ def _reading(indexed: Indexed) -> Callable[[Array, Sequence[Any]], Array]:
             scalars.append((axis, index.position, dim))
         elif isinstance(index, Listed):
             return lambda array, operands: read(array, (indexed,), operands)
-        elif isinstance(index, Span) and isinstance(index.start, Operand):
+        elif isinstance(index, AxisSlice) and isinstance(index.start, Operand):
             if isinstance(index.size, Operand) or index.size <= 0:
                 return lambda array, operands: read(array, (indexed,), operands)
             reach = (index.size - 1) * index.stride + 1
@@ -183,7 +183,7 @@ def size_in_bytes(ref: Ref, transforms: Sequence[Transform], operands: Sequence[
         if isinstance(transform, Bitcast):
             width = np.dtype(transform.dtype).itemsize
         if isinstance(transform, Indexed):
-            spans = [each.size for each in transform.indices if isinstance(each, Span)]
+            spans = [each.size for each in transform.indices if isinstance(each, AxisSlice)]
             joint = transform.joint
             sizes = [int(operands[s.position]) if isinstance(s, Operand) else s for s in spans]
             sizes += [int(operands[s.position]) if isinstance(s, Operand) else s for s in joint]
@@ -199,7 +199,7 @@ def fixed_size(aval: Any, transforms: Sequence[Transform]) -> int | None:
       transforms: from the memory to the window.
     """
     indexed = [each for each in transforms if isinstance(each, Indexed)]
-    sizes = [span.size for each in indexed for span in each.indices if isinstance(span, Span)]
+    sizes = [span.size for each in indexed for span in each.indices if isinstance(span, AxisSlice)]
     joint = [size for each in indexed for size in each.joint]
     if any(isinstance(size, Operand) for size in (*sizes, *joint)):
         return None
@@ -228,7 +228,7 @@ def masked(
     Raises:
       Outside: an element beyond the edge is not left out.
     """
-    whole = Indexed(tuple(Span(0, size, 1) for size in array.shape), array.shape, ())
+    whole = Indexed(tuple(AxisSlice(0, size, 1) for size in array.shape), array.shape, ())
     *outer, last = window or (whole,)
     if not isinstance(last, Indexed):
         raise SimulationError("a masked access to a reshaped reference cannot be simulated")

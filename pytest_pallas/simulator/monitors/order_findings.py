@@ -15,17 +15,17 @@ from pytest_pallas.simulator.concurrency.recording import (
     Touched,
     Waited,
 )
-from pytest_pallas.simulator.monitors.accesses import Flight, index_of
-from pytest_pallas.simulator.monitors.passes import Pass
+from pytest_pallas.simulator.monitors.accesses import SideInFlight, index_of
+from pytest_pallas.simulator.monitors.passes import OrderPass
 from pytest_pallas.simulator.monitors.promises import Promise, Rivals
 
 
-def finding_of(this: Pass, found: tuple[str, Any, Any], seed: int) -> Finding:
+def finding_of(this: OrderPass, found: tuple[str, Any, Any], seed: int) -> Finding:
     """What a pass found, as a finding.
 
     Args:
       this: the pass.
-      found: an entry of ``Pass.found``.
+      found: an entry of ``OrderPass.found``.
       seed: of the run.
     """
     kind, first, second = found
@@ -82,12 +82,12 @@ def finding_of(this: Pass, found: tuple[str, Any, Any], seed: int) -> Finding:
 
 def _is_of_one_chain(first: Any, second: Any) -> bool:
     """Whether two operations are of one unit, which keeps the order of others."""
-    if not (isinstance(first, Flight) and isinstance(second, Flight)):
+    if not (isinstance(first, SideInFlight) and isinstance(second, SideInFlight)):
         return False
     return first.chain is not None and first.chain == second.chain and first.thread == second.thread
 
 
-def _overrun(this: Pass, event: Acquired, seed: int) -> Finding:
+def _overrun(this: OrderPass, event: Acquired, seed: int) -> Finding:
     name = event.token.name
     return Finding(
         kind="phase",
@@ -104,7 +104,7 @@ def _overrun(this: Pass, event: Acquired, seed: int) -> Finding:
     )
 
 
-def _entry(this: Pass, event: Reached, seed: int) -> Finding:
+def _entry(this: OrderPass, event: Reached, seed: int) -> Finding:
     owner = this.owners[event.thread]
     device = event.key[0]
     access = Access(
@@ -131,7 +131,7 @@ def _entry(this: Pass, event: Reached, seed: int) -> Finding:
     )
 
 
-def _access(this: Pass, event: Touched | Flight | Access) -> Access:
+def _access(this: OrderPass, event: Touched | SideInFlight | Access) -> Access:
     if isinstance(event, Access):
         return event
     if isinstance(event, Touched):
@@ -171,9 +171,9 @@ def _access(this: Pass, event: Touched | Flight | Access) -> Access:
     )
 
 
-def _unproved(this: Pass, event: Any) -> Iterator[Wait]:
+def _unproved(this: OrderPass, event: Any) -> Iterator[Wait]:
     """The last waits on the semaphores of a copy, with what else could have satisfied them."""
-    if not isinstance(event, Flight):
+    if not isinstance(event, SideInFlight):
         return
     copy = event.origin
     if isinstance(copy, Asynchronous):
@@ -209,7 +209,7 @@ def _promises(rivals: Rivals) -> Iterator[Promise]:
         yield from line.promises[start:end]
 
 
-def _signal_of(this: Pass, promise: Promise) -> Signal:
+def _signal_of(this: OrderPass, promise: Promise) -> Signal:
     event = promise.event
     line, program = (
         (event.copy.line, event.copy.program)

@@ -30,9 +30,16 @@ from pytest_pallas.simulator.concurrency.recording import (
     Touched,
     Waited,
 )
-from pytest_pallas.simulator.monitors.accesses import Flight, Past, place_of
+from pytest_pallas.simulator.monitors.accesses import PastAccess, SideInFlight, place_of
 from pytest_pallas.simulator.monitors.order_findings import finding_of
-from pytest_pallas.simulator.monitors.passes import Pass, check, locate_all, note, tick, users_of
+from pytest_pallas.simulator.monitors.passes import (
+    OrderPass,
+    check,
+    locate_all,
+    note,
+    tick,
+    users_of,
+)
 from pytest_pallas.simulator.monitors.promises import Promise, amount_of, size_of
 from pytest_pallas.simulator.monitors.tokens import find_overruns, known_of_core, pass_on, settle
 
@@ -56,13 +63,13 @@ def disorder(events: Sequence[Event], owners: Sequence[Owner], seed: int) -> lis
     owners = _renumber(events, owners)
     located = locate_all(events)
     users = users_of(events, located)
-    this = Pass(events, owners, {}, users, located)
+    this = OrderPass(events, owners, {}, users, located)
     _go(this)
     for _ in range(_PASSES):
         given = this.given
         if all(size_of(more) <= size_of(given.get(n, ())) for n, more in this.rivals.items()):
             break
-        this = Pass(events, owners, this.rivals, users, located)
+        this = OrderPass(events, owners, this.rivals, users, located)
         _go(this)
     find_overruns(this)
     return [finding_of(this, each, seed) for each in this.found]
@@ -83,7 +90,7 @@ def _renumber(events: Sequence[Event], owners: Sequence[Owner]) -> list[Owner]:
     return [owners[number] for number in numbers]
 
 
-def _go(this: Pass) -> None:
+def _go(this: OrderPass) -> None:
     count = len(this.owners)
     this.clocks = np.zeros((count, count), np.int32)
     np.fill_diagonal(this.clocks, 1)
@@ -98,7 +105,7 @@ def _go(this: Pass) -> None:
         this.rivals.update(count.rivals())
 
 
-def _start(this: Pass, event: Started) -> None:
+def _start(this: OrderPass, event: Started) -> None:
     copy, thread = event.copy, event.thread
     clock = tick(this, thread)
     for semaphore in copy.semaphores:
@@ -106,24 +113,24 @@ def _start(this: Pass, event: Started) -> None:
     flights = this.flights[copy] = []
     for region, writes, place, bounds in this.located[event]:
         adds = writes and copy.adds
-        flight = Flight(copy, region, writes, adds, thread, clock, bounds, place=place)
+        flight = SideInFlight(copy, region, writes, adds, thread, clock, bounds, place=place)
         memory = this.memory(place)
         check(this, memory, flight, bounds, clock, thread)
         memory.begin(flight)
         flights.append(flight)
 
 
-def _signal(this: Pass, event: Signalled) -> None:
+def _signal(this: OrderPass, event: Signalled) -> None:
     clock = tick(this, event.thread)
     promise = Promise(event.thread, event.amount, clock, event)
     _promise(this, event.semaphore, promise)
 
 
-def _promise(this: Pass, semaphore: Semaphore, promise: Promise) -> None:
+def _promise(this: OrderPass, semaphore: Semaphore, promise: Promise) -> None:
     this.count(semaphore).promise(promise, this.order)
 
 
-def _wait(this: Pass, number: int, event: Waited) -> None:
+def _wait(this: OrderPass, number: int, event: Waited) -> None:
     count = this.count(event.semaphore)
     thread = event.thread
     row = this.clocks[thread]
@@ -151,7 +158,7 @@ def _wait(this: Pass, number: int, event: Waited) -> None:
     numbers.append(number)
 
 
-def _done(this: Pass, copy: Copy, semaphore: Semaphore, thread: int, time: int) -> None:
+def _done(this: OrderPass, copy: Copy, semaphore: Semaphore, thread: int, time: int) -> None:
     """A wait proves that the source is read, and the target written if it is of that side."""
     if copy.sent is not semaphore and copy.done is not semaphore:
         return
@@ -163,12 +170,12 @@ def _done(this: Pass, copy: Copy, semaphore: Semaphore, thread: int, time: int) 
             continue
         memory = this.memory(flight.place)
         if memory.end(flight) and len(this.users[flight.place]) > 1:
-            past = Past(thread, time, flight.region, flight.writes, flight.adds, flight)
+            past = PastAccess(thread, time, flight.region, flight.writes, flight.adds, flight)
             memory.ordered.add(flight.bounds, past)
             flight.past = past
 
 
-def _synchronize(this: Pass, event: Synchronized) -> None:
+def _synchronize(this: OrderPass, event: Synchronized) -> None:
     rows = list(event.threads)
     this.core[rows] = np.max([known_of_core(this, thread) for thread in rows], axis=0)
     this.clocks[rows] = this.clocks[rows].max(axis=0)
@@ -180,7 +187,7 @@ def _synchronize(this: Pass, event: Synchronized) -> None:
         this.clocks[thread, thread] += 1
 
 
-def _touch(this: Pass, event: Touched) -> None:
+def _touch(this: OrderPass, event: Touched) -> None:
     ((region, _, place, bounds),) = this.located[event]
     memory = this.memories.get(place)
     if memory is None:
@@ -194,11 +201,11 @@ def _touch(this: Pass, event: Touched) -> None:
     if len(this.users[place]) > 1:
         key = (thread, event.writes, event.adds, *place_of(region))
         time = int(row[thread])
-        past = Past(thread, time, region, event.writes, event.adds, event)
+        past = PastAccess(thread, time, region, event.writes, event.adds, event)
         memory.keep(key, past, bounds)
 
 
-def _reach(this: Pass, event: Entered | Reached | Any) -> None:
+def _reach(this: OrderPass, event: Entered | Reached | Any) -> None:
     if isinstance(event, Entered):
         this.entered[event.key] = (event.thread, int(this.clocks[event.thread, event.thread]))
         tick(this, event.thread)
@@ -208,7 +215,7 @@ def _reach(this: Pass, event: Entered | Reached | Any) -> None:
         note(this, "entry", event, home)
 
 
-_HANDLERS: dict[type, Callable[[Pass, Any], None]] = {
+_HANDLERS: dict[type, Callable[[OrderPass, Any], None]] = {
     Touched: _touch,
     Started: _start,
     Signalled: _signal,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_pallas.simulator.concurrency.recording import Asynchronous, Side
-from pytest_pallas.simulator.monitors.accesses import Flight, overlap, place_of
+from pytest_pallas.simulator.monitors.accesses import SideInFlight, overlap, place_of
 
 #: Accesses that keep their order: what the first one is, and the second one.
 _DIRECT = frozenset(
@@ -20,7 +20,9 @@ _DIRECT = frozenset(
 _MOST = 256
 
 
-def are_pipelined(first: Flight, second: Flight, started: Sequence[Asynchronous]) -> bool:
+def are_pipelined(
+    first: SideInFlight, second: SideInFlight, started: Sequence[Asynchronous]
+) -> bool:
     """Whether two sides of operations of one unit are accessed in this order.
 
     Args:

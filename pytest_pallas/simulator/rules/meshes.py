@@ -11,7 +11,7 @@ import numpy as np
 from pytest_pallas.errors import MissingRuleError, SimulationError
 from pytest_pallas.findings import Owner
 from pytest_pallas.simulator.arithmetic.dtypes import convert
-from pytest_pallas.simulator.concurrency.launches import run_beside
+from pytest_pallas.simulator.concurrency.launches import run_concurrently
 from pytest_pallas.simulator.concurrency.meeting import meet
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.program import prepare
@@ -276,7 +276,7 @@ def _shard_map(eqn: Equation) -> Evaluate:
             thread.child(Owner(device=number), sizes=sizes, axes={**thread.axes, **place})
             for number, place in enumerate(places)
         ]
-        values = run_beside(thread, devices, lambda device: part(device, args))
+        values = run_concurrently(thread, devices, lambda device: part(device, args))
         return join(zip(places, values, strict=True))
 
     return evaluate

@@ -81,7 +81,7 @@ class Fragments:
 
 
 @dataclass(frozen=True)
-class RefParts:
+class InlineRef:
     """How a reference is laid out in the memory that the code sees.
 
     Attributes:
@@ -106,5 +106,5 @@ class InlineCode:
     """
 
     body: InlineRegion
-    arguments: tuple[Fragments | RefParts, ...]
+    arguments: tuple[Fragments | InlineRef, ...]
     results: tuple[Fragments, ...]

@@ -19,11 +19,11 @@ from pytest_pallas.simulator.gpu.inline.code import (
     Fragments,
     InlineCode,
     InlineOperation,
+    InlineRef,
     InlineRegion,
     InlineType,
-    RefParts,
 )
-from pytest_pallas.transforms import Operand, Place
+from pytest_pallas.transforms import Operand, RefPart
 
 Array = np.ndarray[Any, Any]
 
@@ -73,14 +73,14 @@ class _Numbers:
         return self.numbers.setdefault(value, len(self.numbers))
 
 
-def inline_places(params: Mapping[str, Any]) -> list[Place | None]:
+def inline_places(params: Mapping[str, Any]) -> list[RefPart | None]:
     """Of each argument the reference, by its position among the operands; None of an array."""
     count, tree = params["pytree_args"].num_leaves, params["pytree_ref_transforms"]
     util = importlib.import_module("jax.tree_util")
     leaves = [Operand(count + number) for number in range(tree.num_leaves)]
     found = util.tree_unflatten(tree, leaves)
     return [
-        Place(position, transforms_in(transforms)) if hasattr(kind, "transforms") else None
+        RefPart(position, transforms_in(transforms)) if hasattr(kind, "transforms") else None
         for position, (kind, transforms) in enumerate(
             zip(params["flat_arg_types"], found, strict=True)
         )
@@ -128,12 +128,12 @@ def inline_code(
             block = made.add_entry_block()
         values = iter(block.arguments)
         given: list[Any] = []
-        found: list[Fragments | RefParts] = []
+        found: list[Fragments | InlineRef] = []
         for kind, (shape, dtype, _) in zip(kinds, arguments, strict=True):
             if hasattr(kind, "transforms"):
                 value = next(values)
                 given.append(value)
-                found.append(RefParts(numbers.of(value), *_layout_of(kind)))
+                found.append(InlineRef(numbers.of(value), *_layout_of(kind)))
                 continue
             layout = kind.to_mgpu()
             registers = np.empty(layout.registers_shape(shape), dtype=object)

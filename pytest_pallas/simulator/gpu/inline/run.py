@@ -10,11 +10,11 @@ import numpy as np
 
 from pytest_pallas.errors import MissingRuleError
 from pytest_pallas.simulator.concurrency.recording import Fenced
-from pytest_pallas.simulator.gpu.inline.code import Fragments, InlineCode, RefParts
-from pytest_pallas.simulator.gpu.inline.frame import Frame, check
-from pytest_pallas.simulator.gpu.inline.memory import AddressSpace, Buffer, bits_of
+from pytest_pallas.simulator.gpu.inline.code import Fragments, InlineCode, InlineRef
+from pytest_pallas.simulator.gpu.inline.frame import InlineFrame, check
+from pytest_pallas.simulator.gpu.inline.memory import AddressSpace, InlineBuffer, bits_of
 from pytest_pallas.simulator.gpu.inline.mlir import tiled_shape
-from pytest_pallas.simulator.gpu.inline.operations.references import View, dense_strides
+from pytest_pallas.simulator.gpu.inline.operations.references import MemrefView, dense_strides
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.memory.accesses import AccessKind, record_access
 
@@ -63,10 +63,10 @@ def execute(
             thread.recording.events.append(Fenced(thread.number))
 
     count = 32 * len(thread.lanes)
-    frame = Frame(count, _first(thread), _geometry(thread), space, fence)
+    frame = InlineFrame(count, _first(thread), _geometry(thread), space, fence)
     rows = slice(32 * thread.lanes[0], 32 * thread.lanes[0] + count)
     for given, argument in zip(code.arguments, arguments, strict=True):
-        if isinstance(given, RefParts):
+        if isinstance(given, InlineRef):
             name, array, shared = argument
             frame.values[given.number] = _view(space, given, name, array, shared=shared)
         else:
@@ -85,7 +85,9 @@ def _first(thread: GpuThread) -> int:
     return 128 * thread.warpgroup + 32 * thread.lanes[0]
 
 
-def _view(space: AddressSpace, parts: RefParts, name: str, array: Array, *, shared: bool) -> View:
+def _view(
+    space: AddressSpace, parts: InlineRef, name: str, array: Array, *, shared: bool
+) -> MemrefView:
     if array.dtype == object:
         raise MissingRuleError(f"{name}, which inline_mgpu is given, holds no numbers")
     if bits_of(array.dtype) < 8 and (parts.tiling or parts.swizzle):
@@ -93,10 +95,10 @@ def _view(space: AddressSpace, parts: RefParts, name: str, array: Array, *, shar
     buffer = space.add(name, array, shared=shared, tiling=parts.tiling, swizzle=parts.swizzle)
     shape = tiled_shape(array.shape, parts.tiling)
     base, offset = np.array([buffer.base], np.uint64), np.zeros(1, np.int64)
-    return View(base, offset, shape, dense_strides(shape), array.dtype)
+    return MemrefView(base, offset, shape, dense_strides(shape), array.dtype)
 
 
-def _note(thread: GpuThread, buffer: Buffer, line: str) -> None:
+def _note(thread: GpuThread, buffer: InlineBuffer, line: str) -> None:
     """Tell the monitor of order what was read and written since the last time."""
 
     def record(kind: AccessKind, new: Array) -> None:
@@ -110,7 +112,7 @@ def _note(thread: GpuThread, buffer: Buffer, line: str) -> None:
     buffer.noted_writes |= buffer.written
 
 
-def _scatter(frame: Frame, given: Fragments, array: Array, rows: slice) -> None:
+def _scatter(frame: InlineFrame, given: Fragments, array: Array, rows: slice) -> None:
     """Give each thread its registers of an array."""
     array = _as_bits(array)
     if given.elements is None:
@@ -131,7 +133,7 @@ def _as_bits(array: Array) -> Array:
     return array.view(np.dtype(f"u{array.dtype.itemsize}")) if array.dtype.kind == "i" else array
 
 
-def _gathered(frame: Frame, given: Fragments, shape: tuple[int, ...], dtype: Any) -> Array:
+def _gathered(frame: InlineFrame, given: Fragments, shape: tuple[int, ...], dtype: Any) -> Array:
     dtype = np.dtype(dtype)
     if given.elements is None:
         value = frame.values[given.registers[0]]

@@ -14,7 +14,7 @@ from pytest_pallas.compat.source import home_of
 from pytest_pallas.simulator.concurrency.launches import equations
 from pytest_pallas.simulator.gpu.launches.block_meshes import BlockMesh, block_mesh
 from pytest_pallas.simulator.gpu.launches.registers import registers_at_launch
-from pytest_pallas.simulator.gpu.launches.scopes import Item, semaphores_in, smem_bytes
+from pytest_pallas.simulator.gpu.launches.scopes import ScopedRef, semaphores_in, smem_bytes
 from pytest_pallas.simulator.gpu.layouts import makes_paired_memory
 from pytest_pallas.simulator.gpu.peers import reaches_devices
 from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import allocated_columns
@@ -90,7 +90,7 @@ class GpuKernel:
     written: frozenset[int]
     aliases: Mapping[int, int]
     outputs: tuple[Any, ...]
-    semaphores: tuple[Item, ...]
+    semaphores: tuple[ScopedRef, ...]
     paired: bool
     smem: int
     tmem: Sequence[tuple[str, int]]

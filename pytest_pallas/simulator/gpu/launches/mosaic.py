@@ -33,14 +33,14 @@ from pytest_pallas.simulator.gpu.operations import settle
 from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import (
     tensor_memory_excess,
 )
-from pytest_pallas.simulator.gpu.threads import Block, Cluster, GpuThread, Launch, leave
+from pytest_pallas.simulator.gpu.threads import Cluster, GpuLaunch, GpuThread, ThreadBlock, leave
 from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.allocation import memory_of
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.program import prepare
 from pytest_pallas.simulator.registry import Equation, Evaluate
-from pytest_pallas.simulator.thread import Grid, Thread
+from pytest_pallas.simulator.thread import GridPosition, Thread
 
 Array = np.ndarray[Any, Any]
 
@@ -105,7 +105,7 @@ def _execute(
             if isinstance(ref, Ref) and thread.recorded:
                 thread.publish(ref, "operand", number, shared=True)
         _check_tensor_memory(kernel, machine)
-        launch = Launch(thread, kernel.mesh, registers=kernel.registers)
+        launch = GpuLaunch(thread, kernel.mesh, registers=kernel.registers)
         launch.lanes_apart = getattr(kernel.params, "unsafe_no_auto_barriers", False)
         if kernel.early:
             launch.start = begin_early(thread, values)
@@ -131,7 +131,7 @@ def _check_tensor_memory(kernel: GpuKernel, machine: Machine) -> None:
         machine.report(finding)
 
 
-def _points(launch: Launch) -> list[tuple[int, ...]]:
+def _points(launch: GpuLaunch) -> list[tuple[int, ...]]:
     """The grid points of the clusters, in the order in which they are begun."""
     sizes = [size for _, size in launch.mesh.grid]
     points = list(np.ndindex(*sizes))
@@ -141,7 +141,7 @@ def _points(launch: Launch) -> list[tuple[int, ...]]:
     return points
 
 
-def _footprints(kernel: GpuKernel, launch: Launch, given: Sequence[Any]) -> Footprints:
+def _footprints(kernel: GpuKernel, launch: GpuLaunch, given: Sequence[Any]) -> Footprints:
     """Notes what the clusters do to global memory."""
     concurrent = kernel.ordered or kernel.dynamic
     footprints = Footprints(launch.thread.machine.seed, concurrent=concurrent)
@@ -156,7 +156,7 @@ def _footprints(kernel: GpuKernel, launch: Launch, given: Sequence[Any]) -> Foot
 
 
 def _one_by_one(
-    kernel: GpuKernel, launch: Launch, given: Sequence[Any], footprints: Footprints
+    kernel: GpuKernel, launch: GpuLaunch, given: Sequence[Any], footprints: Footprints
 ) -> None:
     machine, recording = launch.thread.machine, Recording()
     for number, point in enumerate(_points(launch)):
@@ -171,7 +171,7 @@ def _one_by_one(
 
 
 def _all_at_once(
-    kernel: GpuKernel, launch: Launch, given: Sequence[Any], footprints: Footprints
+    kernel: GpuKernel, launch: GpuLaunch, given: Sequence[Any], footprints: Footprints
 ) -> None:
     clusters = [_cluster(kernel, launch, point, footprints, None) for point in _points(launch)]
     if kernel.dynamic:
@@ -223,7 +223,7 @@ def _run(kernel: GpuKernel, clusters: Sequence[Cluster], given: Sequence[Any]) -
 
 def _cluster(
     kernel: GpuKernel,
-    launch: Launch,
+    launch: GpuLaunch,
     point: tuple[int, ...],
     footprints: Footprints,
     recording: Recording | None,
@@ -231,17 +231,21 @@ def _cluster(
     """A cluster with its blocks and their warpgroups, none of which has begun."""
     mesh, cluster = launch.mesh, Cluster(launch, point, together=kernel.paired)
     for place in np.ndindex(*(size for _, size in mesh.cluster)):
-        block = Block(cluster, place, np.full(kernel.smem, 0xFF, np.uint8))
+        block = ThreadBlock(cluster, place, np.full(kernel.smem, 0xFF, np.uint8))
         cluster.blocks.append(block)
         for number in range(mesh.warpgroups):
             thread = _thread(launch, block, number)
-            thread.beside, thread.own, thread.recorded = footprints, recording, True
+            thread.access_monitor, thread.own_recording, thread.recorded = (
+                footprints,
+                recording,
+                True,
+            )
             block.warpgroups.append(thread)
         block.running = mesh.warpgroups
     return cluster
 
 
-def _thread(launch: Launch, block: Block, number: int) -> GpuThread:
+def _thread(launch: GpuLaunch, block: ThreadBlock, number: int) -> GpuThread:
     device, mesh = launch.thread, launch.mesh
     axes = [*mesh.grid, *mesh.cluster, *([mesh.threads] if mesh.threads else [])]
     point = (*block.point, *([number] if mesh.threads else []))
@@ -253,7 +257,10 @@ def _thread(launch: Launch, block: Block, number: int) -> GpuThread:
         block=block,
         warpgroup=number,
         owner=replace(device.owner, thread=who),
-        grids=[*device.grids, Grid(point, tuple(size for _, size in axes), len(block.point))],
+        grids=[
+            *device.grids,
+            GridPosition(point, tuple(size for _, size in axes), len(block.point)),
+        ],
         kernels=list(device.kernels),
         axes={**device.axes, **dict(zip(names, point, strict=True))},
         sizes=device.sizes,
@@ -306,8 +313,8 @@ def _warp(thread: GpuThread, axis: Any, number: int, count: int) -> GpuThread:
         launch=thread.launch,
         collective=thread.collective,
         recorded=True,
-        beside=thread.beside,
-        own=thread.own,
+        access_monitor=thread.access_monitor,
+        own_recording=thread.own_recording,
     )
 
 

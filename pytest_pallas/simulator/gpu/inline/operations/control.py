@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.simulator.gpu.inline.code import InlineOperation, InlineRegion
-from pytest_pallas.simulator.gpu.inline.frame import Frame, operation, signed
+from pytest_pallas.simulator.gpu.inline.frame import InlineFrame, operation, signed
 from pytest_pallas.simulator.gpu.inline.operations.arithmetic import chosen
 
 Array = np.ndarray[Any, Any]
@@ -17,7 +17,9 @@ def _results(op: InlineOperation, values: list[Any]) -> Any:
     return values[0] if len(op.results) == 1 else values
 
 
-def _inside(frame: Frame, active: Array, region: InlineRegion, arguments: Any = ()) -> list[Any]:
+def _inside(
+    frame: InlineFrame, active: Array, region: InlineRegion, arguments: Any = ()
+) -> list[Any]:
     """Run a region on some threads."""
     before, frame.active = frame.active, active
     try:
@@ -26,12 +28,12 @@ def _inside(frame: Frame, active: Array, region: InlineRegion, arguments: Any = 
         frame.active = before
 
 
-def _now(frame: Frame) -> Array:
+def _now(frame: InlineFrame) -> Array:
     return np.ones(frame.threads, np.bool_) if frame.active is None else frame.active
 
 
 @operation("scf.if")
-def _if(frame: Frame, op: InlineOperation, where: Array) -> Any:
+def _if(frame: InlineFrame, op: InlineOperation, where: Array) -> Any:
     now, where = _now(frame), frame.all(where)
     then, other = now & where, now & ~where
     branch, *rest = op.regions
@@ -47,7 +49,7 @@ def _if(frame: Frame, op: InlineOperation, where: Array) -> Any:
 
 @operation("scf.for")
 def _for(
-    frame: Frame, op: InlineOperation, low: Array, high: Array, step: Array, *carry: Any
+    frame: InlineFrame, op: InlineOperation, low: Array, high: Array, step: Array, *carry: Any
 ) -> Any:
     at, (region,) = low, op.regions
     values = list(carry)
@@ -65,7 +67,7 @@ def _for(
 
 
 @operation("scf.while")
-def _while(frame: Frame, op: InlineOperation, *carry: Any) -> Any:
+def _while(frame: InlineFrame, op: InlineOperation, *carry: Any) -> Any:
     condition, body = op.regions
     values, now = list(carry), _now(frame)
     given: list[Any] = []
@@ -86,7 +88,7 @@ def _while(frame: Frame, op: InlineOperation, *carry: Any) -> Any:
 
 
 @operation("scf.index_switch")
-def _switch(frame: Frame, op: InlineOperation, number: Array) -> Any:
+def _switch(frame: InlineFrame, op: InlineOperation, number: Array) -> Any:
     """Regions are the default and then the cases."""
     cases = tuple(op.attributes["cases"])
     values: list[Any] = []

@@ -13,7 +13,7 @@ import numpy as np
 
 from pytest_pallas.errors import MissingRuleError
 from pytest_pallas.simulator.gpu.inline.code import InlineOperation
-from pytest_pallas.simulator.gpu.inline.frame import Frame, operation
+from pytest_pallas.simulator.gpu.inline.frame import InlineFrame, operation
 from pytest_pallas.simulator.gpu.inline.memory import bits_of, from_bytes, to_bytes
 from pytest_pallas.simulator.gpu.inline.operations.lanes import meet
 from pytest_pallas.simulator.gpu.inline.operations.ptx_instructions import (
@@ -36,7 +36,7 @@ _ADJECTIVES = frozenset(
 
 
 @operation("llvm.inline_asm")
-def _assembly(frame: Frame, op: InlineOperation, *operands: Array) -> Any:
+def _assembly(frame: InlineFrame, op: InlineOperation, *operands: Array) -> Any:
     registers: dict[str, Array] = {}
     constraints = [each for each in op.attributes["constraints"].split(",") if each]
     outputs = [each for each in constraints if each.startswith("=")]
@@ -77,7 +77,7 @@ def _value(register: Array, dtype: Any, shape: tuple[int, ...]) -> Array:
     return from_bytes(raw[:, : max(count, 1)], dtype, shape)
 
 
-def _execute(frame: Frame, line: str, registers: dict[str, Array]) -> None:
+def _execute(frame: InlineFrame, line: str, registers: dict[str, Array]) -> None:
     predicate = None
     if line.startswith("@"):
         guard, _, line = line[1:].partition(" ")
