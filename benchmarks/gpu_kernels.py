@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytest_pallas.backends.timing import device_seconds
-from pytest_pallas.devices.absent import Chip, present
+from pytest_pallas.devices.absent import AbsentChip, present
 from pytest_pallas.devices.gpus import attributes
 
 #: Bytes that the operands of a row rotate through at least: twice the H200's level 2 cache.
@@ -420,7 +420,7 @@ def trace(row: Row) -> dict[str, str]:
         if function is None:
             continue
         try:
-            with present(Chip(f"NVIDIA {chip.upper()}", "gpu", attributes(chip))):
+            with present(AbsentChip(f"NVIDIA {chip.upper()}", "gpu", attributes(chip))):
                 out = jax.eval_shape(function, *row.operands)
             found[side] = f"{out.dtype}{list(out.shape)}"
         except Exception as error:

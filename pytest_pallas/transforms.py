@@ -19,7 +19,7 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class AxisSlice:
     """A slice of one axis.
 
     Attributes:
@@ -59,7 +59,7 @@ class Indexed:
       repeated: the axes whose slice has stride 0: it is one element, again and again.
     """
 
-    indices: tuple[Span | Operand | Listed | int, ...]
+    indices: tuple[AxisSlice | Operand | Listed | int, ...]
     shape: tuple[int, ...]
     joint: tuple[int | Operand, ...]
     repeated: tuple[int, ...] = ()
@@ -181,7 +181,7 @@ Elsewhere = AtPeer | AtBlock | AtAll
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
+class UnknownTransform:
     """A transform that is none of the others."""
 
     name: str
@@ -199,12 +199,12 @@ Transform = (
     | AtPeer
     | AtBlock
     | AtAll
-    | Unknown
+    | UnknownTransform
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RefPart:
     """A part of a reference, as an equation names it.
 
     Attributes:
@@ -216,7 +216,7 @@ class Place:
 
     position: int
     transforms: tuple[Transform, ...] = ()
-    choices: tuple[Place, ...] = ()
+    choices: tuple[RefPart, ...] = ()
     chosen: Operand | int = 0
 
 

@@ -103,9 +103,10 @@ def _simulate_kernels() -> None:
     from pytest_pallas.errors import PallasTestError
     from pytest_pallas.simulator import rules as rules  # which registers them
     from pytest_pallas.simulator.evaluation import run
-    from pytest_pallas.simulator.machine import Machine, Thread
+    from pytest_pallas.simulator.machine import Machine
     from pytest_pallas.simulator.program import prepare
-    from pytest_pallas.simulator.values import Keys, is_key_dtype
+    from pytest_pallas.simulator.thread import Thread
+    from pytest_pallas.simulator.values import KeyArray, is_key_dtype
 
     calls: Any = importlib.import_module("jax._src.pallas.pallas_call")
     meshes: Any = importlib.import_module("jax._src.pallas.mpmd")
@@ -135,11 +136,11 @@ def _simulate_kernels() -> None:
 
     def as_value(x: Any, aval: Any) -> Any:
         if is_key_dtype(aval.dtype):
-            return Keys(np.asarray(x), aval.dtype)
+            return KeyArray(np.asarray(x), aval.dtype)
         return np.asarray(x).astype(aval.dtype, copy=False)
 
     def as_array(value: Any, aval: Any) -> Any:
-        array = value.data if isinstance(value, Keys) else np.asarray(value)
+        array = value.data if isinstance(value, KeyArray) else np.asarray(value)
         return array.astype(wide(aval).dtype, copy=False)
 
     @contextlib.contextmanager

@@ -20,8 +20,9 @@ import numpy as np
 from pytest_pallas.numerics import epsilon, is_complex, is_float
 from pytest_pallas.simulator import rules as rules  # which registers them
 from pytest_pallas.simulator.concurrency.scheduler import one_thread
-from pytest_pallas.simulator.machine import Machine, Thread
+from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.program import CALLS, Program, Step, called, prepare
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.simulator.values import from_jax, to_output
 
 #: Operations through which a matrix product is still one: each element is one of the operand.

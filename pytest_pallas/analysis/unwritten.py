@@ -130,7 +130,7 @@ def writers_of(
     """
     import numpy as np
 
-    from pytest_pallas.analysis.grid.scalars import mapped
+    from pytest_pallas.analysis.grid.bodies.scalars import mapped
 
     facts = grid_facts(call.eqn)
     block = facts.outputs[output]

@@ -14,7 +14,7 @@ from pytest_pallas.backends.lowering import attributes
 from pytest_pallas.backends.protocol import Call, expected_warnings
 from pytest_pallas.backends.tracing import abstract, jitted
 from pytest_pallas.compat.compilers import interpret_ignored
-from pytest_pallas.devices.absent import Chip, present
+from pytest_pallas.devices.absent import AbsentChip, present
 from pytest_pallas.devices.targets import DEFAULT_TARGETS, TARGETS, Target
 from pytest_pallas.errors import KernelError, NoPallasCallError, PallasTestError
 
@@ -97,6 +97,8 @@ def on_chip(target: Target) -> AbstractContextManager[Any]:
     """Trace as on a chip, and overrule interpret=."""
     stack = ExitStack()
     stack.enter_context(interpret_ignored())
-    stack.enter_context(present(Chip(target.device_kind, target.platform, attributes(target))))
+    stack.enter_context(
+        present(AbsentChip(target.device_kind, target.platform, attributes(target)))
+    )
     stack.enter_context(expected_warnings())
     return stack

@@ -99,9 +99,9 @@ class Compiler:
                 return _ended(Outcome(error=readable(error)))
             report = self._refused(lowered, error)
             return _ended(self._outcome(report, lowered, cause=error))
-        from pytest_pallas.compilers.service import Program
+        from pytest_pallas.compilers.service import LoweredProgram
 
-        program = Program(
+        program = LoweredProgram(
             platform=self.platform,
             target=self.chip.name,
             module=lowered.module,

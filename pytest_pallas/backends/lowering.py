@@ -16,7 +16,7 @@ from pytest_pallas.backends.tracing import jitted, signature
 from pytest_pallas.compat.compilers import exact_exports, interpret_ignored
 from pytest_pallas.compilers import cuda, libtpu, tpu_chips
 from pytest_pallas.devices import gpus
-from pytest_pallas.devices.absent import Chip, present
+from pytest_pallas.devices.absent import AbsentChip, present
 from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import CompileError, NoPallasCallError
 from pytest_pallas.notes import Note
@@ -75,8 +75,8 @@ class Lowering:
 
     platform: str
     _shared: OrderedDict[Any, Lowered] = field(default_factory=OrderedDict[Any, Lowered])
-    _unasked: dict[str, Chip] = field(default_factory=dict[str, Chip])
-    _asked: dict[str, Chip] = field(default_factory=dict[str, Chip])
+    _unasked: dict[str, AbsentChip] = field(default_factory=dict[str, AbsentChip])
+    _asked: dict[str, AbsentChip] = field(default_factory=dict[str, AbsentChip])
     _curious: set[Any] = field(default_factory=set[Any])
 
     def lower(
@@ -105,7 +105,7 @@ class Lowering:
         # A call that has asked for another chip will ask again, and may find what was kept.
         chips = self._asked if key in self._curious else self._unasked
         if target.name not in chips:
-            chips[target.name] = Chip(target.device_kind, target.platform, attributes(target))
+            chips[target.name] = AbsentChip(target.device_kind, target.platform, attributes(target))
         chip = chips[target.name]
         with _context(chip):
             try:
@@ -128,7 +128,7 @@ def attributes(target: Target) -> Mapping[str, Any]:
 
 
 @contextmanager
-def _context(chip: Chip) -> Generator[None]:
+def _context(chip: AbsentChip) -> Generator[None]:
     """Lower for a chip, and overrule interpret=."""
     with (
         exact_exports(),

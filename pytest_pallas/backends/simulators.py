@@ -256,7 +256,7 @@ def _is_monitored(call: Call) -> bool:
 def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple[Any, list[Any]]:
     """The machine that a call runs on, and the list that its probe is answered in."""
     from pytest_pallas.backends.variations import filler_of
-    from pytest_pallas.simulator.inspection.loads import Loads
+    from pytest_pallas.simulator.inspection.loads import LoadRecorder
     from pytest_pallas.simulator.machine import Machine
 
     probe_results: list[Any] = []
@@ -273,7 +273,7 @@ def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple
     if call.probe == "outputs":
         machine.outputs = lambda eqn, values: probe_results.append((eqn.params, list(values)))
     if call.probe == "loads":
-        machine.inspector = Loads(loads=probe_results)
+        machine.inspector = LoadRecorder(loads=probe_results)
     return machine, probe_results
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from pytest_pallas.backends import Backend, Call, Configured, Outcome
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.variations import Fill, Schedule
-from pytest_pallas.compilers.costs import Costs
+from pytest_pallas.compilers.costs import RecordedCosts
 from pytest_pallas.errors import KernelError, PallasTestError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Comparison, Tolerance, compare_trees, is_float, wide
@@ -76,7 +76,7 @@ class CheckContext(Configured, Properties):
     runs: Any = None
     cache: ExpectedCache = field(default_factory=ExpectedCache)
     typical: bool = False
-    costs: Costs | None = None
+    costs: RecordedCosts | None = None
     claimed: Sequence[str] = ()
     explained: bool = True
 

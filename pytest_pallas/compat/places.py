@@ -15,6 +15,7 @@ from pytest_pallas.transforms import (
     AtAll,
     AtBlock,
     AtPeer,
+    AxisSlice,
     Bitcast,
     Expanded,
     Im2Col,
@@ -22,12 +23,11 @@ from pytest_pallas.transforms import (
     Listed,
     Operand,
     Peer,
-    Place,
+    RefPart,
     Reshaped,
-    Span,
     Transform,
     Transposed,
-    Unknown,
+    UnknownTransform,
     Untiled,
 )
 
@@ -76,7 +76,7 @@ def _transform(transform: Any) -> Transform | None:
             tuple(
                 axis
                 for axis, index in enumerate(indices)
-                if isinstance(index, Span) and index.stride == 0
+                if isinstance(index, AxisSlice) and index.stride == 0
             ),
         )
     if kind in ("ReshapeTransform", "RefReshaper"):
@@ -113,14 +113,14 @@ def _gpu_transform(kind: str, transform: Any) -> Transform | None:
         return AtBlock(tuple((_names(dim), _number(index)) for dim, index in named))
     if kind == "MulticastRef":
         return AtAll(_names(transform.collective_axes))
-    return Unknown(kind)
+    return UnknownTransform(kind)
 
 
 def _names(axes: Any) -> tuple[Any, ...]:
     return tuple(axes) if isinstance(axes, tuple | list) else (axes,)
 
 
-def _index(index: Any) -> Span | Operand | Listed | int:
+def _index(index: Any) -> AxisSlice | Operand | Listed | int:
     if isinstance(index, Operand):
         return index
     if type(index).__name__ == "TransformedRef":
@@ -131,7 +131,7 @@ def _index(index: Any) -> Span | Operand | Listed | int:
         assert isinstance(listed, (Listed, Operand))
         return Listed(listed.position, transforms, index.ignored_value)
     if hasattr(index, "stride") and hasattr(index, "start"):
-        return Span(_number(index.start), _number(index.size), int(index.stride))
+        return AxisSlice(_number(index.start), _number(index.size), int(index.stride))
     return _number(index)
 
 
@@ -139,16 +139,16 @@ def _number(value: Any) -> Any:
     return value if isinstance(value, Operand) else int(value)
 
 
-def place_in(given: Any) -> Place:
+def place_in(given: Any) -> RefPart:
     """A reference with its transforms, whose leaves are ``Operand``s."""
     if isinstance(given, Operand):
-        return Place(given.position, ())
+        return RefPart(given.position, ())
     if isinstance(given.ref, tuple):
         (select,) = given.transforms
         choices: tuple[Any, ...] = given.ref
         index = select.idx if isinstance(select.idx, Operand) else int(select.idx)
-        return Place(-1, (), tuple(map(place_in, choices)), index)
-    return Place(given.ref.position, transforms_in(given.transforms))
+        return RefPart(-1, (), tuple(map(place_in, choices)), index)
+    return RefPart(given.ref.position, transforms_in(given.transforms))
 
 
 def peer_in(device: Any, core: Any, kind: Any) -> Peer | None:

@@ -33,7 +33,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class RecordedCost:
     """What one program cost.
 
     Attributes:
@@ -59,15 +59,15 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Costs:
+class RecordedCosts:
     """Recorded costs, and how far a kernel may exceed them.
 
     Attributes:
-      entries: the recorded costs by ``Entry.key``.
+      entries: the recorded costs by ``RecordedCost.key``.
       limit: by how many percent a cost may grow.
     """
 
-    entries: Mapping[tuple[str, str, str, str], Entry]
+    entries: Mapping[tuple[str, str, str, str], RecordedCost]
     limit: float
 
     def grown(self, kernel: str, check: str, report: CompileReport | None) -> str | None:
@@ -87,10 +87,10 @@ class Costs:
         return text + ". If that is right, record it: --pallas-cost=record"
 
 
-def entry(kernel: str, check: str, report: CompileReport) -> Entry:
+def entry(kernel: str, check: str, report: CompileReport) -> RecordedCost:
     """The entry for a report."""
     numbers = {name: getattr(report, name) for name in (*_NEVER, *_LIMITED)}
-    return Entry(
+    return RecordedCost(
         kernel=kernel,
         check=check,
         target=report.target,
@@ -109,7 +109,7 @@ def _problems(old: Mapping[str, int], new: Mapping[str, int], limit: float) -> I
             yield f"{after:,} {_WORDS.get(name, name)}, recorded {before:,}{growth}"
 
 
-def load(path: Path, limit: float) -> Costs:
+def load(path: Path, limit: float) -> RecordedCosts:
     """The costs recorded in a file.
 
     Raises:
@@ -121,10 +121,10 @@ def load(path: Path, limit: float) -> Costs:
             f"--pallas-cost=compare: there is no file {path}; make it with --pallas-cost=record, "
             "or name another with --pallas-cost-file"
         )
-    return Costs({each.key: each for each in entries}, limit)
+    return RecordedCosts({each.key: each for each in entries}, limit)
 
 
-def save(path: Path, new: Iterable[Entry]) -> int:
+def save(path: Path, new: Iterable[RecordedCost]) -> int:
     """Write entries to a file, and keep those in it that are about something else.
 
     Returns the number of entries written anew.
@@ -141,7 +141,7 @@ def save(path: Path, new: Iterable[Entry]) -> int:
     return len(fresh)
 
 
-def _entries(path: Path) -> list[Entry] | None:
+def _entries(path: Path) -> list[RecordedCost] | None:
     """The entries of a file; None if there is no file."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -156,7 +156,7 @@ def _entries(path: Path) -> list[Entry] | None:
                 f"the cost file {path} has schema {plain['schema']}, and this version reads "
                 f"{SCHEMA}; record it again with --pallas-cost=record in another file"
             )
-        return [Entry(**each) for each in plain["costs"]]
+        return [RecordedCost(**each) for each in plain["costs"]]
     except (ValueError, KeyError, TypeError):
         raise OptionError(
             f"{path} is not a file of --pallas-cost=record; delete it, or name another with "

@@ -19,7 +19,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from pytest_pallas.compilers.messages import Reply, Request
+from pytest_pallas.compilers.messages import CompileReply, CompileRequest
 from pytest_pallas.devices.targets import learn
 
 #: What a worker calls.
@@ -122,8 +122,8 @@ def environment(scratch: Path, *, target: str, everything: bool = False) -> Mapp
 
 
 def compile(payload: bytes) -> bytes:
-    """Compile one ``Request``; the answer is a ``Reply``. Runs in the worker."""
-    request = Request.decode(payload)
+    """Compile one ``CompileRequest``; the answer is a ``CompileReply``. Runs in the worker."""
+    request = CompileRequest.decode(payload)
     learn(request.target, request.chip)
     known = _known(request.target)
     folder = _dumps()
@@ -142,7 +142,7 @@ def compile(payload: bytes) -> bytes:
     if executable is None:
         # Before jax 0.12, "Pass pipeline failed" is all that the error says.
         remarks = [line for line in logged.remarks().splitlines() if line not in message]
-        reply = Reply(compiled=False, message="\n".join((message, *remarks)))
+        reply = CompileReply(compiled=False, message="\n".join((message, *remarks)))
         text, others = "", known.stems()
     else:
         text = executable.as_text() or ""
@@ -154,7 +154,7 @@ def compile(payload: bytes) -> bytes:
             files=gpu_kernels.host_code(folder),
             thunks=gpu_kernels.thunk_sequence(folder),
         )
-        reply = Reply(compiled=True, kernels=costs, kernel_calls=len(calls))
+        reply = CompileReply(compiled=True, kernels=costs, kernel_calls=len(calls))
         others = known.stems() - known.stems(calls)
     if request.dump:
         _keep(folder, Path(request.dump), others)
@@ -264,7 +264,7 @@ def _devices(target: str, count: int) -> list[Any]:
 @functools.cache
 def _known(target: str) -> Any:
     """What this process has found out about kernels."""
-    from pytest_pallas.compilers.gpu_kernels import Kernels
+    from pytest_pallas.compilers.gpu_kernels import GpuKernelCosts
     from pytest_pallas.devices.gpus import GPUS
 
-    return Kernels(GPUS[target].shared_per_block)
+    return GpuKernelCosts(GPUS[target].shared_per_block)

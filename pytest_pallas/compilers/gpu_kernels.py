@@ -28,7 +28,7 @@ _SUFFIX = "_mosaic_gpu_kernel"
 
 
 @dataclass(frozen=True)
-class KernelCall:
+class GpuCustomCall:
     """A Pallas custom call of a compiled program.
 
     Attributes:
@@ -42,7 +42,7 @@ class KernelCall:
     digest: str = ""
 
 
-def calls(hlo: str) -> tuple[KernelCall, ...]:
+def calls(hlo: str) -> tuple[GpuCustomCall, ...]:
     """The Pallas custom calls of an optimized HLO module, in its order."""
     functions = _functions(hlo)
     return tuple(_call(line, functions) for line in hlo.splitlines() if _CALL.search(line))
@@ -55,7 +55,7 @@ def _functions(hlo: str) -> Mapping[str, str]:
     return {frame: names.get(locations.get(at, ""), "") for frame, at in _FRAME.findall(hlo)}
 
 
-def _call(line: str, functions: Mapping[str, str]) -> KernelCall:
+def _call(line: str, functions: Mapping[str, str]) -> GpuCustomCall:
     scope = _SCOPE.search(line)
     path = scope[1].split("/") if scope else []
     frame = _FRAME_OF.search(line)
@@ -63,10 +63,10 @@ def _call(line: str, functions: Mapping[str, str]) -> KernelCall:
     if digest := _HASH.search(line):
         # .../jit(wrapper)/name of the kernel/name of the primitive
         named = path[-2] if len(path) > 1 else ""
-        return KernelCall(_for_people(named, *around), digest=digest[1])
+        return GpuCustomCall(_for_people(named, *around), digest=digest[1])
     name = _NAME.search(line)
     entry = name[1] if name else ""
-    return KernelCall(_for_people(entry, *around), entry=entry)
+    return GpuCustomCall(_for_people(entry, *around), entry=entry)
 
 
 def _for_people(*names: str) -> str:
@@ -89,7 +89,7 @@ def thunk_sequence(folder: Path) -> str:
     return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
 
 
-class Kernels:
+class GpuKernelCosts:
     """What kernels cost, remembered: Mosaic GPU compiles a kernel once in the life of a process."""
 
     def __init__(self, shared_capacity: int) -> None:
@@ -102,14 +102,14 @@ class Kernels:
         self._mosaic: dict[str, Cost] = {}
         self._stems: dict[str, str] = {}
 
-    def stems(self, calls: Sequence[KernelCall] | None = None) -> set[str]:
+    def stems(self, calls: Sequence[GpuCustomCall] | None = None) -> set[str]:
         """Stems of the files of Mosaic GPU kernels: of a program, or of all that are known."""
         wanted = self._stems if calls is None else {call.digest for call in calls}
         return {stem for digest, stem in self._stems.items() if digest in wanted}
 
     def costs(
         self,
-        calls: Sequence[KernelCall],
+        calls: Sequence[GpuCustomCall],
         *,
         log: str,
         printed: str,
@@ -149,7 +149,7 @@ class Kernels:
 
     def _remember(
         self,
-        calls: Sequence[KernelCall],
+        calls: Sequence[GpuCustomCall],
         told: Sequence[Cost],
         launched: Sequence[int],
         stems: Sequence[str],

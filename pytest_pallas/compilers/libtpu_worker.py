@@ -24,15 +24,15 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from pytest_pallas.analysis.machine_code.bundles import PASS_LABELS, tpu_costs
 from pytest_pallas.analysis.refusals import full_text
 from pytest_pallas.compilers.libtpu import CUSTOM_CALLS, EVERYTHING, SCRATCH
-from pytest_pallas.compilers.messages import Reply, Request
+from pytest_pallas.compilers.messages import CompileReply, CompileRequest
 from pytest_pallas.compilers.programs import compile_program
 from pytest_pallas.compilers.tpu_chips import topology
 from pytest_pallas.devices.targets import learn
 
 
 def compile(payload: bytes) -> bytes:
-    """Compile one ``Request``; the answer is a ``Reply``."""
-    request = Request.decode(payload)
+    """Compile one ``CompileRequest``; the answer is a ``CompileReply``."""
+    request = CompileRequest.decode(payload)
     learn(request.target, request.chip)
     folder = _dumps()
     _clear(folder)
@@ -40,12 +40,12 @@ def compile(payload: bytes) -> bytes:
     try:
         executable = compile_program(request.module, devices)
     except Exception as error:  # whatever the compiler raises is its answer
-        reply = Reply(compiled=False, message=full_text(error))
+        reply = CompileReply(compiled=False, message=full_text(error))
     else:
         text = executable.as_text() or ""
         memory = executable.memory_analysis()
         known = _capacities(request.target)
-        reply = Reply(
+        reply = CompileReply(
             compiled=True,
             kernels=tuple(dataclasses.replace(cost, **known) for cost in tpu_costs(folder)),
             code_bytes=getattr(memory, "generated_code_size_in_bytes", None),

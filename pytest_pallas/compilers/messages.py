@@ -18,7 +18,7 @@ from pytest_pallas.analysis.machine_code import Cost
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class CompileRequest:
     """What a worker is to compile.
 
     Attributes:
@@ -41,14 +41,14 @@ class Request:
         return json.dumps(head).encode() + b"\n" + self.module
 
     @staticmethod
-    def decode(data: bytes) -> Request:
+    def decode(data: bytes) -> CompileRequest:
         """From bytes."""
         head, _, module = data.partition(b"\n")
-        return Request(module=module, **json.loads(head))
+        return CompileRequest(module=module, **json.loads(head))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reply:
+class CompileReply:
     """What the compiler made of it.
 
     Attributes:
@@ -70,11 +70,11 @@ class Reply:
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @staticmethod
-    def decode(data: bytes) -> Reply:
+    def decode(data: bytes) -> CompileReply:
         """From bytes."""
         plain: dict[str, Any] = json.loads(data)
         plain["kernels"] = tuple(cost_from(kernel) for kernel in plain["kernels"])
-        return Reply(**plain)
+        return CompileReply(**plain)
 
 
 def cost_from(plain: dict[str, Any]) -> Cost:
@@ -87,7 +87,7 @@ def cost_from(plain: dict[str, Any]) -> Cost:
 _LOGGED = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \S+\] ")
 
 
-class Heard:
+class CapturedOutput:
     """What was written; complete when the context has ended.
 
     Attributes:
@@ -103,13 +103,13 @@ class Heard:
 
 
 @contextmanager
-def divert(descriptor: int) -> Generator[Heard]:
+def divert(descriptor: int) -> Generator[CapturedOutput]:
     """Keep what is written to a file descriptor from being seen.
 
     Args:
       descriptor: 1 or 2. What is in Python's buffers is not touched.
     """
-    heard = Heard()
+    heard = CapturedOutput()
     with tempfile.TemporaryFile() as file:
         saved = os.dup(descriptor)
         os.dup2(file.fileno(), descriptor)
@@ -123,7 +123,7 @@ def divert(descriptor: int) -> Generator[Heard]:
 
 
 @contextmanager
-def overhear_log() -> Generator[Heard]:
+def overhear_log() -> Generator[CapturedOutput]:
     """Hear what is written to stderr, and leave nothing of it there.
 
     But a compiler that ends the process says why on stderr. That survives if stderr is a file that
@@ -133,7 +133,7 @@ def overhear_log() -> Generator[Heard]:
         with divert(2) as heard:
             yield heard
         return
-    heard = Heard()
+    heard = CapturedOutput()
     start = os.fstat(2).st_size
     try:
         yield heard

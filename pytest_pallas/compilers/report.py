@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pytest_pallas.analysis.machine_code import Cost, total
-from pytest_pallas.compilers.messages import Reply, cost_from
+from pytest_pallas.compilers.messages import CompileReply, cost_from
 
 #: How a compilation ended.
 Status = Literal["compiled", "refused", "timed out", "crashed", "out of memory"]
@@ -48,7 +48,7 @@ class CompileReport(Cost):
     kernels: tuple[Cost, ...] = ()
 
 
-def compiled(reply: Reply, **fields: Any) -> CompileReport:
+def compiled(reply: CompileReply, **fields: Any) -> CompileReport:
     """The report of a program that compiled."""
     costs = total(reply.kernels)
     costs["code_bytes"] = reply.code_bytes if costs["code_bytes"] is None else costs["code_bytes"]

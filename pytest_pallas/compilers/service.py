@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from pytest_pallas.compilers import report as reports
-from pytest_pallas.compilers.messages import Reply, Request
+from pytest_pallas.compilers.messages import CompileReply, CompileRequest
 from pytest_pallas.compilers.report import CompileReport
 from pytest_pallas.devices.targets import added_facts
 from pytest_pallas.errors import PallasTestError
@@ -77,7 +77,7 @@ _SHARED_MEMORY = "/dev/shm"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class LoweredProgram:
     """A program to compile for a chip.
 
     Attributes:
@@ -116,7 +116,7 @@ class Service:
         self._running: dict[str, Future[CompileReport]] = {}
         self._close = contextlib.ExitStack()
 
-    def submit(self, program: Program, *, timeout: float) -> Future[CompileReport]:
+    def submit(self, program: LoweredProgram, *, timeout: float) -> Future[CompileReport]:
         """Compile a program for its chip, or look up how that went before.
 
         The report's ``message`` is empty: it is made of ``text`` by who knows the kernel.
@@ -138,7 +138,7 @@ class Service:
             except (TypeError, AttributeError):  # not what this version writes
                 known = None
         if known is None:
-            request = Request(
+            request = CompileRequest(
                 target=program.target,
                 module=program.module,
                 devices=program.devices,
@@ -167,7 +167,7 @@ class Service:
         self._close.callback(shutil.rmtree, folder, ignore_errors=True)
         return folder
 
-    def _setup(self, program: Program, compiler: ModuleType) -> Setup:
+    def _setup(self, program: LoweredProgram, compiler: ModuleType) -> Setup:
         environment: Mapping[str, str] = compiler.environment(
             self._scratch, target=program.target, everything=self.everything
         )
@@ -178,7 +178,7 @@ class Service:
             memory_bytes=self.memory_bytes,
         )
 
-    def _key(self, program: Program, compiler: ModuleType) -> str:
+    def _key(self, program: LoweredProgram, compiler: ModuleType) -> str:
         parts = (program.module, program.target, str(program.devices))
         facts = added_facts(program.target)  # somebody may change them
         if facts:
@@ -215,7 +215,7 @@ def _versions(compiler: ModuleType) -> tuple[str, str]:
 def _report(result: Result, *, target: str, compiler: str) -> CompileReport:
     """The report that a worker's result means."""
     if result.status == "done":
-        reply = Reply.decode(result.value)
+        reply = CompileReply.decode(result.value)
         if reply.compiled:
             return reports.compiled(reply, target=target, compiler=compiler, seconds=result.seconds)
         status, text = "refused", f"{reply.message}\n{result.output}".strip()

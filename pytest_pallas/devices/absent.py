@@ -15,7 +15,7 @@ from pytest_pallas.devices.gpus import attributes
 from pytest_pallas.devices.targets import Target
 
 
-class Chip(AbstractDevice):
+class AbsentChip(AbstractDevice):
     """A chip as JAX and kernels see it, that notes whether it was asked which one it is.
 
     JAX has it in the keys of its caches, where a stand-in is equal to itself only.
@@ -84,7 +84,7 @@ class Chip(AbstractDevice):
 
 
 @contextmanager
-def present(chip: Chip) -> Generator[None]:
+def present(chip: AbsentChip) -> Generator[None]:
     """Let kernels that are traced in this context find a chip, and no CPU."""
     mesh = AbstractMesh((), (), abstract_device=chip)
     with _devices_answer(chip), jax.sharding.use_abstract_mesh(mesh):
@@ -92,7 +92,7 @@ def present(chip: Chip) -> Generator[None]:
 
 
 @contextmanager
-def _devices_answer(chip: Chip) -> Generator[None]:
+def _devices_answer(chip: AbsentChip) -> Generator[None]:
     """Let this process' devices answer as a chip does, and meshes of them be meshes of it.
 
     Kernels ask ``jax.default_backend()`` and ``jax.devices()[0]`` which platform, chip and number

@@ -15,7 +15,7 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Buffer:
+class OperandMemory:
     """Memory that one operand takes: ``count`` buffers of ``nbytes`` each."""
 
     name: str
@@ -74,7 +74,7 @@ def itemsize(dtype: Any) -> float:
     return float(getattr(dtype, "itemsize", 4))
 
 
-def vmem_excess(taken: Sequence[Buffer], chip_name: str, asked: int | None) -> Excess | None:
+def vmem_excess(taken: Sequence[OperandMemory], chip_name: str, asked: int | None) -> Excess | None:
     """More VMEM than a kernel may use on a chip, or None.
 
     Args:
@@ -93,7 +93,7 @@ def vmem_excess(taken: Sequence[Buffer], chip_name: str, asked: int | None) -> E
     return _excess(taken, f"VMEM, and {whose} {_mib(limit)}", f"Choose smaller blocks{more}.")
 
 
-def smem_excess(taken: Sequence[Buffer], chip_name: str) -> Excess | None:
+def smem_excess(taken: Sequence[OperandMemory], chip_name: str) -> Excess | None:
     """More SMEM than a core has, or None; see ``vmem_excess``."""
     chip = TPUS.get(chip_name)
     if chip is None or sum(buffer.total for buffer in taken) <= chip.smem:
@@ -102,7 +102,7 @@ def smem_excess(taken: Sequence[Buffer], chip_name: str) -> Excess | None:
     return _excess(taken, words, "Keep large arrays in HBM or VMEM, and copy what is needed.")
 
 
-def _excess(taken: Sequence[Buffer], words: str, remedy: str) -> Excess:
+def _excess(taken: Sequence[OperandMemory], words: str, remedy: str) -> Excess:
     ordered = sorted(taken, key=lambda buffer: -buffer.total)
     largest = ", ".join(
         f"{b.name} {b.count} x {_mib(b.nbytes)}" if b.count > 1 else f"{b.name} {_mib(b.nbytes)}"

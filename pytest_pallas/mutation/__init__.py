@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from pytest_pallas.mutation.declaring import call_operator, operator
-from pytest_pallas.mutation.model import At, Change, Kernel, Mutant, New, Operator
+from pytest_pallas.mutation.model import (
+    Change,
+    EquationSite,
+    KernelSite,
+    Mutant,
+    Operator,
+    Replacement,
+)
 from pytest_pallas.mutation.operators import added_operators, declared_operators, known_operators
 from pytest_pallas.mutation.programs import mutants_of, mutated
 
 __all__ = [
-    "At",
     "Change",
-    "Kernel",
+    "EquationSite",
+    "KernelSite",
     "Mutant",
-    "New",
     "Operator",
+    "Replacement",
     "added_operators",
     "call_operator",
     "declared_operators",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from types import ModuleType
 
-from pytest_pallas.mutation.model import Change, Kernel, Operate, Operator
+from pytest_pallas.mutation.model import Change, KernelSite, Operate, Operator
 
-type OperateOnCall = Callable[[Kernel], Iterator[Change]]
+type OperateOnCall = Callable[[KernelSite], Iterator[Change]]
 
 
 def operator(name: str, *, mistake: str, before: str, after: str) -> Callable[[Operate], Operator]:
-    """Declare that a function of an equation (``At``) in a kernel's body is an operator.
+    """Declare that a function of an equation (``EquationSite``) in a kernel's body is an operator.
 
     Args:
       name: as in reports and in ``--pallas-mutate-operators``.
@@ -29,7 +29,7 @@ def operator(name: str, *, mistake: str, before: str, after: str) -> Callable[[O
 def call_operator(
     name: str, *, mistake: str, before: str, after: str
 ) -> Callable[[OperateOnCall], Operator]:
-    """Declare the same of a function of the call of a kernel (``Kernel``); see ``operator``."""
+    """Declare the same of a function of the call of a kernel (``KernelSite``); see ``operator``."""
 
     def declare(call: OperateOnCall) -> Operator:
         return Operator(name=name, mistake=mistake, before=before, after=after, call=call)

@@ -70,7 +70,7 @@ class Mutant:
 
 
 @dataclass(frozen=True)
-class New:
+class Replacement:
     """What takes the place of an equation.
 
     Attributes:
@@ -100,7 +100,7 @@ class Change:
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
+class KernelSite:
     """The kernel that an equation is in.
 
     Attributes:
@@ -125,7 +125,7 @@ class Kernel:
 
 
 @dataclass(frozen=True, eq=False)
-class Scope:
+class EnclosingJaxpr:
     """The jaxpr that an equation is in.
 
     Attributes:
@@ -135,7 +135,7 @@ class Scope:
     """
 
     jaxpr: Any
-    outer: Scope | None = None
+    outer: EnclosingJaxpr | None = None
     operands: Mapping[int, Any] = field(default_factory=dict[int, Any])
 
     @cached_property
@@ -166,7 +166,9 @@ class Scope:
             return False
         inner = [each for each in sub_jaxprs(maker) if maker.primitive.name in _CALLED]
         if len(inner) == 1 and not maker.invars:
-            return len(maker.outvars) == 1 and Scope(inner[0]).is_constant(inner[0].outvars[0])
+            return len(maker.outvars) == 1 and EnclosingJaxpr(inner[0]).is_constant(
+                inner[0].outvars[0]
+            )
         return maker.primitive.name in _SPREADING and all(map(self.is_constant, maker.invars))
 
     def users(self, var: Any) -> Sequence[Any]:
@@ -179,7 +181,7 @@ class Scope:
 
 
 @dataclass(frozen=True, eq=False)
-class At:
+class EquationSite:
     """An equation in a kernel.
 
     Attributes:
@@ -190,8 +192,8 @@ class At:
     """
 
     eqn: Any
-    scope: Scope
-    kernel: Kernel
+    scope: EnclosingJaxpr
+    kernel: KernelSite
     places: tuple[Spot, ...]
 
     @property
@@ -204,18 +206,18 @@ class At:
         var = self.eqn.outvars[result]
         return bool(self.scope.users(var)) or self.scope.is_result(var)
 
-    def traced(self, function: Callable[..., Any], *atoms: Any) -> New:
+    def traced(self, function: Callable[..., Any], *atoms: Any) -> Replacement:
         """What a function of arrays makes of operands, as the equation's only result."""
         eqns, outs = equations_of(lambda *args: (function(*args),), atoms, self.eqn)
-        return New(eqns, outs)
+        return Replacement(eqns, outs)
 
-    def replaced(self, **fields: Any) -> New:
+    def replaced(self, **fields: Any) -> Replacement:
         """The same equation with other fields."""
         eqn = self.eqn.replace(**fields)
-        return New([eqn], list(eqn.outvars))
+        return Replacement([eqn], list(eqn.outvars))
 
 
-Operate = Callable[[At], Iterator[Change]]
+Operate = Callable[[EquationSite], Iterator[Change]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +240,7 @@ class Operator:
     before: str
     after: str
     operate: Operate | None = None
-    call: Callable[[Kernel], Iterator[Change]] | None = None
+    call: Callable[[KernelSite], Iterator[Change]] | None = None
 
     @property
     def function(self) -> Callable[..., Iterator[Change]]:

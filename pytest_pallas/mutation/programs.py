@@ -18,7 +18,15 @@ from pytest_pallas.compat.source import (
     places_in_kernel,
 )
 from pytest_pallas.errors import MutantError
-from pytest_pallas.mutation.model import At, Change, Kernel, Mutant, New, Operator, Scope
+from pytest_pallas.mutation.model import (
+    Change,
+    EnclosingJaxpr,
+    EquationSite,
+    KernelSite,
+    Mutant,
+    Operator,
+    Replacement,
+)
 from pytest_pallas.mutation.operands import inner_operands, inner_variables
 from pytest_pallas.mutation.operators import known_operators
 from pytest_pallas.mutation.rewriting import closed_with, renamed, with_equations, with_jaxprs
@@ -28,8 +36,8 @@ _SHAPING = frozenset(
     {"convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "pvary", "copy"}
 )
 
-Visit = Callable[[At], New | None]
-VisitKernel = Callable[[Kernel], Any]
+Visit = Callable[[EquationSite], Replacement | None]
+VisitKernel = Callable[[KernelSite], Any]
 
 
 def rewritten(jaxpr: Any, visit: Visit, visit_kernel: VisitKernel) -> Any:
@@ -69,7 +77,7 @@ def _program(jaxpr: Any, visit: Visit, visit_kernel: VisitKernel, axes: Mapping[
 
 def _kernel(eqn: Any, visit: Visit, visit_kernel: VisitKernel, axes: Mapping[str, int]) -> Any:
     body = next(sub_jaxprs(eqn), None)
-    kernel = Kernel(
+    kernel = KernelSite(
         eqn=eqn,
         name=kernel_name(eqn),
         home=home_of(body)[1] if body is not None else "",
@@ -80,10 +88,10 @@ def _kernel(eqn: Any, visit: Visit, visit_kernel: VisitKernel, axes: Mapping[str
     changed = visit_kernel(kernel)
     if changed is not None:
         return changed
-    return with_jaxprs(eqn, lambda inner: _body(Scope(inner), kernel, visit))
+    return with_jaxprs(eqn, lambda inner: _body(EnclosingJaxpr(inner), kernel, visit))
 
 
-def _with_refs(kernel: Kernel) -> Kernel:
+def _with_refs(kernel: KernelSite) -> KernelSite:
     """The kernel with what is known of its refs."""
     roots: dict[int, int] = {}
     read: set[int] = set()
@@ -110,7 +118,12 @@ def _equations(eqn: Any, roots: dict[int, int]) -> Iterator[Any]:
             yield from _equations(inner, roots)
 
 
-def _body(scope: Scope, kernel: Kernel, visit: Visit, unit: tuple[Spot, ...] | None = None) -> Any:
+def _body(
+    scope: EnclosingJaxpr,
+    kernel: KernelSite,
+    visit: Visit,
+    unit: tuple[Spot, ...] | None = None,
+) -> Any:
     """A jaxpr of a kernel's body; ``unit`` is where the function of JAX was called that it is."""
     jaxpr = scope.jaxpr
     names: dict[Any, Any] = {}
@@ -121,7 +134,7 @@ def _body(scope: Scope, kernel: Kernel, visit: Visit, unit: tuple[Spot, ...] | N
         if unit is not None or not is_machinery(old):
             places = unit if unit is not None else places_in_kernel(old)
             if places:
-                new = visit(At(eqn, scope, kernel, places))
+                new = visit(EquationSite(eqn, scope, kernel, places))
         if new is None:
             eqns.append(_inside(eqn, old, scope, kernel, visit, unit))
             continue
@@ -141,8 +154,8 @@ def _body(scope: Scope, kernel: Kernel, visit: Visit, unit: tuple[Spot, ...] | N
 def _inside(
     eqn: Any,
     old: Any,
-    scope: Scope,
-    kernel: Kernel,
+    scope: EnclosingJaxpr,
+    kernel: KernelSite,
     visit: Visit,
     unit: tuple[Spot, ...] | None,
 ) -> Any:
@@ -153,7 +166,7 @@ def _inside(
         variables = inner_variables(old, inner)
         once = old.primitive.name in ("jit", "pjit", "cond")  # else it is another in each round
         bound = {id(v): a for v, a in zip(variables, operands, strict=False)} if once else {}
-        within = Scope(inner, scope, bound)
+        within = EnclosingJaxpr(inner, scope, bound)
         if eqn.primitive.name in ("jit", "pjit") and is_of_jax(inner):
             # Traced once for all callers, so that its own lines are those of the first.
             places = unit if unit is not None else places_in_kernel(eqn)
@@ -193,13 +206,13 @@ def mutants_of(jaxpr: Any, operators: Collection[str] = ()) -> list[Mutant]:
     chosen = [each for each in known_operators() if not operators or each.name in operators]
     found: dict[Mutant, None] = {}
 
-    def visit(at: At) -> None:
+    def visit(at: EquationSite) -> None:
         for operator in chosen:
             for change, mutant in _changes(operator, at):
                 if mutant not in found and change.build() is not None:
                     found[mutant] = None
 
-    def visit_kernel(kernel: Kernel) -> None:
+    def visit_kernel(kernel: KernelSite) -> None:
         for operator in chosen:
             for _, mutant in _calls(operator, kernel):
                 found[mutant] = None
@@ -225,7 +238,7 @@ def mutated(jaxpr: Any, mutant: Mutant) -> Any:
     """
     [operator] = [each for each in known_operators() if each.name == mutant.operator]
 
-    def visit(at: At) -> New | None:
+    def visit(at: EquationSite) -> Replacement | None:
         if at.kernel.home != mutant.home or at.places != mutant.places:
             return None
         for change, found in _changes(operator, at):
@@ -233,7 +246,7 @@ def mutated(jaxpr: Any, mutant: Mutant) -> Any:
                 return change.build()
         return None
 
-    def visit_kernel(kernel: Kernel) -> Any:
+    def visit_kernel(kernel: KernelSite) -> Any:
         if kernel.home != mutant.home or kernel.name != mutant.kernel:
             return None
         for change, found in _calls(operator, kernel):
@@ -250,7 +263,7 @@ def mutated(jaxpr: Any, mutant: Mutant) -> Any:
     return jaxpr if new is inner else closed_with(jaxpr, new)
 
 
-def _changes(operator: Operator, at: At) -> Iterator[tuple[Change, Mutant]]:
+def _changes(operator: Operator, at: EquationSite) -> Iterator[tuple[Change, Mutant]]:
     if operator.operate is None:
         return
     for change in operator.operate(at):
@@ -267,7 +280,7 @@ def _changes(operator: Operator, at: At) -> Iterator[tuple[Change, Mutant]]:
         )
 
 
-def _calls(operator: Operator, kernel: Kernel) -> Iterator[tuple[Change, Mutant]]:
+def _calls(operator: Operator, kernel: KernelSite) -> Iterator[tuple[Change, Mutant]]:
     if operator.call is None:
         return
     called = place_of_call(kernel.eqn)

@@ -24,7 +24,7 @@ _SMALL_ERROR = 1 / 16
 
 
 @dataclass(frozen=True)
-class Sides:
+class ComparedArrays:
     """The arrays of one comparison: the kernel's output, the oracle's and the baseline's."""
 
     actual: Array
@@ -67,7 +67,7 @@ def state(kind: str, where: str, text: str, actual: Array | None = None) -> Comp
 
 def explain(
     failed: Comparison,
-    sides: Sides,
+    sides: ComparedArrays,
     block_shape: Sequence[int | None] | None = None,
     precision: Precision | None = None,
 ) -> Comparison:
@@ -119,7 +119,9 @@ def _for_arithmetic(array: Array) -> Array:
     return array if array.dtype.kind in "fc" else array.astype(np.float64)
 
 
-def _class_lines(failed: Comparison, sides: Sides, actual: Array, expected: Array) -> list[str]:
+def _class_lines(
+    failed: Comparison, sides: ComparedArrays, actual: Array, expected: Array
+) -> list[str]:
     """How often which class is there instead of which, and whether the baseline does the same."""
     if failed.kind not in ("class", "exact") or is_exact(sides.actual.dtype):
         return []

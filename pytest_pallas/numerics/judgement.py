@@ -10,10 +10,10 @@ import numpy.typing as npt
 from pytest_pallas.errors import ReferenceError
 from pytest_pallas.numerics.comparison import Comparison
 from pytest_pallas.numerics.dtypes import is_complex, is_exact, is_float
-from pytest_pallas.numerics.explanation import Sides, explain, state
+from pytest_pallas.numerics.explanation import ComparedArrays, explain, state
 from pytest_pallas.numerics.noise import Noise
 from pytest_pallas.numerics.precision import Precision
-from pytest_pallas.numerics.rules import Verdict, judge_exact, judge_floats, judge_integers
+from pytest_pallas.numerics.rules import ErrorVerdict, judge_exact, judge_floats, judge_integers
 from pytest_pallas.numerics.tolerance import Tolerance
 
 _DEFAULT = Tolerance()
@@ -68,12 +68,12 @@ def compare(
     Raises:
       ReferenceError: oracle and baseline have different shapes.
     """
-    sides = Sides(np.asarray(actual), np.asarray(oracle), np.asarray(baseline))
+    sides = ComparedArrays(np.asarray(actual), np.asarray(oracle), np.asarray(baseline))
     unfit = _unfit(sides, where, check_dtype)
     if unfit is not None:
         return unfit
     if sides.actual.size == 0:
-        verdict = Verdict("exact" if exact else "close", np.zeros(()), 0.0, 0.0, None)
+        verdict = ErrorVerdict("exact" if exact else "close", np.zeros(()), 0.0, 0.0, None)
     elif is_exact(sides.actual.dtype):
         verdict = judge_integers(sides, tolerance, exact)
     elif exact:
@@ -88,14 +88,14 @@ def compare(
 
 
 def _judge(
-    sides: Sides,
+    sides: ComparedArrays,
     tolerance: Tolerance,
     depth: int,
     sensitivity: float | Callable[[], float],
     noise: Callable[[], Noise | None] | None,
     *,
     inexact: bool,
-) -> Verdict:
+) -> ErrorVerdict:
     """Judge floats, and ask for what may excuse their errors only where something must."""
     relative = 0.0 if callable(sensitivity) else sensitivity
     verdict = judge_floats(sides, tolerance, depth, relative)
@@ -107,12 +107,12 @@ def _judge(
     return verdict
 
 
-def _refused(sides: Sides, verdict: Verdict, tolerance: Tolerance) -> bool:
+def _refused(sides: ComparedArrays, verdict: ErrorVerdict, tolerance: Tolerance) -> bool:
     """Whether a verdict is that the output is wrong, for whatever reason."""
     return verdict.misclassed is not None or _inaccurate(sides, verdict, tolerance)
 
 
-def _inaccurate(sides: Sides, verdict: Verdict, tolerance: Tolerance) -> bool:
+def _inaccurate(sides: ComparedArrays, verdict: ErrorVerdict, tolerance: Tolerance) -> bool:
     """Whether the default rule refuses a verdict for the size of its errors."""
     if verdict.misclassed is not None or tolerance.explicit or not sides.actual.size:
         return False
@@ -120,7 +120,7 @@ def _inaccurate(sides: Sides, verdict: Verdict, tolerance: Tolerance) -> bool:
     return verdict.rms is not None or count > tolerance.fraction * sides.actual.size
 
 
-def _unfit(sides: Sides, where: str, check_dtype: bool) -> Comparison | None:
+def _unfit(sides: ComparedArrays, where: str, check_dtype: bool) -> Comparison | None:
     """The failed comparison of arrays that cannot be compared, or None."""
     actual, oracle, baseline = sides.actual, sides.oracle, sides.baseline
     if oracle.shape != baseline.shape:
@@ -142,8 +142,8 @@ def _unfit(sides: Sides, where: str, check_dtype: bool) -> Comparison | None:
 
 
 def _conclude(
-    sides: Sides,
-    verdict: Verdict,
+    sides: ComparedArrays,
+    verdict: ErrorVerdict,
     fraction: float,
     where: str,
 ) -> Comparison:

@@ -36,7 +36,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Excused:
+class ExcusedErrors:
     """Errors that noise explains, in ulps of the output scale.
 
     Attributes:
@@ -61,7 +61,7 @@ def excused(
     limit: Array | float,
     *,
     inexact: bool = False,
-) -> Excused:
+) -> ExcusedErrors:
     """How large errors may be that come from rounding alone.
 
     An element may be off by ``3 * factor`` standard deviations of its noise in float32, and the
@@ -90,7 +90,7 @@ def excused(
     if inexact:
         worst, mean = _worst(noise.wide, unit), float(np.mean(rms))
         wide, rms = math.sqrt(2) * wide, math.sqrt(2) * rms
-    return Excused(
+    return ExcusedErrors(
         each=np.maximum(
             times * wide, np.minimum(times * np.sqrt(narrow**2 + shared), _MOST * limit)
         ),

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_pallas.numerics.dtypes import Array, epsilon, is_complex, is_exact, wide
-from pytest_pallas.numerics.explanation import Sides
+from pytest_pallas.numerics.explanation import ComparedArrays
 from pytest_pallas.numerics.measure import Measured, measure, overflow_gap
 from pytest_pallas.numerics.noise import Noise, excused
 from pytest_pallas.numerics.tolerance import Tolerance, summation_error
@@ -87,7 +87,7 @@ def _root_mean_square(errors: Array, count: int) -> float:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ErrorVerdict:
     """The errors of one output against what is allowed, before anything is explained."""
 
     kind: str
@@ -112,25 +112,25 @@ class Verdict:
         return tuple(int(i) for i in np.unravel_index(flat, ranked.shape))
 
 
-def judge_integers(sides: Sides, tolerance: Tolerance, exact: bool) -> Verdict:
+def judge_integers(sides: ComparedArrays, tolerance: Tolerance, exact: bool) -> ErrorVerdict:
     """Judge integers and bools by equality with the baseline, or by an explicit rule."""
     explicit = tolerance.explicit and not exact
     actual, expected = wide(sides.actual), wide(sides.baseline)
     wrong = np.asarray(actual != expected, dtype=bool)
     if not wrong.any():
-        return Verdict("explicit" if explicit else "exact", wrong, 0.0, 0.0, None)
+        return ErrorVerdict("explicit" if explicit else "exact", wrong, 0.0, 0.0, None)
     # Python ints, because the difference of two int64 may not be one.
     difference = abs(actual[wrong].astype(object) - expected[wrong].astype(object))
     errors = np.zeros(actual.shape)
     errors[wrong] = difference.astype(np.float64)
     worst = float(errors.max())
     if not explicit:
-        return Verdict("exact", errors, worst, 0.0, wrong)
+        return ErrorVerdict("exact", errors, worst, 0.0, wrong)
     limit = _explicit_limit(tolerance, np.abs(expected.astype(np.float64)), 1.0)
-    return Verdict("explicit", errors, worst, limit, errors > limit)
+    return ErrorVerdict("explicit", errors, worst, limit, errors > limit)
 
 
-def judge_exact(sides: Sides) -> Verdict:
+def judge_exact(sides: ComparedArrays) -> ErrorVerdict:
     """Judge floats by equality with the rounded oracle."""
     dtype = sides.actual.dtype
     actual = wide(sides.actual)
@@ -140,22 +140,22 @@ def judge_exact(sides: Sides) -> Verdict:
     if not equal.all():
         equal |= np.isnan(actual) & np.isnan(expected)
     if equal.all():
-        return Verdict("exact", equal, 0.0, 0.0, None)
+        return ErrorVerdict("exact", equal, 0.0, 0.0, None)
     measured = measure(actual, expected, expected, dtype)
-    return Verdict(
+    return ErrorVerdict(
         "exact", measured.errors, measured.worst, 0.0, ~equal, misclassed=measured.misclassed
     )
 
 
 def judge_floats(
-    sides: Sides,
+    sides: ComparedArrays,
     tolerance: Tolerance,
     depth: int,
     sensitivity: float,
     noise: Noise | None = None,
     *,
     inexact: bool = False,
-) -> Verdict:
+) -> ErrorVerdict:
     """Judge floats and complex numbers by their errors; ``noise`` may widen the bounds.
 
     ``inexact`` says that the oracle has the errors of float32, or of a narrower dtype, itself.
@@ -211,7 +211,7 @@ def judge_floats(
     return replace(verdict, kind="rms", errors=measured.errors, wrong=wrong, rms=rms)
 
 
-def _judge_elements(kind: str, measured: Measured, limit: Array | float) -> Verdict:
+def _judge_elements(kind: str, measured: Measured, limit: Array | float) -> ErrorVerdict:
     """Hold each element to its limit, and to the class of the oracle."""
     errors, worst, misclassed = measured.errors, measured.worst, measured.misclassed
     if misclassed is not None and misclassed.any():
@@ -219,7 +219,7 @@ def _judge_elements(kind: str, measured: Measured, limit: Array | float) -> Verd
     else:
         misclassed = None
         wrong = None if np.ndim(limit) == 0 and worst <= limit else errors > limit
-    return Verdict(kind, errors, worst, limit, wrong, misclassed, measured.baseline_worst)
+    return ErrorVerdict(kind, errors, worst, limit, wrong, misclassed, measured.baseline_worst)
 
 
 def _numeric(values: Array, dtype: np.dtype[Any]) -> Array:

@@ -14,7 +14,7 @@ from pytest_pallas.errors import ReferenceError
 from pytest_pallas.explanations import Explanation
 from pytest_pallas.numerics.comparison import Comparison
 from pytest_pallas.numerics.dtypes import Array, is_complex, is_exact, is_float, wide
-from pytest_pallas.numerics.explanation import Sides, explain, state
+from pytest_pallas.numerics.explanation import ComparedArrays, explain, state
 from pytest_pallas.numerics.judgement import compare
 from pytest_pallas.numerics.measure import measure
 from pytest_pallas.numerics.noise import Noise
@@ -55,7 +55,7 @@ def bitwise(actual: npt.ArrayLike, expected: npt.ArrayLike, *, where: str = "") 
     # Where the values are equal (-0.0 and 0.0, two NaNs) the first difference is as bad as any.
     flat = int(np.argmax(np.where(mask, errors, -1.0)))
     index = tuple(int(i) for i in np.unravel_index(flat, mask.shape))
-    sides = Sides(actual, expected, expected)
+    sides = ComparedArrays(actual, expected, expected)
     error = float(errors[index])
     result = replace(result, error=error, multiple=error, worst_index=index, **sides.at(index))
     return explain(result, sides)

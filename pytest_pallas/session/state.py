@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pytest_pallas.backends import Backend, Call, Family, Selection
     from pytest_pallas.checks import Check
     from pytest_pallas.checks.golden import Goldens
-    from pytest_pallas.compilers.costs import Costs
+    from pytest_pallas.compilers.costs import RecordedCosts
     from pytest_pallas.compilers.service import Service
     from pytest_pallas.goldens.example import Loaded
     from pytest_pallas.numerics import Tolerance
@@ -194,7 +194,7 @@ class Session:
         return service
 
     @cached_property
-    def costs(self) -> Costs | None:
+    def costs(self) -> RecordedCosts | None:
         """What the code of kernels may cost; None unless it is to be compared."""
         if self.options.cost != "compare":
             return None

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_pallas.errors import BoundsError, PallasTestError, SimulationError
-from pytest_pallas.simulator.machine import Machine, Thread
+from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.program import Program, Step
+from pytest_pallas.simulator.thread import Thread
 
 
 def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:

@@ -19,11 +19,13 @@ from pytest_pallas.simulator.concurrency.scheduler import one_thread
 from pytest_pallas.simulator.concurrency.transfers import release
 from pytest_pallas.simulator.eager import EvaluateJaxpr, evaluated_eagerly, evaluating_eagerly
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.inspection.inspector import Change, Inspector
+from pytest_pallas.simulator.inspection.changes import RefChange
+from pytest_pallas.simulator.inspection.inspector import Inspector
 from pytest_pallas.simulator.inspection.timeline import Timeline, check_path, text_of
-from pytest_pallas.simulator.machine import Limits, Machine, Thread
+from pytest_pallas.simulator.machine import Limits, Machine
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.program import prepare, prepare_equation
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.simulator.values import from_jax, to_output
 
 
@@ -44,7 +46,7 @@ class Simulation:
     findings: tuple[Finding, ...] = ()
     steps: int = 0
     fallbacks: dict[str, int]
-    watched: tuple[Change, ...] = ()
+    watched: tuple[RefChange, ...] = ()
     notes: tuple[str, ...] = ()
 
 

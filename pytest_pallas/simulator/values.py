@@ -11,7 +11,7 @@ from pytest_pallas.compat.keys import is_key, key_implementation, key_shape
 
 
 @dataclass(frozen=True, eq=False)
-class Keys:
+class KeyArray:
     """An array of typed PRNG keys.
 
     Attributes:
@@ -52,11 +52,11 @@ def from_jax(value: Any, aval: Any = None) -> Any:
     if dtype is None:
         return np.asarray(value) if isinstance(value, (bool, int, float, complex)) else value
     if is_key_dtype(dtype):
-        if isinstance(value, Keys):
+        if isinstance(value, KeyArray):
             return value
         import jax
 
-        return Keys(np.asarray(jax.random.key_data(value)), dtype)
+        return KeyArray(np.asarray(jax.random.key_data(value)), dtype)
     if not isinstance(dtype, np.dtype):
         return value
     if type(value) is np.ndarray and value.dtype == dtype:
@@ -66,12 +66,12 @@ def from_jax(value: Any, aval: Any = None) -> Any:
 
 def to_output(value: Any) -> Any:
     """A value as an array for whoever asked for it: of typed keys the words."""
-    return value.data if isinstance(value, Keys) else np.asarray(value)
+    return value.data if isinstance(value, KeyArray) else np.asarray(value)
 
 
 def to_jax(value: Any) -> Any:
     """A value as JAX takes it: typed keys as such, and numpy arrays."""
-    if isinstance(value, Keys):
+    if isinstance(value, KeyArray):
         import jax
 
         words = jax.numpy.asarray(value.data)

@@ -10,15 +10,21 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.analysis.grid import coverage, picture, writes
-from pytest_pallas.analysis.grid.accesses import accesses_of
+from pytest_pallas.analysis.grid.bodies.accesses import accesses_of
 from pytest_pallas.analysis.grid.findings import GridFinding
-from pytest_pallas.analysis.grid.model import GridCall, Window, read_call
+from pytest_pallas.analysis.grid.model import GridCall, GridWindow, read_call
 from pytest_pallas.analysis.grid.overhang import illegal_tiles, overhang, too_much_vmem
-from pytest_pallas.analysis.grid.scopes import Scope, UnknownValueError, located, scopes_of, use_of
+from pytest_pallas.analysis.grid.scopes import (
+    JaxprScope,
+    UnknownValueError,
+    located,
+    scopes_of,
+    use_of,
+)
 from pytest_pallas.analysis.kernel_calls import KernelCall
 
 
-def out_of_range(call: GridCall, window: Window) -> Iterator[GridFinding]:
+def out_of_range(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
     """Blocks that lie outside of their array, by the range of their index."""
     grid = _grid(call, window)
     if grid is None:
@@ -47,14 +53,14 @@ def out_of_range(call: GridCall, window: Window) -> Iterator[GridFinding]:
             return
 
 
-def _grid(call: GridCall, window: Window) -> Sequence[int] | None:
+def _grid(call: GridCall, window: GridWindow) -> Sequence[int] | None:
     """The grid of a call, if it is too large and the window's index is affine; else None."""
     if call.complete or not call.programs or window.whole or None in window.affine:
         return None
     return [n for n in call.grid if n is not None] if window.uniform else None
 
 
-def written_twice(call: GridCall, window: Window) -> Iterator[GridFinding]:
+def written_twice(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
     """Blocks of an output that are written twice, because the index ignores dims of the grid."""
     grid = _grid(call, window)
     if grid is None:
@@ -142,7 +148,7 @@ def analyze_jaxpr(
     return Analysis(tuple(dict.fromkeys(findings)), tuple(calls), tuple(others), chip)
 
 
-def _read(call: KernelCall, scope: Scope, platform: str) -> GridCall:
+def _read(call: KernelCall, scope: JaxprScope, platform: str) -> GridCall:
     eqn = call.eqn
     mapping = eqn.params["grid_mapping"]
     dynamic = sum(not isinstance(n, int) for n in mapping.grid)
@@ -152,7 +158,7 @@ def _read(call: KernelCall, scope: Scope, platform: str) -> GridCall:
     return read_call(call, counts, scalars, platform)
 
 
-def _value(scope: Scope, var: Any) -> Any:
+def _value(scope: JaxprScope, var: Any) -> Any:
     if np.prod(getattr(var.aval, "shape", ()), dtype=np.int64) > _MOST_SCALARS:
         return None
     try:
@@ -171,7 +177,7 @@ def _shortened(call: GridCall, findings: Sequence[GridFinding]) -> Sequence[Grid
     return list(first.values())
 
 
-def _findings(call: GridCall, scope: Scope, chip: str) -> Iterator[GridFinding]:
+def _findings(call: GridCall, scope: JaxprScope, chip: str) -> Iterator[GridFinding]:
     accesses = accesses_of(call)
     for window in call.windows:
         yield from coverage.out_of_range(call, window, accesses)

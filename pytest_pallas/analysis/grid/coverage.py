@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.analysis.grid.accesses import Accesses
+from pytest_pallas.analysis.grid.bodies.accesses import Accesses
+from pytest_pallas.analysis.grid.bodies.scalars import Points
 from pytest_pallas.analysis.grid.findings import GridFinding, found, points
-from pytest_pallas.analysis.grid.model import GridCall, Window, region
-from pytest_pallas.analysis.grid.scalars import Points
-from pytest_pallas.analysis.grid.scopes import Use
+from pytest_pallas.analysis.grid.model import GridCall, GridWindow, region
+from pytest_pallas.analysis.grid.scopes import OutputUse
 
 #: Regions into which an array is cut at the edges of blocks that overlap.
 _MOST_CELLS = 2**22
@@ -21,7 +21,7 @@ _MOST_CELLS = 2**22
 type _Missing = tuple[tuple[tuple[int, int], ...], int] | None
 
 
-def out_of_range(call: GridCall, window: Window, accesses: Accesses) -> Iterator[GridFinding]:
+def out_of_range(call: GridCall, window: GridWindow, accesses: Accesses) -> Iterator[GridFinding]:
     """Blocks that lie entirely outside of their array."""
     if window.starts is None or not math.prod(window.shape):
         return
@@ -49,12 +49,12 @@ def out_of_range(call: GridCall, window: Window, accesses: Accesses) -> Iterator
     )
 
 
-def _does(window: Window, at: Points) -> str:
+def _does(window: GridWindow, at: Points) -> str:
     verb = "write" if window.output else "read"
     return verb if len(at) > 1 else f"{verb}s"
 
 
-def never_written(call: GridCall, window: Window, use: Use) -> Iterator[GridFinding]:
+def never_written(call: GridCall, window: GridWindow, use: OutputUse) -> Iterator[GridFinding]:
     """Parts of an output that no program writes."""
     if window.alias or not math.prod(window.shape) or None in call.grid:
         return
@@ -89,7 +89,7 @@ def never_written(call: GridCall, window: Window, use: Use) -> Iterator[GridFind
     )
 
 
-def _missing_blocks(window: Window) -> _Missing:
+def _missing_blocks(window: GridWindow) -> _Missing:
     counts = window.counts
     blocks, _ = window.distinct
     if not window.shape:
@@ -106,7 +106,7 @@ def _missing_blocks(window: Window) -> _Missing:
     return _edges(window, [int(i) for i in np.unravel_index(first, counts)]), missing
 
 
-def _missing_cells(window: Window) -> _Missing:
+def _missing_cells(window: GridWindow) -> _Missing:
     """As ``_missing_blocks``, of blocks that may begin anywhere and overlap."""
     assert window.starts is not None
     ends = window.starts + window.lengths
@@ -131,11 +131,11 @@ def _missing_cells(window: Window) -> _Missing:
     return tuple(first), len(missing)
 
 
-def _by_axis(cuts: Any, places: Any, window: Window) -> Iterator[tuple[Any, Any, int]]:
+def _by_axis(cuts: Any, places: Any, window: GridWindow) -> Iterator[tuple[Any, Any, int]]:
     yield from zip(cuts, places, window.shape, strict=True)
 
 
-def _missing_by_reasoning(call: GridCall, window: Window) -> _Missing:
+def _missing_by_reasoning(call: GridCall, window: GridWindow) -> _Missing:
     """As ``_missing_blocks``, by what affine index maps of a large grid cannot reach."""
     grid = [n for n in call.grid if n is not None]
     if not call.programs or len(window.affine) != len(window.shape):
@@ -153,7 +153,7 @@ def _missing_by_reasoning(call: GridCall, window: Window) -> _Missing:
     return None
 
 
-def _edges(window: Window, index: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def _edges(window: GridWindow, index: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(
         (i * b, min((i + 1) * b, n))
         for i, b, n in zip(index, window.sizes, window.shape, strict=True)

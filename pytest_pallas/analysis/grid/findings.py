@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_pallas.analysis.grid.model import GridCall, Window
-from pytest_pallas.analysis.grid.scalars import Points
+from pytest_pallas.analysis.grid.bodies.scalars import Points
+from pytest_pallas.analysis.grid.model import GridCall, GridWindow
 
 Severity = Literal["error", "warning"]
 
@@ -62,7 +62,7 @@ _SHOWN = 3
 
 def found(
     call: GridCall,
-    window: Window,
+    window: GridWindow,
     kind: Kind,
     severity: Severity,
     at: Sequence[int] | Points,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.analysis.grid.affine import Affine, affine_outputs
-from pytest_pallas.analysis.grid.scalars import Points, mapped
+from pytest_pallas.analysis.grid.bodies.scalars import Points, mapped
 from pytest_pallas.analysis.kernel_calls import KernelCall
 from pytest_pallas.compat.grids import BlockFacts, GridFacts, grid_facts
 from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
@@ -24,7 +24,7 @@ _WHOLE = frozenset({"any", "hbm", "host", "gmem", "semaphore"})
 
 
 @dataclass(frozen=True)
-class Window:
+class GridWindow:
     """The blocks of one operand.
 
     Attributes:
@@ -115,7 +115,7 @@ class GridCall:
     semantics: tuple[str, ...]
     points: Points = field(repr=False)
     complete: bool
-    windows: tuple[Window, ...]
+    windows: tuple[GridWindow, ...]
     scalars: tuple[Points | None, ...] = field(repr=False)
     facts: GridFacts = field(repr=False)
 
@@ -190,7 +190,7 @@ def read_call(
     points = _first_points(known, min(count, MOST_PROGRAMS))
     partners = {("input", i): o for i, o in facts.aliases}
     partners |= {("output", o): i for i, o in facts.aliases}
-    windows: list[Window] = []
+    windows: list[GridWindow] = []
     for side, blocks, others in (
         ("input", facts.inputs, facts.outputs),
         ("output", facts.outputs, facts.inputs),
@@ -233,7 +233,7 @@ def _window(
     scalars: Sequence[Points | None],
     facts: GridFacts,
     alias: str,
-) -> Window:
+) -> GridWindow:
     sizes = np.array([[size] for _, size, _ in block.dims], np.int64).reshape(-1, 1)
     starts: Points | None = None
     lengths, unknown = sizes, ""
@@ -247,7 +247,7 @@ def _window(
         starts, lengths = _placed(block, indices, points.shape[1])
     if all(kind in ("Blocked", "Squeezed") for kind, _, _ in block.dims):
         affine = tuple(affine_outputs(block.index_map, len(facts.grid)))
-    return Window(
+    return GridWindow(
         name=block.name,
         position=position,
         output=output,

@@ -7,13 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.analysis.grid.abstract_interpretation import Cell, Course, follow
+from pytest_pallas.analysis.grid.bodies.abstract_interpretation import (
+    BodyInterpretation,
+    RefContent,
+    follow,
+)
+from pytest_pallas.analysis.grid.bodies.scalars import Points
+from pytest_pallas.analysis.grid.bodies.taint import Taint, TaintedValue
 from pytest_pallas.analysis.grid.findings import GridFinding, found, points
-from pytest_pallas.analysis.grid.model import GridCall, Window
-from pytest_pallas.analysis.grid.scalars import Points
-from pytest_pallas.analysis.grid.taint import Mark, Value
+from pytest_pallas.analysis.grid.model import GridCall, GridWindow
 from pytest_pallas.compat.avals import space_of
-from pytest_pallas.devices.capacities import Buffer, itemsize, padded, vmem_excess
+from pytest_pallas.devices.capacities import OperandMemory, itemsize, padded, vmem_excess
 
 _LANES = 128
 _SUBLANES = 8
@@ -32,7 +36,7 @@ def illegal_tiles(call: GridCall) -> Iterator[GridFinding]:
             yield found(call, window, "tile", "warning", (), message, remedy)
 
 
-def _illegal(window: Window) -> Iterator[tuple[str, str]]:
+def _illegal(window: GridWindow) -> Iterator[tuple[str, str]]:
     shape, sizes, space = window.shape, window.sizes, window.facts.space
     trivial = sizes == shape and (window.starts is None or not window.starts.any())
     if space.startswith("semaphore") or (space == "smem" and trivial):
@@ -66,7 +70,7 @@ def _illegal(window: Window) -> Iterator[tuple[str, str]]:
         )
 
 
-def _illegal_row(window: Window) -> Iterator[tuple[str, str]]:
+def _illegal_row(window: GridWindow) -> Iterator[tuple[str, str]]:
     size, total = window.sizes[0], window.shape[0]
     bits = max(itemsize(window.facts.dtype), 0.5) * 8
     if window.facts.dtype == np.dtype(bool):
@@ -81,7 +85,7 @@ def _illegal_row(window: Window) -> Iterator[tuple[str, str]]:
         )
 
 
-def _unaligned(window: Window) -> Iterator[tuple[str, str]]:
+def _unaligned(window: GridWindow) -> Iterator[tuple[str, str]]:
     """Windows in elements whose starts are not those of tiles."""
     if window.starts is None:
         return
@@ -98,13 +102,13 @@ def _unaligned(window: Window) -> Iterator[tuple[str, str]]:
                 )
 
 
-def buffers(call: GridCall) -> list[Buffer]:
+def buffers(call: GridCall) -> list[OperandMemory]:
     """The VMEM that blocks and scratch take, the largest first.
 
     A block has two buffers where it changes over the grid, else one, or as many as it asks for.
     What the compiler takes besides, for temporaries and spills, is not counted.
     """
-    found_: list[Buffer] = []
+    found_: list[OperandMemory] = []
     for window in call.windows:
         if window.facts.space not in ("default", "vmem"):
             continue
@@ -115,10 +119,10 @@ def buffers(call: GridCall) -> list[Buffer]:
         ]
         changes = window.starts is None or (window.starts != window.starts[:, :1]).any()
         count = window.facts.buffers or (2 if changes else 1)
-        found_.append(Buffer(window.name, padded(kept, window.facts.dtype), count))
+        found_.append(OperandMemory(window.name, padded(kept, window.facts.dtype), count))
     for name, aval in call.facts.scratch:
         if space_of(aval) == "vmem" and hasattr(aval, "shape"):
-            found_.append(Buffer(name, padded(aval.shape, aval.dtype), 1))
+            found_.append(OperandMemory(name, padded(aval.shape, aval.dtype), 1))
     return sorted(found_, key=lambda buffer: -buffer.total)
 
 
@@ -158,11 +162,11 @@ def overhang(call: GridCall) -> Iterator[GridFinding]:
         return
     chosen = _chosen(call, list(hanging.values()))
     hanging = {source: over[chosen] for source, over in hanging.items()}
-    course = Course(call.points[:, chosen], call.facts.vmapped, call.grid)
+    course = BodyInterpretation(call.points[:, chosen], call.facts.vmapped, call.grid)
     body, environment = call.body, dict[Any, Any]()
     offset = len(call.scalars)
     for position, var in enumerate(body.invars):
-        cell = Cell()
+        cell = RefContent()
         if position < offset:
             cell.known = call.scalars[position]
         elif position - offset < len(call.windows):
@@ -208,7 +212,7 @@ def _at(line: str) -> str:
     return f" at {line}" if line else ""
 
 
-def _overhanging(window: Window) -> Iterator[tuple[int, Points]]:
+def _overhanging(window: GridWindow) -> Iterator[tuple[int, Points]]:
     """The axes along which some blocks overhang, with bool[programs]."""
     if window.starts is None:
         return
@@ -233,12 +237,14 @@ def _chosen(call: GridCall, masks: Sequence[Points]) -> Points:
     return np.unique(np.concatenate([np.arange(0, count, max(1, count // share)), *parts]))
 
 
-def _loaded(window: Window, position: int, hanging: Mapping[tuple[int, int], Points]) -> Value:
+def _loaded(
+    window: GridWindow, position: int, hanging: Mapping[tuple[int, int], Points]
+) -> TaintedValue:
     """What the ref of a window holds when the body begins; it has no squeezed axes."""
     axes = [a for a, (kind, _, _) in enumerate(window.facts.dims) if kind != "Squeezed"]
     marks = {
-        Mark((position, axis), axes.index(axis)): over
+        Taint((position, axis), axes.index(axis)): over
         for (owner, axis), over in hanging.items()
         if owner == position
     }
-    return Value(marks)
+    return TaintedValue(marks)

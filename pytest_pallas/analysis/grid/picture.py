@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pytest_pallas.analysis.grid.findings import GridFinding
-from pytest_pallas.analysis.grid.model import GridCall, Window
+from pytest_pallas.analysis.grid.model import GridCall, GridWindow
 from pytest_pallas.analysis.kernel_calls import KernelCall
 from pytest_pallas.compat.avals import space_of
 
@@ -71,7 +71,7 @@ def _grid(call: GridCall) -> str:
     return f"({sizes}) = {count} programs; ({', '.join(call.semantics)}) on {call.platform.upper()}"
 
 
-def _window(call: GridCall, window: Window) -> str:
+def _window(call: GridCall, window: GridWindow) -> str:
     does = "writes" if window.output else "reads"
     array = f"{window.facts.dtype}{list(window.shape)}"
     alias = f"; shares memory with {window.alias}" if window.alias else ""
@@ -82,7 +82,7 @@ def _window(call: GridCall, window: Window) -> str:
     return f"{does} {array} in blocks {_blocks(window)}: {_coverage(call, window)}{alias}"
 
 
-def _blocks(window: Window) -> str:
+def _blocks(window: GridWindow) -> str:
     parts = [
         "squeezed" if kind == "Squeezed" else f"{size}" + ("" if kind == "Blocked" else f" {kind}")
         for kind, size, _ in window.facts.dims
@@ -90,7 +90,7 @@ def _blocks(window: Window) -> str:
     return f"({', '.join(parts)})"
 
 
-def _coverage(call: GridCall, window: Window) -> str:
+def _coverage(call: GridCall, window: GridWindow) -> str:
     """How many of the blocks there are, and how often."""
     blocks, which = window.distinct
     if not which.size:

@@ -30,7 +30,7 @@ class UnknownValueError(Exception):
 
 
 @dataclass(eq=False)
-class Scope:
+class JaxprScope:
     """A jaxpr inside a traced function, with what is known of its variables.
 
     Attributes:
@@ -42,8 +42,8 @@ class Scope:
 
     jaxpr: Any
     given: dict[Any, Callable[[], Any]]
-    parent: tuple[Scope, Any] | None = None
-    children: dict[int, list[Scope]] = field(default_factory=dict[int, "list[Scope]"])
+    parent: tuple[JaxprScope, Any] | None = None
+    children: dict[int, list[JaxprScope]] = field(default_factory=dict[int, "list[JaxprScope]"])
     _found: dict[Any, Any] = field(default_factory=dict[Any, Any])
     _makers: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
@@ -98,7 +98,7 @@ def _runs_kernel(eqn: Any) -> bool:
     )
 
 
-def scopes_of(closed: Any, arrays: Sequence[Any]) -> Scope:
+def scopes_of(closed: Any, arrays: Sequence[Any]) -> JaxprScope:
     """The scope of a traced function and, inside it, all others.
 
     Args:
@@ -106,7 +106,7 @@ def scopes_of(closed: Any, arrays: Sequence[Any]) -> Scope:
       arrays: its inputs; a ``jax.ShapeDtypeStruct`` where only the shape is known.
     """
     jaxpr = getattr(closed, "jaxpr", closed)
-    scope = Scope(jaxpr, _given(jaxpr.constvars, getattr(closed, "consts", ())))
+    scope = JaxprScope(jaxpr, _given(jaxpr.constvars, getattr(closed, "consts", ())))
     scope.given.update(_given(jaxpr.invars, arrays))
     _fill(scope)
     return scope
@@ -129,14 +129,14 @@ def _converter(array: Any, aval: Any) -> Callable[[], Any]:
     return convert
 
 
-def _fill(scope: Scope) -> None:
+def _fill(scope: JaxprScope) -> None:
     """Make the scopes inside one."""
     for eqn in scope.jaxpr.eqns:
         if eqn.primitive.name in KERNEL_PRIMITIVES:
             continue
-        inside: list[Scope] = []
+        inside: list[JaxprScope] = []
         for inner, consts in _inner(eqn):
-            child = Scope(inner, _given(inner.constvars, consts), parent=(scope, eqn))
+            child = JaxprScope(inner, _given(inner.constvars, consts), parent=(scope, eqn))
             for var, operand in _entries(eqn, inner):
                 child.given[var] = _entry(scope, operand, eqn.primitive.name, var.aval)
             _fill(child)
@@ -174,7 +174,7 @@ def _entries(eqn: Any, inner: Any) -> Iterator[tuple[Any, Any]]:
         yield from zip(inner.invars, operands, strict=True)
 
 
-def _entry(scope: Scope, operand: Any, primitive: str, aval: Any) -> Callable[[], Any]:
+def _entry(scope: JaxprScope, operand: Any, primitive: str, aval: Any) -> Callable[[], Any]:
     """The value of an operand as it enters: a loop's first slice, the first device's shard."""
 
     def value() -> Any:
@@ -189,7 +189,9 @@ def _entry(scope: Scope, operand: Any, primitive: str, aval: Any) -> Callable[[]
     return value
 
 
-def located(scope: Scope, path: tuple[str, ...] = ()) -> Iterator[tuple[KernelCall, Scope]]:
+def located(
+    scope: JaxprScope, path: tuple[str, ...] = ()
+) -> Iterator[tuple[KernelCall, JaxprScope]]:
     """All kernels inside a scope with the scope of each, in order."""
     for eqn in scope.jaxpr.eqns:
         if eqn.primitive.name in KERNEL_PRIMITIVES:
@@ -199,7 +201,7 @@ def located(scope: Scope, path: tuple[str, ...] = ()) -> Iterator[tuple[KernelCa
 
 
 @dataclass(frozen=True)
-class Use:
+class OutputUse:
     """What becomes of an output.
 
     Attributes:
@@ -217,17 +219,17 @@ class Use:
         return not self.returned and not self.doubtful
 
 
-def use_of(scope: Scope, var: Any) -> Use:
+def use_of(scope: JaxprScope, var: Any) -> OutputUse:
     """What becomes of a kernel's output."""
     whole = tuple((0, int(n)) for n in var.aval.shape)
     regions: list[tuple[tuple[int, int], ...]] = []
     doubts: list[bool] = []
     _follow(scope, var, whole, True, regions, doubts)
-    return Use(tuple(dict.fromkeys(regions)), any(doubts))
+    return OutputUse(tuple(dict.fromkeys(regions)), any(doubts))
 
 
 def _follow(
-    scope: Scope,
+    scope: JaxprScope,
     var: Any,
     region: tuple[tuple[int, int], ...],
     intact: bool,

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.analysis.grid.accesses import Accesses
+from pytest_pallas.analysis.grid.bodies.accesses import Accesses
 from pytest_pallas.analysis.grid.findings import GridFinding, found
-from pytest_pallas.analysis.grid.model import GridCall, Window
+from pytest_pallas.analysis.grid.model import GridCall, GridWindow
 
 #: Pairs of blocks that are compared where their sizes differ.
 _MOST_PAIRS = 2**22
 
 
-def written_twice(call: GridCall, window: Window, accesses: Accesses) -> Iterator[GridFinding]:
+def written_twice(call: GridCall, window: GridWindow, accesses: Accesses) -> Iterator[GridFinding]:
     """Blocks of an output that programs write at the same time, or come back to."""
     if window.starts is None or not math.prod(window.shape) or not window.starts.shape[1]:
         return
@@ -61,7 +61,7 @@ def written_twice(call: GridCall, window: Window, accesses: Accesses) -> Iterato
         yield from _revisited(call, window, which)
 
 
-def _revisited(call: GridCall, window: Window, which: Any) -> Iterator[GridFinding]:
+def _revisited(call: GridCall, window: GridWindow, which: Any) -> Iterator[GridFinding]:
     begins = np.flatnonzero(np.concatenate([[True], which[1:] != which[:-1]]))
     visits = which[begins]
     _, first = np.unique(visits, return_index=True)
@@ -85,7 +85,9 @@ def _revisited(call: GridCall, window: Window, which: Any) -> Iterator[GridFindi
     )
 
 
-def read_after_write(call: GridCall, window: Window, accesses: Accesses) -> Iterator[GridFinding]:
+def read_after_write(
+    call: GridCall, window: GridWindow, accesses: Accesses
+) -> Iterator[GridFinding]:
     """Blocks of an input that are fetched after an earlier program wrote the memory they share."""
     outputs = {o.position: o for o in call.windows if o.output}
     partner = dict(call.facts.aliases).get(window.position)
@@ -117,7 +119,7 @@ def read_after_write(call: GridCall, window: Window, accesses: Accesses) -> Iter
     )
 
 
-def _hazard(call: GridCall, window: Window, output: Window) -> tuple[int, int] | None:
+def _hazard(call: GridCall, window: GridWindow, output: GridWindow) -> tuple[int, int] | None:
     """A program that writes and a later one that fetches what it wrote, or None."""
     assert window.starts is not None
     assert output.starts is not None

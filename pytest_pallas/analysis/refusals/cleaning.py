@@ -53,7 +53,7 @@ def replace_bracketed(
 
 
 @dataclass(frozen=True)
-class Said:
+class CompilerMessage:
     """A message, cleaned.
 
     Attributes:
@@ -121,7 +121,7 @@ _TELLING = re.compile(
 _OPERATION = re.compile(r'(?:%[\w:]+(?:, %[\w:]+)* = )?"(?P<name>\w+\.[\w.]+)"\(')
 
 
-def clean(text: str) -> Said:
+def clean(text: str) -> CompilerMessage:
     """What is said in a message of JAX's lowerings, libtpu, XLA or ptxas, or left on stderr."""
     kernel = re.search(r"MLIR module name `([^`]*)`|in pallas_call (\w+) at", text)
     text = _without_locations(text)
@@ -131,7 +131,7 @@ def clean(text: str) -> Said:
     for pattern, kept in _REPLACED:
         text = re.sub(pattern, kept, text, flags=re.MULTILINE)
     name = (kernel[1] or kernel[2]) if kernel is not None else ""
-    return Said(_telling(_lines(types_readable(text))), operation, name)
+    return CompilerMessage(_telling(_lines(types_readable(text))), operation, name)
 
 
 def types_readable(text: str) -> str:

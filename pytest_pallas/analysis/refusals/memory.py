@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from pytest_pallas.analysis.refusals.operands import Operands, with_names
+from pytest_pallas.analysis.refusals.operands import NamedOperands, with_names
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -18,7 +18,7 @@ _WINDOW = re.compile(
 )
 
 
-def overflow(text: str, operands: Operands) -> list[str] | None:
+def overflow(text: str, operands: NamedOperands) -> list[str] | None:
     """What does not fit, in up to three lines; None if a message is about something else.
 
     The forms are those of libtpu 0.0.40 and later, XLA's GPU compiler and Mosaic GPU.
@@ -39,7 +39,7 @@ def human(nbytes: float) -> str:
     return f"{nbytes:.1f} GiB"
 
 
-def _one_allocation(text: str, operands: Operands) -> list[str] | None:
+def _one_allocation(text: str, operands: NamedOperands) -> list[str] | None:
     """libtpu: a single allocation is larger than the memory."""
     match = re.search(r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\)", text)
     if match is None:
@@ -52,7 +52,7 @@ def _one_allocation(text: str, operands: Operands) -> list[str] | None:
     return [head + human(int(match[2])), *([_purpose(tag, shape, operands)] if tag else [])]
 
 
-def _all_allocations(text: str, operands: Operands) -> list[str] | None:
+def _all_allocations(text: str, operands: NamedOperands) -> list[str] | None:
     """libtpu: all allocations together are; it lists the largest."""
     match = re.search(
         r"Ran out of memory in memory space (\w+)\. Used ([\d.]+)([KMG]?) of ([\d.]+)([KMG]?)", text
@@ -69,7 +69,7 @@ def _all_allocations(text: str, operands: Operands) -> list[str] | None:
     return lines[:4]
 
 
-def _scoped(text: str, operands: Operands) -> list[str] | None:
+def _scoped(text: str, operands: NamedOperands) -> list[str] | None:
     """libtpu: more than the kernel's share, which ``vmem_limit_bytes`` sets."""
     match = re.search(
         r"Scoped allocation with size ([\d.]+)([KMG]?) and limit ([\d.]+)([KMG]?) exceeded "
@@ -87,7 +87,7 @@ def _scoped(text: str, operands: Operands) -> list[str] | None:
     ]
 
 
-def _shared(text: str, operands: Operands) -> list[str] | None:
+def _shared(text: str, operands: NamedOperands) -> list[str] | None:
     """XLA for Triton kernels, and Mosaic GPU: shared memory of a block."""
     match = re.search(
         r"Shared memory size limit exceeded: requested (\d+), available: (\d+)"
@@ -103,7 +103,7 @@ def _shared(text: str, operands: Operands) -> list[str] | None:
     ]
 
 
-def _sparse_core(text: str, operands: Operands) -> list[str] | None:
+def _sparse_core(text: str, operands: NamedOperands) -> list[str] | None:
     """libtpu for a SparseCore, in words."""
     match = re.search(
         r"user allocatable offset upper bound \((\d+) words\) in memory space (\w+) when "
@@ -120,7 +120,7 @@ def _sparse_core(text: str, operands: Operands) -> list[str] | None:
     ]
 
 
-def _purpose(tag: str, shape: str, operands: Operands) -> str:
+def _purpose(tag: str, shape: str, operands: NamedOperands) -> str:
     """What an allocation is for."""
     window = _WINDOW.search(tag)
     if window is not None:
@@ -138,7 +138,7 @@ def _purpose(tag: str, shape: str, operands: Operands) -> str:
     return tag
 
 
-def _largest(operands: Operands, counts: Callable[[str], bool]) -> list[str]:
+def _largest(operands: NamedOperands, counts: Callable[[str], bool]) -> list[str]:
     found = [o for o in operands.all if o.dtype and o.nbytes and counts(o.space)]
     found.sort(key=lambda operand: -operand.nbytes)
     if not found:

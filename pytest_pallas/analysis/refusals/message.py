@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_pallas.analysis.kernel_calls import KernelCall, kernel_calls
 from pytest_pallas.analysis.refusals import places
-from pytest_pallas.analysis.refusals.cleaning import Said, clean
+from pytest_pallas.analysis.refusals.cleaning import CompilerMessage, clean
 from pytest_pallas.analysis.refusals.memory import overflow
 from pytest_pallas.analysis.refusals.operands import NONE, operands_of, with_names
 from pytest_pallas.compat.compilers import is_compiler_error
@@ -73,7 +73,10 @@ def _wordless(error_or_text: BaseException | str) -> str:
 
 
 def _where(
-    error_or_text: BaseException | str, text: str, said: Said, kernels: Sequence[KernelCall]
+    error_or_text: BaseException | str,
+    text: str,
+    said: CompilerMessage,
+    kernels: Sequence[KernelCall],
 ) -> list[str]:
     """The line of the user's kernel, and its text."""
     place = places.in_text(text)

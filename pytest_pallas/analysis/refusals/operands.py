@@ -13,7 +13,7 @@ from pytest_pallas.compat.jaxprs import sub_jaxprs
 
 
 @dataclass(frozen=True)
-class Operand:
+class NamedOperand:
     """What one parameter of a kernel's body refers to.
 
     Attributes:
@@ -39,7 +39,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Operands:
+class NamedOperands:
     """All operands of a kernel in the order of its body's parameters.
 
     Attributes:
@@ -48,7 +48,7 @@ class Operands:
       outputs: how many are outputs; 0 where the outputs are not told apart.
     """
 
-    all: tuple[Operand, ...]
+    all: tuple[NamedOperand, ...]
     inputs: int
     outputs: int
 
@@ -70,10 +70,10 @@ class Operands:
         return names[0] if len(names) == 1 else ""
 
 
-NONE = Operands((), 0, 0)
+NONE = NamedOperands((), 0, 0)
 
 
-def operands_of(call: KernelCall) -> Operands:
+def operands_of(call: KernelCall) -> NamedOperands:
     """The operands of a kernel, or ``NONE`` where JAX does not tell their names.
 
     ``grid_mapping`` and ``debug_info.arg_names`` were seen in JAX 0.11.2 and 0.12.0.1.
@@ -84,13 +84,13 @@ def operands_of(call: KernelCall) -> Operands:
     found = (*_parameters(body), *_scoped(body))
     mapping = call.eqn.params.get("grid_mapping")
     if mapping is None or getattr(mapping, "num_dynamic_grid_bounds", 0):
-        return Operands(found, 0, 0)
-    return Operands(
+        return NamedOperands(found, 0, 0)
+    return NamedOperands(
         found, mapping.num_index_operands + mapping.num_inputs, int(mapping.num_outputs)
     )
 
 
-def with_names(text: str, operands: Operands) -> str:
+def with_names(text: str, operands: NamedOperands) -> str:
     """A message with the names of parameters behind ``args[0]``, ``outputs`` and the like."""
 
     def named(match: re.Match[str]) -> str:
@@ -110,14 +110,14 @@ def with_names(text: str, operands: Operands) -> str:
     )
 
 
-def _parameters(jaxpr: Any) -> tuple[Operand, ...]:
+def _parameters(jaxpr: Any) -> tuple[NamedOperand, ...]:
     names = getattr(getattr(jaxpr, "debug_info", None), "arg_names", None)
     if names is None or len(names) != len(jaxpr.invars):
         return ()
     return tuple(_operand(str(n), v.aval) for n, v in zip(names, jaxpr.invars, strict=True))
 
 
-def _scoped(jaxpr: Any) -> tuple[Operand, ...]:
+def _scoped(jaxpr: Any) -> tuple[NamedOperand, ...]:
     """What ``pl.run_scoped`` allocates; ``plgpu.kernel`` makes its scratch buffers so."""
     return tuple(
         operand
@@ -130,13 +130,13 @@ def _scoped(jaxpr: Any) -> tuple[Operand, ...]:
     )
 
 
-def _operand(name: str, aval: Any) -> Operand:
+def _operand(name: str, aval: Any) -> NamedOperand:
     inner = getattr(aval, "inner_aval", aval)
     space = space_of(aval)
     shape = tuple(d for d in getattr(inner, "shape", ()) if isinstance(d, int))
     dtype = getattr(inner, "dtype", None)
     size = getattr(dtype, "itemsize", 0)
-    return Operand(
+    return NamedOperand(
         name=name,
         dtype="" if dtype is None else str(dtype),
         shape=shape,

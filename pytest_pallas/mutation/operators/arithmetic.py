@@ -11,7 +11,7 @@ from jax import lax
 
 from pytest_pallas.compat.jaxprs import is_literal
 from pytest_pallas.mutation.declaring import operator
-from pytest_pallas.mutation.model import At, Change, New
+from pytest_pallas.mutation.model import Change, EquationSite, Replacement
 from pytest_pallas.mutation.rewriting import equations_of, variable
 
 _OTHER = {"add": "sub", "sub": "add", "mul": "add", "max": "min", "min": "max"}
@@ -25,7 +25,7 @@ _FUNCTIONS = {"add": lax.add, "sub": lax.sub, "max": lax.max, "min": lax.min}
     before="m = jnp.maximum(m, s)",
     after="m = jnp.minimum(m, s)",
 )
-def arithmetic(at: At) -> Iterator[Change]:
+def arithmetic(at: EquationSite) -> Iterator[Change]:
     """Another operation."""
     if not at.eqn.outvars or not at.used():
         return
@@ -50,7 +50,7 @@ def arithmetic(at: At) -> Iterator[Change]:
     before="s = q @ k.T * scale",
     after="s = q @ k.T",
 )
-def scale(at: At) -> Iterator[Change]:
+def scale(at: EquationSite) -> Iterator[Change]:
     """A factor that is the same everywhere: left out, or taken twice."""
     if at.name not in ("mul", "div") or not _is_float(at.eqn.outvars[0]) or not at.used():
         return
@@ -59,7 +59,7 @@ def scale(at: At) -> Iterator[Change]:
     for rest, factor in sides:
         if not _is_uniform(at, factor) or _is_uniform(at, rest):
             continue
-        yield Change("dropped", lambda rest=rest: New([], [rest]), part="factor")
+        yield Change("dropped", lambda rest=rest: Replacement([], [rest]), part="factor")
         yield Change(
             "squared", lambda rest=rest, factor=factor: _twice(at, rest, factor), part="factor"
         )
@@ -72,7 +72,7 @@ def scale(at: At) -> Iterator[Change]:
     before="preferred_element_type=jnp.float32",
     after="preferred_element_type=jnp.bfloat16",
 )
-def accumulation(at: At) -> Iterator[Change]:
+def accumulation(at: EquationSite) -> Iterator[Change]:
     """Sums held in bfloat16 where they were held in float32."""
     if at.name == "dot_general":
         out = at.eqn.outvars[0]
@@ -88,7 +88,7 @@ def accumulation(at: At) -> Iterator[Change]:
     before="jnp.dot(x, y)",
     after="jnp.dot(y, x)",
 )
-def product(at: At) -> Iterator[Change]:
+def product(at: EquationSite) -> Iterator[Change]:
     """The operands of a product swapped, or the wrong axis summed over."""
     if at.name != "dot_general" or not at.used():
         return
@@ -120,7 +120,7 @@ def product(at: At) -> Iterator[Change]:
     before="(x - y).astype(jnp.bfloat16)",
     after="x.astype(jnp.bfloat16) - y.astype(jnp.bfloat16)",
 )
-def cast(at: At) -> Iterator[Change]:
+def cast(at: EquationSite) -> Iterator[Change]:
     """A cast to a narrower float before an operation, and not after it."""
     if at.name not in _ROUNDED or not at.used():
         return
@@ -155,30 +155,30 @@ def _product_shape(left: Any, right: Any, numbers: Any) -> tuple[int, ...] | Non
     return (*(left[a] for a in batch), *rows, *columns)
 
 
-def _product(at: At, operands: Any, numbers: Any) -> New:
+def _product(at: EquationSite, operands: Any, numbers: Any) -> Replacement:
     return at.replaced(
         invars=list(operands), params={**at.eqn.params, "dimension_numbers": numbers}
     )
 
 
-def _twice(at: At, rest: Any, factor: Any) -> New:
+def _twice(at: EquationSite, rest: Any, factor: Any) -> Replacement:
     function = lax.div if at.name == "div" else lax.mul
     return at.traced(lambda x, s: function(function(x, s), s), rest, factor)
 
 
-def _rounded_result(at: At) -> New:
+def _rounded_result(at: EquationSite) -> Replacement:
     new = variable(at.eqn.outvars[0].aval)
     eqns, outs = equations_of(lambda x: (_in_bfloat16(x),), [new], at.eqn)
-    return New([at.eqn.replace(outvars=[new]), *eqns], outs)
+    return Replacement([at.eqn.replace(outvars=[new]), *eqns], outs)
 
 
-def _rounded_store(at: At) -> New:
+def _rounded_store(at: EquationSite) -> Replacement:
     eqns, [value] = equations_of(lambda x: (_in_bfloat16(x),), [at.eqn.invars[1]], at.eqn)
     stored = at.eqn.replace(invars=[at.eqn.invars[0], value, *at.eqn.invars[2:]])
-    return New([*eqns, stored], list(stored.outvars))
+    return Replacement([*eqns, stored], list(stored.outvars))
 
 
-def _rounded_operands(at: At, dtype: Any) -> New:
+def _rounded_operands(at: EquationSite, dtype: Any) -> Replacement:
     eqns: list[Any] = []
     operands: list[Any] = []
     for atom in at.eqn.invars:
@@ -189,7 +189,7 @@ def _rounded_operands(at: At, dtype: Any) -> New:
         eqns += more
         operands.append(out)
     new = at.eqn.replace(invars=operands)
-    return New([*eqns, new], list(new.outvars))
+    return Replacement([*eqns, new], list(new.outvars))
 
 
 def _in_bfloat16(x: Any) -> Any:
@@ -197,7 +197,7 @@ def _in_bfloat16(x: Any) -> Any:
     return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
-def _accumulates(at: At) -> bool:
+def _accumulates(at: EquationSite) -> bool:
     """Whether it stores what it adds to: float32, in a ref that the kernel also reads."""
     value = at.eqn.invars[1]
     if getattr(value.aval, "dtype", None) != jnp.float32 or is_literal(value):
@@ -212,7 +212,7 @@ def _accumulates(at: At) -> bool:
     )
 
 
-def _is_uniform(at: At, atom: Any) -> bool:
+def _is_uniform(at: EquationSite, atom: Any) -> bool:
     """Whether it is one number, maybe for every element."""
     if not atom.aval.shape:
         return True

@@ -11,7 +11,7 @@ from jax import lax
 from pytest_pallas.compat.grids import grid_facts
 from pytest_pallas.compat.jaxprs import is_literal
 from pytest_pallas.mutation.declaring import operator
-from pytest_pallas.mutation.model import At, Change, New
+from pytest_pallas.mutation.model import Change, EquationSite, Replacement
 from pytest_pallas.mutation.operands import indexed
 
 _BOUNDARY = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
@@ -32,7 +32,7 @@ _FUNCTIONS = {
     before="columns < n",
     after="columns <= n",
 )
-def comparison(at: At) -> Iterator[Change]:
+def comparison(at: EquationSite) -> Iterator[Change]:
     """``<`` for ``<=``, or the opposite."""
     if at.name not in _FUNCTIONS or not at.used() or _guards(at):
         return
@@ -51,7 +51,7 @@ def comparison(at: At) -> Iterator[Change]:
     before="@pl.when(k == 0)",
     after="@pl.when(k == 1)",
 )
-def guard(at: At) -> Iterator[Change]:
+def guard(at: EquationSite) -> Iterator[Change]:
     """``pl.when``: always, never, or where the neighbouring index is meant."""
     if at.name == "cond" and _is_guard(at.eqn):
         never, always = at.eqn.params["branches"]
@@ -69,7 +69,7 @@ def guard(at: At) -> Iterator[Change]:
             yield Change("of the index before", lambda: _moved(at, -1))
 
 
-def _overwritten_at_the_end(at: At) -> bool:
+def _overwritten_at_the_end(at: EquationSite) -> bool:
     """Whether what is guarded is done in the last step over a block, which writes all of it.
 
     Done in earlier steps, too, it would be written there and written again: the same answer. That
@@ -104,7 +104,7 @@ def _overwritten_at_the_end(at: At) -> bool:
     return True
 
 
-def _is_last(at: At, axis: int, size: int | None) -> bool:
+def _is_last(at: EquationSite, axis: int, size: int | None) -> bool:
     """Whether a guard says that it is the last step along an axis."""
     decided = at.scope.maker(at.eqn.invars[0])
     if decided is not None and decided.primitive.name == "convert_element_type":
@@ -133,11 +133,11 @@ def _is_whole(eqn: Any) -> bool:
     )
 
 
-def _compared(at: At, name: str) -> New:
+def _compared(at: EquationSite, name: str) -> Replacement:
     return at.traced(lambda x, y: _FUNCTIONS[name](x, y), *at.eqn.invars)
 
 
-def _moved(at: At, by: int) -> New:
+def _moved(at: EquationSite, by: int) -> Replacement:
     return at.traced(
         lambda x, y: _FUNCTIONS[at.name](x, y + jnp.asarray(by, y.dtype)), *at.eqn.invars
     )
@@ -159,7 +159,7 @@ def _equations(branch: Any) -> Any:
     return getattr(branch, "jaxpr", branch).eqns
 
 
-def _guards(at: At) -> bool:
+def _guards(at: EquationSite) -> bool:
     """Whether a comparison decides about a ``pl.when`` only, directly."""
     users = list(at.scope.users(at.eqn.outvars[0]))
     if not users or at.scope.is_result(at.eqn.outvars[0]) or at.eqn.outvars[0].aval.shape:
@@ -167,7 +167,7 @@ def _guards(at: At) -> bool:
     return all(_decides(at, user) for user in users)
 
 
-def _decides(at: At, user: Any) -> bool:
+def _decides(at: EquationSite, user: Any) -> bool:
     if user.primitive.name == "convert_element_type":
         after = at.scope.users(user.outvars[0])
         return bool(after) and all(each.primitive.name == "cond" for each in after)

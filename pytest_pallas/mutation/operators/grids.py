@@ -13,7 +13,7 @@ from pytest_pallas.compat.jaxprs import is_literal
 from pytest_pallas.compat.source import Spot, home_of, is_of_jax
 from pytest_pallas.mutation.canonical import canonical
 from pytest_pallas.mutation.declaring import call_operator
-from pytest_pallas.mutation.model import Change, Kernel
+from pytest_pallas.mutation.model import Change, KernelSite
 from pytest_pallas.mutation.rewriting import guarded, with_index_map
 
 
@@ -23,7 +23,7 @@ from pytest_pallas.mutation.rewriting import guarded, with_index_map
     before="grid=(n,)",
     after="grid=(n - 1,)",
 )
-def step(kernel: Kernel) -> Iterator[Change]:
+def step(kernel: KernelSite) -> Iterator[Change]:
     """The first or the last program along an axis of the grid does nothing."""
     for axis, size in _axes(kernel):
         for which, words in ((0, "first"), (-1, "last")):
@@ -41,7 +41,7 @@ def step(kernel: Kernel) -> Iterator[Change]:
     before="grid=(pl.cdiv(n, block),)",
     after="grid=(n // block,)",
 )
-def overhang(kernel: Kernel) -> Iterator[Change]:
+def overhang(kernel: KernelSite) -> Iterator[Change]:
     """A grid that leaves out the block that hangs over an edge, as ``n // block`` does."""
     if kernel.eqn.primitive.name != "pallas_call":
         return
@@ -61,7 +61,7 @@ def overhang(kernel: Kernel) -> Iterator[Change]:
     before="lambda i, j: (i, j)",
     after="lambda i, j: (j, i)",
 )
-def index_map(kernel: Kernel) -> Iterator[Change]:
+def index_map(kernel: KernelSite) -> Iterator[Change]:
     """Components of an index map swapped, one further, or constant."""
     if kernel.eqn.primitive.name != "pallas_call":
         return
@@ -80,7 +80,7 @@ def index_map(kernel: Kernel) -> Iterator[Change]:
     before="input_output_aliases={0: 0}",
     after="",
 )
-def alias(kernel: Kernel) -> Iterator[Change]:
+def alias(kernel: KernelSite) -> Iterator[Change]:
     """Memory of an input that an output shares no more, or shares although nobody asked."""
     if kernel.eqn.primitive.name != "pallas_call":
         return
@@ -120,7 +120,7 @@ def _read_first(block: BlockFacts, out: BlockFacts, grid: Sequence[int | None]) 
     return not whole and canonical(block.index_map, single) == canonical(out.index_map, single)
 
 
-def _axes(kernel: Kernel) -> Iterator[tuple[int, int | None]]:
+def _axes(kernel: KernelSite) -> Iterator[tuple[int, int | None]]:
     """The axes that the body counts, and their sizes."""
     if kernel.eqn.primitive.name != "pallas_call":
         return
@@ -129,7 +129,7 @@ def _axes(kernel: Kernel) -> Iterator[tuple[int, int | None]]:
     yield from enumerate(own)
 
 
-def _without(kernel: Kernel, axis: int, which: int) -> Any:
+def _without(kernel: KernelSite, axis: int, which: int) -> Any:
     def runs() -> Any:
         return pl.program_id(axis) != (0 if which == 0 else pl.num_programs(axis) - 1)
 
@@ -158,7 +158,7 @@ def _counts(block: BlockFacts) -> list[int]:
 
 
 def _map_changes(
-    kernel: Kernel, position: int, counts: list[int], outs: list[Any], name: str
+    kernel: KernelSite, position: int, counts: list[int], outs: list[Any], name: str
 ) -> Iterator[Change]:
     part = f"index map of {name}"
     home = _line_of(kernel, position)
@@ -196,7 +196,7 @@ def _map_changes(
         yield _mapped(kernel, position, "swapped", axes, swapped, home)
 
 
-def _line_of(kernel: Kernel, position: int) -> Spot | None:
+def _line_of(kernel: KernelSite, position: int) -> Spot | None:
     """Where an index map is written, if somebody wrote one."""
     block = kernel.eqn.params["grid_mapping"].block_mappings[position]
     name, file, line = home_of(block.index_map_jaxpr)
@@ -206,7 +206,7 @@ def _line_of(kernel: Kernel, position: int) -> Spot | None:
 
 
 def _mapped(
-    kernel: Kernel, position: int, words: str, part: str, function: Any, home: Spot | None
+    kernel: KernelSite, position: int, words: str, part: str, function: Any, home: Spot | None
 ) -> Change:
     return Change(
         words,
@@ -216,5 +216,5 @@ def _mapped(
     )
 
 
-def _with_aliases(kernel: Kernel, pairs: tuple[Any, ...]) -> Any:
+def _with_aliases(kernel: KernelSite, pairs: tuple[Any, ...]) -> Any:
     return kernel.eqn.replace(params={**kernel.eqn.params, "input_output_aliases": pairs})

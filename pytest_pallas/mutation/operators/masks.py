@@ -10,7 +10,7 @@ from jax import lax
 
 from pytest_pallas.compat.jaxprs import is_literal
 from pytest_pallas.mutation.declaring import operator
-from pytest_pallas.mutation.model import At, Change, New
+from pytest_pallas.mutation.model import Change, EquationSite, Replacement
 from pytest_pallas.mutation.rewriting import equations_of
 
 _LOGIC = {"and": "or", "or": "and"}
@@ -23,7 +23,7 @@ _FUNCTIONS = {"and": lax.bitwise_and, "or": lax.bitwise_or}
     before="jnp.where(columns < n, x, 0)",
     after="x",
 )
-def mask(at: At) -> Iterator[Change]:
+def mask(at: EquationSite) -> Iterator[Change]:
     """``jnp.where`` without its condition, or with the opposite; ``&`` for ``|``."""
     if at.name == "select_n" and len(at.eqn.invars) == 3 and at.used():
         yield from _selected(at)
@@ -41,19 +41,19 @@ def mask(at: At) -> Iterator[Change]:
                 )
 
 
-def _selected(at: At) -> Iterator[Change]:
+def _selected(at: EquationSite) -> Iterator[Change]:
     condition, if_false, if_true = at.eqn.invars
     if condition.aval.dtype != jnp.bool_:
         return
     if if_true.aval.shape != if_false.aval.shape:
         return
     if at.scope.is_constant(if_true) and not at.scope.is_constant(if_false):
-        yield Change("dropped", lambda: New([], [if_false]))
+        yield Change("dropped", lambda: Replacement([], [if_false]))
     elif at.scope.is_constant(if_false) and not at.scope.is_constant(if_true):
-        yield Change("dropped", lambda: New([], [if_true]))
+        yield Change("dropped", lambda: Replacement([], [if_true]))
     else:
-        yield Change("always the first", lambda: New([], [if_true]))
-        yield Change("always the second", lambda: New([], [if_false]))
+        yield Change("always the first", lambda: Replacement([], [if_true]))
+        yield Change("always the second", lambda: Replacement([], [if_false]))
     yield Change("inverted", lambda: at.replaced(invars=[condition, if_true, if_false]))
 
 
@@ -69,9 +69,9 @@ def _mask_of(eqn: Any) -> tuple[int, Any] | None:
     return (positions[-1], eqn.invars[positions[-1]]) if len(positions) == 1 else None
 
 
-def _with_mask(at: At, position: int, function: Any) -> New:
+def _with_mask(at: EquationSite, position: int, function: Any) -> Replacement:
     operands = list(at.eqn.invars)
     eqns, outs = equations_of(lambda m: (function(m),), [operands[position]], at.eqn)
     operands[position] = outs[0]
     new = at.eqn.replace(invars=operands)
-    return New([*eqns, new], list(new.outvars))
+    return Replacement([*eqns, new], list(new.outvars))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from pytest_pallas.compat.jaxprs import is_literal
 from pytest_pallas.mutation.declaring import operator
-from pytest_pallas.mutation.model import At, Change, New
+from pytest_pallas.mutation.model import Change, EquationSite, Replacement
 from pytest_pallas.mutation.rewriting import equations_of
 
 
@@ -18,7 +18,7 @@ from pytest_pallas.mutation.rewriting import equations_of
     before="pltpu.prng_seed(seed, block)",
     after="pltpu.prng_seed(seed, 0)",
 )
-def randomness(at: At) -> Iterator[Change]:
+def randomness(at: EquationSite) -> Iterator[Change]:
     """The same bits for every block, or for two purposes."""
     if at.name == "prng_seed":
         for position, seed in enumerate(at.eqn.invars):
@@ -30,12 +30,12 @@ def randomness(at: At) -> Iterator[Change]:
                 )
     elif at.name == "random_fold_in" and at.used():
         key, _ = at.eqn.invars
-        yield Change("the key without the number", lambda: New([], [key]))
+        yield Change("the key without the number", lambda: Replacement([], [key]))
 
 
-def _zeroed(at: At, position: int) -> New:
+def _zeroed(at: EquationSite, position: int) -> Replacement:
     operands = list(at.eqn.invars)
     eqns, [operands[position]] = equations_of(
         lambda x: (jnp.zeros_like(x),), [operands[position]], at.eqn
     )
-    return New([*eqns, at.eqn.replace(invars=operands)], list(at.eqn.outvars))
+    return Replacement([*eqns, at.eqn.replace(invars=operands)], list(at.eqn.outvars))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pytest_pallas.compat.jaxprs import is_literal
 from pytest_pallas.mutation.declaring import operator
-from pytest_pallas.mutation.model import At, Change, New
+from pytest_pallas.mutation.model import Change, EquationSite, Replacement
 from pytest_pallas.mutation.operands import indexed, reindexed
 from pytest_pallas.mutation.rewriting import equations_of, literal
 
@@ -21,10 +21,10 @@ from pytest_pallas.mutation.rewriting import equations_of, literal
     before="acc[...] = jnp.zeros_like(acc)",
     after="",
 )
-def init(at: At) -> Iterator[Change]:
+def init(at: EquationSite) -> Iterator[Change]:
     """An accumulator that starts as whatever memory holds."""
     if at.name == "swap" and _is_store(at) and _is_init(at):
-        yield Change("dropped", lambda: New([], [None] * len(at.eqn.outvars)))
+        yield Change("dropped", lambda: Replacement([], [None] * len(at.eqn.outvars)))
 
 
 @operator(
@@ -33,12 +33,12 @@ def init(at: At) -> Iterator[Change]:
     before="out[slot] = x",
     after="out[slot + 1] = x",
 )
-def store(at: At) -> Iterator[Change]:
+def store(at: EquationSite) -> Iterator[Change]:
     """A store left out, or to the neighbouring place."""
     if at.name not in ("swap", "addupdate") or not _is_store(at):
         return
     if not _is_init(at):
-        yield Change("dropped", lambda: New([], [None] * len(at.eqn.outvars)))
+        yield Change("dropped", lambda: Replacement([], [None] * len(at.eqn.outvars)))
     yield from _neighbours(at)
 
 
@@ -48,25 +48,25 @@ def store(at: At) -> Iterator[Change]:
     before="x = buffers[slot]",
     after="x = buffers[(slot + 1) % 2]",
 )
-def load(at: At) -> Iterator[Change]:
+def load(at: EquationSite) -> Iterator[Change]:
     """A load from the neighbouring place, such as the other buffer of a pair."""
     if at.name == "get" and at.used():
         yield from _neighbours(at)
 
 
-def _is_store(at: At) -> bool:
+def _is_store(at: EquationSite) -> bool:
     """Whether nobody looks at what was there before."""
     return not at.eqn.outvars or not at.used()
 
 
-def _is_init(at: At) -> bool:
+def _is_init(at: EquationSite) -> bool:
     """Whether it stores a constant in what the kernel also reads."""
     return at.kernel.root(at.eqn.invars[0]) in at.kernel.read and at.scope.is_constant(
         at.eqn.invars[1]
     )
 
 
-def _neighbours(at: At) -> Iterator[Change]:
+def _neighbours(at: EquationSite) -> Iterator[Change]:
     found = indexed(at.eqn)
     if found is None:
         return
@@ -110,7 +110,7 @@ def _is_scalar(index: Any) -> bool:
     return shape == () and dtype is not None and jnp.issubdtype(dtype, jnp.integer)
 
 
-def _moved(at: At, axis: int, index: Any, function: Any) -> New:
+def _moved(at: EquationSite, axis: int, index: Any, function: Any) -> Replacement:
     """The equation with a function of an index in place of it."""
     if isinstance(index, int) or is_literal(index):
         with jax.ensure_compile_time_eval():
@@ -120,4 +120,4 @@ def _moved(at: At, axis: int, index: Any, function: Any) -> New:
     else:
         eqns, [new] = equations_of(lambda i: (function(i).astype(i.dtype),), [index], at.eqn)
     eqn = reindexed(at.eqn, axis, new)
-    return New([*eqns, eqn], list(eqn.outvars))
+    return Replacement([*eqns, eqn], list(eqn.outvars))

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pytest_pallas.mutation.declaring import operator
-from pytest_pallas.mutation.model import At, Change, New
+from pytest_pallas.mutation.model import Change, EquationSite, Replacement
 from pytest_pallas.mutation.operands import operand_groups
 from pytest_pallas.mutation.rewriting import equations_of
 
@@ -31,10 +31,10 @@ _BARRIERS = frozenset({"barrier", "barrier_arrive_and_wait", "commit_smem", "clu
     before="copy.wait()",
     after="",
 )
-def wait(at: At) -> Iterator[Change]:
+def wait(at: EquationSite) -> Iterator[Change]:
     """Nobody waits."""
     if at.name in _WAITS:
-        yield Change(_WAITS[at.name], lambda: New(), part=at.name)
+        yield Change(_WAITS[at.name], lambda: Replacement(), part=at.name)
 
 
 @operator(
@@ -43,10 +43,10 @@ def wait(at: At) -> Iterator[Change]:
     before="copy.start()",
     after="",
 )
-def start(at: At) -> Iterator[Change]:
+def start(at: EquationSite) -> Iterator[Change]:
     """A copy that is waited for and never started."""
     if at.name in _STARTS:
-        yield Change("dropped", lambda: New(), part=at.name)
+        yield Change("dropped", lambda: Replacement(), part=at.name)
 
 
 @operator(
@@ -55,7 +55,7 @@ def start(at: At) -> Iterator[Change]:
     before="sems.at[slot]",
     after="sems.at[0]",
 )
-def semaphore(at: At) -> Iterator[Change]:
+def semaphore(at: EquationSite) -> Iterator[Change]:
     """Two copies that share a semaphore."""
     if at.name not in ("dma_start", "dma_wait"):
         return
@@ -82,11 +82,11 @@ def semaphore(at: At) -> Iterator[Change]:
     before="pl.semaphore_signal(ready)",
     after="",
 )
-def signal(at: At) -> Iterator[Change]:
+def signal(at: EquationSite) -> Iterator[Change]:
     """A signal left out, or given twice."""
     if at.name in _SIGNALS:
-        yield Change("dropped", lambda: New(), part=at.name)
-        yield Change("doubled", lambda: New([at.eqn, at.eqn], []), part=at.name)
+        yield Change("dropped", lambda: Replacement(), part=at.name)
+        yield Change("doubled", lambda: Replacement([at.eqn, at.eqn], []), part=at.name)
 
 
 @operator(
@@ -95,7 +95,7 @@ def signal(at: At) -> Iterator[Change]:
     before="device_id=right",
     after="device_id=(right + 1) % n",
 )
-def device(at: At) -> Iterator[Change]:
+def device(at: EquationSite) -> Iterator[Change]:
     """A message to the device after the right one."""
     positions = operand_groups(at.eqn).get("device", [])
     if at.name not in ("dma_start", "semaphore_signal") or not positions:
@@ -126,17 +126,17 @@ def device(at: At) -> Iterator[Change]:
     before="plsc.subcore_barrier()",
     after="",
 )
-def barrier(at: At) -> Iterator[Change]:
+def barrier(at: EquationSite) -> Iterator[Change]:
     """Nobody waits for the others."""
     if at.name in _BARRIERS:
-        yield Change("dropped", lambda: New(), part=at.name)
+        yield Change("dropped", lambda: Replacement(), part=at.name)
 
 
-def _with_operand(at: At, position: int, function: Any) -> New:
+def _with_operand(at: EquationSite, position: int, function: Any) -> Replacement:
     operands = list(at.eqn.invars)
     old = operands[position]
     eqns, [operands[position]] = equations_of(
         lambda i: (function(i).astype(i.dtype),), [old], at.eqn
     )
     new = at.eqn.replace(invars=operands)
-    return New([*eqns, new], list(new.outvars))
+    return Replacement([*eqns, new], list(new.outvars))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_pallas.compilers.costs import Entry
+from pytest_pallas.compilers.costs import RecordedCost
 from pytest_pallas.record import Record
 from pytest_pallas.report.drawings.charts import share, slots
 from pytest_pallas.report.drawings.svg import Svg
@@ -65,8 +65,8 @@ def _some(words: Mapping[str, None]) -> list[str]:
     return [*list(words)[:_WORDS], *([f"{more} more"] if more > 0 else [])]
 
 
-#: Recorded costs by ``Entry.key``.
-Recorded = Mapping[tuple[str, str, str, str], Entry]
+#: Recorded costs by ``RecordedCost.key``.
+Recorded = Mapping[tuple[str, str, str, str], RecordedCost]
 
 #: Numbers of a program, by their names in ``Cost``: title, whether more of it is bad at all.
 _NUMBERS = {

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.analysis.grid import Analysis, GridFinding
-from pytest_pallas.analysis.grid.model import GridCall, Window
+from pytest_pallas.analysis.grid.model import GridCall, GridWindow
 
 #: Of so many findings the operand is drawn.
 _OPERANDS = 3
@@ -38,7 +38,7 @@ def _say(drawn: dict[str, Any], finding: GridFinding) -> None:
             drawn["shown"].append([int(i) for i in program])
 
 
-def _drawn(call: GridCall, window: Window) -> dict[str, Any]:
+def _drawn(call: GridCall, window: GridWindow) -> dict[str, Any]:
     """An operand, and of its first programs the place of the block, as rows and columns."""
     assert window.starts is not None
     lengths = np.broadcast_to(window.lengths, window.starts.shape)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_pallas.backends import TARGETS
-from pytest_pallas.compilers.costs import Entry, entry, save
+from pytest_pallas.compilers.costs import RecordedCost, entry, save
 from pytest_pallas.compilers.report import from_json
 from pytest_pallas.record import Record
 from pytest_pallas.report.section import Results, section
@@ -248,7 +248,7 @@ def settle(session: PytestSession, records: Iterable[Record]) -> str:
     return text
 
 
-def _entries(records: Iterable[Record]) -> Iterator[Entry]:
+def _entries(records: Iterable[Record]) -> Iterator[RecordedCost]:
     """The costs of everything that compiled; of a spec with typical calls, those only."""
     for record in records:
         reports = [from_json(plain) for plain in record.compiled]

@@ -8,7 +8,7 @@ import numpy as np
 
 from pytest_pallas.compat.keys import key_shape
 from pytest_pallas.simulator.registry import Equation, Evaluate
-from pytest_pallas.simulator.values import Keys, is_key_dtype
+from pytest_pallas.simulator.values import KeyArray, is_key_dtype
 
 
 def words(eqn: Equation) -> tuple[int, ...]:
@@ -26,12 +26,12 @@ def elements(eqn: Equation) -> np.dtype[Any]:
 
 def words_of(value: Any) -> Any:
     """What a reference to a value holds: the words of keys, and arrays as they are."""
-    return value.data if isinstance(value, Keys) else value
+    return value.data if isinstance(value, KeyArray) else value
 
 
 def value_of(memory: Any, aval: Any) -> Any:
     """The value of an abstract type that is in the memory of a reference."""
-    return Keys(memory, aval.dtype) if is_key_dtype(aval.dtype) else memory
+    return KeyArray(memory, aval.dtype) if is_key_dtype(aval.dtype) else memory
 
 
 def on_words(eqn: Equation, evaluate: Evaluate) -> Evaluate:
@@ -46,11 +46,11 @@ def on_words(eqn: Equation, evaluate: Evaluate) -> Evaluate:
     dtypes = [out.dtype if is_key_dtype(out.dtype) else None for out in eqn.outs]
 
     def evaluate_keys(*values: Any) -> Any:
-        result = evaluate(*(each.data if isinstance(each, Keys) else each for each in values))
+        result = evaluate(*(each.data if isinstance(each, KeyArray) else each for each in values))
         if isinstance(result, np.ndarray):
-            return result if dtypes[0] is None else Keys(result, dtypes[0])
+            return result if dtypes[0] is None else KeyArray(result, dtypes[0])
         return [
-            each if dtype is None else Keys(each, dtype)
+            each if dtype is None else KeyArray(each, dtype)
             for each, dtype in zip(result, dtypes, strict=True)
         ]
 

@@ -16,11 +16,12 @@ import numpy as np
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.concurrency.transfer_operands import CopyParts
 from pytest_pallas.simulator.concurrency.transfers import Copy
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import beyond_edge
+from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Elements, Ref, Region
-from pytest_pallas.simulator.memory.windows import Outside, read
-from pytest_pallas.transforms import Indexed, Listed, Operand, Place, Span
+from pytest_pallas.simulator.memory.windows import read
+from pytest_pallas.simulator.thread import Thread
+from pytest_pallas.transforms import AxisSlice, Indexed, Listed, Operand, RefPart
 
 Array = np.ndarray[Any, Any]
 
@@ -52,12 +53,12 @@ def is_indexed(parts: CopyParts, avals: Sequence[Any]) -> bool:
     return any(_list(place, avals) is not None for place in (parts.source, parts.target))
 
 
-def _list(place: Place, avals: Sequence[Any]) -> Listed | None:
+def _list(place: RefPart, avals: Sequence[Any]) -> Listed | None:
     last = place.transforms[-1] if place.transforms else None
     if not isinstance(last, Indexed):
         return None
     first, *rest = last.indices
-    if not all(isinstance(each, Span) for each in rest):
+    if not all(isinstance(each, AxisSlice) for each in rest):
         return None
     if isinstance(first, Operand) and getattr(avals[first.position], "shape", ()):
         return Listed(first.position)
@@ -130,7 +131,7 @@ def indexed_copy(
 
 def _side(
     thread: Thread,
-    place: Place,
+    place: RefPart,
     avals: Sequence[Any],
     operands: Sequence[Any],
     how: str,
@@ -144,7 +145,7 @@ def _side(
         *outer, last = place.transforms
         assert isinstance(last, Indexed)
         height = last.shape[0]
-        others = replace(last, indices=(Span(0, height, 1), *last.indices[1:]), joint=())
+        others = replace(last, indices=(AxisSlice(0, height, 1), *last.indices[1:]), joint=())
         memory = read(ref.data, [*outer, others], operands)
         given = operands[listed.position]
         lists: tuple[Region, ...] = ()

@@ -14,7 +14,7 @@ from pytest_pallas.errors import MissingRuleError
 from pytest_pallas.simulator.concurrency.meeting import meet
 from pytest_pallas.simulator.concurrency.recording import Synchronized
 from pytest_pallas.simulator.concurrency.transfer_operands import names_a_device
-from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.thread import Thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def at_entry(thread: Thread, traffic: Traffic) -> None:
         meet(thread, place, me, range(count), None, "the entry of the kernel")
 
 
-def beside_another(
+def run_divided(
     thread: Thread, divisions: Sequence[Any], work: Callable[[Thread, Any], None]
 ) -> None:
     """Run the parts of a kernel, each on a core of its own where there are several."""
@@ -196,10 +196,10 @@ def beside_another(
         )
         for number in range(len(divisions))
     ]
-    run_beside(thread, cores, lambda core: work(core, divisions[core.axes[MEGACORE]]))
+    run_concurrently(thread, cores, lambda core: work(core, divisions[core.axes[MEGACORE]]))
 
 
-def run_beside(
+def run_concurrently(
     thread: Thread, threads: Sequence[Thread], work: Callable[[Thread], Any]
 ) -> list[Any]:
     """Run threads at the same time, and go on when all have ended."""

@@ -9,7 +9,7 @@ from typing import Any
 from pytest_pallas.findings import Wait
 from pytest_pallas.simulator.concurrency.recording import Synchronized
 from pytest_pallas.simulator.concurrency.scheduler import Task
-from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.thread import Thread
 
 
 @dataclass(eq=False)

@@ -14,8 +14,8 @@ from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Access
 from pytest_pallas.simulator.concurrency.recording import Reach, Reached
 from pytest_pallas.simulator.concurrency.transfers import Semaphore
-from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.memory.references import Key, Ref
+from pytest_pallas.simulator.memory.references import AllocationKey, Ref
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.transforms import Peer
 
 #: What orders devices at the entry of a kernel.
@@ -26,7 +26,7 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class CoreAddress:
     """Another device, or another core of this one.
 
     Attributes:
@@ -38,7 +38,7 @@ class Where:
     core: Mapping[str, int]
 
 
-def peer_of(thread: Thread, peer: Peer | None, operands: Sequence[Any]) -> Where | None:
+def peer_of(thread: Thread, peer: Peer | None, operands: Sequence[Any]) -> CoreAddress | None:
     """The device and core that an operation names, or None if it is the thread's own.
 
     Args:
@@ -99,7 +99,7 @@ def peer_of(thread: Thread, peer: Peer | None, operands: Sequence[Any]) -> Where
             raise SimulationError(f"there is no device {number}: the mesh has {count}")
     if number == thread.owner.device and core == dict(thread.core):
         return None
-    return Where(number, core)
+    return CoreAddress(number, core)
 
 
 def _absent(kind: str, index: int, name: str, size: int) -> SimulationError:
@@ -107,9 +107,9 @@ def _absent(kind: str, index: int, name: str, size: int) -> SimulationError:
 
 
 @functools.cache
-def _device(number: int) -> Where:
+def _device(number: int) -> CoreAddress:
     """A device whose cores no kernel divides its work among."""
-    return Where(number, {})
+    return CoreAddress(number, {})
 
 
 def barrier_of(thread: Thread, device: int, name: Any) -> Ref:
@@ -120,12 +120,14 @@ def barrier_of(thread: Thread, device: int, name: Any) -> Ref:
         barriers[name] = Semaphore(label, "barrier", lasting=True)
     memory = np.empty((), object)
     memory[()] = barriers[name]
-    return Ref(memory, "the barrier semaphore", "semaphore", key=Key((), (), ("barrier", name)))
+    return Ref(
+        memory, "the barrier semaphore", "semaphore", key=AllocationKey((), (), ("barrier", name))
+    )
 
 
 def reach(
     thread: Thread,
-    where: Where,
+    where: CoreAddress,
     ref: Ref,
     line: str,
     act: Callable[[Ref], None],
@@ -180,7 +182,7 @@ def reach(
     return True
 
 
-def _report_too_late(thread: Thread, where: Where, ref: Ref, line: str, how: Reach) -> None:
+def _report_too_late(thread: Thread, where: CoreAddress, ref: Ref, line: str, how: Reach) -> None:
     access = Access(
         kind="write",
         ref=ref.name,

@@ -22,7 +22,8 @@ from pytest_pallas.errors import DeadlockError
 from pytest_pallas.findings import Wait
 
 if TYPE_CHECKING:
-    from pytest_pallas.simulator.machine import Machine, Thread
+    from pytest_pallas.simulator.machine import Machine
+    from pytest_pallas.simulator.thread import Thread
 
 
 def one_thread() -> AbstractContextManager[Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_pallas.compat.places import peer_in, place_in, transforms_in
-from pytest_pallas.transforms import Operand, Peer, Place
+from pytest_pallas.transforms import Operand, Peer, RefPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class CopyParts:
       peer: the device or core that the copy names, or None.
     """
 
-    source: Place
-    target: Place
-    done: Place | None
-    sent: Place | None
+    source: RefPart
+    target: RefPart
+    done: RefPart | None
+    sent: RefPart | None
     peer: Peer | None
 
 
@@ -45,7 +45,7 @@ class SemaphoreParts:
       peer: the device or core that the operation names, or None.
     """
 
-    semaphore: Place
+    semaphore: RefPart
     value: int | None = None
     decrement: int | None = None
     peer: Peer | None = None
@@ -75,7 +75,7 @@ def semaphore_parts(name: str, params: Any, count: int) -> SemaphoreParts:
     """
     operands = [Operand(number) for number in range(count)]
     ref, transforms, *rest = params["args_tree"].unflatten(operands)
-    semaphore = Place(ref.position, transforms_in(transforms))
+    semaphore = RefPart(ref.position, transforms_in(transforms))
     if name == "semaphore_signal":
         value, device, core = rest
         peer = peer_in(device, core, params["device_id_type"])
@@ -96,5 +96,5 @@ def names_a_device(eqn: Any) -> bool:
     )
 
 
-def _some(given: Any) -> Place | None:
+def _some(given: Any) -> RefPart | None:
     return None if given is None else place_in(given)

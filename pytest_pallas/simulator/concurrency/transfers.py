@@ -21,7 +21,8 @@ from pytest_pallas.simulator.concurrency.scheduler import Task, deadlock
 from pytest_pallas.simulator.memory.references import Elements, Region
 
 if TYPE_CHECKING:
-    from pytest_pallas.simulator.machine import Machine, Thread
+    from pytest_pallas.simulator.machine import Machine
+    from pytest_pallas.simulator.thread import Thread
 
 Array = np.ndarray[Any, Any]
 

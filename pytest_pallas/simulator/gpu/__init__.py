@@ -11,7 +11,7 @@ Kernels of ``pl`` alone and of the Triton route:
 Mosaic GPU kernels:
 
     mosaic      launches: grids, clusters, blocks and warpgroups of a Mosaic GPU kernel
-    threads     who runs: ``Launch``, ``Cluster``, ``Block``, ``GpuThread``
+    threads     who runs: ``GpuLaunch``, ``Cluster``, ``ThreadBlock``, ``GpuThread``
     operations  what engines do beside the threads: TMA copies, ``wgmma``, ``tcgen05``, ...
     barriers    barriers with phases, arrival counts and expected bytes
     scopes      shared memory, barriers and registers of a ``run_scoped``

@@ -18,16 +18,16 @@ from pytest_pallas.findings import Wait
 from pytest_pallas.simulator.concurrency.recording import Acquired, Completed, Released, Token
 from pytest_pallas.simulator.concurrency.scheduler import Task, deadlock
 from pytest_pallas.simulator.gpu.operations import advance, go_on, know
-from pytest_pallas.simulator.gpu.threads import Block, GpuThread
+from pytest_pallas.simulator.gpu.threads import GpuThread, ThreadBlock
 from pytest_pallas.simulator.memory.accesses import record_access
 
 if TYPE_CHECKING:
-    from pytest_pallas.simulator.gpu.operations import Operation
+    from pytest_pallas.simulator.gpu.operations import EngineOperation
     from pytest_pallas.simulator.machine import Machine
 
 
 @dataclass(eq=False)
-class Phase:
+class BarrierPhase:
     """One phase of a barrier.
 
     Attributes:
@@ -36,7 +36,7 @@ class Phase:
     """
 
     token: Token
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[EngineOperation] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -60,7 +60,7 @@ class Barrier:
     """
 
     name: str
-    block: Block
+    block: ThreadBlock
     facts: BarrierFacts
     arrivals: int
     number: int
@@ -68,15 +68,15 @@ class Barrier:
     index: tuple[int, ...] = ()
     pending: int = 0
     expected: int = 0
-    phases: list[Phase] = field(default_factory=list)
-    coming: list[Operation] = field(default_factory=list)
+    phases: list[BarrierPhase] = field(default_factory=list)
+    coming: list[EngineOperation] = field(default_factory=list)
     waits: dict[tuple[int, int], int] = field(default_factory=dict)
     waiting: list[Task] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Begin the first phase."""
         self.pending = self.arrivals
-        self.phases.append(Phase(Token(self.name, tensor_core=self.facts.tensor_core)))
+        self.phases.append(BarrierPhase(Token(self.name, tensor_core=self.facts.tensor_core)))
 
     @property
     def completed(self) -> int:
@@ -121,7 +121,7 @@ def arrive(
     machine.scheduler.pause()
 
 
-def complete(operation: Operation, barrier: Barrier, size: int, machine: Machine) -> None:
+def complete(operation: EngineOperation, barrier: Barrier, size: int, machine: Machine) -> None:
     """The last step of an operation: its bytes are there, and whoever waits knows that it is done.
 
     Args:
@@ -138,7 +138,7 @@ def complete(operation: Operation, barrier: Barrier, size: int, machine: Machine
     _go_on_to_next(machine, barrier)
 
 
-def arrive_with(operation: Operation, barrier: Barrier, machine: Machine) -> None:
+def arrive_with(operation: EngineOperation, barrier: Barrier, machine: Machine) -> None:
     """The last step of an operation that arrives at a barrier itself: ``tcgen05.commit``."""
     phase = barrier.phases[-1]
     phase.operations.append(operation)
@@ -223,7 +223,7 @@ def _go_on_to_next(machine: Machine, barrier: Barrier) -> None:
     barrier.pending = barrier.arrivals
     after = Token(barrier.name, tensor_core=barrier.facts.tensor_core)
     barrier.phases[-1].token.after = after
-    barrier.phases.append(Phase(after))
+    barrier.phases.append(BarrierPhase(after))
     barrier.wake(machine)
 
 

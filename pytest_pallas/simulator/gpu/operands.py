@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_pallas.compat.places import peer_in, transforms_in
-from pytest_pallas.transforms import Operand, Peer, Place
+from pytest_pallas.transforms import Operand, Peer, RefPart
 
 
-class Leaves:
+class OperandLeaves:
     """Takes the operands of an equation one after the other, as its parameters say."""
 
     def __init__(self, first: int = 0) -> None:
@@ -28,14 +28,14 @@ class Leaves:
         """The position of the next operand if it is there, or None."""
         return self.one() if there else None
 
-    def place(self, position: int, tree: Any) -> Place:
+    def place(self, position: int, tree: Any) -> RefPart:
         """A reference with transforms, whose leaves come next; ``tree`` may be None."""
         if tree is None:
-            return Place(position, ())
+            return RefPart(position, ())
         count = tree.num_leaves
         leaves = [Operand(self.next + number) for number in range(count)]
         self.next += count
-        return Place(position, transforms_in(tree.unflatten(leaves)))
+        return RefPart(position, transforms_in(tree.unflatten(leaves)))
 
     def end(self, count: int) -> None:
         """Make sure that these were all operands.
@@ -62,9 +62,9 @@ class LoadParts:
       fill: what elements beyond the array are: ``"zeros"``, ``"undefined"`` or ``"promise"``.
     """
 
-    source: Place
-    target: Place
-    barrier: Place | None
+    source: RefPart
+    target: RefPart
+    barrier: RefPart | None
     predicate: int | None
     axes: tuple[Any, ...] = ()
     partition: int | None = None
@@ -74,7 +74,7 @@ class LoadParts:
 
 def load_parts(params: Any) -> LoadParts:
     """The parts of a ``copy_gmem_to_smem``."""
-    leaves = Leaves()
+    leaves = OperandLeaves()
     source, target = leaves.one(), leaves.one()
     barrier = leaves.some(there=params.get("has_barrier", True))
     from_ = leaves.place(source, params["src_transforms_treedef"])
@@ -105,8 +105,8 @@ class StoreParts:
       reduction: ``"add"``, ``"min"``, ..., or None if it overwrites.
     """
 
-    source: Place
-    target: Place
+    source: RefPart
+    target: RefPart
     predicate: int | None
     commits: bool
     reduction: str | None
@@ -114,7 +114,7 @@ class StoreParts:
 
 def store_parts(params: Any) -> StoreParts:
     """The parts of a ``copy_smem_to_gmem``."""
-    leaves = Leaves(2)
+    leaves = OperandLeaves(2)
     source = leaves.place(0, params["src_transforms_treedef"])
     target = leaves.place(1, params["dst_transforms_treedef"])
     predicate = leaves.some(there=params.get("has_user_predicate", False))
@@ -123,44 +123,44 @@ def store_parts(params: Any) -> StoreParts:
     return StoreParts(source, target, predicate, params.get("commit_group", True), name)
 
 
-def prefetch_parts(params: Any) -> tuple[Place, int | None]:
+def prefetch_parts(params: Any) -> tuple[RefPart, int | None]:
     """Memory and predicate of an ``async_prefetch``."""
-    leaves = Leaves(1)
+    leaves = OperandLeaves(1)
     place = leaves.place(0, params["ref_transforms_treedef"])
     return place, leaves.some(there=params.get("has_user_predicate", False))
 
 
-def barrier_parts(params: Any) -> tuple[Place, int | None]:
+def barrier_parts(params: Any) -> tuple[RefPart, int | None]:
     """Barrier and predicate of an operation on one barrier."""
-    leaves = Leaves(1)
+    leaves = OperandLeaves(1)
     tree = params.get("transforms_treedef", params.get("barrier_transforms_tree"))
     place = leaves.place(0, tree)
     return place, leaves.some(there=params.get("has_user_predicate", False))
 
 
-def product_parts(params: Any) -> tuple[Place, Place, Place]:
+def product_parts(params: Any) -> tuple[RefPart, RefPart, RefPart]:
     """Accumulator and operands of a ``wgmma_ref``; an operand may be an array."""
-    leaves = Leaves(3)
+    leaves = OperandLeaves(3)
     acc = leaves.place(0, params["acc_transforms_tree"])
     a = leaves.place(1, params["a_transforms_tree"])
     return acc, a, leaves.place(2, params["b_transforms_tree"])
 
 
-def atomic_parts(params: Any, count: int) -> tuple[Place, int, str]:
+def atomic_parts(params: Any, count: int) -> tuple[RefPart, int, str]:
     """Memory, position of the value, and operation of a ``mgpu_atomic_store``."""
     leaves = [Operand(number) for number in range(count)]
     ref, transforms, value = params["args_tree"].unflatten(leaves)
     name = str(params["atomic_type"].value)
-    return Place(ref.position, transforms_in(transforms or ())), value.position, name
+    return RefPart(ref.position, transforms_in(transforms or ())), value.position, name
 
 
-def signal_parts(params: Any, count: int) -> list[tuple[Place, int, Peer | None]]:
+def signal_parts(params: Any, count: int) -> list[tuple[RefPart, int, Peer | None]]:
     """Semaphore, position of the amount, device: of each ``semaphore_signal_parallel`` signal."""
     leaves = [Operand(number) for number in range(count)]
     given = params["args_tree"].unflatten(leaves)
-    found: list[tuple[Place, int, Peer | None]] = []
+    found: list[tuple[RefPart, int, Peer | None]] = []
     for ref, transforms, amount, device in zip(*given, strict=True):
-        place = Place(ref.position, transforms_in(transforms))
+        place = RefPart(ref.position, transforms_in(transforms))
         found.append((place, amount.position, peer_in(device, None, _MESH)))
     return found
 
@@ -169,20 +169,20 @@ class _MESH:  # how devices are named there
     name = "MESH"
 
 
-def multicast_parts(params: Any, count: int) -> tuple[Place, int, tuple[Any, ...]]:
+def multicast_parts(params: Any, count: int) -> tuple[RefPart, int, tuple[Any, ...]]:
     """Semaphore, position of the amount, and axes of a ``semaphore_signal_multicast``.
 
     Seen in JAX 0.12.0.1.
     """
     leaves = [Operand(number) for number in range(count)]
     ref, transforms, amount = params["args_tree"].unflatten(leaves)
-    return Place(ref.position, transforms_in(transforms)), amount.position, _axes(params)
+    return RefPart(ref.position, transforms_in(transforms)), amount.position, _axes(params)
 
 
-def multimem_parts(params: Any, *, stores: bool) -> tuple[Place, tuple[Any, ...]]:
+def multimem_parts(params: Any, *, stores: bool) -> tuple[RefPart, tuple[Any, ...]]:
     """Memory and axes of a ``multimem_store``, whose value is its first operand, or of a load."""
     at = 1 if stores else 0
-    leaves = Leaves(at + 1)
+    leaves = OperandLeaves(at + 1)
     tree = params["transforms_tree"] if stores else params["tree"]
     return leaves.place(at, tree), _axes(params)
 
@@ -205,8 +205,8 @@ class RemoteStoreParts:
       reduction: ``"add"``, ..., or None if it overwrites.
     """
 
-    target: Place
-    barrier: Place
+    target: RefPart
+    barrier: RefPart
     index: int
     axes: tuple[Any, ...]
     reduction: str | None
@@ -214,7 +214,7 @@ class RemoteStoreParts:
 
 def remote_store_parts(params: Any) -> RemoteStoreParts:
     """The parts of an ``async_store_smem``."""
-    leaves = Leaves(4)
+    leaves = OperandLeaves(4)
     target = leaves.place(1, params["ref_transforms_treedef"])
     barrier = leaves.place(2, params["barrier_transforms_treedef"])
     dim = params["cluster_dim"]

@@ -10,7 +10,7 @@ a wait lets them, with another seed at any time before. To add one:
 
 ``steps`` are functions without arguments, called in order. The last one arrives at ``barriers``, by
 ``barriers.complete``: a wait on one of them makes the operation go on. What is waited for otherwise
-(``wait_smem_to_gmem``, ``wgmma_wait``) is kept by the thread in ``Groups``;
+(``wait_smem_to_gmem``, ``wgmma_wait``) is kept by the thread in ``OperationGroups``;
 ``finish`` makes it happen and records that the thread knows. Operations with equal
 ``Asynchronous.chain`` happen one after the other, in the order in which they were started, as those
 of one tensor core do.
@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING
 
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.concurrency.recording import Asynchronous, Finished, Forked
-from pytest_pallas.simulator.gpu.threads import GpuThread, Groups, Launch
+from pytest_pallas.simulator.gpu.threads import GpuLaunch, GpuThread, OperationGroups
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.gpu.barriers import Barrier
-    from pytest_pallas.simulator.gpu.threads import Block
+    from pytest_pallas.simulator.gpu.threads import ThreadBlock
 
 Step = Callable[[], None]
 
@@ -43,7 +43,7 @@ _GOES_ON = (0.05, 0.3, 0.7)
 
 
 @dataclass(eq=False)
-class Operation:
+class EngineOperation:
     """An operation that was started.
 
     Attributes:
@@ -59,14 +59,14 @@ class Operation:
     """
 
     record: Asynchronous
-    block: Block
+    block: ThreadBlock
     steps: deque[Step] = field(default_factory=deque)
     reads: int = 0
     barriers: Sequence[Barrier] = ()
     lasting: bool = False
     waited: bool = False
     released: bool = False
-    before: Sequence[Operation] = ()
+    before: Sequence[EngineOperation] = ()
 
 
 def reading_then_writing[Value](
@@ -84,7 +84,7 @@ def reading_then_writing[Value](
 
 def start(
     thread: GpuThread,
-    operation: Operation,
+    operation: EngineOperation,
     *,
     steps: Sequence[Step],
     line: str,
@@ -110,9 +110,9 @@ def start(
     operation.reads = max(len(steps) - 1, 0) if reads is None else reads
     operation.barriers = barriers
     thread.recording.events.append(Forked(thread.number, record))
-    if thread.beside is not None:
+    if thread.access_monitor is not None:
         for side in record.sides:
-            thread.beside.note(
+            thread.access_monitor.note(
                 thread, side.region, side.name, line, writes=side.writes, adds=side.adds
             )
     launch.operations.append(operation)
@@ -135,7 +135,7 @@ def go_on(thread: GpuThread) -> None:
         advance(launch, launch.operations[at])
 
 
-def advance(launch: Launch, operation: Operation) -> None:
+def advance(launch: GpuLaunch, operation: EngineOperation) -> None:
     """Let the next step of an operation happen, or of one that must happen before it."""
     chain = operation.record.chain
     if chain is not None:
@@ -148,7 +148,7 @@ def advance(launch: Launch, operation: Operation) -> None:
             barrier.coming.remove(operation)
 
 
-def complete(operation: Operation, *, sources_only: bool = False) -> None:
+def complete(operation: EngineOperation, *, sources_only: bool = False) -> None:
     """Let an operation happen: all of it, or until its sources have been read."""
     launch = operation.block.cluster.launch
     left = operation.reads if sources_only else 0
@@ -156,7 +156,7 @@ def complete(operation: Operation, *, sources_only: bool = False) -> None:
         advance(launch, operation)
 
 
-def finish(thread: GpuThread, operation: Operation, *, sources_only: bool = False) -> None:
+def finish(thread: GpuThread, operation: EngineOperation, *, sources_only: bool = False) -> None:
     """A thread waits for an operation, or until its sources have been read."""
     complete(operation, sources_only=sources_only)
     operation.released = True
@@ -168,7 +168,7 @@ def finish(thread: GpuThread, operation: Operation, *, sources_only: bool = Fals
 
 
 def wait_groups(
-    thread: GpuThread, groups: Groups, left: int, *, sources_only: bool = False
+    thread: GpuThread, groups: OperationGroups, left: int, *, sources_only: bool = False
 ) -> None:
     """Wait until at most ``left`` groups are under way."""
     count = max(len(groups.closed) - left, 0)
@@ -179,7 +179,7 @@ def wait_groups(
         del groups.closed[:count]
 
 
-def know(operation: Operation) -> None:
+def know(operation: EngineOperation) -> None:
     """Note that a thread knows that an operation is done."""
     operation.waited = True
     operation.block.open.pop(id(operation), None)
@@ -188,7 +188,7 @@ def know(operation: Operation) -> None:
             know(each)
 
 
-def settle(block: Block, thread: GpuThread) -> None:
+def settle(block: ThreadBlock, thread: GpuThread) -> None:
     """Let what a block has under way happen at its end, and report what nobody waited for."""
     device = block.cluster.launch.thread.number
     for operation in list(block.open.values()):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.compat.places import is_at_peer
-from pytest_pallas.simulator.concurrency.peers import Where, peer_of
+from pytest_pallas.simulator.concurrency.peers import CoreAddress, peer_of
 from pytest_pallas.simulator.concurrency.transfer_operands import names_a_device
 from pytest_pallas.simulator.gpu.operands import signal_parts
 from pytest_pallas.simulator.gpu.threads import GpuThread, memory_at
@@ -64,7 +64,7 @@ def at_device(thread: GpuThread, device: int, ref: Ref, line: str) -> Ref:
     """The memory of any device that corresponds to the thread's own."""
     if device == thread.owner.device:
         return ref
-    return memory_at(thread, Where(device, {}), ref, line)
+    return memory_at(thread, CoreAddress(device, {}), ref, line)
 
 
 def reaches_devices(eqn: Any) -> bool:

@@ -12,25 +12,25 @@ import numpy as np
 
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Wait
-from pytest_pallas.simulator.concurrency.peers import Where, peer_of, reach
+from pytest_pallas.simulator.concurrency.peers import CoreAddress, peer_of, reach
 from pytest_pallas.simulator.concurrency.recording import END_OF_BLOCK, Acquired, Released, Token
 from pytest_pallas.simulator.gpu.launches.block_meshes import BlockMesh
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import record_access
-from pytest_pallas.simulator.memory.references import Key, Ref
+from pytest_pallas.simulator.memory.references import AllocationKey, Ref
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.transforms import AtBlock, AtPeer, Elsewhere, Operand
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.concurrency.scheduler import Task
     from pytest_pallas.simulator.gpu.barriers import Barrier
-    from pytest_pallas.simulator.gpu.launches.streams import Start
-    from pytest_pallas.simulator.gpu.operations import Operation
+    from pytest_pallas.simulator.gpu.launches.streams import EarlyStart
+    from pytest_pallas.simulator.gpu.operations import EngineOperation
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(eq=False)
-class Launch:
+class GpuLaunch:
     """One launch of a kernel on a device.
 
     Attributes:
@@ -48,11 +48,11 @@ class Launch:
 
     thread: Thread
     mesh: BlockMesh
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[EngineOperation] = field(default_factory=list)
     pending: deque[Cluster] = field(default_factory=deque)
     held: dict[int, list[Task]] = field(default_factory=dict)
     semaphores: dict[Any, Ref] = field(default_factory=dict)
-    start: Start | None = None
+    start: EarlyStart | None = None
     registers: int = 0
     lanes_apart: bool = False
 
@@ -71,14 +71,14 @@ class Cluster:
       end: passes on what they have done to the one that ends last.
     """
 
-    launch: Launch
+    launch: GpuLaunch
     point: tuple[int, ...]
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[ThreadBlock] = field(default_factory=list)
     cancelled: bool = False
     together: bool = False
     end: Token = field(default_factory=Token)
 
-    def block_at(self, block: Block, indices: Mapping[Any, int]) -> Block:
+    def block_at(self, block: ThreadBlock, indices: Mapping[Any, int]) -> ThreadBlock:
         """The block that differs from another one in these indices along the cluster's axes.
 
         Raises:
@@ -95,7 +95,7 @@ class Cluster:
             rank = rank * size + index
         return self.blocks[rank]
 
-    def along(self, block: Block, axes: Sequence[Any]) -> list[Block]:
+    def along(self, block: ThreadBlock, axes: Sequence[Any]) -> list[ThreadBlock]:
         """The blocks that differ from one at most along some axes of the cluster, in order."""
         names = [name for name, _ in self.launch.mesh.cluster]
         known = [name for name in axes if name in names]
@@ -108,7 +108,7 @@ class Cluster:
 
 
 @dataclass(eq=False)
-class Block:
+class ThreadBlock:
     """A block of threads.
 
     Attributes:
@@ -139,7 +139,7 @@ class Block:
     end: Token = field(default_factory=Token)
     doors: Array = field(default_factory=lambda: np.zeros(1024, np.uint8))
     barriers: list[Barrier] = field(default_factory=list)
-    open: dict[int, Operation] = field(default_factory=dict)
+    open: dict[int, EngineOperation] = field(default_factory=dict)
     engines: dict[Any, Any] = field(default_factory=dict)
     signalled: bool = False
     registers: dict[int, int] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class Block:
 
 
 @dataclass(eq=False)
-class Groups:
+class OperationGroups:
     """Asynchronous operations of a thread that are waited for in the order in which they began.
 
     Attributes:
@@ -160,8 +160,8 @@ class Groups:
       closed: the groups, the oldest first.
     """
 
-    open: list[Operation] = field(default_factory=list)
-    closed: list[list[Operation]] = field(default_factory=list)
+    open: list[EngineOperation] = field(default_factory=list)
+    closed: list[list[EngineOperation]] = field(default_factory=list)
 
     def commit(self) -> None:
         """Make a group of those that belong to none."""
@@ -186,19 +186,19 @@ class GpuThread(Thread):
       chained: its other operations that something waits for later, by kind (``"tcgen05"``).
     """
 
-    block: Block
+    block: ThreadBlock
     warpgroup: int = 0
     lanes: tuple[int, ...] = (0, 1, 2, 3)
     top: int = 0
     around: str = ""
     accumulators: int = 0
-    stores: Groups = field(default_factory=Groups)
-    loads: Groups = field(default_factory=Groups)
-    products: Groups = field(default_factory=Groups)
-    chained: dict[str, list[Operation]] = field(default_factory=dict)
+    stores: OperationGroups = field(default_factory=OperationGroups)
+    loads: OperationGroups = field(default_factory=OperationGroups)
+    products: OperationGroups = field(default_factory=OperationGroups)
+    chained: dict[str, list[EngineOperation]] = field(default_factory=dict)
 
     @property
-    def kernel_launch(self) -> Launch:
+    def kernel_launch(self) -> GpuLaunch:
         """The launch that it belongs to."""
         return self.block.cluster.launch
 
@@ -216,7 +216,7 @@ class GpuThread(Thread):
                 raise SimulationError("only multimem operations access all devices at once")
         return ref
 
-    def of_block(self, ref: Ref, block: Block) -> Ref:
+    def of_block(self, ref: Ref, block: ThreadBlock) -> Ref:
         """The shared memory of a block of the cluster that corresponds to its own.
 
         Raises:
@@ -233,7 +233,7 @@ class GpuThread(Thread):
         return found
 
 
-def memory_at(thread: Thread, where: Where, ref: Ref, line: str) -> Ref:
+def memory_at(thread: Thread, where: CoreAddress, ref: Ref, line: str) -> Ref:
     """The memory of another device that corresponds to the thread's own.
 
     The thread waits for a device that has not entered the kernel. If the device has left it, this
@@ -257,7 +257,7 @@ def memory_at(thread: Thread, where: Where, ref: Ref, line: str) -> Ref:
     return found[0]
 
 
-def block_of(thread: GpuThread, place: AtBlock, operands: Sequence[Any]) -> Block:
+def block_of(thread: GpuThread, place: AtBlock, operands: Sequence[Any]) -> ThreadBlock:
     """The block of the cluster that a reference names."""
     cluster = thread.block.cluster
     sizes = dict(cluster.launch.mesh.cluster)
@@ -274,9 +274,9 @@ def block_of(thread: GpuThread, place: AtBlock, operands: Sequence[Any]) -> Bloc
     return cluster.block_at(thread.block, indices)
 
 
-def key_of(site: tuple[Any, ...]) -> Key:
+def key_of(site: tuple[Any, ...]) -> AllocationKey:
     """Names shared memory alike in all blocks."""
-    return Key((), (), site)
+    return AllocationKey((), (), site)
 
 
 def leave(thread: GpuThread) -> None:

@@ -15,15 +15,16 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Elements, Ref, Region
-from pytest_pallas.simulator.memory.windows import Outside, read
-from pytest_pallas.transforms import Im2Col, Indexed, Operand, Span, Transform
+from pytest_pallas.simulator.memory.windows import read
+from pytest_pallas.transforms import AxisSlice, Im2Col, Indexed, Operand, Transform
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class EngineWindow:
     """A part of an array, as far as there is one.
 
     Attributes:
@@ -66,13 +67,13 @@ class Window:
             part = part.reshape(region.shape)
             region[...] = part if change is None else change(region, part)
 
-    def part(self, axis: int, start: int, stop: int) -> Window:
+    def part(self, axis: int, start: int, stop: int) -> EngineWindow:
         """A slice of the window along an axis."""
         if self.array is None:
             key = (slice(None),) * axis + (slice(start, stop),)
             assert not isinstance(self.region, Elements)
             region = self.region[key]
-            return Window(region, region.shape)
+            return EngineWindow(region, region.shape)
         axes = list(self.axes)
         number = [at for at, each in enumerate(axes) if not isinstance(each, int)][axis]
         indices = axes[number]
@@ -87,7 +88,7 @@ def _values(region: Region) -> Array:
 
 def window_of(
     ref: Ref, transforms: Sequence[Transform], operands: Sequence[Any], *, promised: bool = False
-) -> Window:
+) -> EngineWindow:
     """The window that an equation names.
 
     Args:
@@ -109,11 +110,13 @@ def window_of(
             raise
         return _composed(ref.data, transforms, operands)
     if np.may_share_memory(part, ref.data) or not part.size:
-        return Window(part, part.shape)
+        return EngineWindow(part, part.shape)
     return _composed(ref.data, transforms, operands)
 
 
-def _composed(array: Array, transforms: Sequence[Transform], operands: Sequence[Any]) -> Window:
+def _composed(
+    array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
+) -> EngineWindow:
     """A window of which some elements are not there, or whose rows are listed."""
     for transform in transforms:
         if not isinstance(transform, Indexed):
@@ -144,7 +147,7 @@ def _indices_along(
             assert not isinstance(before, int)
             start = int(before[0]) if before.size else 0
             step = int(before[1]) - start if before.size > 1 else 1
-            if isinstance(index, Span):
+            if isinstance(index, AxisSlice):
                 first, size = _number(index.start, operands), _number(index.size, operands)
                 axes[axis] = start + step * (first + index.stride * np.arange(size))
                 kept.append(axis)
@@ -160,7 +163,7 @@ def _indices_along(
     return axes
 
 
-def _gathered(array: Array, axes: Sequence[Array | int]) -> Window:
+def _gathered(array: Array, axes: Sequence[Array | int]) -> EngineWindow:
     shape = tuple(each.size for each in axes if not isinstance(each, int))
     lists = [np.atleast_1d(each) for each in axes]
     there = [(each >= 0) & (each < size) for each, size in zip(lists, array.shape, strict=True)]
@@ -179,10 +182,10 @@ def _gathered(array: Array, axes: Sequence[Array | int]) -> Window:
             slice(int(each[0]), int(each[-1]) + 1, _step(each)) if each.size else slice(0, 0)
             for each in used
         )
-        return Window(array[steps], shape, inside, array, tuple(axes))
+        return EngineWindow(array[steps], shape, inside, array, tuple(axes))
     key = np.broadcast_arrays(*np.ix_(*used))
     region = Elements(array, tuple(each.ravel() for each in key))
-    return Window(region, shape, inside, array, tuple(axes))
+    return EngineWindow(region, shape, inside, array, tuple(axes))
 
 
 def _is_range(indices: Array) -> bool:
@@ -196,7 +199,7 @@ def _step(indices: Array) -> int:
     return int(indices[1] - indices[0]) if indices.size > 1 else 1
 
 
-def _im2col(array: Array, transforms: Sequence[Transform], operands: Sequence[Any]) -> Window:
+def _im2col(array: Array, transforms: Sequence[Transform], operands: Sequence[Any]) -> EngineWindow:
     """Rows of windows of a padded image: one element of each window, and some channels of it."""
     first, *rest = transforms
     assert isinstance(first, Im2Col)
@@ -237,7 +240,7 @@ def _im2col(array: Array, transforms: Sequence[Transform], operands: Sequence[An
     memory = array[..., int(used[0]) : int(used[-1]) + 1] if used.size else array[..., :0]
     key = tuple(index[there] for index in indices)
     inside = None if there.all() and within.all() else np.ix_(there, within)
-    return Window(Elements(memory, key), (rows.size, columns.size), inside)
+    return EngineWindow(Elements(memory, key), (rows.size, columns.size), inside)
 
 
 def _number(value: int | Operand, operands: Sequence[Any]) -> int:

@@ -11,10 +11,11 @@ import numpy as np
 from pytest_pallas.errors import BoundsError
 from pytest_pallas.simulator.grids.kernels import BlockStart, BlockWindow, PreparedKernel
 from pytest_pallas.simulator.grids.overlaps import Overlaps
-from pytest_pallas.simulator.machine import Machine, Thread
+from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.memory.accesses import bounds_error, record_access
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.monitors.accesses import root
+from pytest_pallas.simulator.thread import Thread
 
 Array = np.ndarray[Any, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 from pytest_pallas.compat.avals import space_of
 from pytest_pallas.compat.grids import GridFacts
 from pytest_pallas.compat.jaxprs import is_literal, open_jaxpr
-from pytest_pallas.devices.capacities import Buffer, Excess, padded, smem_excess, vmem_excess
+from pytest_pallas.devices.capacities import Excess, OperandMemory, padded, smem_excess, vmem_excess
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.grids.kernels import BlockWindow, PreparedKernel
 from pytest_pallas.simulator.values import is_key_dtype
@@ -44,26 +44,26 @@ def _finding(kernel: PreparedKernel, excess: Excess) -> Finding:
     )
 
 
-def _taken(kernel: PreparedKernel, spaces: tuple[str, ...]) -> Iterator[Buffer]:
+def _taken(kernel: PreparedKernel, spaces: tuple[str, ...]) -> Iterator[OperandMemory]:
     """What blocks and scratch take of a memory space; "default" is that of blocks."""
     facts = kernel.facts
     for window in kernel.windows:
         block = window.facts
         if block.space in spaces:
             count = block.buffers or (2 if window.ahead and _changes(window, facts) else 1)
-            yield Buffer(block.name, padded(window.shape, block.dtype), count)
+            yield OperandMemory(block.name, padded(window.shape, block.dtype), count)
     for name, aval in facts.scratch:
         if space_of(aval) in spaces and hasattr(aval, "shape"):
-            yield Buffer(name, padded(aval.shape, aval.dtype), 1)
+            yield OperandMemory(name, padded(aval.shape, aval.dtype), 1)
 
 
-def _scalars(kernel: PreparedKernel) -> Iterator[Buffer]:
+def _scalars(kernel: PreparedKernel) -> Iterator[OperandMemory]:
     """What is prefetched: it is in SMEM as a whole."""
     operands = kernel.equation.invars
     for position, name in zip(kernel.facts.scalars, kernel.names, strict=False):
         aval: Any = operands[position].aval
         if not is_key_dtype(aval.dtype):
-            yield Buffer(name, padded(aval.shape, aval.dtype), 1)
+            yield OperandMemory(name, padded(aval.shape, aval.dtype), 1)
 
 
 def _changes(window: BlockWindow, facts: GridFacts) -> bool:

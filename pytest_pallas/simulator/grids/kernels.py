@@ -17,10 +17,10 @@ from pytest_pallas.compat.source import source_line
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.concurrency.launches import Traffic, traffic_of
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.program import Program, prepare, prepare_lifted
 from pytest_pallas.simulator.registry import Equation
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.simulator.values import is_key_dtype
 
 Array = np.ndarray[Any, Any]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.simulator.concurrency.launches import at_entry, beside_another, launched
+from pytest_pallas.simulator.concurrency.launches import at_entry, launched, run_divided
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.grids.arguments import arguments_of, output_arrays, scalar_refs
 from pytest_pallas.simulator.grids.blocks import (
@@ -31,11 +31,12 @@ from pytest_pallas.simulator.grids.overlaps import (
     report_overwritten,
     watch_shared_blocks,
 )
-from pytest_pallas.simulator.machine import Grid, Machine, Thread
+from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.allocation import allocate, free
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.monitors.accesses import root
+from pytest_pallas.simulator.thread import GridPosition, Thread
 
 Array = np.ndarray[Any, Any]
 
@@ -66,7 +67,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
         buffers = [BlockBuffer(array) for array in (*inputs, *outputs)]
         scalars = scalar_refs(kernel, given.scalars)
         this = CoreRun(kernel, core, given.captured, scalars, buffers)
-        core.grids.append(Grid((0,) * len(body_sizes), body_sizes))
+        core.grids.append(GridPosition((0,) * len(body_sizes), body_sizes))
         outside = core.axes
         try:
             scratch = [
@@ -87,7 +88,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
         thread.inside(kernel.name),
         launched(thread, kernel.equation, kernel.traffic, several=several),
     ):
-        beside_another(thread, divisions, work)
+        run_divided(thread, divisions, work)
         for window, array in zip(kernel.windows, (*inputs, *outputs), strict=True):
             lasts = kernel.traffic.lasting or array.dtype == object
             if thread.recorded and window.in_place and not lasts:

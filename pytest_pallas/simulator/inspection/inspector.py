@@ -23,13 +23,14 @@ from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr, sub_jaxprs
 from pytest_pallas.compat.source import place_of_call
 from pytest_pallas.errors import OptionError
 from pytest_pallas.findings import Owner
+from pytest_pallas.simulator.inspection.changes import RefChange, differing, same_bits, values_of
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.source_lines import SourceLine, text_at
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.concurrency.transfers import Copy
-    from pytest_pallas.simulator.machine import Thread
     from pytest_pallas.simulator.program import Step
+    from pytest_pallas.simulator.thread import Thread
 
 Array = np.ndarray[Any, Any]
 
@@ -49,59 +50,6 @@ _ALLOCATING = {
     "run_scoped": "scoped memory {}",
     "run_state": "state {}",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """A watched reference got other values.
-
-    Attributes:
-      ref: its name.
-      kind: ``"new"``: the name stands for memory that was not seen before, or that changed while no
-        program had it, such as the next block. ``"store"``: an equation of a core changed it.
-        ``"copy"``: a copy (DMA) did.
-      owner: the core whose reference it is.
-      by: who changed it: the core, or who started the copy.
-      line: ``file:line`` of the equation, or of the start of the copy, or "".
-      program: the grid point of ``by``, or ().
-      kernel: the kernel that ``by`` is in, or "".
-      time: equations evaluated so far.
-      index: the first element that changed; None if it is new.
-      changed: how many elements did.
-      before: the element at ``index``; None if it is new.
-      values: all of them, after the change; those of semaphores are their counts.
-    """
-
-    ref: str
-    kind: Literal["new", "store", "copy"]
-    owner: Owner
-    by: Owner
-    line: str
-    program: tuple[int, ...]
-    kernel: str
-    time: int
-    index: tuple[int, ...] | None
-    changed: int
-    before: Any
-    values: Array
-
-    def __str__(self) -> str:
-        """What changed, who did it and where, and a short picture of the values."""
-        shape = f"{self.values.dtype}{list(self.values.shape)}"
-        if self.index is None:
-            what = f"{self.ref} is {shape}"
-        else:
-            at = f"[{', '.join(map(str, self.index))}]" if self.index else ""
-            what = (
-                f"{self.ref}{at}: {_number(self.before)} -> {_number(self.values[self.index])}, "
-                f"{self.changed} of {self.values.size} elements of {shape}"
-            )
-        if self.kind == "copy":
-            what += f", by a copy of {self.by}"
-        place = f" in program {_point(self.program)}" if self.program else ""
-        place += f" of {self.kernel}" if self.kernel and place else ""
-        line = f" at {self.line}" if self.line else ""
-        return f"{what}{line}{place} on {self.owner}\n{picture(self.values)}"
 
 
 @dataclass(slots=True, eq=False)
@@ -137,7 +85,7 @@ class Inspector:
 
     watch: tuple[str, ...] = ()
     stop_at: tuple[str, ...] = ()
-    changes: list[Change] = field(default_factory=list)
+    changes: list[RefChange] = field(default_factory=list)
     raised: BaseException | None = None
     time: int = 0
     _lines: set[SourceLine] = field(default_factory=set)
@@ -264,13 +212,13 @@ class Inspector:
         key = (ref.name, memory["data"][0], memory["shape"], memory["strides"])
         found = self._watched.get(key)
         if found is None:
-            found = _Watched(ref, thread.number, thread.owner, _values(ref))
+            found = _Watched(ref, thread.number, thread.owner, values_of(ref))
             former = [
                 other
                 for other, each in self._watched.items()
                 if (each.ref.name, each.thread, each.frames) == (ref.name, thread.number, 0)
             ]
-            same = [_is_same(self._watched.pop(other).values, found.values) for other in former]
+            same = [same_bits(self._watched.pop(other).values, found.values) for other in former]
             self._watched[key] = found
             if not any(same):
                 self._note("new", found, None, _Place.of(thread, ""))
@@ -280,8 +228,8 @@ class Inspector:
     def _look(self, kind: Literal["store", "copy"], place: _Place) -> None:
         """Note what changed since the last look."""
         for each in self._watched.values():
-            values = _values(each.ref)
-            if not _is_same(values, each.values):
+            values = values_of(each.ref)
+            if not same_bits(values, each.values):
                 before, each.values = each.values, values
                 self._note(kind, each, before, place)
 
@@ -293,9 +241,9 @@ class Inspector:
         place: _Place,
     ) -> None:
         values = watched.values
-        points = [] if before is None else np.argwhere(_differ(before, values))
+        points = [] if before is None else np.argwhere(differing(before, values))
         index = tuple(map(int, points[0])) if len(points) else None
-        change = Change(
+        change = RefChange(
             ref=watched.ref.name,
             kind=kind,
             owner=watched.owner,
@@ -373,43 +321,6 @@ def stopped(
     sys.breakpointhook()
 
 
-def picture(values: Array) -> str:
-    """A few of the values of an array, and of many their range, as indented text."""
-    plain = values if values.dtype.kind in "iufbc" else values.astype(np.float32)
-    edge = 1 if values.ndim > 1 else 3
-    text = np.array2string(plain, precision=4, threshold=8, edgeitems=edge, max_line_width=96)
-    if plain.dtype.kind in "iuf" and plain.size > 8:
-        real = plain[~np.isnan(plain)]
-        parts = [f"from {_number(real.min())} to {_number(real.max())}"] if real.size else []
-        parts += [f"{plain.size - real.size} NaN"] if real.size < plain.size else []
-        text += f"\n{', '.join(parts)}"
-    return f"  {text}".replace("\n", "\n  ")
-
-
-def _values(ref: Ref) -> Array:
-    """A copy of what is in memory: of semaphores, their counts."""
-    if ref.data.dtype != object:
-        return np.array(ref.data)
-    counts = [getattr(each, "count", 0) for each in ref.data.flat]
-    return np.array(counts, np.int64).reshape(ref.data.shape)
-
-
-def _is_same(first: Array, second: Array) -> bool:
-    """Whether the bits of two arrays are the same: NaN is NaN."""
-    shapes = (first.shape, first.dtype) == (second.shape, second.dtype)
-    return shapes and first.tobytes() == second.tobytes()
-
-
-def _differ(first: Array, second: Array) -> Any:
-    """Which elements of arrays of one shape and dtype have other bits."""
-    size = first.dtype.itemsize
-    bits = [
-        np.frombuffer(each.tobytes(), np.uint8).reshape(*each.shape, size)
-        for each in (first, second)
-    ]
-    return (bits[0] != bits[1]).any(axis=-1)
-
-
 def _references(jaxpr: Any, unnamed: str) -> Iterator[str]:
     """The names of the references among the parameters of a kernel or scope."""
     for number, (var, name) in enumerate(zip(jaxpr.invars, argument_names(jaxpr), strict=True)):
@@ -425,11 +336,3 @@ def _is_at(line: str, place: str) -> bool:
 def _listed(names: Sequence[Any]) -> str:
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(map(str, names[:_LISTED])) + more
-
-
-def _number(value: Any) -> str:
-    return str(np.asarray(value)[()])
-
-
-def _point(program: tuple[int, ...]) -> str:
-    return f"({', '.join(map(str, program))})"

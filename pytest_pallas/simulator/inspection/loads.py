@@ -19,12 +19,12 @@ from pytest_pallas.findings import Finding, Owner
 from pytest_pallas.simulator.inspection.inspector import Inspector
 from pytest_pallas.simulator.memory.references import Elements, Ref
 from pytest_pallas.simulator.memory.windows import read
-from pytest_pallas.simulator.values import Keys
+from pytest_pallas.simulator.values import KeyArray
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.concurrency.transfers import Copy
-    from pytest_pallas.simulator.machine import Thread
     from pytest_pallas.simulator.program import Step
+    from pytest_pallas.simulator.thread import Thread
 
 Array = np.ndarray[Any, Any]
 
@@ -33,7 +33,7 @@ _KEPT_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Load:
+class RecordedLoad:
     """What an equation read from a reference, or a copy from its source.
 
     Attributes:
@@ -60,14 +60,14 @@ class Load:
 
 
 @dataclass(eq=False)
-class Loads(Inspector):
+class LoadRecorder(Inspector):
     """An inspector that keeps what was read.
 
     Attributes:
       loads: in the order in which they happened.
     """
 
-    loads: list[Load] = field(default_factory=list)
+    loads: list[RecordedLoad] = field(default_factory=list)
     _bytes: int = 0
 
     def steps(self, steps: Sequence[Step], thread: Thread, env: Sequence[Any]) -> Iterator[Step]:
@@ -92,7 +92,7 @@ class Loads(Inspector):
         values = target.memory[target.key] if isinstance(target, Elements) else target
         source = copy.source
         self._add(
-            Load(
+            RecordedLoad(
                 ref=copy.names[0],
                 copied=True,
                 owner=copy.owner,
@@ -106,11 +106,11 @@ class Loads(Inspector):
         )
 
     def _keep(self, thread: Thread, step: Step, ref: Ref, values: Any) -> None:
-        values = values.data if isinstance(values, Keys) else values
+        values = values.data if isinstance(values, KeyArray) else values
         if not isinstance(values, (np.ndarray, np.generic)) or values.dtype == object:
             return
         self._add(
-            Load(
+            RecordedLoad(
                 ref=ref.name,
                 copied=False,
                 owner=thread.owner,
@@ -123,7 +123,7 @@ class Loads(Inspector):
             )
         )
 
-    def _add(self, load: Load) -> None:
+    def _add(self, load: RecordedLoad) -> None:
         if self._bytes + load.values.nbytes <= _KEPT_BYTES:
             self._bytes += load.values.nbytes
             self.loads.append(load)
@@ -145,7 +145,7 @@ def _updated(step: Step, env: Sequence[Any]) -> Any:
     return read(operands[0].data, window, operands)
 
 
-def uninitialized(before: Sequence[Load], after: Sequence[Load]) -> Finding | None:
+def uninitialized(before: Sequence[RecordedLoad], after: Sequence[RecordedLoad]) -> Finding | None:
     """The first load of what nobody has written, or None if there is none among these.
 
     Args:
@@ -171,7 +171,7 @@ def _differing(old: Array, new: Array) -> tuple[int, ...] | None:
     return tuple(map(int, np.unravel_index(first, old.shape)))
 
 
-def _finding(old: Load, new: Load, index: tuple[int, ...]) -> Finding:
+def _finding(old: RecordedLoad, new: RecordedLoad, index: tuple[int, ...]) -> Finding:
     what = "copy from" if new.copied else "load from"
     shape = list(new.shape)
     if new.left:

@@ -17,7 +17,8 @@ from pytest_pallas.findings import Owner
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.concurrency.transfers import Copy, Semaphore
-    from pytest_pallas.simulator.machine import Machine, Thread
+    from pytest_pallas.simulator.machine import Machine
+    from pytest_pallas.simulator.thread import Thread
 
 #: What a core does for some time. ``"start"`` and ``"signal"`` take one equation, which starts a
 #: copy or adds to a semaphore. ``"meeting"``: it waits until other cores are at the same place.
@@ -28,7 +29,7 @@ Moment = Literal["read", "written", "waited"]
 
 
 @dataclass(slots=True, eq=False)
-class Span:
+class TimelineSpan:
     """Something that a core did from one time to another.
 
     Attributes:
@@ -49,7 +50,7 @@ class Span:
     end: int | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     unfinished: bool = False
-    parent: Span | None = None
+    parent: TimelineSpan | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -84,9 +85,9 @@ class Arrow:
       taken: when.
     """
 
-    source: Span | CopySpan
+    source: TimelineSpan | CopySpan
     given: int
-    target: Span | CopySpan
+    target: TimelineSpan | CopySpan
     taken: int
 
 
@@ -94,7 +95,7 @@ class Arrow:
 class _Given:
     """What a semaphore got and no wait has taken."""
 
-    source: Span | CopySpan
+    source: TimelineSpan | CopySpan
     time: int
     amount: int
 
@@ -110,11 +111,11 @@ class Timeline:
       time: of the last thing that happened.
     """
 
-    spans: list[Span] = field(default_factory=list)
+    spans: list[TimelineSpan] = field(default_factory=list)
     copies: list[CopySpan] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)
     time: int = 0
-    _open: dict[Owner, list[Span]] = field(default_factory=dict)
+    _open: dict[Owner, list[TimelineSpan]] = field(default_factory=dict)
     _last: dict[Owner, int] = field(default_factory=dict)
     _moving: WeakKeyDictionary[Copy, CopySpan] = field(
         default_factory=lambda: WeakKeyDictionary["Copy", CopySpan]()
@@ -123,7 +124,7 @@ class Timeline:
         default_factory=lambda: WeakKeyDictionary["Semaphore", deque[_Given]]()
     )
 
-    def begin(self, thread: Thread, kind: Kind, name: str, **facts: Any) -> Span:
+    def begin(self, thread: Thread, kind: Kind, name: str, **facts: Any) -> TimelineSpan:
         """A core begins something.
 
         Args:
@@ -133,7 +134,7 @@ class Timeline:
           facts: what else is known.
         """
         time = thread.machine.steps - (kind not in ("body", "kernel"))
-        span = Span(thread.owner, kind, name, max(time, self._last.get(thread.owner, 0)))
+        span = TimelineSpan(thread.owner, kind, name, max(time, self._last.get(thread.owner, 0)))
         span.facts = facts
         if thread.program:
             facts.setdefault("program", list(thread.program))
@@ -144,12 +145,12 @@ class Timeline:
         self._last[thread.owner] = span.begin
         return span
 
-    def body(self, thread: Thread) -> Span:
+    def body(self, thread: Thread) -> TimelineSpan:
         """A core begins the body of a kernel, for the program that it is at if there is a grid."""
         name = thread.place if thread.program else f"body of {thread.place}"
         return self.begin(thread, "body", name)
 
-    def end(self, thread: Thread, span: Span) -> None:
+    def end(self, thread: Thread, span: TimelineSpan) -> None:
         """A core ends what it began; what it began since then, and did not end, is unfinished."""
         time = self._now(thread.machine)
         opened = self._open.get(thread.owner, [])
@@ -189,13 +190,15 @@ class Timeline:
         self.end(thread, span)
         self._give(semaphore, span, amount)
 
-    def wait(self, thread: Thread, semaphore: Semaphore, needed: int, line: str) -> Span:
+    def wait(self, thread: Thread, semaphore: Semaphore, needed: int, line: str) -> TimelineSpan:
         """A core begins to wait for a semaphore."""
         name, had = f"wait {semaphore.name}", semaphore.count
         unit = "bytes" if semaphore.kind == "dma" else semaphore.kind
         return self.begin(thread, "wait", name, line=line, needed=needed, had=had, unit=unit)
 
-    def satisfy(self, thread: Thread, span: Span, semaphore: Semaphore, *, takes: bool) -> None:
+    def satisfy(
+        self, thread: Thread, span: TimelineSpan, semaphore: Semaphore, *, takes: bool
+    ) -> None:
         """The wait of a core is satisfied, and takes what it needed unless it only looks."""
         self.end(thread, span)
         given, needed = self._given.get(semaphore, deque[_Given]()), span.facts["needed"]
@@ -228,7 +231,7 @@ class Timeline:
             moved.moments.append((moved.end, what, size))
         return moved
 
-    def _give(self, semaphore: Semaphore, source: Span | CopySpan, amount: int) -> None:
+    def _give(self, semaphore: Semaphore, source: TimelineSpan | CopySpan, amount: int) -> None:
         given = self._given.setdefault(semaphore, deque[_Given]())
         given.append(_Given(source, self.time, amount))
 
@@ -325,9 +328,9 @@ def _core(owner: Owner) -> str:
     return ", ".join(word for word in (core, owner.thread) if word) or "core"
 
 
-def _spans(thread: int, spans: Iterable[Span]) -> Iterator[_Event]:
+def _spans(thread: int, spans: Iterable[TimelineSpan]) -> Iterator[_Event]:
     """Begin and end of the spans of a thread, which are nested and in the order of their begin."""
-    opened: list[Span] = []
+    opened: list[TimelineSpan] = []
     for span in spans:
         while opened and opened[-1] is not span.parent:
             yield _end(thread, opened.pop())
@@ -339,7 +342,7 @@ def _spans(thread: int, spans: Iterable[Span]) -> Iterator[_Event]:
         yield _end(thread, opened.pop())
 
 
-def _end(thread: int, span: Span) -> _Event:
+def _end(thread: int, span: TimelineSpan) -> _Event:
     more = {"args": {"unfinished": True}} if span.unfinished else {}
     assert span.end is not None
     return _event("E", span.name, span.owner.device, thread, span.end, **more)
@@ -366,7 +369,7 @@ def _lanes(copies: Iterable[CopySpan]) -> dict[CopySpan, int]:
     return lanes
 
 
-def _arrows(timeline: Timeline, tracks: Mapping[Span | CopySpan, int]) -> Iterator[_Event]:
+def _arrows(timeline: Timeline, tracks: Mapping[TimelineSpan | CopySpan, int]) -> Iterator[_Event]:
     for number, arrow in enumerate(timeline.arrows):
         source, target = arrow.source, arrow.target
         begin = _within(source, arrow.given)
@@ -377,7 +380,7 @@ def _arrows(timeline: Timeline, tracks: Mapping[Span | CopySpan, int]) -> Iterat
         yield _event("f", "gives", *to, end, bp="e", **rest)
 
 
-def _within(span: Span | CopySpan, time: int) -> float:
+def _within(span: TimelineSpan | CopySpan, time: int) -> float:
     """A time inside of a span, just before ``time``: viewers bind an arrow to the span there."""
     assert span.end is not None
     return min(max(time - _BEFORE, span.begin), span.end)

@@ -9,12 +9,13 @@ import numpy as np
 
 from pytest_pallas.errors import BoundsError
 from pytest_pallas.simulator.concurrency.recording import Touched
+from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Ref, Region
-from pytest_pallas.simulator.memory.windows import Outside, read, region_of
+from pytest_pallas.simulator.memory.windows import read, region_of
 from pytest_pallas.transforms import Transform
 
 if TYPE_CHECKING:
-    from pytest_pallas.simulator.machine import Thread
+    from pytest_pallas.simulator.thread import Thread
 
 Array = np.ndarray[Any, Any]
 
@@ -44,8 +45,8 @@ def record_access(
     frees = kind in ("pass on", "free")
     if kind == "pass on" and not line:  # JAX has none where the function it maps is a kernel itself
         line = "the end of the kernel"
-    if thread.beside is not None and not frees:
-        thread.beside.note(thread, region, name, line, writes=writes, adds=adds)
+    if thread.access_monitor is not None and not frees:
+        thread.access_monitor.note(thread, region, name, line, writes=writes, adds=adds)
     thread.recording.events.append(
         Touched(
             thread.number,

@@ -11,9 +11,10 @@ import numpy as np
 from pytest_pallas.compat.avals import semaphore_kind, space_of
 from pytest_pallas.compat.keys import key_shape
 from pytest_pallas.simulator.concurrency.transfers import Semaphore, release
-from pytest_pallas.simulator.machine import Machine, Thread
+from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.references import Ref
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.simulator.values import is_key_dtype
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Key(NamedTuple):
+class AllocationKey(NamedTuple):
     """Names an allocation, alike on every device and core that runs the same program.
 
     Attributes:
@@ -61,7 +61,7 @@ class Ref:
         name: str = "",
         space: str = "",
         input: bool = False,
-        key: Key | None = None,
+        key: AllocationKey | None = None,
         left: bool = False,
         block: Any = None,
     ) -> None:

@@ -23,7 +23,7 @@ _WORK = 10_000
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class SideInFlight:
     """One side of a copy, or of an asynchronous operation, that is not proved to be done.
 
     Attributes:
@@ -40,7 +40,7 @@ class Flight:
         do; None if one warp started it, or it writes through no other proxy than threads.
       core: of tensor memory, the clock of what its thread knows of the others' there.
       chain: of the operation: see ``Asynchronous``.
-      place: of the allocation: see ``Located``.
+      place: of the allocation: see ``LocatedRegion``.
       number: of the flight, in the order in which those of an allocation began.
       past: what it became when a wait proved it to be done.
     """
@@ -59,11 +59,11 @@ class Flight:
     chain: Any = None
     place: int = 0
     number: int = 0
-    past: Past | None = None
+    past: PastAccess | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Past:
+class PastAccess:
     """An access that happened: known to whoever knows the time of one of some threads.
 
     Attributes:
@@ -81,7 +81,7 @@ class Past:
     region: Region
     writes: bool
     adds: bool
-    event: Touched | Flight
+    event: Touched | SideInFlight
     others: dict[int, int] | None = None
 
     def learn(self, thread: int, time: int) -> None:
@@ -108,7 +108,7 @@ class Past:
 
 
 @dataclass(slots=True, eq=False)
-class Ranges[Item]:
+class AddressRanges[Item]:
     """Items that belong to ranges of addresses, found by address.
 
     Attributes:
@@ -152,7 +152,7 @@ class Ranges[Item]:
 
 
 @dataclass(slots=True, eq=False)
-class Memory:
+class AllocationHistory:
     """One allocation while the events are gone through.
 
     Attributes:
@@ -163,13 +163,13 @@ class Memory:
       ordered: these accesses, and copies that are proved to be done, by address.
     """
 
-    flights: Ranges[Flight] = field(default_factory=Ranges["Flight"])
+    flights: AddressRanges[SideInFlight] = field(default_factory=AddressRanges["SideInFlight"])
     begun: int = 0
-    sides: dict[int, Flight] = field(default_factory=dict)
-    past: dict[Any, Past] = field(default_factory=dict)
-    ordered: Ranges[Past] = field(default_factory=Ranges["Past"])
+    sides: dict[int, SideInFlight] = field(default_factory=dict)
+    past: dict[Any, PastAccess] = field(default_factory=dict)
+    ordered: AddressRanges[PastAccess] = field(default_factory=AddressRanges["PastAccess"])
 
-    def keep(self, key: Any, past: Past, bounds: tuple[int, int]) -> Past:
+    def keep(self, key: Any, past: PastAccess, bounds: tuple[int, int]) -> PastAccess:
         """Note an access to a region; ``key`` is equal for those that it makes superfluous.
 
         Returns:
@@ -184,23 +184,23 @@ class Memory:
         self.ordered.add(bounds, past)
         return past
 
-    def begin(self, flight: Flight) -> None:
+    def begin(self, flight: SideInFlight) -> None:
         """Note that a side of a copy may be under way from here on."""
         flight.number = self.begun
         self.begun += 1
         self.flights.add(flight.bounds, flight)
 
-    def end(self, flight: Flight) -> bool:
+    def end(self, flight: SideInFlight) -> bool:
         """Note that a side of a copy is proved to be done; False if it was before."""
         return self.flights.remove(flight.bounds, flight)
 
-    def flights_near(self, bounds: tuple[int, int]) -> Sequence[Flight]:
+    def flights_near(self, bounds: tuple[int, int]) -> Sequence[SideInFlight]:
         """The sides of copies that may access memory between two addresses, the oldest first."""
         near = self.flights.near(bounds)
         return near if len(near) < 2 else sorted(near, key=attrgetter("number"))
 
 
-class Located(NamedTuple):
+class LocatedRegion(NamedTuple):
     """Where in memory an access or one side of a copy is.
 
     Attributes:
@@ -216,12 +216,12 @@ class Located(NamedTuple):
     bounds: tuple[int, int]
 
 
-def locate(region: Region, *, writes: bool) -> Located:
+def locate(region: Region, *, writes: bool) -> LocatedRegion:
     """Find the allocation and the addresses of a region."""
-    return Located(region, writes, id(root(region)), bounds_of(region))
+    return LocatedRegion(region, writes, id(root(region)), bounds_of(region))
 
 
-def conflict(one: Touched | Flight, other: Flight | Past) -> bool:
+def conflict(one: Touched | SideInFlight, other: SideInFlight | PastAccess) -> bool:
     """Whether two accesses must be ordered: one writes, unless both add."""
     return (one.writes or other.writes) and not (one.adds and other.adds)
 

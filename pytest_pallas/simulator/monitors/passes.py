@@ -15,93 +15,26 @@ from pytest_pallas.simulator.concurrency.recording import (
     Asynchronous,
     Event,
     Forked,
-    Side,
     Started,
     Token,
     Touched,
     Waited,
 )
 from pytest_pallas.simulator.monitors.accesses import (
-    Flight,
-    Located,
-    Memory,
-    Past,
+    AllocationHistory,
+    LocatedRegion,
+    PastAccess,
+    SideInFlight,
     conflict,
     locate,
     overlap,
-    place_of,
     root,
 )
-from pytest_pallas.simulator.monitors.promises import Count, Rivals
+from pytest_pallas.simulator.monitors.pipelines import are_pipelined
+from pytest_pallas.simulator.monitors.promises import Rivals, SemaphoreHistory
 
 if TYPE_CHECKING:
     from pytest_pallas.simulator.concurrency.transfers import Copy, Semaphore
-
-#: Accesses that keep their order: what the first one is, and the second one.
-_DIRECT = frozenset(
-    {
-        *(("copied", "operand"), ("copied", "sums")),
-        *(("operand", "sums"), ("operand", "copied")),
-    }
-)
-
-#: Among more operations than these, order is not looked for, and taken to be there.
-_MOST = 256
-
-
-def are_pipelined(first: Flight, second: Flight, started: Sequence[Asynchronous]) -> bool:
-    """Whether two sides of operations of one unit are accessed in this order.
-
-    Args:
-      first: of the operation that was started first.
-      second: of the one that was started last.
-      started: all that the unit was given so far, in order.
-    """
-    assert first.side is not None
-    assert second.side is not None
-    roles = (first.side.role, second.side.role)
-    if "" in roles or roles in _DIRECT:
-        return True
-    if roles == ("sums", "sums") and place_of(first.region) == place_of(second.region):
-        return True
-    assert isinstance(first.origin, Asynchronous)
-    assert isinstance(second.origin, Asynchronous)
-    return _is_reached(first.origin, second.origin, started)
-
-
-def _is_reached(first: Asynchronous, second: Asynchronous, started: Sequence[Asynchronous]) -> bool:
-    """Whether operations in between put two others into their order."""
-    between: list[Asynchronous] = []
-    for each in reversed(started):
-        if each is first:
-            break
-        if each is not second and each.thread == second.thread:
-            between.append(each)
-            if _follows(each, second) and _follows(first, each):
-                return True
-    if len(between) > _MOST:
-        return True
-    reached = [first]
-    for each in (*reversed(between), second):
-        if any(_follows(before, each) for before in reached):
-            reached.append(each)
-    return reached[-1] is second
-
-
-def _follows(first: Asynchronous, second: Asynchronous) -> bool:
-    """Whether an operation is done as a whole after another one, because PTX pairs them."""
-    if _sides(first, "copied"):
-        return not _sides(second, "copied")
-    sums = [place_of(side.region) for side in _sides(first, "sums")]
-    if any(place_of(side.region) in sums for side in _sides(second, "sums")):
-        return True
-    read = _sides(first, "operand")
-    copied = _sides(second, "copied")
-    return any(overlap(one.region, other.region) for one in read for other in copied)
-
-
-def _sides(operation: Asynchronous, role: str) -> list[Side]:
-    return [side for side in operation.sides if side.role == role]
 
 
 Array = np.ndarray[Any, Any]
@@ -114,7 +47,7 @@ MOST = 32
 
 
 @dataclass(slots=True, eq=False)
-class Passed:
+class TokenKnowledge:
     """What a token passes on.
 
     Attributes:
@@ -135,7 +68,7 @@ class Passed:
 
 
 @dataclass(eq=False)
-class Pass:
+class OrderPass:
     """One pass over the events.
 
     Attributes:
@@ -169,41 +102,41 @@ class Pass:
     owners: Sequence[Owner]
     given: Mapping[int, Rivals]
     users: Mapping[Any, frozenset[int]]
-    located: Mapping[Any, Sequence[Located]]
-    flights: dict[Copy, list[Flight]] = field(default_factory=dict)
+    located: Mapping[Any, Sequence[LocatedRegion]]
+    flights: dict[Copy, list[SideInFlight]] = field(default_factory=dict)
     clocks: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
-    counts: dict[Semaphore, Count] = field(default_factory=dict)
-    memories: dict[int, Memory] = field(default_factory=dict)
+    counts: dict[Semaphore, SemaphoreHistory] = field(default_factory=dict)
+    memories: dict[int, AllocationHistory] = field(default_factory=dict)
     entered: dict[Any, tuple[int, int]] = field(default_factory=dict)
     rivals: dict[int, Rivals] = field(default_factory=dict)
     fenced: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     core: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     settled: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
-    pasts: dict[int, Past] = field(default_factory=dict)
+    pasts: dict[int, PastAccess] = field(default_factory=dict)
     forks: dict[int, Array] = field(default_factory=dict)
-    tokens: dict[Token, Passed] = field(default_factory=dict)
+    tokens: dict[Token, TokenKnowledge] = field(default_factory=dict)
     chains: dict[Any, list[Asynchronous]] = field(default_factory=dict)
     before: dict[int, list[Asynchronous]] = field(default_factory=dict)
     finished: set[tuple[int, int]] = field(default_factory=set)
     order: int = 0
     found: list[tuple[str, Any, Any]] = field(default_factory=list)
 
-    def count(self, semaphore: Semaphore) -> Count:
+    def count(self, semaphore: Semaphore) -> SemaphoreHistory:
         """What a semaphore has got and given so far."""
         found = self.counts.get(semaphore)
         if found is None:
-            found = self.counts[semaphore] = Count()
+            found = self.counts[semaphore] = SemaphoreHistory()
         return found
 
-    def memory(self, place: int) -> Memory:
+    def memory(self, place: int) -> AllocationHistory:
         """What was done to an allocation so far."""
         found = self.memories.get(place)
         if found is None:
-            found = self.memories[place] = Memory()
+            found = self.memories[place] = AllocationHistory()
         return found
 
 
-def tick(this: Pass, thread: int) -> Array:
+def tick(this: OrderPass, thread: int) -> Array:
     """The clock that others learn now; what the thread does from here on they do not know."""
     row = this.clocks[thread]
     told = row.copy()
@@ -212,9 +145,9 @@ def tick(this: Pass, thread: int) -> Array:
 
 
 def check(
-    this: Pass,
-    memory: Memory,
-    event: Touched | Flight,
+    this: OrderPass,
+    memory: AllocationHistory,
+    event: Touched | SideInFlight,
     bounds: tuple[int, int],
     clock: Array,
     thread: int,
@@ -232,7 +165,7 @@ def check(
         if overlap(region, flight.region):
             note(this, "race", event, flight)
     seen, core, settled = None, None, None
-    if isinstance(event, Flight):
+    if isinstance(event, SideInFlight):
         seen, core, settled = event.seen, event.core, event.settled
     for past in memory.ordered.near(bounds):
         if not conflict(event, past):
@@ -263,7 +196,9 @@ def check(
         note(this, why, event, past.event)
 
 
-def are_in_order(this: Pass, one: Touched | Flight, other: Touched | Flight) -> bool:
+def are_in_order(
+    this: OrderPass, one: Touched | SideInFlight, other: Touched | SideInFlight
+) -> bool:
     """Whether they are sides of the same copy or operation, or of two of one chain."""
     if isinstance(one, Touched) or isinstance(other, Touched):
         return False
@@ -278,7 +213,7 @@ def are_in_order(this: Pass, one: Touched | Flight, other: Touched | Flight) -> 
     return are_pipelined(other, one, this.chains.get(one.chain, ()))
 
 
-def is_known(flight: Flight) -> bool:
+def is_known(flight: SideInFlight) -> bool:
     """Whether it was found that nothing waits for a copy, or a later kernel may."""
     copy = flight.origin
     if isinstance(copy, Asynchronous):
@@ -286,15 +221,15 @@ def is_known(flight: Flight) -> bool:
     return copy.reported or (copy.done is not None and copy.done.lasting)
 
 
-def note(this: Pass, kind: str, first: Any, second: Any) -> None:
+def note(this: OrderPass, kind: str, first: Any, second: Any) -> None:
     """Keep what is out of order: ``"race"``, ``"fence"``, ``"early"``, ..., with its events."""
     if len(this.found) < MOST:
         this.found.append((kind, first, second))
 
 
-def locate_all(events: Sequence[Event]) -> Mapping[Any, Sequence[Located]]:
+def locate_all(events: Sequence[Event]) -> Mapping[Any, Sequence[LocatedRegion]]:
     """Where the accesses and the sides of copies are, by event."""
-    located: dict[Any, list[Located]] = {}
+    located: dict[Any, list[LocatedRegion]] = {}
     for event in events:
         if isinstance(event, Touched):
             located[event] = [locate(event.region, writes=event.writes)]
@@ -304,7 +239,7 @@ def locate_all(events: Sequence[Event]) -> Mapping[Any, Sequence[Located]]:
 
 
 def users_of(
-    events: Sequence[Event], located: Mapping[Any, Sequence[Located]]
+    events: Sequence[Event], located: Mapping[Any, Sequence[LocatedRegion]]
 ) -> Mapping[Any, frozenset[int]]:
     """The threads that access an allocation, themselves or by copies, or wait on a semaphore."""
     users: dict[Any, frozenset[int]] = {}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 #: What several threads promise: of each, from the first number to before the last.
-Rivals = tuple[tuple["Line", int, int], ...]
+Rivals = tuple[tuple["ThreadPromises", int, int], ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +56,7 @@ class Promise:
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class ThreadPromises:
     """What one thread promises a semaphore, in its order.
 
     Attributes:
@@ -91,7 +91,7 @@ class Line:
 
 
 @dataclass(slots=True, eq=False)
-class Count:
+class SemaphoreHistory:
     """A semaphore while the events are gone through.
 
     Attributes:
@@ -104,7 +104,7 @@ class Count:
 
     promised: int = 0
     taken: int = 0
-    lines: dict[int, Line] = field(default_factory=dict[int, Line])
+    lines: dict[int, ThreadPromises] = field(default_factory=dict[int, ThreadPromises])
     copies: list[Promise] = field(default_factory=list[Promise])
     waits: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict[int, Any])
 
@@ -118,7 +118,7 @@ class Count:
         self.promised += promise.amount
         line = self.lines.get(promise.thread)
         if line is None:
-            line = self.lines[promise.thread] = Line(promise.thread)
+            line = self.lines[promise.thread] = ThreadPromises(promise.thread)
         line.add(promise, order)
         if promise.copy is not None:
             self.copies.append(promise)
@@ -164,7 +164,7 @@ class Count:
         """
         for thread, (times, numbers) in self.waits.items():
             for time, number in zip(times, numbers, strict=True):
-                spans: list[tuple[Line, int, int]] = []
+                spans: list[tuple[ThreadPromises, int, int]] = []
                 for line in self.lines.values():
                     if line.orders[-1] > number:
                         start = bisect_left(line.orders, number)

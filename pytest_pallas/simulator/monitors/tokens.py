@@ -37,20 +37,27 @@ from pytest_pallas.simulator.concurrency.recording import (
     Token,
 )
 from pytest_pallas.simulator.monitors.accesses import (
-    Flight,
-    Memory,
-    Past,
+    AllocationHistory,
+    PastAccess,
+    SideInFlight,
     bounds_of,
     conflict,
     overlap,
     place_of,
     root,
 )
-from pytest_pallas.simulator.monitors.passes import Pass, Passed, are_in_order, check, note, tick
+from pytest_pallas.simulator.monitors.passes import (
+    OrderPass,
+    TokenKnowledge,
+    are_in_order,
+    check,
+    note,
+    tick,
+)
 
 
 def pass_on(
-    this: Pass, event: Released | Acquired | Fenced | Forked | Completed | Finished
+    this: OrderPass, event: Released | Acquired | Fenced | Forked | Completed | Finished
 ) -> None:
     """Go on by one of the events that this module knows."""
     if isinstance(event, Released):
@@ -71,20 +78,20 @@ def pass_on(
         tick(this, event.thread)
 
 
-def _passed(this: Pass, token: Token) -> Passed:
+def _passed(this: OrderPass, token: Token) -> TokenKnowledge:
     found = this.tokens.get(token)
     if found is None:
         clock, fenced, core, settled = np.zeros((4, len(this.owners)), np.int32)
-        found = this.tokens[token] = Passed(clock, fenced, core, settled)
+        found = this.tokens[token] = TokenKnowledge(clock, fenced, core, settled)
     return found
 
 
-def settle(this: Pass, thread: int) -> None:
+def settle(this: OrderPass, thread: int) -> None:
     """All lanes of a thread have done what it did so far."""
     this.settled[thread, thread] = this.clocks[thread, thread]
 
 
-def _release(this: Pass, event: Released) -> None:
+def _release(this: OrderPass, event: Released) -> None:
     passed = _passed(this, event.token)
     if event.token.tensor_core:
         np.maximum(passed.core, known_of_core(this, event.thread), out=passed.core)
@@ -97,14 +104,14 @@ def _release(this: Pass, event: Released) -> None:
     np.maximum(passed.fenced, this.fenced[event.thread], out=passed.fenced)
 
 
-def known_of_core(this: Pass, thread: int) -> np.ndarray[Any, Any]:
+def known_of_core(this: OrderPass, thread: int) -> np.ndarray[Any, Any]:
     """The clock of what a thread knows of accesses to tensor memory, its own included."""
     known = this.core[thread].copy()
     known[thread] = this.clocks[thread, thread]
     return known
 
 
-def _acquire(this: Pass, event: Acquired) -> None:
+def _acquire(this: OrderPass, event: Acquired) -> None:
     thread, passed = event.thread, _passed(this, event.token)
     row, fenced = this.clocks[thread], this.fenced[thread]
     np.maximum(row, passed.clock, out=row)
@@ -119,7 +126,7 @@ def _acquire(this: Pass, event: Acquired) -> None:
         _finish(this, operation, thread)
 
 
-def find_overruns(this: Pass) -> None:
+def find_overruns(this: OrderPass) -> None:
     """Note the waits for a phase that the next phase of the barrier may complete before.
 
     Whoever is late then sees the parity that it had before, and waits for a phase too many.
@@ -133,7 +140,7 @@ def find_overruns(this: Pass) -> None:
                 note(this, "phase", event, None)
 
 
-def _fork(this: Pass, event: Forked) -> None:
+def _fork(this: OrderPass, event: Forked) -> None:
     operation, thread = event.operation, event.thread
     if operation.chain is not None:
         this.chains.setdefault(operation.chain, []).append(operation)
@@ -142,7 +149,7 @@ def _fork(this: Pass, event: Forked) -> None:
     fenced = this.fenced[thread].copy()
     settled = int(this.settled[thread, thread])
     for side in operation.sides:
-        flight = Flight(
+        flight = SideInFlight(
             operation,
             side.region,
             side.writes,
@@ -156,7 +163,7 @@ def _fork(this: Pass, event: Forked) -> None:
             core if side.tensor_core else None,
             operation.chain,
         )
-        memory = this.memories.setdefault(id(root(side.region)), Memory())
+        memory = this.memories.setdefault(id(root(side.region)), AllocationHistory())
         check(this, memory, flight, flight.bounds, clock, thread)
         if operation.chain is not None:
             _note_before(this, memory, flight)
@@ -164,13 +171,13 @@ def _fork(this: Pass, event: Forked) -> None:
         memory.sides[id(side)] = flight
 
 
-def _note_before(this: Pass, memory: Memory, flight: Flight) -> None:
+def _note_before(this: OrderPass, memory: AllocationHistory, flight: SideInFlight) -> None:
     """Note which operations must be done before one, as it reads or adds to what they write."""
     assert isinstance(flight.origin, Asynchronous)
     found = this.before.setdefault(id(flight.origin), [])
     over = (past.event for past in memory.ordered.near(flight.bounds))
     for other in (*memory.flights_near(flight.bounds), *over):
-        if not isinstance(other, Flight) or not other.writes or other.chain != flight.chain:
+        if not isinstance(other, SideInFlight) or not other.writes or other.chain != flight.chain:
             continue
         origin = other.origin
         follows = conflict(flight, other) and are_in_order(this, flight, other)
@@ -179,7 +186,7 @@ def _note_before(this: Pass, memory: Memory, flight: Flight) -> None:
 
 
 def _finish(
-    this: Pass, operation: Asynchronous, thread: int, *, sources_only: bool = False
+    this: OrderPass, operation: Asynchronous, thread: int, *, sources_only: bool = False
 ) -> None:
     """A thread knows that an operation is done, or that it has read its sources.
 
@@ -199,7 +206,7 @@ def _finish(
 
 
 def _finish_sides(
-    this: Pass, operation: Asynchronous, thread: int, *, sources_only: bool = False
+    this: OrderPass, operation: Asynchronous, thread: int, *, sources_only: bool = False
 ) -> None:
     row = this.clocks[thread]
     time = int(row[thread])
@@ -212,7 +219,11 @@ def _finish_sides(
         flight = memory.sides.pop(id(side), None)
         if flight is None:
             past = this.pasts.get(id(side))
-            if past is not None and isinstance(past.event, Flight) and past.event.side is side:
+            if (
+                past is not None
+                and isinstance(past.event, SideInFlight)
+                and past.event.side is side
+            ):
                 past.learn(thread, time)  # another thread has learnt before
             continue
         memory.end(flight)
@@ -222,11 +233,11 @@ def _finish_sides(
         this.pasts[id(side)] = _keep(memory, flight, thread, time)
 
 
-def _keep(memory: Memory, flight: Flight, thread: int, time: int) -> Past:
+def _keep(memory: AllocationHistory, flight: SideInFlight, thread: int, time: int) -> PastAccess:
     """Note an operation as an access that is over, in place of one that it comes after."""
     key = ("operation", flight.thread, flight.writes, flight.adds, *place_of(flight.region))
     before = memory.past.get(key)
     if before is not None and not before.is_known(flight.clock):
         key = (*key, id(flight))
-    past = Past(thread, time, flight.region, flight.writes, flight.adds, flight)
+    past = PastAccess(thread, time, flight.region, flight.writes, flight.adds, flight)
     return memory.keep(key, past, flight.bounds)

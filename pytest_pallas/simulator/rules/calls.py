@@ -9,10 +9,10 @@ import numpy as np
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.eager import bind
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.program import CALLS, called, prepare, prepare_lifted
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.simulator.values import to_jax
 
 

@@ -13,12 +13,12 @@ from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.gpu.launches.scopes import run_scope, scope_of
 from pytest_pallas.simulator.gpu.operations import wait_groups
 from pytest_pallas.simulator.gpu.threads import GpuThread
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.allocation import allocate, free
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.program import prepare, prepare_lifted
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.values import Keys
+from pytest_pallas.simulator.thread import Thread
+from pytest_pallas.simulator.values import KeyArray
 
 
 @rule("cond", threaded=True)
@@ -56,8 +56,8 @@ def _advanced(going: Any, after: list[Any], before: list[Any]) -> list[Any]:
     """The state of a loop that ``vmap`` made of several: those that have ended keep theirs."""
 
     def chosen(new: Any, old: Any) -> Any:
-        if isinstance(new, Keys):
-            return Keys(chosen(new.data, old.data), new.dtype)
+        if isinstance(new, KeyArray):
+            return KeyArray(chosen(new.data, old.data), new.dtype)
         return np.where(going.reshape(going.shape + (1,) * (np.ndim(new) - going.ndim)), new, old)
 
     return list(map(chosen, after, before))
@@ -91,13 +91,15 @@ def _scan(eqn: Equation) -> Evaluate:
 
 
 def _at(array: Any, number: int) -> Any:
-    return Keys(array.data[number], array.dtype) if isinstance(array, Keys) else array[number]
+    return (
+        KeyArray(array.data[number], array.dtype) if isinstance(array, KeyArray) else array[number]
+    )
 
 
 def _stacked(rows: list[Any], aval: Any) -> Any:
     """The results of all steps as one array."""
-    if rows and isinstance(rows[0], Keys):
-        return Keys(np.stack([row.data for row in rows]), rows[0].dtype)
+    if rows and isinstance(rows[0], KeyArray):
+        return KeyArray(np.stack([row.data for row in rows]), rows[0].dtype)
     array = np.empty(aval.shape, aval.dtype)
     for number, row in enumerate(rows):
         array[number] = row

@@ -17,19 +17,19 @@ from pytest_pallas.simulator.concurrency.launches import (
     at_entry,
     core_meshes,
     launched,
-    run_beside,
+    run_concurrently,
     traffic_of,
 )
 from pytest_pallas.simulator.evaluation import run
 from pytest_pallas.simulator.gpu.launches import mosaic
 from pytest_pallas.simulator.gpu.launches.block_meshes import block_mesh, warp_axis
-from pytest_pallas.simulator.gpu.launches.warps import bind_warps
-from pytest_pallas.simulator.machine import Grid, Thread
+from pytest_pallas.simulator.gpu.launches.mosaic import bind_warps
 from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.allocation import free, made, memory_of
-from pytest_pallas.simulator.memory.references import Key, Ref
+from pytest_pallas.simulator.memory.references import AllocationKey, Ref
 from pytest_pallas.simulator.program import prepare
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.thread import GridPosition, Thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
             bodies = {core.number: number for core, (number, _) in zip(cores, points, strict=True)}
 
             def work(core: Thread) -> None:
-                core.grids.append(Grid((), ()))
+                core.grids.append(GridPosition((), ()))
                 given = [_seen(core, each, memory) for each, memory in owned]
                 timeline = core.machine.timeline
                 span = None if timeline is None else timeline.body(core)
@@ -113,7 +113,7 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
             if [core.number for core in cores] == [thread.number]:
                 work(cores[0])
             else:
-                run_beside(thread, cores, work)
+                run_concurrently(thread, cores, work)
             for _, memory in owned:
                 free(thread, list(memory.values()), eqn.line)
             if thread.recorded:
@@ -146,7 +146,7 @@ def _allocate(thread: Thread, scratch: _Scratch) -> tuple[_Scratch, _Owned]:
         if core not in owned:
             owned[core] = made(thread, scratch.aval, scratch.name)
             if thread.recorded:
-                key = Key(thread.launch, core, ("scratch", scratch.number))
+                key = AllocationKey(thread.launch, core, ("scratch", scratch.number))
                 thread.publish_as(owned[core], key)
     return scratch, owned
 

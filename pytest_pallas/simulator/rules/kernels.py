@@ -14,10 +14,10 @@ from pytest_pallas.simulator.gpu.portable import programs
 from pytest_pallas.simulator.grids.capacity import capacity_findings
 from pytest_pallas.simulator.grids.kernels import kernel_of
 from pytest_pallas.simulator.grids.pipeline import execute
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.program import prepare
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.values import Keys, is_key_dtype
+from pytest_pallas.simulator.thread import Thread
+from pytest_pallas.simulator.values import KeyArray, is_key_dtype
 
 
 @rule("pallas_call", threaded=True)
@@ -31,7 +31,7 @@ def _pallas_call(eqn: Equation) -> Evaluate:
     excesses: dict[str, tuple[Finding, ...]] = {}
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
-        words = [each.data if isinstance(each, Keys) else each for each in operands]
+        words = [each.data if isinstance(each, KeyArray) else each for each in operands]
         outputs: list[Any]
         if thread.machine.platform == "gpu":
             _require_platform(thread, written_for, "TPUs")
@@ -45,7 +45,7 @@ def _pallas_call(eqn: Equation) -> Evaluate:
                 thread.machine.report(finding)
             outputs = execute(kernel, thread, words)
         outputs = [
-            each if dtype is None else Keys(each, dtype)
+            each if dtype is None else KeyArray(each, dtype)
             for each, dtype in zip(outputs, keys, strict=True)
         ]
         if thread.machine.outputs is not None:

@@ -11,12 +11,12 @@ import numpy as np
 from pytest_pallas.errors import MissingRuleError, SimulationError
 from pytest_pallas.findings import Owner
 from pytest_pallas.simulator.arithmetic.dtypes import convert
-from pytest_pallas.simulator.concurrency.launches import run_beside
+from pytest_pallas.simulator.concurrency.launches import run_concurrently
 from pytest_pallas.simulator.concurrency.meeting import meet
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.program import prepare
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.thread import Thread
 
 Array = np.ndarray[Any, Any]
 
@@ -276,7 +276,7 @@ def _shard_map(eqn: Equation) -> Evaluate:
             thread.child(Owner(device=number), sizes=sizes, axes={**thread.axes, **place})
             for number, place in enumerate(places)
         ]
-        values = run_beside(thread, devices, lambda device: part(device, args))
+        values = run_concurrently(thread, devices, lambda device: part(device, args))
         return join(zip(places, values, strict=True))
 
     return evaluate

@@ -12,7 +12,6 @@ from pytest_pallas.compat.places import transforms_in, transforms_of
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.gpu.portable import accesses
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import (
     beyond_edge,
     read_window,
@@ -20,10 +19,12 @@ from pytest_pallas.simulator.memory.accesses import (
     record_window,
     report_input_write,
 )
+from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Elements, Ref
-from pytest_pallas.simulator.memory.windows import Outside, masked, read, write
+from pytest_pallas.simulator.memory.windows import masked, read, write
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.values import Keys, is_key_dtype
+from pytest_pallas.simulator.thread import Thread
+from pytest_pallas.simulator.values import KeyArray, is_key_dtype
 from pytest_pallas.transforms import Operand, Transform, split_elsewhere
 
 
@@ -48,7 +49,7 @@ def _get(eqn: Equation) -> Evaluate:
         return _loaded(part)
 
     if is_key_dtype(dtype):
-        return lambda thread, *operands: Keys(load(thread, *operands), dtype)
+        return lambda thread, *operands: KeyArray(load(thread, *operands), dtype)
     return load
 
 
@@ -103,9 +104,9 @@ def _swap(eqn: Equation) -> Evaluate:
             raise beyond_edge(thread, ref, "store to", outside, eqn.line) from None
         return old
 
-    def evaluate_keys(thread: Thread, ref: Ref, value: Keys, *operands: Any) -> Any:
+    def evaluate_keys(thread: Thread, ref: Ref, value: KeyArray, *operands: Any) -> Any:
         old = evaluate(thread, ref, value.data, *operands)
-        return old if old is None else Keys(old, value.dtype)
+        return old if old is None else KeyArray(old, value.dtype)
 
     return evaluate_keys if is_key_dtype(eqn.ins[1].dtype) else evaluate
 

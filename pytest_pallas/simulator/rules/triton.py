@@ -17,11 +17,11 @@ from pytest_pallas.simulator.arithmetic.rounding import rounded_to_bits
 from pytest_pallas.simulator.gpu.portable import accesses
 from pytest_pallas.simulator.gpu.portable.blocks import ProgramBlock, SharedArray
 from pytest_pallas.simulator.gpu.portable.order import GridProgram
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import report_input_write
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.references import sums_of
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.transforms import Operand, Transform
 
 Array = np.ndarray[Any, Any]

@@ -87,12 +87,12 @@ def pytest_pallas_report_sections(config):
 
 # A mutation operator.
 def pytest_pallas_mutation_operators(config):
-    from pytest_pallas.mutation import Change, New, operator
+    from pytest_pallas.mutation import Change, Replacement, operator
 
     @operator("square", mistake="x in place of its cube", before="cube(x)", after="x")
     def square(at):
         if at.name == "cube":
-            yield Change("left out", build=lambda: New([], at.eqn.invars))
+            yield Change("left out", build=lambda: Replacement([], at.eqn.invars))
 
     return [square]
 """

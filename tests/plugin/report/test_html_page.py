@@ -10,7 +10,7 @@ pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pyte
 
 from report_samples import ENVIRONMENT, HOSTILE, OPTIONS, samples
 
-from pytest_pallas.compilers.costs import Entry
+from pytest_pallas.compilers.costs import RecordedCost
 from pytest_pallas.report.html import kernels
 from pytest_pallas.report.html.failures import failure
 from pytest_pallas.report.html.page import page
@@ -101,7 +101,7 @@ def test_costs_against_recorded_ones():
     key = ("softmax", "forward", "v6e", "float32[256, 384]")
     cost = {"vmem_bytes": 2 * 2**20, "bundles": 2157, "spills": 0}
     names = ("kernel", "check", "target", "signature")
-    old = Entry(**dict(zip(names, key, strict=True)), compiler="c", cost=cost)
+    old = RecordedCost(**dict(zip(names, key, strict=True)), compiler="c", cost=cost)
     found = table(samples(), {key: old})
     assert found is not None
     [row] = found.rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_pallas.compilers.messages import Reply
+from pytest_pallas.compilers.messages import CompileReply
 
 CUSTOM_CALLS = ("tpu_custom_call",)
 
@@ -28,4 +28,4 @@ def flags() -> str:
 
 def good_reply() -> bytes:
     """What a compiler answers that found nothing wrong."""
-    return Reply(compiled=True, kernel_calls=1, code_bytes=1000).encode()
+    return CompileReply(compiled=True, kernel_calls=1, code_bytes=1000).encode()

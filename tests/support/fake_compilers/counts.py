@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_compilers import flags, good_reply, version
-from pytest_pallas.compilers.messages import Reply, Request
+from pytest_pallas.compilers.messages import CompileReply, CompileRequest
 
 __all__ = ["ENTRY", "compile", "environment", "flags", "version"]
 
@@ -20,14 +20,14 @@ def environment(scratch: Any, *, target: str, everything: bool = False) -> Mappi
 
 def compile(payload: bytes) -> bytes:
     """Note it in a file named by the process; refuse, abort or accept."""
-    request = Request.decode(payload)
+    request = CompileRequest.decode(payload)
     with Path(os.environ["FAKE_NOTES"], str(os.getpid())).open("a") as notes:
         notes.write(f"{request.module.decode()} {request.target} {request.devices}\n")
     if request.dump:
         Path(request.dump, "code").write_text(os.environ["FAKE_EVERYTHING"])
     match request.module:
         case b"refuse":
-            return Reply(compiled=False, message="no such instruction").encode()
+            return CompileReply(compiled=False, message="no such instruction").encode()
         case b"abort":
             os.abort()
         case b"raise":

@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 
 from pytest_pallas.backends.hardware import prove
 from pytest_pallas.backends.protocol import expected_warnings
-from pytest_pallas.devices.absent import Chip, present
+from pytest_pallas.devices.absent import AbsentChip, present
 from pytest_pallas.devices.gpus import attributes
 from pytest_pallas.errors import NoPallasCallError
 
@@ -20,7 +20,7 @@ def _lowered():
 
     x = jax.ShapeDtypeStruct((128,), jnp.float32)
     traced = jax.jit(lambda x: pl.pallas_call(body, out_shape=x)(x)).trace(x)
-    with present(Chip("NVIDIA H100 80GB HBM3", "gpu", attributes("h100"))):
+    with present(AbsentChip("NVIDIA H100 80GB HBM3", "gpu", attributes("h100"))):
         return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 

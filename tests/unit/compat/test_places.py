@@ -8,15 +8,15 @@ from jax.experimental import pallas as pl
 from pytest_pallas.compat.jaxprs import sub_jaxprs
 from pytest_pallas.compat.places import is_indexer, peer_in, place_in, transforms_in, transforms_of
 from pytest_pallas.transforms import (
+    AxisSlice,
     Bitcast,
     Indexed,
     Operand,
     Peer,
-    Place,
+    RefPart,
     Reshaped,
-    Span,
     Transposed,
-    Unknown,
+    UnknownTransform,
 )
 
 X = jax.ShapeDtypeStruct((16, 128), jnp.float32)
@@ -39,14 +39,14 @@ def transforms(view, name="get"):
     ("view", "expected"),
     [
         (lambda ref: ref[...], ()),
-        (lambda ref: ref[3], (Indexed((Operand(1), Span(0, 128, 1)), (16, 128), ()),)),
+        (lambda ref: ref[3], (Indexed((Operand(1), AxisSlice(0, 128, 1)), (16, 128), ()),)),
         (
             lambda ref: ref[pl.ds(1, 4, stride=2)],
-            (Indexed((Span(1, 4, 2), Span(0, 128, 1)), (16, 128), ()),),
+            (Indexed((AxisSlice(1, 4, 2), AxisSlice(0, 128, 1)), (16, 128), ()),),
         ),
         (
             lambda ref: ref[pl.ds(jnp.int32(5), 4)],
-            (Indexed((Span(Operand(1), 4, 1), Span(0, 128, 1)), (16, 128), ()),),
+            (Indexed((AxisSlice(Operand(1), 4, 1), AxisSlice(0, 128, 1)), (16, 128), ()),),
         ),
         (lambda ref: ref.reshape(2, 8, 128)[...], (Reshaped((2, 8, 128)),)),
         (lambda ref: ref.bitcast(jnp.int32)[...], (Bitcast(jnp.dtype("int32")),)),
@@ -62,7 +62,7 @@ def test_what_is_unknown_says_its_name():
     class Rotated:
         pass
 
-    assert transforms_in(Rotated()) == (Unknown("Rotated"),)
+    assert transforms_in(Rotated()) == (UnknownTransform("Rotated"),)
     assert not is_indexer(Rotated())
 
 
@@ -71,8 +71,8 @@ def test_references_without_and_with_transforms():
         ref = Operand(2)
         transforms = ()
 
-    assert place_in(Operand(1)) == Place(1)
-    assert place_in(TransformedRef()) == Place(2)
+    assert place_in(Operand(1)) == RefPart(1)
+    assert place_in(TransformedRef()) == RefPart(2)
 
 
 @pytest.mark.parametrize(

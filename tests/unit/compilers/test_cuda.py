@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from pytest_pallas.compilers import cuda
-from pytest_pallas.compilers.messages import Reply, Request
+from pytest_pallas.compilers.messages import CompileReply, CompileRequest
 from reference_kernels.mosaic_gpu.tma_copy_add import tma_copy_add
 
 needs_compilers = pytest.mark.skipif(cuda.missing() is not None, reason=str(cuda.missing()))
@@ -35,7 +35,7 @@ for path in sys.argv[1:]:
 class Run:
     """What became of a process that compiled some programs."""
 
-    replies: dict[str, Reply]
+    replies: dict[str, CompileReply]
     output: str
     status: int
     folder: object
@@ -48,7 +48,7 @@ def compiled(folder, target, programs, *, everything=False):
     for name, module in programs.items():
         (folder / f"{name}-dump").mkdir()
         dump = str(folder / f"{name}-dump") if everything else ""
-        request = Request(target=target, module=module, dump=dump)
+        request = CompileRequest(target=target, module=module, dump=dump)
         (folder / name).write_bytes(request.encode())
     environment = cuda.environment(scratch, target=target, everything=everything)
     # As the supervisor does it: a file that is appended to.
@@ -62,7 +62,7 @@ def compiled(folder, target, programs, *, everything=False):
             timeout=60,
         )
     replies = {
-        name: Reply.decode((folder / f"{name}.reply").read_bytes())
+        name: CompileReply.decode((folder / f"{name}.reply").read_bytes())
         for name in programs
         if (folder / f"{name}.reply").exists()
     }

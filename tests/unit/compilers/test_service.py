@@ -8,7 +8,7 @@ import pytest
 from fake_compilers import counts
 
 from pytest_pallas.compilers import service as services
-from pytest_pallas.compilers.service import Program, Service
+from pytest_pallas.compilers.service import LoweredProgram, Service
 from pytest_pallas.errors import PallasTestError
 
 SECONDS = 60
@@ -28,7 +28,7 @@ class Fake:
         return counts.environment(scratch, **rest)
 
     def start(self, module=b"good", target="v6e", timeout=SECONDS, **fields):
-        program = Program(platform="tpu", target=target, module=module, **fields)
+        program = LoweredProgram(platform="tpu", target=target, module=module, **fields)
         return self.service.submit(program, timeout=timeout)
 
     def compile(self, *args, **fields):
@@ -173,6 +173,6 @@ def test_an_answer_that_cannot_be_read_is_an_error_and_no_endless_wait(make, mon
     def unreadable(data):
         raise ValueError("no JSON")
 
-    monkeypatch.setattr(services.Reply, "decode", staticmethod(unreadable))
+    monkeypatch.setattr(services.CompileReply, "decode", staticmethod(unreadable))
     with pytest.raises(PallasTestError, match="answer cannot be read: ValueError: no JSON"):
         make().compile()

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pytest_pallas.compilers.messages import Heard, divert, overhear_log
+from pytest_pallas.compilers.messages import CapturedOutput, divert, overhear_log
 
 INFORMATION = (
     b"I1121 06:22:59.473493    2785 subprocess_compilation.cc:356] ptxas info    : 0 bytes gmem\n"
@@ -49,7 +49,7 @@ def test_what_is_logged_is_heard_and_removed(tmp_path, mode):
 
 
 def test_remarks_are_what_is_more_than_information():
-    heard = Heard()
+    heard = CapturedOutput()
     heard.text = (INFORMATION + WARNING + INFORMATION + ERROR).decode()
     assert heard.remarks().encode() == WARNING + ERROR
     heard.text = (ERROR + INFORMATION + PTXAS).decode()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from pytest_pallas.simulator.monitors.accesses import Ranges
+from pytest_pallas.simulator.monitors.accesses import AddressRanges
 
 
 def test_the_items_near_a_range_are_those_that_share_an_address_with_it():
     choose = random.Random(0)
-    ranges: Ranges[int] = Ranges()
+    ranges: AddressRanges[int] = AddressRanges()
     there: dict[int, tuple[int, int]] = {}
     for item in range(300):
         start = choose.randrange(100)
@@ -26,7 +26,7 @@ def test_the_items_near_a_range_are_those_that_share_an_address_with_it():
 
 
 def test_an_item_is_removed_once():
-    ranges: Ranges[str] = Ranges()
+    ranges: AddressRanges[str] = AddressRanges()
     ranges.add((8, 16), "first")
     ranges.add((8, 16), "second")
     assert ranges.remove((8, 16), "second")

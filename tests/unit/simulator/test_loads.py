@@ -7,14 +7,16 @@ import pytest
 
 from pytest_pallas.findings import Owner
 from pytest_pallas.simulator.inspection import loads
-from pytest_pallas.simulator.inspection.loads import Load, Loads, uninitialized
+from pytest_pallas.simulator.inspection.loads import LoadRecorder, RecordedLoad, uninitialized
 
 OF = {"copied": False, "owner": Owner(), "line": "k.py:3", "program": (1,), "kernel": "body"}
 
 
 def load(values, ref="x_ref", **changed):
     values = np.asarray(values)
-    return Load(**{**OF, "ref": ref, "shape": (8,), "left": False, "values": values, **changed})
+    return RecordedLoad(
+        **{**OF, "ref": ref, "shape": (8,), "left": False, "values": values, **changed}
+    )
 
 
 def test_the_first_one_that_differs():
@@ -49,7 +51,7 @@ def test_who_read_it():
 
 def test_what_is_kept_has_a_limit_and_no_gap(monkeypatch):
     monkeypatch.setattr(loads, "_KEPT_BYTES", 20)
-    kept = Loads()
+    kept = LoadRecorder()
     for size in (1, 9, 1):
         kept._add(load(np.zeros(size, np.int64)))
     assert [each.values.size for each in kept.loads] == [1]

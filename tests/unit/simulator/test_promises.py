@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_pallas.simulator.monitors.promises import Count, Promise, amount_of, size_of
+from pytest_pallas.simulator.monitors.promises import Promise, SemaphoreHistory, amount_of, size_of
 
 
-def promised(count: Count, thread: int, *clock: int, amount: int = 1, order: int) -> Promise:
+def promised(
+    count: SemaphoreHistory, thread: int, *clock: int, amount: int = 1, order: int
+) -> Promise:
     event: Any = SimpleNamespace()
     promise = Promise(thread, amount, np.array(clock, np.int32), event)
     count.promise(promise, order)
@@ -21,14 +23,14 @@ def promised(count: Count, thread: int, *clock: int, amount: int = 1, order: int
 @pytest.mark.parametrize("many", [50, 200])
 def test_a_wait_asks_once_about_each_promise(many, monkeypatch):
     asked: list[int] = []
-    is_begun = Count._is_begun
+    is_begun = SemaphoreHistory._is_begun
 
-    def counted(count: Count, promise: Promise, at: int, *rest: Any) -> bool:
+    def counted(count: SemaphoreHistory, promise: Promise, at: int, *rest: Any) -> bool:
         asked.append(at)
         return is_begun(count, promise, at, *rest)
 
-    monkeypatch.setattr(Count, "_is_begun", counted)
-    count = Count()
+    monkeypatch.setattr(SemaphoreHistory, "_is_begun", counted)
+    count = SemaphoreHistory()
     for number in range(many):
         promised(count, 0, number + 1, 0, order=number)
     for number in range(many):
@@ -38,7 +40,7 @@ def test_a_wait_asks_once_about_each_promise(many, monkeypatch):
 
 
 def test_what_comes_after_a_promise_cannot_stand_for_it():
-    count = Count()
+    count = SemaphoreHistory()
     first = promised(count, 0, 1, 0, 0, order=0)
     after = promised(count, 1, 1, 1, 0, order=1)  # knows of the first
     beside = promised(count, 2, 0, 0, 1, order=2)
@@ -48,7 +50,7 @@ def test_what_comes_after_a_promise_cannot_stand_for_it():
 
 
 def test_what_comes_later_and_knows_of_a_wait_is_no_rival():
-    count = Count()
+    count = SemaphoreHistory()
     promised(count, 0, 1, 0, order=0)
     count.waits[1] = ([2, 4], [1, 5])
     promised(count, 0, 2, 0, order=2)  # does not know of the first wait
@@ -62,7 +64,7 @@ def test_what_comes_later_and_knows_of_a_wait_is_no_rival():
 
 
 def test_what_is_left_of_a_wait_is_what_later_ones_prove():
-    count = Count()
+    count = SemaphoreHistory()
     first, second = promised(count, 0, 1, 0, order=0), promised(count, 0, 2, 0, order=1)
     for number, taken in ((2, 1), (3, 2)):
         for promise in count.begun(1, 2, taken, ()):

@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass
-class Frame:
+class InlineFrame:
     """The threads that run the code, and what they have computed.
 
     Attributes:

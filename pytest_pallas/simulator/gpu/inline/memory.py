@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pytest_pallas.simulator.gpu.inline.code import tiled_shape
+from pytest_pallas.simulator.gpu.inline.mlir import tiled_shape
 
 Array = np.ndarray[Any, Any]
 
@@ -59,7 +59,7 @@ class UnreachableError(Exception):
 
 
 @dataclass(eq=False)
-class Buffer:
+class InlineBuffer:
     """The memory of one reference.
 
     Attributes:
@@ -137,11 +137,11 @@ class AddressSpace:
       buffers: of the references that it is given.
     """
 
-    buffers: list[Buffer] = field(default_factory=list[Buffer])
+    buffers: list[InlineBuffer] = field(default_factory=list[InlineBuffer])
 
     def add(
         self, name: str, array: Array, *, shared: bool, tiling: tuple[int, ...], swizzle: int
-    ) -> Buffer:
+    ) -> InlineBuffer:
         """Give a reference an address.
 
         Args:
@@ -161,7 +161,7 @@ class AddressSpace:
             places = _places(array, tiling, swizzle)
             size = array.dtype.itemsize
             raw = raw.reshape(-1, size)[places, _within(places)]
-        found = Buffer(name, base, array, raw.copy(), places)
+        found = InlineBuffer(name, base, array, raw.copy(), places)
         self.buffers.append(found)
         return found
 

@@ -1,4 +1,4 @@
-"""Branches and loops, in which threads may go different ways: the dialect ``scf``."""
+"""Inlined code on all threads of a warpgroup: what it is given, its run, and what it gives."""
 
 from __future__ import annotations
 
@@ -10,116 +10,15 @@ import numpy as np
 
 from pytest_pallas.errors import MissingRuleError
 from pytest_pallas.simulator.concurrency.recording import Fenced
-from pytest_pallas.simulator.gpu.inline import ptx as ptx
-from pytest_pallas.simulator.gpu.inline import vectors as vectors
-from pytest_pallas.simulator.gpu.inline.arithmetic import chosen
-from pytest_pallas.simulator.gpu.inline.code import (
-    Fragments,
-    InlineCode,
-    InlineOperation,
-    InlineRegion,
-    RefParts,
-    tiled_shape,
-)
-from pytest_pallas.simulator.gpu.inline.frame import Frame, check, operation, signed
-from pytest_pallas.simulator.gpu.inline.memory import AddressSpace, Buffer, bits_of
-from pytest_pallas.simulator.gpu.inline.references import View, dense_strides
+from pytest_pallas.simulator.gpu.inline.code import Fragments, InlineCode, InlineRef
+from pytest_pallas.simulator.gpu.inline.frame import InlineFrame, check
+from pytest_pallas.simulator.gpu.inline.memory import AddressSpace, InlineBuffer, bits_of
+from pytest_pallas.simulator.gpu.inline.mlir import tiled_shape
+from pytest_pallas.simulator.gpu.inline.operations.references import MemrefView, dense_strides
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.memory.accesses import AccessKind, record_access
 
 Array = np.ndarray[Any, Any]
-
-
-def _results(op: InlineOperation, values: list[Any]) -> Any:
-    return values[0] if len(op.results) == 1 else values
-
-
-def _inside(frame: Frame, active: Array, region: InlineRegion, arguments: Any = ()) -> list[Any]:
-    """Run a region on some threads."""
-    before, frame.active = frame.active, active
-    try:
-        return frame.evaluate(region, arguments)
-    finally:
-        frame.active = before
-
-
-def _now(frame: Frame) -> Array:
-    return np.ones(frame.threads, np.bool_) if frame.active is None else frame.active
-
-
-@operation("scf.if")
-def _if(frame: Frame, op: InlineOperation, where: Array) -> Any:
-    now, where = _now(frame), frame.all(where)
-    then, other = now & where, now & ~where
-    branch, *rest = op.regions
-    if not other.any():
-        return _results(op, frame.evaluate(branch))
-    otherwise = rest[0] if rest else InlineRegion((), ())
-    if not then.any():
-        return _results(op, frame.evaluate(otherwise))
-    first = _inside(frame, then, branch)
-    second = _inside(frame, other, otherwise)
-    return _results(op, [chosen(where, a, b) for a, b in zip(first, second, strict=True)])
-
-
-@operation("scf.for")
-def _for(
-    frame: Frame, op: InlineOperation, low: Array, high: Array, step: Array, *carry: Any
-) -> Any:
-    at, (region,) = low, op.regions
-    values = list(carry)
-    now = _now(frame)
-    while True:
-        going = now & frame.all(signed(at) < signed(high))
-        if not going.any():
-            return _results(op, values)
-        if (going == now).all():
-            values = frame.evaluate(region, (at, *values))
-        else:
-            new = _inside(frame, going, region, (at, *values))
-            values = [chosen(going, a, b) for a, b in zip(new, values, strict=True)]
-        at = at + step
-
-
-@operation("scf.while")
-def _while(frame: Frame, op: InlineOperation, *carry: Any) -> Any:
-    condition, body = op.regions
-    values, now = list(carry), _now(frame)
-    given: list[Any] = []
-    going = now
-    while True:
-        where, *passed = _inside(frame, going, condition, values)
-        given = (
-            passed
-            if not given
-            else [chosen(going, a, b) for a, b in zip(passed, given, strict=True)]
-        )
-        going = going & frame.all(where)
-        if not going.any():
-            return _results(op, given)
-        new = _inside(frame, going, body, given)
-        values = [chosen(going, a, b) for a, b in zip(new, values, strict=True)]
-        frame.step()
-
-
-@operation("scf.index_switch")
-def _switch(frame: Frame, op: InlineOperation, number: Array) -> Any:
-    """Regions are the default and then the cases."""
-    cases = tuple(op.attributes["cases"])
-    values: list[Any] = []
-    now, number = _now(frame), frame.all(number)
-    left = now.copy()
-    for place, region in enumerate((*op.regions[1:], op.regions[0])):
-        here = left & (number == cases[place]) if place < len(cases) else left
-        left = left & ~here
-        if here.any():
-            found = _inside(frame, here, region)
-            values = (
-                found
-                if not values
-                else [chosen(here, a, b) for a, b in zip(found, values, strict=True)]
-            )
-    return _results(op, values)
 
 
 def prepared(code: InlineCode) -> InlineCode:
@@ -164,10 +63,10 @@ def execute(
             thread.recording.events.append(Fenced(thread.number))
 
     count = 32 * len(thread.lanes)
-    frame = Frame(count, _first(thread), _geometry(thread), space, fence)
+    frame = InlineFrame(count, _first(thread), _geometry(thread), space, fence)
     rows = slice(32 * thread.lanes[0], 32 * thread.lanes[0] + count)
     for given, argument in zip(code.arguments, arguments, strict=True):
-        if isinstance(given, RefParts):
+        if isinstance(given, InlineRef):
             name, array, shared = argument
             frame.values[given.number] = _view(space, given, name, array, shared=shared)
         else:
@@ -186,7 +85,9 @@ def _first(thread: GpuThread) -> int:
     return 128 * thread.warpgroup + 32 * thread.lanes[0]
 
 
-def _view(space: AddressSpace, parts: RefParts, name: str, array: Array, *, shared: bool) -> View:
+def _view(
+    space: AddressSpace, parts: InlineRef, name: str, array: Array, *, shared: bool
+) -> MemrefView:
     if array.dtype == object:
         raise MissingRuleError(f"{name}, which inline_mgpu is given, holds no numbers")
     if bits_of(array.dtype) < 8 and (parts.tiling or parts.swizzle):
@@ -194,10 +95,10 @@ def _view(space: AddressSpace, parts: RefParts, name: str, array: Array, *, shar
     buffer = space.add(name, array, shared=shared, tiling=parts.tiling, swizzle=parts.swizzle)
     shape = tiled_shape(array.shape, parts.tiling)
     base, offset = np.array([buffer.base], np.uint64), np.zeros(1, np.int64)
-    return View(base, offset, shape, dense_strides(shape), array.dtype)
+    return MemrefView(base, offset, shape, dense_strides(shape), array.dtype)
 
 
-def _note(thread: GpuThread, buffer: Buffer, line: str) -> None:
+def _note(thread: GpuThread, buffer: InlineBuffer, line: str) -> None:
     """Tell the monitor of order what was read and written since the last time."""
 
     def record(kind: AccessKind, new: Array) -> None:
@@ -211,7 +112,7 @@ def _note(thread: GpuThread, buffer: Buffer, line: str) -> None:
     buffer.noted_writes |= buffer.written
 
 
-def _scatter(frame: Frame, given: Fragments, array: Array, rows: slice) -> None:
+def _scatter(frame: InlineFrame, given: Fragments, array: Array, rows: slice) -> None:
     """Give each thread its registers of an array."""
     array = _as_bits(array)
     if given.elements is None:
@@ -232,7 +133,7 @@ def _as_bits(array: Array) -> Array:
     return array.view(np.dtype(f"u{array.dtype.itemsize}")) if array.dtype.kind == "i" else array
 
 
-def _gathered(frame: Frame, given: Fragments, shape: tuple[int, ...], dtype: Any) -> Array:
+def _gathered(frame: InlineFrame, given: Fragments, shape: tuple[int, ...], dtype: Any) -> Array:
     dtype = np.dtype(dtype)
     if given.elements is None:
         value = frame.values[given.registers[0]]

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from pytest_pallas.compat.avals import barrier_facts, semaphore_kind, space_of
+from pytest_pallas.compat.avals import barrier_facts
 from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr, sub_jaxprs
 from pytest_pallas.devices.capacities import itemsize
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.findings import Finding
-from pytest_pallas.simulator.gpu.launches.scopes import aligned
+from pytest_pallas.simulator.gpu.launches.scopes import aligned, is_shared_array
 
 #: Bytes of a barrier.
 _BARRIER = 8
@@ -70,7 +70,7 @@ def _most(jaxpr: Any, scratch: int) -> tuple[int, list[tuple[str, int]]]:
             own = [
                 (name or "scoped memory", aligned(_size(var.aval)))
                 for var, name in zip(inner.invars, names, strict=True)
-                if _is_array_in_smem(var.aval)
+                if is_shared_array(var.aval)
             ]
             within = (within[0] + sum(size for _, size in own), [*within[1], *own])
         most = max(most, within, key=lambda each: each[0])
@@ -90,12 +90,6 @@ def _barriers(jaxpr: Any) -> int:
                 if barrier_facts(getattr(var.aval, "dtype", None)) is not None:
                     count += math.prod(var.aval.shape)
     return count
-
-
-def _is_array_in_smem(aval: Any) -> bool:
-    if space_of(aval) != "smem" or barrier_facts(aval.dtype) is not None:
-        return False
-    return semaphore_kind(aval.dtype) is None
 
 
 def _size(aval: Any) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.findings import Wait
-from pytest_pallas.simulator.gpu.threads import Cluster, GpuThread, Launch
+from pytest_pallas.simulator.gpu.threads import Cluster, GpuLaunch, GpuThread
 
 #: Bytes of an answer.
 ANSWER = 16
@@ -34,7 +34,7 @@ NOTE = (
 )
 
 
-def hold_back(launch: Launch, clusters: Sequence[Cluster]) -> None:
+def hold_back(launch: GpuLaunch, clusters: Sequence[Cluster]) -> None:
     """Let some clusters begin at once, and the others later or never."""
     machine, count = launch.thread.machine, len(clusters)
     first = int(machine.random.integers(1, count + 1)) if machine.seed else -(-count // 2)
@@ -42,7 +42,7 @@ def hold_back(launch: Launch, clusters: Sequence[Cluster]) -> None:
 
 
 @contextmanager
-def beginning_when_idle(launch: Launch) -> Generator[None]:
+def beginning_when_idle(launch: GpuLaunch) -> Generator[None]:
     """When nobody can go on, another cluster begins."""
     idle = launch.thread.machine.scheduler.idle
     begin = partial(begin_next, launch)
@@ -65,7 +65,7 @@ def may_begin(thread: GpuThread) -> bool:
     return not cluster.cancelled
 
 
-def begin_next(launch: Launch) -> bool:
+def begin_next(launch: GpuLaunch) -> bool:
     """Let the next cluster begin; False if there is none."""
     if not launch.pending:
         return False
@@ -73,7 +73,7 @@ def begin_next(launch: Launch) -> bool:
     return True
 
 
-def take_over(launch: Launch) -> Cluster | None:
+def take_over(launch: GpuLaunch) -> Cluster | None:
     """A cluster that has not begun, and never will; None if there is none."""
     machine, pending = launch.thread.machine, launch.pending
     if not pending:
@@ -86,7 +86,7 @@ def take_over(launch: Launch) -> Cluster | None:
     return cluster
 
 
-def _release(launch: Launch, cluster: Cluster) -> None:
+def _release(launch: GpuLaunch, cluster: Cluster) -> None:
     for task in launch.held.pop(id(cluster), ()):
         launch.thread.machine.scheduler.wake(task)
 

@@ -15,21 +15,21 @@ import numpy as np
 
 from pytest_pallas.findings import Access
 from pytest_pallas.simulator.gpu.launches.streams import (
-    Ahead,
-    ByElement,
-    ByLine,
+    ElementAccesses,
+    KernelAhead,
+    LineAccesses,
     same_part,
     same_view,
 )
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.references import Elements, Region
 from pytest_pallas.simulator.monitors.accesses import bounds_of, index_of, root
+from pytest_pallas.simulator.thread import Thread
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(slots=True, eq=False)
-class _Shadow:
+class _ArrayShadow:
     """The accesses to an array, element by element: numbers in ``Footprints.accesses``, or 0."""
 
     array: Array
@@ -85,7 +85,7 @@ class Footprints:
     seed: int = 0
     cluster: int = 0
     accesses: list[Access | None] = field(default_factory=lambda: [None])
-    shadows: dict[int, _Shadow] = field(default_factory=dict)
+    shadows: dict[int, _ArrayShadow] = field(default_factory=dict)
     reads: dict[int, _Reads] = field(default_factory=dict)
     concurrent: bool = False
     _clusters: Array = field(default_factory=lambda: np.zeros(256, np.int32))
@@ -97,7 +97,7 @@ class Footprints:
         def none() -> Array:
             return np.zeros(whole.shape, np.int32)
 
-        self.shadows[id(whole)] = _Shadow(whole, none(), (none(), none()), (none(), none()))
+        self.shadows[id(whole)] = _ArrayShadow(whole, none(), (none(), none()), (none(), none()))
 
     def watch_reads(self, array: Array) -> None:
         """Note which lines read an array that the kernel does not write."""
@@ -139,9 +139,9 @@ class Footprints:
         kept = (shadow.written,) if writes and not adds else shadow.changed if adds else shadow.read
         _keep(kept, region, whole, number, self._clusters, self.cluster)
 
-    def ahead(self, name: str) -> Ahead:
+    def ahead(self, name: str) -> KernelAhead:
         """What the kernel that ran did, for those that begin before it has ended."""
-        found = Ahead(name)
+        found = KernelAhead(name)
 
         def access(number: int) -> Access:
             given = self.accesses[number]
@@ -155,10 +155,12 @@ class Footprints:
                 (shadow.read[0], False, False),
             ):
                 if numbers.any():
-                    found.traces.append((shadow.array, ByElement(numbers, access, writes, adds)))
+                    found.traces.append(
+                        (shadow.array, ElementAccesses(numbers, access, writes, adds))
+                    )
         for reads in self.reads.values():
             if reads.spans:
-                found.traces.append((reads.array, ByLine(list(reads.spans.values()))))
+                found.traces.append((reads.array, LineAccesses(list(reads.spans.values()))))
         return found
 
     def _report(self, thread: Thread, access: Access, other: int) -> None:

@@ -1,26 +1,21 @@
-"""The function that is the body of a ``plgpu.kernel``."""
+"""Runs of a ``plgpu.kernel``: its clusters, their blocks and warpgroups, and warps of these."""
 
 from __future__ import annotations
 
-import ast
-import functools
-import linecache
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from pytest_pallas.compat.avals import is_reference
-from pytest_pallas.compat.jaxprs import open_jaxpr, written_inputs
-from pytest_pallas.compat.source import home_of
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
 from pytest_pallas.simulator.arithmetic.keyed import value_of, words_of
-from pytest_pallas.simulator.concurrency.launches import Traffic, at_entry, equations, launched
+from pytest_pallas.simulator.concurrency.launches import Traffic, at_entry, launched
 from pytest_pallas.simulator.concurrency.recording import Acquired, Recording, Synchronized
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.gpu.launches.block_meshes import BlockMesh, block_mesh
+from pytest_pallas.simulator.gpu.launches.block_meshes import warp_axis
 from pytest_pallas.simulator.gpu.launches.capacity import smem_findings
 from pytest_pallas.simulator.gpu.launches.cluster_control import (
     begin_next,
@@ -29,112 +24,25 @@ from pytest_pallas.simulator.gpu.launches.cluster_control import (
     may_begin,
 )
 from pytest_pallas.simulator.gpu.launches.footprints import Footprints
-from pytest_pallas.simulator.gpu.launches.registers import registers_at_launch
+from pytest_pallas.simulator.gpu.launches.kernels import GpuKernel, kernel_inputs, kernel_of
 from pytest_pallas.simulator.gpu.launches.scopes import (
-    Item,
     publish_semaphores,
-    semaphores_in,
-    smem_bytes,
 )
 from pytest_pallas.simulator.gpu.launches.streams import begin_early, end
-from pytest_pallas.simulator.gpu.layouts import makes_paired_memory
 from pytest_pallas.simulator.gpu.operations import settle
-from pytest_pallas.simulator.gpu.peers import reaches_devices
 from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import (
-    allocated_columns,
     tensor_memory_excess,
 )
-from pytest_pallas.simulator.gpu.threads import Block, Cluster, GpuThread, Launch, leave
-from pytest_pallas.simulator.machine import Grid, Machine, Thread
+from pytest_pallas.simulator.gpu.threads import Cluster, GpuLaunch, GpuThread, ThreadBlock, leave
+from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.allocation import memory_of
 from pytest_pallas.simulator.memory.references import Ref
-from pytest_pallas.simulator.program import Program, prepare
+from pytest_pallas.simulator.program import prepare
 from pytest_pallas.simulator.registry import Equation, Evaluate
-
-
-def body_of(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
-    """The name of the body of a ``plgpu.kernel``, and those of its positional parameters.
-
-    JAX wraps the body in a function of ``*refs``, which runs it in a scope; the scope says where
-    its function is defined. ("", ()) if that is not known.
-    """
-    name, file, line = home_of(jaxpr)
-    if not line:
-        return name, ()
-    try:
-        tree = _parsed(file)
-    except (OSError, SyntaxError, ValueError):
-        return name, ()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.Lambda):
-            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-            if line in (first, node.lineno):
-                return name, tuple(each.arg for each in (*node.args.posonlyargs, *node.args.args))
-    return name, ()
-
-
-@functools.cache
-def _parsed(file: str) -> ast.Module:
-    return ast.parse("".join(linecache.getlines(file)))
-
+from pytest_pallas.simulator.thread import GridPosition, Thread
 
 Array = np.ndarray[Any, Any]
-
-#: What orders blocks of different clusters, or devices.
-_ORDERING = frozenset(
-    {
-        *("semaphore_signal", "semaphore_wait", "semaphore_read", "semaphore_signal_parallel"),
-        *("semaphore_signal_multicast", "multimem_store", "multimem_load_reduce"),
-    }
-)
-
-
-@dataclass(frozen=True)
-class GpuKernel:
-    """A Mosaic GPU kernel, prepared.
-
-    Attributes:
-      name: of its body.
-      mesh: its grid.
-      program: its body.
-      names: of the parameters of the body.
-      written: the parameters that it writes.
-      aliases: for an output, the input whose memory it is.
-      outputs: shapes and dtypes.
-      semaphores: that it makes.
-      paired: whether pairs of blocks share tensor memory.
-      smem: bytes of shared memory that a block takes, as they are kept here.
-      tmem: columns of tensor memory that a block takes, by the name of each reference.
-      ordered: whether something orders clusters, so that they run at the same time.
-      dynamic: whether clusters take over the work of others.
-      remote: whether it reaches other devices.
-      registers: that a thread has at least when it begins.
-      early: whether it may begin before the kernel ahead of it has ended.
-      params: compiler parameters.
-      equation: JAX's.
-      line: ``file:line`` of the call.
-    """
-
-    name: str
-    mesh: BlockMesh
-    program: Program
-    names: tuple[str, ...]
-    written: frozenset[int]
-    aliases: Mapping[int, int]
-    outputs: tuple[Any, ...]
-    semaphores: tuple[Item, ...]
-    paired: bool
-    smem: int
-    tmem: Sequence[tuple[str, int]]
-    ordered: bool
-    dynamic: bool
-    remote: bool
-    registers: int
-    early: bool
-    params: Any
-    equation: Any
-    line: str
 
 
 def bind(eqn: Equation) -> Evaluate:
@@ -161,57 +69,6 @@ def bind(eqn: Equation) -> Evaluate:
         return outputs
 
     return evaluate
-
-
-def kernel_inputs(eqn: Equation) -> Sequence[Any]:
-    """Abstract values of the parameters of the body."""
-    inner, _ = open_jaxpr(eqn.params["jaxprs"][0])
-    return [var.aval for var in inner.invars]
-
-
-def kernel_of(eqn: Equation) -> GpuKernel:
-    """The kernel of a ``mpmd_map``, prepared."""
-    mesh = block_mesh(eqn.params["meshes"])
-    assert mesh is not None
-    (jaxpr,) = eqn.params["jaxprs"]
-    inner, _ = open_jaxpr(jaxpr)
-    names = {each.primitive.name for each in equations(jaxpr)}
-    remote = any(map(reaches_devices, equations(jaxpr)))
-    count = len(eqn.ins)
-    aliases = {at: number for number, at in dict(eqn.params["input_output_aliases"]).items()}
-    name, parameters = _body(jaxpr)
-    own = [f"operand {number}" for number in range(count)]
-    own += [f"output {number}" for number in range(len(inner.invars) - count)]
-    return GpuKernel(
-        name=name or eqn.params["name"] or "kernel",
-        mesh=mesh,
-        program=prepare(jaxpr),
-        names=(*parameters[: len(own)], *own[len(parameters) :]),
-        written=written_inputs(inner),
-        aliases=aliases,
-        outputs=tuple(eqn.params["out_avals"]),
-        paired=any(map(makes_paired_memory, equations(jaxpr))),
-        semaphores=tuple(semaphores_in(jaxpr)),
-        smem=smem_bytes(jaxpr),
-        tmem=allocated_columns(jaxpr),
-        ordered=remote or not names.isdisjoint(_ORDERING),
-        dynamic="try_cluster_cancel" in names,
-        remote=remote,
-        registers=registers_at_launch(jaxpr),
-        # JAX launches a kernel so if it waits for the one ahead (``PdlEffect``).
-        early="griddepcontrol_wait" in names,
-        params=eqn.params["compiler_params"],
-        equation=eqn.origin or eqn,
-        line=eqn.line,
-    )
-
-
-def _body(jaxpr: Any) -> tuple[str, tuple[str, ...]]:
-    """Name and parameters of the user's body, which JAX wraps."""
-    for each in equations(jaxpr):
-        if each.primitive.name == "run_scoped":
-            return body_of(open_jaxpr(each.params["jaxpr"])[0])
-    return body_of(open_jaxpr(jaxpr)[0])
 
 
 def _execute(
@@ -248,7 +105,7 @@ def _execute(
             if isinstance(ref, Ref) and thread.recorded:
                 thread.publish(ref, "operand", number, shared=True)
         _check_tensor_memory(kernel, machine)
-        launch = Launch(thread, kernel.mesh, registers=kernel.registers)
+        launch = GpuLaunch(thread, kernel.mesh, registers=kernel.registers)
         launch.lanes_apart = getattr(kernel.params, "unsafe_no_auto_barriers", False)
         if kernel.early:
             launch.start = begin_early(thread, values)
@@ -274,7 +131,7 @@ def _check_tensor_memory(kernel: GpuKernel, machine: Machine) -> None:
         machine.report(finding)
 
 
-def _points(launch: Launch) -> list[tuple[int, ...]]:
+def _points(launch: GpuLaunch) -> list[tuple[int, ...]]:
     """The grid points of the clusters, in the order in which they are begun."""
     sizes = [size for _, size in launch.mesh.grid]
     points = list(np.ndindex(*sizes))
@@ -284,7 +141,7 @@ def _points(launch: Launch) -> list[tuple[int, ...]]:
     return points
 
 
-def _footprints(kernel: GpuKernel, launch: Launch, given: Sequence[Any]) -> Footprints:
+def _footprints(kernel: GpuKernel, launch: GpuLaunch, given: Sequence[Any]) -> Footprints:
     """Notes what the clusters do to global memory."""
     concurrent = kernel.ordered or kernel.dynamic
     footprints = Footprints(launch.thread.machine.seed, concurrent=concurrent)
@@ -299,7 +156,7 @@ def _footprints(kernel: GpuKernel, launch: Launch, given: Sequence[Any]) -> Foot
 
 
 def _one_by_one(
-    kernel: GpuKernel, launch: Launch, given: Sequence[Any], footprints: Footprints
+    kernel: GpuKernel, launch: GpuLaunch, given: Sequence[Any], footprints: Footprints
 ) -> None:
     machine, recording = launch.thread.machine, Recording()
     for number, point in enumerate(_points(launch)):
@@ -314,7 +171,7 @@ def _one_by_one(
 
 
 def _all_at_once(
-    kernel: GpuKernel, launch: Launch, given: Sequence[Any], footprints: Footprints
+    kernel: GpuKernel, launch: GpuLaunch, given: Sequence[Any], footprints: Footprints
 ) -> None:
     clusters = [_cluster(kernel, launch, point, footprints, None) for point in _points(launch)]
     if kernel.dynamic:
@@ -366,7 +223,7 @@ def _run(kernel: GpuKernel, clusters: Sequence[Cluster], given: Sequence[Any]) -
 
 def _cluster(
     kernel: GpuKernel,
-    launch: Launch,
+    launch: GpuLaunch,
     point: tuple[int, ...],
     footprints: Footprints,
     recording: Recording | None,
@@ -374,17 +231,21 @@ def _cluster(
     """A cluster with its blocks and their warpgroups, none of which has begun."""
     mesh, cluster = launch.mesh, Cluster(launch, point, together=kernel.paired)
     for place in np.ndindex(*(size for _, size in mesh.cluster)):
-        block = Block(cluster, place, np.full(kernel.smem, 0xFF, np.uint8))
+        block = ThreadBlock(cluster, place, np.full(kernel.smem, 0xFF, np.uint8))
         cluster.blocks.append(block)
         for number in range(mesh.warpgroups):
             thread = _thread(launch, block, number)
-            thread.beside, thread.own, thread.recorded = footprints, recording, True
+            thread.access_monitor, thread.own_recording, thread.recorded = (
+                footprints,
+                recording,
+                True,
+            )
             block.warpgroups.append(thread)
         block.running = mesh.warpgroups
     return cluster
 
 
-def _thread(launch: Launch, block: Block, number: int) -> GpuThread:
+def _thread(launch: GpuLaunch, block: ThreadBlock, number: int) -> GpuThread:
     device, mesh = launch.thread, launch.mesh
     axes = [*mesh.grid, *mesh.cluster, *([mesh.threads] if mesh.threads else [])]
     point = (*block.point, *([number] if mesh.threads else []))
@@ -396,7 +257,10 @@ def _thread(launch: Launch, block: Block, number: int) -> GpuThread:
         block=block,
         warpgroup=number,
         owner=replace(device.owner, thread=who),
-        grids=[*device.grids, Grid(point, tuple(size for _, size in axes), len(block.point))],
+        grids=[
+            *device.grids,
+            GridPosition(point, tuple(size for _, size in axes), len(block.point)),
+        ],
         kernels=list(device.kernels),
         axes={**device.axes, **dict(zip(names, point, strict=True))},
         sizes=device.sizes,
@@ -405,3 +269,63 @@ def _thread(launch: Launch, block: Block, number: int) -> GpuThread:
         collective=device.collective,
     )
     return thread
+
+
+def bind_warps(eqn: Equation) -> Evaluate:
+    """How a ``mpmd_map`` over the warps of a warpgroup is evaluated.
+
+    All warps wait for each other at its begin and at its end, as JAX's lowering has it.
+    """
+    axis = warp_axis(eqn.params["meshes"])
+    assert axis is not None
+    name, count = axis
+    program = prepare(eqn.params["jaxprs"][0])
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
+        if not isinstance(thread, GpuThread) or len(thread.lanes) == 1:
+            raise SimulationError("a WarpMesh divides a warpgroup, and nothing else")
+        warps = [_warp(thread, name, number, count) for number in range(count)]
+        numbers = (thread.number, *(warp.number for warp in warps))
+        thread.recording.events.append(Synchronized(numbers))
+        thread.machine.scheduler.run(warps, lambda warp: run(program, warp, operands))
+        thread.recording.events.append(Synchronized(numbers))
+        for warp in warps:
+            _join(thread, warp)
+        return ()
+
+    return evaluate
+
+
+def _warp(thread: GpuThread, axis: Any, number: int, count: int) -> GpuThread:
+    return GpuThread(
+        thread.machine,
+        block=thread.block,
+        warpgroup=thread.warpgroup,
+        lanes=(number,),
+        top=thread.top,
+        around=thread.around,
+        owner=replace(thread.owner, thread=f"{thread.owner.thread}, warp {number}"),
+        grids=list(thread.grids),
+        kernels=list(thread.kernels),
+        axes={**thread.axes, axis: number},
+        sizes=thread.sizes,
+        others={**thread.others, axis: count},
+        launch=thread.launch,
+        collective=thread.collective,
+        recorded=True,
+        access_monitor=thread.access_monitor,
+        own_recording=thread.own_recording,
+    )
+
+
+def _join(thread: GpuThread, warp: GpuThread) -> None:
+    """What a warp has under way is the warpgroup's from here on."""
+    for kept, given in (
+        (thread.stores, warp.stores),
+        (thread.loads, warp.loads),
+        (thread.products, warp.products),
+    ):
+        kept.open += given.open
+        kept.closed += given.closed
+    for kind, operations in warp.chained.items():
+        thread.chained.setdefault(kind, []).extend(operations)

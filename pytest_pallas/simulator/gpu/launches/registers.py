@@ -84,7 +84,7 @@ def _available(thread: GpuThread) -> tuple[int, str]:
 def set_registers(thread: GpuThread, count: int, line: str, *, more: bool) -> None:
     """A warpgroup gives registers to the pool of its block, or waits until it has enough.
 
-    Who has not called this yet has as many as at the launch (``Launch.registers``).
+    Who has not called this yet has as many as at the launch (``GpuLaunch.registers``).
 
     Raises:
       DeadlockError: it never has.

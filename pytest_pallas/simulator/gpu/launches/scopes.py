@@ -29,10 +29,10 @@ from pytest_pallas.simulator.gpu.barriers import Barrier
 from pytest_pallas.simulator.gpu.launches.registers import hold_accumulator
 from pytest_pallas.simulator.gpu.layouts import scope_axes, tilings_of, union_scale
 from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import TensorMemory, tensor_memory
-from pytest_pallas.simulator.gpu.threads import Block, GpuThread, Launch, key_of
+from pytest_pallas.simulator.gpu.threads import GpuLaunch, GpuThread, ThreadBlock, key_of
 from pytest_pallas.simulator.memory.allocation import memory_of
-from pytest_pallas.simulator.memory.references import Key, Ref
-from pytest_pallas.simulator.memory.windows import tiled
+from pytest_pallas.simulator.memory.references import AllocationKey, Ref
+from pytest_pallas.simulator.memory.reshaping import tiled
 from pytest_pallas.simulator.registry import Equation
 
 #: Bytes to whose multiples JAX aligns allocations of shared memory.
@@ -40,7 +40,7 @@ ALIGNMENT = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ScopedRef:
     """One reference that a scope makes.
 
     Attributes:
@@ -57,7 +57,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class GpuScope:
     """A ``run_scoped``.
 
     Attributes:
@@ -67,7 +67,7 @@ class Scope:
       site: which scope of the program it is.
     """
 
-    items: tuple[Item, ...]
+    items: tuple[ScopedRef, ...]
     axes: tuple[Any, ...]
     line: str
     site: int
@@ -78,21 +78,21 @@ class Scope:
         return bool(self.axes)
 
 
-def scope_of(eqn: Equation) -> Scope:
+def scope_of(eqn: Equation) -> GpuScope:
     """What a ``run_scoped`` says."""
     inner, _ = open_jaxpr(eqn.params["jaxpr"])
     names = argument_names(inner)
     tilings = tilings_of(eqn.params, len(inner.invars))
     site = id(eqn.origin or eqn)
     items = tuple(
-        Item(var.aval, name or f"scoped memory {number}", tiling, (site, number))
+        ScopedRef(var.aval, name or f"scoped memory {number}", tiling, (site, number))
         for number, (var, name, tiling) in enumerate(zip(inner.invars, names, tilings, strict=True))
     )
-    return Scope(items, scope_axes(eqn.params), eqn.line, site)
+    return GpuScope(items, scope_axes(eqn.params), eqn.line, site)
 
 
 def run_scope(
-    thread: GpuThread, scope: Scope, work: Callable[[Sequence[Ref]], list[Any]]
+    thread: GpuThread, scope: GpuScope, work: Callable[[Sequence[Ref]], list[Any]]
 ) -> list[Any]:
     """Run the body of a scope on what it makes.
 
@@ -122,7 +122,7 @@ def run_scope(
     return results
 
 
-def _check_axes(thread: GpuThread, scope: Scope) -> None:
+def _check_axes(thread: GpuThread, scope: GpuScope) -> None:
     """Refuse what JAX's lowering refuses: warpgroups share what they make, except for registers.
 
     Raises:
@@ -145,7 +145,7 @@ def _check_axes(thread: GpuThread, scope: Scope) -> None:
             )
 
 
-def _reserve(thread: GpuThread, scope: Scope) -> None:
+def _reserve(thread: GpuThread, scope: GpuScope) -> None:
     """Let the other blocks of the cluster have their memory, before they enter the scope.
 
     JAX's lowering places all memory, and makes all barriers ready, when a cluster begins.
@@ -160,7 +160,7 @@ def _reserve(thread: GpuThread, scope: Scope) -> None:
                 top = _place(block, item, top, first=True)[1]
 
 
-def _made(thread: GpuThread, item: Item, *, first: bool) -> Ref:
+def _made(thread: GpuThread, item: ScopedRef, *, first: bool) -> Ref:
     aval, block = item.aval, thread.block
     if is_accumulator(aval):  # JAX begins with zeros
         hold_accumulator(thread, aval, item.name, thread.around)
@@ -169,7 +169,7 @@ def _made(thread: GpuThread, item: Item, *, first: bool) -> Ref:
     return ref
 
 
-def _place(block: Block, item: Item, top: int, *, first: bool) -> tuple[Ref, int]:
+def _place(block: ThreadBlock, item: ScopedRef, top: int, *, first: bool) -> tuple[Ref, int]:
     """The memory of an item in a block, and the end of the shared memory that is taken."""
     aval = item.aval
     facts = barrier_facts(aval.dtype)
@@ -199,23 +199,23 @@ def _place(block: Block, item: Item, top: int, *, first: bool) -> tuple[Ref, int
     return found, top
 
 
-def semaphores_in(jaxpr: Any) -> Iterator[Item]:
+def semaphores_in(jaxpr: Any) -> Iterator[ScopedRef]:
     """The semaphores of a kernel: of its scopes, which each block has, and those of the launch."""
     for eqn in open_jaxpr(jaxpr)[0].eqns:
         if eqn.primitive.name == "get_global":
-            yield Item(eqn.params["what"], "a global semaphore", (), ("global", id(eqn)))
+            yield ScopedRef(eqn.params["what"], "a global semaphore", (), ("global", id(eqn)))
         if eqn.primitive.name == "run_scoped":
             inner, _ = open_jaxpr(eqn.params["jaxpr"])
             names = argument_names(inner)
             for number, (var, name) in enumerate(zip(inner.invars, names, strict=True)):
                 if semaphore_kind(getattr(var.aval, "dtype", None)) is not None:
-                    yield Item(var.aval, name, (), (id(eqn), number))
+                    yield ScopedRef(var.aval, name, (), (id(eqn), number))
         for within in sub_jaxprs(eqn):
             yield from semaphores_in(within)
 
 
 def publish_semaphores(
-    launch: Launch, items: Sequence[Item], points: Sequence[tuple[int, ...]]
+    launch: GpuLaunch, items: Sequence[ScopedRef], points: Sequence[tuple[int, ...]]
 ) -> None:
     """Make the semaphores of a launch, which exist before it begins, and let others reach them.
 
@@ -236,10 +236,10 @@ def publish_semaphores(
             site = item.site if shared else (*item.site, point)
             launch.semaphores[site] = ref
             if device.recorded:
-                device.publish_as(ref, Key(device.launch, (), site))
+                device.publish_as(ref, AllocationKey(device.launch, (), site))
 
 
-def _shared(block: Block, item: Item, start: int, size: int) -> Ref:
+def _shared(block: ThreadBlock, item: ScopedRef, start: int, size: int) -> Ref:
     """Shared memory that was never written, which may be where other memory was before."""
     aval = item.aval
     place = block.arena[start : start + size]
@@ -259,7 +259,7 @@ def _shared(block: Block, item: Item, start: int, size: int) -> Ref:
     return Ref(memory, item.name, "smem", key=key_of(item.site))
 
 
-def _barriers(block: Block, item: Item) -> np.ndarray[Any, Any]:
+def _barriers(block: ThreadBlock, item: ScopedRef) -> np.ndarray[Any, Any]:
     facts = barrier_facts(item.aval.dtype)
     assert facts is not None
     arrivals = facts.arrivals
@@ -299,14 +299,14 @@ def smem_bytes(jaxpr: Any) -> int:
         if eqn.primitive.name == "run_scoped":
             inner, _ = open_jaxpr(eqn.params["jaxpr"])
             inside += sum(
-                aligned(smem_size(each.aval)) for each in inner.invars if _is_shared(each)
+                aligned(smem_size(each.aval)) for each in inner.invars if is_shared_array(each.aval)
             )
         most = max(most, inside)
     return most
 
 
-def _is_shared(var: Any) -> bool:
-    aval = var.aval
+def is_shared_array(aval: Any) -> bool:
+    """Whether a reference is to an array in shared memory: to no barriers, and no semaphores."""
     if space_of(aval) != "smem" or barrier_facts(aval.dtype) is not None:
         return False
     return semaphore_kind(aval.dtype) is None

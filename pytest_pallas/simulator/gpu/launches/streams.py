@@ -28,14 +28,14 @@ from pytest_pallas.simulator.concurrency.recording import (
     Token,
     Touched,
 )
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.references import Elements, Region
 from pytest_pallas.simulator.monitors.accesses import bounds_of, root
+from pytest_pallas.simulator.thread import Thread
 
 Array = np.ndarray[Any, Any]
 
 
-class Trace(Protocol):
+class EarlierAccesses(Protocol):
     """What a kernel did to an array."""
 
     @property
@@ -54,14 +54,14 @@ class Trace(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ByElement:
+class ElementAccesses:
     """Accesses that are known element by element.
 
     Attributes:
       numbers: of the last access to each element, or 0.
       access: what has a number.
-      writes: see ``Trace``.
-      adds: see ``Trace``.
+      writes: see ``EarlierAccesses``.
+      adds: see ``EarlierAccesses``.
     """
 
     numbers: Array
@@ -70,7 +70,7 @@ class ByElement:
     adds: bool = False
 
     def on(self, memory: Array) -> Earlier:
-        """See ``Trace``."""
+        """See ``EarlierAccesses``."""
         numbers = self.numbers.reshape(-1)
 
         def find(region: Region) -> Access | None:
@@ -85,13 +85,13 @@ class ByElement:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ByLine:
+class LineAccesses:
     """Reads, of which only the first and the last byte are known.
 
     Attributes:
       spans: each access, and where the bytes begin and end that its line read.
-      writes: see ``Trace``.
-      adds: see ``Trace``.
+      writes: see ``EarlierAccesses``.
+      adds: see ``EarlierAccesses``.
     """
 
     spans: Sequence[tuple[Access, int, int]]
@@ -99,7 +99,7 @@ class ByLine:
     adds: bool = False
 
     def on(self, memory: Array) -> Earlier:
-        """See ``Trace``."""
+        """See ``EarlierAccesses``."""
         base = memory.__array_interface__["data"][0]
 
         def find(region: Region) -> Access | None:
@@ -110,7 +110,7 @@ class ByLine:
 
 
 @dataclass(eq=False)
-class Ahead:
+class KernelAhead:
     """A kernel that may not have ended when the next one begins.
 
     Attributes:
@@ -119,9 +119,11 @@ class Ahead:
     """
 
     name: str
-    traces: list[tuple[Array, Trace]] = field(default_factory=list[tuple[Array, "Trace"]])
+    traces: list[tuple[Array, EarlierAccesses]] = field(
+        default_factory=list[tuple[Array, "EarlierAccesses"]]
+    )
 
-    def to(self, value: Array) -> Iterator[Trace]:
+    def to(self, value: Array) -> Iterator[EarlierAccesses]:
         """What it did to an array that is an operand of a later kernel.
 
         A slice, or an array with its axes in another order, is made by a kernel of XLA's.
@@ -135,7 +137,7 @@ class Ahead:
 
 
 @dataclass(eq=False)
-class Start:
+class EarlyStart:
     """The begin of a kernel that need not wait for those ahead of it.
 
     Attributes:
@@ -157,7 +159,9 @@ class Start:
         recording.events.append(Released(self.thread, self.token))
 
 
-def begin_early(device: Thread, operands: Sequence[tuple[Any, Array, str, bool]]) -> Start | None:
+def begin_early(
+    device: Thread, operands: Sequence[tuple[Any, Array, str, bool]]
+) -> EarlyStart | None:
     """What a kernel must know that may begin before those ahead of it have ended.
 
     Args:
@@ -167,13 +171,13 @@ def begin_early(device: Thread, operands: Sequence[tuple[Any, Array, str, bool]]
     Returns:
       None if there is no kernel ahead.
     """
-    ahead: list[Ahead] = device.device.ahead
+    ahead: list[KernelAhead] = device.device.ahead
     if not ahead:
         return None
     names = " and ".join(dict.fromkeys(each.name for each in ahead))
     owner = replace(device.owner, thread=f"the kernel ahead ({names})")
     machine = device.machine
-    start = Start(machine.owners.setdefault(owner, len(machine.owners)))
+    start = EarlyStart(machine.owners.setdefault(owner, len(machine.owners)))
     for value, memory, name, written in operands:
         for trace in (trace for each in ahead for trace in each.to(value)):
             if not (trace.writes or written):
@@ -194,7 +198,7 @@ def begin_early(device: Thread, operands: Sequence[tuple[Any, Array, str, bool]]
     return start
 
 
-def end(device: Thread, kernel: Ahead, start: Start | None) -> None:
+def end(device: Thread, kernel: KernelAhead, start: EarlyStart | None) -> None:
     """Note that a kernel is ahead of those that come."""
     waits = start is None or start.joined
     device.device.ahead = [kernel] if waits else [*device.device.ahead, kernel]

@@ -10,10 +10,11 @@ import numpy as np
 
 from pytest_pallas.simulator.gpu.portable.blocks import HANGING, MASKED, ProgramBlock, SharedArray
 from pytest_pallas.simulator.gpu.portable.order import Kind, Selection
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import beyond_edge, bounds_error
+from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Ref
-from pytest_pallas.simulator.memory.windows import Outside, masked, read, write
+from pytest_pallas.simulator.memory.windows import masked, read, write
+from pytest_pallas.simulator.thread import Thread
 from pytest_pallas.transforms import Bitcast, Transform
 
 Array = np.ndarray[Any, Any]

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from pytest_pallas.findings import Access, Finding, Owner
-from pytest_pallas.simulator.machine import Thread
+from pytest_pallas.simulator.thread import Thread
 
 Array = np.ndarray[Any, Any]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.gpu.launches.streams import Ahead, ByElement, end
+from pytest_pallas.simulator.gpu.launches.streams import ElementAccesses, KernelAhead, end
 from pytest_pallas.simulator.gpu.portable.blocks import (
     BEYOND,
     HANGING,
@@ -25,10 +25,11 @@ from pytest_pallas.simulator.gpu.portable.order import GridOrder, GridProgram, S
 from pytest_pallas.simulator.gpu.portable.waiting import WaitingPrograms, may_wait
 from pytest_pallas.simulator.grids.arguments import arguments_of, output_arrays, scalar_refs
 from pytest_pallas.simulator.grids.kernels import BlockWindow, PreparedKernel
-from pytest_pallas.simulator.machine import Grid, Machine, Thread
+from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.memory.allocation import allocate, free
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.monitors.accesses import root
+from pytest_pallas.simulator.thread import GridPosition, Thread
 
 Array = np.ndarray[Any, Any]
 
@@ -99,16 +100,16 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
     return [operand.memory.array for operand in this.operands[len(facts.inputs) :]]
 
 
-def _ahead(this: _GridRun) -> Ahead:
+def _ahead(this: _GridRun) -> KernelAhead:
     """What the kernel did, for those that begin before it has ended."""
-    found = Ahead(this.kernel.name)
+    found = KernelAhead(this.kernel.name)
     for memory in {id(each.memory): each.memory for each in this.operands}.values():
         if memory.shadow is None:
             continue
         for kind in ("write", "atomic", "read"):
             numbers, access = memory.shadow.last(kind)
             if numbers is not None:
-                trace = ByElement(numbers, access, kind != "read", kind == "atomic")
+                trace = ElementAccesses(numbers, access, kind != "read", kind == "atomic")
                 found.traces.append((root(memory.array), trace))
     return found
 
@@ -122,7 +123,7 @@ def _one_by_one(
     """Programs one after the other."""
     facts = this.kernel.facts
     inner = tuple(size for axis, size in enumerate(grid) if axis not in facts.vmapped)
-    thread.grids.append(Grid((0,) * len(inner), inner))
+    thread.grids.append(GridPosition((0,) * len(inner), inner))
     outside, owner = thread.axes, thread.owner
     try:
         for program, point in programs:

@@ -12,8 +12,9 @@ from pytest_pallas.findings import Wait
 from pytest_pallas.simulator.concurrency.scheduler import Task
 from pytest_pallas.simulator.gpu.portable.blocks import SharedArray
 from pytest_pallas.simulator.gpu.portable.order import GridProgram
-from pytest_pallas.simulator.machine import Machine, Thread
+from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.memory.references import Ref
+from pytest_pallas.simulator.thread import Thread
 
 #: How often all programs look again before it is a deadlock.
 _ROUNDS = 100

@@ -17,15 +17,15 @@ from pytest_pallas.simulator.concurrency.recording import (
     Side,
 )
 from pytest_pallas.simulator.gpu.barriers import Barrier, arrive_with
-from pytest_pallas.simulator.gpu.operands import Leaves
-from pytest_pallas.simulator.gpu.operations import Operation, finish, start
-from pytest_pallas.simulator.gpu.threads import Block, GpuThread
+from pytest_pallas.simulator.gpu.operands import OperandLeaves
+from pytest_pallas.simulator.gpu.operations import EngineOperation, finish, start
+from pytest_pallas.simulator.gpu.threads import GpuThread, ThreadBlock
 from pytest_pallas.simulator.monitors.accesses import overlap
-from pytest_pallas.transforms import Place
+from pytest_pallas.transforms import RefPart
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixProduct:
+class ProductOperands:
     """The operands of ``tcgen05_mma``.
 
     Attributes:
@@ -39,48 +39,48 @@ class MatrixProduct:
       pair_axis: name of the axis of two blocks that multiply together, or None.
     """
 
-    sums: Place
-    lhs: Place
-    rhs: Place
+    sums: RefPart
+    lhs: RefPart
+    rhs: RefPart
     accumulate: int
-    barrier: Place | None
-    scales: tuple[Place, Place] | None
-    metadata: Place | None
+    barrier: RefPart | None
+    scales: tuple[RefPart, RefPart] | None
+    metadata: RefPart | None
     pair_axis: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommitOperands:
     """The operands of ``tcgen05_commit_arrive``.
 
     Attributes:
       barrier: which is arrived at.
       predicate: position of whether it is, or None for always.
-      pair_axis: as of ``MatrixProduct``.
+      pair_axis: as of ``ProductOperands``.
     """
 
-    barrier: Place
+    barrier: RefPart
     predicate: int | None
     pair_axis: Any
 
 
 @dataclass(frozen=True, slots=True)
-class CopyToTensorMemory:
+class CopyOperands:
     """The operands of a copy from shared memory to tensor memory.
 
     Attributes:
       source: in shared memory.
       target: in tensor memory.
-      pair_axis: as of ``MatrixProduct``.
+      pair_axis: as of ``ProductOperands``.
     """
 
-    source: Place
-    target: Place
+    source: RefPart
+    target: RefPart
     pair_axis: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Cancellation:
+class CancellationOperands:
     """The operands of ``try_cluster_cancel``.
 
     Attributes:
@@ -89,12 +89,12 @@ class Cancellation:
       axes: names of the axes of which only those with index 0 ask.
     """
 
-    answer: Place
-    barrier: Place
+    answer: RefPart
+    barrier: RefPart
     axes: tuple[Any, ...]
 
 
-def product_operands(params: Mapping[str, Any], count: int) -> MatrixProduct:
+def product_operands(params: Mapping[str, Any], count: int) -> ProductOperands:
     """What the operands of a ``tcgen05_mma`` are.
 
     Args:
@@ -104,11 +104,11 @@ def product_operands(params: Mapping[str, Any], count: int) -> MatrixProduct:
     Raises:
       ValueError: it has other operands than its parameters say; so do the functions below.
     """
-    leaves = Leaves(4)
+    leaves = OperandLeaves(4)
     barrier = leaves.some(there=params["arrive"])
     scales = [leaves.some(there=params["scaled"]) for _ in range(2)]
     metadata = leaves.some(there=params.get("sparse", False))
-    places: list[Place | None] = []
+    places: list[RefPart | None] = []
     given = (("acc", 0), ("a", 1), ("b", 2), ("barrier", barrier))
     given += (("a_scale", scales[0]), ("b_scale", scales[1]), ("a_sparse_metadata", metadata))
     for name, position in given:
@@ -121,39 +121,39 @@ def product_operands(params: Mapping[str, Any], count: int) -> MatrixProduct:
     assert rhs is not None
     scaled = None if lhs_scale is None or rhs_scale is None else (lhs_scale, rhs_scale)
     axis = params["collective_axis"]
-    return MatrixProduct(sums, lhs, rhs, 3, arrives, scaled, sparse, axis)
+    return ProductOperands(sums, lhs, rhs, 3, arrives, scaled, sparse, axis)
 
 
-def commit_operands(params: Mapping[str, Any], count: int) -> Commit:
+def commit_operands(params: Mapping[str, Any], count: int) -> CommitOperands:
     """What the operands of a ``tcgen05_commit_arrive`` are."""
-    leaves = Leaves(1)
+    leaves = OperandLeaves(1)
     barrier = leaves.place(0, params["barrier_transforms_tree"])
     predicate = leaves.some(there=params.get("has_user_predicate", False))
     leaves.end(count)
-    return Commit(barrier, predicate, params["collective_axis"])
+    return CommitOperands(barrier, predicate, params["collective_axis"])
 
 
-def copy_operands(params: Mapping[str, Any], count: int) -> CopyToTensorMemory:
+def copy_operands(params: Mapping[str, Any], count: int) -> CopyOperands:
     """What the operands of a copy from shared memory to tensor memory are."""
-    leaves = Leaves(2)
+    leaves = OperandLeaves(2)
     source = leaves.place(0, params["smem_tree"])
     target = leaves.place(1, params["tmem_tree"])
     leaves.end(count)
-    return CopyToTensorMemory(source, target, params.get("collective_axis"))
+    return CopyOperands(source, target, params.get("collective_axis"))
 
 
-def cancellation_operands(params: Mapping[str, Any], count: int) -> Cancellation:
+def cancellation_operands(params: Mapping[str, Any], count: int) -> CancellationOperands:
     """What the operands of a ``try_cluster_cancel`` are."""
-    leaves = Leaves(2)
+    leaves = OperandLeaves(2)
     answer = leaves.place(0, params["result_transforms_tree"])
     barrier = leaves.place(1, params["barrier_transforms_tree"])
     leaves.end(count)
-    return Cancellation(answer, barrier, tuple(params["collective_axes"]))
+    return CancellationOperands(answer, barrier, tuple(params["collective_axes"]))
 
 
-def query_operands(params: Mapping[str, Any], count: int) -> tuple[Place, tuple[Any, ...]]:
+def query_operands(params: Mapping[str, Any], count: int) -> tuple[RefPart, tuple[Any, ...]]:
     """The answer that a ``query_cluster_cancel`` reads, and the axes of the grid it asks for."""
-    leaves = Leaves(1)
+    leaves = OperandLeaves(1)
     answer = leaves.place(0, params["transforms_tree"])
     leaves.end(count)
     return answer, tuple(params["grid_names"])
@@ -164,7 +164,7 @@ _LOAD = "the load from tensor memory"
 
 
 @dataclass(eq=False)
-class Started:
+class WarpOperations:
     """What one warp has started on the tensor core.
 
     Attributes:
@@ -173,7 +173,7 @@ class Started:
     """
 
     number: int
-    unknown: list[Operation] = field(default_factory=list)
+    unknown: list[EngineOperation] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -186,16 +186,16 @@ class TensorCore:
       stores: to tensor memory that were not committed, likewise.
     """
 
-    started: dict[tuple[int, int], Started] = field(default_factory=dict)
+    started: dict[tuple[int, int], WarpOperations] = field(default_factory=dict)
     loads: list[tuple[_Warps, Asynchronous]] = field(default_factory=list)
-    stores: list[tuple[_Warps, Operation]] = field(default_factory=list)
+    stores: list[tuple[_Warps, EngineOperation]] = field(default_factory=list)
 
 
 #: Number of a warpgroup, and which of its warps.
 _Warps = tuple[int, tuple[int, ...]]
 
 
-def tensor_core(block: Block) -> TensorCore:
+def tensor_core(block: ThreadBlock) -> TensorCore:
     """The tensor core that a block uses."""
     found = block.engines.get(TensorCore)
     if found is None:
@@ -203,7 +203,7 @@ def tensor_core(block: Block) -> TensorCore:
     return found
 
 
-def _started(thread: GpuThread) -> Started:
+def _started(thread: GpuThread) -> WarpOperations:
     """What this thread has started: it lets one of its warps do so."""
     core = tensor_core(thread.block)
     warp = (thread.warpgroup, thread.lanes[0])
@@ -212,7 +212,7 @@ def _started(thread: GpuThread) -> Started:
         words = ", ".join(word for word in (thread.owner.thread, "tensor core") if word)
         owner = replace(thread.owner, thread=words)
         owners = thread.machine.owners
-        found = core.started[warp] = Started(owners.setdefault(owner, len(owners)))
+        found = core.started[warp] = WarpOperations(owners.setdefault(owner, len(owners)))
     return found
 
 
@@ -234,7 +234,7 @@ def begin(
     """
     mine = _started(thread)
     record = Asynchronous(what, list(sides), chain=_chain(thread.block))
-    operation, events = Operation(record, thread.block), thread.recording.events
+    operation, events = EngineOperation(record, thread.block), thread.recording.events
 
     def done() -> None:
         steps[-1]()
@@ -267,7 +267,7 @@ def commit(thread: GpuThread, barriers: Sequence[Barrier], line: str) -> None:
     mine.unknown = [each for each in mine.unknown if not each.waited]
     covered = list(mine.unknown)
     record = Asynchronous("the tcgen05 commit", [], chain=_chain(thread.block))
-    operation = Operation(record, thread.block)
+    operation = EngineOperation(record, thread.block)
 
     def arrive() -> None:
         for barrier in barriers:
@@ -279,7 +279,7 @@ def commit(thread: GpuThread, barriers: Sequence[Barrier], line: str) -> None:
     start(thread, operation, steps=[arrive], barriers=barriers, line=line)
 
 
-def _chain(block: Block) -> tuple[str, int]:
+def _chain(block: ThreadBlock) -> tuple[str, int]:
     return "tcgen05", id(block)
 
 
@@ -302,7 +302,7 @@ def wait_for_loads(thread: GpuThread) -> None:
 def store(thread: GpuThread, side: Side, write: Callable[[], None], line: str) -> None:
     """Start a store."""
     record = Asynchronous("the store to tensor memory", [side])
-    operation = Operation(record, thread.block)
+    operation = EngineOperation(record, thread.block)
     start(thread, operation, steps=[write], line=line)
     tensor_core(thread.block).stores.append(((thread.warpgroup, thread.lanes), operation))
 

@@ -59,7 +59,7 @@ class _Alternative:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorMemoryPart:
     """What an operation accesses.
 
     Attributes:
@@ -102,7 +102,7 @@ class TensorMemory(Ref):
             return tensor_memory_layout(first)
         return self.layout
 
-    def part(self, transforms: Sequence[Transform], operands: Sequence[Any]) -> Part:
+    def part(self, transforms: Sequence[Transform], operands: Sequence[Any]) -> TensorMemoryPart:
         """What an operation accesses.
 
         Args:
@@ -116,7 +116,7 @@ class TensorMemory(Ref):
         if not isinstance(first, Aliased):
             data = read(self.data, transforms, operands)
             self._require(data)
-            return Part(data, region_of(data, self.data, transforms, operands))
+            return TensorMemoryPart(data, region_of(data, self.data, transforms, operands))
         this = self.alternatives[_key(first)]
         data = read(this.data, transforms[1:], operands)
         self._require(data)
@@ -126,7 +126,9 @@ class TensorMemory(Ref):
             if each.first < this.end and this.first < each.end and not (each.shares and this.shares)
         )
         region = data if this.shares else self._columns(this, data)
-        return Part(data, region, tuple(each for each in others if each is not this.data))
+        return TensorMemoryPart(
+            data, region, tuple(each for each in others if each is not this.data)
+        )
 
     def _columns(self, this: _Alternative, data: Array) -> Array:
         """The columns of a part of a reference whose elements lie beside them."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.arithmetic.keyed import elements, on_words, words
-from pytest_pallas.simulator.memory.indexed import Windows
+from pytest_pallas.simulator.memory.gather_windows import GatherWindows
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 
 Array = np.ndarray[Any, Any]
@@ -24,7 +24,7 @@ def _gather(eqn: Equation) -> Evaluate:
     batching = tuple(
         zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
     )
-    windows = Windows.of(given, positions, sizes, numbers.start_index_map, batching)
+    windows = GatherWindows.of(given, positions, sizes, numbers.start_index_map, batching)
     take = _taker(eqn, windows)
     if mode != "FILL_OR_DROP":
 
@@ -49,7 +49,7 @@ def _gather(eqn: Equation) -> Evaluate:
     return on_words(eqn, filled)
 
 
-def _taker(eqn: Equation, windows: Windows) -> Callable[[Any, Sequence[Array]], Array]:
+def _taker(eqn: Equation, windows: GatherWindows) -> Callable[[Any, Sequence[Array]], Array]:
     """The function that takes windows, all inside of the array, into the shape of the result."""
     numbers = eqn.params["dimension_numbers"]
     sizes = tuple(eqn.params["slice_sizes"])

@@ -9,8 +9,8 @@ import numpy as np
 
 from pytest_pallas.simulator.arithmetic.dtypes import compute_dtype, convert, is_complex
 from pytest_pallas.simulator.fallback import by_jax
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.thread import Thread
 
 
 @rule("fft")

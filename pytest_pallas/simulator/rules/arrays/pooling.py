@@ -11,10 +11,10 @@ import numpy as np
 from pytest_pallas.simulator.arithmetic.dtypes import compute_dtype, converter
 from pytest_pallas.simulator.arithmetic.lanes import in_lanes
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.arrays.reductions import extremum, identity_of_extremum
 from pytest_pallas.simulator.rules.arrays.shapes import padder
+from pytest_pallas.simulator.thread import Thread
 
 Array = np.ndarray[Any, Any]
 

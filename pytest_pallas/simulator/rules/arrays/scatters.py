@@ -16,9 +16,9 @@ import numpy as np
 from pytest_pallas.simulator.arithmetic.keyed import on_words, words
 from pytest_pallas.simulator.arithmetic.lanes import in_lanes
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.machine import Thread
-from pytest_pallas.simulator.memory.indexed import Windows
+from pytest_pallas.simulator.memory.gather_windows import GatherWindows
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.thread import Thread
 
 Array = np.ndarray[Any, Any]
 
@@ -112,12 +112,12 @@ def _window_shape(eqn: Equation) -> tuple[int, ...]:
     return tuple(1 if axis in single else next(sizes) for axis in range(len(eqn.ins[0].shape)))
 
 
-def _windows(eqn: Equation) -> Windows:
+def _windows(eqn: Equation) -> GatherWindows:
     numbers = eqn.params["dimension_numbers"]
     batching = tuple(
         zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
     )
-    return Windows.of(
+    return GatherWindows.of(
         eqn.ins[0].shape,
         eqn.ins[1].shape,
         _window_shape(eqn),

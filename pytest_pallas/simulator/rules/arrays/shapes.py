@@ -12,10 +12,10 @@ from pytest_pallas.compat.avals import semaphore_kind
 from pytest_pallas.compat.jaxprs import is_literal
 from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.arithmetic.keyed import elements, on_words, words
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.allocation import memory_of
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.values import Keys, is_key_dtype
+from pytest_pallas.simulator.thread import Thread
+from pytest_pallas.simulator.values import KeyArray, is_key_dtype
 
 Array = np.ndarray[Any, Any]
 
@@ -144,7 +144,7 @@ def _empty(eqn: Equation) -> Evaluate:
 
     def evaluate(thread: Thread, *_: Any) -> Any:
         memory = thread.machine.uninitialized(shape, element, "scratch")
-        return Keys(memory, dtype) if is_key_dtype(dtype) else memory
+        return KeyArray(memory, dtype) if is_key_dtype(dtype) else memory
 
     return evaluate
 

@@ -10,7 +10,7 @@ import numpy as np
 from pytest_pallas.simulator.arithmetic.dtypes import SMALL, converter, is_complex
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.elements.elementwise import direct, elementwise
-from pytest_pallas.simulator.values import Keys, is_key_dtype
+from pytest_pallas.simulator.values import KeyArray, is_key_dtype
 
 _SIGNED = {size: np.dtype(f"int{8 * size}") for size in (1, 2, 4, 8)}
 
@@ -26,7 +26,7 @@ def _compare(name: str, function: Evaluate) -> None:
         return elementwise(eqn, function, direct(eqn, function))
 
 
-def _same_keys(name: str, x: Keys, y: Keys) -> Any:
+def _same_keys(name: str, x: KeyArray, y: KeyArray) -> Any:
     words = tuple(range(-(x.data.ndim - x.ndim), 0))
     same = (x.data == y.data).all(axis=words)
     return same if name == "eq" else ~same
@@ -93,10 +93,10 @@ def _select_of_many(which: Any, *cases: Any) -> Any:
     return found
 
 
-def _select_keys(which: Any, *cases: Keys) -> Keys:
+def _select_keys(which: Any, *cases: KeyArray) -> KeyArray:
     data = [case.data for case in cases]
     which = np.reshape(which, which.shape + (1,) * (data[0].ndim - which.ndim))
-    return Keys(_select_of_many(which, *data), cases[0].dtype)
+    return KeyArray(_select_of_many(which, *data), cases[0].dtype)
 
 
 @rule("convert_element_type")

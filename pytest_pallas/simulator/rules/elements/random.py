@@ -20,9 +20,9 @@ from pytest_pallas.simulator.arithmetic.generators import (
 )
 from pytest_pallas.simulator.arithmetic.rounding import round_by_bits
 from pytest_pallas.simulator.fallback import fallback
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.simulator.values import Keys
+from pytest_pallas.simulator.thread import Thread
+from pytest_pallas.simulator.values import KeyArray
 
 #: The implementation of the keys that ``pltpu.stateful_uniform`` and its like make and ignore.
 _STATEFUL = "_pallas_internal_stateful"
@@ -32,8 +32,8 @@ _STATEFUL = "_pallas_internal_stateful"
 def _random_seed(eqn: Equation) -> Evaluate:
     dtype = eqn.out.dtype
     if key_implementation(eqn.out.dtype) == _STATEFUL:
-        return lambda thread, seeds: Keys(np.zeros(np.shape(seeds), np.int32), dtype)
-    return _by(eqn, eqn.out, lambda known: lambda seeds: Keys(known.seed(seeds), dtype))
+        return lambda thread, seeds: KeyArray(np.zeros(np.shape(seeds), np.int32), dtype)
+    return _by(eqn, eqn.out, lambda known: lambda seeds: KeyArray(known.seed(seeds), dtype))
 
 
 @rule("random_split", threaded=True)
@@ -41,14 +41,18 @@ def _random_split(eqn: Equation) -> Evaluate:
     shape, dtype = eqn.params["shape"], eqn.out.dtype
     if not hasattr(IMPLEMENTATIONS.get(key_implementation(eqn.out.dtype)), "split"):
         return fallback(eqn)
-    return _by(eqn, eqn.out, lambda known: lambda keys: Keys(known.split(keys.data, shape), dtype))
+    return _by(
+        eqn, eqn.out, lambda known: lambda keys: KeyArray(known.split(keys.data, shape), dtype)
+    )
 
 
 @rule("random_fold_in", threaded=True)
 def _random_fold_in(eqn: Equation) -> Evaluate:
     dtype = eqn.out.dtype
     return _by(
-        eqn, eqn.out, lambda known: lambda keys, data: Keys(known.fold_in(keys.data, data), dtype)
+        eqn,
+        eqn.out,
+        lambda known: lambda keys, data: KeyArray(known.fold_in(keys.data, data), dtype),
     )
 
 
@@ -60,7 +64,7 @@ def _random_bits(eqn: Equation) -> Evaluate:
         return lambda thread, keys: draw_bits(_generator(thread), out.shape, out.dtype)
     if name == "pallas_tpu":
 
-        def seeded(thread: Thread, keys: Keys) -> Array:
+        def seeded(thread: Thread, keys: KeyArray) -> Array:
             found = np.empty(out.shape, out.dtype)
             for index in np.ndindex(keys.shape):
                 thread.generator = core_generator(*keys.data[index].ravel())
@@ -83,7 +87,7 @@ def _by(eqn: Equation, aval: Any, bind: Callable[[Any], Evaluate]) -> Evaluate:
 @rule("random_wrap")
 def _random_wrap(eqn: Equation) -> Evaluate:
     dtype = eqn.out.dtype
-    return lambda data: Keys(np.asarray(data), dtype)
+    return lambda data: KeyArray(np.asarray(data), dtype)
 
 
 @rule("random_unwrap")
@@ -126,7 +130,7 @@ def _rng_bit_generator(eqn: Equation) -> Evaluate:
 @rule("prng_seed", threaded=True)
 def _prng_seed(eqn: Equation) -> Evaluate:
     def evaluate(thread: Thread, *seeds: Any) -> tuple[()]:
-        words = [np.asarray(each.data if isinstance(each, Keys) else each) for each in seeds]
+        words = [np.asarray(each.data if isinstance(each, KeyArray) else each) for each in seeds]
         thread.generator = core_generator(*(int(word) for each in words for word in each.flat))
         return ()
 
@@ -154,7 +158,7 @@ def _prng_split(eqn: Equation) -> Evaluate:
 @rule("prng_join")
 def _prng_join(eqn: Equation) -> Evaluate:
     dtype = eqn.out.dtype
-    return lambda *words: Keys(np.array([words], np.uint32), dtype)
+    return lambda *words: KeyArray(np.array([words], np.uint32), dtype)
 
 
 @rule("stochastic_round")

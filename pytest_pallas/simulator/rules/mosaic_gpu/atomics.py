@@ -16,7 +16,7 @@ from pytest_pallas.simulator.gpu.operands import (
     reduction_name,
     remote_store_parts,
 )
-from pytest_pallas.simulator.gpu.operations import Operation, start
+from pytest_pallas.simulator.gpu.operations import EngineOperation, start
 from pytest_pallas.simulator.gpu.peers import at_device, devices_along
 from pytest_pallas.simulator.gpu.reductions import reducer
 from pytest_pallas.simulator.gpu.threads import GpuThread, block_of
@@ -112,7 +112,7 @@ def _async_store(eqn: Equation) -> Evaluate:
         barrier, value = barrier_at(found), np.array(operands[0])
         side = Side(target, True, ref.name, adds=reduce is not None, home=thread.owner.device)
         # Whoever has the memory waits for it.
-        operation = Operation(Asynchronous("the asynchronous store", [side]), block)
+        operation = EngineOperation(Asynchronous("the asynchronous store", [side]), block)
 
         def write_it() -> None:
             target[...] = value if reduce is None else reduce(target, value)

@@ -9,22 +9,22 @@ import numpy as np
 
 from pytest_pallas.compat.avals import semaphore_kind
 from pytest_pallas.errors import SimulationError
-from pytest_pallas.simulator.concurrency.peers import Where, peer_of, reach
+from pytest_pallas.simulator.concurrency.peers import CoreAddress, peer_of, reach
 from pytest_pallas.simulator.concurrency.transfers import Semaphore, signal
 from pytest_pallas.simulator.gpu.barriers import Barrier, arrive, barrier_at, test, wait
 from pytest_pallas.simulator.gpu.operands import barrier_parts, multicast_parts, signal_parts
 from pytest_pallas.simulator.gpu.peers import devices_along
 from pytest_pallas.simulator.gpu.threads import GpuThread
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.allocation import memory_of
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.memory.windows import read
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, holds, part_of
-from pytest_pallas.transforms import Place
+from pytest_pallas.simulator.thread import Thread
+from pytest_pallas.transforms import RefPart
 
 
-def named_barrier(thread: GpuThread, place: Place, operands: Sequence[Any], line: str) -> Barrier:
+def named_barrier(thread: GpuThread, place: RefPart, operands: Sequence[Any], line: str) -> Barrier:
     """The barrier that an equation names.
 
     Raises:
@@ -118,7 +118,7 @@ def _signal_multicast(eqn: Equation) -> Evaluate:
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         for device in devices_along(thread, axes):
-            where = None if device == thread.owner.device else Where(device, {})
+            where = None if device == thread.owner.device else CoreAddress(device, {})
             _signal(thread, where, place, operands, int(operands[amount]), line)
         return ()
 
@@ -127,8 +127,8 @@ def _signal_multicast(eqn: Equation) -> Evaluate:
 
 def _signal(
     thread: GpuThread,
-    where: Where | None,
-    place: Place,
+    where: CoreAddress | None,
+    place: RefPart,
     operands: Sequence[Any],
     amount: int,
     line: str,

@@ -17,7 +17,7 @@ from pytest_pallas.simulator.gpu.launches.cluster_control import (
     take_over,
 )
 from pytest_pallas.simulator.gpu.launches.registers import set_registers
-from pytest_pallas.simulator.gpu.operations import Operation, start
+from pytest_pallas.simulator.gpu.operations import EngineOperation, start
 from pytest_pallas.simulator.gpu.tensor_cores.blackwell import cancellation_operands, query_operands
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.memory.accesses import record_access
@@ -60,7 +60,7 @@ def _try_cluster_cancel(eqn: Equation) -> Evaluate:
         ]
         sides = [Side(region, True, name, proxied=True) for _, region, name in answers]
         record = Asynchronous("the cluster cancel request", sides)
-        operation = Operation(record, block)
+        operation = EngineOperation(record, block)
 
         def answer() -> None:
             found = answer_of(take_over(block.cluster.launch))

@@ -14,22 +14,23 @@ from pytest_pallas.simulator.gpu.barriers import Barrier, arrive, barrier_at
 from pytest_pallas.simulator.gpu.barriers import complete as tell
 from pytest_pallas.simulator.gpu.operands import LoadParts, load_parts, prefetch_parts, store_parts
 from pytest_pallas.simulator.gpu.operations import (
-    Operation,
+    EngineOperation,
     reading_then_writing,
     start,
     wait_groups,
 )
 from pytest_pallas.simulator.gpu.peers import memories_of
 from pytest_pallas.simulator.gpu.reductions import reducer
-from pytest_pallas.simulator.gpu.threads import Block, GpuThread
-from pytest_pallas.simulator.gpu.windows import Window, window_of
+from pytest_pallas.simulator.gpu.threads import GpuThread, ThreadBlock
+from pytest_pallas.simulator.gpu.windows import EngineWindow, window_of
 from pytest_pallas.simulator.machine import default_fill
 from pytest_pallas.simulator.memory.accesses import beyond_edge
+from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Ref
-from pytest_pallas.simulator.memory.windows import Outside, read
+from pytest_pallas.simulator.memory.windows import read
 from pytest_pallas.simulator.registry import Equation, Evaluate
 from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, holds, part_of
-from pytest_pallas.transforms import Place, split_elsewhere
+from pytest_pallas.transforms import RefPart, split_elsewhere
 
 Array = np.ndarray[Any, Any]
 
@@ -103,13 +104,13 @@ def _fill(parts: LoadParts, target: Array) -> Any:
 
 def _window(
     thread: GpuThread,
-    place: Place,
+    place: RefPart,
     operands: Sequence[Any],
     line: str,
     how: str,
     *,
     promised: bool = False,
-) -> tuple[Window, str, int]:
+) -> tuple[EngineWindow, str, int]:
     """A window of global memory, the name of the reference, and the device that has it."""
     (found,) = _windows(thread, place, operands, line, how, promised=promised)
     return found
@@ -117,16 +118,16 @@ def _window(
 
 def _windows(
     thread: GpuThread,
-    place: Place,
+    place: RefPart,
     operands: Sequence[Any],
     line: str,
     how: str,
     *,
     promised: bool = False,
-) -> list[tuple[Window, str, int]]:
+) -> list[tuple[EngineWindow, str, int]]:
     """As ``_window``, on all devices that the reference names."""
     window, places = split_elsewhere(place.transforms)
-    found: list[tuple[Window, str, int]] = []
+    found: list[tuple[EngineWindow, str, int]] = []
     for ref, home in memories_of(thread, operands[place.position], places, operands, line):
         try:
             part = window_of(ref, window, operands, promised=promised)
@@ -138,7 +139,7 @@ def _windows(
 
 def _start_load(
     thread: GpuThread,
-    source: Window,
+    source: EngineWindow,
     targets: Sequence[Array],
     barriers: Sequence[Barrier],
     names: tuple[str, str],
@@ -150,7 +151,7 @@ def _start_load(
     sides = [Side(source.region, False, names[0], home=home)]
     here = thread.owner.device
     sides += [Side(each, True, names[1], proxied=True, home=here) for each in targets]
-    operation = Operation(Asynchronous("the TMA copy", sides), thread.block)
+    operation = EngineOperation(Asynchronous("the TMA copy", sides), thread.block)
 
     def write(values: Array) -> None:
         for target, barrier in zip(targets, barriers, strict=True):
@@ -162,11 +163,11 @@ def _start_load(
 
 
 def _load_in_order(
-    thread: GpuThread, source: Window, target: Array, names: tuple[str, str], line: str
+    thread: GpuThread, source: EngineWindow, target: Array, names: tuple[str, str], line: str
 ) -> None:
     """Begin a ``cp.async``, which its own thread waits for."""
     sides = [Side(source.region, False, names[0]), Side(target, True, names[1])]
-    operation = Operation(Asynchronous("the cp.async copy", sides), thread.block)
+    operation = EngineOperation(Asynchronous("the cp.async copy", sides), thread.block)
 
     def write(values: Array) -> None:
         target[...] = values.reshape(target.shape)
@@ -179,7 +180,7 @@ def _load_in_order(
 def _load_together(
     thread: GpuThread,
     parts: LoadParts,
-    source: Window,
+    source: EngineWindow,
     operands: Sequence[Any],
     names: tuple[str, str],
     home: int,
@@ -216,13 +217,17 @@ def _load_together(
     _start_load(thread, piece, targets, barriers, names, fill, home, line)
 
 
-def _target_in(thread: GpuThread, place: Place, block: Block, operands: Sequence[Any]) -> Array:
+def _target_in(
+    thread: GpuThread, place: RefPart, block: ThreadBlock, operands: Sequence[Any]
+) -> Array:
     """The part of another block's memory that corresponds to the thread's own."""
     ref = thread.of_block(operands[place.position], block)
     return read(ref.data, place.transforms, operands)
 
 
-def _barrier_in(thread: GpuThread, place: Place, block: Block, operands: Sequence[Any]) -> Barrier:
+def _barrier_in(
+    thread: GpuThread, place: RefPart, block: ThreadBlock, operands: Sequence[Any]
+) -> Barrier:
     return barrier_at(_target_in(thread, place, block, operands))
 
 
@@ -250,7 +255,7 @@ def _start_store(
     thread: GpuThread,
     ref: Ref,
     source: Array,
-    targets: Sequence[tuple[Window, str, int]],
+    targets: Sequence[tuple[EngineWindow, str, int]],
     reduce: Callable[[Array, Array], Array] | None,
     line: str,
 ) -> None:
@@ -263,7 +268,7 @@ def _start_store(
         Side(target.region, True, name, adds=reduce is not None, home=home)
         for target, name, home in targets
     ]
-    operation = Operation(Asynchronous("the TMA copy", sides), thread.block, lasting=True)
+    operation = EngineOperation(Asynchronous("the TMA copy", sides), thread.block, lasting=True)
     thread.stores.open.append(operation)
     start(thread, operation, steps=reading_then_writing(source.copy, write), line=line)
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.gpu.threads import GpuThread
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import read_window
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.memory.windows import region_of
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.transforms import Place, split_elsewhere
+from pytest_pallas.simulator.thread import Thread
+from pytest_pallas.transforms import RefPart, split_elsewhere
 
 Array = np.ndarray[Any, Any]
 
@@ -60,7 +60,7 @@ def holds(predicate: int | None, operands: Sequence[Any]) -> bool:
 
 
 def part_of(
-    thread: GpuThread, place: Place, operands: Sequence[Any], how: str, line: str
+    thread: GpuThread, place: RefPart, operands: Sequence[Any], how: str, line: str
 ) -> tuple[Ref, Any]:
     """The reference that an equation names, on whichever block or device, and its part.
 
@@ -82,7 +82,7 @@ def part_of(
 
 
 def located(
-    thread: GpuThread, ref: Ref, place: Place, operands: Sequence[Any], how: str, line: str
+    thread: GpuThread, ref: Ref, place: RefPart, operands: Sequence[Any], how: str, line: str
 ) -> Any:
     """As ``part_of``, of a reference that is known: the part alone."""
     window = split_elsewhere(place.transforms)[0]

@@ -9,19 +9,15 @@ import numpy as np
 
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import BoundsError, MissingRuleError
-from pytest_pallas.simulator.gpu.inline.code import (
-    InlineCode,
-    InlineError,
-    inline_code,
-    inline_places,
-)
+from pytest_pallas.simulator.gpu.inline.code import InlineCode
 from pytest_pallas.simulator.gpu.inline.memory import UnreachableError
+from pytest_pallas.simulator.gpu.inline.mlir import InlineError, inline_code, inline_places
 from pytest_pallas.simulator.gpu.inline.run import execute, prepared
 from pytest_pallas.simulator.gpu.threads import GpuThread
 from pytest_pallas.simulator.memory.accesses import bounds_error
 from pytest_pallas.simulator.registry import Equation, Evaluate
 from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, part_of
-from pytest_pallas.transforms import Place
+from pytest_pallas.transforms import RefPart
 
 
 @gpu_rule("inline_mgpu", "inline_mgpu_p")  # the latter is that of JAX 0.11
@@ -54,7 +50,7 @@ def _inline_mgpu(eqn: Equation) -> Evaluate:
 
 
 def _reference(
-    thread: GpuThread, place: Place, operands: Sequence[Any], line: str
+    thread: GpuThread, place: RefPart, operands: Sequence[Any], line: str
 ) -> tuple[str, Any, bool]:
     """Name and elements of a reference, and whether they are in shared memory."""
     ref, part = part_of(thread, place, operands, "use of", line)

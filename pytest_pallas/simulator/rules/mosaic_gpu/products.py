@@ -17,7 +17,7 @@ from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.concurrency.recording import Asynchronous, Side
 from pytest_pallas.simulator.gpu.operands import product_parts
 from pytest_pallas.simulator.gpu.operations import (
-    Operation,
+    EngineOperation,
     reading_then_writing,
     start,
     wait_groups,
@@ -32,7 +32,7 @@ from pytest_pallas.simulator.memory.accesses import record_access
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, part_of
-from pytest_pallas.transforms import Place
+from pytest_pallas.transforms import RefPart
 
 Array = np.ndarray[Any, Any]
 
@@ -72,7 +72,7 @@ def _wgmma(eqn: Equation) -> Evaluate:
 
 
 def _operand(
-    thread: GpuThread, place: Place, operands: Sequence[Any], line: str
+    thread: GpuThread, place: RefPart, operands: Sequence[Any], line: str
 ) -> tuple[str, Array, bool]:
     """Name and elements of an operand, and whether it is in memory."""
     if isinstance(operands[place.position], Ref):
@@ -93,7 +93,7 @@ def _start_product(
     def add(values: tuple[Array, Array]) -> None:
         acc[...] = multiply(*values, acc)
 
-    operation = Operation(record, thread.block)
+    operation = EngineOperation(record, thread.block)
     thread.products.open.append(operation)
     thread.products.commit()
     steps = reading_then_writing(lambda: (a.copy(), b.copy()), add)

@@ -12,7 +12,7 @@ from pytest_pallas.simulator.gpu.barriers import Barrier, barrier_at
 from pytest_pallas.simulator.gpu.operations import Step, reading_then_writing
 from pytest_pallas.simulator.gpu.tensor_cores import blackwell
 from pytest_pallas.simulator.gpu.tensor_cores.blackwell import (
-    MatrixProduct,
+    ProductOperands,
     commit_operands,
     product_operands,
 )
@@ -23,9 +23,8 @@ from pytest_pallas.simulator.gpu.tensor_cores.formats import (
     scaled_product,
 )
 from pytest_pallas.simulator.gpu.tensor_cores.products import tensor_product
-from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import Part as Accessed
-from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import TensorMemory
-from pytest_pallas.simulator.gpu.threads import Block, GpuThread
+from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import TensorMemory, TensorMemoryPart
+from pytest_pallas.simulator.gpu.threads import GpuThread, ThreadBlock
 from pytest_pallas.simulator.memory.windows import read
 from pytest_pallas.simulator.registry import Equation, Evaluate
 from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, holds
@@ -35,7 +34,7 @@ from pytest_pallas.simulator.rules.mosaic_gpu.tensor_memory import (
     pair_of,
     write,
 )
-from pytest_pallas.transforms import Place
+from pytest_pallas.transforms import RefPart
 
 Array = np.ndarray[Any, Any]
 
@@ -54,7 +53,7 @@ class _Operands:
       paired: whether the scales of the columns lie in two halves.
     """
 
-    sums: Accessed
+    sums: TensorMemoryPart
     lhs: Array
     rhs: Array
     scales: tuple[Array, Array] | None
@@ -104,15 +103,17 @@ def _tcgen05_commit_arrive(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-def _barriers(thread: GpuThread, blocks: list[Block], part: Place, operands: Any) -> list[Barrier]:
+def _barriers(
+    thread: GpuThread, blocks: list[ThreadBlock], part: RefPart, operands: Any
+) -> list[Barrier]:
     refs = (thread.of_block(operands[part.position], block) for block in blocks)
     return [barrier_at(read(ref.data, part.transforms, operands)) for ref in refs]
 
 
 def _operands(
-    thread: GpuThread, block: Block, parts: MatrixProduct, operands: Any, line: str
+    thread: GpuThread, block: ThreadBlock, parts: ProductOperands, operands: Any, line: str
 ) -> _Operands:
-    def tensor(part: Place) -> tuple[TensorMemory, Accessed]:
+    def tensor(part: RefPart) -> tuple[TensorMemory, TensorMemoryPart]:
         return in_tensor_memory(thread, block, part, operands, "tcgen05 operand from", line)
 
     ref, sums = tensor(parts.sums)

@@ -18,22 +18,22 @@ from pytest_pallas.simulator.gpu.tensor_cores.formats import (
     paired_scales_of_copy,
     scales_of_copy,
 )
-from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import Part as Accessed
-from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import TensorMemory
-from pytest_pallas.simulator.gpu.threads import Block, GpuThread
+from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import TensorMemory, TensorMemoryPart
+from pytest_pallas.simulator.gpu.threads import GpuThread, ThreadBlock
 from pytest_pallas.simulator.memory.accesses import beyond_edge, read_window
+from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Ref, Region
-from pytest_pallas.simulator.memory.windows import Outside, region_of
+from pytest_pallas.simulator.memory.windows import region_of
 from pytest_pallas.simulator.registry import Equation, Evaluate
 from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule
-from pytest_pallas.transforms import Place
+from pytest_pallas.transforms import RefPart
 
 Array = np.ndarray[Any, Any]
 
 
 @gpu_rule("async_load")
 def _async_load(eqn: Equation) -> Evaluate:
-    window = Place(0, transforms_of(eqn.params["tree"], 1, len(eqn.ins) - 1))
+    window = RefPart(0, transforms_of(eqn.params["tree"], 1, len(eqn.ins) - 1))
     reduce = _REDUCTIONS[eqn.params.get("reduce")]
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
@@ -66,7 +66,7 @@ def _wait_load_tmem(_: Equation) -> Evaluate:
 
 @gpu_rule("async_store_tmem")
 def _async_store_tmem(eqn: Equation) -> Evaluate:
-    window = Place(0, transforms_of(eqn.params["tree"], 2, len(eqn.ins) - 2))
+    window = RefPart(0, transforms_of(eqn.params["tree"], 2, len(eqn.ins) - 2))
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         ref, part = in_tensor_memory(thread, thread.block, window, operands, "store to", eqn.line)
@@ -94,7 +94,7 @@ def _copy(eqn: Equation) -> Evaluate:
 
 @gpu_rule("async_copy_scales_to_tmem")
 def _copy_scales(eqn: Equation) -> Evaluate:
-    def chosen(ref: TensorMemory, window: Place) -> Callable[[Array], Array]:
+    def chosen(ref: TensorMemory, window: RefPart) -> Callable[[Array], Array]:
         paired = ref.layout_of(window.transforms) == "scales of a pair"
         return paired_scales_of_copy if paired else scales_of_copy
 
@@ -108,7 +108,7 @@ def _copy_metadata(eqn: Equation) -> Evaluate:
 
 
 def _copying(
-    eqn: Equation, what: str, arranging: Callable[[TensorMemory, Place], Callable[[Array], Array]]
+    eqn: Equation, what: str, arranging: Callable[[TensorMemory, RefPart], Callable[[Array], Array]]
 ) -> Evaluate:
     """A copy by ``tcgen05.cp``; the first block of a pair starts it for both.
 
@@ -139,14 +139,14 @@ def _copying(
 
 
 def _copy_steps(
-    thread: GpuThread, source: Array, arrange: Callable[[Array], Array], target: Accessed
+    thread: GpuThread, source: Array, arrange: Callable[[Array], Array], target: TensorMemoryPart
 ) -> list[Step]:
     return reading_then_writing(
         lambda: arrange(np.array(source)), lambda values: write(thread, target, values)
     )
 
 
-def pair_of(thread: GpuThread, axis: Any) -> list[Block]:
+def pair_of(thread: GpuThread, axis: Any) -> list[ThreadBlock]:
     """The blocks that an operation of a thread is for.
 
     Args:
@@ -171,8 +171,8 @@ def pair_of(thread: GpuThread, axis: Any) -> list[Block]:
 
 
 def in_tensor_memory(
-    thread: GpuThread, block: Block, part: Place, operands: Any, access: str, line: str
-) -> tuple[TensorMemory, Accessed]:
+    thread: GpuThread, block: ThreadBlock, part: RefPart, operands: Any, access: str, line: str
+) -> tuple[TensorMemory, TensorMemoryPart]:
     """The tensor memory of a block that an operand names, and what of it.
 
     Args:
@@ -197,7 +197,7 @@ def in_tensor_memory(
 
 
 def in_shared_memory(
-    thread: GpuThread, block: Block, part: Place, operands: Any, line: str
+    thread: GpuThread, block: ThreadBlock, part: RefPart, operands: Any, line: str
 ) -> tuple[Array, Region, str]:
     """The shared memory of a block that an operand names: elements, region, name.
 
@@ -209,7 +209,7 @@ def in_shared_memory(
     return data, region_of(data, ref.data, part.transforms, operands), ref.name
 
 
-def write(thread: GpuThread, part: Accessed, values: Array) -> None:
+def write(thread: GpuThread, part: TensorMemoryPart, values: Array) -> None:
     """Change tensor memory, and destroy what shares it."""
     part.write(values)
     for other in part.overwritten:

@@ -16,11 +16,12 @@ from pytest_pallas.compat.places import transforms_of
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import Array, Dtype, is_integer
 from pytest_pallas.simulator.arithmetic.products import multiplier
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import beyond_edge
+from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Ref
-from pytest_pallas.simulator.memory.windows import Outside, read, write
+from pytest_pallas.simulator.memory.windows import read, write
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
+from pytest_pallas.simulator.thread import Thread
 
 
 @dataclass(eq=False)

@@ -17,15 +17,16 @@ from pytest_pallas.compat.places import transforms_in
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.simulator.arithmetic.dtypes import convert
 from pytest_pallas.simulator.concurrency.meeting import meet
-from pytest_pallas.simulator.concurrency.peers import Where, reach
+from pytest_pallas.simulator.concurrency.peers import CoreAddress, reach
 from pytest_pallas.simulator.evaluation import run
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import beyond_edge, record_access, report_input_write
+from pytest_pallas.simulator.memory.indexing import Outside, grid_of
 from pytest_pallas.simulator.memory.references import Elements, Ref
-from pytest_pallas.simulator.memory.windows import Outside, grid_of, read
+from pytest_pallas.simulator.memory.windows import read
 from pytest_pallas.simulator.program import prepare_lifted
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
-from pytest_pallas.transforms import Indexed, Operand, Span, Transform
+from pytest_pallas.simulator.thread import Thread
+from pytest_pallas.transforms import AxisSlice, Indexed, Operand, Transform
 
 Array = np.ndarray[Any, Any]
 
@@ -261,7 +262,7 @@ def _elements(
       Outside: one of them is beyond the edge; others may be.
     """
     if not window:
-        window = (Indexed(tuple(Span(0, size, 1) for size in ref.shape), ref.shape, ()),)
+        window = (Indexed(tuple(AxisSlice(0, size, 1) for size in ref.shape), ref.shape, ()),)
     *outer, last = window
     memory = _view(ref, outer if isinstance(last, Indexed) else window, operands)
     indexed = isinstance(last, Indexed)
@@ -369,7 +370,7 @@ def _fetch_and_add(eqn: Equation) -> Evaluate:
         if subcore == me:
             add(ref)
         else:
-            where = Where(thread.owner.device, {core_axis: core, axis: subcore})
+            where = CoreAddress(thread.owner.device, {core_axis: core, axis: subcore})
             reach(thread, where, ref, line, add)
         return found[()]
 

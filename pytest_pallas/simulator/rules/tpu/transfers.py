@@ -26,11 +26,10 @@ from pytest_pallas.simulator.concurrency.transfers import (
     start,
     wait,
 )
-from pytest_pallas.simulator.machine import Thread
 from pytest_pallas.simulator.memory.accesses import beyond_edge, report_input_write
+from pytest_pallas.simulator.memory.indexing import Outside
 from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.memory.windows import (
-    Outside,
     fixed_size,
     is_view,
     reading,
@@ -39,7 +38,8 @@ from pytest_pallas.simulator.memory.windows import (
 )
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.rules.references import adding
-from pytest_pallas.transforms import Operand, Place
+from pytest_pallas.simulator.thread import Thread
+from pytest_pallas.transforms import Operand, RefPart
 
 Array = np.ndarray[Any, Any]
 
@@ -255,7 +255,7 @@ def _bound(
     return parts, is_indexed(parts, avals), source, target, sent, done
 
 
-def _reader(place: Place | None) -> _Reader:
+def _reader(place: RefPart | None) -> _Reader:
     return reading(() if place is None else place.transforms)
 
 
@@ -276,7 +276,7 @@ def _chosen(parts: CopyParts, operands: Sequence[Any]) -> CopyParts:
     return replace(parts, source=source, target=target, done=done, sent=sent)
 
 
-def _choice(place: Place, operands: Sequence[Any]) -> Place:
+def _choice(place: RefPart, operands: Sequence[Any]) -> RefPart:
     if not place.choices:
         return place
     index = place.chosen
@@ -289,7 +289,7 @@ def _choice(place: Place, operands: Sequence[Any]) -> Place:
 
 
 def _accessed(
-    thread: Thread, place: Place, reader: _Reader, operands: Sequence[Any], how: str, line: str
+    thread: Thread, place: RefPart, reader: _Reader, operands: Sequence[Any], how: str, line: str
 ) -> Any:
     """The memory of one side of a copy.
 
@@ -302,7 +302,7 @@ def _accessed(
         raise beyond_edge(thread, operands[place.position], how, outside, line) from None
 
 
-def _semaphore(place: Place | None, reader: _Reader, operands: Sequence[Any]) -> Semaphore | None:
+def _semaphore(place: RefPart | None, reader: _Reader, operands: Sequence[Any]) -> Semaphore | None:
     return None if place is None else _one(reader(operands[place.position].data, operands))
 
 

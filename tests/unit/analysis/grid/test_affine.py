@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pytest_pallas.analysis.grid.affine import Affine, affine_outputs
-from pytest_pallas.analysis.grid.scalars import mapped
+from pytest_pallas.analysis.grid.bodies.scalars import mapped
 
 GRID = (3, 4)
 

@@ -23,7 +23,7 @@ from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import (
 )
 from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.monitors.accesses import overlap
-from pytest_pallas.transforms import Indexed, Span
+from pytest_pallas.transforms import AxisSlice, Indexed
 
 TMEM, LAYOUTS = plgpu.TMEM, plgpu.TMEMLayout
 
@@ -130,7 +130,7 @@ def test_elements_of_four_bits_in_a_union() -> None:
             plgpu.RefUnion(TMEM((128, 64), jnp.float32), TMEM((128, 256), jnp.int4, packed=True))
         )
     )
-    half = Indexed((Span(0, 128, 1), Span(128, 128, 1)), (128, 256), ())
+    half = Indexed((AxisSlice(0, 128, 1), AxisSlice(128, 128, 1)), (128, 256), ())
     part = ref.part((nibbles, half), ())
     assert part.data.shape == (128, 128)
     assert not overlap(sums.region[:, :16], part.region)

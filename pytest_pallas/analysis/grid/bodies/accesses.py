@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_pallas.analysis.grid.model import GridCall, Window
-from pytest_pallas.analysis.grid.windows import masked_window, window_of
+from pytest_pallas.analysis.grid.bodies.windows import masked_window, window_of
+from pytest_pallas.analysis.grid.model import GridCall, GridWindow
 from pytest_pallas.analysis.kernel_calls import called_jaxpr
 
 _LOADS = frozenset({"get", "masked_load"})
@@ -29,15 +29,15 @@ class Accesses:
     offset: int = field(default=0)
     inputs: int = field(default=0)
 
-    def reads(self, window: Window) -> bool:
+    def reads(self, window: GridWindow) -> bool:
         """Whether the body uses the ref of a window at all."""
         return self._position(window) in self.used
 
-    def always(self, window: Window) -> bool:
+    def always(self, window: GridWindow) -> bool:
         """Whether every program reads or writes the whole block."""
         return self._position(window) in self.whole
 
-    def _position(self, window: Window) -> int:
+    def _position(self, window: GridWindow) -> int:
         return self.offset + window.position + (self.inputs if window.output else 0)
 
 

@@ -12,7 +12,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class GatherWindows:
     """Which windows of an array an array of positions stands for.
 
     Attributes:
@@ -40,7 +40,7 @@ class Windows:
         sizes: Sequence[int],
         index_map: Sequence[int],
         batching: Sequence[tuple[int, int]],
-    ) -> Windows:
+    ) -> GatherWindows:
         """The windows of an equation.
 
         Args:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.errors import MissingRuleError
-from pytest_pallas.simulator.gpu.inline.arithmetic import wide
 from pytest_pallas.simulator.gpu.inline.code import InlineOperation
-from pytest_pallas.simulator.gpu.inline.frame import Frame, as_type, operation, signed
+from pytest_pallas.simulator.gpu.inline.frame import InlineFrame, as_type, operation, signed
 from pytest_pallas.simulator.gpu.inline.memory import from_bytes, to_bytes
+from pytest_pallas.simulator.gpu.inline.operations.arithmetic import wide
 
 Array = np.ndarray[Any, Any]
 
@@ -35,7 +35,7 @@ def _rows(addresses: Array, number: int) -> Array:
 
 
 @operation("nvvm.ldmatrix")
-def _load(frame: Frame, op: InlineOperation, pointer: Array) -> Any:
+def _load(frame: InlineFrame, op: InlineOperation, pointer: Array) -> Any:
     """PTX ISA, "ldmatrix": thread ``t`` gets elements ``2 t % 8`` and the next of row ``t / 4``."""
     transposed, found = _is_transposed(op), []
     addresses = frame.all(pointer)
@@ -52,7 +52,7 @@ def _load(frame: Frame, op: InlineOperation, pointer: Array) -> Any:
 
 
 @operation("nvvm.stmatrix")
-def _store(frame: Frame, op: InlineOperation, pointer: Array, *values: Array) -> tuple[()]:
+def _store(frame: InlineFrame, op: InlineOperation, pointer: Array, *values: Array) -> tuple[()]:
     transposed, addresses = _is_transposed(op), frame.all(pointer)
     for number, value in enumerate(values):
         raw = to_bytes(frame.all(value))
@@ -72,7 +72,7 @@ def _store(frame: Frame, op: InlineOperation, pointer: Array, *values: Array) ->
     "gpu.cluster_block_id",
     "gpu.cluster_dim_blocks",
 )
-def _place(frame: Frame, op: InlineOperation) -> Array:
+def _place(frame: InlineFrame, op: InlineOperation) -> Array:
     axis = "xyz".index(op.attributes["dimension"].rstrip(">")[-1])
     kind = op.name.partition(".")[2]
     value = frame.geometry[kind][axis]
@@ -82,16 +82,16 @@ def _place(frame: Frame, op: InlineOperation) -> Array:
 
 
 @operation("gpu.lane_id", "nvvm.read.ptx.sreg.laneid")
-def _lane(frame: Frame, op: InlineOperation) -> Array:
+def _lane(frame: InlineFrame, op: InlineOperation) -> Array:
     return as_type((np.arange(frame.threads) % 32).astype(np.uint64), op)
 
 
 @operation("nvvm.read.ptx.sreg.tid.x")
-def _thread(frame: Frame, op: InlineOperation) -> Array:
+def _thread(frame: InlineFrame, op: InlineOperation) -> Array:
     return as_type((np.arange(frame.threads) + frame.first).astype(np.uint64), op)
 
 
-def lanes(frame: Frame, value: Array) -> Array:
+def lanes(frame: InlineFrame, value: Array) -> Array:
     """A value as [warps, 32, ...]."""
     value = frame.all(value)
     return value.reshape(-1, 32, *value.shape[1:])
@@ -99,7 +99,7 @@ def lanes(frame: Frame, value: Array) -> Array:
 
 @operation("nvvm.shfl.sync")
 def _shuffle(
-    frame: Frame, op: InlineOperation, mask: Array, value: Array, at: Array, clamp: Array
+    frame: InlineFrame, op: InlineOperation, mask: Array, value: Array, at: Array, clamp: Array
 ) -> Array:
     """PTX ISA, "shfl.sync"."""
     del mask
@@ -128,7 +128,7 @@ def _shuffle(
 
 
 @operation("nvvm.elect.sync")
-def _elect(frame: Frame, op: InlineOperation, *mask: Array) -> Array:
+def _elect(frame: InlineFrame, op: InlineOperation, *mask: Array) -> Array:
     """One active thread of each warp: here the first."""
     del op, mask
     active = np.ones(frame.threads, np.bool_) if frame.active is None else frame.active
@@ -141,7 +141,7 @@ def _elect(frame: Frame, op: InlineOperation, *mask: Array) -> Array:
 
 
 @operation("nvvm.vote.sync")
-def _vote(frame: Frame, op: InlineOperation, mask: Array, value: Array) -> Array:
+def _vote(frame: InlineFrame, op: InlineOperation, mask: Array, value: Array) -> Array:
     del mask
     kind = op.attributes["kind"].rpartition("<")[2].rstrip(">")
     values = lanes(frame, value)
@@ -156,7 +156,7 @@ def _vote(frame: Frame, op: InlineOperation, mask: Array, value: Array) -> Array
 
 
 @operation("nvvm.redux.sync")
-def _reduce(frame: Frame, op: InlineOperation, value: Array, mask: Array) -> Array:
+def _reduce(frame: InlineFrame, op: InlineOperation, value: Array, mask: Array) -> Array:
     del mask
     kind = op.attributes["kind"].rpartition("<")[2].rstrip(">")
     values = lanes(frame, value)
@@ -181,21 +181,21 @@ def _reduce(frame: Frame, op: InlineOperation, value: Array, mask: Array) -> Arr
 
 
 @operation("nvvm.bar.warp.sync", "gpu.printf", "nvvm.nanosleep", "llvm.intr.assume")
-def _nothing(frame: Frame, op: InlineOperation, *_: Any) -> tuple[()]:
+def _nothing(frame: InlineFrame, op: InlineOperation, *_: Any) -> tuple[()]:
     """All threads of a warpgroup go on together, and nothing is printed."""
     del frame, op
     return ()
 
 
 @operation("gpu.barrier", "nvvm.barrier0", "nvvm.barrier")
-def _barrier(frame: Frame, op: InlineOperation, *given: Array) -> tuple[()]:
+def _barrier(frame: InlineFrame, op: InlineOperation, *given: Array) -> tuple[()]:
     """A barrier of the threads that run the code, or of more, which is not simulated."""
     count = int(given[-1].reshape(-1)[0]) if len(given) > 1 else frame.geometry["block_dim"][0]
     meet(frame, count, op.name)
     return ()
 
 
-def meet(frame: Frame, count: int, name: str) -> None:
+def meet(frame: InlineFrame, count: int, name: str) -> None:
     """A barrier of some threads.
 
     Raises:
@@ -209,14 +209,14 @@ def meet(frame: Frame, count: int, name: str) -> None:
 
 
 @operation("nvvm.fence.proxy")
-def _proxy_fence(frame: Frame, op: InlineOperation) -> tuple[()]:
+def _proxy_fence(frame: InlineFrame, op: InlineOperation) -> tuple[()]:
     """PTX ISA, "fence.proxy.async"."""
     frame.fence("async" in op.attributes["kind"])
     return ()
 
 
 @operation("nvvm.fence.sc.cluster", "nvvm.memory.barrier", "nvvm.fence.mbarrier.init")
-def _fence(frame: Frame, op: InlineOperation) -> tuple[()]:
+def _fence(frame: InlineFrame, op: InlineOperation) -> tuple[()]:
     del op
     frame.fence(False)
     return ()

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.analysis.grid.scalars import Points
+from pytest_pallas.analysis.grid.bodies.scalars import Points
 
 
 @dataclass(frozen=True)
-class Mark:
+class Taint:
     """Why a value is tainted.
 
     Attributes:
@@ -33,11 +33,11 @@ class Mark:
 
 
 #: For each reason the grid points at which it holds, bool[points].
-Marks = Mapping[Mark, Points]
+Taints = Mapping[Taint, Points]
 
 
 @dataclass(frozen=True)
-class Value:
+class TaintedValue:
     """What is known of a variable of a kernel's body.
 
     Attributes:
@@ -46,12 +46,12 @@ class Value:
       points: of a scalar, its value at each grid point; None if that is not known.
     """
 
-    marks: Marks = field(default_factory=dict[Mark, Points])
+    marks: Taints = field(default_factory=dict[Taint, Points])
     positional: bool = False
     points: Points | None = None
 
 
-CLEAN = Value()
+CLEAN = TaintedValue()
 
 _ELEMENTWISE = frozenset(
     {
@@ -76,9 +76,9 @@ _REDUCTIONS = frozenset(
 _CUMULATIVE = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"})
 
 
-def union(parts: Sequence[Marks]) -> dict[Mark, Points]:
+def union(parts: Sequence[Taints]) -> dict[Taint, Points]:
     """Tainted by any of them."""
-    found: dict[Mark, Points] = {}
+    found: dict[Taint, Points] = {}
     for marks in parts:
         for mark, points in marks.items():
             before = found.get(mark)
@@ -86,43 +86,45 @@ def union(parts: Sequence[Marks]) -> dict[Mark, Points]:
     return found
 
 
-def at(marks: Marks, points: Points) -> dict[Mark, Points]:
+def at(marks: Taints, points: Points) -> dict[Taint, Points]:
     """The marks at some grid points only."""
     limited = {mark: here & points for mark, here in marks.items()}
     return {mark: here for mark, here in limited.items() if here.any()}
 
 
-def both(a: Marks, b: Marks) -> dict[Mark, Points]:
+def both(a: Taints, b: Taints) -> dict[Taint, Points]:
     """The marks that hold in either case."""
     shared = {mark: points & b[mark] for mark, points in a.items() if mark in b}
     return {mark: points for mark, points in shared.items() if points.any()}
 
 
-def moved(marks: Marks, axis_of: Callable[[int], int | None]) -> dict[Mark, Points]:
+def moved(marks: Taints, axis_of: Callable[[int], int | None]) -> dict[Taint, Points]:
     """The marks with other axes; those for which ``axis_of`` gives None are lost."""
-    found: dict[Mark, Points] = {}
+    found: dict[Taint, Points] = {}
     for mark, points in marks.items():
         axis = None if mark.axis is None else axis_of(mark.axis)
         if mark.axis is None or axis is not None:
-            new = Mark(mark.source, axis, mark.by)
+            new = Taint(mark.source, axis, mark.by)
             found[new] = found[new] | points if new in found else points
     return found
 
 
 def contaminated(
-    marks: Marks, axes: Sequence[int], by: tuple[str, str], axis_of: Callable[[int], int | None]
-) -> dict[Mark, Points]:
+    marks: Taints, axes: Sequence[int], by: tuple[str, str], axis_of: Callable[[int], int | None]
+) -> dict[Taint, Points]:
     """The marks after a reduction over ``axes``: those along them become contamination."""
     rest = {mark: points for mark, points in marks.items() if mark.axis not in axes}
     hit = [
-        {Mark(mark.source, None, by): points}
+        {Taint(mark.source, None, by): points}
         for mark, points in marks.items()
         if mark.axis is not None and mark.axis in axes
     ]
     return union([moved(rest, axis_of), *hit])
 
 
-def transferred(eqn: Any, operands: Sequence[Value], line: Callable[[], str]) -> list[Value]:
+def transferred(
+    eqn: Any, operands: Sequence[TaintedValue], line: Callable[[], str]
+) -> list[TaintedValue]:
     """The results of an operation that has no jaxpr and no ref.
 
     Args:
@@ -135,11 +137,11 @@ def transferred(eqn: Any, operands: Sequence[Value], line: Callable[[], str]) ->
     if not eqn.outvars:  # a print, or a unit's registers
         return []
     if not any(value.marks for value in operands):
-        return [Value(positional=positional)] * len(eqn.outvars)
+        return [TaintedValue(positional=positional)] * len(eqn.outvars)
     summing = name in _REDUCTIONS | _CUMULATIVE | {"sort", "dot_general"}
     by = (name, line() if summing else "")
     if name == "select_n":
-        marks: Marks = _selected(operands)
+        marks: Taints = _selected(operands)
         positional = positional or not marks
     elif name in _ELEMENTWISE:
         marks = _elementwise(eqn, operands)
@@ -158,7 +160,7 @@ def transferred(eqn: Any, operands: Sequence[Value], line: Callable[[], str]) ->
         marks = _product(eqn, operands, by)
     else:
         marks = _rearranged(eqn, operands)
-    return [Value(marks, positional)] * len(eqn.outvars)
+    return [TaintedValue(marks, positional)] * len(eqn.outvars)
 
 
 def _same(axis: int) -> int | None:
@@ -170,7 +172,7 @@ def _position_in(axes: Sequence[int]) -> Callable[[int], int | None]:
     return places.get
 
 
-def _selected(operands: Sequence[Value]) -> Marks:
+def _selected(operands: Sequence[TaintedValue]) -> Taints:
     """``select_n``: a choice by position clears; one by the tainted values themselves does not."""
     which, *cases = operands
     if which.points is not None:
@@ -186,7 +188,7 @@ def _selected(operands: Sequence[Value]) -> Marks:
     }
 
 
-def _elementwise(eqn: Any, operands: Sequence[Value]) -> Marks:
+def _elementwise(eqn: Any, operands: Sequence[TaintedValue]) -> Taints:
     """Zero times NaN is NaN, but zero times an integer is zero, and so is ``and``."""
     exact = getattr(eqn.outvars[0].aval, "dtype", np.dtype(float)).kind in "biu"
     masks = any(value.positional and not value.marks for value in operands)
@@ -208,10 +210,10 @@ def _kept_by(shape: Sequence[int], result: Sequence[int]) -> Callable[[int], int
     return lambda a: a if shape[a] == result[a] else None
 
 
-def _product(eqn: Any, operands: Sequence[Value], by: tuple[str, str]) -> Marks:
+def _product(eqn: Any, operands: Sequence[TaintedValue], by: tuple[str, str]) -> Taints:
     (contracted, batched) = eqn.params["dimension_numbers"]
     exact = all(var.aval.dtype.kind in "biu" for var in eqn.invars)
-    parts: list[Marks] = []
+    parts: list[Taints] = []
     free = len(batched[0])
     for side in (0, 1):
         sums, batch = tuple(contracted[side]), list(batched[side])
@@ -227,7 +229,7 @@ def _product(eqn: Any, operands: Sequence[Value], by: tuple[str, str]) -> Marks:
     return union(parts)
 
 
-def _rearranged(eqn: Any, operands: Sequence[Value]) -> Marks:
+def _rearranged(eqn: Any, operands: Sequence[TaintedValue]) -> Taints:
     """Operations that move elements; every other one is taken to return clean values."""
     name, params = eqn.primitive.name, eqn.params
     first = operands[0].marks

@@ -13,26 +13,26 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.analysis.grid import scalars
-from pytest_pallas.analysis.grid.scalars import Points
-from pytest_pallas.analysis.grid.taint import (
+from pytest_pallas.analysis.grid.bodies import scalars
+from pytest_pallas.analysis.grid.bodies.scalars import Points
+from pytest_pallas.analysis.grid.bodies.taint import (
     CLEAN,
-    Mark,
-    Marks,
-    Value,
+    Taint,
+    TaintedValue,
+    Taints,
     at,
     both,
     moved,
     transferred,
     union,
 )
-from pytest_pallas.analysis.grid.windows import masked_window, window_of
+from pytest_pallas.analysis.grid.bodies.windows import masked_window, window_of
 from pytest_pallas.analysis.kernel_calls import called_jaxpr
 from pytest_pallas.compat.source import source_line
 
 
 @dataclass(eq=False)
-class Cell:
+class RefContent:
     """What a ref holds: while the body is followed, from one operation to the next.
 
     Attributes:
@@ -40,12 +40,12 @@ class Cell:
       known: its values, where they are prefetched and known.
     """
 
-    content: Value = CLEAN
+    content: TaintedValue = CLEAN
     known: Points | None = None
 
 
 @dataclass(eq=False)
-class Course:
+class BodyInterpretation:
     """The state of one pass through a body.
 
     Attributes:
@@ -59,18 +59,20 @@ class Course:
     points: Points
     vmapped: Sequence[int]
     sizes: Sequence[int | None]
-    stored: list[tuple[Mark, Points]] = field(default_factory=list[tuple[Mark, Points]])
+    stored: list[tuple[Taint, Points]] = field(default_factory=list[tuple[Taint, Points]])
     sure: bool = True
 
 
-def follow(jaxpr: Any, environment: dict[Any, Any], course: Course, active: Points) -> list[Any]:
+def follow(
+    jaxpr: Any, environment: dict[Any, Any], course: BodyInterpretation, active: Points
+) -> list[Any]:
     """Follow a jaxpr at the ``active`` points, and return what is known of its outputs."""
 
     def read(var: Any) -> Any:
         if hasattr(var, "val"):
             scalar = np.ndim(var.val) == 0
             count = course.points.shape[1]
-            return Value(points=np.full(count, var.val, var.aval.dtype)) if scalar else CLEAN
+            return TaintedValue(points=np.full(count, var.val, var.aval.dtype)) if scalar else CLEAN
         return environment.get(var, CLEAN)
 
     for eqn in jaxpr.eqns:
@@ -82,19 +84,21 @@ def follow(jaxpr: Any, environment: dict[Any, Any], course: Course, active: Poin
 
 
 def _step(
-    eqn: Any, operands: Sequence[Any], course: Course, active: Points, read: Any
+    eqn: Any, operands: Sequence[Any], course: BodyInterpretation, active: Points, read: Any
 ) -> Sequence[Any]:
     name = eqn.primitive.name
     if name in ("get", "masked_load", "swap", "masked_swap", "addupdate"):
         return _access(eqn, operands, course, active, read)
     if name == "program_id":
         return [
-            Value(points=scalars.coordinate(eqn, course.points, course.vmapped), positional=True)
+            TaintedValue(
+                points=scalars.coordinate(eqn, course.points, course.vmapped), positional=True
+            )
         ]
     if name == "num_programs":
         return [_size(eqn, course)]
     if name == "iota":
-        return [Value(positional=True)]
+        return [TaintedValue(positional=True)]
     called = called_jaxpr(eqn)
     if called is not None:
         environment = dict(zip(called[0].invars, operands, strict=True))
@@ -106,28 +110,28 @@ def _step(
     if name == "run_scoped":
         return _scoped(eqn, operands, course, active)
     for operand in operands:
-        if isinstance(operand, Cell):  # a copy, or whatever else: what it holds is not known
-            operand.content = Value(positional=True)
-    if any(isinstance(operand, Cell) for operand in operands):
-        return [Value(positional=True)] * len(eqn.outvars)
+        if isinstance(operand, RefContent):  # a copy, or whatever else: what it holds is not known
+            operand.content = TaintedValue(positional=True)
+    if any(isinstance(operand, RefContent) for operand in operands):
+        return [TaintedValue(positional=True)] * len(eqn.outvars)
     results = transferred(eqn, operands, lambda: source_line(eqn) or "")
     if len(results) == 1:
         numbers = scalars.applied(eqn, [value.points for value in operands])
         if numbers is not None:
-            return [Value(results[0].marks, results[0].positional, numbers)]
+            return [TaintedValue(results[0].marks, results[0].positional, numbers)]
     return results
 
 
-def _size(eqn: Any, course: Course) -> Value:
+def _size(eqn: Any, course: BodyInterpretation) -> TaintedValue:
     counted = [n for dim, n in enumerate(course.sizes) if dim not in course.vmapped]
     size = counted[eqn.params["axis"]]
     points = None if size is None else np.full(course.points.shape[1], size, np.int32)
-    return Value(points=points, positional=size is None)
+    return TaintedValue(points=points, positional=size is None)
 
 
 def _access(
-    eqn: Any, operands: Sequence[Any], course: Course, active: Points, read: Any
-) -> Sequence[Value]:
+    eqn: Any, operands: Sequence[Any], course: BodyInterpretation, active: Points, read: Any
+) -> Sequence[TaintedValue]:
     """A load or store. Of a part of a ref, what was not followed is clean afterwards."""
     cell, name = operands[0], eqn.primitive.name
     shape = eqn.invars[0].aval.shape
@@ -139,8 +143,8 @@ def _access(
         window = window_of(eqn, eqn.invars[1:])
     else:
         window, stored = window_of(eqn, eqn.invars[2:]), operands[1]
-    if not isinstance(cell, Cell):
-        return [Value(positional=True)] * len(eqn.outvars)
+    if not isinstance(cell, RefContent):
+        return [TaintedValue(positional=True)] * len(eqn.outvars)
     if window and len(window) != len(shape):
         window = None  # the ref is not laid out as it is indexed
     axes = None if window is None or masked else _kept(window, shape)
@@ -148,11 +152,11 @@ def _access(
     if stored is not None:
         _note(stored.marks, course, active)
         whole = axes is not None and len(axes) == len(shape) and None not in axes.values()
-        new: Marks = stored.marks if whole and course.sure else {}
+        new: Taints = stored.marks if whole and course.sure else {}
         before = cell.content.marks if name == "addupdate" and whole else {}
         marks = union([at(cell.content.marks, ~active), at(union([new, before]), active)])
         positional = cell.content.positional or stored.positional or not whole
-        cell.content = Value(marks, positional)
+        cell.content = TaintedValue(marks, positional)
     return [loaded] * len(eqn.outvars)
 
 
@@ -174,25 +178,25 @@ def _kept(window: Sequence[Any], shape: Sequence[int]) -> dict[int, int | None]:
 
 
 def _load(
-    cell: Cell,
+    cell: RefContent,
     window: Sequence[Any] | None,
     axes: dict[int, int | None] | None,
-    course: Course,
+    course: BodyInterpretation,
     read: Any,
-) -> Value:
+) -> TaintedValue:
     if axes is None or window is None:
-        return Value(positional=True)
+        return TaintedValue(positional=True)
     if cell.known is not None:
         numbers = scalars.indexed(np.asarray(cell.known), window, lambda var: read(var).points)
         if numbers is not None:
             count = course.points.shape[1]
-            return Value(points=np.broadcast_to(numbers, (count,)), positional=True)
+            return TaintedValue(points=np.broadcast_to(numbers, (count,)), positional=True)
     marks = moved(cell.content.marks, axes.get)
     single = not any(hasattr(index, "start") for index in window) and bool(window)
-    return Value(marks, cell.content.positional or single)
+    return TaintedValue(marks, cell.content.positional or single)
 
 
-def _note(marks: Marks, course: Course, active: Points) -> None:
+def _note(marks: Taints, course: BodyInterpretation, active: Points) -> None:
     """Contamination that is stored is an error."""
     if course.sure:
         course.stored += [
@@ -200,7 +204,9 @@ def _note(marks: Marks, course: Course, active: Points) -> None:
         ]
 
 
-def _branches(eqn: Any, operands: Sequence[Any], course: Course, active: Points) -> Sequence[Any]:
+def _branches(
+    eqn: Any, operands: Sequence[Any], course: BodyInterpretation, active: Points
+) -> Sequence[Any]:
     which, *rest = operands
     branches = eqn.params["branches"]
     results: list[list[Any]] = []
@@ -220,26 +226,28 @@ def _branches(eqn: Any, operands: Sequence[Any], course: Course, active: Points)
     for values in zip(*results, strict=True):
         positional = any(value.positional for value in values) or which.positional
         if which.points is None:
-            marks: Marks = values[0].marks
+            marks: Taints = values[0].marks
             for value in values[1:]:
                 marks = both(marks, value.marks)
-            merged.append(Value(marks, True))
+            merged.append(TaintedValue(marks, True))
             continue
         marks = union([at(v.marks, here) for v, here in zip(values, parts, strict=True)])
         numbers = None
         if all(value.points is not None for value in values):
             number = np.clip(which.points, 0, len(values) - 1).astype(int)
             numbers = np.choose(number, [value.points for value in values])
-        merged.append(Value(marks, positional, numbers))
+        merged.append(TaintedValue(marks, positional, numbers))
     return merged
 
 
-def _loop(eqn: Any, operands: Sequence[Any], course: Course, active: Points) -> Sequence[Any]:
+def _loop(
+    eqn: Any, operands: Sequence[Any], course: BodyInterpretation, active: Points
+) -> Sequence[Any]:
     """The first two rounds of a loop; what holds after both is what is known behind it."""
     loop = _scan(eqn, operands) if eqn.primitive.name == "scan" else _while(eqn, operands)
     carry = list(loop.carry)
     after: list[list[Any]] = []
-    others = [Value(positional=True)] * (len(eqn.outvars) - len(carry))
+    others = [TaintedValue(positional=True)] * (len(eqn.outvars) - len(carry))
     here, before = active, course.sure
     for turn in range(2):
         if loop.length is not None:
@@ -256,7 +264,7 @@ def _loop(eqn: Any, operands: Sequence[Any], course: Course, active: Points) -> 
         here = here if entered is None else entered
         if not here.any():
             break
-        slices = [Value(positional=True)] * len(loop.slices)
+        slices = [TaintedValue(positional=True)] * len(loop.slices)
         environment = dict(zip(loop.body.invars, [*loop.consts, *carry, *slices], strict=True))
         carry = follow(loop.body, environment, course, here)[: len(carry)]
         after.append(carry)
@@ -266,15 +274,15 @@ def _loop(eqn: Any, operands: Sequence[Any], course: Course, active: Points) -> 
     results: list[Any] = []
     for place, start in enumerate(loop.carry):
         values = [start, *(each[place] for each in after)]
-        if any(isinstance(value, Cell) for value in values):
+        if any(isinstance(value, RefContent) for value in values):
             results.append(start)
             continue
         # A loop that was certainly entered has left its first value behind.
         ends = values[1:] if loop.length else values
-        marks: Marks = ends[0].marks
+        marks: Taints = ends[0].marks
         for value in ends[1:]:
             marks = both(marks, value.marks)
-        results.append(Value(marks, True))
+        results.append(TaintedValue(marks, True))
     return [*results, *others]
 
 
@@ -328,8 +336,10 @@ def _while(eqn: Any, operands: Sequence[Any]) -> _Loop:
     )
 
 
-def _scoped(eqn: Any, operands: Sequence[Any], course: Course, active: Points) -> Sequence[Any]:
+def _scoped(
+    eqn: Any, operands: Sequence[Any], course: BodyInterpretation, active: Points
+) -> Sequence[Any]:
     jaxpr = getattr(eqn.params["jaxpr"], "jaxpr", eqn.params["jaxpr"])
     environment: dict[Any, Any] = dict(zip(jaxpr.constvars, operands, strict=False))
-    environment.update({var: Cell() for var in jaxpr.invars})
+    environment.update({var: RefContent() for var in jaxpr.invars})
     return follow(jaxpr, environment, course, active)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.errors import MissingRuleError
-from pytest_pallas.simulator.gpu.inline.arithmetic import wide
 from pytest_pallas.simulator.gpu.inline.code import InlineOperation, InlineType
-from pytest_pallas.simulator.gpu.inline.frame import Frame, as_type, operation, signed
+from pytest_pallas.simulator.gpu.inline.frame import InlineFrame, as_type, operation, signed
 from pytest_pallas.simulator.gpu.inline.memory import bits_of, from_bytes, to_bytes
+from pytest_pallas.simulator.gpu.inline.operations.arithmetic import wide
 
 Array = np.ndarray[Any, Any]
 
@@ -22,7 +22,7 @@ _DYNAMIC_32 = -(1 << 31)
 
 
 @dataclass(frozen=True)
-class View:
+class MemrefView:
     """A reference: elements at regular distances.
 
     Attributes:
@@ -56,7 +56,7 @@ def _size(kind: InlineType) -> int:
     return -(-math.prod(kind.shape) * bits_of(kind.dtype) // 8)
 
 
-def _load(frame: Frame, addresses: Array, kind: InlineType) -> Array:
+def _load(frame: InlineFrame, addresses: Array, kind: InlineType) -> Array:
     if kind.dtype is None:
         raise MissingRuleError(f"the simulator does not load {kind.text}, which inline_mgpu does")
     addresses = frame.all(addresses) if frame.active is not None else addresses
@@ -64,64 +64,70 @@ def _load(frame: Frame, addresses: Array, kind: InlineType) -> Array:
     return from_bytes(raw, kind.dtype, kind.shape)
 
 
-def _store(frame: Frame, addresses: Array, value: Array) -> None:
+def _store(frame: InlineFrame, addresses: Array, value: Array) -> None:
     raw = to_bytes(frame.all(value))
     frame.space.store(np.ascontiguousarray(frame.all(addresses)), raw, frame.active)
 
 
 @operation("memref.load")
-def _load_element(frame: Frame, op: InlineOperation, view: View, *index: Array) -> Array:
+def _load_element(
+    frame: InlineFrame, op: InlineOperation, view: MemrefView, *index: Array
+) -> Array:
     _whole_bytes(view, op)
     return _load(frame, view.addresses(index), op.types[0])
 
 
 @operation("memref.store")
 def _store_element(
-    frame: Frame, op: InlineOperation, value: Array, view: View, *index: Array
+    frame: InlineFrame, op: InlineOperation, value: Array, view: MemrefView, *index: Array
 ) -> tuple[()]:
     _whole_bytes(view, op)
     _store(frame, view.addresses(index), value)
     return ()
 
 
-def _whole_bytes(view: View, op: InlineOperation) -> None:
+def _whole_bytes(view: MemrefView, op: InlineOperation) -> None:
     if bits_of(view.dtype) < 8:
         raise MissingRuleError(f"{op.name} of one {view.dtype} inside a byte is not simulated")
 
 
 @operation("vector.load")
-def _load_vector(frame: Frame, op: InlineOperation, view: View, *index: Array) -> Array:
+def _load_vector(frame: InlineFrame, op: InlineOperation, view: MemrefView, *index: Array) -> Array:
     return _load(frame, view.addresses(index), op.types[0])
 
 
 @operation("vector.store")
 def _store_vector(
-    frame: Frame, op: InlineOperation, value: Array, view: View, *index: Array
+    frame: InlineFrame, op: InlineOperation, value: Array, view: MemrefView, *index: Array
 ) -> tuple[()]:
     _store(frame, view.addresses(index), value)
     return ()
 
 
 @operation("llvm.load")
-def _load_pointer(frame: Frame, op: InlineOperation, pointer: Array) -> Array:
+def _load_pointer(frame: InlineFrame, op: InlineOperation, pointer: Array) -> Array:
     return _load(frame, pointer, op.types[0])
 
 
 @operation("llvm.store")
-def _store_pointer(frame: Frame, op: InlineOperation, value: Array, pointer: Array) -> tuple[()]:
+def _store_pointer(
+    frame: InlineFrame, op: InlineOperation, value: Array, pointer: Array
+) -> tuple[()]:
     del op
     _store(frame, pointer, value)
     return ()
 
 
 @operation("llvm.ptrtoint", "llvm.inttoptr", "llvm.addrspacecast")
-def _as_address(frame: Frame, op: InlineOperation, value: Array) -> Array:
+def _as_address(frame: InlineFrame, op: InlineOperation, value: Array) -> Array:
     del frame
     return value.astype(np.uint64) if op.types[0].dtype is None else as_type(value, op)
 
 
 @operation("llvm.getelementptr")
-def _element_pointer(frame: Frame, op: InlineOperation, pointer: Array, *dynamic: Array) -> Array:
+def _element_pointer(
+    frame: InlineFrame, op: InlineOperation, pointer: Array, *dynamic: Array
+) -> Array:
     del frame
     kind: InlineType = op.attributes["elem_type"]
     given = op.attributes["rawConstantIndices"]
@@ -133,10 +139,10 @@ def _element_pointer(frame: Frame, op: InlineOperation, pointer: Array, *dynamic
 
 
 @operation("builtin.unrealized_conversion_cast")
-def _cast(frame: Frame, op: InlineOperation, value: Any) -> Any:
+def _cast(frame: InlineFrame, op: InlineOperation, value: Any) -> Any:
     del frame
     kind, given = op.types[0], op.operand_types[0]
-    if isinstance(value, View) and kind.kind != "memory":
+    if isinstance(value, MemrefView) and kind.kind != "memory":
         found: dict[tuple[int, ...], Any] = {(0,): value.base, (1,): value.base, (2,): value.offset}
         for axis, (size, stride) in enumerate(zip(value.shape, value.strides, strict=True)):
             found[3, axis] = np.array([size], np.uint64)
@@ -145,14 +151,16 @@ def _cast(frame: Frame, op: InlineOperation, value: Any) -> Any:
     if isinstance(value, dict) and kind.kind == "memory":
         strides = tuple(value[4, axis].astype(np.int64) for axis in range(len(kind.shape)))
         offset = value[2,].astype(np.int64)
-        return View(value[1,], offset, kind.shape, strides, kind.dtype)
+        return MemrefView(value[1,], offset, kind.shape, strides, kind.dtype)
     if kind.dtype == given.dtype and kind.kind == given.kind:
         return value
     raise MissingRuleError(f"a cast of {given.text} to {kind.text} is not simulated")
 
 
 @operation("memref.subview")
-def _subview(frame: Frame, op: InlineOperation, view: View, *dynamic: Array) -> View:
+def _subview(
+    frame: InlineFrame, op: InlineOperation, view: MemrefView, *dynamic: Array
+) -> MemrefView:
     del frame
     given = iter(dynamic)
 
@@ -187,7 +195,7 @@ def _kept_axes(sizes: Sequence[Any], shape: Sequence[int]) -> Iterator[int]:
 
 
 @operation("memref.cast", "memref.memory_space_cast", "memref.reinterpret_cast")
-def _same(frame: Frame, op: InlineOperation, view: View, *dynamic: Array) -> View:
+def _same(frame: InlineFrame, op: InlineOperation, view: MemrefView, *dynamic: Array) -> MemrefView:
     """The same memory; ``reinterpret_cast`` names all of its shape anew."""
     del frame
     if not op.name.endswith("reinterpret_cast"):
@@ -200,7 +208,7 @@ def _same(frame: Frame, op: InlineOperation, view: View, *dynamic: Array) -> Vie
 
 
 @operation("memref.transpose")
-def _transpose(frame: Frame, op: InlineOperation, view: View) -> View:
+def _transpose(frame: InlineFrame, op: InlineOperation, view: MemrefView) -> MemrefView:
     del frame
     kind = op.types[0]
     text = op.attributes["permutation"]
@@ -211,7 +219,7 @@ def _transpose(frame: Frame, op: InlineOperation, view: View) -> View:
 
 
 @operation("memref.collapse_shape")
-def _collapse(frame: Frame, op: InlineOperation, view: View) -> View:
+def _collapse(frame: InlineFrame, op: InlineOperation, view: MemrefView) -> MemrefView:
     del frame
     kind = op.types[0]
     groups = op.attributes["reassociation"]
@@ -221,7 +229,7 @@ def _collapse(frame: Frame, op: InlineOperation, view: View) -> View:
 
 
 @operation("memref.expand_shape")
-def _expand(frame: Frame, op: InlineOperation, view: View, *sizes: Array) -> View:
+def _expand(frame: InlineFrame, op: InlineOperation, view: MemrefView, *sizes: Array) -> MemrefView:
     del frame, sizes
     kind = op.types[0]
     groups = op.attributes["reassociation"]
@@ -235,13 +243,13 @@ def _expand(frame: Frame, op: InlineOperation, view: View, *sizes: Array) -> Vie
 
 
 @operation("memref.dim")
-def _dim(frame: Frame, op: InlineOperation, view: View, axis: Array) -> Array:
+def _dim(frame: InlineFrame, op: InlineOperation, view: MemrefView, axis: Array) -> Array:
     del frame, op
     return np.array([view.shape[int(axis.reshape(-1)[0])]], np.uint64)
 
 
 @operation("memref.extract_strided_metadata")
-def _metadata(frame: Frame, op: InlineOperation, view: View) -> tuple[Any, ...]:
+def _metadata(frame: InlineFrame, op: InlineOperation, view: MemrefView) -> tuple[Any, ...]:
     del frame, op
     base = replace(view, offset=np.zeros(1, np.int64), shape=(), strides=())
     sizes = (np.array([size], np.uint64) for size in view.shape)
@@ -250,7 +258,9 @@ def _metadata(frame: Frame, op: InlineOperation, view: View) -> tuple[Any, ...]:
 
 
 @operation("memref.atomic_rmw")
-def _atomic(frame: Frame, op: InlineOperation, value: Array, view: View, *index: Array) -> Array:
+def _atomic(
+    frame: InlineFrame, op: InlineOperation, value: Array, view: MemrefView, *index: Array
+) -> Array:
     """One thread after the other."""
     _whole_bytes(view, op)
     addresses, values = frame.all(view.addresses(index)), frame.all(value)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.simulator.gpu.inline.code import InlineOperation
-from pytest_pallas.simulator.gpu.inline.frame import Frame, as_type, operation, signed
+from pytest_pallas.simulator.gpu.inline.frame import InlineFrame, as_type, operation, signed
 from pytest_pallas.simulator.gpu.inline.memory import bits_of, from_bytes, to_bytes
 
 Array = np.ndarray[Any, Any]
@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 def _register(names: str, compute: Callable[..., Any]) -> None:
     """An operation of operands alone, whose result is in the dtype that it names."""
 
-    def evaluate(frame: Frame, op: InlineOperation, *operands: Array) -> Array:
+    def evaluate(frame: InlineFrame, op: InlineOperation, *operands: Array) -> Array:
         del frame
         return as_type(np.asarray(compute(*operands)), op)
 
@@ -165,13 +165,13 @@ def leading_zeros(value: Array) -> Array:
 
 
 @operation("arith.constant", "llvm.mlir.constant")
-def _constant(frame: Frame, op: InlineOperation) -> Array:
+def _constant(frame: InlineFrame, op: InlineOperation) -> Array:
     del frame
     return _filled(op, op.attributes["value"])
 
 
 @operation("llvm.mlir.undef", "llvm.mlir.zero", "llvm.mlir.poison", "ub.poison")
-def _undefined(frame: Frame, op: InlineOperation) -> Any:
+def _undefined(frame: InlineFrame, op: InlineOperation) -> Any:
     del frame
     return {} if op.types[0].dtype is None else _filled(op, 0)
 
@@ -186,7 +186,7 @@ def _filled(op: InlineOperation, value: Any) -> Array:
 
 
 @operation("arith.fptosi", "llvm.fptosi", "arith.fptoui", "llvm.fptoui")
-def _to_integer(frame: Frame, op: InlineOperation, a: Array) -> Array:
+def _to_integer(frame: InlineFrame, op: InlineOperation, a: Array) -> Array:
     """It saturates, and NaN gives 0 (PTX ISA, "cvt")."""
     del frame
     dtype = op.types[0].dtype
@@ -232,13 +232,13 @@ _COMPARE_FLOATS: tuple[Callable[[Array, Array], Array], ...] = (
 
 
 @operation("arith.cmpi", "llvm.icmp")
-def _compare(frame: Frame, op: InlineOperation, a: Array, b: Array) -> Array:
+def _compare(frame: InlineFrame, op: InlineOperation, a: Array, b: Array) -> Array:
     del frame
     return _COMPARE_INTEGERS[op.attributes["predicate"]](a, b)
 
 
 @operation("arith.cmpf", "llvm.fcmp")
-def _compare_floats(frame: Frame, op: InlineOperation, a: Array, b: Array) -> Array:
+def _compare_floats(frame: InlineFrame, op: InlineOperation, a: Array, b: Array) -> Array:
     """The first half of the predicates is false for NaN, and the second half is true."""
     del frame
     a, b = wide(a), wide(b)
@@ -254,7 +254,7 @@ def _compare_floats(frame: Frame, op: InlineOperation, a: Array, b: Array) -> Ar
 
 
 @operation("arith.select", "llvm.select")
-def _select(frame: Frame, op: InlineOperation, where: Array, a: Any, b: Any) -> Any:
+def _select(frame: InlineFrame, op: InlineOperation, where: Array, a: Any, b: Any) -> Any:
     del frame, op
     return chosen(where, a, b)
 
@@ -269,7 +269,7 @@ def chosen(where: Array, a: Any, b: Any) -> Any:
 
 
 @operation("arith.bitcast", "llvm.bitcast", "vector.bitcast")
-def _bitcast(frame: Frame, op: InlineOperation, a: Array) -> Array:
+def _bitcast(frame: InlineFrame, op: InlineOperation, a: Array) -> Array:
     del frame
     kind = op.types[0]
     if kind.dtype == a.dtype and kind.shape == a.shape[1:]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.analysis.grid.windows import window_of
+from pytest_pallas.analysis.grid.bodies.windows import window_of
 from pytest_pallas.analysis.kernel_calls import called_jaxpr
 from pytest_pallas.compat.jaxprs import discharged
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from pytest_pallas.simulator.gpu.inline.arithmetic import wide
 from pytest_pallas.simulator.gpu.inline.code import InlineOperation
-from pytest_pallas.simulator.gpu.inline.frame import Frame, as_type, operation, signed
+from pytest_pallas.simulator.gpu.inline.frame import InlineFrame, as_type, operation, signed
+from pytest_pallas.simulator.gpu.inline.operations.arithmetic import wide
 
 Array = np.ndarray[Any, Any]
 
@@ -23,7 +23,7 @@ def spread(*values: Array) -> list[Array]:
 
 
 @operation("vector.broadcast", "vector.splat")
-def _broadcast(frame: Frame, op: InlineOperation, a: Array) -> Array:
+def _broadcast(frame: InlineFrame, op: InlineOperation, a: Array) -> Array:
     del frame
     shape = op.types[0].shape
     inner = a.shape[1:]
@@ -47,14 +47,16 @@ def _rows(index: list[Any], count: int) -> tuple[Any, ...]:
 
 
 @operation("vector.extract")
-def _extract(frame: Frame, op: InlineOperation, a: Array, *dynamic: Array) -> Array:
+def _extract(frame: InlineFrame, op: InlineOperation, a: Array, *dynamic: Array) -> Array:
     del frame
     a, *dynamic_ = spread(a, *dynamic)
     return a[_rows(_index(op, dynamic_), a.shape[0])]
 
 
 @operation("vector.insert")
-def _insert(frame: Frame, op: InlineOperation, value: Array, a: Array, *dynamic: Array) -> Array:
+def _insert(
+    frame: InlineFrame, op: InlineOperation, value: Array, a: Array, *dynamic: Array
+) -> Array:
     del frame
     value, a, *dynamic_ = spread(value, a, *dynamic)
     found = a.copy()
@@ -63,7 +65,7 @@ def _insert(frame: Frame, op: InlineOperation, value: Array, a: Array, *dynamic:
 
 
 @operation("vector.extractelement", "llvm.extractelement")
-def _element(frame: Frame, op: InlineOperation, a: Array, *at: Array) -> Array:
+def _element(frame: InlineFrame, op: InlineOperation, a: Array, *at: Array) -> Array:
     del frame, op
     if not at:
         return a
@@ -72,7 +74,9 @@ def _element(frame: Frame, op: InlineOperation, a: Array, *at: Array) -> Array:
 
 
 @operation("vector.insertelement")
-def _with_element(frame: Frame, op: InlineOperation, value: Array, a: Array, *at: Array) -> Array:
+def _with_element(
+    frame: InlineFrame, op: InlineOperation, value: Array, a: Array, *at: Array
+) -> Array:
     del frame, op
     if not at:
         return value.reshape(value.shape[0], *a.shape[1:])
@@ -81,7 +85,7 @@ def _with_element(frame: Frame, op: InlineOperation, value: Array, a: Array, *at
 
 @operation("llvm.insertelement")
 def _replaced_element(
-    frame: Frame, op: InlineOperation, a: Array, value: Array, at: Array
+    frame: InlineFrame, op: InlineOperation, a: Array, value: Array, at: Array
 ) -> Array:
     del frame, op
     return _replaced(value, a, at)
@@ -95,13 +99,13 @@ def _replaced(value: Array, a: Array, at: Array) -> Array:
 
 
 @operation("vector.extract_strided_slice")
-def _slice(frame: Frame, op: InlineOperation, a: Array) -> Array:
+def _slice(frame: InlineFrame, op: InlineOperation, a: Array) -> Array:
     del frame
     return a[(slice(None), *_slices(op, "sizes"))]
 
 
 @operation("vector.insert_strided_slice")
-def _insert_slice(frame: Frame, op: InlineOperation, value: Array, a: Array) -> Array:
+def _insert_slice(frame: InlineFrame, op: InlineOperation, value: Array, a: Array) -> Array:
     del frame
     value, a = spread(value, a)
     found = a.copy()
@@ -121,20 +125,20 @@ def _slices(op: InlineOperation, sizes: str) -> list[slice]:
 
 
 @operation("vector.shape_cast")
-def _reshape(frame: Frame, op: InlineOperation, a: Array) -> Array:
+def _reshape(frame: InlineFrame, op: InlineOperation, a: Array) -> Array:
     del frame
     return a.reshape(a.shape[0], *op.types[0].shape)
 
 
 @operation("vector.from_elements")
-def _from_elements(frame: Frame, op: InlineOperation, *elements: Array) -> Array:
+def _from_elements(frame: InlineFrame, op: InlineOperation, *elements: Array) -> Array:
     del frame
     parts = spread(*elements)
     return np.stack(parts, axis=1).reshape(parts[0].shape[0], *op.types[0].shape)
 
 
 @operation("vector.to_elements")
-def _to_elements(frame: Frame, op: InlineOperation, a: Array) -> Any:
+def _to_elements(frame: InlineFrame, op: InlineOperation, a: Array) -> Any:
     del frame
     flat = a.reshape(a.shape[0], -1)
     parts = [flat[:, at] for at in range(flat.shape[1])]
@@ -142,13 +146,13 @@ def _to_elements(frame: Frame, op: InlineOperation, a: Array) -> Any:
 
 
 @operation("vector.shuffle")
-def _shuffle(frame: Frame, op: InlineOperation, a: Array, b: Array) -> Array:
+def _shuffle(frame: InlineFrame, op: InlineOperation, a: Array, b: Array) -> Array:
     del frame
     return np.concatenate(spread(a, b), axis=1)[:, list(op.attributes["mask"])]
 
 
 @operation("vector.reduction")
-def _reduce(frame: Frame, op: InlineOperation, a: Array, *more: Array) -> Array:
+def _reduce(frame: InlineFrame, op: InlineOperation, a: Array, *more: Array) -> Array:
     """From the first element to the last one; each step rounds."""
     del frame
     kind = op.attributes["kind"].rpartition("<")[2].rstrip(">")
@@ -184,12 +188,12 @@ def _combined(kind: str, a: Array, b: Array) -> Array:
 
 
 @operation("llvm.extractvalue")
-def _field(frame: Frame, op: InlineOperation, a: Any) -> Any:
+def _field(frame: InlineFrame, op: InlineOperation, a: Any) -> Any:
     del frame
     return a[tuple(op.attributes["position"])]
 
 
 @operation("llvm.insertvalue")
-def _with_field(frame: Frame, op: InlineOperation, a: Any, value: Any) -> Any:
+def _with_field(frame: InlineFrame, op: InlineOperation, a: Any, value: Any) -> Any:
     del frame
     return {**a, tuple(op.attributes["position"]): value}

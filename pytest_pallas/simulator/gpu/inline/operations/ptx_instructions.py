@@ -1,12 +1,10 @@
-"""Instructions of inline assembly (PTX ISA 9.0, "Instruction Set").
+"""What the instructions of inline assembly compute (PTX ISA 9.0, "Instruction Set").
 
-Registers hold bits: unsigned integers of 16, 32 or 64 of them, or a predicate. An instruction is
-found by its name without rounding and the like, and by the type at its end.
+A function gets the types and the modes that the instruction names, and the registers that it reads.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,16 +12,18 @@ import ml_dtypes
 import numpy as np
 
 from pytest_pallas.errors import MissingRuleError
-from pytest_pallas.simulator.gpu.inline.arithmetic import bit_count, leading_zeros, reversed_bits
-from pytest_pallas.simulator.gpu.inline.code import InlineOperation
-from pytest_pallas.simulator.gpu.inline.frame import Frame, operation
-from pytest_pallas.simulator.gpu.inline.lanes import meet
 from pytest_pallas.simulator.gpu.inline.memory import bits_of, from_bytes, to_bytes
+from pytest_pallas.simulator.gpu.inline.operations.arithmetic import (
+    bit_count,
+    leading_zeros,
+    reversed_bits,
+)
 
 Array = np.ndarray[Any, Any]
 
+
 #: Dtypes by the type of an instruction; those of two numbers in a register are the dtype of one.
-_TYPES: dict[str, Any] = {
+PTX_TYPES: dict[str, Any] = {
     **{f"{kind}{bits}": np.dtype(f"u{bits // 8}") for kind in "bu" for bits in (8, 16, 32, 64)},
     **{f"s{bits}": np.dtype(f"i{bits // 8}") for bits in (8, 16, 32, 64)},
     "f16": np.dtype(np.float16),
@@ -40,51 +40,8 @@ _TYPES: dict[str, Any] = {
     "pred": np.dtype(np.bool_),
 }
 
-#: What an instruction says beside its name and its types, and what makes no difference here: each
-#: result is rounded to the nearest, and ``satfinite`` is what conversions to narrow floats do.
-_ADJECTIVES = frozenset(
-    {
-        *("rn", "rna", "approx", "ftz", "noftz", "satfinite", "full", "lo"),
-        *("sync", "aligned", "release", "acquire", "relaxed"),
-    }
-)
 
-
-@operation("llvm.inline_asm")
-def _assembly(frame: Frame, op: InlineOperation, *operands: Array) -> Any:
-    registers: dict[str, Array] = {}
-    constraints = [each for each in op.attributes["constraints"].split(",") if each]
-    outputs = [each for each in constraints if each.startswith("=")]
-    inputs = [each for each in constraints if not each.startswith(("=", "~"))]
-    for number, (constraint, value) in enumerate(zip(inputs, operands, strict=True)):
-        registers[f"${number + len(outputs)}"] = _bits(value)
-        if constraint.isdigit():  # the same register as a result
-            registers[f"${constraint}"] = _bits(value)
-    for line in instructions(op.attributes["asm_string"]):
-        _execute(frame, line, registers)
-    if not op.results:
-        return ()
-    kind = op.types[0]
-    if kind.kind != "other":
-        return _value(registers["$0"], kind.dtype, kind.shape) if outputs else ()
-    fields = re.findall(r"i\d+|f\d+|bf16", kind.text)
-    names: dict[str, str] = {"i1": "pred", **{f"i{bits}": f"u{bits}" for bits in (8, 16, 32, 64)}}
-    return {
-        (number,): _value(registers[f"${number}"], _TYPES[names.get(str(name), str(name))], ())
-        for number, name in enumerate(fields)
-    }
-
-
-def instructions(text: str) -> list[str]:
-    """The instructions of inline assembly, without comments, labels' braces and declarations."""
-    text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL).strip()
-    if text.startswith("{") and text.endswith("}"):
-        text = text[1:-1]
-    lines = [" ".join(each.split()) for each in text.split(";")]
-    return [each for each in lines if each and not each.startswith(".reg")]
-
-
-def _bits(value: Array) -> Array:
+def register_of(value: Array) -> Array:
     """The register of a value: of narrow ones the low bits."""
     if value.dtype == np.bool_:
         return value
@@ -94,108 +51,9 @@ def _bits(value: Array) -> Array:
     return from_bytes(raw, np.dtype(f"u{size}"), ())
 
 
-def _value(register: Array, dtype: Any, shape: tuple[int, ...]) -> Array:
-    if dtype == np.bool_:
-        return register.astype(np.bool_)
-    count = int(np.prod(shape, dtype=np.int64)) * bits_of(dtype) // 8
-    raw = to_bytes(register)
-    return from_bytes(raw[:, : max(count, 1)], dtype, shape)
-
-
-def _execute(frame: Frame, line: str, registers: dict[str, Array]) -> None:
-    predicate = None
-    if line.startswith("@"):
-        guard, _, line = line[1:].partition(" ")
-        predicate = registers[guard.lstrip("!")].astype(np.bool_)
-        predicate = ~predicate if guard.startswith("!") else predicate
-    name, _, rest = line.partition(" ")
-    words = name.split(".")
-    kinds = [each for each in words[1:] if each in _TYPES]
-    modes = [each for each in words[1:] if each not in _TYPES and each not in _ADJECTIVES]
-    if words[0] in ("fence", "membar"):
-        frame.fence("proxy" in words and "async" in words)
-        return
-    if words[0] in ("nanosleep", "griddepcontrol", "prefetch", "setmaxnreg"):
-        return
-    given = _operands(rest)
-    if words[0] == "bar" and "sync" in words[1:]:
-        count = 128 if len(given) < 2 else int(_read(given[1], registers, "u32").reshape(-1)[0])
-        meet(frame, count, name)
-        return
-    compute = _INSTRUCTIONS.get(words[0])
-    if compute is None or not kinds:
-        raise MissingRuleError(
-            f"the simulator does not know the instruction {line!r}, which inline_mgpu inlines"
-        )
-    targets, *sources = given
-    values = [
-        each if each.startswith("{") else _read(each, registers, _source(words[0], kinds))
-        for each in sources
-    ]
-    if words[0] == "mov" and any(each.startswith("{") for each in given):
-        _move_parts(targets, sources, kinds[0], registers)
-        return
-    result = compute(kinds, modes, *values)
-    _write(registers, targets, result, predicate)
-
-
-def _source(name: str, kinds: list[str]) -> str:
-    """The type of the operands, where that of the result is another one."""
-    return kinds[-1] if name in ("cvt", "setp", "set", "mul", "mad", "selp") else kinds[0]
-
-
-def _operands(text: str) -> list[str]:
-    return [each.strip() for each in re.findall(r"\{[^}]*\}|[^,{}]+", text) if each.strip()]
-
-
-def _read(name: str, registers: dict[str, Array], kind: str) -> Array:
-    name = name.strip("[]")
-    if name in registers:
-        return registers[name]
-    text = name.lstrip("-").lower()
-    if text.startswith("0f") and len(text) == 10:
-        return np.array([int(text[2:], 16)], np.uint32)
-    try:
-        number = int(name.rstrip("uU"), 0)
-    except ValueError:
-        if kind in ("f32", "f64") and re.fullmatch(r"-?[\d.]+(e-?\d+)?", name):
-            return _bits(np.array([float(name)], _TYPES[kind]))
-        raise MissingRuleError(f"inline assembly reads {name}, which nothing has set") from None
-    bits = max(8 * _TYPES[kind].itemsize, 32)
-    return np.array([number & (1 << bits) - 1], np.dtype(f"u{bits // 8}"))
-
-
-def _write(
-    registers: dict[str, Array], target: str, result: Array, predicate: Array | None
-) -> None:
-    if target == "_":
-        return
-    name = target.partition("|")[0]
-    if predicate is not None and name in registers:
-        result = np.where(predicate, result, registers[name]).astype(result.dtype)
-    registers[name] = result
-
-
-def _move_parts(target: str, sources: list[str], kind: str, registers: dict[str, Array]) -> None:
-    """``mov`` between a register and the parts that it consists of."""
-    size = _TYPES[kind].itemsize
-    if not target.startswith("{"):
-        parts = [_read(each, registers, kind) for each in _operands(sources[0].strip("{}"))]
-        rows = max(each.shape[0] for each in parts)
-        raw = [np.broadcast_to(to_bytes(each), (rows, each.dtype.itemsize)) for each in parts]
-        registers[target] = from_bytes(np.concatenate(raw, 1)[:, :size], _TYPES[kind], ())
-        return
-    names = _operands(target.strip("{}"))
-    raw_ = to_bytes(_read(sources[0], registers, kind))[:, :size]
-    width = size // len(names)
-    for number, name in enumerate(names):
-        part = raw_[:, number * width : (number + 1) * width]
-        registers[name] = from_bytes(part, np.dtype(f"u{width}"), ())
-
-
 def _as(register: Array, kind: str) -> Array:
     """A register as numbers: of two in it, along a new last axis."""
-    dtype = _TYPES[kind]
+    dtype = PTX_TYPES[kind]
     if dtype == np.bool_:
         return register.astype(np.bool_)
     count = 2 if "x2" in kind else 1
@@ -207,7 +65,7 @@ def _as(register: Array, kind: str) -> Array:
 
 
 def _from(value: Array, kind: str) -> Array:
-    return _bits(value.astype(_TYPES[kind]).reshape(value.shape[0], -1))
+    return register_of(value.astype(PTX_TYPES[kind]).reshape(value.shape[0], -1))
 
 
 def _wide(value: Array) -> Array:
@@ -262,7 +120,7 @@ def _convert(kinds: list[str], modes: list[str], *values: Array) -> Array:
         both = np.stack([np.broadcast_to(each, rows) for each in reversed(parts)], axis=-1)
         return _from(_narrowed(both, to, modes), to)
     (value,) = parts
-    target = _TYPES[to]
+    target = PTX_TYPES[to]
     if target.kind in "iu" and value.dtype.kind not in "iu":
         rounded = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
         round_ = next((rounded[each] for each in modes if each in rounded), np.trunc)
@@ -273,7 +131,7 @@ def _convert(kinds: list[str], modes: list[str], *values: Array) -> Array:
 
 
 def _narrowed(value: Array, to: str, modes: list[str]) -> Array:
-    dtype = _TYPES[to]
+    dtype = PTX_TYPES[to]
     if "relu" in modes:
         value = np.where(value > 0, value, np.zeros((), value.dtype))
     if set(modes) - {"relu", "rzi", "rni", "rmi", "rpi", "rz"}:
@@ -300,7 +158,7 @@ def _bitwise(function: Callable[..., Array]) -> Callable[..., Array]:
 
 def _shift_left(kinds: list[str], modes: list[str], a: Array, b: Array) -> Array:
     del modes
-    value, bits = _as(a, kinds[0]), 8 * _TYPES[kinds[0]].itemsize
+    value, bits = _as(a, kinds[0]), 8 * PTX_TYPES[kinds[0]].itemsize
     return np.where(b < bits, value << np.minimum(b, bits - 1).astype(value.dtype), 0).astype(
         value.dtype
     )
@@ -309,7 +167,7 @@ def _shift_left(kinds: list[str], modes: list[str], a: Array, b: Array) -> Array
 def _shift_right(kinds: list[str], modes: list[str], a: Array, b: Array) -> Array:
     """It fills with the sign of numbers that have one; shifts by too many bits are by all."""
     del modes
-    value, bits = _as(a, kinds[0]), 8 * _TYPES[kinds[0]].itemsize
+    value, bits = _as(a, kinds[0]), 8 * PTX_TYPES[kinds[0]].itemsize
     moved = value >> np.minimum(b, bits - 1).astype(value.dtype)
     if value.dtype.kind == "u":
         moved = np.where(b < bits, moved, 0)
@@ -373,10 +231,10 @@ def _extract_bits(kinds: list[str], modes: list[str], a: Array, at: Array, count
         raise MissingRuleError("bfe of numbers with a sign is not simulated")
     value = a.astype(np.uint64) >> (at & 255).astype(np.uint64)
     mask = (np.uint64(1) << np.minimum(count & 255, 63).astype(np.uint64)) - np.uint64(1)
-    return (value & mask).astype(_TYPES[kinds[0]])
+    return (value & mask).astype(PTX_TYPES[kinds[0]])
 
 
-_INSTRUCTIONS: dict[str, Callable[..., Array]] = {
+INSTRUCTIONS: dict[str, Callable[..., Array]] = {
     "mov": _bitwise(lambda a: a),
     "cvt": _convert,
     "add": _plain(lambda a, b: a + b),

@@ -1,0 +1,225 @@
+"""What is out of order, as findings: accesses, the waits that do not order them, and a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pytest_pallas.findings import Access, Finding, Signal, Wait
+from pytest_pallas.simulator.concurrency.recording import (
+    END_OF_BLOCK,
+    Acquired,
+    Asynchronous,
+    Reached,
+    Started,
+    Touched,
+    Waited,
+)
+from pytest_pallas.simulator.monitors.accesses import SideInFlight, index_of
+from pytest_pallas.simulator.monitors.passes import OrderPass
+from pytest_pallas.simulator.monitors.promises import Promise, Rivals
+
+
+def finding_of(this: OrderPass, found: tuple[str, Any, Any], seed: int) -> Finding:
+    """What a pass found, as a finding.
+
+    Args:
+      this: the pass.
+      found: an entry of ``OrderPass.found``.
+      seed: of the run.
+    """
+    kind, first, second = found
+    if kind == "entry":
+        return _entry(this, first, seed)
+    if kind == "phase":
+        return _overrun(this, first, seed)
+    later, earlier = _access(this, first), _access(this, second)
+    waits = tuple(_unproved(this, second))
+    what = f"race on {later.ref or 'memory'}: nothing orders two accesses"
+    if END_OF_BLOCK in (later.line, earlier.line):
+        what = (
+            f"race on {later.ref or 'memory'}: a block of the cluster may end before another one "
+            "accesses its memory; let them wait for each other"
+        )
+    if kind == "fence":
+        what = (
+            f"race on {later.ref or 'memory'}: {later.by} may not see what a thread wrote; call "
+            "plgpu.commit_smem() between"
+        )
+        if earlier.kind == "read":
+            what = (
+                f"race on {later.ref or 'memory'}: {later.by} may overwrite what some lanes of the "
+                "thread that starts it still have to read; call plgpu.commit_smem() between"
+            )
+    if kind == "early":
+        what = (
+            f"race on {later.ref or 'memory'}: the kernel may begin before the one ahead of it has "
+            "ended, and nothing orders two accesses of the two; call plgpu.griddepcontrol_wait() "
+            "before"
+        )
+    if _is_of_one_chain(first, second):
+        what = (
+            f"race on {later.ref or 'tensor memory'}: the tensor core need not keep the order of "
+            "these two; wait for the first one between, with tcgen05_commit_arrive"
+        )
+    if kind == "core":
+        what = (
+            f"race on {later.ref or 'tensor memory'}: what orders two accesses does not order "
+            "tensor memory; make the barrier with orders_tensor_core=True"
+        )
+    return Finding(
+        kind="race",
+        message=what,
+        kernel=first.kernel if isinstance(first, Touched) else first.origin.kernel,
+        program=later.program,
+        line=later.line,
+        ref=later.ref,
+        accesses=(later, earlier),
+        waits=waits,
+        seed=seed,
+    )
+
+
+def _is_of_one_chain(first: Any, second: Any) -> bool:
+    """Whether two operations are of one unit, which keeps the order of others."""
+    if not (isinstance(first, SideInFlight) and isinstance(second, SideInFlight)):
+        return False
+    return first.chain is not None and first.chain == second.chain and first.thread == second.thread
+
+
+def _overrun(this: OrderPass, event: Acquired, seed: int) -> Finding:
+    name = event.token.name
+    return Finding(
+        kind="phase",
+        message=(
+            f"nothing keeps {name} from completing another phase before "
+            f"{this.owners[event.thread]} has waited for this one: a wait tells only odd phases "
+            "from even ones"
+        ),
+        kernel=event.kernel,
+        program=event.program,
+        line=event.line,
+        ref=name,
+        seed=seed,
+    )
+
+
+def _entry(this: OrderPass, event: Reached, seed: int) -> Finding:
+    owner = this.owners[event.thread]
+    device = event.key[0]
+    access = Access(
+        kind="write",
+        ref=event.name,
+        owner=owner,
+        home=device,
+        line=event.line,
+        program=event.program,
+        copy=event.how == "copies to",
+    )
+    return Finding(
+        kind="entry",
+        message=(
+            f"{owner} {event.how} {event.name} of device {device}, and nothing orders that with "
+            f"the point at which device {device} has entered the kernel; {event.remedy}"
+        ),
+        kernel=event.kernel,
+        program=event.program,
+        line=event.line,
+        ref=event.name,
+        accesses=(access,),
+        seed=seed,
+    )
+
+
+def _access(this: OrderPass, event: Touched | SideInFlight | Access) -> Access:
+    if isinstance(event, Access):
+        return event
+    if isinstance(event, Touched):
+        return Access(
+            kind="write" if event.writes else "read",
+            ref=event.name,
+            owner=this.owners[event.thread],
+            home=event.home,
+            index=index_of(event.region),
+            line=event.line,
+            program=event.program,
+        )
+    copy, side = event.origin, event.side
+    if isinstance(copy, Asynchronous):
+        assert side is not None
+        return Access(
+            kind="write" if event.writes else "read",
+            ref=side.name,
+            owner=this.owners[event.thread],
+            home=side.home,
+            index=index_of(event.region),
+            line=copy.line,
+            program=copy.program,
+            by=copy.what,
+            clock=int(event.clock[event.thread]),
+        )
+    return Access(
+        kind="write" if event.writes else "read",
+        ref=copy.names[1] if event.writes else copy.names[0],
+        owner=this.owners[event.thread],
+        home=copy.home if event.writes else None,
+        index=index_of(event.region),
+        line=copy.line,
+        program=copy.program,
+        copy=True,
+        clock=int(event.clock[event.thread]),
+    )
+
+
+def _unproved(this: OrderPass, event: Any) -> Iterator[Wait]:
+    """The last waits on the semaphores of a copy, with what else could have satisfied them."""
+    if not isinstance(event, SideInFlight):
+        return
+    copy = event.origin
+    if isinstance(copy, Asynchronous):
+        return
+    semaphore = copy.done if event.writes else (copy.sent or copy.done)
+    if semaphore is None:
+        return
+    count = this.count(semaphore)
+    for thread, (_, numbers) in count.waits.items():
+        wait = this.events[numbers[-1]]
+        assert isinstance(wait, Waited)
+        rivals = [
+            promise
+            for number in numbers
+            for promise in (*count.left(number), *_promises(this.rivals.get(number, ())))
+        ]
+        signals = tuple(dict.fromkeys(_signal_of(this, rival) for rival in rivals))
+        if signals:
+            yield Wait(
+                owner=this.owners[thread],
+                on=semaphore.name,
+                needed=wait.amount,
+                had=wait.amount,
+                unit="bytes" if semaphore.kind == "dma" else "",
+                line=wait.line,
+                program=wait.program,
+                signals=signals,
+            )
+
+
+def _promises(rivals: Rivals) -> Iterator[Promise]:
+    for line, start, end in rivals:
+        yield from line.promises[start:end]
+
+
+def _signal_of(this: OrderPass, promise: Promise) -> Signal:
+    event = promise.event
+    line, program = (
+        (event.copy.line, event.copy.program)
+        if isinstance(event, Started)
+        else (event.line, event.program)
+    )
+    return Signal(
+        owner=this.owners[promise.thread],
+        amount=promise.amount,
+        line=line,
+        program=program,
+        copy=promise.copy is not None,
+    )
