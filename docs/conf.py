@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from docutils import nodes
 from sphinx.domains.python import PyObject
 
 import pytest_pallas
@@ -59,7 +60,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     # Of other packages, whose indexes lie on the web: a build needs no network.
     (r"py:.*", r"(collections|hypothesis|jax|np|numpy|pathlib|pytest|types|typing)\..*"),
-    (r"py:class", r"Mesh|SearchStrategy|os\.PathLike"),
+    (r"py:class", r"Callable|Collection|Iterator|Mapping|Sequence|Mesh|SearchStrategy|os\.PathLike"),
 ]
 #: Types of this package that public ones hold and that no page describes: aliases, and internals.
 _INNER = (
@@ -133,8 +134,25 @@ def on_signature(
     return plain or arguments, returned
 
 
+def on_docstring(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
+    """Types of fields by their last name."""
+    for number, line in enumerate(lines):
+        if line.startswith(":vartype"):
+            lines[number] = re.sub(r"\b(collections\.abc|typing)\.", "", line)
+
+
+def on_doctree(app: Sphinx, doctree: nodes.document) -> None:
+    """Between a field and what it is stands a dash."""
+    for text in [text for text in doctree.findall(nodes.Text) if text == " -- "]:
+        text.parent.replace(text, nodes.Text(" \u2013 "))
+
+
 def setup(app: Sphinx) -> None:
     """Connect the above."""
+    app.connect("autodoc-process-docstring", on_docstring, priority=600)  # after napoleon
+    app.connect("doctree-read", on_doctree)
     app.connect("source-read", on_source_read)
     app.connect("include-read", on_include_read)
     app.connect("autodoc-process-signature", on_signature)
