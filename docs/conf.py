@@ -60,19 +60,40 @@ nitpicky = True
 nitpick_ignore_regex = [
     # Of other packages, whose indexes lie on the web: a build needs no network.
     (r"py:.*", r"(collections|hypothesis|jax|np|numpy|pathlib|pytest|types|typing)\..*"),
-    (r"py:class", r"Callable|Collection|Iterator|Mapping|Sequence|Mesh|SearchStrategy|os\.PathLike"),
+    (
+        r"py:class",
+        r"Callable|Collection|Iterator|Mapping|Sequence|Mesh|SearchStrategy|os\.PathLike",
+    ),
 ]
 #: Types of this package that public ones hold and that no page describes: aliases, and internals.
 _INNER = (
-    "analysis.grid.model.Window backends.protocol.Observer checks.check.KernelRequirement "
-    "checks.check.Program checks.check.Run checks.context.Answer checks.context.Other "
-    "checks.context.Related collection.suite.Suite compat.grids.GridFacts compat.source.Spot compilers.costs.Costs "
-    "mutation.declaring.OperateOnCall mutation.model.Scope numerics.comparison.Scalar "
-    "numerics.dtypes.Array oracle.expected.ExpectedCache relations.AnyRelation relations.When "
-    "report.section.Lines session.Session simulator.machine.Machine strategies.declared.Declared "
-    "strategies.signatures.Spec strategies.sizes.constraints.Constraint "
-    "strategies.value_variants.Kin"
-).split()
+    "analysis.grid.model.Window",
+    "backends.protocol.Observer",
+    "checks.check.KernelRequirement",
+    "checks.check.Program",
+    "checks.check.Run",
+    "checks.context.Answer",
+    "checks.context.Other",
+    "checks.context.Related",
+    "collection.suite.Suite",
+    "compat.grids.GridFacts",
+    "compat.source.Spot",
+    "compilers.costs.Costs",
+    "mutation.declaring.OperateOnCall",
+    "mutation.model.Scope",
+    "numerics.comparison.Scalar",
+    "numerics.dtypes.Array",
+    "oracle.expected.ExpectedCache",
+    "relations.AnyRelation",
+    "relations.When",
+    "report.section.Lines",
+    "session.Session",
+    "simulator.machine.Machine",
+    "strategies.declared.Declared",
+    "strategies.signatures.Spec",
+    "strategies.sizes.constraints.Constraint",
+    "strategies.value_variants.Kin",
+)
 nitpick_ignore = [
     ("py:class", name)
     for inner in _INNER
@@ -127,7 +148,7 @@ def on_include_read(app: Sphinx, path: Path, parent: str, source: list[str]) -> 
 def on_signature(
     app: Sphinx, what: str, name: str, thing: Any, options: Any, arguments: str, returned: str
 ) -> tuple[str | None, str | None]:
-    """Arguments as they are given: fixtures and their types get none, and a factory is a default."""
+    """Arguments as they are given: fixtures and their types have none, a factory is a default."""
     if name.startswith("pytest_pallas.fixtures.") or getattr(thing, "_is_protocol", False):
         return "", returned
     plain = re.sub(r"<(factory|function [\w.<>]+ at \w+)>", "...", arguments or "")

@@ -1,4 +1,4 @@
-"""docs/machines.md: its conftest works, and its commands say what is missing where it is missing."""
+"""docs/machines.md: its conftest works, and its commands say what a machine does not have."""
 
 import re
 import shlex
