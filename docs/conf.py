@@ -150,8 +150,8 @@ def on_signature(
 ) -> tuple[str | None, str | None]:
     """Arguments as they are given: fixtures and their types have none, a factory is a default."""
     if name.startswith("pytest_pallas.fixtures.") or getattr(thing, "_is_protocol", False):
-        return "", returned
-    plain = re.sub(r"<(factory|function [\w.<>]+ at \w+)>", "...", arguments or "")
+        return "", ""
+    plain = re.sub(r"<(factory|function ([^<>]|<lambda>)*)>", "...", arguments or "")
     return plain or arguments, returned
 
 

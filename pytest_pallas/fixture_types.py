@@ -31,8 +31,8 @@ class PallasRun(Protocol):
           **options: its keyword arguments, passed untraced.
 
         Returns:
-          What it returned, as numpy arrays. A compiling backend has none: the kernel is compiled
-          there, and the rest of the test skipped.
+          What it returned, as numpy arrays. On a compiling backend the kernel is compiled, and the
+          rest of the test skipped.
 
         Raises:
           KernelError: the kernel raised, or a simulator found it wrong.
@@ -116,7 +116,8 @@ class PallasCheck(Protocol):
           exact: True if small integers held in floats must give a bitwise equal answer. A number
             for integers up to that size.
           differentiable: positions of the arguments to differentiate by, for ``gradient``.
-          tolerance: replaces the default judgement, for all or by dtype and backend.
+          tolerance: replaces the default judgement. A mapping has one for a dtype, a backend, or
+            both, such as ``"bfloat16"``, ``"gpu"`` or ``"gpu bfloat16"``.
           nan_ok: whether NaN is a right answer for finite inputs.
           check_dtype: False if the kernel may return other dtypes than the reference.
           jit: False to call the kernel as it is, because it needs the values of its arguments.

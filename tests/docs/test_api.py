@@ -53,6 +53,11 @@ def test_no_name_has_two_entries():
     assert sorted(set(ENTRIES)) == sorted(ENTRIES)
 
 
+@pytest.mark.parametrize("name", sorted(CALLED.values()))
+def test_the_arguments_of_fixtures_are_shown(name):
+    assert f"autoclass:: pytest_pallas.{name}\n   :members: __call__\n" in PAGES["fixtures"]
+
+
 @pytest.mark.parametrize("name", sorted(set(PUBLIC) - SENTENCES.keys()))
 def test_has_a_docstring_of_its_own(name):
     thing = pytest_pallas

@@ -41,6 +41,19 @@ def test_the_usage_error_is_the_one_shown(tmp_path):
     assert shown.partition(", tpu-compile")[0] in done.stdout + done.stderr
 
 
+def test_the_suite_that_is_chosen_has_the_kernels_that_are_shown():
+    shown = output("matmul", "docs/backends.md")
+    [command] = re.findall(r"^\$ uv run pytest (.*)$", shown, re.MULTILINE)
+    few = ["--pallas-max-examples=1", "--pallas-checks=forward"]
+    done = run(ROOT, *command.split(), *few)
+    assert done.returncode == 0, done.stdout
+    tables = [text[text.index("\nkernel ") :] for text in (shown, done.stdout)]
+    rows = [re.findall(r"^(?:kernel|matmul\w*) +\S+", table, re.MULTILINE) for table in tables]
+    assert sorted(row.split()[0] for row in rows[0]) == sorted(row.split()[0] for row in rows[1])
+    assert "tpu-sim:v6e" in rows[0][0]
+    assert "tpu-sim:v6e" in rows[1][0]
+
+
 def test_the_example_is_about_ten_lines(blocks):
     _, block = blocks("README.md")[0]
     test = block[block.index("@given") :]
