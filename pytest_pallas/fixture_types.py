@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from pytest_pallas.compilers.report import CompileReport
+    from pytest_pallas.items.checking import Peers
     from pytest_pallas.numerics import Tolerance
+    from pytest_pallas.relations import AnyRelation
     from pytest_pallas.spec import KernelSpec
 
 
@@ -46,15 +48,21 @@ class PallasCheck(Protocol):
     @overload
     def __call__(
         self,
-        function: Callable[..., Any],
+        kernel: Callable[..., Any],
         /,
         *args: Any,
-        reference: Callable[..., Any],
+        reference: Callable[..., Any] | None,
         options: Mapping[str, Any] | None = None,
         tuning: Mapping[str, Any] | None = None,
         checks: str | Sequence[str] = (),
+        mesh: Mesh | Mapping[str, int] | None = None,
         exact: bool | int = False,
         differentiable: Sequence[int] = (),
+        batch_axes: Sequence[int | None] = (),
+        relations: Sequence[AnyRelation] = (),
+        implementations: Mapping[str, Callable[..., Any]] = ...,
+        peers: Peers = (),
+        ignored: Callable[..., Any] | None = None,
         tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
         nan_ok: bool = False,
         check_dtype: bool = True,
@@ -65,7 +73,7 @@ class PallasCheck(Protocol):
     @overload
     def __call__(
         self,
-        function: KernelSpec,
+        kernel: KernelSpec,
         /,
         *args: Any,
         options: Mapping[str, Any] | None = None,
@@ -76,7 +84,7 @@ class PallasCheck(Protocol):
 
     def __call__(
         self,
-        function: Callable[..., Any] | KernelSpec,
+        kernel: Callable[..., Any] | KernelSpec,
         /,
         *args: Any,
         reference: Callable[..., Any] | None = None,
@@ -86,6 +94,11 @@ class PallasCheck(Protocol):
         mesh: Mesh | Mapping[str, int] | None = None,
         exact: bool | int = False,
         differentiable: Sequence[int] = (),
+        batch_axes: Sequence[int | None] = (),
+        relations: Sequence[AnyRelation] = (),
+        implementations: Mapping[str, Callable[..., Any]] = ...,
+        peers: Peers = (),
+        ignored: Callable[..., Any] | None = None,
         tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
         nan_ok: bool = False,
         check_dtype: bool = True,
@@ -104,18 +117,26 @@ class PallasCheck(Protocol):
         not claim the test is skipped.
 
         Args:
-          function: calls the kernel; or a spec.
-          *args: positional arguments: arrays, or pytrees of them.
-          reference: the same function in jnp; needed for a function.
-          options: keyword arguments for kernel and reference, such as ``{"causal": True}``.
-          tuning: keyword arguments for the kernel only, such as ``{"block_m": 64}``.
-          checks: names of the checks to make. By default those of the test's mark, or ``forward``;
-            of a spec, all that apply. ``"all"`` leaves out ``oracle-strength``, which asks about
-            many calls, and checks that need a spec, such as ``blocks`` or ``sharding``.
-          mesh: of a spec with meshes, the mesh to run on, or its sizes by axis.
+          kernel: a function, called ``kernel(*args, **options, **tuning)``; or a spec.
+          *args: positional arguments: arrays of any shapes and dtypes, pytrees of them, anything
+            else. One ``Arguments`` stands for all of a call.
+          reference: the same function in jnp, called ``reference(*args, **options)``. None will do
+            on a compiling backend, and nowhere else.
+          options: keyword arguments of kernel and reference, such as ``{"causal": True}``.
+          tuning: keyword arguments of the kernel only, such as ``{"block_m": 64}``.
+          checks: names of checks and sanitizers. By default those of the test's mark, or
+            ``forward``; of a spec, all that apply. ``"all"`` leaves out what does not apply, and
+            ``oracle-strength``, which needs many calls.
+          mesh: the mesh to run on, or its sizes by axis; kernel and reference get it as ``mesh=``.
           exact: True if small integers held in floats must give a bitwise equal answer. A number
             for integers up to that size.
           differentiable: positions of the arguments to differentiate by, for ``gradient``.
+          batch_axes: for ``sharding``, as in ``KernelSpec``.
+          relations: for ``linearity``, ``permutation`` and ``relation``, as in ``KernelSpec``.
+          implementations: for ``cross``, other implementations by name, as in ``KernelSpec``.
+          peers: for ``cross``, names of other backends; or a mapping from these to the function
+            that runs there.
+          ignored: for ``padding``, as in ``KernelSpec``.
           tolerance: replaces the default judgement. A mapping has one for a dtype, a backend, or
             both, such as ``"bfloat16"``, ``"gpu"`` or ``"gpu bfloat16"``.
           nan_ok: whether NaN is a right answer for finite inputs.
@@ -130,8 +151,9 @@ class PallasCheck(Protocol):
         Raises:
           MismatchError: the answer is wrong.
           KernelError: the kernel raised, or a simulator or compiler found it wrong.
-          OptionError: the arguments do not fit the kernel or the spec.
-          TypeError: there is no such keyword argument, or no ``reference``.
+          NotApplicableError: a check that is named does not apply.
+          OptionError: what is given does not fit together.
+          TypeError: there is no such keyword argument, or no reference.
         """
 
 
