@@ -55,6 +55,13 @@ if TYPE_CHECKING:
         SpecError,
         TooFewDevicesError,
     )
+    from pytest_pallas.fixture_types import (
+        PallasBenchmark,
+        PallasCheck,
+        PallasCompile,
+        PallasMesh,
+        PallasRun,
+    )
     from pytest_pallas.numerics import Comparison, Tolerance
     from pytest_pallas.record import Record
     from pytest_pallas.relations import Linear, Permuted, Relation
@@ -101,6 +108,11 @@ _HOMES = {
     "OptionError": "pytest_pallas.errors",
     "OutOfMemoryError": "pytest_pallas.errors",
     "Outcome": "pytest_pallas.backends",
+    "PallasBenchmark": "pytest_pallas.fixture_types",
+    "PallasCheck": "pytest_pallas.fixture_types",
+    "PallasCompile": "pytest_pallas.fixture_types",
+    "PallasMesh": "pytest_pallas.fixture_types",
+    "PallasRun": "pytest_pallas.fixture_types",
     "PallasTestError": "pytest_pallas.errors",
     "Permuted": "pytest_pallas.relations",
     "RaceError": "pytest_pallas.errors",
@@ -163,6 +175,11 @@ __all__ = [
     "OptionError",
     "OutOfMemoryError",
     "Outcome",
+    "PallasBenchmark",
+    "PallasCheck",
+    "PallasCompile",
+    "PallasMesh",
+    "PallasRun",
     "PallasTestError",
     "Permuted",
     "RaceError",

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 
     from pytest_pallas.backends import Backend
     from pytest_pallas.compilers.report import CompileReport
+    from pytest_pallas.fixture_types import (
+        PallasBenchmark,
+        PallasCheck,
+        PallasCompile,
+        PallasMesh,
+        PallasRun,
+    )
     from pytest_pallas.items.checking import Promises
     from pytest_pallas.session import PytestSession
     from pytest_pallas.spec import KernelSpec
@@ -56,7 +63,7 @@ def pallas_backend(request: pytest.FixtureRequest) -> Backend:
 
 
 @pytest.fixture(scope="module")
-def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) -> Callable[..., Any]:
+def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) -> PallasRun:
     """Run a kernel on the backend: ``pallas_run(fn, *args, **options)`` gives numpy arrays.
 
     Whatever the kernel says about interpret= is overruled. Keyword arguments are passed on,
@@ -91,9 +98,7 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
 
 
 @pytest.fixture(scope="module")
-def pallas_check(
-    pallas_backend: Backend | str, request: pytest.FixtureRequest
-) -> Callable[..., Any]:
+def pallas_check(pallas_backend: Backend | str, request: pytest.FixtureRequest) -> PallasCheck:
     """Verify a kernel against its reference: ``pallas_check(fn, *args, reference=jnp_fn)``.
 
     The kernel's error against the reference in float64 may be at most twice that of the
@@ -163,7 +168,7 @@ def pallas_check(
 @pytest.fixture
 def pallas_benchmark(
     pallas_backend: Backend | str, request: pytest.FixtureRequest
-) -> Callable[..., Any]:
+) -> PallasBenchmark:
     """Time a kernel by pytest-benchmark: ``pallas_benchmark(fn, *args, baseline=jnp_fn)``.
 
     Each round is one call of what was compiled before, with its arrays on the device, until its
@@ -231,7 +236,7 @@ def pallas_benchmark(
 
 
 @pytest.fixture(scope="module")
-def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileReport]:
+def pallas_compile(request: pytest.FixtureRequest) -> PallasCompile:
     """Compile a kernel for a chip: ``pallas_compile(fn, *args, target="v6e")``.
 
     Whatever --pallas-backend says: a test of what the machine code costs needs no other. Arguments
@@ -297,9 +302,7 @@ def pallas_compile(request: pytest.FixtureRequest) -> Callable[..., CompileRepor
 
 
 @pytest.fixture(scope="module")
-def pallas_mesh(
-    pallas_backend: Backend | str, request: pytest.FixtureRequest
-) -> Callable[..., Mesh]:
+def pallas_mesh(pallas_backend: Backend | str, request: pytest.FixtureRequest) -> PallasMesh:
     """Make a mesh: ``pallas_mesh(x=2, y=4)`` over simulated devices or the backend's hardware.
 
     Without arguments, the mesh of the test's mark, @pytest.mark.pallas_mesh(x=4). With too few

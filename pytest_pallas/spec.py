@@ -98,8 +98,7 @@ class Scope:
 
     Attributes:
       backends: names of the backends that the kernel claims, for every chip (``"gpu-compile"``) or
-        for some (``"gpu-compile:h100"``); by default all those of the platforms of ``kernel`` (see
-        ``CLAIMED``).
+        for some (``"gpu-compile:h100"``); by default all those of the platforms of ``kernel``.
       meshes: meshes to run on, e.g. ``({"x": 4}, {"x": 8})``; the kernel and the reference are
         then called with ``mesh=`` as well.
       checks: names of the checks to run; None for every check that applies.
@@ -121,8 +120,8 @@ class Marks:
     """What a reviewer accepted, with a reason for each.
 
     Attributes:
-      tolerance: replaces the default judgement, for all or by dtype and backend (see
-        ``tolerances.tolerance_for``); rarely needed.
+      tolerance: replaces the default judgement; rarely needed. A mapping has one for a dtype, a
+        backend, or both: ``"bfloat16"``, ``"gpu"``, ``"gpu bfloat16"``; the most specific holds.
       xfail: expected failures by backend label (``"interpret"``, ``"tpu-interpret:v5e"``).
       equivalent: mutants that compute the same.
     """

@@ -19,16 +19,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+START = ROOT / "docs/start.md"
+BACKENDS = ROOT / "docs/backends.md"
+VERIFIED = ROOT / "docs/verified.md"
+DOWNSTREAM = ROOT / "examples/downstream/README.md"
 COMPILING = ROOT / "docs/compiling.md"
 SANITIZERS = ROOT / "docs/sanitizers.md"
 MUTATION = ROOT / "docs/mutation.md"
-PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+PYTEST = [sys.executable, "-m", "pytest"]
 
 
-def run(*options: str, folder: Path = ROOT, columns: int = 80) -> str:
+def run(*options: str, folder: Path = ROOT, columns: int = 80, cache: bool = False) -> str:
     """What pytest prints, without the environment's own lines."""
     wide = {**os.environ, "COLUMNS": str(columns)}
-    done = subprocess.run([*PYTEST, *options], cwd=folder, capture_output=True, text=True, env=wide)
+    words = PYTEST if cache else [*PYTEST, "-p", "no:cacheprovider"]
+    done = subprocess.run([*words, *options], cwd=folder, capture_output=True, text=True, env=wide)
     of_machine = "platform|rootdir|plugins|configfile|testpaths|cachedir"
     return re.sub(
         rf"(?m)^({of_machine}|SKIPPED|XFAIL|=+ short test).*\n",
@@ -51,12 +56,12 @@ def block(page: Path, name: str) -> str:
     return found.group(1)
 
 
-def run_files(files: Mapping[str, str], *options: str) -> str:
+def run_files(files: Mapping[str, str], *options: str, cache: bool = False) -> str:
     """What pytest prints in a folder with these files."""
     with tempfile.TemporaryDirectory() as name:
         for file, text in files.items():
             Path(name, file).write_text(text)
-        text = run(*options, folder=Path(name))
+        text = run(*options, folder=Path(name), cache=cache)
         return text.replace(f"{Path(name).resolve()}/", "")
 
 
@@ -69,6 +74,20 @@ def softmax() -> str:
     """The explanation of the README's own example."""
     files = {"test_softmax.py": block(README, "test_softmax.py")}
     return explained(run_files(files))
+
+
+def started(fixed: bool, *options: str) -> str:
+    """What pytest prints in the project of docs/start.md, before or after the fix."""
+    files = {name: block(START, name) for name in ("kernels.py", "test_matmul.py")}
+    if fixed:
+        files["kernels_spec.py"] = block(START, "kernels_spec.py")
+        for old, new in re.findall(r"```diff\n-(.*\n)\+(.*\n)```", START.read_text()):
+            assert old in files["kernels.py"]
+            files["kernels.py"] = files["kernels.py"].replace(old, new)
+    text = run_files(files, *options, cache=True)
+    if fixed:
+        return from_line(text, r"^=+ pallas =+$")
+    return "\n".join(line for line in text.splitlines() if re.match(r"E  |replay:|script:", line))
 
 
 def refusal() -> str:
@@ -172,17 +191,20 @@ def main_job() -> str:
 
 #: What makes the output of each block, by page and name.
 BLOCKS: Mapping[Path, Mapping[str, Callable[[], str]]] = {
-    README: {
-        "main": main_job,
-        "softmax": softmax,
-        "compile": lambda: command(
-            "--pallas-backend=tpu-compile:all",
-            "--pallas-suite=reference_kernels.attention.flash_attention",
-        ),
+    README: {"softmax": softmax},
+    VERIFIED: {"main": main_job},
+    START: {
+        "bug": lambda: started(False),
+        "fixed": lambda: started(True),
+        "spec": lambda: started(True, "--pallas-suite=kernels"),
+    },
+    BACKENDS: {
         "matmul": lambda: command(
             "--pallas-backend=tpu-sim:v6e", "--pallas-suite=reference_kernels.matmul.matmul"
         ),
         "tpu": lambda: command("--pallas-backend=tpu") + "\n$ echo $?\n4",
+    },
+    DOWNSTREAM: {
         "downstream": lambda: from_line(
             run(folder=ROOT / "examples/downstream"), r"^=+ pallas =+$"
         ),

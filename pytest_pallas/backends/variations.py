@@ -91,7 +91,7 @@ class Fill:
 
     @property
     def memory(self) -> str:
-        """Which memory, in words: ``scratch memory that nobody has written``."""
+        """Which memory, such as ``scratch memory that nobody has written``."""
         return PLACES[self.where][1]
 
 

@@ -244,7 +244,7 @@ class Operator:
 
     @property
     def function(self) -> Callable[..., Iterator[Change]]:
-        """The function that was declared: ``operate`` or ``call``."""
+        """The function that was declared, ``operate`` or ``call``."""
         function = self.operate or self.call
         assert function is not None
         return function

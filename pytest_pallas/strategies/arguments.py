@@ -37,7 +37,7 @@ class Drawn(tuple[Any, ...]):
 
     It is a plain tuple to everybody else, so ``fn(*drawn)`` works. ``recipe`` maps words such as
     ``"m"`` (a dim), ``"dtype"``, ``"values"`` and ``"seed"`` to what was drawn for them, so that
-    a failure can say it. ``declared`` is what could have been drawn (see ``strategies.declared``),
+    a failure can say it. ``declared`` is what could have been drawn,
     or None; who makes a tuple from a drawn one passes it on, or nobody learns what was never drawn.
     """
 

@@ -85,13 +85,14 @@ def arrays(
     seed 0.
 
     Args:
-      shapes: see ``strategies.shapes``. With a single array the tuple has a single element.
+      shapes: names and sizes, such as ``"m k, k n"``; docs/strategies.md has the language. With a
+        single array the tuple has a single element.
       dtype: a dtype or a strategy for one, which all arrays share; or one of either per array; or
         a strategy for one dtype per array, such as ``dtype_pairs()``. By default ``floats()``.
       around: see ``strategies.dims``, as for the next two.
       multiple_of: sizes that are one, two or three tiles.
       dims: explicit sizes by name.
-      values: one or more classes of values (see ``strategies.values``). Those with
+      values: one or more classes of values; docs/strategies.md lists them. Those with
         NaN and infinities (``"special"``) or subnormals (``"tiny"``) have to be asked for: most
         kernels promise nothing about them.
       unequal: see ``strategies.dims``.

@@ -1,5 +1,7 @@
 """Our own kernel, and two that come with JAX, each against a few lines of jnp."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from jax.experimental.pallas.ops.tpu.flash_attention import SegmentIds, flash_at
 from jax.experimental.pallas.ops.tpu.matmul import matmul
 from norm_kernels import rms_norm
 
-from pytest_pallas import ExpectedFailure, KernelSpec, suite
+from pytest_pallas import ExpectedFailure, KernelSpec, PallasCheck, suite
 from pytest_pallas import strategies as pst
 
 
@@ -46,7 +48,7 @@ ROWS = pst.arrays("m n, n", around={"m": 16, "n": 128})
 
 @pytest.mark.pallas(backends=["tpu-sim", "interpret", "tpu"], reason="written for TPUs")
 @given(args=ROWS, eps=st.sampled_from([1e-6, 0.1]))
-def test_rms_norm(pallas_check, args, eps):
+def test_rms_norm(pallas_check: PallasCheck, args, eps):
     pallas_check(
         rms_norm,
         *args,
@@ -81,11 +83,11 @@ def with_segments(drawn, length):
     """Segments of ``length`` positions, the last one longer: no query is without a key."""
     (batch, _, q_len, _), kv_len = drawn[0].shape, drawn[1].shape[2]
     last = (min(q_len, kv_len) - 1) // length
-    q, kv = (
+    ids: list[Any] = [  # of numpy, where JAX's annotations ask for its own arrays
         np.tile(np.minimum(np.arange(n) // length, last), (batch, 1)).astype(np.int32)
         for n in (q_len, kv_len)
-    )
-    return pst.Drawn((*drawn, None, SegmentIds(q, kv)), {**drawn.recipe, "segments": length})
+    ]
+    return pst.Drawn((*drawn, None, SegmentIds(*ids)), {**drawn.recipe, "segments": length})
 
 
 SEGMENTED = st.builds(with_segments, ATTENTION, st.sampled_from([128, 37, 100]))
@@ -179,21 +181,23 @@ test_kernels = suite(
 )
 
 
-def check_product(pallas_check, rng, m, k, n, **rest):
+def check_product(
+    pallas_check: PallasCheck, rng: np.random.Generator, m: int, k: int, n: int, *, name: str
+):
     """One product with the kernel's usual blocks, of 128 rows, 128 columns and 128 between."""
     x, y = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
     blocks = {"block_shape": (128, 128), "block_k": 128}
-    pallas_check(matmul, x, y, reference=matmul_reference, tuning=blocks, **rest)
+    pallas_check(matmul, x, y, reference=matmul_reference, tuning=blocks, name=name)
 
 
 @pytest.mark.pallas(backends=["tpu-sim"])
-def test_matmul_of_whole_blocks(pallas_check, pallas_rng):
+def test_matmul_of_whole_blocks(pallas_check: PallasCheck, pallas_rng: np.random.Generator):
     check_product(pallas_check, pallas_rng, 256, 256, 128, name="matmul of whole blocks")
 
 
 @pytest.mark.pallas(backends=["tpu-sim"])
 @pytest.mark.pallas_xfail("tpu-sim", reason="rows 128 to 199 are never written: NaN (JAX 0.12.0.1)")
-def test_matmul_of_200_rows(pallas_check, pallas_rng):
+def test_matmul_of_200_rows(pallas_check: PallasCheck, pallas_rng: np.random.Generator):
     check_product(pallas_check, pallas_rng, 200, 256, 256, name="matmul of 200 rows")
 
 
@@ -201,5 +205,5 @@ def test_matmul_of_200_rows(pallas_check, pallas_rng):
 @pytest.mark.pallas_xfail(
     "tpu-sim", reason="128 of 200 products are summed: partial sums (JAX 0.12.0.1)"
 )
-def test_matmul_over_200_products(pallas_check, pallas_rng):
+def test_matmul_over_200_products(pallas_check: PallasCheck, pallas_rng: np.random.Generator):
     check_product(pallas_check, pallas_rng, 256, 200, 256, name="matmul over 200 products")

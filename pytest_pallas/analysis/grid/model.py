@@ -137,7 +137,7 @@ class GridCall:
 
     @cached_property
     def synchronizes(self) -> bool:
-        """Whether programs may order themselves by atomics: a lock, or a ticket."""
+        """Whether programs may order themselves by atomics, as with a lock or a ticket."""
         return _has_atomics(self.body)
 
     def point(self, program: int) -> tuple[int, ...]:

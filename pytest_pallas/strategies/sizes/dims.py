@@ -193,7 +193,7 @@ def dims(
         dims("b h q d, b g k d; h = g*r, q <= k, d % 8 = 0", around={"q": 16, "k": 16})
 
     Args:
-      shapes: see ``strategies.shapes``. A constraint ``h = g*r`` says the size of ``h``, unless
+      shapes: as for ``strategies.arrays``. A constraint ``h = g*r`` says the size of ``h``, unless
         another argument says it by name.
       around: a tile ``b``, several of them, or a mapping from dim to those. Sizes are then 1,
         ``b-1``, ``b``, ``b+1``, ``2b-1``, ``2b``, ``2b+1`` and some primes (with ``max_dim``,

@@ -1,0 +1,246 @@
+"""The types of the fixtures that are called, for annotations: ``pallas_check: PallasCheck``.
+
+pytest gives a test its fixtures by name, so an editor knows nothing of them. With the annotation it
+completes their arguments, and a type checker checks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from pytest_pallas.compilers.report import CompileReport
+    from pytest_pallas.items.checking import Peers
+    from pytest_pallas.numerics import Tolerance
+    from pytest_pallas.relations import AnyRelation
+    from pytest_pallas.spec import KernelSpec
+
+
+# Checkable when run, so that annotations can be checked by beartype and the like.
+@runtime_checkable
+class PallasRun(Protocol):
+    """The type of the fixture ``pallas_run``."""
+
+    def __call__(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+        """Run a kernel on the backend of the test.
+
+        Args:
+          function: calls the kernel. What it says about ``interpret=`` is overruled.
+          *args: its positional arguments: arrays, or pytrees of them.
+          **options: its keyword arguments, passed untraced.
+
+        Returns:
+          What it returned, as numpy arrays. On a compiling backend the kernel is compiled, and the
+          rest of the test skipped.
+
+        Raises:
+          KernelError: the kernel raised, or a simulator found it wrong.
+        """
+
+
+@runtime_checkable
+class PallasCheck(Protocol):
+    """The type of the fixture ``pallas_check``."""
+
+    @overload
+    def __call__(
+        self,
+        kernel: Callable[..., Any],
+        /,
+        *args: Any,
+        reference: Callable[..., Any] | None,
+        options: Mapping[str, Any] | None = None,
+        tuning: Mapping[str, Any] | None = None,
+        checks: str | Sequence[str] = (),
+        mesh: Mesh | Mapping[str, int] | None = None,
+        exact: bool | int = False,
+        differentiable: Sequence[int] = (),
+        batch_axes: Sequence[int | None] = (),
+        relations: Sequence[AnyRelation] = (),
+        implementations: Mapping[str, Callable[..., Any]] = ...,
+        peers: Peers = (),
+        ignored: Callable[..., Any] | None = None,
+        tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
+        nan_ok: bool = False,
+        check_dtype: bool = True,
+        jit: bool = True,
+        name: str = "",
+    ) -> Any: ...
+
+    @overload
+    def __call__(
+        self,
+        kernel: KernelSpec,
+        /,
+        *args: Any,
+        options: Mapping[str, Any] | None = None,
+        tuning: Mapping[str, Any] | None = None,
+        checks: str | Sequence[str] = (),
+        mesh: Mesh | Mapping[str, int] | None = None,
+    ) -> Any: ...
+
+    def __call__(
+        self,
+        kernel: Callable[..., Any] | KernelSpec,
+        /,
+        *args: Any,
+        reference: Callable[..., Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        tuning: Mapping[str, Any] | None = None,
+        checks: str | Sequence[str] = (),
+        mesh: Mesh | Mapping[str, int] | None = None,
+        exact: bool | int = False,
+        differentiable: Sequence[int] = (),
+        batch_axes: Sequence[int | None] = (),
+        relations: Sequence[AnyRelation] = (),
+        implementations: Mapping[str, Callable[..., Any]] = ...,
+        peers: Peers = (),
+        ignored: Callable[..., Any] | None = None,
+        tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
+        nan_ok: bool = False,
+        check_dtype: bool = True,
+        jit: bool = True,
+        name: str = "",
+    ) -> Any:
+        """Verify a kernel against its reference, or by a spec, on the backend of the test.
+
+        ``pallas_check(fn, *args, reference=jnp_fn)`` checks one call. The kernel's error against
+        the reference in float64 may be at most twice that of the reference in the kernel's own
+        dtypes, plus a few ulps.
+
+        ``pallas_check(SPEC)`` verifies a ``KernelSpec``: every check that applies, on the examples
+        that its items draw. ``pallas_check(SPEC, *args)`` asks its checks about one call, which may
+        also be one that its strategy drew. The spec says everything else. On a backend that it does
+        not claim the test is skipped.
+
+        Args:
+          kernel: a function, called ``kernel(*args, **options, **tuning)``; or a spec.
+          *args: positional arguments: arrays of any shapes and dtypes, pytrees of them, anything
+            else. One ``Arguments`` stands for all of a call.
+          reference: the same function in jnp, called ``reference(*args, **options)``. None will do
+            on a compiling backend, and nowhere else.
+          options: keyword arguments of kernel and reference, such as ``{"causal": True}``.
+          tuning: keyword arguments of the kernel only, such as ``{"block_m": 64}``.
+          checks: names of checks and sanitizers. By default those of the test's mark, or
+            ``forward``; of a spec, all that apply. ``"all"`` leaves out what does not apply, and
+            ``oracle-strength``, which needs many calls.
+          mesh: the mesh to run on, or its sizes by axis; kernel and reference get it as ``mesh=``.
+          exact: True if small integers held in floats must give a bitwise equal answer. A number
+            for integers up to that size.
+          differentiable: positions of the arguments to differentiate by, for ``gradient``.
+          batch_axes: for ``sharding``, as in ``KernelSpec``.
+          relations: for ``linearity``, ``permutation`` and ``relation``, as in ``KernelSpec``.
+          implementations: for ``cross``, other implementations by name, as in ``KernelSpec``.
+          peers: for ``cross``, names of other backends; or a mapping from these to the function
+            that runs there.
+          ignored: for ``padding``, as in ``KernelSpec``.
+          tolerance: replaces the default judgement. A mapping has one for a dtype, a backend, or
+            both, such as ``"bfloat16"``, ``"gpu"`` or ``"gpu bfloat16"``.
+          nan_ok: whether NaN is a right answer for finite inputs.
+          check_dtype: False if the kernel may return other dtypes than the reference.
+          jit: False to call the kernel as it is, because it needs the values of its arguments.
+          name: what to call the kernel in reports; by default its own name.
+
+        Returns:
+          What the kernel returned, as numpy arrays; on a compiling backend, where nothing is
+          executed, the ``CompileReport``; None for a spec without arguments.
+
+        Raises:
+          MismatchError: the answer is wrong.
+          KernelError: the kernel raised, or a simulator or compiler found it wrong.
+          NotApplicableError: a check that is named does not apply.
+          OptionError: what is given does not fit together.
+          TypeError: there is no such keyword argument, or no reference.
+        """
+
+
+@runtime_checkable
+class PallasCompile(Protocol):
+    """The type of the fixture ``pallas_compile``."""
+
+    def __call__(
+        self,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        target: str,
+        options: Mapping[str, Any] | None = None,
+        name: str = "",
+    ) -> CompileReport:
+        """Compile a kernel for a chip, whatever ``--pallas-backend`` says.
+
+        Args:
+          function: calls the kernel.
+          *args: its positional arguments. A ``jax.ShapeDtypeStruct`` may stand for an array.
+          target: the chip: v4, v5e, v5p, v6e, tpu7x, a100, h100, h200 or b200.
+          options: keyword arguments, passed untraced.
+          name: what to call the kernel in reports; by default its own name.
+
+        Returns:
+          What the machine code costs. Without the compiler the test is skipped, or fails under
+          ``--pallas-missing=error``.
+
+        Raises:
+          CompileError: the compiler refuses the kernel.
+          CompilerFailedError: the compiler hung, crashed or took too much memory.
+          OptionError: there is no such chip.
+        """
+        ...
+
+
+@runtime_checkable
+class PallasBenchmark(Protocol):
+    """The type of the fixture ``pallas_benchmark``."""
+
+    def __call__(
+        self,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        baseline: Callable[..., Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        tuning: Mapping[str, Any] | None = None,
+        rounds: int = 10,
+        warmup: int = 3,
+    ) -> Any:
+        """Time a kernel by pytest-benchmark, compiled before, with its arrays on the device.
+
+        Args:
+          function: calls the kernel.
+          *args: its positional arguments: arrays, or pytrees of them.
+          baseline: the same function in jnp, timed beside it, jitted, without its own entry.
+          options: keyword arguments of both, such as ``{"causal": True}``.
+          tuning: keyword arguments of the kernel only.
+          rounds: how many calls are timed.
+          warmup: how many calls are made before.
+
+        Returns:
+          What the kernel returned, as numpy arrays. On a compiling backend the test is skipped.
+
+        Raises:
+          KernelError: the kernel raised.
+        """
+
+
+@runtime_checkable
+class PallasMesh(Protocol):
+    """The type of the fixture ``pallas_mesh``."""
+
+    def __call__(self, **axes: int) -> Mesh:
+        """Make a mesh over the devices of the backend, simulated or not.
+
+        Args:
+          **axes: how many devices along each axis: ``pallas_mesh(x=2, y=4)``. Without any, those
+            of the test's mark, ``@pytest.mark.pallas_mesh(x=4)``.
+
+        Returns:
+          The mesh. With too few devices the test is skipped, or fails under
+          ``--pallas-missing=error``.
+
+        Raises:
+          DeviceError: a size is wrong, or there are no axes at all.
+        """
+        ...
