@@ -177,10 +177,8 @@ def test_it_is_for_gpus_only():
     ],
 )
 def test_only_who_names_it_asks_for_it(words, asked, pytester):
-    from pytest_pallas.options.values import read_options
-    from pytest_pallas.session import Session
+    from pytest_pallas.fixtures import current
 
-    config = pytester.parseconfigure(*words)
-    session = Session(config=config, options=read_options(config))
+    session = current(pytester.parseconfigure(*words))
     names = [check.name for check in session.checks_for(session.options)]
     assert ("device" in names) == asked
