@@ -24,6 +24,7 @@ from pytest_pallas.analysis import KernelCall, kernel_calls
 from pytest_pallas.backends.protocol import Call, Outcome
 from pytest_pallas.backends.tracing import Static, apply, jitted, split
 from pytest_pallas.compat.interpreters import clear_effect_tokens, reset_interpreters
+from pytest_pallas.compat.rejection import is_rejection
 from pytest_pallas.errors import (
     BoundsError,
     KernelError,
@@ -149,6 +150,8 @@ def execute(
             values = to_numpy(run(static, arrays))
             inputs = tuple(None if array.is_deleted() else to_numpy(array) for array in arrays)
     except Exception as raised:  # the kernel's error is a result, whatever it is
+        if is_rejection(raised):
+            raise
         error = readable(raised)
     finally:
         if call.observer is not None:

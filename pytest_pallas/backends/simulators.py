@@ -14,6 +14,7 @@ import numpy as np
 from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, chip_of
 from pytest_pallas.backends.variations import Probe
+from pytest_pallas.compat.rejection import is_rejection
 from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import DmaError, MissingRuleError, RaceError
 from pytest_pallas.findings import OF_TRANSFERS
@@ -146,6 +147,8 @@ class Simulator:
                 else:
                     outcome = _eager_run(self, call, timeline)
         except Exception as error:  # the kernel's error is a result, whatever it is
+            if is_rejection(error):
+                raise
             outcome = Outcome(error=error)
         finally:
             if call.observer is not None:

@@ -21,7 +21,7 @@ from pytest_pallas.checks.context import (
     judge,
     run,
 )
-from pytest_pallas.errors import SpecError
+from pytest_pallas.errors import NotApplicableError, SpecError
 from pytest_pallas.numerics import is_float
 from pytest_pallas.oracle.expected import flatten
 from pytest_pallas.spec import KernelSpec
@@ -107,7 +107,7 @@ def _with(context: CheckContext, args: tuple[Any, ...]) -> Arguments:
 
 def _positions(context: CheckContext) -> tuple[int, ...]:
     if not context.differentiable:
-        raise SpecError(
+        raise NotApplicableError(
             "the gradient check needs to know the arguments to differentiate by: give their "
             "positions as differentiable=, such as differentiable=(0, 1)"
         )

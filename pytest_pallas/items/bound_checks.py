@@ -14,6 +14,7 @@ from pytest_pallas.backends import Backend, label
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call
 from pytest_pallas.checks.verdict import drawn_facts, run_check
+from pytest_pallas.compat.rejection import is_rejection, rejecting
 from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.items.backends import others_of
 from pytest_pallas.items.contexts import Subject, context_for, subject_of, with_goldens
@@ -207,9 +208,15 @@ def run_example(bound: BoundCheck, drawn: Any, *, typical: bool = False) -> Chec
     made = functools.partial(call, context, context.kernel, arguments.args)
     session.note_run(bound.spec.name, context.backend, made)
     try:
-        finding = run_check(bound.check, context, bound.spec.name, found=builder.add)
+        with rejecting():
+            finding = run_check(bound.check, context, bound.spec.name, found=builder.add)
     except NotApplicableError as error:
         builder.withdraw(error.plain)
+        return None
+    except Exception as error:
+        if not is_rejection(error):
+            raise
+        builder.withdraw("hypothesis rejected every example (assume() or reject())")
         return None
     for check in _applying_after_all(bound, finding):
         text = f"asked {check.name}, too: it applies to an example, and to none traced before"

@@ -12,6 +12,7 @@ import numpy as np
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.tracing import Static, apply, jitted, on_host, split
+from pytest_pallas.compat.rejection import is_rejection
 from pytest_pallas.errors import (
     PallasTestError,
     ReferenceError,
@@ -72,8 +73,10 @@ def evaluate_reference(
             raise ReferenceError(f"the reference {name_of(reference)}: {error}") from error
         except SimulationError as error:
             missing = missing or str(error)
-        except Exception:  # numpy, Python that looks at values, or a mistake, which it raises again
-            continue
+        except Exception as error:  # numpy, Python that looks at values, or a mistake
+            if is_rejection(error):
+                raise
+            continue  # to what raises a mistake again
     if found is None:
         found = replace(
             _as_it_is(reference, args, options, how), fallbacks=(missing,) * bool(missing)
@@ -137,6 +140,8 @@ def _as_it_is(
     except PallasTestError:
         raise
     except Exception as error:
+        if is_rejection(error):
+            raise
         shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in arrays)
         raise ReferenceError(
             f"the reference {name_of(reference)} raised when it was evaluated {how} on ({shapes}): "

@@ -15,7 +15,7 @@ from pytest_pallas.errors import SpecError
 
 _NUMPY = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
 )
 # Older versions of ml_dtypes lack some of these; a name that is missing there is not supported.
 _ML_DTYPES = (

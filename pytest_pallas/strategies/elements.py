@@ -51,9 +51,20 @@ def elements(
     Draws numpy scalars of the dtype.
 
     Raises:
-      SpecError: ``dtype`` is not supported, or nothing lies between the bounds.
+      SpecError: ``dtype`` is not supported, nothing lies between the bounds, or there are bounds
+        for complex numbers.
     """
     of_dtype = as_dtype(dtype)
+    if of_dtype.kind == "c":
+        if min_value is not None or max_value is not None:
+            raise SpecError("elements: complex numbers have no order, so no min_value or max_value")
+        part = elements(
+            "float32" if of_dtype.itemsize == 8 else "float64",
+            allow_nan=allow_nan,
+            allow_infinity=allow_infinity,
+            allow_subnormal=allow_subnormal,
+        )
+        return st.builds(lambda real, imag: of_dtype.type(complex(real, imag)), part, part)
     held = limits(of_dtype)
     low = held.low if min_value is None else max(min_value, held.low)
     high = held.high if max_value is None else min(max_value, held.high)

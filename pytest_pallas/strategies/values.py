@@ -295,6 +295,10 @@ def _special(request: ValueRequest) -> Array:
     return made
 
 
+#: Added to the number of an array, for the imaginary parts of its elements.
+_IMAGINARY = 2**32
+
+
 def generate(
     values: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, seed: int, index: int = 0
 ) -> Array:
@@ -302,7 +306,7 @@ def generate(
 
     What a dtype cannot hold is changed to what it can: integers are rounded, unsigned ones and
     float8_e8m0fnu take absolute values, narrow ones are clipped to their finite range, and a
-    bool or uint1 says whether the value is positive.
+    bool or uint1 says whether the value is positive. Complex numbers have both parts of the class.
 
     Args:
       values: the name of the class.
@@ -311,6 +315,12 @@ def generate(
       seed: below 2**64.
       index: the number of the array among those that share the seed.
     """
+    if dtype.kind == "c":
+        part = np.dtype(np.float32 if dtype.itemsize == 8 else np.float64)
+        made = np.empty(shape, dtype)
+        made.real = generate(values, shape, part, seed=seed, index=index)
+        made.imag = generate(values, shape, part, seed=seed, index=index + _IMAGINARY)
+        return made
     rng = np.random.Generator(np.random.Philox(key=np.array([seed, index], np.uint64)))
     chosen = CLASSES[values]
     # Without dims numpy's functions return scalars, hence asarray.
