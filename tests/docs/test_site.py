@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import pytest_pallas
-from pytest_pallas.options import TABLE
+from pytest_pallas.options.table import TABLE
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
