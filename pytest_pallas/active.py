@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(budget.close)
     try:
         asked = "devices" in state.options.explicit
-        devices = simulate(state.options.devices, os.environ, asked=asked)
+        devices = simulate(state.options.devices, os.environ, explicit=asked)
         state.options = dataclasses.replace(state.options, devices=devices)
         look_for_named_backends(state)
         if state.options.results is not None or state.options.html is not None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 #: memory that nothing orders, of which one writes. ``"unwaited"``: a copy that nothing waits for.
 #: ``"leftover"``: what a semaphore has when it ends. ``"deadlock"``: waits that never end.
 #: ``"entry"``: memory or a semaphore of a device that is not known to have entered the kernel, or
-#: that has left it. ``"uninitialized"``: a load of what nobody has written. ``"overwritten"``: a
+#: that has left it. ``"uninitialized"``: a load of uninitialized memory. ``"overwritten"``: a
 #: block of an input that shares an output's memory, fetched for a program after another wrote it.
 #: ``"phase"``: arrivals that the phase of a barrier cannot take, or a phase that a thread misses.
 #: ``"undefined"``: what the documents of the hardware leave undefined.
@@ -127,12 +127,12 @@ class Signal:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Somebody who waits.
+    """A thread that waits.
 
     Attributes:
       owner: who waits.
       on: what for: the name of a semaphore, or of a barrier; "" if that is not known.
-      needed: how much it needs; 0 of somebody who waits for the others, or is at the end.
+      needed: how much it needs; 0 of one that waits for the others, or is at the end.
       had: how much there is.
       unit: ``"bytes"``, ``"arrivals"``, or "" for a count.
       line: ``file:line``, or what stands there: ``"the end of the kernel"``.
@@ -180,7 +180,7 @@ class Finding:
       shape: of the memory that was accessed.
       accesses: of a race and of what was overwritten, both; of an entry, the one that comes too
         early or too late.
-      waits: of a deadlock, everybody who waits; of a race, the waits that do not order it.
+      waits: of a deadlock, all threads that wait; of a race, the waits that do not order it.
       seed: of the schedule in which it was seen.
       owners: on which cores it is so, where the message says nothing of them.
     """

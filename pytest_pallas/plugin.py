@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if any_given(config) or _is_part_of_a_run(config) or _extended(config):
         activate(config)
     else:
-        simulate(DEFAULT_COUNT, os.environ, asked=False)
+        simulate(DEFAULT_COUNT, os.environ, explicit=False)
 
 
 def _is_part_of_a_run(config: pytest.Config) -> bool:

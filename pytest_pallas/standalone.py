@@ -106,7 +106,7 @@ def check(
     __tracebackhide__ = True
     refuse_others(kernel)
     settle_platforms(os.environ)
-    count = simulate(devices or Options.devices, os.environ, asked=devices is not None)
+    count = simulate(devices or Options.devices, os.environ, explicit=devices is not None)
     given = [checks] if isinstance(checks, (str, Check)) else list(checks)
     own = tuple(each for each in given if isinstance(each, Check))
     peers = _names_of_peers(kernel, promises)

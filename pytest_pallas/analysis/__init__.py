@@ -1,4 +1,4 @@
-"""What can be said about a kernel without running it."""
+"""What is known of a kernel without running it."""
 
 from pytest_pallas.analysis.kernel_calls import KernelCall, kernel_calls, mutated_operands
 from pytest_pallas.analysis.unwritten import describe_writer, writers_of

@@ -64,7 +64,7 @@ class KernelCall:
 
     Attributes:
       name: the kernel's name, as given by ``name=`` or the body function.
-      source: ``file:line`` of the call in the user's code, or "" where JAX does not tell.
+      source: ``file:line`` of the call in the user's code, or "" where JAX does not know it.
       interpreted: True if its ``interpret`` parameter makes it an interpreter run.
       primitives: the names of all primitives in its body.
       path: primitives around it, outermost first, such as ``("jit", "shard_map")``.

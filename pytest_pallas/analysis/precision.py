@@ -1,8 +1,9 @@
 """References that compute in less than float64, although all their floats are float64.
 
 ``x.astype(jnp.float32)`` is the dtype that a kernel accumulates in, and makes the oracle no more
-exact than the kernel. It is told from a rounding that is meant by the trace in the kernel's dtypes:
-where that rounds, too, from a wider dtype to the same one, the rounding is part of the function.
+exact than the kernel. It is distinguished from a rounding that is meant by the trace in the
+kernel's dtypes: where that rounds, too, from a wider dtype to the same one, the rounding is part of
+the function.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ _KNOWN: _Cache = weakref.WeakKeyDictionary()
 def precisions(oracle: Any, baseline: Any) -> Sequence[Precision | None]:
     """In which dtype each output is computed if not in float64, by the data flow of the trace.
 
-    An output is told where a value of float64 is rounded to a narrower float that is computed with
-    afterwards. A last rounding is not, nor one of an input that has no more digits, if what is
+    An output is reported where a value of float64 is rounded to a narrower float that is computed
+    with afterwards. A last rounding is not, nor one of an input that has no more digits, if what is
     computed with it is float64 again.
 
     Args:

@@ -1,4 +1,4 @@
-"""Which grid program wrote an element of an output, and what nobody has written."""
+"""Which grid program wrote an element of an output, and which elements none wrote."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def has_blocks(eqn: Any) -> bool:
 def overhanging_blocks(eqn: Any) -> list[str]:
     """Which blocks of a ``pallas_call`` hang over the edge of their array, in words.
 
-    What a kernel finds there nobody has written. Empty for other kernels, which get their refs from
-    their caller.
+    What a kernel finds there is uninitialized memory. Empty for other kernels, which get their refs
+    from their caller.
     """
     if eqn.primitive.name != "pallas_call":
         return []
@@ -40,7 +40,7 @@ def overhanging_blocks(eqn: Any) -> list[str]:
 
 
 def unwritten_memory(eqn: Any) -> list[str]:
-    """Which memory the kernel of an equation could read before anybody has written it, in words.
+    """Which memory the kernel of an equation could read before anything has written it, in words.
 
     Scratch, memory that the body allocates, and outputs that the body reads. Empty if there is none
     (but for what is beyond the edge of an array, see ``overhanging_blocks``). Kernels other than a

@@ -111,7 +111,7 @@ class Lowering:
             try:
                 lower(call, static, arrays, self.platform, into)
             finally:
-                if chip.asked:
+                if chip.identified:
                     self._curious.add(key)
                     self._unasked.pop(target.name, None)
         if key not in self._curious:

@@ -102,7 +102,7 @@ def environment(scratch: Path, *, target: str, everything: bool = False) -> Mapp
     root = _cuda_root() or Path("/usr/local/cuda")
     return {
         "JAX_PLATFORMS": "cpu",
-        "CUDA_VISIBLE_DEVICES": "",  # a GPU that is there is not asked
+        "CUDA_VISIBLE_DEVICES": "",  # a GPU that is there is not used
         # Without devices nothing can be timed.
         "XLA_FLAGS": f"--xla_gpu_autotune_level=0 {flags()}".strip(),
         # The runtime's functions are looked up at compile time.
@@ -110,7 +110,7 @@ def environment(scratch: Path, *, target: str, everything: bool = False) -> Mapp
         "MOSAIC_GPU_CUDA_ROOT": str(root),
         # Mosaic GPU takes the ptxas and nvlink that come first on the PATH.
         "PATH": os.pathsep.join((str(root / "bin"), os.environ.get("PATH", os.defpath))),
-        # How many bytes of shared memory a kernel is launched with is said there only.
+        # How many bytes of shared memory a kernel is launched with is written there only.
         "MOSAIC_GPU_DUMP_HOST_LLVM": "1",
         # XLA logs what ptxas says, as information.
         "TF_CPP_MIN_LOG_LEVEL": "0",
@@ -201,10 +201,10 @@ def _cuda_root() -> Path | None:
 @functools.cache
 def _ptxas_version(ptxas: Path) -> str:
     try:
-        told = subprocess.run([ptxas, "--version"], capture_output=True, text=True)
+        done = subprocess.run([ptxas, "--version"], capture_output=True, text=True)
     except OSError:
         return "unknown"
-    number = re.search(r"\bV(\d+(?:\.\d+)+)", told.stdout)
+    number = re.search(r"\bV(\d+(?:\.\d+)+)", done.stdout)
     return number[1] if number else "unknown"
 
 
@@ -236,7 +236,7 @@ def _stem(path: Path) -> str:
 
 
 def _keep(folder: Path, dump: Path, others: AbstractSet[str]) -> None:
-    """Copy what tells about the program, but for the files of other programs' kernels."""
+    """Copy what belongs to the program, but for the files of other programs' kernels."""
     for path in folder.glob("*.mlir-passes.log"):
         # All passes are long: only the module that goes into the first is kept.
         passes = path.read_text(encoding="utf-8", errors="replace").split(_PASS)

@@ -34,7 +34,7 @@ class GpuCustomCall:
     Attributes:
       name: the kernel's, for people.
       entry: of Triton's kernels, the name of the function in PTX, without XLA's suffix; else "".
-      digest: of Mosaic GPU's kernels, what tells the kernel from others; else "".
+      digest: of Mosaic GPU's kernels, by which it differs from others; else "".
     """
 
     name: str
@@ -72,8 +72,8 @@ def _call(line: str, functions: Mapping[str, str]) -> GpuCustomCall:
 def _for_people(*names: str) -> str:
     """The first name that says something: a kernel that is a ``partial`` or a lambda has none."""
     mute = ("anonymous", "_lambda_")
-    said = (name for name in names if name.isidentifier() and name not in mute)
-    return next(said, names[0])
+    identifiers = (name for name in names if name.isidentifier() and name not in mute)
+    return next(identifiers, names[0])
 
 
 def host_code(folder: Path) -> Mapping[str, str]:
@@ -120,18 +120,18 @@ class GpuKernelCosts:
 
         Args:
           calls: the program's Pallas calls.
-          log: what ptxas said while it was compiled.
+          log: output of ptxas while it was compiled.
           printed: LLVM of the host's side of the kernels that were compiled.
           files: the same by stem of a file, if it was written to files.
           thunks: XLA's list of what the program launches.
         """
-        told = ptxas.costs(log)
+        costs_of_log = ptxas.costs(log)
         new = {stem: text for stem, text in files.items() if stem not in self.stems()}
         launched = ptxas.launches("\n".join((printed, *new.values())))
-        mosaic = [cost for cost in told if cost.kernel.endswith(_SUFFIX)]
+        mosaic = [cost for cost in costs_of_log if cost.kernel.endswith(_SUFFIX)]
         self._remember(calls, mosaic, launched, list(new))
         costs: dict[str, Cost] = {}
-        triton = _triton(told, thunks)
+        triton = _triton(costs_of_log, thunks)
         for call in calls:
             if call.digest:
                 # A kernel that was not reported is still one of the program's.
@@ -150,26 +150,26 @@ class GpuKernelCosts:
     def _remember(
         self,
         calls: Sequence[GpuCustomCall],
-        told: Sequence[Cost],
+        costs_of_log: Sequence[Cost],
         launched: Sequence[int],
         stems: Sequence[str],
     ) -> None:
         """Take up the kernels that were compiled now: in the order of the program."""
         digests = dict.fromkeys(call.digest for call in calls if call.digest)
         new = [digest for digest in digests if digest not in self._mosaic]
-        if len(new) != len(told):
+        if len(new) != len(costs_of_log):
             return
-        # What ptxas calls static is one byte in place of what is asked for at the launch.
-        dynamic = launched if len(launched) == len(told) else (None,) * len(told)
-        for digest, cost, size in zip(new, told, dynamic, strict=True):
+        # What ptxas calls static is one byte in place of what the launch requests.
+        dynamic = launched if len(launched) == len(costs_of_log) else (None,) * len(costs_of_log)
+        for digest, cost, size in zip(new, costs_of_log, dynamic, strict=True):
             self._mosaic[digest] = dataclasses.replace(cost, shared_bytes=size)
         if len(stems) == len(new):
             self._stems.update(zip(new, stems, strict=True))
 
 
-def _triton(told: Sequence[Cost], thunks: str) -> dict[str, Cost]:
+def _triton(costs_of_log: Sequence[Cost], thunks: str) -> dict[str, Cost]:
     """What kernels compiled by XLA cost, by their names in PTX, in the order of the program."""
-    costs = {cost.kernel: cost for cost in told}
+    costs = {cost.kernel: cost for cost in costs_of_log}
     return {
         name: dataclasses.replace(cost, shared_bytes=size + (cost.shared_bytes or 0))
         for name, size in ptxas.thunks(thunks).items()

@@ -53,7 +53,7 @@ class CompileReply:
 
     Attributes:
       compiled: whether it compiled.
-      message: what the compiler said if it did not, in full.
+      message: of the compiler if it did not, in full.
       kernels: what each kernel's machine code costs, in the order of the program.
       code_bytes: size of the whole executable's code.
       kernel_calls: Pallas custom calls in the executable.
@@ -109,40 +109,40 @@ def divert(descriptor: int) -> Generator[CapturedOutput]:
     Args:
       descriptor: 1 or 2. What is in Python's buffers is not touched.
     """
-    heard = CapturedOutput()
+    captured = CapturedOutput()
     with tempfile.TemporaryFile() as file:
         saved = os.dup(descriptor)
         os.dup2(file.fileno(), descriptor)
         try:
-            yield heard
+            yield captured
         finally:
             os.dup2(saved, descriptor)
             os.close(saved)
             file.seek(0)
-            heard.text = file.read().decode(errors="replace")
+            captured.text = file.read().decode(errors="replace")
 
 
 @contextmanager
 def overhear_log() -> Generator[CapturedOutput]:
-    """Hear what is written to stderr, and leave nothing of it there.
+    """Capture what is written to stderr, and leave nothing of it there.
 
     But a compiler that ends the process says why on stderr. That survives if stderr is a file that
     is appended to, as the supervisor of workers makes it: it is read there, not diverted.
     """
     if not _appends(2):
-        with divert(2) as heard:
-            yield heard
+        with divert(2) as captured:
+            yield captured
         return
-    heard = CapturedOutput()
+    captured = CapturedOutput()
     start = os.fstat(2).st_size
     try:
-        yield heard
+        yield captured
     finally:
-        if os.fstat(2).st_size < start:  # whoever reads it has emptied it in the meantime
+        if os.fstat(2).st_size < start:  # its reader has emptied it in the meantime
             start = 0
         with open("/proc/self/fd/2", "rb") as file:
             file.seek(start)
-            heard.text = file.read().decode(errors="replace")
+            captured.text = file.read().decode(errors="replace")
         os.ftruncate(2, start)
 
 

@@ -35,7 +35,7 @@ def compile_program(module: bytes, devices: Sequence[Any]) -> Any:
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
         for aval, sharding in zip(program.in_avals, shardings, strict=True)
     ]
-    # Only an argument tells jit which devices are meant, and a program may have none.
+    # Only by an argument jit knows which devices are meant, and a program may have none.
     somewhere = jax.ShapeDtypeStruct((), np.int32, sharding=replicated)
 
     def call(_: Any, args: Any, options: Any) -> Any:

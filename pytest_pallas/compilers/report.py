@@ -1,4 +1,4 @@
-"""``CompileReport``: what a compiler said of a program for one chip, and what its code costs."""
+"""``CompileReport``: what a compiler made of a program for one chip, and what its code costs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CompileReport(Cost):
       target: the chip, such as ``"v6e"``.
       status: how it ended.
       message: why it did not compile, in a few lines.
-      text: what the compiler said, in full.
+      text: output of the compiler, in full.
       seconds: wall time in the compiler; of the first time, if the result was cached.
       compiler: the compiler's name and version.
       cached: whether an earlier run had compiled the same.

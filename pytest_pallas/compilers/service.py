@@ -180,7 +180,7 @@ class Service:
 
     def _key(self, program: LoweredProgram, compiler: ModuleType) -> str:
         parts = (program.module, program.target, str(program.devices))
-        facts = added_facts(program.target)  # somebody may change them
+        facts = added_facts(program.target)  # they may change
         if facts:
             parts = (*parts, str(facts))
         return digest((*parts, *_versions(compiler), compiler.flags()))
@@ -194,7 +194,7 @@ class Service:
             except CancelledError:
                 future.set_exception(PallasTestError("the session ended before this was compiled"))
                 return
-            except Exception as error:  # or whoever waits for the future waits for ever
+            except Exception as error:  # or a wait for the future never ends
                 problem = f"the worker's answer cannot be read: {type(error).__name__}: {error}"
                 future.set_exception(PallasTestError(problem))
                 return

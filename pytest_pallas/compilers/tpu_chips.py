@@ -47,7 +47,7 @@ def topology(target: str, devices: int) -> str:
 def _shapes(dims: int) -> Iterator[tuple[int, ...]]:
     """Shapes with edges that are powers of two, none more than twice another, smallest first.
 
-    None is smaller than a host: libtpu 0.0.48 refuses those.
+    None is smaller than a host: libtpu 0.0.48 rejects those.
     """
     edges = [1, 2, 4, _LARGEST]
     shapes = [

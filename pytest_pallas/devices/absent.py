@@ -16,21 +16,21 @@ from pytest_pallas.devices.targets import Target
 
 
 class AbsentChip(AbstractDevice):
-    """A chip as JAX and kernels see it, that notes whether it was asked which one it is.
+    """A chip as JAX and kernels see it, that notes whether something depends on which one it is.
 
     JAX has it in the keys of its caches, where a stand-in is equal to itself only.
 
     Attributes:
-      asked: whether anything has asked for what differs between the chips of a platform.
+      identified: whether something has read what differs between the chips of a platform.
     """
 
-    asked: bool
+    identified: bool
     _kind: str
     _platform: str
     _attributes: Mapping[str, Any]
 
     def __init__(self, device_kind: str, platform: str, attributes: Mapping[str, Any]) -> None:
-        """Stand in for a chip that was not asked yet.
+        """Stand in for a chip of which nothing was read yet.
 
         Args:
           device_kind: what ``jax.Device.device_kind`` says on the chip.
@@ -42,7 +42,7 @@ class AbsentChip(AbstractDevice):
         keep(self, "_kind", device_kind)
         keep(self, "_platform", platform)
         keep(self, "_attributes", dict(attributes))
-        keep(self, "asked", False)
+        keep(self, "identified", False)
 
     @property
     def platform(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -61,14 +61,14 @@ class AbsentChip(AbstractDevice):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What can be asked for."""
+        """What can be read."""
         return ("device_kind", "platform", *self._attributes)
 
     def answer(self, name: str) -> Any:
         """An attribute of the ``jax.Device`` on the chip."""
         if name == "platform":
             return self._platform
-        object.__setattr__(self, "asked", True)
+        object.__setattr__(self, "identified", True)
         return self._kind if name == "device_kind" else self._attributes[name]
 
     def __eq__(self, other: object) -> bool:
@@ -96,7 +96,7 @@ def _devices_answer(chip: AbsentChip) -> Generator[None]:
     """Let this process' devices answer as a chip does, and meshes of them be meshes of it.
 
     Kernels ask ``jax.default_backend()`` and ``jax.devices()[0]`` which platform, chip and number
-    of cores they have, also for choosing ``interpret=`` or no kernel at all. JAX itself asks other
+    of cores they have, also for choosing ``interpret=`` or no kernel at all. JAX itself calls other
     functions for what it does on the devices that are there.
     """
 
@@ -116,7 +116,7 @@ def _device_attributes(values: Mapping[str, Any]) -> Generator[None]:
     """Let this process' devices have attributes, also such as they lack, like ``core_count``.
 
     Args:
-      values: by name; a property is asked for its value.
+      values: by name; of a property its value.
     """
     with ExitStack() as stack:
         for name, value in values.items():
@@ -132,14 +132,14 @@ def tracing_for(target: Target) -> Generator[None]:
     it is equal to another one of the same target. Devices of a GPU also say how many
     multiprocessors they have, on which grids of persistent blocks depend, and their capability.
     """
-    said = attributes(target.name) if target.platform == "gpu" else {}
+    known = attributes(target.name) if target.platform == "gpu" else {}
     device = AbstractDevice(
         device_kind=target.device_kind,
-        num_cores=said.get("num_cores", 1),
+        num_cores=known.get("num_cores", 1),
         platform=target.platform,
     )
     with (
-        _device_attributes(said),
+        _device_attributes(known),
         jax.default_device(jax.devices("cpu")[0]),
         meshes_of(device),
         jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)),

@@ -74,19 +74,25 @@ def itemsize(dtype: Any) -> float:
     return float(getattr(dtype, "itemsize", 4))
 
 
-def vmem_excess(taken: Sequence[OperandMemory], chip_name: str, asked: int | None) -> Excess | None:
+def vmem_excess(
+    taken: Sequence[OperandMemory], chip_name: str, limit_bytes: int | None
+) -> Excess | None:
     """More VMEM than a kernel may use on a chip, or None.
 
     Args:
       taken: what blocks and scratch take.
       chip_name: as in ``TPUS``; of another one nothing is known.
-      asked: the kernel's ``vmem_limit_bytes``, or None.
+      limit_bytes: the kernel's ``vmem_limit_bytes``, or None.
     """
     chip = TPUS.get(chip_name)
     total = sum(buffer.total for buffer in taken)
-    if chip is None or total <= (limit := min(chip.vmem, asked or chip.vmem_limit)):
+    if chip is None or total <= (limit := min(chip.vmem, limit_bytes or chip.vmem_limit)):
         return None
-    whose = "vmem_limit_bytes is" if asked and asked <= chip.vmem else f"{chip_name} gives a kernel"
+    whose = (
+        "vmem_limit_bytes is"
+        if limit_bytes and limit_bytes <= chip.vmem
+        else f"{chip_name} gives a kernel"
+    )
     more = ""
     if total < chip.vmem:
         more = f", or raise vmem_limit_bytes ({chip_name} has {_mib(chip.vmem)})"

@@ -1,4 +1,4 @@
-"""What GPUs have: multiprocessors, shared memory, tensor memory, and what XLA asks for."""
+"""What GPUs have: multiprocessors, shared memory, tensor memory, and what XLA needs to know."""
 
 from __future__ import annotations
 

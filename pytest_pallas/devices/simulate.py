@@ -36,13 +36,13 @@ _VARIABLE = "JAX_NUM_CPU_DEVICES"
 _FLAG = "xla_force_host_platform_device_count"
 
 
-def simulate(count: int, environ: MutableMapping[str, str], *, asked: bool) -> int:
+def simulate(count: int, environ: MutableMapping[str, str], *, explicit: bool) -> int:
     """Make JAX start with ``count`` CPU devices in this process and in those it starts.
 
     Args:
       count: the number of devices, at least 1.
       environ: the environment to write to.
-      asked: whether the user gave the count. A count that is merely the default gives way to one
+      explicit: whether the user gave the count. A count that is merely the default gives way to one
         that the environment sets already.
 
     Returns:
@@ -52,10 +52,10 @@ def simulate(count: int, environ: MutableMapping[str, str], *, asked: bool) -> i
       DeviceError: JAX has started with another number of devices.
     """
     already = _already(environ)
-    if not asked and already is not None:
+    if not explicit and already is not None:
         return already
     if _FLAG in environ.get("XLA_FLAGS", ""):
-        # JAX refuses to start with both; the user's own command wins.
+        # JAX rejects to start with both; the user's own command wins.
         kept = [word for word in environ["XLA_FLAGS"].split() if _FLAG not in word]
         environ["XLA_FLAGS"] = " ".join(kept)
     environ[_VARIABLE] = str(count)
@@ -66,7 +66,7 @@ def simulate(count: int, environ: MutableMapping[str, str], *, asked: bool) -> i
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
-        if asked and len(jax.devices("cpu")) != count:
+        if explicit and len(jax.devices("cpu")) != count:
             from pytest_pallas.errors import DeviceError
 
             raise DeviceError(

@@ -34,7 +34,7 @@ class Tpu:
 
 #: Dims of the interconnect are of Google's data sheets. Memory is measured with libtpu 0.0.51: the
 #: largest windows and scratch that compile, by bisection, and the limits that it names where it
-#: refuses. So are devices: v4 and tpu7x have two TensorCores with a device each; v5p's two are
+#: rejects. So are devices: v4 and tpu7x have two TensorCores with a device each; v5p's two are
 #: fused into one.
 TPUS: dict[str, Tpu] = {
     "v4": Tpu(

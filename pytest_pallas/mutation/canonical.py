@@ -45,7 +45,7 @@ def canonical(jaxpr: Any, known: Mapping[int, int] = _NOTHING) -> Hashable:
     """What a jaxpr computes: its effects in their order, and its results.
 
     Simplified are numbers that are known, operands of operations that commute, neutral elements,
-    choices between equal things, and calls of functions; what nobody uses is left out, and so is
+    choices between equal things, and calls of functions; what is not used is left out, and so is
     what is printed.
 
     Args:
@@ -132,7 +132,7 @@ def _equation(
     if name in _PRINTED or (name == "check" and eqn.params.get("debug")):
         return [(name, position) for position in range(len(eqn.outvars))]
     words = (name, _params(eqn), tuple(operands))
-    if name == "get":  # what it reads depends on what was done before; if nobody looks, it is gone
+    if name == "get":  # what it reads depends on what was done before; an unused one is gone
         return [("read", *counter, words)]
     if eqn.effects:
         counter[0] += 1

@@ -15,7 +15,7 @@ def operator(name: str, *, mistake: str, before: str, after: str) -> Callable[[O
 
     Args:
       name: as in reports and in ``--pallas-mutate-operators``.
-      mistake: what somebody did, in a few words.
+      mistake: what was done wrong, in a few words.
       before: a small piece of a right kernel.
       after: what it becomes.
     """

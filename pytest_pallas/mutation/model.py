@@ -1,4 +1,4 @@
-"""What a mutant is, and what operators are told of an equation."""
+"""What a mutant is, and what operators know of an equation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Mutant:
       home: file of the kernel's body.
       places: where in the source, from the body inwards: the lines of functions that call one
         another. For what is no equation of the body, where the kernel is called.
-      part: what else tells it from others in the same place, such as the primitive.
+      part: by what else it differs from others in the same place, such as the primitive.
     """
 
     operator: str
@@ -202,7 +202,7 @@ class EquationSite:
         return self.eqn.primitive.name
 
     def used(self, result: int = 0) -> bool:
-        """Whether anybody looks at a result."""
+        """Whether something uses a result."""
         var = self.eqn.outvars[result]
         return bool(self.scope.users(var)) or self.scope.is_result(var)
 
@@ -228,7 +228,7 @@ class Operator:
 
     Attributes:
       name: as in reports and in ``--pallas-mutate-operators``.
-      mistake: what somebody did, in a few words.
+      mistake: what was done wrong, in a few words.
       before: a small piece of a right kernel.
       after: what it becomes.
       operate: the ways in which it changes an equation of a body.

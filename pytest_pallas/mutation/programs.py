@@ -46,8 +46,8 @@ def rewritten(jaxpr: Any, visit: Visit, visit_kernel: VisitKernel) -> Any:
     Args:
       jaxpr: open; of a function that calls kernels, also inside of ``jit``, ``vmap``,
         ``shard_map``, loops and branches.
-      visit: is told of every equation of a kernel's body; None keeps it.
-      visit_kernel: is told of every kernel, and gives the equation that calls it, or None.
+      visit: is called with every equation of a kernel's body; None keeps it.
+      visit_kernel: is called with every kernel, and gives the equation that calls it, or None.
 
     Returns:
       ``jaxpr`` itself where nothing is replaced.

@@ -103,7 +103,7 @@ def explain(
 
 
 def _slack(allowed: float, dtype: np.dtype[Any]) -> float:
-    """How far, relative to the scale, values may be from a pattern that they are said to follow.
+    """How far, relative to the scale, values may be from a pattern that is reported.
 
     At least a rounding error, but no more than 1/32 beyond that: with a wide bound, or in a narrow
     format, everything would look like everything else.

@@ -39,7 +39,7 @@ def compare(
 
     Integers and bools must equal the baseline, unless ``tolerance`` has an explicit rule. Floats
     and complex numbers must have the oracle's class (NaN, infinite, finite) in every element, and
-    be as near to it as ``tolerance`` asks, the worst of them and all on the whole.
+    be as near to it as ``tolerance`` requires, the worst of them and all on the whole.
 
     Args:
       actual: the kernel's output.
@@ -53,10 +53,10 @@ def compare(
       sensitivity: how much the output changes with its inputs, absolute per relative change: the
         size of the terms behind an output that nearly cancels. What another order of summation
         may cost is relative to it where it is larger than the output's own scale, and so is what
-        rounding the inputs once more may. A function is asked only where the output would fail
+        rounding the inputs once more may. A function is called only where the output would fail
         without it.
-      noise: measures what rounding alone does to the reference, or says that it cannot. It is asked
-        only where the output would fail without it, because it takes a while.
+      noise: measures what rounding alone does to the reference, or says that it cannot. It is
+        called only where the output would fail without it, because it takes a while.
       precision: the dtype that the oracle was computed in, and where, if that is narrower than
         float64: ``"float32 (refs.py:12)"``. The baseline's error cannot be measured then, and is
         estimated from ``noise``.
@@ -113,7 +113,7 @@ def _refused(sides: ComparedArrays, verdict: ErrorVerdict, tolerance: Tolerance)
 
 
 def _inaccurate(sides: ComparedArrays, verdict: ErrorVerdict, tolerance: Tolerance) -> bool:
-    """Whether the default rule refuses a verdict for the size of its errors."""
+    """Whether the default rule rejects a verdict for the size of its errors."""
     if verdict.misclassed is not None or tolerance.explicit or not sides.actual.size:
         return False
     count = 0 if verdict.wrong is None else int(np.count_nonzero(verdict.wrong))

@@ -36,7 +36,7 @@ def value_patterns(mask: Array, actual: Array, oracle: Array, slack: float) -> t
 
 
 def _single(wrong: Array, right: Array, slack: float) -> Iterator[str]:
-    """What a single value can show; of factors only those that nobody takes for chance."""
+    """What a single value can show; of factors only those that are no chance."""
     if np.isnan(wrong[0]):
         yield "the wrong element is NaN (read before it was written?)"
     elif wrong[0] == 0:
@@ -89,7 +89,7 @@ def _swapped_blocks(
     """
     rows, columns = oracle.shape[-2:]
     some = tuple(index[:_SAMPLE] for index in np.nonzero(mask))
-    if len(some[0]) < 4:  # too few to tell a rule from chance
+    if len(some[0]) < 4:  # too few to distinguish a rule from chance
         return None
     for block in product(_divisors(rows), _divisors(columns)):
         if block in ((1, 1), (rows, columns)):

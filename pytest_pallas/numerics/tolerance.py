@@ -23,7 +23,7 @@ ROUNDING = math.sqrt(3 / (8 * math.log(2)) / 12)
 class Tolerance:
     """How far a kernel may be from its oracle.
 
-    By default the bound is relative to the baseline, so that nobody tunes literals: the worst
+    By default the bound is relative to the baseline, so that no literal has to be tuned: the worst
     error of the kernel may be ``factor`` times the worst error of the baseline, plus ``floor``,
     plus a share for the order of summation (see ``allowed``), and likewise the root mean square of
     its errors (see ``allowed_rms``). Any of ``rtol``, ``atol`` and ``ulp`` replaces both by an

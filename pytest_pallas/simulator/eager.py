@@ -37,7 +37,8 @@ def evaluated_eagerly(
     """
     import jax
 
-    # Plain arrays: without jit, a function that asks whether it is being traced is told no.
+    # Plain arrays: without jit, a function that checks whether it is being traced finds that it is
+    # not.
     arrays = [value if isinstance(value, jax.Array) else jax.device_put(value) for value in args]
     with evaluating_eagerly(evaluate) as trace:
         values = function(*arrays)
@@ -76,7 +77,7 @@ def _is_reference(aval: Any) -> bool:
 
 @functools.cache
 def _trace_type() -> Any:
-    """The class of the trace, made when it is first asked for: importing this imports no JAX."""
+    """The class of the trace, made when it is first needed: importing this imports no JAX."""
     import jax
     import numpy as np
 

@@ -28,7 +28,7 @@ def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
     if machine.steps + len(steps) > machine.limits.steps or (
         program.largest[0] > machine.limits.bytes
     ):
-        _refuse(program, thread)
+        _reject(program, thread)
     machine.steps += len(steps)
     inputs = program.inputs
     if len(args) != len(inputs):
@@ -84,7 +84,7 @@ def _place(error: BoundsError, step: Step, machine: Machine) -> None:
     error.finding, error.args = placed, (str(placed),)
 
 
-def _refuse(program: Program, thread: Thread) -> None:
+def _reject(program: Program, thread: Thread) -> None:
     """Raise what ``run`` raises for a program that exceeds a limit."""
     machine = thread.machine
     try:

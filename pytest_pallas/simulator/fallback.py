@@ -1,4 +1,4 @@
-"""Primitives without a rule: what JAX composes of others, or evaluates; others are refused."""
+"""Primitives without a rule: what JAX composes of others, or evaluates; others are rejected."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from pytest_pallas.simulator.inspection.timeline import Timeline
 from pytest_pallas.simulator.monitors.ordering import disorder
 from pytest_pallas.simulator.thread import Device
 
-#: Gives what memory of a dtype holds before it is written, or None for the default of that dtype.
+#: Gives what uninitialized memory of a dtype holds, or None for the default of that dtype.
 #: The second argument is the kind of memory: ``"padding"``, ``"output"`` or ``"scratch"``.
 Filler = Callable[[np.dtype[Any], str], Any]
 
@@ -51,7 +51,7 @@ class Machine:
       seed: decides everything that hardware may do in any order, and the core's random numbers.
       cores: over how many cores of the chip a kernel's parallel programs are divided.
       limits: what the run may use.
-      fill: what memory holds that was never written; None for NaN and extreme integers.
+      fill: what uninitialized memory holds; None for NaN and extreme integers.
       findings: what was found so far.
       notes: behavior of the chip that the run used and no document describes.
       steps: equations evaluated so far.
@@ -70,7 +70,7 @@ class Machine:
       monitored: whether the recording is read for what is out of order.
       recording: what threads did to shared memory and semaphores.
       timeline: keeps what happened when, or None.
-      inspector: is asked before and after each equation, or None. A timeline needs one: without,
+      inspector: is called before and after each equation, or None. A timeline needs one: without,
         equations are counted a program at a time.
     """
 
@@ -99,7 +99,7 @@ class Machine:
     inspector: Inspector | None = None
 
     def __post_init__(self) -> None:
-        """Count equation by equation where somebody wants to know when something happened."""
+        """Count equation by equation where there is a timeline."""
         if self.timeline is not None and self.inspector is None:
             self.inspector = Inspector()
 
@@ -157,7 +157,7 @@ class Machine:
             )
 
     def require(self, needed: int, what: str) -> None:
-        """Refuse an array of ``needed`` bytes that does not fit.
+        """Reject an array of ``needed`` bytes that does not fit.
 
         Raises:
           SimulationLimitError: it is larger than the memory of the run.
@@ -168,7 +168,7 @@ class Machine:
             )
 
     def require_devices(self, count: int) -> None:
-        """Refuse a mesh that is too large.
+        """Reject a mesh that is too large.
 
         Raises:
           SimulationLimitError: it has more devices than the run may have.
@@ -190,7 +190,7 @@ class Machine:
             self.notes.append(text)
 
     def uninitialized(self, shape: tuple[int, ...], dtype: Any, place: str) -> np.ndarray[Any, Any]:
-        """Memory that was never written.
+        """Uninitialized memory.
 
         Args:
           shape: of the memory.
@@ -204,7 +204,7 @@ class Machine:
 
 
 def default_fill(dtype: np.dtype[Any]) -> Any:
-    """What memory of a dtype holds that was never written: NaN, the lowest integer, or True.
+    """What uninitialized memory of a dtype holds: NaN, the lowest integer, or True.
 
     That is what JAX writes on a TPU with ``jax_pallas_poison_buffers``.
     """

@@ -44,7 +44,7 @@ class Step:
       operands: gives the operands, of the values of all slots.
       outs: slots of its results.
       several: whether it gives a sequence of results.
-      dead: slots of large arrays that nobody reads afterwards.
+      dead: slots of large arrays that no later step reads.
       equation: what it was prepared from.
       calls: those in whose place it stands, the innermost first.
     """
@@ -256,7 +256,7 @@ def prepare_equation(eqn: Any, around: str = "", *, used: bool = True) -> Step:
     Args:
       eqn: of a jaxpr.
       around: ``file:line`` of the equation around it.
-      used: whether anybody reads a result.
+      used: whether something reads a result.
 
     Raises:
       SimulationError: it cannot be evaluated: an effectful primitive has no rule, for one.

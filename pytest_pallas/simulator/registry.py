@@ -33,7 +33,8 @@ class Equation:
       home: the module that defines the primitive: names are not unique.
       around: ``file:line`` of the equation around it, for those that have none: JAX keeps no line
         of what it does itself in a scope (``sync_copy``).
-      used: whether anybody reads a result. Most stores give what was there before to nobody.
+      used: whether something reads a result. What most stores return, the old elements, is not
+        read.
     """
 
     name: str
@@ -63,8 +64,8 @@ class Rule:
     Attributes:
       bind: gives the function that evaluates an equation.
       threaded: whether that function takes the ``Thread`` that evaluates it, before the operands.
-        A rule is threaded if it reads or writes memory, runs another program, or asks where it
-        runs.
+        A rule is threaded if it reads or writes memory, runs another program, or needs to know
+        where it runs.
     """
 
     bind: Callable[[Equation], Evaluate]

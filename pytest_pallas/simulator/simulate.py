@@ -38,7 +38,7 @@ class Simulation:
       findings: what is wrong with its kernels, whatever they returned.
       steps: how many equations were evaluated.
       fallbacks: how often JAX evaluated a primitive that has no rule, by name.
-      watched: the changes of the references that were to be watched.
+      watched: the changes of the references named by ``watch``.
       notes: which behavior of the run is unverified, as no document describes it.
     """
 

@@ -65,7 +65,7 @@ def from_jax(value: Any, aval: Any = None) -> Any:
 
 
 def to_output(value: Any) -> Any:
-    """A value as an array for whoever asked for it: of typed keys the words."""
+    """A value as an array that is returned to the caller: of typed keys the words."""
     return value.data if isinstance(value, KeyArray) else np.asarray(value)
 
 

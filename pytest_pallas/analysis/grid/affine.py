@@ -1,4 +1,4 @@
-"""Index maps that are affine in the grid point, of which everything can be said for any grid."""
+"""Index maps that are affine in the grid point, of which everything is known for any grid."""
 
 from __future__ import annotations
 

@@ -99,13 +99,13 @@ _MOST_SCALARS = 2**20
 
 @dataclass(frozen=True)
 class Analysis:
-    """What can be said of the grids of a function without running it.
+    """What is known of the grids of a function without running it.
 
     Attributes:
       findings: what is wrong, in the order of the kernels.
       calls: every ``pallas_call`` that was found.
       others: kernels that have no blocks, such as those of ``pl.kernel``.
-      chip: name of the chip whose VMEM and tiles were asked about, such as ``"v6e"``.
+      chip: name of the chip whose VMEM and tiles were checked, such as ``"v6e"``.
     """
 
     findings: tuple[GridFinding, ...]
@@ -133,7 +133,7 @@ def analyze_jaxpr(
       arrays: its inputs, in order. A ``jax.ShapeDtypeStruct`` may stand for an array; then index
         maps that read it are not known.
       platform: ``"tpu"`` or ``"gpu"``: of kernels that do not show which they are written for.
-      chip: whose VMEM is asked about, such as ``"v6e"``.
+      chip: whose VMEM is checked, such as ``"v6e"``.
     """
     calls: list[GridCall] = []
     others: list[KernelCall] = []
@@ -196,7 +196,7 @@ def _findings(call: GridCall, scope: JaxprScope, chip: str) -> Iterator[GridFind
 
 
 def merged(analyses: Sequence[Analysis]) -> Analysis:
-    """Several analyses as one; what they have in common is said once."""
+    """Several analyses as one; what they have in common is there once."""
     first = analyses[0]
     findings = dict.fromkeys(f for analysis in analyses for f in analysis.findings)
     return dataclasses.replace(

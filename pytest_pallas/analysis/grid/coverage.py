@@ -72,7 +72,7 @@ def never_written(call: GridCall, window: GridWindow, use: OutputUse) -> Iterato
         for part in use.returned
     )
     if not seen and not use.doubtful:
-        return  # nobody looks at it
+        return  # nothing uses it
     words = region([a for a, _ in block], [b - a for a, b in block])
     what = f"no program writes {words}" + (f" and {count - 1} more blocks" if count > 1 else "")
     doubt = "" if seen else " What follows the kernel may not use it."

@@ -31,7 +31,7 @@ class GridFinding:
     Attributes:
       kind: what, by name.
       severity: ``"error"``: wrong on the kernel's platform, whatever the chip. ``"warning"``: a
-        compiler for the chip that was asked about would refuse it, or it is wrong only if what
+        compiler for the chip in question would reject it, or it is wrong only if what
         follows uses it.
       kernel: name of the kernel.
       source: ``file:line`` of its call, or "".

@@ -286,8 +286,8 @@ def _platform(facts: GridFacts, platform: str) -> str:
 
 def _semantics(facts: GridFacts, dims: int, platform: str) -> tuple[str, ...]:
     """What the kernel says of each dim of its grid; vmap's are not in its count."""
-    said = getattr(facts.params, "dimension_semantics", None) or ()
-    words = iter([str(getattr(word, "value", word)).lower() for word in said])
+    semantics = getattr(facts.params, "dimension_semantics", None) or ()
+    words = iter([str(getattr(word, "value", word)).lower() for word in semantics])
     usual = "arbitrary" if platform == "tpu" else "concurrent"
     return tuple("vmapped" if d in facts.vmapped else next(words, usual) for d in range(dims))
 

@@ -1,4 +1,4 @@
-"""Blocks that overhang their array without a mask, and blocks that a compiler refuses."""
+"""Blocks that overhang their array without a mask, and blocks that a compiler rejects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SUBLANES = 8
 
 
 def illegal_tiles(call: GridCall) -> Iterator[GridFinding]:
-    """Blocks that JAX's lowering for TPUs refuses.
+    """Blocks that JAX's lowering for TPUs rejects.
 
     The rules are those of ``jax/_src/pallas/mosaic/lowering.py`` (``_check_block_mappings``) in JAX
     0.11.2 and 0.12.0.1, and for windows in elements and buffers what libtpu 0.0.51 says.
@@ -105,7 +105,7 @@ def _unaligned(window: GridWindow) -> Iterator[tuple[str, str]]:
 def buffers(call: GridCall) -> list[OperandMemory]:
     """The VMEM that blocks and scratch take, the largest first.
 
-    A block has two buffers where it changes over the grid, else one, or as many as it asks for.
+    A block has two buffers where it changes over the grid, else one, or as many as it names.
     What the compiler takes besides, for temporaries and spills, is not counted.
     """
     found_: list[OperandMemory] = []
@@ -130,8 +130,8 @@ def too_much_vmem(call: GridCall, chip_name: str) -> Iterator[GridFinding]:
     """More VMEM than a kernel may use on a chip."""
     if call.platform != "tpu":
         return
-    asked = getattr(call.facts.params, "vmem_limit_bytes", None)
-    excess = vmem_excess(buffers(call), chip_name, asked)
+    limit = getattr(call.facts.params, "vmem_limit_bytes", None)
+    excess = vmem_excess(buffers(call), chip_name, limit)
     if excess is None:
         return
     window = next((w for w in call.windows if w.name == excess.largest), call.windows[0])

@@ -215,7 +215,7 @@ class OutputUse:
 
     @property
     def none(self) -> bool:
-        """Whether nobody looks at it: some kernels have outputs for scratch."""
+        """Whether nothing uses it: some kernels have outputs for scratch."""
         return not self.returned and not self.doubtful
 
 

@@ -62,7 +62,7 @@ def is_complete(code: str) -> bool:
 _CAPACITY = "== CAPA"
 _UTILIZATION = "== UTILIZATION"
 
-#: Units of the report and the columns that tell of them.
+#: Units of the report and their columns.
 _UNITS = {
     "mxu": ("MATMUL", "MATPUSH", "MXU"),
     "xlu": ("XLU",),
@@ -177,10 +177,10 @@ _EMPTY = re.compile(r"(?<!non )empty scheduled bundles: +(\d+)")
 def tpu_costs(folder: Path) -> list[Cost]:
     """What each Pallas kernel that was compiled into a folder costs.
 
-    Kernels are told from XLA's own fusions by the program, which names the custom calls. Calls that
-    are equal in kernel and shapes are compiled once, and are one ``Cost``. What a missing or cut
-    file does not tell is None; so is everything but the name of a SparseCore kernel, for which
-    libtpu writes no such files.
+    Kernels are distinguished from XLA's own fusions by the program, which names the custom calls.
+    Calls that are equal in kernel and shapes are compiled once, and are one ``Cost``. What a
+    missing or cut file does not tell is None; so is everything but the name of a SparseCore kernel,
+    for which libtpu writes no such files.
 
     VMEM and SMEM are those of ``allocated_bytes``. Spills and fills are those of vector registers,
     as spilled scalars go to SMEM in slots that the table does not tell apart. The loop is

@@ -48,7 +48,7 @@ def find_loops(bundles: Sequence[str], code: str) -> list[range]:
       Ranges of indices of ``bundles``, in the order of their starts.
 
     Raises:
-      ValueError: it cannot be told where a loop ends.
+      ValueError: the end of a loop is not known.
     """
     starts = _first_places(_STARTS, bundles)
     branches = [

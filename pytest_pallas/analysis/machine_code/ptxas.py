@@ -1,6 +1,6 @@
 """What ``ptxas -v``, NVIDIA's assembler, says of the kernels it assembles.
 
-The lines are those of ptxas 12.9 to 13.5, alone or in a log of XLA. Shared memory that is asked for
+The lines are those of ptxas 12.9 to 13.5, alone or in a log of XLA. Shared memory that is requested
 when a kernel is launched is not in PTX: ``launches`` and ``thunks`` read it where it is.
 """
 

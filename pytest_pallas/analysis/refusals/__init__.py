@@ -1,4 +1,4 @@
-"""Short messages for what compilers refuse: what, which operand, which limit, which line."""
+"""Short messages for what compilers reject: what, which operand, which limit, which line."""
 
 from pytest_pallas.analysis.refusals.message import full_text, short
 

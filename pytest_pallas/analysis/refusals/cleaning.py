@@ -57,10 +57,10 @@ class CompilerMessage:
     """A message, cleaned.
 
     Attributes:
-      lines: what was said, each thing once.
+      lines: its sentences, each once.
       operation: the operation that it is about, with its types, such as
         ``"tpu.iota() -> f32[1,128]"``, or "".
-      kernel: name of the kernel, if it is said.
+      kernel: name of the kernel, if the message has it.
     """
 
     lines: tuple[str, ...]
@@ -83,7 +83,7 @@ _REPLACED: tuple[tuple[str, str], ...] = (
     (r"^[^\n]*internal verification error\. +", ""),
     (r"\bError details: ", ""),
     (r"\bE\d{4}: \w+: ?", ""),
-    # An assembler's file and line are in code that nobody wrote.
+    # An assembler's file and line are in generated code.
     (r"^.*?\bptxas \S+, line \d+; error\s*: ", "ptxas: "),
     (r"^.*?\bptxas fatal\s*: .*$", ""),
     (r"LLVM ERROR: Cannot select: (.*)$", r"LLVM has no instruction of this chip for \1"),
@@ -122,7 +122,7 @@ _OPERATION = re.compile(r'(?:%[\w:]+(?:, %[\w:]+)* = )?"(?P<name>\w+\.[\w.]+)"\(
 
 
 def clean(text: str) -> CompilerMessage:
-    """What is said in a message of JAX's lowerings, libtpu, XLA or ptxas, or left on stderr."""
+    """What is in a message of JAX's lowerings, libtpu, XLA or ptxas, or left on stderr."""
     kernel = re.search(r"MLIR module name `([^`]*)`|in pallas_call (\w+) at", text)
     text = _without_locations(text)
     text, operation = _without_operations(text)
@@ -251,8 +251,8 @@ def _sentences(line: str, long: int = 200) -> list[str]:
 
 
 def _telling(lines: list[str], most: int = 3) -> tuple[str, ...]:
-    """At most so many lines: those that tell what is wrong, of which operand first."""
-    # "failed to legalize" repeats, less well, what the pass before has said.
+    """At most so many lines: those first that say what is wrong, of which operand."""
+    # "failed to legalize" repeats, less well, the message of the pass before.
     better = [line for line in lines if not line.startswith("failed to legalize operation")]
     lines = better or lines
     if len(lines) > most:

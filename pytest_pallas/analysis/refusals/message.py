@@ -21,9 +21,9 @@ _SPECIFIC = re.compile(r"[\[(]\d|\dx\d|args\[|(?:in|out)put \d|[Uu]nimplemented 
 def short(
     error_or_text: BaseException | str, *, kernels: Sequence[KernelCall] = (), jaxpr: Any = None
 ) -> str:
-    """What a compiler refused, in at most five lines.
+    """What a compiler rejected, in at most five lines.
 
-    What is refused, with the operand, the limit and the number that is over it; the compiler's
+    What is rejected, with the operand, the limit and the number that is over it; the compiler's
     operation; the line of the user's kernel. Nothing in here is fitted to one kernel: a message of
     an unknown form is cleaned of what does not help its reader and otherwise kept.
 
@@ -35,24 +35,24 @@ def short(
     """
     kernels = kernels or (() if jaxpr is None else kernel_calls(jaxpr))
     text = error_or_text if isinstance(error_or_text, str) else full_text(error_or_text)
-    said = clean(text)
-    meant = [kernel for kernel in kernels if kernel.name == said.kernel] or list(kernels)
+    message = clean(text)
+    meant = [kernel for kernel in kernels if kernel.name == message.kernel] or list(kernels)
     operands = operands_of(meant[0]) if len(meant) == 1 else NONE
     lines = overflow(text, operands)
     if lines is None:
-        lines = [with_names(line, operands) for line in said.lines]
-        if said.operation:
-            lines.append(f"in {said.operation}")
+        lines = [with_names(line, operands) for line in message.lines]
+        if message.operation:
+            lines.append(f"in {message.operation}")
         elif not _SPECIFIC.search(text):
             arrays = [str(operand) for operand in operands.all if operand.nbytes]
             lines += [f"operands: {', '.join(arrays[:6])}"] if arrays else []
     if not lines or (isinstance(error_or_text, BaseException) and not str(error_or_text)):
         lines = [_wordless(error_or_text)]
-    return "\n".join([*lines, *_where(error_or_text, text, said, meant)])
+    return "\n".join([*lines, *_where(error_or_text, text, message, meant)])
 
 
 def full_text(error: BaseException) -> str:
-    """All that a compiler said: the type and text of an error, or of the one it hides.
+    """The whole message of a compiler: the type and text of an error, or of the one it hides.
 
     JAX replaces libtpu's error by one without the text's locations and puts their frames into the
     traceback, which does not leave the process. The original is its cause.
@@ -66,7 +66,7 @@ def full_text(error: BaseException) -> str:
 def _wordless(error_or_text: BaseException | str) -> str:
     """For an error that says nothing, such as a bare assertion: where it was raised."""
     if isinstance(error_or_text, str):
-        return "the compiler said nothing"
+        return "the compiler gave no message"
     frames = traceback.extract_tb(error_or_text.__traceback__)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
     return f"{type(error_or_text).__name__} without a message{where}"
@@ -75,7 +75,7 @@ def _wordless(error_or_text: BaseException | str) -> str:
 def _where(
     error_or_text: BaseException | str,
     text: str,
-    said: CompilerMessage,
+    message: CompilerMessage,
     kernels: Sequence[KernelCall],
 ) -> list[str]:
     """The line of the user's kernel, and its text."""
@@ -83,7 +83,7 @@ def _where(
     if place is None and isinstance(error_or_text, BaseException):
         place = places.in_traceback(error_or_text)
     place = place or places.in_kernels(text, kernels) or places.spoken(text)
-    name = said.kernel or (kernels[0].name if len(kernels) == 1 else "")
+    name = message.kernel or (kernels[0].name if len(kernels) == 1 else "")
     if place is None:
         return [f"in kernel {name}"] if name else []
     source = places.source_text(place)

@@ -45,7 +45,7 @@ class NamedOperands:
     Attributes:
       all: scalars that are prefetched, inputs, outputs and scratch.
       inputs: how many are scalars or inputs.
-      outputs: how many are outputs; 0 where the outputs are not told apart.
+      outputs: how many are outputs; 0 where the outputs are not known.
     """
 
     all: tuple[NamedOperand, ...]
@@ -74,7 +74,7 @@ NONE = NamedOperands((), 0, 0)
 
 
 def operands_of(call: KernelCall) -> NamedOperands:
-    """The operands of a kernel, or ``NONE`` where JAX does not tell their names.
+    """The operands of a kernel, or ``NONE`` where JAX does not keep their names.
 
     ``grid_mapping`` and ``debug_info.arg_names`` were seen in JAX 0.11.2 and 0.12.0.1.
     """

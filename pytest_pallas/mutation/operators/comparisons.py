@@ -37,7 +37,7 @@ def comparison(at: EquationSite) -> Iterator[Change]:
     if at.name not in _FUNCTIONS or not at.used() or _guards(at):
         return
     integers = all(jnp.issubdtype(atom.aval.dtype, jnp.integer) for atom in at.eqn.invars)
-    # Two floats are hardly ever equal, so that only the opposite tells anything.
+    # Two floats are hardly ever equal, so that only the opposite changes anything.
     names = [_FLIPPED[at.name]]
     if integers and at.name in _BOUNDARY:
         names.insert(0, _BOUNDARY[at.name])
@@ -74,7 +74,7 @@ def _overwritten_at_the_end(at: EquationSite) -> bool:
 
     Done in earlier steps, too, it would be written there and written again: the same answer. That
     is so if the guard is ``program_id(a) == n - 1`` of the innermost axis ``a``, and if it only
-    writes whole outputs that nobody reads, whose blocks do not depend on ``a``.
+    writes whole outputs that it does not read, whose blocks do not depend on ``a``.
     """
     if at.kernel.eqn.primitive.name != "pallas_call":
         return False

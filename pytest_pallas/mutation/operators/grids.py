@@ -76,12 +76,12 @@ def index_map(kernel: KernelSite) -> Iterator[Change]:
 
 @call_operator(
     "alias",
-    mistake="an output that shares an input's memory no more, or although nobody asked",
+    mistake="an output that does not share an input's memory, or shares it by mistake",
     before="input_output_aliases={0: 0}",
     after="",
 )
 def alias(kernel: KernelSite) -> Iterator[Change]:
-    """Memory of an input that an output shares no more, or shares although nobody asked."""
+    """Memory of an input that an output does not share, or shares by mistake."""
     if kernel.eqn.primitive.name != "pallas_call":
         return
     pairs = tuple(kernel.eqn.params["input_output_aliases"])
@@ -197,7 +197,7 @@ def _map_changes(
 
 
 def _line_of(kernel: KernelSite, position: int) -> Spot | None:
-    """Where an index map is written, if somebody wrote one."""
+    """Where an index map is written, if the kernel has one."""
     block = kernel.eqn.params["grid_mapping"].block_mappings[position]
     name, file, line = home_of(block.index_map_jaxpr)
     if not line or is_of_jax(block.index_map_jaxpr):

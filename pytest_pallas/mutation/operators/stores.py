@@ -17,7 +17,7 @@ from pytest_pallas.mutation.rewriting import equations_of, literal
 
 @operator(
     "init",
-    mistake="an accumulator that nobody sets to its start",
+    mistake="an accumulator that is not initialized",
     before="acc[...] = jnp.zeros_like(acc)",
     after="",
 )
@@ -55,7 +55,7 @@ def load(at: EquationSite) -> Iterator[Change]:
 
 
 def _is_store(at: EquationSite) -> bool:
-    """Whether nobody looks at what was there before."""
+    """Whether nothing uses what was there before."""
     return not at.eqn.outvars or not at.used()
 
 

@@ -27,19 +27,19 @@ _BARRIERS = frozenset({"barrier", "barrier_arrive_and_wait", "commit_smem", "clu
 
 @operator(
     "wait",
-    mistake="a copy, semaphore or barrier that nobody waits for",
+    mistake="a copy, semaphore or barrier without a wait",
     before="copy.wait()",
     after="",
 )
 def wait(at: EquationSite) -> Iterator[Change]:
-    """Nobody waits."""
+    """A wait is left out."""
     if at.name in _WAITS:
         yield Change(_WAITS[at.name], lambda: Replacement(), part=at.name)
 
 
 @operator(
     "start",
-    mistake="a copy that nobody starts",
+    mistake="a copy that is never started",
     before="copy.start()",
     after="",
 )
@@ -127,7 +127,7 @@ def device(at: EquationSite) -> Iterator[Change]:
     after="",
 )
 def barrier(at: EquationSite) -> Iterator[Change]:
-    """Nobody waits for the others."""
+    """The wait for the others is left out."""
     if at.name in _BARRIERS:
         yield Change("dropped", lambda: Replacement(), part=at.name)
 

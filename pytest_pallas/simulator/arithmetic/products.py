@@ -4,7 +4,7 @@ Floats of less than 32 bits are widened to float32, multiplied there, and rounde
 multiplied as floats wherever all sums are exact in those: BLAS is about fifty times faster than
 numpy's products of integers. Sums of integers wrap around in the dtype of the result.
 
-The precision that a program asks of a product is not simulated: float32 is never rounded to
+The precision that a program names for a product is not simulated: float32 is never rounded to
 bfloat16 or TensorFloat-32 before it is multiplied.
 """
 

@@ -156,7 +156,7 @@ def reach(
     key = ref.key
     if key is None:
         raise SimulationError(
-            f"{ref.name or 'a reference'} is no memory that other devices or cores can reach"
+            f"{ref.name or 'a reference'} cannot be reached by other devices or cores"
         )
     machine, device = thread.machine, thread.machine.device(where.device)
     if key.site and key.site[0] == "barrier":
@@ -193,8 +193,8 @@ def _report_too_late(thread: Thread, where: CoreAddress, ref: Ref, line: str, ho
         copy=how == "copies to",
     )
     message = (
-        f"{thread.owner} {how} {ref.name} of device {where.device}, which has ended: its "
-        "owner does not wait for that"
+        f"{thread.owner} {how} {ref.name} of device {where.device}, which has left the kernel "
+        "without waiting for that"
     )
     seed = thread.machine.seed
     thread.report("entry", message, line, ref=ref.name, accesses=(access,), seed=seed)

@@ -248,7 +248,7 @@ class Forked:
 
 @dataclass(slots=True, eq=False)
 class Completed:
-    """An asynchronous operation is done, and whoever acquires the token knows that."""
+    """An asynchronous operation is done, and a thread that acquires the token knows that."""
 
     operation: Asynchronous
     token: Token

@@ -76,7 +76,7 @@ class Scheduler:
       ready: the tasks that can go on, in the order in which they became ready.
       tasks: those that have not ended.
       root: the greenlet that it runs in; None while nothing is scheduled.
-      idle: asked when no task is ready, whether they can wake one.
+      idle: called when no task is ready; they return whether they have woken one.
     """
 
     machine: Machine
@@ -114,13 +114,13 @@ class Scheduler:
         return [task.result for task in tasks]
 
     def block(self, blocked: Callable[[], Wait]) -> bool:
-        """Let the others go on until somebody wakes this task.
+        """Let the others go on until one of them wakes this task.
 
         Args:
-          blocked: says what the task waits for, should nobody wake it.
+          blocked: says what the task waits for, for the report of a deadlock.
 
         Returns:
-          False where nothing is scheduled: there is nobody who could wake it.
+          False where nothing is scheduled: no other task could wake it.
         """
         task = self.current
         if task is None:
@@ -195,7 +195,7 @@ class Scheduler:
     def _deadlock(self, ended: Sequence[Task]) -> DeadlockError:
         blocked = [task for task in self.tasks.values() if task.blocked is not None]
         waits = tuple(task.blocked() for task in blocked if task.blocked is not None)
-        # Whoever could have signalled, and is through.
+        # A task that could have signalled, and has ended.
         waits += tuple(
             Wait(owner=task.thread.owner, on="", line="the end of the program") for task in ended
         )
@@ -233,7 +233,7 @@ def deadlock(machine: Machine, thread: Thread, waits: tuple[Wait, ...]) -> Deadl
     Args:
       machine: that reports.
       thread: one that waits.
-      waits: of everybody.
+      waits: of all that wait.
     """
     message = (
         "deadlock: every program and thread waits, and nothing is pending that could wake one"

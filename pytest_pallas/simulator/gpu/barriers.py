@@ -1,8 +1,8 @@
 """Barriers in shared memory: phases, arrivals, and bytes that copies bring.
 
 A phase of a barrier is complete once as many have arrived as it counts, and all bytes that they
-said to expect are there (PTX ISA, "Parallel Synchronization and Communication Instructions:
-mbarrier"). Whoever waits tests one bit, the parity of the phase. So a barrier that has gone on by
+announced are there (PTX ISA, "Parallel Synchronization and Communication Instructions:
+mbarrier"). A wait tests one bit, the parity of the phase. So a barrier that has gone on by
 two phases looks as if it had not gone on at all: that is reported, as are arrivals that a phase
 cannot take.
 """
@@ -54,7 +54,7 @@ class Barrier:
       pending: arrivals that the phase still needs.
       expected: bytes that were announced and are not there; negative if they came before.
       phases: the phase that is going on, after those that are complete.
-      coming: operations that will tell it.
+      coming: operations that will arrive at it.
       waits: how often a warp waited for it, by warpgroup and warp.
       waiting: the tasks that wait for it.
     """
@@ -122,11 +122,12 @@ def arrive(
 
 
 def complete(operation: EngineOperation, barrier: Barrier, size: int, machine: Machine) -> None:
-    """The last step of an operation: its bytes are there, and whoever waits knows that it is done.
+    """The last step of an operation: its bytes are there, and threads that wait know that it is
+    done.
 
     Args:
       operation: which one.
-      barrier: that it tells.
+      barrier: at which it arrives.
       size: bytes.
       machine: the run.
     """
@@ -213,7 +214,7 @@ def _wait_for(thread: GpuThread, barrier: Barrier, turn: int, line: str) -> None
 
 
 def _is_passed(barrier: Barrier, turn: int) -> bool:
-    """What the parity says to whoever waits for a phase."""
+    """What the parity says to a thread that waits for a phase."""
     return barrier.completed > turn and (barrier.completed - turn) % 2 == 1
 
 
@@ -238,7 +239,7 @@ def _touch(thread: GpuThread, barrier: Barrier, line: str) -> None:
 def _report_overrun(thread: GpuThread, barrier: Barrier, turn: int, line: str) -> None:
     message = (
         f"{barrier.name} has completed phase {barrier.completed - 1} before {thread.owner} waits "
-        f"for phase {turn}: a wait tells only odd phases from even ones"
+        f"for phase {turn}: a wait distinguishes only odd phases from even ones"
     )
     thread.report("phase", message, line, ref=barrier.name, seed=thread.machine.seed)
 

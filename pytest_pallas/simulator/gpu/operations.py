@@ -189,7 +189,7 @@ def know(operation: EngineOperation) -> None:
 
 
 def settle(block: ThreadBlock, thread: GpuThread) -> None:
-    """Let what a block has under way happen at its end, and report what nobody waited for."""
+    """Let what a block has under way happen at its end, and report what no thread waited for."""
     device = block.cluster.launch.thread.number
     for operation in list(block.open.values()):
         complete(operation)

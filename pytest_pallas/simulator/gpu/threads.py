@@ -43,7 +43,7 @@ class GpuLaunch:
       start: what is ahead of it, if it may begin before that has ended.
       registers: that a thread has at least when it begins.
       lanes_apart: whether the lanes of a warpgroup do not wait for each other before one of them
-        starts a copy, as ``unsafe_no_auto_barriers`` asks.
+        starts a copy: ``unsafe_no_auto_barriers``.
     """
 
     thread: Thread
@@ -122,10 +122,11 @@ class ThreadBlock:
       end: passes on what they have done to the one that ends last.
       doors: one byte for each of its barriers, which other blocks touch when they arrive there.
       barriers: its barriers.
-      open: operations that it started and nobody knows to be done, by identity.
+      open: operations that it started and no thread knows to be done, by identity.
       engines: the state of units that it uses, and what it knows of them, by kind.
       signalled: whether it has let the next kernel begin.
-      registers: that each thread of a warpgroup has at most, by its number, once it said so.
+      registers: that each thread of a warpgroup has at most, by its number, once it has called
+        ``set_max_registers``.
       asking: the tasks that wait for registers of others.
     """
 
@@ -237,7 +238,7 @@ def memory_at(thread: Thread, where: CoreAddress, ref: Ref, line: str) -> Ref:
     """The memory of another device that corresponds to the thread's own.
 
     The thread waits for a device that has not entered the kernel. If the device has left it, this
-    is reported, and the memory is nobody's.
+    is reported, and the thread gets a copy of its own memory.
     """
     found: list[Ref] = []
     scheduler = thread.machine.scheduler

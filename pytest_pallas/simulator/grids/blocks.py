@@ -120,7 +120,7 @@ def _clipped(window: BlockWindow, array: Array, start: BlockStart) -> list[tuple
 def fetch(
     this: CoreRun, window: BlockWindow, buffer: BlockBuffer, start: BlockStart, *, ahead: int = 0
 ) -> Array:
-    """A copy of a block; what of it is beyond the edge was never written.
+    """A copy of a block; what of it is beyond the edge is uninitialized.
 
     It is for the program that is so many steps ahead.
     """

@@ -1,4 +1,4 @@
-"""Memory that a kernel needs and a chip does not have: Mosaic refuses such a kernel."""
+"""Memory that a kernel needs and a chip does not have: Mosaic rejects such a kernel."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def capacity_findings(kernel: PreparedKernel, target: str) -> Iterator[Finding]:
       kernel: the kernel.
       target: name of the chip.
     """
-    asked = getattr(kernel.facts.params, "vmem_limit_bytes", None)
+    limit = getattr(kernel.facts.params, "vmem_limit_bytes", None)
     excesses = (
-        vmem_excess(list(_taken(kernel, ("default", "vmem"))), target, asked),
+        vmem_excess(list(_taken(kernel, ("default", "vmem"))), target, limit),
         smem_excess([*_scalars(kernel), *_taken(kernel, ("smem",))], target),
     )
     for excess in excesses:

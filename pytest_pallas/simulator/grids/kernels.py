@@ -95,10 +95,10 @@ def window_of(number: int, facts: BlockFacts, *, output: bool, home: str = "") -
       number: of the operand: inputs first, then outputs.
       facts: what the call says of its blocks.
       output: whether it is an output.
-      home: the memory space that its array was asked to be in, or "".
+      home: the memory space that its array must be in, or "".
 
     Raises:
-      SimulationError: JAX refuses such blocks too, when it compiles for a TPU.
+      SimulationError: JAX rejects such blocks too, when it compiles for a TPU.
     """
     if any(kind == "BoundedSlice" for kind, _, _ in facts.dims):
         raise SimulationError(
@@ -190,7 +190,7 @@ def kernel_of(eqn: Equation) -> PreparedKernel:
 
 
 def _home(eqn: Equation, number: int) -> str:
-    """The memory space that the array of an input was asked to be in, or ""."""
+    """The memory space that the array of an input must be in, or ""."""
     facts = grid_facts(eqn.origin)
     captured = len(open_jaxpr(eqn.params["jaxpr"])[0].constvars)
     at = captured + len(facts.sizes) + len(facts.scalars) + number

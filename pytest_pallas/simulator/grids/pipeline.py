@@ -3,8 +3,8 @@
 The order is that of JAX's own pipeline for TPUs (``emit_pipeline``, in
 ``jax/_src/pallas/mosaic/pipeline.py``): the blocks of step i + 1 are fetched before the body of
 step i runs, where an operand has two buffers, and a block of an output is written back once the
-next step has another one. An output's window is not loaded: it holds what was never written, until
-the body writes it, unless the operand asks for ``RevisitMode.ANY``.
+next step has another one. An output's window is not loaded: it holds uninitialized memory, until
+the body writes it, unless the operand has ``RevisitMode.ANY``.
 """
 
 from __future__ import annotations

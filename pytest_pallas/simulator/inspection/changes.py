@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RefChange:
-    """A watched reference got other values.
+    """A change of the values of a watched reference.
 
     Attributes:
       ref: its name.

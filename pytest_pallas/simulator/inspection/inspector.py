@@ -37,7 +37,7 @@ Array = np.ndarray[Any, Any]
 #: A statement that gives a value to one name, whose last equation is that value.
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z_]\w*)\s*(?::[^=]+)?(?:[-+*/@%&|^]|//|>>|<<|\*\*)?=(?!=)")
 
-#: Whose lines nobody wants to stop at: they are those of operations without jit.
+#: The lines of this package, which are those of operations without jit: no run stops there.
 _PACKAGE = f"{Path(__file__).parents[2]}/"
 
 #: How many names or lines an error lists.
@@ -95,7 +95,7 @@ class Inspector:
     _watched: dict[Any, _Watched] = field(default_factory=dict)
 
     def steps(self, steps: Sequence[Step], thread: Thread, env: Sequence[Any]) -> Iterator[Step]:
-        """The steps of a program, each to be evaluated before the next one is asked for.
+        """The steps of a program, each to be evaluated before the next one is taken.
 
         Args:
           steps: of the program, which were counted all at once.
@@ -156,7 +156,7 @@ class Inspector:
                 self.learn(each)
 
     def require(self) -> None:
-        """Refuse names and lines that nothing has.
+        """Reject names and lines that nothing has.
 
         Raises:
           OptionError: with those that there are.
@@ -178,7 +178,7 @@ class Inspector:
         file = place.rpartition(":")[0]
         numbers = sorted({n for path, n in self._lines if file and _is_at(path, file)})
         if numbers:
-            return f"lines of {file} that have some: {_listed(numbers)}"
+            return f"lines of {file} with equations: {_listed(numbers)}"
         found = sorted({SourceLine(Path(path).name, number) for path, number in self._lines})
         return f"there are: {_listed(found) or 'none'}"
 
@@ -317,7 +317,7 @@ def stopped(
       program: the grid point.
       thread: the core, as the simulator has it.
     """
-    _ = (place, refs, values, operands, program, thread)  # for whoever stops here
+    _ = (place, refs, values, operands, program, thread)  # to be looked at in the debugger
     sys.breakpointhook()
 
 
@@ -329,7 +329,7 @@ def _references(jaxpr: Any, unnamed: str) -> Iterator[str]:
 
 
 def _is_at(line: str, place: str) -> bool:
-    """Whether a ``file:line`` is the place that somebody named, by the end of its path."""
+    """Whether a ``file:line`` is a place that the user named, by the end of its path."""
     return line == place or line.endswith(f"/{place}")
 
 

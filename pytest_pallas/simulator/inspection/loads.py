@@ -1,4 +1,4 @@
-"""What the loads and copies of a run gave, to find the first that reads what nobody has written.
+"""What the loads and copies of a run gave, to find the first that reads uninitialized memory.
 
 Two runs that differ only in what memory holds before it is written do the same until one loads
 such memory. So the first load that gives other values is the place, whatever happens to the values
@@ -146,7 +146,7 @@ def _updated(step: Step, env: Sequence[Any]) -> Any:
 
 
 def uninitialized(before: Sequence[RecordedLoad], after: Sequence[RecordedLoad]) -> Finding | None:
-    """The first load of what nobody has written, or None if there is none among these.
+    """The first load of uninitialized memory, or None if there is none among these.
 
     Args:
       before: of a run.
@@ -177,7 +177,7 @@ def _finding(old: RecordedLoad, new: RecordedLoad, index: tuple[int, ...]) -> Fi
     if new.left:
         why = (
             "of a block that the grid visits again, which is not fetched again (let it visit the "
-            "block in consecutive programs, or ask for RevisitMode.ANY)"
+            "block in consecutive programs, or use RevisitMode.ANY)"
         )
     else:
         why = "before it is written"

@@ -19,7 +19,7 @@ from pytest_pallas.simulator.values import is_key_dtype
 
 
 def allocate(thread: Thread, aval: Any, name: str, *site: Any) -> Ref:
-    """Memory of a scope or of a kernel's scratch operand, which was never written.
+    """Uninitialized memory of a scope, or of a kernel's scratch operand.
 
     Args:
       thread: whose it is.
@@ -52,7 +52,7 @@ def made(thread: Thread, aval: Any, name: str) -> Ref:
 def memory_of(
     machine: Machine, shape: tuple[int, ...], dtype: Any, name: str, place: str
 ) -> np.ndarray[Any, Any]:
-    """Memory that was never written, or new semaphores; see ``Machine.uninitialized``.
+    """Uninitialized memory, or new semaphores; see ``Machine.uninitialized``.
 
     Semaphores outlive the kernel, unless they are its scratch.
     """

@@ -73,7 +73,7 @@ def _reading(indexed: Indexed) -> Callable[[Array, Sequence[Any]], Array]:
             try:
                 alone = Indexed((index,), (dim,), ())
                 (template[axis],) = numpy_index(alone, (dim,), ())
-            except (Outside, IndexError):  # the size is an operand, or the run will refuse it
+            except (Outside, IndexError):  # the size is an operand, or the run will reject it
                 return lambda array, operands: read(array, (indexed,), operands)
 
     def read_it(array: Array, operands: Sequence[Any]) -> Array:

@@ -64,7 +64,7 @@ class SideInFlight:
 
 @dataclass(slots=True, eq=False)
 class PastAccess:
-    """An access that happened: known to whoever knows the time of one of some threads.
+    """An access that happened: known to a thread that knows the time of one of some threads.
 
     Attributes:
       thread: that made it, or whose wait proved first that a copy did.

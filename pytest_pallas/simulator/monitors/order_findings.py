@@ -93,8 +93,8 @@ def _overrun(this: OrderPass, event: Acquired, seed: int) -> Finding:
         kind="phase",
         message=(
             f"nothing keeps {name} from completing another phase before "
-            f"{this.owners[event.thread]} has waited for this one: a wait tells only odd phases "
-            "from even ones"
+            f"{this.owners[event.thread]} has waited for this one: a wait distinguishes only odd "
+            "phases from even ones"
         ),
         kernel=event.kernel,
         program=event.program,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 #: No thread.
-NOBODY: frozenset[int] = frozenset()
+NO_THREAD: frozenset[int] = frozenset()
 
 #: Findings of one run: a race of a loop shows at every step.
 MOST = 32
@@ -88,7 +88,7 @@ class OrderPass:
       fenced: as ``clocks``, of the writes that each thread's asynchronous operations see.
       core: as ``clocks``, of what each thread knows that others did to tensor memory.
       settled: as ``clocks``, of what each thread knows that all lanes of a thread have done.
-      tokens: what whoever acquires a token knows.
+      tokens: what a thread knows that acquires a token.
       pasts: what the sides of operations became that are done, by identity.
       forks: what the thread knew that started an operation, by the identity of that.
       chains: the operations that were started, by ``Asynchronous.chain``.
@@ -139,9 +139,9 @@ class OrderPass:
 def tick(this: OrderPass, thread: int) -> Array:
     """The clock that others learn now; what the thread does from here on they do not know."""
     row = this.clocks[thread]
-    told = row.copy()
+    known = row.copy()
     row[thread] += 1
-    return told
+    return known
 
 
 def check(
@@ -245,7 +245,7 @@ def users_of(
     users: dict[Any, frozenset[int]] = {}
 
     def use(place: Any, *threads: int) -> None:
-        before = users.get(place, NOBODY)
+        before = users.get(place, NO_THREAD)
         if not before.issuperset(threads):
             users[place] = with_threads(before, *threads)
 

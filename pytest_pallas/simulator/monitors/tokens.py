@@ -1,18 +1,18 @@
 """Order that tokens pass on, and asynchronous operations: the monitor of order for a GPU.
 
 A barrier says exactly which arrivals and which operations completed a phase. So there is nothing to
-be proved of amounts here: whoever acquires a token knows what those did who released it, and that
-the operations are done that were completed with it.
+be proved of amounts here: a thread that acquires a token knows what those did who released it, and
+that the operations are done that were completed with it.
 
-An operation is like a thread that forks from the one that starts it, and joins whoever knows that
-it is done. Through the asynchronous proxy it sees what threads wrote only as far as a fence came
-between (PTX ISA, "Memory Consistency Model", "Proxies", and ``fence.proxy.async``): each thread has
-a second clock, which says how far the writes of others, and its own, are fenced. A third one says
-what it knows of accesses to tensor memory: only barriers with ``orders_tensor_core`` pass that on
-(``tcgen05.fence``, PTX ISA 9.0, 9.7.16.6.4).
+An operation is like a thread that forks from the one that starts it, and joins each thread that
+knows that it is done. Through the asynchronous proxy it sees what threads wrote only as far as a
+fence came between (PTX ISA, "Memory Consistency Model", "Proxies", and ``fence.proxy.async``): each
+thread has a second clock, which says how far the writes of others, and its own, are fenced. A third
+one says what it knows of accesses to tensor memory: only barriers with ``orders_tensor_core`` pass
+that on (``tcgen05.fence``, PTX ISA 9.0, 9.7.16.6.4).
 
 A thread here is a warpgroup, and one of its lanes starts a copy, while other warps may still read
-what it overwrites. JAX's lowering lets them wait for each other before, unless the kernel asks for
+what it overwrites. JAX's lowering lets them wait for each other before, unless the kernel has
 ``unsafe_no_auto_barriers``, which is safe only where this does not happen (the docstring of
 ``plgpu.CompilerParams``). Then a kernel must say so itself, by ``commit_smem`` or by a barrier at
 which all lanes arrive and that it waits for. No fence is needed for what is only read: consumers
@@ -129,7 +129,7 @@ def _acquire(this: OrderPass, event: Acquired) -> None:
 def find_overruns(this: OrderPass) -> None:
     """Note the waits for a phase that the next phase of the barrier may complete before.
 
-    Whoever is late then sees the parity that it had before, and waits for a phase too many.
+    A thread that is late then sees the parity that it had before, and waits for a phase too many.
     """
     for token, passed in this.tokens.items():
         after = token.after and this.tokens.get(token.after)

@@ -105,8 +105,8 @@ def _callback(eqn: Equation) -> Evaluate:
         wanted = [(out.shape, out.dtype) for out in eqn.outs]
         if [(each.shape, each.dtype) for each in found] != wanted:
             given = ", ".join(f"{each.dtype}{list(each.shape)}" for each in found)
-            said = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in wanted)
-            raise SimulationError(f"a callback returns {given or 'nothing'} instead of {said}")
+            expected = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in wanted)
+            raise SimulationError(f"a callback returns {given or 'nothing'} instead of {expected}")
         return found
 
     return evaluate
@@ -121,7 +121,7 @@ def _check(eqn: Equation) -> Evaluate:
 
         message = jax.tree.unflatten(eqn.params["err_tree"], values).get()
         if message is not None:
-            message = f"the kernel asserts what does not hold: {message}"
+            message = f"an assertion of the kernel fails: {message}"
             thread.report("assertion", message, eqn.line)
         return ()
 

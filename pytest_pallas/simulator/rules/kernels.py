@@ -56,7 +56,7 @@ def _pallas_call(eqn: Equation) -> Evaluate:
 
 
 def _require_platform(thread: Thread, written_for: str, other: str) -> None:
-    """Refuse a kernel of another platform.
+    """Reject a kernel of another platform.
 
     Raises:
       SimulationError: it is written for ``other``.
@@ -71,7 +71,7 @@ def _require_platform(thread: Thread, written_for: str, other: str) -> None:
 
 
 def _mosaic_gpu(eqn: Equation) -> Evaluate:
-    """Refuse a ``pallas_call`` of Mosaic GPU: JAX 0.11.2 and 0.12.0.1 lower none for a GPU."""
+    """Reject a ``pallas_call`` of Mosaic GPU: JAX 0.11.2 and 0.12.0.1 lower none for a GPU."""
     del eqn
 
     def evaluate(thread: Thread, *operands: Any) -> Any:

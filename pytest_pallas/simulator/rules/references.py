@@ -66,7 +66,7 @@ def _load(eqn: Equation) -> Evaluate:
 
 @rule("store", threaded=True, home="primitives")
 def _store(eqn: Equation) -> Evaluate:
-    """``plgpu.store``: a ``swap`` whose old elements nobody gets."""
+    """``plgpu.store``: a ``swap`` without its result."""
     store = _swap(dataclasses.replace(eqn, used=False))
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
@@ -139,7 +139,7 @@ def _addupdate(eqn: Equation) -> Evaluate:
 
 
 def _require_plain(ref: Ref) -> None:
-    """Refuse what JAX's lowering refuses: tensor memory has no loads and stores like these.
+    """Reject what JAX's lowering rejects: tensor memory has no loads and stores like these.
 
     Raises:
       SimulationError: the reference is one to tensor memory.

@@ -134,7 +134,7 @@ def test_the_line_is_that_of_the_rounding():
 
 
 def test_the_line_of_a_gradient_is_one_of_the_reference():
-    """The cotangent is rounded by the check, which is nobody's fault."""
+    """The cotangent is rounded by the check, which is no fault of the kernel."""
     pull = Vjp(lambda x: jnp.exp(x.astype(jnp.float32)), (0,))
     cotangent = (SINGLE, SINGLE)
     baseline = jax.make_jaxpr(pull)(*cotangent)

@@ -290,7 +290,7 @@ TEXTS = {
         "Unimplemented primitive in Pallas TPU lowering for tc: sort.",
     ),
     "an unknown form": ("Something new: 3 > 2", "Something new: 3 > 2"),
-    "nothing": ("", "the compiler said nothing"),
+    "nothing": ("", "the compiler gave no message"),
 }
 
 

@@ -168,7 +168,7 @@ def test_a_number_in_float32_moves_to_its_neighbors():
 
 
 def test_a_number_is_rounded_as_it_was_meant():
-    """What is not told to be rounded at random keeps its value."""
+    """What need not be rounded at random keeps its value."""
     found = deviation(lambda x: x.astype(jnp.bfloat16) * 3, X, wide=1e-9, dtypes={"float32"})
     assert found.max() == 0
 

@@ -15,7 +15,7 @@ SECONDS = 60
 
 
 class Fake:
-    """A service whose compiler notes what it is asked to compile."""
+    """A service whose compiler notes what it has to compile."""
 
     def __init__(self, cache=None, **options):
         self.scratch: Path | None = None

@@ -17,21 +17,21 @@ def test_the_users_own_count_wins_over_the_default():
         {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"},
     ):
         before = dict(environ)
-        simulate(8, environ, asked=False)
+        simulate(8, environ, explicit=False)
         assert environ == before
 
 
 def test_what_was_asked_for_wins_over_the_environment():
     environ = {"XLA_FLAGS": "--xla_dump_to=/x --xla_force_host_platform_device_count=3"}
     count = len(jax.devices("cpu"))  # JAX has started here, and cannot have another number
-    simulate(count, environ, asked=True)
+    simulate(count, environ, explicit=True)
     assert environ == {"XLA_FLAGS": "--xla_dump_to=/x", "JAX_NUM_CPU_DEVICES": str(count)}
 
 
 def test_too_late():
     with pytest.raises(DeviceError, match=r"77 CPU devices come too late: JAX has already"):
-        simulate(77, {}, asked=True)
-    simulate(77, {}, asked=False)
+        simulate(77, {}, explicit=True)
+    simulate(77, {}, explicit=False)
 
 
 @pytest.mark.parametrize("imported_first", [True, False])
@@ -39,7 +39,7 @@ def test_jax_starts_with_the_count(imported_first):
     lines = [
         "import os",
         "from pytest_pallas.devices.simulate import simulate",
-        "simulate(5, os.environ, asked=True)",
+        "simulate(5, os.environ, explicit=True)",
         "import jax",
         "assert len(jax.devices()) == 5, jax.devices()",
     ]

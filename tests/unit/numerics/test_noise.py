@@ -23,8 +23,8 @@ def judge(errors, noise=None, **options):
     """Compare ones that are off by ``errors`` float32 ulps with an exact baseline."""
     oracle = np.ones(COUNT)
     actual = (oracle + EPS * np.asarray(errors)).astype(np.float32)
-    asked = None if noise is None else lambda: noise
-    return compare(actual, oracle, oracle.astype(np.float32), noise=asked, **options)
+    called = None if noise is None else lambda: noise
+    return compare(actual, oracle, oracle.astype(np.float32), noise=called, **options)
 
 
 def one(error, at=0):
@@ -77,10 +77,10 @@ def test_narrow_noise_doubles_the_bound_of_an_element_at_most():
 
 
 def test_it_is_asked_only_where_an_output_would_fail():
-    asked = []
+    called = []
 
     def noise(path):
-        asked.append(path)
+        called.append(path)
         return None
 
     ones = np.ones(3, np.float32)
@@ -89,9 +89,9 @@ def test_it_is_asked_only_where_an_output_would_fail():
     compare_trees(bad, good, good, noise=noise, tolerance=Tolerance(rtol=1e-3))
     compare_trees(bad, good, good, noise=noise, exact=True)
     compare_trees([("a", ones), ("b", np.nan * ones)], good, good, noise=noise)
-    assert asked == []
+    assert called == []
     assert [c.passed for c in compare_trees(bad, good, good, noise=noise)] == [True, False]
-    assert asked == ["b"]
+    assert called == ["b"]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -49,8 +49,8 @@ def test_a_reference_whose_outputs_depend_on_the_dtype_is_an_error():
 
 def test_a_failure_that_nobody_reads_is_the_same_without_words():
     right = leaves(o=ONES)
-    [told] = compare_trees(leaves(o=ONES + 1), right, right)
+    [full] = compare_trees(leaves(o=ONES + 1), right, right)
     [short] = compare_trees(leaves(o=ONES + 1), right, right, explained=False)
-    assert told.message
+    assert full.message
     assert (short.message, short.patterns) == ("", ())
-    assert (short.passed, short.kind, short.error) == (told.passed, told.kind, told.error)
+    assert (short.passed, short.kind, short.error) == (full.passed, full.kind, full.error)

@@ -222,7 +222,7 @@ def test_operands_that_are_views(axes: tuple[int, ...], rng: np.random.Generator
 
 
 def test_precision_is_not_simulated(rng: np.random.Generator) -> None:
-    """Whatever is asked for, products of float32 are those of float32."""
+    """Whatever precision a program names, products of float32 are those of float32."""
     a, b = (rng.normal(size=s).astype(np.float32) for s in ((9, 30), (30, 8)))
     dims = (((1,), (0,)), ((), ()))
     for precision in (lax.Precision.DEFAULT, lax.Precision.HIGHEST):

@@ -215,7 +215,7 @@ def test_unknown_names(jit):
 
 @pytest.mark.parametrize("jit", [True, False])
 def test_unknown_lines(jit, stops):
-    with pytest.raises(OptionError, match=r"lines of test_debugger.py that have some: \d+, \d+"):
+    with pytest.raises(OptionError, match=r"lines of test_debugger.py with equations: \d+, \d+"):
         simulate(summed, X, jit=jit, stop_at="test_debugger.py:1")
     with pytest.raises(OptionError, match=r"there are: test_debugger.py:\d+"):
         simulate(summed, X, jit=jit, stop_at="kernel.py:41")

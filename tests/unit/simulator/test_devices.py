@@ -257,7 +257,7 @@ def test_a_slot_that_is_given_back_while_it_is_read(seed, early):
 
 
 def leave_early(x_ref: Any, o_ref: Any, sent: Any, received: Any) -> None:
-    """A copy to the next device that nobody waits for there."""
+    """A copy to the next device without a wait there."""
     left, right = neighbours()
     meet(left, right)
     copy = pltpu.make_async_remote_copy(x_ref, o_ref, sent, received, device_id=(right,))

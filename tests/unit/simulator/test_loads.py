@@ -1,4 +1,4 @@
-"""What is kept of loads, and which one is the first that reads what nobody has written."""
+"""What is kept of loads, and which one is the first that reads uninitialized memory."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ def promised(
 
 @pytest.mark.parametrize("many", [50, 200])
 def test_a_wait_asks_once_about_each_promise(many, monkeypatch):
-    asked: list[int] = []
+    visited: list[int] = []
     is_begun = SemaphoreHistory._is_begun
 
     def counted(count: SemaphoreHistory, promise: Promise, at: int, *rest: Any) -> bool:
-        asked.append(at)
+        visited.append(at)
         return is_begun(count, promise, at, *rest)
 
     monkeypatch.setattr(SemaphoreHistory, "_is_begun", counted)
@@ -36,7 +36,7 @@ def test_a_wait_asks_once_about_each_promise(many, monkeypatch):
     for number in range(many):
         (promise,) = count.begun(1, many, number + 1, ())
         assert promise.clock[0] == number + 1
-    assert len(asked) <= 2 * many
+    assert len(visited) <= 2 * many
 
 
 def test_what_comes_after_a_promise_cannot_stand_for_it():

@@ -157,7 +157,7 @@ def test_copies_and_their_waits(tmp_path, seed):
         assert sum(e["args"]["bytes"] for e in named(document, "i", what)) == 2 * 4096
     waits = [named(document, "B", f"wait semaphores[{i}]")[0] for i in range(2)]
     assert [wait["args"]["needed"] for wait in waits] == [4096, 4096]
-    if seed == 0:  # nothing is done before somebody waits for it
+    if seed == 0:  # nothing is done before a wait for it
         assert [wait["args"]["had"] for wait in waits] == [0, 0]
     # From each start to its copy, and from each of its chunks to the wait.
     ids = {e["id"] for e in document["traceEvents"] if e["ph"] == "s" and e["tid"] >= 10_000}

@@ -159,7 +159,7 @@ def mapped(
         try:
             batched = _batched(index_map, points, stand_ins)
             outputs = evaluate(batched, Machine(), [*points, *stand_ins])[: len(outputs)]
-        except Exception:  # whatever JAX refuses; the map is then not known
+        except Exception:  # whatever JAX rejects; the map is then not known
             return None
     return [np.broadcast_to(np.asarray(x), (count,)) for x in outputs]
 

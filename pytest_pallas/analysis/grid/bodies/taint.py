@@ -2,7 +2,7 @@
 
 A value is tainted along an axis where its last elements come from beyond the edge of a block's
 array, and contaminated once they were reduced into the others. Where that cannot be followed, the
-value is taken to be clean: nothing is said that is not sure.
+value is taken to be clean: only what is certain is reported.
 """
 
 from __future__ import annotations

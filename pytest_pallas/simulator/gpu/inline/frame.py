@@ -57,7 +57,7 @@ class InlineFrame:
         return []
 
     def step(self) -> None:
-        """Count a round of a loop whose end nobody knows.
+        """Count a round of a loop that may have no end.
 
         Raises:
           SimulationError: there are too many of them.
@@ -96,7 +96,7 @@ def find(name: str) -> Evaluate:
     """How an operation is evaluated.
 
     Raises:
-      MissingRuleError: nobody knows.
+      MissingRuleError: there is no function for it.
     """
     found = _OPERATIONS.get(name)
     if found is None:
@@ -105,7 +105,7 @@ def find(name: str) -> Evaluate:
 
 
 def check(region: InlineRegion) -> None:
-    """Look all operations up, so that what is missing is said before anything runs.
+    """Look all operations up, so that what is missing is reported before anything runs.
 
     Raises:
       MissingRuleError: there is no rule for one of them.

@@ -50,7 +50,7 @@ _DTYPES: dict[str, Any] = {
 
 
 class InlineError(Exception):
-    """The function asks for what only a kernel that is compiled has, or gives something else."""
+    """The function needs what only a compiled kernel has, or does not return what it declares."""
 
 
 class _LaunchContext:
@@ -59,7 +59,7 @@ class _LaunchContext:
     cluster_size = (1, 1, 1)
 
     def __getattr__(self, name: str) -> Any:
-        raise InlineError(f"asks its first argument for {name}")
+        raise InlineError(f"uses {name} of its first argument")
 
 
 @dataclass
@@ -103,7 +103,7 @@ def inline_code(
       one_warp: whether a single warp runs it.
 
     Raises:
-      InlineError: what it asks for is not here, or what it returns is not what it says.
+      InlineError: what it uses is not here, or what it returns is not what it says.
     """
     ir = importlib.import_module("jax.extend.mlir.ir")
     func = importlib.import_module("jax.extend.mlir.dialects.func")
@@ -249,16 +249,20 @@ def _results(
     types: Sequence[Any], leaves: Sequence[Any], mgpu: Any, numbers: _Numbers, *, one_warp: bool
 ) -> tuple[Fragments, ...]:
     if len(leaves) != len(types):
-        raise InlineError(f"returns {len(leaves)} values, and says that it returns {len(types)}")
+        raise InlineError(f"returns {len(leaves)} values, and declares {len(types)}")
     found: list[Fragments] = []
     for kind, value in zip(types, leaves, strict=True):
         if not isinstance(value, mgpu.FragmentedArray):
-            raise InlineError(f"returns a {type(value).__name__}, which is no FragmentedArray")
-        said = (tuple(kind.shape), mgpu.utils.dtype_to_ir_type(kind.dtype), kind.layout.to_mgpu())
+            raise InlineError(f"returns a {type(value).__name__}, not a FragmentedArray")
+        declared = (
+            tuple(kind.shape),
+            mgpu.utils.dtype_to_ir_type(kind.dtype),
+            kind.layout.to_mgpu(),
+        )
         is_what = (tuple(value.shape), value.mlir_dtype, value.layout)
-        for what, one, other in zip(("shape", "dtype", "layout"), said, is_what, strict=True):
+        for what, one, other in zip(("shape", "dtype", "layout"), declared, is_what, strict=True):
             if one != other:
-                raise InlineError(f"returns the {what} {other}, and says that it is {one}")
+                raise InlineError(f"returns the {what} {other}, and declares {one}")
         if one_warp and kind.shape:
             raise InlineError(f"returns an array of {list(kind.shape)} in one warp")
         found.append(_fragments(value.registers, value.layout, tuple(value.shape), numbers))

@@ -99,7 +99,7 @@ def _view(
 
 
 def _note(thread: GpuThread, buffer: InlineBuffer, line: str) -> None:
-    """Tell the monitor of order what was read and written since the last time."""
+    """Record what was read and written since the last time."""
 
     def record(kind: AccessKind, new: Array) -> None:
         for box in buffer.touched(new):

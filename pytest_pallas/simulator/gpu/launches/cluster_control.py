@@ -2,11 +2,12 @@
 
 A request cancels the launch of one cluster, whichever, and answers with its place in the grid, or
 says that none is left (PTX ISA 9.0, 9.7.13.18 "clusterlaunchcontrol.try_cancel"). The answer goes
-to all blocks of the cluster that asks, as JAX's lowering has it (``.multicast::cluster::all``).
+to all blocks of the cluster that sent the request, as JAX's lowering has it
+(``.multicast::cluster::all``).
 
 How many clusters a GPU begins at once, and which one a request gets, is not published. Here the
 first half begins and the next one is taken, or with a seed any number and any one. Another one
-begins when one ends, or when nobody else can go on.
+begins when one ends, or when no thread can go on.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def hold_back(launch: GpuLaunch, clusters: Sequence[Cluster]) -> None:
 
 @contextmanager
 def beginning_when_idle(launch: GpuLaunch) -> Generator[None]:
-    """When nobody can go on, another cluster begins."""
+    """When no thread can go on, another cluster begins."""
     idle = launch.thread.machine.scheduler.idle
     begin = partial(begin_next, launch)
     idle.append(begin)
@@ -107,7 +108,7 @@ def point_in(answer: np.ndarray[Any, Any], sizes: Sequence[int]) -> tuple[int, .
     """The place in the grid of the cluster that was taken over.
 
     Args:
-      answer: 16 bytes; what nobody has written counts as a request that failed.
+      answer: 16 bytes; uninitialized memory counts as a request that failed.
       sizes: of the grid's axes.
     """
     words = np.ascontiguousarray(answer).view(np.uint8).reshape(-1).view(np.int32)

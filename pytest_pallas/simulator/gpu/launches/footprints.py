@@ -40,7 +40,7 @@ class _ArrayShadow:
 
 @dataclass(slots=True, eq=False)
 class _Reads:
-    """Which lines read an array that nobody writes.
+    """Which lines read an array that the kernel does not write.
 
     Attributes:
       array: that owns the memory.

@@ -54,8 +54,8 @@ def bind(eqn: Equation) -> Evaluate:
     def evaluate(thread: Thread, *operands: Any) -> Any:
         if thread.machine.platform != "gpu":
             raise SimulationError(
-                f"{kernel.name} is a kernel for a GPU, and the target {thread.machine.target} is "
-                "none; name one, such as h100"
+                f"{kernel.name} is a kernel for GPUs, and the target is {thread.machine.target}: "
+                "choose a GPU, such as h100"
             )
         target = thread.machine.target
         if target not in excesses:
@@ -283,7 +283,7 @@ def bind_warps(eqn: Equation) -> Evaluate:
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         if not isinstance(thread, GpuThread) or len(thread.lanes) == 1:
-            raise SimulationError("a WarpMesh divides a warpgroup, and nothing else")
+            raise SimulationError("a WarpMesh can only divide a warpgroup")
         warps = [_warp(thread, name, number, count) for number in range(count)]
         numbers = (thread.number, *(warp.number for warp in warps))
         thread.recording.events.append(Synchronized(numbers))

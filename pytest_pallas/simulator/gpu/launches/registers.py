@@ -5,7 +5,7 @@ Specifications per Compute Capability"). What a compiler keeps in them is its ow
 loads and stores anew, computes values again, and spills. Only this is certain of a Mosaic GPU
 kernel: accumulators of ``wgmma`` are in registers as long as they live, since the tensor core
 writes them at any time; and ``setmaxnreg.inc`` blocks until the pool of the block has as many
-registers as it asks for (PTX ISA, "setmaxnreg").
+registers as it needs (PTX ISA, "setmaxnreg").
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def registers_at_launch(jaxpr: Any) -> int:
 
 def _available(thread: GpuThread) -> tuple[int, str]:
     """How many registers a thread can have, and why."""
-    asked = thread.block.registers.get(thread.warpgroup)
-    if asked is not None:
-        return min(asked, _MOST), "set_max_registers"
+    limit = thread.block.registers.get(thread.warpgroup)
+    if limit is not None:
+        return min(limit, _MOST), "set_max_registers"
     if thread.block.registers:  # others give theirs
         return _MOST, "the most there are"
     count = len(thread.block.warpgroups)

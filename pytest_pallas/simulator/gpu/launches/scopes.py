@@ -123,7 +123,7 @@ def run_scope(
 
 
 def _check_axes(thread: GpuThread, scope: GpuScope) -> None:
-    """Refuse what JAX's lowering refuses: warpgroups share what they make, except for registers.
+    """Reject what JAX's lowering rejects: warpgroups share what they make, except for registers.
 
     Raises:
       SimulationError: they do not, or others do.
@@ -240,7 +240,7 @@ def publish_semaphores(
 
 
 def _shared(block: ThreadBlock, item: ScopedRef, start: int, size: int) -> Ref:
-    """Shared memory that was never written, which may be where other memory was before."""
+    """Uninitialized shared memory, which may be where other memory was before."""
     aval = item.aval
     place = block.arena[start : start + size]
     if is_union(aval):

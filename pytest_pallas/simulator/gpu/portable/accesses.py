@@ -227,7 +227,7 @@ def update(
       change: gives new elements for old ones and the operand's.
       value: the operand, of the shape of the window.
       line: ``file:line``.
-      used: whether somebody uses what they were.
+      used: whether the program uses what they were.
 
     Raises:
       BoundsError: as ``load``, of an element that is not left out.
@@ -278,7 +278,7 @@ def _same_size(window: Sequence[Transform]) -> Sequence[Transform]:
 
 
 def _require(thread: Thread, ref: Ref, numbers: Array, access: str, line: str) -> None:
-    """Refuse elements that are in no array, where nothing masks them.
+    """Reject elements that are in no array, where nothing masks them.
 
     Raises:
       BoundsError: there are some.

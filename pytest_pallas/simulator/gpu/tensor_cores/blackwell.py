@@ -152,7 +152,7 @@ def cancellation_operands(params: Mapping[str, Any], count: int) -> Cancellation
 
 
 def query_operands(params: Mapping[str, Any], count: int) -> tuple[RefPart, tuple[Any, ...]]:
-    """The answer that a ``query_cluster_cancel`` reads, and the axes of the grid it asks for."""
+    """The answer that a ``query_cluster_cancel`` reads, and the axes of the grid that it wants."""
     leaves = OperandLeaves(1)
     answer = leaves.place(0, params["transforms_tree"])
     leaves.end(count)

@@ -108,7 +108,7 @@ def instruction_depth(dtype: Any) -> int:
 
 
 def _require(lhs: Dtype, rhs: Dtype, out: Dtype) -> None:
-    """Refuse what no tensor core multiplies."""
+    """Reject what no tensor core multiplies."""
     widths = {lhs.itemsize, rhs.itemsize}
     if all(map(is_float, (lhs, rhs))):
         same = lhs == rhs or widths == {1}

@@ -157,7 +157,7 @@ class TensorMemory(Ref):
 
 
 def tensor_memory(machine: Machine, aval: Any, name: str) -> TensorMemory:
-    """Tensor memory that was never written.
+    """Uninitialized tensor memory.
 
     Args:
       machine: the run.

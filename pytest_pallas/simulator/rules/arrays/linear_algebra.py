@@ -198,7 +198,7 @@ def _unpacked(vectors: Array, imaginary: Array) -> Array:
 
 @rule("svd", threaded=True)
 def _svd(eqn: Equation) -> Evaluate:
-    """Singular values, and singular vectors if they are asked for."""
+    """Singular values, and singular vectors if the program wants them."""
     params = eqn.params
     by_qr = getattr(params.get("algorithm"), "name", "") == "QR"
     gesvd = _routine("gesvd" if by_qr else "gesdd", _dtype(eqn))

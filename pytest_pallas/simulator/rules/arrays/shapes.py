@@ -136,7 +136,7 @@ def _iota(eqn: Equation) -> Evaluate:
 
 @rule("empty", "empty2", threaded=True)
 def _empty(eqn: Equation) -> Evaluate:
-    # JAX gives zeros on the CPU; on a chip this is memory that was never written.
+    # JAX gives zeros on the CPU; on a chip this is uninitialized memory.
     dtype, shape = eqn.out.dtype, tuple(eqn.out.shape)
     if semaphore_kind(dtype) is not None:
         return lambda thread, *_: memory_of(thread.machine, shape, dtype, "semaphore", "output")

@@ -113,7 +113,7 @@ def _iota_2x32_shape(eqn: Equation) -> Evaluate:
 
 @rule("rng_bit_generator", threaded=True)
 def _rng_bit_generator(eqn: Equation) -> Evaluate:
-    """XLA's generator on a CPU, which is Philox unless another one is asked for."""
+    """XLA's generator on a CPU, which is Philox unless the program names another one."""
     out = eqn.outs[1]
     width = bit_width(out.dtype)
     algorithm = getattr(eqn.params["algorithm"], "name", "")

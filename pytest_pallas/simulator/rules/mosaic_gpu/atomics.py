@@ -64,7 +64,7 @@ def _multimem_store(eqn: Equation) -> Evaluate:
     return evaluate
 
 
-#: PTX ISA, "multimem.ld_reduce, multimem.st, multimem.red": the order is not said.
+#: PTX ISA, "multimem.ld_reduce, multimem.st, multimem.red": it leaves the order open.
 _ORDER = "in which order multimem_load_reduce adds floats of several devices is not published"
 
 
@@ -111,7 +111,7 @@ def _async_store(eqn: Equation) -> Evaluate:
         found = located(thread, barriers, parts.barrier, operands, "use of", line)
         barrier, value = barrier_at(found), np.array(operands[0])
         side = Side(target, True, ref.name, adds=reduce is not None, home=thread.owner.device)
-        # Whoever has the memory waits for it.
+        # The block that has the memory waits for it.
         operation = EngineOperation(Asynchronous("the asynchronous store", [side]), block)
 
         def write_it() -> None:

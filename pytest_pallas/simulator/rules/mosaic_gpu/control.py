@@ -32,7 +32,7 @@ _FAILED = "a cluster cancel request failed"
 
 @gpu_rule("try_cluster_cancel")
 def _try_cluster_cancel(eqn: Equation) -> Evaluate:
-    """Each thread arrives at the barrier of its block, and the first one asks for all."""
+    """Each thread arrives at the barrier of its block, and the first one sends the request."""
     parts = cancellation_operands(eqn.params, len(eqn.ins))
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:

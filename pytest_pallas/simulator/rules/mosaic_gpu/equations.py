@@ -37,9 +37,7 @@ def gpu_rule(
 
             def evaluate_on_gpu(thread: Thread, *operands: Any) -> Any:
                 if not isinstance(thread, GpuThread):
-                    raise SimulationError(
-                        "this is for kernels of Mosaic GPU, inside of plgpu.kernel"
-                    )
+                    raise SimulationError("only kernels of Mosaic GPU (plgpu.kernel) can do this")
                 return evaluate(thread, *operands)
 
             return evaluate_on_gpu

@@ -25,7 +25,7 @@ def _inline_mgpu(eqn: Equation) -> Evaluate:
     """Any code whose operations are known.
 
     Raises:
-      MissingRuleError: one of them is not, or the code asks for what only a compiler has.
+      MissingRuleError: one of them is not, or the code needs what only a compiler has.
     """
     params, line = eqn.params, eqn.line
     places = inline_places(params)

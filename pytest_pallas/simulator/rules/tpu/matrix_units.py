@@ -1,7 +1,7 @@
 """Rules: the matrix units (MXU) of a TPU, driven by hand.
 
 A unit has staging registers, one loaded tile, and a queue of results (up to v6e) or accumulators
-(tpu7x). It computes when it is told to; nothing is simulated of how long that takes.
+(tpu7x). It computes at the instructions that say so; how long that takes is not simulated.
 """
 
 from __future__ import annotations

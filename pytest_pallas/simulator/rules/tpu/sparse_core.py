@@ -356,7 +356,7 @@ def _fetch_and_add(eqn: Equation) -> Evaluate:
         count = thread.cores[axis]
         if not 0 <= subcore < count:
             raise SimulationError(f"there is no subcore {subcore}: each SparseCore has {count}")
-        # Nobody comes between reading and writing it, and others may come before and after.
+        # Reading and writing are one step; other cores may go on before and after it.
         found = thread.machine.uninitialized((), ref.dtype, "scratch")
 
         def add(memory: Ref) -> None:

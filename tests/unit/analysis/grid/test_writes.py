@@ -58,7 +58,7 @@ def test_what_may_be_left_out_is_a_doubt():
 
 @pytest.mark.parametrize("kept", [1, 2])
 def test_an_output_that_is_scratch(kept):
-    """Before there was scratch, outputs served for it: nobody looks at what they hold."""
+    """Before there was scratch, outputs served for it: nothing uses what they hold."""
 
     def body(x_ref, o_ref, sum_ref):
         sum_ref[...] = x_ref[...]

@@ -223,7 +223,7 @@ def test_copies_to_other_devices(seed):
     assert early.findings[0].ref == "o_gmem"
 
 
-def stored_at_the_next(*, barrier: bool, told: bool) -> Any:
+def stored_at_the_next(*, barrier: bool, waits: bool) -> Any:
     """Each device stores its block at the next one, which may not wait for it."""
 
     def on_device(x):
@@ -231,7 +231,7 @@ def stored_at_the_next(*, barrier: bool, told: bool) -> Any:
             me = jax.lax.axis_index("x")
             right = {"x": jax.lax.rem(me + 1, jax.lax.axis_size("x"))}
             plgpu.remote_ref(o_gmem, right)[...] = x_gmem[...]
-            if told:
+            if waits:
                 pl.semaphore_signal(received, device_id=right)
                 pl.semaphore_wait(received)
 
@@ -249,13 +249,13 @@ def stored_at_the_next(*, barrier: bool, told: bool) -> Any:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_stores_to_devices_that_have_left_or_not_entered(seed):
-    found = simulate(stored_at_the_next(barrier=True, told=True), X, target="h100", seed=seed)
+    found = simulate(stored_at_the_next(barrier=True, waits=True), X, target="h100", seed=seed)
     np.testing.assert_array_equal(found.values, np.roll(X, 16, axis=0))
     assert kinds(found) == []
-    late = simulate(stored_at_the_next(barrier=True, told=False), X, target="h100", seed=seed)
+    late = simulate(stored_at_the_next(barrier=True, waits=False), X, target="h100", seed=seed)
     assert set(kinds(late)) & {"entry", "race"}
     assert not any("copies to" in finding.message for finding in late.findings)
-    early = simulate(stored_at_the_next(barrier=False, told=True), X, target="h100", seed=seed)
+    early = simulate(stored_at_the_next(barrier=False, waits=True), X, target="h100", seed=seed)
     np.testing.assert_array_equal(early.values, np.roll(X, 16, axis=0))
     assert "entry" in kinds(early)
 

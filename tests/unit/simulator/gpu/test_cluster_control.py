@@ -20,14 +20,16 @@ from pytest_pallas.simulator.machine import Machine
 SEEDS = (0, 1, 2, 3, 4)
 
 
-def turns(grid: tuple[int, ...], *, threads: int = 1, blocks: int = 1, told: bool = True) -> Any:
+def turns(
+    grid: tuple[int, ...], *, threads: int = 1, blocks: int = 1, names_axis: bool = True
+) -> Any:
     """A kernel that says in which turn of a block each program is computed, from 1 on.
 
     Args:
       grid: of clusters.
       threads: of a block.
       blocks: of a cluster.
-      told: whether the loop is told of the axis of the cluster.
+      names_axis: whether the loop names the axis of the cluster.
     """
     names = tuple(f"g{axis}" for axis in range(len(grid)))
     cluster: Any = {"cluster": (blocks,), "cluster_names": ("c",)} if blocks > 1 else {}
@@ -37,7 +39,7 @@ def turns(grid: tuple[int, ...], *, threads: int = 1, blocks: int = 1, told: boo
         loop = plgpu.dynamic_scheduling_loop(
             names,
             thread_axis="t" if threads > 1 else None,
-            cluster_axes=("c",) if blocks > 1 and told else (),
+            cluster_axes=("c",) if blocks > 1 and names_axis else (),
         )
 
         @loop
@@ -85,14 +87,14 @@ def test_a_loop_that_is_not_told_of_its_cluster(seed: int) -> None:
     """Each of its blocks asks, and both answers go to the same place."""
     machine = Machine(target="b200", seed=seed)
     with suppress(DeadlockError):
-        simulate(turns((8,), blocks=2, told=False), machine=machine)
+        simulate(turns((8,), blocks=2, names_axis=False), machine=machine)
     races = [each for each in machine.findings if each.kind == "race"]
     assert "try_cancel_buffer" in {each.ref for each in races}
     assert all("test_cluster_control.py" in each.line for each in races if "try" in each.ref)
 
 
 def asking(*, again: bool = False, waits: bool = True) -> Any:
-    """A kernel whose blocks ask once, or twice, and say what they were told."""
+    """A kernel whose blocks send a request once, or twice, and say what the answer was."""
 
     def body(o: Any, answer: Any, barrier: Any) -> None:
         where = jax.lax.axis_index("g")
@@ -127,12 +129,12 @@ def test_who_takes_over_whom(seed: int) -> None:
     """No cluster is taken over twice, and those that were never run."""
     run = simulate(asking(), target="b200", seed=seed)
     assert not run.findings
-    who, told = run.values.T
+    who, answers = run.values.T
     for program in range(4):
         if who[program] != program:
-            assert told[who[program]] == program
-            assert told[program] == np.iinfo(np.int32).min  # it has never run
-    assert seed or {*told} - {-1, np.iinfo(np.int32).min}  # in the plain order, somebody does
+            assert answers[who[program]] == program
+            assert answers[program] == np.iinfo(np.int32).min  # it has never run
+    assert seed or {*answers} - {-1, np.iinfo(np.int32).min}  # in the plain order, a block does
 
 
 def test_an_answer_is_read_after_the_wait() -> None:
@@ -150,7 +152,7 @@ def test_nobody_asks_again_after_a_failure() -> None:
 
 
 def test_answers() -> None:
-    """What nobody has written is no success."""
+    """Uninitialized memory is no success."""
     assert point_in(np.zeros(16, np.int8), (3, 2)) is None
     assert point_in(np.full(16, -1, np.int8), (3, 2)) is None
     assert point_in(answer_of(None), (3, 2)) is None

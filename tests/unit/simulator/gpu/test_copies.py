@@ -229,7 +229,7 @@ def test_an_index_beyond_shared_memory():
 def test_a_kernel_for_a_gpu_on_a_tpu():
     from pytest_pallas.errors import SimulationError
 
-    with pytest.raises(SimulationError, match="is a kernel for a GPU"):
+    with pytest.raises(SimulationError, match="is a kernel for GPUs, and the target is v6e"):
         simulate(through_shared_memory(), X, target="v6e")
 
 

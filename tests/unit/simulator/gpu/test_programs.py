@@ -473,7 +473,7 @@ class TestWaiting:
 
     @pytest.mark.parametrize("seed", SEEDS)
     def test_a_loop_that_gives_up(self, seed):
-        """Nobody frees the lock, and who does not get it goes on without."""
+        """No program frees the lock, and one that does not get it goes on without."""
 
         def body(_free, o_ref, lock_ref):
             def cond(state):
@@ -520,7 +520,7 @@ class TestWaiting:
                 def unset(_):
                     return plgpu.load(flag_ref.at[0], volatile=True) == 0
 
-                # A loop whose result nobody uses and that writes nothing is removed by JAX.
+                # A loop whose result is not used and that writes nothing is removed by JAX.
                 tries = jax.lax.while_loop(unset, lambda tries: tries + 1, 0)
                 one = plgpu.atomic_add(flag_ref, (0,), 0)
                 plgpu.atomic_add(flag_ref, (0,), one)

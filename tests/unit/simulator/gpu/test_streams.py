@@ -124,8 +124,8 @@ def test_only_elements_that_were_written_count(elements):
 
 
 @pytest.mark.parametrize("by", ["tma", "thread"])
-@pytest.mark.parametrize("told", [False, True])
-def test_other_threads_know_of_a_wait_by_what_orders_them(by, told):
+@pytest.mark.parametrize("passed_on", [False, True])
+def test_other_threads_know_of_a_wait_by_what_orders_them(by, passed_on):
     def body(x, o, buffer, arrived, waited):
         warpgroup = lax.axis_index("warpgroup")
 
@@ -136,7 +136,7 @@ def test_other_threads_know_of_a_wait_by_what_orders_them(by, told):
 
         @pl.when(warpgroup == 1)
         def _reads():
-            if told:
+            if passed_on:
                 plgpu.barrier_wait(waited)
             if by == "tma":
                 plgpu.copy_gmem_to_smem(x, buffer, arrived)
@@ -144,7 +144,7 @@ def test_other_threads_know_of_a_wait_by_what_orders_them(by, told):
                 value = buffer[...]
             else:
                 value = x[...]
-            if not told:
+            if not passed_on:
                 plgpu.barrier_wait(waited)
             o[...] = value
 
@@ -156,8 +156,8 @@ def test_other_threads_know_of_a_wait_by_what_orders_them(by, told):
         thread_name="warpgroup",
     )
     found = found_in(lambda x: kernel(add_one()(x)), X)
-    assert [each.kind for each in found.findings] == ([] if told else ["race"])
-    if not told:
+    assert [each.kind for each in found.findings] == ([] if passed_on else ["race"])
+    if not passed_on:
         assert found.findings[0].accesses[0].by == ("the TMA copy" if by == "tma" else "")
 
 

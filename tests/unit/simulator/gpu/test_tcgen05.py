@@ -353,7 +353,7 @@ def test_leading_axes_lie_in_the_columns(rng: np.random.Generator) -> None:
     reason="JAX 0.11 has no predicate",
 )
 def test_a_predicate_of_a_commit(rng: np.random.Generator) -> None:
-    """Without the arrival nobody goes on, which is a deadlock; with it, all is well."""
+    """Without the arrival no thread goes on, which is a deadlock; with it, all is well."""
 
     def body(a: Any, b: Any, o: Any, a_smem: Any, b_smem: Any, acc: Any, done: Any) -> None:
         a_smem[...] = a[...]
@@ -907,9 +907,9 @@ def test_a_copy_onto_a_copy_under_way_is_a_race_unless_a_product_reads_between(u
     assert races(function, whole(rng, M, K), whole(rng, K, N), seed=seed) is not used
 
 
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_product_of_another_thread_is_done_when_one_that_adds_to_it_is(told, seed, rng):
+def test_a_product_of_another_thread_is_done_when_one_that_adds_to_it_is(ordered, seed, rng):
     def body(a, b, o, a_smem, b_smem, acc, ready, started, done):
         thread = jax.lax.axis_index("t")
 
@@ -923,7 +923,7 @@ def test_a_product_of_another_thread_is_done_when_one_that_adds_to_it_is(told, s
 
         @pl.when(thread == 1)
         def _second():
-            plgpu.barrier_wait(started if told else ready)
+            plgpu.barrier_wait(started if ordered else ready)
             plgpu.tcgen05_mma(acc, a_smem, b_smem, accumulate=True)
             plgpu.tcgen05_commit_arrive(done)
             plgpu.barrier_wait(done)
@@ -935,7 +935,7 @@ def test_a_product_of_another_thread_is_done_when_one_that_adds_to_it_is(told, s
     a, b = whole(rng, M, K), whole(rng, K, N)
     run = simulate(function, a, b, target="b200", seed=seed)
     kinds = {each.kind for each in run.findings}
-    if told:
+    if ordered:
         assert not kinds
         np.testing.assert_array_equal(run.values, 2 * (a.astype(np.float32) @ b.astype(np.float32)))
     else:
