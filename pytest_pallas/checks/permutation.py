@@ -1,4 +1,4 @@
-"""``permutation``: permuting arguments together permutes the output, or leaves it as it is."""
+"""``permutation``: permuting arguments together permutes the output, or leaves it unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pytest_pallas.strategies.arguments import Arguments
 
 
 def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
-    """Which of the relations of a spec can be asked about a drawn call: what has two orders."""
+    """The relations of a spec that apply to a drawn call: two elements or more to permute."""
     return [
         number
         for number in holding(spec.relations, Permuted, arguments)
@@ -38,17 +38,17 @@ def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
 
 @declare_check(
     "permutation",
-    asks="does permuting arguments permute the answer, or leave it alone?",
+    asks="does permuting the arguments permute the output, or leave it unchanged?",
     requires_spec=requires_relation(Permuted),
     example_fraction=0.25,
     subjects=subjects,
 )
 def permutation(context: CheckContext) -> CheckResult:
-    """Ask about each ``Permuted`` of the spec, with a permutation drawn for the call.
+    """Check each ``Permuted`` of the spec, with a permutation drawn for the call.
 
-    The answer is compared with that of the drawn call, and with the oracle of the permuted one:
-    where terms are summed in another order, as near as the rule of judgement asks; to the bit
-    where the relation is exact, or the spec is and small integers were drawn.
+    The output is compared with that of the drawn call, and with the oracle of the permuted one:
+    within the tolerance if terms may be summed in another order; bitwise if the relation is exact,
+    or if the spec is exact and small integers were drawn.
 
     Raises:
       NotApplicableError: the spec has none.
@@ -63,7 +63,7 @@ def _one(
     args = drawn.arguments.args
     size = _size(asked, args)
     if size < 2:
-        return  # there is one order only
+        return  # there is only one order
     order = _order(size, rng)
     permuted = list(args)
     for position, axis in asked.args.items():
@@ -76,7 +76,7 @@ def _one(
     yield CheckResult(
         comparisons=(equal if exact else close)(context, other, claimed),
         seconds=other.outcome.seconds,
-        subject=f"{asked}: against {_words(asked)}in the oracle's place",
+        subject=f"{asked}: compared with {_words(asked)}as the oracle",
         related=Related(
             call=other.arguments,
             others=(drawn.arguments,),
@@ -85,13 +85,13 @@ def _one(
     )
     yield CheckResult(
         comparisons=judge(context, other.outcome.values, other.expected, exact=exactly(context)),
-        subject=f"{asked}: against the oracle of the permuted call",
+        subject=f"{asked}: compared with the oracle of the permuted call",
         related=Related(call=other.arguments),
     )
 
 
 def _order(size: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """A permutation that moves the first and the last element: there the special cases are."""
+    """A permutation that moves the first and the last element, which are the special cases."""
     order = rng.permutation(size)
     while order[0] == 0 or order[-1] == size - 1:
         order = rng.permutation(size)
@@ -99,14 +99,14 @@ def _order(size: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
 
 
 def _size(asked: Permuted, args: tuple[Any, ...]) -> int:
-    """How many elements are permuted."""
+    """The number of elements that are permuted."""
     sizes: dict[str, int] = {}
     for position, axis in asked.args.items():
         for leaf in jax.tree.leaves(args[position]):
             shape = np.shape(leaf)
             if not -len(shape) <= axis < len(shape):
                 raise SpecError(
-                    f"Permuted: argument {position} has the shape {shape}, which has no axis {axis}"
+                    f"Permuted: argument {position} has shape {shape} and no axis {axis}"
                 )
             sizes[f"{shape[axis]} along axis {axis} of argument {position}"] = shape[axis]
     if len(set(sizes.values())) != 1:
@@ -129,7 +129,8 @@ def _expected(asked: Permuted, outputs: Any, order: np.ndarray[Any, Any]) -> Any
         shape = np.shape(leaf)
         if axis is not None and (not -len(shape) <= axis < len(shape) or shape[axis] != len(order)):
             raise SpecError(
-                f"Permuted: an output has the shape {shape}, and no axis {axis} of {len(order)}"
+                f"Permuted: an output has shape {shape}, without an axis {axis} of size "
+                f"{len(order)}"
             )
         moved.append(leaf if axis is None else np.take(leaf, order, axis))
     return jax.tree.unflatten(structure, moved)
@@ -137,5 +138,5 @@ def _expected(asked: Permuted, outputs: Any, order: np.ndarray[Any, Any]) -> Any
 
 def _words(asked: Permuted) -> str:
     if asked.output is None:
-        return "the answer before "
-    return f"the answer before, permuted along axis {asked.output} "
+        return "the earlier output "
+    return f"the earlier output, permuted along axis {asked.output}, "

@@ -1,4 +1,4 @@
-"""``relation``: a relation of one's own between two answers of the kernel holds."""
+"""``relation``: a user-defined relation between two outputs of the kernel holds."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
 
 @declare_check(
     "relation",
-    asks="do the spec's own relations between two answers hold?",
+    asks="do the spec's own relations between two outputs hold?",
     requires_spec=requires_relation(Relation),
     example_fraction=0.25,
     subjects=subjects,
 )
 def relation(context: CheckContext) -> CheckResult:
-    """Ask about each ``Relation`` of the spec: is ``f(change(x))`` what ``expect(f(x))`` says?
+    """Check each ``Relation`` of the spec: ``f(change(x))`` must agree with ``expect(f(x))``.
 
     Raises:
       NotApplicableError: the spec has none.
-      SpecError: ``change`` or ``expect`` raised, or ``change`` made no call.
+      SpecError: ``change`` or ``expect`` raised, or ``change`` did not return a call.
     """
     return ask_each(context, Relation, _one)
 
@@ -55,7 +55,7 @@ def _one(
     if not isinstance(changed, Arguments):
         raise SpecError(
             f"relation {asked.name!r}: change returned {type(changed).__name__}, not "
-            "strategies.Arguments; dataclasses.replace(arguments, args=...) makes some"
+            "strategies.Arguments; dataclasses.replace(arguments, args=...) returns them"
         )
     other = answer(context, changed)
     expect_of = functools.partial(_called, asked, "expect")
@@ -64,7 +64,7 @@ def _one(
     yield CheckResult(
         comparisons=compare(context, other, claimed),
         seconds=other.outcome.seconds,
-        subject=f"{asked.name}: f(change(x)) against expect(f(x)) in the oracle's place",
+        subject=f"{asked.name}: f(change(x)) compared with expect(f(x)) as the oracle",
         related=Related(call=changed, others=(drawn.arguments,), claim={"expect": asked.expect}),
     )
 
