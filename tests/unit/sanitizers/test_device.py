@@ -154,16 +154,18 @@ class TestRun:
 
     def test_where_it_does_not_work(self, tool):
         tool("print('========= Error: Device not supported'); sys.exit(1)")
-        with pytest.raises(NotApplicableError, match="does not work here: Device not supported"):
+        with pytest.raises(
+            NotApplicableError, match="does not work on this machine: Device not supported"
+        ):
             module.device(context(add, 1.0, 2.0))
 
     def test_a_function_without_a_name(self):
-        with pytest.raises(NotApplicableError, match="imported by its name"):
+        with pytest.raises(NotApplicableError, match="imported by name"):
             module.device(context(lambda x: x, 1.0))
 
 
 def test_it_is_for_gpus_only():
-    assert "interpret is no GPU" in DEVICE.requires_backend(INTERPRET)
+    assert "interpret is not a GPU" in DEVICE.requires_backend(INTERPRET)
 
 
 @pytest.mark.parametrize(
