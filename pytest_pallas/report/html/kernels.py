@@ -1,4 +1,4 @@
-"""Kernels by backends: the rows of the page's first table, and what opens below it."""
+"""Kernels by backends: the rows of the page's first table, and their details."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from pytest_pallas.report.causes import grouped
 from pytest_pallas.report.html.failures import Failure, failure
 from pytest_pallas.report.summary import worst
 
-#: Outcomes that turn a run red.
+#: Outcomes that fail a run.
 BAD = ("failed", "xpassed")
 
-#: What a row or a cell is as a whole, worst first.
+#: States of a row or a cell, worst first.
 STATES = ("failed", "xfailed", "passed", "skipped", "none")
 
 _WORDS = {"failed": "failed", "passed": "ok", "xfailed": "xfail", "skipped": "skipped"}
 
-#: Of so many failures pictures are drawn: a page of thousands would be too large to open.
+#: Number of failures with pictures, which limits the size of the page.
 MOST_DRAWN = 400
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """What came of a kernel on one backend.
+    """The result of a kernel on one backend.
 
     Attributes:
       state: one of ``STATES``.
-      words: what the cell says, such as ``2 failed``.
+      words: the text of the cell, such as ``2 failed``.
       multiple: the worst error of checks that passed as a multiple of the baseline's, in words.
       title: counts of all outcomes.
-      rank: by which a column is sorted, the worst first.
+      rank: the sort key of a column, the worst first.
     """
 
     state: str
@@ -44,17 +44,17 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """A kernel with everything that was asked of it.
+    """A kernel with all its checks.
 
     Attributes:
-      anchor: the page's name for it.
+      anchor: its anchor on the page.
       name: of the kernel.
       family: of its spec.
       file: of its tests.
-      state: of all its cells, the worst.
+      state: the worst state of its cells.
       cells: one for each backend of the page.
-      failures: what failed.
-      records: everything, failures first.
+      failures: the failed checks.
+      records: all records, failures first.
       examples: how many ran.
       seconds: how long they took.
       multiple: the worst error as a multiple of the baseline's, or None.
@@ -74,7 +74,7 @@ class Kernel:
 
     @property
     def rank(self) -> float:
-        """By which kernels are sorted, the worst first."""
+        """The sort key of kernels, the worst first."""
         return _rank(self.state, len(self.failures), self.multiple)
 
 
@@ -138,7 +138,7 @@ def _cell(rows: Sequence[Record]) -> Cell:
     failed = sum(count[outcome] for outcome in BAD)
     passed = [row for row in rows if row.outcome == "passed"]
     multiple = _worst(passed)
-    # As in the terminal: what passed says more than what was expected to fail.
+    # As in the terminal: passed checks have precedence over expected failures.
     numbers = {
         "failed": failed,
         "passed": count["passed"],
@@ -147,7 +147,7 @@ def _cell(rows: Sequence[Record]) -> Cell:
     }
     state = next((name for name, number in numbers.items() if number), "none")
     if state == "none":
-        return Cell(state="none", words="-", multiple="", title="not asked", rank=-1.0)
+        return Cell(state="none", words="-", multiple="", title="not run", rank=-1.0)
     words = f"{numbers[state]} {_WORDS[state]}"
     if state == "passed" and count["xfailed"]:
         words += f", {count['xfailed']} xfail"

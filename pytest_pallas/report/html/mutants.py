@@ -1,4 +1,4 @@
-"""The mutants of each kernel: a row of a table, and below it those that nothing killed."""
+"""The mutants of each kernel: a row of a table, and the survivors below it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pytest_pallas.notes import Note
 from pytest_pallas.record import Record
 from pytest_pallas.report.sections.mutants import Group, groups, has_none, together
 
-#: What a row can be as a whole: a survivor is worth a look whatever else there is.
+#: States of a row: a survivor has precedence.
 STATES = ("survived", "killed", "unscored")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A mutant that is written out.
+    """A mutant with details.
 
     Attributes:
-      operator: which kind of mistake.
-      change: what was changed, and of which part.
-      body: name of the body that it is in, where that is not the kernel's own.
+      operator: the mutation operator.
+      change: the change, and the part that it changes.
+      body: name of its body, if it is not the kernel's own.
       where: ``file:line``.
-      callers: the lines it was called from, in short; or "".
+      callers: the lines of its callers, in short; or "".
       source: the line of code; "" if it cannot be read.
-      effort: how many examples were asked about, and for how long; "" if none was.
+      effort: number of examples that ran on it, and their time; "" if none ran.
       reason: why it is equivalent or was not tried.
     """
 
@@ -43,20 +43,20 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The mutants of a kernel, or of all.
+    """The mutants of one kernel, or of all kernels.
 
     Attributes:
       anchor: the page's name for it.
       kernel: its name.
-      family: of its spec; "" for kernels of tests of one's own.
+      family: the family of its spec; "" for kernels of user-written tests.
       state: one of ``STATES``.
       score: the percentage of mutants that were killed, in words.
       mutants: how many there are.
-      killed, survived, equivalent, untried: how many became that.
-      by: which checks or tests killed how many, the most first.
-      survivors: those that no check killed.
-      folded: mutants that are listed only to whoever asks, with what they have in common.
-      notes: marks of equivalent mutants that are none, and checks that fail without a mutant.
+      killed, survived, equivalent, untried: the number of mutants with each status.
+      by: the checks or tests with the number of mutants that they killed, the most first.
+      survivors: the mutants that no check killed.
+      folded: groups of mutants that the page shows on demand, with their titles.
+      notes: stale EquivalentMutant marks, and checks that fail without a mutant.
     """
 
     anchor: str
@@ -81,8 +81,8 @@ class Mutants:
 
     Attributes:
       rows: one for each kernel, the worst score first.
-      every: all of them in one row.
-      without: kernels of which no mutant was found.
+      every: all kernels in one row.
+      without: kernels without mutants.
     """
 
     rows: Sequence[Row]
@@ -91,7 +91,7 @@ class Mutants:
 
 
 def mutants(records: Sequence[Record]) -> Mutants | None:
-    """What became of the mutants of all kernels; None if nobody asked."""
+    """The verdicts of the mutants of all kernels; None without ``--pallas-mutate``."""
     made = groups(records)
     without = list(dict.fromkeys(record.kernel for record in records if has_none(record)))
     if not made and not without:
@@ -134,7 +134,7 @@ def _percent(score: float | None) -> str:
 
 
 def _by(verdicts: Sequence[Verdict]) -> list[tuple[str, int]]:
-    """What killed how many. A process may die before anybody knows who was asked."""
+    """The number of mutants that each check killed; after a crash the check may be unknown."""
     counts = Counter(who(v) or v.how or "unknown" for v in verdicts if v.status == "killed")
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 

@@ -1,4 +1,4 @@
-"""The whole page, from records and what is known of the session."""
+"""The whole page, from records and the session's data."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _HERE = Path(__file__).parent
 
 
 def check_installed(flag: str) -> None:
-    """Find out before anything runs whether a page can be made.
+    """Check before any test runs that the page can be made.
 
     Raises:
-      OptionError: it cannot: the extra is not installed.
+      OptionError: the extra is not installed.
     """
     if find_spec("jinja2") is None:
         raise OptionError(f"{flag} needs jinja2: pip install 'pytest-pallas[report]'")
@@ -42,12 +42,12 @@ def page(
     recorded: tables.Recorded | None = None,
     families: Sequence[str] = (),
 ) -> str:
-    """The page as HTML that needs nothing else.
+    """The page as self-contained HTML.
 
     Args:
-      records: what was found.
+      records: the records of the session.
       environment: versions and machine, by name.
-      options: what the session was asked to do, by name.
+      options: the options of the session, by name.
       recorded: the costs to compare with.
       families: names of the known backends, in the order of the columns.
     """
@@ -85,7 +85,7 @@ def page(
         seconds=sum(record.seconds for record in records),
         examples=sum(record.examples for record in records),
         backends=backends,
-        # Records of mutants are of all backends that were asked for.
+        # Records of mutants cover all selected backends.
         ran=backends or (options["backends"] if tried else ()),
         families=sorted({row.family for row in rows if row.family}),
         kernels=rows,
@@ -100,7 +100,7 @@ def page(
 
 
 def _verdict(rows: Sequence[Kernel], bad: int, tried: Mutants | None) -> str:
-    """What came of it all, in one line."""
+    """The result of the run, in one line."""
     told = [] if tried is None else [_of_mutants(tried)]
     if rows:
         told.insert(0, _of_checks(rows, bad))
@@ -126,7 +126,7 @@ def _of_mutants(tried: Mutants) -> str:
 
 
 def _mood(rows: Sequence[Kernel], bad: int, tried: Mutants | None) -> str:
-    """The colour of that line: a survivor turns no run red, and yet is nothing good."""
+    """The colour of that line: a surviving mutant does not fail the run, but is a warning."""
     if bad:
         return "is-bad"
     state = "killed" if tried is None else tried.every.state
@@ -134,6 +134,6 @@ def _mood(rows: Sequence[Kernel], bad: int, tried: Mutants | None) -> str:
 
 
 def _hash(text: str) -> str:
-    """The name by which the page's policy knows its own style or script, and no other."""
+    """The hash of a style or script for the page's content security policy."""
     digest = hashlib.sha256(text.encode("utf-8")).digest()
     return "sha256-" + base64.b64encode(digest).decode("ascii")

@@ -13,13 +13,13 @@ from pytest_pallas.report.drawings.svg import Svg
 from pytest_pallas.report.sections.costs import shown_report, size_words, with_mesh
 from pytest_pallas.report.sections.inputs import covered
 
-#: Words of one aspect that are written out.
+#: Number of words of one aspect that are listed.
 _WORDS = 40
 
 
 @dataclass(frozen=True)
 class Words:
-    """What was tried of one thing that is drawn, such as a dim, and what was not."""
+    """Drawn and undrawn words of one aspect, such as a dim."""
 
     name: str
     tried: Sequence[str]
@@ -28,7 +28,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What was tried of one kernel's inputs."""
+    """Coverage of one kernel's inputs."""
 
     kernel: str
     shapes: int
@@ -39,14 +39,14 @@ class Coverage:
 
     @property
     def missed(self) -> str:
-        """What was never drawn, in words."""
+        """The words that were never drawn."""
         return "; ".join(
             f"{each.name}: {', '.join(each.never)}" for each in self.aspects if each.never
         )
 
 
 def coverage(records: Sequence[Record]) -> list[Coverage]:
-    """What was tried of each kernel, the least covered first. A kernel that compiles has none."""
+    """Coverage of each executed kernel, the least covered first."""
     found: list[Coverage] = []
     for one in covered([record for record in records if not record.compiled]):
         aspects = [
@@ -55,7 +55,7 @@ def coverage(records: Sequence[Record]) -> list[Coverage]:
         ]
         tried = sum(len(words) for words in one.tried.values())
         every = tried + sum(len(words) for words in one.never.values())
-        bar = share(tried, every, f"{tried} of {every} declared choices were tried")
+        bar = share(tried, every, f"{tried} of {every} declared choices were drawn")
         found.append(Coverage(one.kernel, len(one.shapes), tried, every, bar, aspects))
     return sorted(found, key=lambda each: (each.tried / max(1, each.every), each.kernel))
 
@@ -68,7 +68,7 @@ def _some(words: Mapping[str, None]) -> list[str]:
 #: Recorded costs by ``RecordedCost.key``.
 Recorded = Mapping[tuple[str, str, str, str], RecordedCost]
 
-#: Numbers of a program, by their names in ``Cost``: title, whether more of it is bad at all.
+#: Numbers of a program, by their names in ``Cost``: title, and whether any value above 0 is bad.
 _NUMBERS = {
     "bundles": "bundles",
     "loop_bundles": "loop",
@@ -81,13 +81,13 @@ _NUMBERS = {
 
 _NEVER = ("spills", "fills", "spill_store_bytes", "spill_load_bytes")
 
-#: The units whose slots are drawn, as in the terminal's table.
+#: The units whose slots are shown, as in the terminal's table.
 _UNITS = ("mxu", "xlu", "valu", "eup", "load", "store", "scalar")
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number, what it was, and whether it is worth a look."""
+    """A number, its recorded value, and its state."""
 
     words: str
     change: str = ""
@@ -96,14 +96,14 @@ class Number:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What one program costs on one chip.
+    """The costs of one program on one chip.
 
     Attributes:
       kernel: its name, with the mesh.
-      signature: what it was compiled for.
+      signature: dtypes and shapes of its arguments.
       chip: the chip.
       memory: VMEM or shared memory in words, with a change.
-      bar: the same against the chip's limit, or None.
+      bar: the same relative to the chip's limit, or None.
       slots: the use of slots in the main loop, or None.
       numbers: one for each title of the table.
     """
@@ -176,7 +176,7 @@ def _row(
             *_change(used, before.get(name)),
         ),
         bar=bar,
-        slots=slots(shares, f"Slots in use in the main loop: {said}") if shares else None,
+        slots=slots(shares, f"Used slots in the main loop: {said}") if shares else None,
         numbers=list(_numbers(report, names, before)),
     )
 
@@ -192,7 +192,7 @@ def _numbers(
 
 
 def _change(value: int | None, before: int | None) -> tuple[str, str]:
-    """How a number differs from the recorded one, in words and as a state."""
+    """The difference of a number from the recorded one, in words and as a state."""
     if value is None or before is None or value == before:
         return "", ""
     share_ = f"{100 * (value - before) / before:+.0f} %" if before else f"was {before}"

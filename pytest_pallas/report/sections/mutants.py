@@ -1,4 +1,4 @@
-"""What became of the mutants of each kernel, from records only."""
+"""The verdicts of the mutants of each kernel, from records only."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pytest_pallas.record import Record
 from pytest_pallas.report.section import Line, Results, section
 from pytest_pallas.report.terminal import rendered
 
-#: Outcomes that turn a run red.
+#: Outcomes that fail a run.
 _BAD = ("failed", "xpassed")
 
-#: How verdicts are counted, in the order of the last line.
+#: The counted statuses, in the order of the last line.
 _STATUSES = ("killed", "survived", "equivalent", "untried")
 
 
@@ -27,9 +27,9 @@ class Group:
 
     Attributes:
       kernel: its name.
-      family: of its spec; "" for kernels of tests of one's own.
+      family: the family of its spec; "" for kernels of user-written tests.
       verdicts: one for each mutant, in the order of the source.
-      notes: marks of equivalent mutants that are none, and checks that fail without a mutant.
+      notes: stale EquivalentMutant marks, and checks that fail without a mutant.
       seconds: how long it took.
     """
 
@@ -41,18 +41,18 @@ class Group:
 
     @property
     def score(self) -> float | None:
-        """The percentage of mutants that were killed; None if none was tried."""
+        """The percentage of killed mutants; None if no mutant ran."""
         return score(self.verdicts)
 
     def count(self, status: str) -> int:
-        """How many mutants have a status."""
+        """The number of mutants with a status."""
         return sum(verdict.status == status for verdict in self.verdicts)
 
 
 def groups(records: Sequence[Record]) -> list[Group]:
     """The mutants by kernel, the worst score first.
 
-    Several tests or specs may have tried a mutant: it is killed if one of them killed it.
+    Several tests or specs may run a mutant: it is killed if one of them kills it.
     """
     found: dict[tuple[str, str], dict[str, Verdict]] = {}
     notes: dict[tuple[str, str], list[Note]] = {}
@@ -99,7 +99,7 @@ def total(made: Sequence[Group]) -> float | None:
 
 
 def sections(made: Sequence[Group], *, width: int, color: bool, every: bool) -> Iterator[str]:
-    """The table of kernels, what survived, and the score, as text.
+    """The table of kernels, the survivors, and the score, as text.
 
     Args:
       made: the mutants by kernel.
@@ -127,9 +127,9 @@ def sections(made: Sequence[Group], *, width: int, color: bool, every: bool) -> 
 
 
 def others(records: Sequence[Record]) -> list[Record]:
-    """The records that other tables are about.
+    """The records of other tables.
 
-    One that turned the run red is among them even if it has mutants: failures are told there.
+    They include failed records with mutants, because those tables report failures.
     """
     return [
         record
@@ -139,15 +139,15 @@ def others(records: Sequence[Record]) -> list[Record]:
 
 
 def has_none(record: Record) -> bool:
-    """Whether it was asked for the mutants of a spec that has none, of the chosen operators."""
+    """Whether a record is of a spec without mutants of the selected operators."""
     asked = record.check == "mutants" and record.backend == "all"
     return asked and record.outcome == "passed" and not record.mutants
 
 
 def _rank(verdict: Verdict) -> int:
-    """Which of several verdicts about a mutant counts: one test that catches it is enough.
+    """The precedence of several verdicts on a mutant: one test that kills it is enough.
 
-    Being the same program in what one test calls says nothing of what another one calls.
+    An equivalent mutant in the calls of one test may differ in the calls of another one.
     """
     if verdict.status == "equivalent" and verdict.marked:
         return 1
@@ -155,7 +155,7 @@ def _rank(verdict: Verdict) -> int:
 
 
 def _best(told: Iterable[tuple[str, Verdict]]) -> dict[str, tuple[str, Verdict]]:
-    """The verdict that counts, and who gave it, by key of the mutant."""
+    """The verdict that counts, and its record, by key of the mutant."""
     best: dict[str, tuple[str, Verdict]] = {}
     for kernel, verdict in told:
         if verdict.key not in best or _rank(verdict) < _rank(best[verdict.key][1]):
@@ -164,7 +164,7 @@ def _best(told: Iterable[tuple[str, Verdict]]) -> dict[str, tuple[str, Verdict]]
 
 
 def _elsewhere(verdict: Verdict, kernel: str, best: Verdict) -> Verdict:
-    """A verdict; of a survivor that another spec killed, or says to be none, that."""
+    """A verdict; for a survivor that another spec killed or marked as equivalent, that one."""
     if _rank(best) > 1 or verdict.status not in ("survived", "untried"):
         return verdict
     by, on = (kernel, "") if best.status == "killed" else ("", "")
@@ -209,20 +209,20 @@ def _table(made: Sequence[Group], *, width: int, color: bool) -> str:
 
 
 def _by(group: Group) -> str:
-    """Which checks killed how many, the most first."""
+    """The checks with the number of mutants that they killed, the most first."""
     counts = Counter(v.by for v in group.verdicts if v.status == "killed")
     return ", ".join(f"{name} {count}" for name, count in counts.most_common(3))
 
 
 @section("mutants")
 def section_of_mutants(results: Results) -> Iterator[str]:
-    """Which mutants were killed."""
+    """The mutants and their verdicts."""
     made = groups(results.records)
     yield from sections(made, width=results.wide, color=results.color, every=results.every)
 
 
 @section("mutation score")
 def section_of_score(results: Results) -> Iterator[Line]:
-    """Whether too few were killed."""
+    """The failure of ``--pallas-mutate-min``."""
     if results.score:
         yield Line(results.score, "red")
