@@ -1,4 +1,4 @@
-"""From a call to something jitted, so that equal calls share one compiled executable."""
+"""Turn calls into jitted calls, so that equal calls share one compiled executable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_pallas.errors import OptionError
 
 @dataclass(frozen=True, eq=False)
 class Static:
-    """What a call has besides arrays. Hashable and equal by meaning, so that jit can reuse it."""
+    """The non-array part of a call. Hashable, and compared by value, so that jit can reuse it."""
 
     function: Callable[..., Any]
     tree: Any
@@ -35,7 +35,7 @@ class Static:
 
 @dataclass(frozen=True, eq=False)
 class _Itself:
-    """A key that is equal for the same object only, and keeps it: an id may be given again."""
+    """A key that is equal for the same object only, and keeps it alive: an id may be reused."""
 
     value: Any
 
@@ -47,7 +47,7 @@ class _Itself:
 
 
 def split(call: Call) -> tuple[Static, list[Any]]:
-    """The static part of a call and its arrays, copied so that nothing can reach the caller's.
+    """The static part of a call, and copies of its arrays, so that the caller's stay unchanged.
 
     Numpy scalars are arrays among the arguments, and plain numbers among the options.
     """
@@ -55,7 +55,7 @@ def split(call: Call) -> tuple[Static, list[Any]]:
 
 
 def abstract(call: Call) -> tuple[Static, list[Any]]:
-    """As ``split``, with a ``jax.ShapeDtypeStruct`` for each array: for what is only compiled.
+    """As ``split``, with a ``jax.ShapeDtypeStruct`` for each array: for compilation only.
 
     Shardings over several devices are kept; an argument may be a ``ShapeDtypeStruct`` already.
     """
@@ -63,13 +63,13 @@ def abstract(call: Call) -> tuple[Static, list[Any]]:
 
 
 def on_host(call: Call) -> tuple[Static, list[Any]]:
-    """As ``split``, with numpy arrays: for what evaluates them itself. Typed keys stay JAX's."""
+    """As ``split``, with numpy arrays, for the simulator. Typed keys stay JAX arrays."""
     return _taken_apart(call, _host_copy)
 
 
 def _host_copy(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return _copied(leaf)  # which refuses it
+        return _copied(leaf)  # which raises for it
     if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf
     return np.array(leaf)
@@ -94,8 +94,8 @@ def _taken_apart(call: Call, convert: Callable[[Any], Any]) -> tuple[Static, lis
 def _copied(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         raise OptionError(
-            "a jax.ShapeDtypeStruct has no values to run a kernel on; give an array, or use a "
-            "compiling backend"
+            "a jax.ShapeDtypeStruct has no values, so a kernel cannot run on it; give an array, or "
+            "use a compiling backend"
         )
     if isinstance(leaf, jax.Array):
         return leaf.copy()
@@ -103,7 +103,7 @@ def _copied(leaf: Any) -> Any:
 
 
 def shape_of(array: Any) -> jax.ShapeDtypeStruct:
-    """What a compiler needs to know of an array, or of what has its shape and dtype."""
+    """Shape, dtype and sharding of an array or a ShapeDtypeStruct."""
     sharding = getattr(array, "sharding", None)
     spread = sharding is not None and len(sharding.device_set) > 1
     dtype = array.dtype
@@ -113,7 +113,7 @@ def shape_of(array: Any) -> jax.ShapeDtypeStruct:
 
 
 def signature(call: Call) -> str:
-    """Dtypes and shapes of the arrays of a call, and its options, for messages and as a key."""
+    """Dtypes and shapes of the arrays of a call, and its options, for messages and keys."""
     words = [
         f"{leaf.dtype}[{','.join(map(str, np.shape(leaf)))}]"
         if hasattr(leaf, "dtype") and hasattr(leaf, "shape")
@@ -128,7 +128,7 @@ def signature(call: Call) -> str:
 
 
 def apply(static: Static, arrays: list[Any]) -> Any:
-    """Make the call that ``split`` took apart; with its mutant, if it has one."""
+    """Execute the call that ``split`` took apart; with its mutant, if it has one."""
     if static.mutant is not None:
         return _with_mutant(static, arrays)
     leaves: list[Any] = []
@@ -141,37 +141,37 @@ def apply(static: Static, arrays: list[Any]) -> Any:
 
 
 def _with_mutant(static: Static, arrays: list[Any]) -> Any:
-    """Make the call with a mistake in its kernels: traced as it is, which JAX remembers."""
+    """Execute the call with a mutant in its kernels. JAX caches the trace of the original."""
     from pytest_pallas.mutation import mutated
 
     plain = dataclasses.replace(static, key=(static.key, "without"), mutant=None)
     try:
         traced = jitted().trace(plain, arrays)
     except jax.errors.ConcretizationTypeError:
-        return apply(plain, arrays)  # it needs values, and is not what is mutated
+        return apply(plain, arrays)  # it needs values, and mutants are not in it
     outs = jaxpr_as_fun(mutated(traced.jaxpr, static.mutant))(*arrays)
     return jax.tree.unflatten(jax.tree.structure(traced.out_info), outs)
 
 
-#: Options of XLA that make compiling as quick as possible.
+#: Options of XLA for the shortest compilation.
 QUICK: Mapping[str, Any] = {"xla_backend_optimization_level": 0}
 
 
 @functools.cache
 def jitted(*, quick: bool = False) -> Any:
-    """``apply`` under ``jax.jit``: one cache for every call of the process.
+    """``apply`` under ``jax.jit``: one cache for all calls of the process.
 
     The forced interpreter, the abstract device and x64 are part of jit's own key.
 
     Args:
-      quick: compile in as little time as possible. Interpreted kernels are compiled more often
-        than they are run.
+      quick: compile as quickly as possible, because interpreted kernels are compiled more often
+        than they run.
     """
     return jax.jit(apply, static_argnums=0, compiler_options=dict(QUICK) if quick else None)
 
 
 def identity(value: Any) -> Hashable:
-    """A key that is equal for values that mean the same: partials made anew are not new."""
+    """A key that is equal for equivalent values, such as equal partials."""
     if isinstance(value, functools.partial):
         keywords = tuple(sorted((name, identity(v)) for name, v in value.keywords.items()))
         return ("partial", identity(value.func), tuple(map(identity, value.args)), keywords)
@@ -179,5 +179,5 @@ def identity(value: Any) -> Hashable:
         hash(value)
     except TypeError:
         return _Itself(value)
-    # 1, 1.0 and True are equal keys but not equal programs.
+    # 1, 1.0 and True are equal keys, but make different programs
     return (type(value), value)
