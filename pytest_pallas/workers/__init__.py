@@ -1,6 +1,6 @@
-"""Worker processes under supervision: for work that may hang, crash or fill the memory.
+"""Supervised worker processes, for work that may hang, crash or use too much memory.
 
-A ``Pool`` hands jobs (bytes in, bytes out) to processes that it starts, keeps warm, and kills when
+A ``Pool`` gives jobs (bytes in, bytes out) to processes that it starts, keeps warm, and kills if
 they misbehave. A job always ends with a ``Result``, whatever happens to its process.
 """
 

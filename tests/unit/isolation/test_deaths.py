@@ -38,7 +38,7 @@ def test_a_hang_by_what_faulthandler_wrote():
     assert isinstance(error, HangError)
     text = str(error)
     assert text.startswith("here: the kernel did not end within 5 s")
-    for words in ("it was in /k/matmul.py:12 in spin", "running   matmul at /k/matmul.py:7"):
+    for words in ("location  /k/matmul.py:12 in spin", "running   matmul at /k/matmul.py:7"):
         assert words in text
     assert "example   number 3\n  inputs    float32[8]" in text
 
@@ -52,7 +52,7 @@ def test_a_hang_by_the_silence_before():
 def test_a_crash():
     text = str(died(silence=0.3, output="Check failed: index < size\n"))
     assert text.startswith("here: its process died of SIGABRT during the test.")
-    assert "it said   Check failed: index < size" in text
+    assert "output    Check failed: index < size" in text
     assert "compiled code" not in text  # nothing says so
 
 

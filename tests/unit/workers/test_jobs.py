@@ -68,7 +68,7 @@ def test_a_worker_that_raised_is_kept(do):
 def test_an_entry_that_returns_something_else_raises(do):
     result = do("text")
     assert result.status == "raised"
-    assert "returns bytes, not str" in result.message
+    assert "must return bytes, not str" in result.message
 
 
 def test_submitting_to_a_closed_pool(setup_for):

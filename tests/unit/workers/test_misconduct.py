@@ -16,7 +16,7 @@ def test_a_job_that_hangs_is_killed(do):
     begin = time.monotonic()
     result = do("hang", timeout=0.2)
     assert (result.status, result.value) == ("timed out", b"")
-    assert "The test worker was killed: it was not done with a job within 0.2 s" in result.message
+    assert "The test worker was killed: a job exceeded its time limit of 0.2 s" in result.message
     assert 0.2 <= result.seconds < 10
     assert time.monotonic() - begin < 15
 
@@ -42,7 +42,7 @@ def test_a_worker_that_dies_while_it_is_sent_a_job(do):
     time.sleep(0.2)
     result = do("echo", b"x" * 2**22)
     assert result.status == "crashed"
-    assert "SIGKILL from elsewhere" in result.message
+    assert "SIGKILL from outside" in result.message
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGILL", "SIGABRT", "SIGTERM"])
@@ -110,7 +110,7 @@ def test_a_worker_that_dies_between_jobs_fails_none(do):
 def test_a_job_above_its_memory_limit_is_killed(do, entry):
     result = do(entry, b"300", memory_bytes=200 * 2**20)
     assert result.status == "out of memory"
-    assert "MiB of memory and may use 200 MiB" in result.message
+    assert "MiB of memory, and the limit is 200 MiB" in result.message
     assert result.seconds < 15
 
 
@@ -161,7 +161,7 @@ def test_a_worker_that_hangs_at_its_start(pool, monkeypatch):
     setup = Setup(name="slow", entry="worker_that_hangs_at_import:run")
     result = pool.submit(setup, b"", timeout=5).result(timeout=10)
     assert result.status == "timed out"
-    assert "not done with its start within 0.5 s" in result.message
+    assert "its start exceeded its time limit of 0.5 s" in result.message
 
 
 def test_a_process_that_cannot_be_started(do, monkeypatch):
