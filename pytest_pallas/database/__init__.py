@@ -1,4 +1,4 @@
-"""Where failing examples are kept: the places of ``--pallas-database``, and what opens them."""
+"""Databases of failing examples: the places of ``--pallas-database``, and their opening."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make hypothesis' example databases of places, and say early what cannot work."""
+"""Open Hypothesis' example databases for places, and report errors early."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from pytest_pallas.errors import OptionError
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
-#: Seconds that a server may take to answer; a timeout in the URL's query goes before it.
+#: Time limit in seconds for the answer of a server; a timeout in the URL's query has precedence.
 TIMEOUT = 2.0
 
-#: What comes before hypothesis' keys in Redis, which may hold other things.
+#: Prefix of Hypothesis' keys in Redis, which may hold other data.
 KEY_PREFIX = b"pytest-pallas:"
 
-#: Told the place that is lost and what happened: ``report(shown, sentence)``.
+#: Called with the lost place and the reason: ``report(shown, sentence)``.
 Report = Callable[[str, str], object]
 
 
 def validate(places: Sequence[Place], root: Path) -> None:
-    """Find out before anything runs what cannot be opened, without asking any server.
+    """Check before any test runs that the places can be opened, without contacting servers.
 
     Raises:
-      OptionError: a folder that cannot be written (or, with ``readonly+``, that is not there), a
-        package that is missing, or a URL that the package ``redis`` refuses.
+      OptionError: a folder cannot be written (or, with ``readonly+``, does not exist), a package is
+        missing, or the package ``redis`` rejects a URL.
     """
     for place in places:
         if place.kind == "folder":
@@ -46,19 +46,19 @@ def validate(places: Sequence[Place], root: Path) -> None:
                     f"{place.shown} needs the package redis: pip install 'pytest-pallas[redis]'"
                 )
             try:
-                _client(place).connection_pool.make_connection()  # which connects later
-            except Exception:  # of several kinds, and its text may hold the password
+                _client(place).connection_pool.make_connection()  # it connects later
+            except Exception:  # errors of several types, whose text may contain the password
                 raise OptionError(
-                    f"{place.shown}: the package redis refuses what follows the ? of this URL"
+                    f"{place.shown}: the package redis rejects the query of this URL (after the ?)"
                 ) from None
 
 
 def open_places(places: Sequence[Place], root: Path, report: Report) -> ExampleDatabase | None:
-    """The database that the places make together; None for ``none``.
+    """The combined database of the places; None for ``none``.
 
-    The first place that has an example gives it; every place that can be written keeps what is
-    found. A server that cannot be reached is reported once and not asked again: hypothesis' default
-    database takes its part where no folder would keep examples.
+    It reads an example from the first place that has it, and writes to every writable place. A
+    server that cannot be reached is reported once and not used again; Hypothesis' default database
+    replaces it if no folder would keep examples.
     """
     from hypothesis.database import MultiplexedDatabase
 
@@ -75,9 +75,9 @@ def default_database() -> ExampleDatabase | None:
     from hypothesis.errors import HypothesisWarning
 
     with warnings.catch_warnings():
-        # Where it cannot be written, it is kept in memory.
+        # if it cannot be written, it is in memory
         warnings.simplefilter("ignore", HypothesisWarning)
-        # ``settings.default`` would be that of the running test, and lead back to what failed.
+        # ``settings.default`` would be that of the running test, which may use the failed database.
         return hypothesis.settings.get_profile(hypothesis_profile()).database
 
 
@@ -91,7 +91,7 @@ def _validate_folder(folder: Path, place: Place) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise OptionError(f"{place.shown}: cannot write there: {error}; {FORMS}") from None
+        raise OptionError(f"{place.shown}: cannot write to it: {error}; {FORMS}") from None
 
 
 def _open(place: Place, root: Path, report: Report, *, kept: bool) -> ExampleDatabase:
@@ -126,7 +126,7 @@ def _open(place: Place, root: Path, report: Report, *, kept: bool) -> ExampleDat
 
 
 def _client(place: Place) -> Any:
-    """A Redis client that gives up soon: one new attempt, for a connection that was idle long."""
+    """A Redis client with short timeouts and one retry, for connections that were idle long."""
     from redis import Redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
@@ -144,7 +144,7 @@ def _github(place: Place) -> ExampleDatabase:
     from hypothesis.database import GitHubArtifactDatabase
 
     class GitHub(GitHubArtifactDatabase):
-        """Waits for ``TIMEOUT`` seconds, where hypothesis would wait without end."""
+        """With a timeout of ``TIMEOUT`` seconds; Hypothesis has none."""
 
         def fetch(self, key: bytes) -> Iterable[bytes]:
             before = socket.getdefaulttimeout()
@@ -159,7 +159,7 @@ def _github(place: Place) -> ExampleDatabase:
 
 
 def _safe(error: Exception, place: Place) -> str:
-    """What an error says, without the password."""
+    """The message of an error, without the password."""
     text = " ".join(str(error).split()) or type(error).__name__
     parts = urlsplit(place.address)
     secrets = [parts.password or "", *parse_qs(parts.query).get("password", [])]

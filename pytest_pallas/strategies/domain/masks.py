@@ -152,7 +152,7 @@ def _check_kinds(kinds: Any, empty_rows: bool) -> tuple[str, ...]:
     asked: tuple[Any, ...] = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     for name in asked:
         if name not in KINDS:
-            raise SpecError(f"kinds: there is no kind {name!r}; there are {', '.join(KINDS)}")
+            raise SpecError(f"kinds: there is no kind {name!r}; valid: {', '.join(KINDS)}")
     found = tuple(name for name in KINDS if name in asked and (empty_rows or name != "none"))
     if not found:
         raise SpecError(

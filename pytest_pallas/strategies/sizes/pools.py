@@ -1,8 +1,8 @@
 """Pools: the few sizes that a dim may have, chosen where kernels break.
 
-A kernel that works on tiles of ``b`` breaks at the edges of a tile: one element alone, one short
-of a tile, a full tile, one over, and the same for two tiles. A pool holds those and a few primes,
-and nothing else: every new shape costs a trace and a compile (0.3 to 1 s), so shapes must repeat.
+A kernel that works on tiles of ``b`` fails at the edges of a tile: one element alone, one short of
+a tile, a full tile, one over, and the same for two tiles. A pool holds those and a few primes, and
+nothing else: every new shape costs a trace and a compile (0.3 to 1 s), so shapes must repeat.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOTHING: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 #: Primes fill a pool up to this many sizes; boundaries are never left out.
 POOL_SIZE = 9
 
-#: Sizes of a dim about which nothing is said.
+#: Sizes of a dim that is not specified.
 SMALL = (1, 2, 3, 4, 5, 7, 8, 13, 17)
 
 
@@ -40,7 +40,7 @@ class Pool:
       plain: position in ``sizes`` of the ordinary case, e.g. one full tile.
       tiles: that the sizes were chosen around, or are multiples of.
       listed: whether the user listed the sizes.
-      unsaid: whether the user said nothing about them.
+      unsaid: whether the user did not specify them.
     """
 
     sizes: tuple[int, ...]
@@ -62,9 +62,9 @@ def make_pools(
 ) -> dict[str, Pool | SearchStrategy[int]]:
     """The pool, or the strategy in its stead, of each dim in ``names``.
 
-    What is said by name goes before what is said for all dims, and ``multiple_of`` for all dims
-    goes before ``around`` for all dims. The arguments are those of ``strategies.dims``; dims that
-    none of them speaks of are around the tiles in ``learned``, or small.
+    Arguments by name have precedence over arguments for all dims, and ``multiple_of`` for all dims
+    over ``around`` for all dims. The arguments are those of ``strategies.dims``; unspecified dims
+    are around the tiles in ``learned``, or small.
 
     Raises:
       SpecError: an argument that cannot be used, by name.
@@ -85,7 +85,7 @@ def make_pools(
                 )
             if name in said:
                 raise SpecError(
-                    f"{argument}: {said[name]} already says the sizes of dim {name!r}; drop one"
+                    f"{argument}: {said[name]} already gives the sizes of dim {name!r}; drop one"
                 )
             said[name] = argument
     by_argument = {"around": _around, "multiple_of": _multiples}
@@ -150,7 +150,7 @@ def _as_int(value: object) -> int | None:
 
 
 def _for_all(around: Tiles | None, multiple_of: Tiles | None) -> str | None:
-    """Which argument speaks for the dims that are not named."""
+    """The argument for the dims that are not named."""
     for argument, value in (("multiple_of", multiple_of), ("around", around)):
         if value is not None and not isinstance(value, Mapping):
             return argument
@@ -177,7 +177,7 @@ def _around(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> P
     sizes = {1}
     for tile in tiles:
         sizes |= {tile - 1, tile, tile + 1, 2 * tile - 1, 2 * tile, 2 * tile + 1}
-        if high is not None:  # three tiles are dear, so only when asked for
+        if high is not None:  # three tiles are expensive, so only on request
             sizes |= {3 * tile, 3 * tile + 1}
     pool = _pool(sizes, low, high, plain=max(tiles))
     for prime in (7, _prime_above(3 * max(tiles) // 2), 3):
@@ -187,7 +187,7 @@ def _around(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> P
 
 
 def _unsaid(tiles: Sequence[int], low: int, high: int | None) -> Pool:
-    """Sizes around what was learned, as far as they may be so large; else small ones."""
+    """Sizes around the learned tiles, if they may be so large; otherwise small ones."""
     fitting = tuple(tile for tile in tiles if high is None or tile < high)
     if fitting:
         return _around("learned", fitting, low, high)
@@ -209,7 +209,7 @@ def _multiples(label: str, tiles: tuple[int, ...], low: int, high: int | None) -
 
 
 def _explicit(label: str, value: Any) -> Pool | SearchStrategy[int]:
-    """What ``dims`` says of one dim: exactly that, whatever min_dim and max_dim say."""
+    """The sizes that ``dims`` gives for one dim, regardless of min_dim and max_dim."""
     if isinstance(value, SearchStrategy):
         return value
     sizes = {check_int(label, size, 0) for size in _several(value)}
@@ -226,7 +226,7 @@ def _pool(sizes: Iterable[int], low: int, high: int | None, *, plain: int) -> Po
 
 
 def _simplicity(size: int) -> float:
-    """Ascending, but 0 after 1: a failure at size 1 says more than one of an empty array."""
+    """Ascending, but 0 after 1: a failure at size 1 is more useful than one of an empty array."""
     return size or 1.5
 
 
