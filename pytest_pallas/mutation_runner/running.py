@@ -1,4 +1,4 @@
-"""Try mutants one after the other."""
+"""Run mutants one after the other."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pytest_pallas.mutation_runner.verdict import Verdict, who
 from pytest_pallas.notes import Note
 from pytest_pallas.spec import EquivalentMutant
 
-#: How a mutant was killed that another test or spec had killed before.
+#: The ``how`` of a mutant that another test or spec killed before.
 ELSEWHERE = "by another"
 
 
 @dataclass(frozen=True)
 class Killed:
-    """How a mutant was killed.
+    """The check that killed a mutant, and its error.
 
     Attributes:
-      by: the check, or the test.
+      by: the check or the test.
       how: the kind of failure.
       on: the backend of the check, with the sizes of its mesh.
     """
@@ -35,13 +35,13 @@ class Killed:
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of trying a mutant.
+    """The result of one run of a mutant.
 
     Attributes:
-      killed: how it was killed; None if it was not.
-      examples: how many examples were asked about.
-      impossible: why it could not be made; "" if it could.
-      same: why it is the same program; "" if it is not, or if nobody asked.
+      killed: the check that killed it; None if it was not killed.
+      examples: number of examples that ran on it.
+      impossible: the reason why it could not be made; "" if it could.
+      same: the reason why it is the same program; "" if it is not, or if it was not compared.
     """
 
     killed: Killed | None
@@ -51,9 +51,9 @@ class Tried:
 
 
 def sampled(mutants: Sequence[Mutant], most: int, seed: int) -> list[Mutant]:
-    """At most ``most`` mutants, in their order; 0 is all.
+    """At most ``most`` mutants, in their order; 0 for all.
 
-    Operators take turns, so that those with few mutants are not lost among the others.
+    Operators take turns, so that operators with few mutants are included.
     """
     if not most or len(mutants) <= most:
         return list(mutants)
@@ -72,7 +72,7 @@ def sampled(mutants: Sequence[Mutant], most: int, seed: int) -> list[Mutant]:
 
 
 def unknown(mutant: Mutant) -> Verdict:
-    """A verdict that says nothing yet."""
+    """The initial verdict of a mutant."""
     places = "/".join(
         f"{place.file}:{place.line}:{place.column}:{place.end_line}:{place.end_column}"
         for place in mutant.places
@@ -105,19 +105,20 @@ def run_mutants(
     marked: Collection[str] = (),
     begun: Callable[[Verdict], None] = lambda _: None,
 ) -> list[Verdict]:
-    """What became of each mutant.
+    """The verdicts of mutants.
 
     Args:
-      mutants: to be tried.
-      attempt: tries one.
-      journal: what is known already, and where it is written.
-      name: of the test or spec that tries them.
-      killed: who has killed what, by key; what others have is not tried again. It is added to.
+      mutants: the mutants to run.
+      attempt: runs one mutant.
+      journal: has the known verdicts, and records new ones.
+      name: the name of the test or spec.
+      killed: the names of tests and specs that killed mutants, by key. Mutants that others killed
+        do not run again. New ones are added.
       until: when to stop, by ``time.monotonic``; None for never.
-      same: why a mutant is the same program, or ""; asked about those that are not tried.
-      equivalents: what the spec says of its mutants.
-      marked: keys of those that are not tried again as long as it says that of them.
-      begun: is told of each before it is tried.
+      same: returns why a mutant is the same program, or ""; called for mutants that do not run.
+      equivalents: the marks of the spec.
+      marked: keys of mutants that do not run again as long as the spec marks them.
+      begun: called with the verdict of each mutant before it runs.
     """
     keys: list[str] = []
     for mutant in mutants:
@@ -165,7 +166,7 @@ def _equivalent(verdict: Verdict, reason: str) -> Verdict:
 
 
 def settled(verdict: Verdict, equivalents: Sequence[EquivalentMutant]) -> Verdict:
-    """The verdict with what the spec says of the mutant."""
+    """The verdict with the marks of the spec."""
     for each in equivalents:
         if marks(each, verdict):
             verdict = dataclasses.replace(verdict, marked=True)
@@ -175,7 +176,7 @@ def settled(verdict: Verdict, equivalents: Sequence[EquivalentMutant]) -> Verdic
 
 
 def marks(mark: EquivalentMutant, verdict: Verdict) -> bool:
-    """Whether a mark is about a mutant."""
+    """Whether a mark matches a mutant."""
     return (
         mark.operator == verdict.operator
         and (not mark.change or mark.change == verdict.change)
@@ -188,20 +189,20 @@ def marks(mark: EquivalentMutant, verdict: Verdict) -> bool:
 def stale(
     marked: Sequence[EquivalentMutant], verdicts: Sequence[Verdict], *, whole: bool
 ) -> list[Note]:
-    """What is wrong with the marks of a spec.
+    """Notes on stale marks of a spec.
 
     Args:
       marked: the marks.
-      verdicts: of the mutants.
-      whole: whether these are all mutants, so that a mark must be about one of them.
+      verdicts: the verdicts of the mutants.
+      whole: whether these are all mutants, so that every mark must match one of them.
     """
     problems: list[str] = []
     for each in marked:
         about = [verdict for verdict in verdicts if marks(each, verdict)]
         killed = [verdict for verdict in about if verdict.status == "killed"]
-        words = f"equivalent mutant {each.operator} at {each.source!r}"
+        words = f"stale EquivalentMutant({each.operator!r}, source={each.source!r})"
         if killed and len(killed) == len(about):
-            problems.append(f"{words} is none: {who(killed[0])} killed it ({killed[0].change})")
+            problems.append(f"{words}: {who(killed[0])} killed the mutant ({killed[0].change})")
         elif not about and whole:
-            problems.append(f"{words} does not exist: no mutant is of that operator and line")
+            problems.append(f"{words}: no mutant has this operator and line")
     return [Note(problem, "mutants") for problem in problems]

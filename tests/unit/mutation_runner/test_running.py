@@ -171,7 +171,7 @@ def test_a_marked_survivor_is_tried_again_when_its_mark_is_gone():
 def test_other_files_are_no_results(tmp_path, text):
     path = tmp_path / "results.json"
     path.write_text(text)
-    with pytest.raises(OptionError, match="was not written by --pallas-results"):
+    with pytest.raises(OptionError, match="is not a file of --pallas-results"):
         read_earlier(path)
 
 
@@ -185,7 +185,7 @@ def test_a_mark_is_about_operator_line_and_change():
     )
     assert (verdict.status, verdict.reason, verdict.marked) == ("equivalent", "why", True)
     assert stale((mark,), [verdict], whole=True) == []
-    assert "does not exist" in stale((other,), [verdict], whole=True)[0].text
+    assert "no mutant has this operator" in stale((other,), [verdict], whole=True)[0].text
     assert stale((other,), [verdict], whole=False) == []
 
 
@@ -209,7 +209,7 @@ def test_a_mark_of_a_mutant_that_was_caught_is_stale():
     [verdict] = _run_mutants([here], lambda _: killed, journal=Journal(), equivalents=(mark,))
     assert verdict.status == "killed"
     [note] = stale((mark,), [verdict], whole=True)
-    assert "is none: forward on interpret killed it" in note.text
+    assert "forward on interpret killed the mutant" in note.text
     assert note.kind == "mutants"
 
 
