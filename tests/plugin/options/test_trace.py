@@ -136,8 +136,8 @@ def test_a_folder_that_is_not_there(project):
 def test_a_backend_that_simulates_nothing(project):
     line = refusal(project.run("--pallas-backend=interpret", "--pallas-trace=run.json"))
     assert line == (
-        "ERROR: --pallas-trace=run.json: only the simulator has timelines, and the backend is "
-        "interpret; give --pallas-backend=tpu-sim or gpu-sim"
+        "ERROR: --pallas-trace=run.json: only simulators have timelines, and the backend is "
+        "interpret; use --pallas-backend=tpu-sim or gpu-sim"
     )
 
 

@@ -113,7 +113,7 @@ def test_verbose(project):
     assert "not applicable: 30 checks of 30 kernels\n" in whole
     assert f"  no example aliases an input (30): donation on tpu-sim: {names}" in whole
     assert not re.search("more kernels", whole)
-    assert "never drawn: something of 25 more kernels" in short
+    assert "never drawn: choices of 25 more kernels" in short
     assert "never drawn: something" not in whole
     assert len(re.findall("never drawn: k", whole)) == 30
 

@@ -189,7 +189,7 @@ def test_what_a_test_finds_out_is_counted_and_not_listed(project):
     words = (*RUN, "--pallas-checks=forward,donation")
     result = project.run(*words, "-ra")
     text = result.stdout.str()
-    assert "not applicable: 1 check of 1 kernel, 1 of them found when run (-v lists" in text
+    assert "not applicable: 1 check of 1 kernel, 1 of them found during the run (-v lists" in text
     assert "SKIPPED" not in text
     result.stdout.fnmatch_lines(["*1 passed, 1 not applicable in*"])
     results = project.results(*words)

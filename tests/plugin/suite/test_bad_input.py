@@ -17,7 +17,7 @@ BAD = {
     ),
     "kernel without a kernel": (
         "kernel=reference",
-        ["bad: forward on tpu-sim: reference traces to no Pallas kernel"],
+        ["bad: forward on tpu-sim: reference has no Pallas kernel"],
     ),
     "reference raises": (
         "kernel=add, reference=add_raises",

@@ -105,7 +105,7 @@ def test_padding_and_strength_of_a_spec(project):
     }
     [entry] = results["not_applicable"]  # the kernel has no blocks
     assert (entry["kernel"], entry["check"], entry["found"]) == ("add", "padding", "collection")
-    assert entry["requirement"].startswith("no block hangs over the edge of its array, and no ign")
+    assert entry["requirement"].startswith("no block extends beyond its array, and no ign")
     assert "judged by Tolerance(atol=100)" in found["loose", "oracle-strength"]["message"]
     assert "with NaN in the ignored elements" in found["declared", "padding"]["message"]
 
