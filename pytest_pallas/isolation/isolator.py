@@ -1,4 +1,4 @@
-"""In the process that reports: hand tests to a worker, whose reports take the place of others."""
+"""In the reporting process: send tests to a worker, and use the worker's reports."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import RAISED_ON, PytestSession
 from pytest_pallas.workers import Pool, Result, Setup
 
-#: The name that the plugin is registered by.
+#: The name of the registered plugin.
 PLUGIN = "pallas-isolation"
 
-#: Seconds that a worker has beyond its own alarm.
+#: Seconds after a worker's own alarm until it is killed.
 _GRACE = 10.0
 
 #: The reports of a worker, by ``when``.
 _REPORTS = pytest.StashKey[dict[str, pytest.TestReport]]()
 
-#: What a worker must not do although the command line says so: start workers, debug, stop early,
-#: write to files of the session that reports.
+#: Options that a worker must not use: start workers, debug, stop early, write files of the
+#: reporting session.
 _OPTIONS: Mapping[str, Any] = {
     "dist": "no",
     "tx": [],
@@ -60,33 +60,33 @@ _OPTIONS: Mapping[str, Any] = {
 
 
 class Alone(BaseException):
-    """A traced call is better executed in a process of its own.
+    """A traced call should run in its own process.
 
-    No ``Exception``, so that neither hypothesis nor a kernel takes it for a failure.
+    Not an ``Exception``, so that neither Hypothesis nor a kernel handles it as a failure.
     """
 
     def __init__(self, reasons: Sequence[str], *, kept: bool = False) -> None:
-        """For these reasons; ``kept`` if they hold in later sessions, too."""
+        """With these reasons; ``kept`` if they apply to later sessions, too."""
         super().__init__(", ".join(reasons))
         self.kept = kept
 
 
 class _Asking:
-    """An ``Observer`` that lets nothing be executed which may end the process.
+    """An ``Observer`` that stops the execution of calls that may end the process.
 
     Attributes:
-      reason: why that may be, whatever a call holds; "" if that decides.
+      reason: a reason that applies to all calls; "" if the call decides.
     """
 
     def __init__(self, reason: str = "") -> None:
-        """For a test, of which nothing else is known."""
+        """For a test without another reason."""
         self.reason = reason
 
     def example(self, builder: ResultBuilder, facts: Sequence[Fact]) -> None:
         """Nothing to do."""
 
     def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
-        """Raise ``Alone`` if the call may."""
+        """Raise if the call may end the process."""
         del call, kernels
         if self.reason:
             raise Alone([self.reason])
@@ -95,7 +95,7 @@ class _Asking:
             raise Alone(found, kept=True)
 
     def simulated(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
-        """Raise ``Alone`` if the call may, although the simulator ends waits and loops."""
+        """Raise if the call may end the process, although the simulator ends waits and loops."""
         del call, kernels
         found = () if jaxpr is None else hazards(jaxpr, simulated=True)
         if found:
@@ -106,10 +106,10 @@ class _Asking:
 
 
 class Isolator:
-    """The plugin of a session that may isolate tests. Starts a worker with the first of them."""
+    """The plugin that isolates tests. It starts a worker with the first of them."""
 
     def __init__(self, session: PytestSession) -> None:
-        """For a session."""
+        """Create for a session."""
         self.session = session
         self.remembered = Remembered(session.config)
         self._close = contextlib.ExitStack()
@@ -119,7 +119,7 @@ class Isolator:
         session.config.pluginmanager.register(_Simulated(self), f"{PLUGIN}-simulated")
 
     def close(self) -> None:
-        """End the worker."""
+        """Stop the worker."""
         self._close.close()
         self.remembered.close()
 
@@ -131,7 +131,7 @@ class Isolator:
           inside: runs it here.
 
         Raises:
-          PallasTestError: what ``inside`` raises, or that the worker did not answer.
+          PallasTestError: the error of ``inside``, or the worker did not answer.
         """
         __tracebackhide__ = True
         if policy.reason(item, self.remembered):
@@ -150,11 +150,11 @@ class Isolator:
         return self.apart(item)
 
     def apart(self, item: Any) -> None:
-        """Run an item in the worker; its reports replace those that this process makes of it.
+        """Run an item in the worker; its reports replace those of this process.
 
         Raises:
           KernelError: the worker died, or did not answer in time.
-          IsolationError: it could not run the item at all.
+          IsolationError: the worker could not run the item.
         """
         __tracebackhide__ = True
         options = self.session.options_for(item)
@@ -182,14 +182,14 @@ class Isolator:
             pytest.exit(*reply.exit)
         if not reply.reports:
             raise IsolationError(
-                f"{item.nodeid}: collecting the tests once more, in the process for isolated "
-                "tests, found no test of this name. Does it depend on the process, such as a "
-                "random or a set's order does? Run it with --pallas-isolate=never, or mend that."
+                f"{item.nodeid}: the process for isolated tests collected no test with this name. "
+                "The name may depend on the process, such as a random number or the order of a "
+                "set. Make the name reproducible, or run the test with --pallas-isolate=never."
             )
         self._settle(item, reply)
 
     def _settle(self, item: Any, reply: Reply) -> None:
-        """Take over what a worker reports."""
+        """Use the results of a worker."""
         hook = self.session.config.hook
         reports: dict[str, pytest.TestReport] = {}
         for data in reply.reports:
@@ -212,7 +212,7 @@ class Isolator:
                 self.remembered.remove(key)
 
     def _died(self, item: Any, result: Result) -> Exception:
-        """The error for a worker that did not answer, once its examples are counted."""
+        """The error for a worker that did not answer; counts its examples."""
         note = Note.decode(result.note)
         if note is not None and note.examples:
             key = (note.kernel, note.check, note.backend)
@@ -224,14 +224,14 @@ class Isolator:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Leave a trace of what runs, in case the session dies."""
+        """Record the running test, in case the session dies."""
         if not policy.uses_plugin(item) or policy.mode(item) == "never":
             return (yield)
         with self.remembered.running(item.nodeid):
             return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Learn whose kernel raised, here or in the worker: other items of it are not run."""
+        """Record kernels that raised, here or in the worker: their other items do not run."""
         raised = getattr(report, RAISED_ON, None)
         if raised is not None:
             place, check, name, expected = raised
@@ -239,7 +239,7 @@ class Isolator:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
-        """Run a test that uses the fixtures in a worker."""
+        """Run a test with the plugin's fixtures in a worker."""
         __tracebackhide__ = True
         if not policy.reason(pyfuncitem, self.remembered):
             return None
@@ -250,14 +250,14 @@ class Isolator:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[Any]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Put the worker's report in place of this process's."""
+        """Replace the report of this process with the worker's."""
         report = yield
         if call.when == "setup":
             item.stash[_REPORTS] = {}
             return report
         reports = item.stash.get(_REPORTS, {})
         if call.when == "call" and reports:
-            # What failed before the call failed only there: here, the set-up has passed.
+            # A failure before the call happened only in the worker: here, the set-up has passed.
             return reports.get("call", reports["setup"])
         if call.when == "teardown" and report.passed:
             return reports.get("teardown", report)
@@ -274,7 +274,7 @@ class Isolator:
 
     @property
     def _setup(self) -> Setup:
-        # Another generation is another setup: the pool ends the worker of the one before.
+        # Another generation is another setup: the pool stops the earlier worker.
         return Setup(
             name="test",
             job="the test",
@@ -289,7 +289,7 @@ class Isolator:
         config = self.session.config
         options = dict(_OPTIONS)
         if config.option.basetemp:
-            # Pytest empties that folder when it is first used.
+            # pytest clears that folder at its first use
             options["basetemp"] = f"{config.option.basetemp}-isolated"
         kinds = {backend.kind for backend in self.session.selection.backends}
         if "hardware" in kinds:
@@ -309,19 +309,19 @@ class Isolator:
 
 
 class _Simulated:
-    """The plugin that runs simulated tests of one's own here, as long as all is simulated.
+    """The plugin that runs simulated user-written tests in this process.
 
-    A call that the simulator cannot simulate yet is run by an interpreter. Where that is better
-    done in a worker, the test starts anew there.
+    An interpreter runs calls that the simulator does not support yet. If such a call needs
+    isolation, the test restarts in a worker.
     """
 
     def __init__(self, isolator: Isolator) -> None:
-        """For an isolator, which has the worker."""
+        """Create for an isolator, which has the worker."""
         self._isolator = isolator
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-        """Run a test, and then in the worker if it asks for that."""
+        """Run a test, and run it again in the worker if a call needs isolation."""
         __tracebackhide__ = True
         isolator = self._isolator
         reason = policy.reason_of_others(pyfuncitem, isolator.remembered)
@@ -340,5 +340,5 @@ class _Simulated:
 
 
 def isolator_of(config: pytest.Config) -> Isolator | None:
-    """The plugin, or None in a worker."""
+    """The isolator plugin, or None in a worker."""
     return config.pluginmanager.get_plugin(PLUGIN)

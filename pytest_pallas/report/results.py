@@ -22,7 +22,7 @@ from pytest_pallas.session import PytestSession
 
 
 def document(session: PytestSession, records: Sequence[Record]) -> str:
-    """The records and what is known of the session, as JSON."""
+    """The records and the session's data, as JSON."""
     whole = {
         "schema": SCHEMA,
         "environment": environment(),
@@ -48,7 +48,7 @@ def environment() -> dict[str, str]:
 
 
 def asked(session: PytestSession) -> dict[str, Any]:
-    """What decides which tests there are and what they draw."""
+    """The options that determine the tests and their draws."""
     return {
         "backends": [label(backend) for backend in session.selection.backends],
         "devices": session.options.devices,
