@@ -21,7 +21,7 @@ MOST_POINTS = 128
 
 
 @dataclass(kw_only=True)
-class Point:
+class ExamplePoint:
     """The result of one example.
 
     Attributes:
@@ -58,7 +58,7 @@ class ResultBuilder:
     evidence: list[Any] = field(default_factory=list[Any])
     withdrawn: str = ""
     goldens: Counter[str] = field(default_factory=Counter[str])
-    points: list[Point] = field(default_factory=list["Point"])
+    points: list[ExamplePoint] = field(default_factory=list["ExamplePoint"])
     mutants: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def begin(self, arguments: Arguments) -> None:
@@ -69,7 +69,7 @@ class ResultBuilder:
         self.inputs.append(inputs_of(arguments))
         if len(self.points) > MOST_POINTS and not self.points[-1].failed:
             self.points.pop()
-        self.points.append(Point(dims=_dims(arguments)))
+        self.points.append(ExamplePoint(dims=_dims(arguments)))
 
     def withdraw(self, reason: str = "") -> None:
         """Undo the last ``begin``: the check does not apply to the example."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from pytest_pallas.analysis import KernelCall, kernel_calls
 from pytest_pallas.backends.protocol import Call, Outcome
-from pytest_pallas.backends.tracing import Static, apply, jitted, split
+from pytest_pallas.backends.tracing import StaticPart, apply, jitted, split
 from pytest_pallas.compat.interpreters import clear_effect_tokens, reset_interpreters
 from pytest_pallas.errors import (
     BoundsError,
@@ -75,10 +75,10 @@ def _runs() -> itertools.count[int]:
 
 
 #: Runs the static part of a call on its arrays.
-Runner = Callable[[Static, list[Any]], Any]
+Runner = Callable[[StaticPart, list[Any]], Any]
 
 
-def trace(call: Call, static: Static, arrays: list[Any]) -> tuple[KernelCall, ...]:
+def trace(call: Call, static: StaticPart, arrays: list[Any]) -> tuple[KernelCall, ...]:
     """The Pallas kernels of a call, traced in the current context.
 
     Raises:

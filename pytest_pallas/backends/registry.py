@@ -160,12 +160,12 @@ def select(words: Iterable[str], families: Mapping[str, Family]) -> Selection:
     left_out: dict[str, str] = {}
     named = False
     automatic: set[str] = set()
-    asked: set[str] = set()
+    kept: set[str] = set()
     for word in words:
-        unasked: set[str] = set()
+        implied: set[str] = set()
         if word == "auto":
             found = _auto(families)
-            unasked = {label(backend) for backend in found}
+            implied = {label(backend) for backend in found}
         elif word == "interpreters":
             found = [f.make(None) for f in families.values() if f.kind == "interpreting"]
         elif word == "all":
@@ -173,19 +173,19 @@ def select(words: Iterable[str], families: Mapping[str, Family]) -> Selection:
             reasons = {label(backend): backend.available() for backend in candidates}
             left_out |= {name: reason for name, reason in reasons.items() if reason}
             found = [_complete(b, families) for b in candidates if not reasons[label(b)]]
-            unasked = {label(backend) for backend in found if backend.kind == "simulating"}
+            implied = {label(backend) for backend in found if backend.kind == "simulating"}
         else:
             found = parse(word, families, words=WORDS)
             named = True
             _require(found, families)
             chosen |= {label(backend): backend for backend in found}
-        automatic |= unasked
-        asked |= {label(backend) for backend in found} - unasked
+        automatic |= implied
+        kept |= {label(backend) for backend in found} - implied
         for backend in found:
             chosen.setdefault(label(backend), backend)
     if not chosen:
         raise OptionError("no backend chosen; " + _valid(families))
-    return Selection(tuple(chosen.values()), named, left_out, frozenset(automatic - asked))
+    return Selection(tuple(chosen.values()), named, left_out, frozenset(automatic - kept))
 
 
 def parse(word: str, families: Mapping[str, Family], *, words: Sequence[str] = ()) -> list[Backend]:

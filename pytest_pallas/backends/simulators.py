@@ -50,8 +50,8 @@ class Simulator:
     probes: tuple[Probe, ...] = ("outputs", "separate", "late", "loads")
     reorders: bool = True
     detects_races: bool = True
-    _kept: OrderedDict[Hashable, _Kept] = field(
-        default_factory=OrderedDict[Hashable, "_Kept"], repr=False, compare=False, hash=False
+    _kept: OrderedDict[Hashable, _CachedRun] = field(
+        default_factory=OrderedDict[Hashable, "_CachedRun"], repr=False, compare=False, hash=False
     )
 
     @property
@@ -103,7 +103,7 @@ class Simulator:
         if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
             return self._run_otherwise(call)
         if key is not None and outcome.error is None and _bytes(outcome) <= _KEPT_BYTES:
-            self._kept[key] = _Kept(outcome, jaxpr, _is_monitored(call))
+            self._kept[key] = _CachedRun(outcome, jaxpr, _is_monitored(call))
             while len(self._kept) > _RUNS:
                 self._kept.popitem(last=False)
         return _judged(outcome, call)
@@ -156,7 +156,7 @@ class Simulator:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _CachedRun:
     """A cached run.
 
     Attributes:

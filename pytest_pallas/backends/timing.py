@@ -24,7 +24,7 @@ _PLANES = ("/device:GPU:", "/device:TPU:")
 
 
 @dataclass(frozen=True)
-class Span:
+class BusyInterval:
     """A busy interval of an accelerator, in nanoseconds since the start of the profile."""
 
     start: float
@@ -55,7 +55,7 @@ def device_seconds(call: Callable[[], Any], *, calls: int = 10) -> float | None:
         return median_seconds(spans(profile), calls)
 
 
-def spans(profile: Any) -> list[Span]:
+def spans(profile: Any) -> list[BusyInterval]:
     """The busy intervals of the first accelerator of a ``jax.profiler.ProfileData``, in order.
 
     A TPU has a line with whole programs; a GPU has a line for each stream, with kernels and copies.
@@ -66,12 +66,14 @@ def spans(profile: Any) -> list[Span]:
             whole = [line for name, line in named if name == "XLA Modules"]
             streams = [line for name, line in named if name.startswith("Stream")]
             events = [event for line in (streams or whole) for event in line.events]
-            found = [Span(event.start_ns, event.start_ns + event.duration_ns) for event in events]
+            found = [
+                BusyInterval(event.start_ns, event.start_ns + event.duration_ns) for event in events
+            ]
             return sorted(found, key=lambda span: span.start)
     return []
 
 
-def median_seconds(busy: Sequence[Span], calls: int) -> float | None:
+def median_seconds(busy: Sequence[BusyInterval], calls: int) -> float | None:
     """The median over ``calls`` equal calls, or the mean if they cannot be separated.
 
     The time of a call is from the start of its first kernel to the end of its last.

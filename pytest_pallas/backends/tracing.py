@@ -17,7 +17,7 @@ from pytest_pallas.errors import OptionError
 
 
 @dataclass(frozen=True, eq=False)
-class Static:
+class StaticPart:
     """The non-array part of a call. Hashable, and compared by value, so that jit can reuse it."""
 
     function: Callable[..., Any]
@@ -30,11 +30,11 @@ class Static:
         return hash(self.key)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Static) and self.key == other.key
+        return isinstance(other, StaticPart) and self.key == other.key
 
 
 @dataclass(frozen=True, eq=False)
-class _Itself:
+class _Identity:
     """A key that is equal for the same object only, and keeps it alive: an id may be reused."""
 
     value: Any
@@ -43,10 +43,10 @@ class _Itself:
         return id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and other.value is self.value
+        return isinstance(other, _Identity) and other.value is self.value
 
 
-def split(call: Call) -> tuple[Static, list[Any]]:
+def split(call: Call) -> tuple[StaticPart, list[Any]]:
     """The static part of a call, and copies of its arrays, so that the caller's stay unchanged.
 
     Numpy scalars are arrays among the arguments, and plain numbers among the options.
@@ -54,7 +54,7 @@ def split(call: Call) -> tuple[Static, list[Any]]:
     return _taken_apart(call, _copied)
 
 
-def abstract(call: Call) -> tuple[Static, list[Any]]:
+def abstract(call: Call) -> tuple[StaticPart, list[Any]]:
     """As ``split``, with a ``jax.ShapeDtypeStruct`` for each array: for compilation only.
 
     Shardings over several devices are kept; an argument may be a ``ShapeDtypeStruct`` already.
@@ -62,7 +62,7 @@ def abstract(call: Call) -> tuple[Static, list[Any]]:
     return _taken_apart(call, shape_of)
 
 
-def on_host(call: Call) -> tuple[Static, list[Any]]:
+def on_host(call: Call) -> tuple[StaticPart, list[Any]]:
     """As ``split``, with numpy arrays, for the simulator. Typed keys stay JAX arrays."""
     return _taken_apart(call, _host_copy)
 
@@ -75,7 +75,7 @@ def _host_copy(leaf: Any) -> Any:
     return np.array(leaf)
 
 
-def _taken_apart(call: Call, convert: Callable[[Any], Any]) -> tuple[Static, list[Any]]:
+def _taken_apart(call: Call, convert: Callable[[Any], Any]) -> tuple[StaticPart, list[Any]]:
     leaves, tree = jax.tree.flatten((call.args, dict(call.options)))
     positional = len(jax.tree.leaves(call.args))
     arrays: list[Any] = []
@@ -88,7 +88,7 @@ def _taken_apart(call: Call, convert: Callable[[Any], Any]) -> tuple[Static, lis
             rest.append((position, leaf))
     statics = tuple((position, identity(leaf)) for position, leaf in rest)
     key = (identity(call.function), tree, statics, call.mutant)
-    return Static(call.function, tree, tuple(rest), key, call.mutant), arrays
+    return StaticPart(call.function, tree, tuple(rest), key, call.mutant), arrays
 
 
 def _copied(leaf: Any) -> Any:
@@ -127,7 +127,7 @@ def signature(call: Call) -> str:
     return " ".join(words)
 
 
-def apply(static: Static, arrays: list[Any]) -> Any:
+def apply(static: StaticPart, arrays: list[Any]) -> Any:
     """Execute the call that ``split`` took apart; with its mutant, if it has one."""
     if static.mutant is not None:
         return _with_mutant(static, arrays)
@@ -140,7 +140,7 @@ def apply(static: Static, arrays: list[Any]) -> Any:
     return static.function(*args, **options)
 
 
-def _with_mutant(static: Static, arrays: list[Any]) -> Any:
+def _with_mutant(static: StaticPart, arrays: list[Any]) -> Any:
     """Execute the call with a mutant in its kernels. JAX caches the trace of the original."""
     from pytest_pallas.mutation import mutated
 
@@ -178,6 +178,6 @@ def identity(value: Any) -> Hashable:
     try:
         hash(value)
     except TypeError:
-        return _Itself(value)
+        return _Identity(value)
     # 1, 1.0 and True are equal keys, but make different programs
     return (type(value), value)

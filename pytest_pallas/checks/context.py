@@ -26,7 +26,7 @@ SMALL = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Other:
+class ComparisonPeer:
     """A peer: a backend or an implementation that computes the same as the kernel.
 
     Attributes:
@@ -70,7 +70,7 @@ class CheckContext(Configured, Properties):
     reference: Callable[..., Any] | None
     arguments: Arguments
     backend: Backend
-    others: Sequence[Other] = ()
+    others: Sequence[ComparisonPeer] = ()
     tolerance: Tolerance = field(default_factory=Tolerance)
     check_dtype: bool = True
     runs: Any = None
@@ -99,7 +99,7 @@ class Related:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ComparedOutputs:
     """The outputs of a kernel and the expected values, from which goldens are made.
 
     Attributes:
@@ -138,7 +138,7 @@ class CheckResult:
     related: Related | None = None
     compared: tuple[str, ...] = ()
     evidence: Any = None
-    answer: Answer | None = None
+    answer: ComparedOutputs | None = None
     goldens: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -229,9 +229,9 @@ def under(schedule: Schedule, error: PallasTestError) -> PallasTestError:
     """The error with the schedule of its run, unless that is the default schedule."""
     if schedule == Schedule():
         return error
-    told = error.with_message(f"{error}\n  with {schedule}")
-    told.schedule = schedule
-    return told
+    described = error.with_message(f"{error}\n  with {schedule}")
+    described.schedule = schedule
+    return described
 
 
 def expect(context: CheckContext) -> Expected:

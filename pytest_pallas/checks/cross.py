@@ -17,7 +17,14 @@ import numpy as np
 
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.checks.check import declare_check
-from pytest_pallas.checks.context import CheckContext, CheckResult, Other, exactly, expect, run
+from pytest_pallas.checks.context import (
+    CheckContext,
+    CheckResult,
+    ComparisonPeer,
+    exactly,
+    expect,
+    run,
+)
 from pytest_pallas.checks.cross_compare import apart, named, named_noise, named_precision
 from pytest_pallas.errors import NotApplicableError, PallasTestError
 from pytest_pallas.notes import Note
@@ -30,7 +37,7 @@ from pytest_pallas.numerics import (
     is_float,
     wide,
 )
-from pytest_pallas.oracle.expected import Expected, Later, Leaves, flatten
+from pytest_pallas.oracle.expected import Expected, LazyMapping, Leaves, flatten
 from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -114,7 +121,7 @@ def accepted(function: Callable[..., Any], tuning: Collection[str]) -> list[str]
     return [name for name in tuning if name in parameters]
 
 
-def _answer(context: CheckContext, other: Other) -> Outcome:
+def _answer(context: CheckContext, other: ComparisonPeer) -> Outcome:
     """The outcome of a peer for the drawn call."""
     arguments: Arguments = context.arguments
     if not other.is_kernel:
@@ -140,7 +147,7 @@ def _judged(
         tolerance=context.tolerance,
         exact=exact,
         depth=expected.depth,
-        sensitivity=Later(lambda: dict(named(list(expected.sensitivity.items()), name))),
+        sensitivity=LazyMapping(lambda: dict(named(list(expected.sensitivity.items()), name))),
         noise=named_noise(expected, name),
         precision=named_precision(expected, name),
         check_dtype=context.check_dtype,
@@ -170,7 +177,9 @@ def _size(worst: Comparison) -> str:
         return "NaN or infinity on one side only"
     if is_exact(np.dtype(worst.dtype)):
         return f"{worst.error:.4g}, and must be equal"
-    allowed = "equality is asked" if worst.kind == "exact" else f"{worst.allowed:.4g} are allowed"
+    allowed = (
+        "equality is required" if worst.kind == "exact" else f"{worst.allowed:.4g} are allowed"
+    )
     rms = "rms " if worst.kind == "rms" else ""
     return f"{rms}{worst.error:.4g} ulps, where {allowed}"
 

@@ -9,7 +9,7 @@ import numpy as np
 from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.numerics import Comparison, Noise, compare_trees, is_exact, wide
 from pytest_pallas.numerics.precision import Precision
-from pytest_pallas.oracle.expected import Expected, Later, Leaves
+from pytest_pallas.oracle.expected import Expected, LazyMapping, Leaves
 
 
 def apart(
@@ -42,7 +42,7 @@ def apart(
         named(around, name),
         tolerance=context.tolerance,
         depth=expected.depth,
-        sensitivity=Later(lambda: dict(named(list(expected.sensitivity.items()), name))),
+        sensitivity=LazyMapping(lambda: dict(named(list(expected.sensitivity.items()), name))),
         noise=named_noise(expected, name),
         precision=named_precision(expected, name),
         check_dtype=False,  # what is wide has another, and both were judged

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import (
-    Answer,
     CheckContext,
     CheckResult,
+    ComparedOutputs,
     exactly,
     expect,
     judge,
@@ -36,5 +36,5 @@ def forward(context: CheckContext) -> CheckResult:
         outcome=outcome,
         seconds=outcome.seconds,
         notes=outcome.notes,
-        answer=Answer(flatten(outcome.values), expected),
+        answer=ComparedOutputs(flatten(outcome.values), expected),
     )

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pytest_pallas.checks.check import Check
-from pytest_pallas.checks.context import Answer, CheckContext, CheckResult
+from pytest_pallas.checks.context import CheckContext, CheckResult, ComparedOutputs
 from pytest_pallas.checks.cross_compare import apart
 from pytest_pallas.checks.verdict import drawn_facts
 from pytest_pallas.errors import GoldenError, OptionError
@@ -135,7 +135,7 @@ def _recorded(
     name: str,
     context: CheckContext,
     finding: CheckResult,
-    answer: Answer,
+    answer: ComparedOutputs,
 ) -> CheckResult:
     drawn = "; ".join(f"{each.name} {each.text}" for each in drawn_facts(context.arguments))
     goldens, written = request.goldens, written_call(context.arguments)
@@ -186,7 +186,7 @@ def _compared(
     name: str,
     context: CheckContext,
     finding: CheckResult,
-    answer: Answer,
+    answer: ComparedOutputs,
 ) -> CheckResult:
     question = question_of(name, check, request.mesh, written_call(context.arguments).digest)
     found = request.goldens.index.get(question, ())
@@ -205,7 +205,7 @@ def _compared(
 
 
 def _against(
-    golden: Golden, store: Store, here: Any, context: CheckContext, answer: Answer
+    golden: Golden, store: Store, here: Any, context: CheckContext, answer: ComparedOutputs
 ) -> Sequence[Comparison]:
     """Compare today's output with a golden."""
     kept = store.outputs(golden)

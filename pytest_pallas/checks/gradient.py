@@ -14,9 +14,9 @@ import numpy as np
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import (
-    Answer,
     CheckContext,
     CheckResult,
+    ComparedOutputs,
     expect,
     judge,
     run,
@@ -96,7 +96,7 @@ def gradient(context: CheckContext) -> CheckResult:
         seconds=outputs.seconds + outcome.seconds,
         cotangents=cotangents,
         subject=f"gradient by arguments {by}",
-        answer=Answer(flatten(outcome.values), wanted),
+        answer=ComparedOutputs(flatten(outcome.values), wanted),
     )
 
 

@@ -13,10 +13,10 @@ import numpy as np
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, Related, exactly
 from pytest_pallas.checks.metamorphic import (
-    Answer,
+    CallOutput,
     Ignore,
     answer,
-    ask_each,
+    check_each,
     claim,
     close,
     equal,
@@ -74,28 +74,28 @@ def linearity(context: CheckContext) -> CheckResult:
       NotApplicableError: the spec has no such relation.
       SpecError: the argument holds no numbers.
     """
-    return ask_each(context, Linear, _one)
+    return check_each(context, Linear, _one)
 
 
 def _one(
-    context: CheckContext, asked: Linear, drawn: Answer, rng: np.random.Generator
+    context: CheckContext, relation: Linear, drawn: CallOutput, rng: np.random.Generator
 ) -> Iterator[CheckResult]:
     args = drawn.arguments.args
-    if not any(_is_number(leaf) for leaf in jax.tree.leaves([args[p] for p in asked.positions])):
-        raise SpecError(f"Linear({asked.argument!r}): the argument holds no numbers to scale")
-    yield from _scaled(context, asked, drawn)
-    yield from _divided(context, asked, drawn, rng)
+    if not any(_is_number(leaf) for leaf in jax.tree.leaves([args[p] for p in relation.positions])):
+        raise SpecError(f"Linear({relation.argument!r}): the argument holds no numbers to scale")
+    yield from _scaled(context, relation, drawn)
+    yield from _divided(context, relation, drawn, rng)
 
 
-def _scaled(context: CheckContext, asked: Linear, drawn: Answer) -> Iterator[CheckResult]:
+def _scaled(context: CheckContext, relation: Linear, drawn: CallOutput) -> Iterator[CheckResult]:
     """Homogeneity."""
-    for factor in _factors(asked, drawn):
-        scaled = _changed(asked, drawn, partial(_times, factor=factor))
+    for factor in _factors(relation, drawn):
+        scaled = _changed(relation, drawn, partial(_times, factor=factor))
         if scaled is None:
             continue
         other = answer(context, scaled)
         claimed = claim(drawn, lambda out, c=factor: jax.tree.map(lambda leaf: c * leaf, out))
-        if asked.exact:
+        if relation.exact:
             comparisons = equal(context, other, claimed, ignore=_at_the_ends(factor))
         else:
             comparisons = close(context, other, claimed)
@@ -103,7 +103,7 @@ def _scaled(context: CheckContext, asked: Linear, drawn: Answer) -> Iterator[Che
         yield CheckResult(
             comparisons=comparisons,
             seconds=other.outcome.seconds,
-            subject=f"{asked}: f({words} x) compared with {words} f(x) as the oracle",
+            subject=f"{relation}: f({words} x) compared with {words} f(x) as the oracle",
             related=Related(
                 call=other.arguments, others=(drawn.arguments,), claim={"factor": factor}
             ),
@@ -112,11 +112,11 @@ def _scaled(context: CheckContext, asked: Linear, drawn: Answer) -> Iterator[Che
 
 
 def _divided(
-    context: CheckContext, asked: Linear, drawn: Answer, rng: np.random.Generator
+    context: CheckContext, relation: Linear, drawn: CallOutput, rng: np.random.Generator
 ) -> Iterator[CheckResult]:
     """Additivity."""
     parts: dict[int, tuple[list[Any], list[Any]]] = {}
-    for position in asked.positions:
+    for position in relation.positions:
         leaves = jax.tree.leaves(drawn.arguments.args[position])
         pairs = [divided(leaf, rng) if _is_number(leaf) else (leaf, leaf) for leaf in leaves]
         if not all(_adds_up(*each) for each in zip(leaves, pairs, strict=True)):
@@ -138,7 +138,7 @@ def _divided(
             context, drawn, sum_of(*claims), rounded_only=exactly(context), ignore=_overflow
         ),
         seconds=seconds,
-        subject=f"{asked}: f(x) compared with f(a) + f(b) as the oracle, where a + b = x",
+        subject=f"{relation}: f(x) compared with f(a) + f(b) as the oracle, where a + b = x",
         related=Related(call=drawn.arguments, others=calls),
     )
 
@@ -200,10 +200,10 @@ def _held(values: Array, dtype: np.dtype[Any]) -> Array:
         return wide(values.astype(dtype))
 
 
-def _factors(asked: Linear, drawn: Answer) -> Iterator[float | int]:
+def _factors(relation: Linear, drawn: CallOutput) -> Iterator[float | int]:
     """Factors to try, in order; ``_changed`` leaves out those that a dtype cannot hold."""
     args = drawn.arguments.args
-    named = jax.tree.leaves([args[position] for position in asked.positions])
+    named = jax.tree.leaves([args[position] for position in relation.positions])
     if any(_is_number(leaf) and is_exact(leaf.dtype) for leaf in named):
         yield from (-2, 2, -1)
         return
@@ -240,11 +240,11 @@ def _times(leaf: Any, factor: float) -> Array | None:
 
 
 def _changed(
-    asked: Linear, drawn: Answer, change: Callable[[Any], Array | None]
+    relation: Linear, drawn: CallOutput, change: Callable[[Any], Array | None]
 ) -> tuple[Any, ...] | None:
     """The arguments with the numbers of the relation's arguments changed; None if impossible."""
     args = list(drawn.arguments.args)
-    for position in asked.positions:
+    for position in relation.positions:
         leaves, structure = jax.tree.flatten(args[position])
         changed = [change(leaf) if _is_number(leaf) else leaf for leaf in leaves]
         if any(leaf is None for leaf in changed):

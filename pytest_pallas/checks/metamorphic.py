@@ -33,7 +33,7 @@ from pytest_pallas.numerics import (
     is_float,
     wide,
 )
-from pytest_pallas.oracle.expected import Expected, Later, Leaves, flatten
+from pytest_pallas.oracle.expected import Expected, LazyMapping, Leaves, flatten
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 
@@ -44,7 +44,7 @@ type Ignore = Callable[[Array, Array, np.dtype[Any]], Array]
 
 
 @dataclass(frozen=True)
-class Answer:
+class CallOutput:
     """The output of a kernel for a call, and that of its reference."""
 
     arguments: Arguments
@@ -58,7 +58,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Claim:
+class DerivedExpectation:
     """The expected values of an output, computed from other outputs of the kernel.
 
     Attributes:
@@ -72,7 +72,7 @@ class Claim:
     sensitivity: Mapping[str, float]
 
 
-def answer(context: CheckContext, args: tuple[Any, ...] | Arguments | None = None) -> Answer:
+def answer(context: CheckContext, args: tuple[Any, ...] | Arguments | None = None) -> CallOutput:
     """The kernel's output for the drawn call, or for one with other arguments.
 
     Raises:
@@ -84,10 +84,10 @@ def answer(context: CheckContext, args: tuple[Any, ...] | Arguments | None = Non
     elif args is not None:
         arguments = dataclasses.replace(arguments, args=args)
     other = dataclasses.replace(context, arguments=arguments)
-    return Answer(arguments, run(other, context.kernel, arguments.args), expect(other))
+    return CallOutput(arguments, run(other, context.kernel, arguments.args), expect(other))
 
 
-def claim(given: Answer, expect_of: Callable[[Any], Any] | None = None) -> Claim:
+def claim(given: CallOutput, expect_of: Callable[[Any], Any] | None = None) -> DerivedExpectation:
     """The expected values ``expect_of(output)`` of another output; by default, the same output.
 
     ``expect_of`` gets the outputs as a pytree of numpy arrays, floats in float64. It is also
@@ -110,15 +110,15 @@ def claim(given: Answer, expect_of: Callable[[Any], Any] | None = None) -> Claim
         for (path, one), (_, other) in zip(*sides, strict=True):
             if path in spread and spread[path].shape == one.shape and is_float(one.dtype):
                 spread[path] = spread[path] + _distance(one, other)
-    return Claim(values, spread, given.expected.sensitivity)
+    return DerivedExpectation(values, spread, given.expected.sensitivity)
 
 
-def sum_of(one: Claim, other: Claim) -> Claim:
+def sum_of(one: DerivedExpectation, other: DerivedExpectation) -> DerivedExpectation:
     """The expected values of an output that must be the sum of two others."""
     others = dict(other.values)
     with np.errstate(all="ignore"):
         values = [(path, value + others[path]) for path, value in one.values]
-    return Claim(
+    return DerivedExpectation(
         values,
         {path: size + other.spread[path] for path, size in one.spread.items()},
         _added(one.sensitivity, other.sensitivity),
@@ -127,8 +127,8 @@ def sum_of(one: Claim, other: Claim) -> Claim:
 
 def close(
     context: CheckContext,
-    actual: Answer,
-    claimed: Claim,
+    actual: CallOutput,
+    claimed: DerivedExpectation,
     *,
     rounded_only: bool = False,
     ignore: Ignore | None = None,
@@ -160,7 +160,7 @@ def close(
         baseline,
         tolerance=Tolerance(factor=1.0, floor=0.0) if rounded_only else context.tolerance,
         depth=0 if rounded_only else actual.expected.depth,
-        sensitivity=Later(lambda: _added(actual.expected.sensitivity, claimed.sensitivity)),
+        sensitivity=LazyMapping(lambda: _added(actual.expected.sensitivity, claimed.sensitivity)),
         noise=(lambda _: None) if rounded_only else actual.expected.noise,
         precision=actual.expected.precision.get,
         check_dtype=False,  # the values are wide, and the dtype check looks at dtypes
@@ -169,7 +169,11 @@ def close(
 
 
 def equal(
-    context: CheckContext, actual: Answer, claimed: Claim, *, ignore: Ignore | None = None
+    context: CheckContext,
+    actual: CallOutput,
+    claimed: DerivedExpectation,
+    *,
+    ignore: Ignore | None = None,
 ) -> list[Comparison]:
     """Compare an output bitwise with its expected values, except that 0.0 equals -0.0.
 
@@ -225,10 +229,10 @@ def requires_relation(kind: type[Any]) -> Callable[[KernelSpec], str | None]:
     return requires_spec
 
 
-def ask_each[R](
+def check_each[R](
     context: CheckContext,
     kind: type[R],
-    one: Callable[[CheckContext, R, Answer, np.random.Generator], Iterable[CheckResult]],
+    one: Callable[[CheckContext, R, CallOutput, np.random.Generator], Iterable[CheckResult]],
 ) -> CheckResult:
     """Check each relation of a kind that holds for the drawn call, up to the first violated one.
 
@@ -268,7 +272,7 @@ def _plain(values: Array, zero: Array) -> Array:
     return np.where(zero, 0.0, np.where(np.isnan(values), np.nan, values))
 
 
-def _rounding(given: Answer, path: str, value: Array) -> Array:
+def _rounding(given: CallOutput, path: str, value: Array) -> Array:
     """The largest error of rounding an output to its dtype."""
     output = dict(given.leaves).get(path)
     if output is None or not (is_float(output.dtype) or is_complex(output.dtype)):

@@ -215,8 +215,8 @@ def _words(tolerance: Tolerance) -> str:
     default = Tolerance()
     names = ("factor", "floor", "rtol", "atol", "ulp", "fraction")
     given = {name: getattr(tolerance, name) for name in names}
-    said = [f"{n}={v:g}" for n, v in given.items() if v is not None and v != getattr(default, n)]
-    return f"Tolerance({', '.join(said)})" if said else "the default tolerance"
+    fields = [f"{n}={v:g}" for n, v in given.items() if v is not None and v != getattr(default, n)]
+    return f"Tolerance({', '.join(fields)})" if fields else "the default tolerance"
 
 
 def _remedy(tolerances: Sequence[Tolerance]) -> str:

@@ -11,9 +11,9 @@ import numpy as np
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, Related, exactly, judge
 from pytest_pallas.checks.metamorphic import (
-    Answer,
+    CallOutput,
     answer,
-    ask_each,
+    check_each,
     claim,
     close,
     equal,
@@ -54,38 +54,38 @@ def permutation(context: CheckContext) -> CheckResult:
       NotApplicableError: the spec has none.
       SpecError: an axis does not exist, or the arguments differ in size along theirs.
     """
-    return ask_each(context, Permuted, _one)
+    return check_each(context, Permuted, _one)
 
 
 def _one(
-    context: CheckContext, asked: Permuted, drawn: Answer, rng: np.random.Generator
+    context: CheckContext, relation: Permuted, drawn: CallOutput, rng: np.random.Generator
 ) -> Iterator[CheckResult]:
     args = drawn.arguments.args
-    size = _size(asked, args)
+    size = _size(relation, args)
     if size < 2:
         return  # there is only one order
     order = _order(size, rng)
     permuted = list(args)
-    for position, axis in asked.args.items():
+    for position, axis in relation.args.items():
         permuted[position] = jax.tree.map(
             lambda leaf, a=axis: _take(leaf, order, a), args[position]
         )
     other = answer(context, tuple(permuted))
-    claimed = claim(drawn, lambda outputs: _expected(asked, outputs, order))
-    exact = asked.exact or exactly(context)
+    claimed = claim(drawn, lambda outputs: _expected(relation, outputs, order))
+    exact = relation.exact or exactly(context)
     yield CheckResult(
         comparisons=(equal if exact else close)(context, other, claimed),
         seconds=other.outcome.seconds,
-        subject=f"{asked}: compared with {_words(asked)}as the oracle",
+        subject=f"{relation}: compared with {_words(relation)}as the oracle",
         related=Related(
             call=other.arguments,
             others=(drawn.arguments,),
-            claim={"order": order, "axes": asked.axes(len(drawn.leaves))},
+            claim={"order": order, "axes": relation.axes(len(drawn.leaves))},
         ),
     )
     yield CheckResult(
         comparisons=judge(context, other.outcome.values, other.expected, exact=exactly(context)),
-        subject=f"{asked}: compared with the oracle of the permuted call",
+        subject=f"{relation}: compared with the oracle of the permuted call",
         related=Related(call=other.arguments),
     )
 
@@ -98,10 +98,10 @@ def _order(size: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
     return order
 
 
-def _size(asked: Permuted, args: tuple[Any, ...]) -> int:
+def _size(relation: Permuted, args: tuple[Any, ...]) -> int:
     """The number of elements that are permuted."""
     sizes: dict[str, int] = {}
-    for position, axis in asked.args.items():
+    for position, axis in relation.args.items():
         for leaf in jax.tree.leaves(args[position]):
             shape = np.shape(leaf)
             if not -len(shape) <= axis < len(shape):
@@ -118,10 +118,10 @@ def _take(leaf: Any, order: np.ndarray[Any, Any], axis: int) -> Any:
     return np.take(np.asarray(leaf), order, axis)
 
 
-def _expected(asked: Permuted, outputs: Any, order: np.ndarray[Any, Any]) -> Any:
+def _expected(relation: Permuted, outputs: Any, order: np.ndarray[Any, Any]) -> Any:
     """The outputs, permuted along the axes that the relation names."""
     leaves, structure = jax.tree.flatten(outputs)
-    axes = asked.axes(len(leaves))
+    axes = relation.axes(len(leaves))
     if len(axes) != len(leaves):
         raise SpecError(f"Permuted: output has {len(axes)} entries for {len(leaves)} outputs")
     moved: list[Any] = []
@@ -136,7 +136,7 @@ def _expected(asked: Permuted, outputs: Any, order: np.ndarray[Any, Any]) -> Any
     return jax.tree.unflatten(structure, moved)
 
 
-def _words(asked: Permuted) -> str:
-    if asked.output is None:
+def _words(relation: Permuted) -> str:
+    if relation.output is None:
         return "the earlier output "
-    return f"the earlier output, permuted along axis {asked.output}, "
+    return f"the earlier output, permuted along axis {relation.output}, "

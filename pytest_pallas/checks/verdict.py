@@ -79,7 +79,7 @@ def run_check(
     found(finding)
     problem = _problem_of(finding.outcome, context, name, check.name)
     if problem is not None:
-        error = _told(problem, headline, context)
+        error = _with_context(problem, headline, context)
         error.failure = Failure(check.name, name, context, finding)
         raise error
     failed = finding.failed
@@ -117,7 +117,7 @@ def _run(check: Check, context: CheckContext, headline: str) -> CheckResult | Pa
             return compiled(check, context)
         return _with_notes(check.run(context))
     except PallasTestError as error:
-        return _told(error, headline, context)
+        return _with_context(error, headline, context)
 
 
 def _with_notes(finding: CheckResult) -> CheckResult:
@@ -138,7 +138,7 @@ def _problem_of(
     return None if grown is None else CostError(grown)
 
 
-def _told(error: PallasTestError, headline: str, context: CheckContext) -> PallasTestError:
+def _with_context(error: PallasTestError, headline: str, context: CheckContext) -> PallasTestError:
     """The error with the headline, the line where the kernel raised, and the drawn example."""
     if not context.explained:
         return error

@@ -15,7 +15,7 @@ from pytest_pallas.backends import Backend
 from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, expect, judge, run
 from pytest_pallas.numerics import Comparison, Noise, is_float
-from pytest_pallas.oracle.expected import Expected, Later, Leaves
+from pytest_pallas.oracle.expected import Expected, LazyMapping, Leaves
 from pytest_pallas.spec import KernelSpec
 
 
@@ -146,7 +146,7 @@ def _stacked(first: Expected, second: Expected) -> Expected:
         stack(first.oracle, second.oracle),
         stack(first.baseline, second.baseline),
         first.depth,
-        Later(sensitivity),
+        LazyMapping(sensitivity),
         noise,
         first.precision,
         first.fallbacks,

@@ -20,7 +20,7 @@ def keep_replayed(config: pytest.Config, items: list[pytest.Item], example: Exam
     Raises:
       pytest.UsageError: there is none.
     """
-    kept = [item for item in items if _asks(item, example)]
+    kept = [item for item in items if _matches(item, example)]
     same = [item for item in kept if hasattr(item, "spec") or variant_of(item) == example.variant]
     kept = same or kept[:1]  # parameters may have been renamed; the call is that of the file
     if not kept:
@@ -35,14 +35,14 @@ def keep_replayed(config: pytest.Config, items: list[pytest.Item], example: Exam
     items[:] = kept
 
 
-def _asks(item: Any, example: Example) -> bool:
+def _matches(item: Any, example: Example) -> bool:
     spec = getattr(item, "spec", None)
     if spec is None:
         return bool(example.test) and item.nodeid.partition("[")[0] == example.test
     if example.test or not hasattr(item, "check"):
         return False
-    asked = (spec.name, item.check.name, dict(item.mesh))
-    return asked == (example.kernel, example.check, dict(example.mesh))
+    selected = (spec.name, item.check.name, dict(item.mesh))
+    return selected == (example.kernel, example.check, dict(example.mesh))
 
 
 class SpecScheduling(LoadScopeScheduling):

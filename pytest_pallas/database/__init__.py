@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pytest_pallas.database.places import FORMS, Place, parse_places
+from pytest_pallas.database.places import FORMS, DatabasePlace, parse_places
 
-__all__ = ["FORMS", "Place", "parse_places"]
+__all__ = ["FORMS", "DatabasePlace", "parse_places"]

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from zipfile import BadZipFile
 
 from pytest_pallas.compat.fuzzing import hypothesis_profile
-from pytest_pallas.database.places import FORMS, Place
+from pytest_pallas.database.places import FORMS, DatabasePlace
 from pytest_pallas.errors import OptionError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ KEY_PREFIX = b"pytest-pallas:"
 Report = Callable[[str, str], object]
 
 
-def validate(places: Sequence[Place], root: Path) -> None:
+def validate(places: Sequence[DatabasePlace], root: Path) -> None:
     """Check before any test runs that the places can be opened, without contacting servers.
 
     Raises:
@@ -53,7 +53,9 @@ def validate(places: Sequence[Place], root: Path) -> None:
                 ) from None
 
 
-def open_places(places: Sequence[Place], root: Path, report: Report) -> ExampleDatabase | None:
+def open_places(
+    places: Sequence[DatabasePlace], root: Path, report: Report
+) -> ExampleDatabase | None:
     """The combined database of the places; None for ``none``.
 
     It reads an example from the first place that has it, and writes to every writable place. A
@@ -81,7 +83,7 @@ def default_database() -> ExampleDatabase | None:
         return hypothesis.settings.get_profile(hypothesis_profile()).database
 
 
-def _validate_folder(folder: Path, place: Place) -> None:
+def _validate_folder(folder: Path, place: DatabasePlace) -> None:
     if place.read_only:
         if not folder.is_dir():
             raise OptionError(f"{place.shown}: there is no folder {folder}; {FORMS}")
@@ -94,7 +96,7 @@ def _validate_folder(folder: Path, place: Place) -> None:
         raise OptionError(f"{place.shown}: cannot write to it: {error}; {FORMS}") from None
 
 
-def _open(place: Place, root: Path, report: Report, *, kept: bool) -> ExampleDatabase:
+def _open(place: DatabasePlace, root: Path, report: Report, *, kept: bool) -> ExampleDatabase:
     from hypothesis.database import DirectoryBasedExampleDatabase, ReadOnlyDatabase
 
     from pytest_pallas.database.guarded import Guarded
@@ -125,7 +127,7 @@ def _open(place: Place, root: Path, report: Report, *, kept: bool) -> ExampleDat
     return Guarded(database, errors=errors, lost=lost)
 
 
-def _client(place: Place) -> Any:
+def _client(place: DatabasePlace) -> Any:
     """A Redis client with short timeouts and one retry, for connections that were idle long."""
     from redis import Redis
     from redis.backoff import NoBackoff
@@ -139,7 +141,7 @@ def _client(place: Place) -> Any:
     )
 
 
-def _github(place: Place) -> ExampleDatabase:
+def _github(place: DatabasePlace) -> ExampleDatabase:
     """The newest artifact ``hypothesis-example-db`` of a repository's workflows."""
     from hypothesis.database import GitHubArtifactDatabase
 
@@ -158,7 +160,7 @@ def _github(place: Place) -> ExampleDatabase:
     return GitHub(owner, repo)
 
 
-def _safe(error: Exception, place: Place) -> str:
+def _safe(error: Exception, place: DatabasePlace) -> str:
     """The message of an error, without the password."""
     text = " ".join(str(error).split()) or type(error).__name__
     parts = urlsplit(place.address)

@@ -24,7 +24,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9.-]+):")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class DatabasePlace:
     """One database of examples.
 
     Attributes:
@@ -40,14 +40,14 @@ class Place:
     read_only: bool = False
 
 
-def parse_places(text: str) -> tuple[Place, ...]:
+def parse_places(text: str) -> tuple[DatabasePlace, ...]:
     """The places of a comma-separated list.
 
     Raises:
       OptionError: a scheme that does not exist, or an address that cannot be one. The message
         shows no password.
     """
-    places: list[Place] = []
+    places: list[DatabasePlace] = []
     for word in (word.strip() for word in text.split(",")):
         if not word:
             continue
@@ -62,33 +62,33 @@ def parse_places(text: str) -> tuple[Place, ...]:
     return tuple(places)
 
 
-def _place(word: str) -> Place:
+def _place(word: str) -> DatabasePlace:
     if word.startswith("readonly+"):
         place = _place(word.removeprefix("readonly+"))
         if place.kind == "none":
             raise OptionError("none must stand alone, without readonly+")
-        return Place(
+        return DatabasePlace(
             kind=place.kind,
             address=place.address,
             shown=f"readonly+{place.shown.removeprefix('readonly+')}",
             read_only=True,
         )
     if word == "none":
-        return Place(kind="none", address="", shown="none")
+        return DatabasePlace(kind="none", address="", shown="none")
     found = _SCHEME.match(word)
     scheme = found.group(1).lower() if found else "file"
     if scheme in _REDIS:
-        return Place(kind="redis", address=word, shown=_redis_shown(word, scheme))
+        return DatabasePlace(kind="redis", address=word, shown=_redis_shown(word, scheme))
     rest = word[found.end() :] if found else word
     if scheme == "file":
         folder = rest.removeprefix("//") if found else rest
         if not folder:
             raise OptionError(f"file: has no folder; {FORMS}")
-        return Place(kind="folder", address=folder, shown=folder)
+        return DatabasePlace(kind="folder", address=folder, shown=folder)
     if scheme == "github":
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", rest):
             raise OptionError(f"github: must be github:OWNER/REPO; {FORMS}")
-        return Place(kind="github", address=rest, shown=word, read_only=True)
+        return DatabasePlace(kind="github", address=rest, shown=word, read_only=True)
     raise OptionError(
         f"unknown scheme {scheme}: (a folder of that name is file:{scheme}:); {FORMS}"
     )

@@ -21,8 +21,8 @@ from pytest_pallas.errors import (
     PallasTestError,
 )
 from pytest_pallas.explanations import Explanation, Fact
-from pytest_pallas.isolation.messages import Note
-from pytest_pallas.workers import Result
+from pytest_pallas.isolation.messages import StepNote
+from pytest_pallas.workers import JobResult
 
 #: Time limit for everything but a kernel, in seconds at least, and as a multiple of
 #: --pallas-timeout: set-up, drawing, the reference in float64, teardown.
@@ -61,14 +61,14 @@ class Alarm:
         """
         self._say, self._output = say, output
         self._timeout = LEAST
-        self._note = Note(step="start", limit=LEAST)
+        self._note = StepNote(step="start", limit=LEAST)
         self.hazards: list[str] | None = None
 
     def begin(self, step: str, timeout: float) -> None:
         """Start a test with a time limit of ``timeout`` seconds for its kernels."""
         self._timeout = timeout
         self.hazards = None
-        self._step(Note(step=step, limit=longest(timeout)))
+        self._step(StepNote(step=step, limit=longest(timeout)))
 
     def stop(self) -> None:
         """Stop the timer."""
@@ -76,7 +76,7 @@ class Alarm:
 
     def example(self, builder: Any, facts: Sequence[Fact]) -> None:
         """An example of a builder starts."""
-        note = Note(
+        note = StepNote(
             step="an example",
             limit=longest(self._timeout),
             kernel=builder.kernel,
@@ -113,7 +113,7 @@ class Alarm:
         limit = longest(self._timeout)
         self._step(dataclasses.replace(self._note, step="the rest", limit=limit, running=()))
 
-    def _step(self, note: Note) -> None:
+    def _step(self, note: StepNote) -> None:
         self._note = note
         self._say(note.encode())
         faulthandler.dump_traceback_later(note.limit, exit=True, file=self._output)
@@ -146,14 +146,14 @@ class Frame:
         return f"{self.file}:{self.line} in {self.name}"
 
 
-def error_of(result: Result, headline: str) -> PallasTestError:
+def error_of(result: JobResult, headline: str) -> PallasTestError:
     """The error for a worker that did not answer.
 
     Args:
       result: the result of its job.
       headline: the start of the message.
     """
-    note = Note.decode(result.note)
+    note = StepNote.decode(result.note)
     if result.status == "raised" or not result.started:
         text = f"{result.message}\n{result.output}".strip()
         return IsolationError(
@@ -166,7 +166,7 @@ def error_of(result: Result, headline: str) -> PallasTestError:
     return kind.explained(explanation, headline)
 
 
-def _what(result: Result, note: Note | None) -> tuple[type[PallasTestError], str]:
+def _what(result: JobResult, note: StepNote | None) -> tuple[type[PallasTestError], str]:
     """The type of the error, and its summary."""
     limit = note.limit if note else 0.0
     hung = result.status == "timed out" or _TIMEOUT.search(result.output)
@@ -185,7 +185,7 @@ def _what(result: Result, note: Note | None) -> tuple[type[PallasTestError], str
     return CrashError, f"its process {result.fate}"
 
 
-def _place(output: str, note: Note | None) -> Iterator[Fact]:
+def _place(output: str, note: StepNote | None) -> Iterator[Fact]:
     frame = place_of(output)
     if frame is not None:
         yield Fact("location", str(frame))

@@ -18,13 +18,20 @@ from pytest_pallas.errors import IsolationError
 from pytest_pallas.explanations import Fact
 from pytest_pallas.isolation import policy
 from pytest_pallas.isolation.crash_reports import error_of, longest
-from pytest_pallas.isolation.messages import Note, Opening, Reply, Request, decoded, encoded
-from pytest_pallas.isolation.policy import Remembered
+from pytest_pallas.isolation.messages import (
+    Opening,
+    StepNote,
+    TestReply,
+    TestRequest,
+    decoded,
+    encoded,
+)
+from pytest_pallas.isolation.policy import History
 from pytest_pallas.isolation.worker import ENTRY
 from pytest_pallas.mutation_runner.journal import died_of_a_mutant
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import RAISED_ON, PytestSession
-from pytest_pallas.workers import Pool, Result, Setup
+from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
 
 #: The name of the registered plugin.
 PLUGIN = "pallas-isolation"
@@ -59,7 +66,7 @@ _OPTIONS: Mapping[str, Any] = {
 }
 
 
-class Alone(BaseException):
+class NeedsIsolation(BaseException):
     """A traced call should run in its own process.
 
     Not an ``Exception``, so that neither Hypothesis nor a kernel handles it as a failure.
@@ -71,7 +78,7 @@ class Alone(BaseException):
         self.kept = kept
 
 
-class _Asking:
+class _HazardObserver:
     """An ``Observer`` that stops the execution of calls that may end the process.
 
     Attributes:
@@ -89,17 +96,17 @@ class _Asking:
         """Raise if the call may end the process."""
         del call, kernels
         if self.reason:
-            raise Alone([self.reason])
+            raise NeedsIsolation([self.reason])
         found = () if jaxpr is None else hazards(jaxpr)
         if found:
-            raise Alone(found, kept=True)
+            raise NeedsIsolation(found, kept=True)
 
     def simulated(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
         """Raise if the call may end the process, although the simulator ends waits and loops."""
         del call, kernels
         found = () if jaxpr is None else hazards(jaxpr, simulated=True)
         if found:
-            raise Alone(found, kept=True)
+            raise NeedsIsolation(found, kept=True)
 
     def ended(self, call: Call) -> None:
         """Nothing to do."""
@@ -111,17 +118,17 @@ class Isolator:
     def __init__(self, session: PytestSession) -> None:
         """Create for a session."""
         self.session = session
-        self.remembered = Remembered(session.config)
+        self.history = History(session.config)
         self._close = contextlib.ExitStack()
         self._retired = 0
         self._numbers = itertools.count()
         session.config.add_cleanup(self.close)
-        session.config.pluginmanager.register(_Simulated(self), f"{PLUGIN}-simulated")
+        session.config.pluginmanager.register(_SimulatedTests(self), f"{PLUGIN}-simulated")
 
     def close(self) -> None:
         """Stop the worker."""
         self._close.close()
-        self.remembered.close()
+        self.history.close()
 
     def run(self, item: Any, inside: Callable[[], None]) -> None:
         """Run the item of a spec in a worker, or here.
@@ -134,16 +141,16 @@ class Isolator:
           PallasTestError: the error of ``inside``, or the worker did not answer.
         """
         __tracebackhide__ = True
-        if policy.reason(item, self.remembered):
+        if policy.reason(item, self.history):
             return self.apart(item)
         if policy.mode(item) != "auto" or not policy.separable(item):
             return inside()
-        self.session.observer = _Asking(policy.reason_of_others(item, self.remembered))
+        self.session.observer = _HazardObserver(policy.reason_of_others(item, self.history))
         try:
             return inside()
-        except Alone as found:
+        except NeedsIsolation as found:
             if found.kept:
-                self.remembered.add(policy.key_of(item), str(found))
+                self.history.add(policy.key_of(item), str(found))
         finally:
             self.session.observer = None
         self.session.builders.clear()
@@ -161,7 +168,7 @@ class Isolator:
         slot: Callable[[], float | None] = getattr(item, "slot", lambda: None)
         path = Path(item.path)
         journal = None if options.mutate is None else self._scratch / str(next(self._numbers))
-        request = Request(
+        request = TestRequest(
             opening=self._opening,
             nodeid=item.nodeid,
             path=str(path) if path.is_file() else None,
@@ -177,7 +184,7 @@ class Isolator:
             error = self._died(item, result)
             if journal is None or not died_of_a_mutant(journal, error):
                 raise error
-        reply: Reply = decoded(result.value)
+        reply: TestReply = decoded(result.value)
         if reply.exit is not None:
             pytest.exit(*reply.exit)
         if not reply.reports:
@@ -188,7 +195,7 @@ class Isolator:
             )
         self._settle(item, reply)
 
-    def _settle(self, item: Any, reply: Reply) -> None:
+    def _settle(self, item: Any, reply: TestReply) -> None:
         """Use the results of a worker."""
         hook = self.session.config.hook
         reports: dict[str, pytest.TestReport] = {}
@@ -203,17 +210,17 @@ class Isolator:
         if reply.stained:
             self._retired += 1
         if all(report.passed for report in reports.values()):
-            self.remembered.remove(item.nodeid)
+            self.history.remove(item.nodeid)
         if reply.hazards is not None and hasattr(item, "spec"):
             key = policy.key_of(item)
             if reply.hazards:
-                self.remembered.add(key, ", ".join(reply.hazards))
-            elif self.remembered.reason(key):
-                self.remembered.remove(key)
+                self.history.add(key, ", ".join(reply.hazards))
+            elif self.history.reason(key):
+                self.history.remove(key)
 
-    def _died(self, item: Any, result: Result) -> Exception:
+    def _died(self, item: Any, result: JobResult) -> Exception:
         """The error for a worker that did not answer; counts its examples."""
-        note = Note.decode(result.note)
+        note = StepNote.decode(result.note)
         if note is not None and note.examples:
             key = (note.kernel, note.check, note.backend)
             made = ResultBuilder(kernel=note.kernel, check=note.check, backend=note.backend)
@@ -227,7 +234,7 @@ class Isolator:
         """Record the running test, in case the session dies."""
         if not policy.uses_plugin(item) or policy.mode(item) == "never":
             return (yield)
-        with self.remembered.running(item.nodeid):
+        with self.history.running(item.nodeid):
             return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -241,7 +248,7 @@ class Isolator:
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
         """Run a test with the plugin's fixtures in a worker."""
         __tracebackhide__ = True
-        if not policy.reason(pyfuncitem, self.remembered):
+        if not policy.reason(pyfuncitem, self.history):
             return None
         self.apart(pyfuncitem)
         return True
@@ -269,13 +276,13 @@ class Isolator:
         return Path(self._close.enter_context(tempfile.TemporaryDirectory(prefix="pallas-")))
 
     @cached_property
-    def _pool(self) -> Pool:
-        return self._close.enter_context(Pool(1))
+    def _pool(self) -> WorkerPool:
+        return self._close.enter_context(WorkerPool(1))
 
     @property
-    def _setup(self) -> Setup:
+    def _setup(self) -> WorkerSetup:
         # Another generation is another setup: the pool stops the earlier worker.
-        return Setup(
+        return WorkerSetup(
             name="test",
             job="the test",
             entry=ENTRY,
@@ -308,7 +315,7 @@ class Isolator:
         )
 
 
-class _Simulated:
+class _SimulatedTests:
     """The plugin that runs simulated user-written tests in this process.
 
     An interpreter runs calls that the simulator does not support yet. If such a call needs
@@ -324,14 +331,14 @@ class _Simulated:
         """Run a test, and run it again in the worker if a call needs isolation."""
         __tracebackhide__ = True
         isolator = self._isolator
-        reason = policy.reason_of_others(pyfuncitem, isolator.remembered)
-        if not reason or policy.reason(pyfuncitem, isolator.remembered):
+        reason = policy.reason_of_others(pyfuncitem, isolator.history)
+        if not reason or policy.reason(pyfuncitem, isolator.history):
             return (yield)
         session = isolator.session
-        before, session.observer = session.observer, _Asking(reason)
+        before, session.observer = session.observer, _HazardObserver(reason)
         try:
             return (yield)
-        except Alone:
+        except NeedsIsolation:
             session.builders.clear()
         finally:
             session.observer = before

@@ -28,7 +28,7 @@ class Opening:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class TestRequest:
     """A test to run.
 
     Attributes:
@@ -49,7 +49,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reply:
+class TestReply:
     """The result of a test.
 
     Attributes:
@@ -70,7 +70,7 @@ class Reply:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Note:
+class StepNote:
     """The next step of a worker; the last note is the step in which it died.
 
     Attributes:
@@ -96,17 +96,17 @@ class Note:
         return json.dumps(vars(self)).encode()
 
     @classmethod
-    def decode(cls, body: bytes) -> Note | None:
+    def decode(cls, body: bytes) -> StepNote | None:
         """The note; None if there is none."""
         return cls(**json.loads(body)) if body else None
 
 
-def encoded(message: Request | Reply | Opening) -> bytes:
+def encoded(message: TestRequest | TestReply | Opening) -> bytes:
     """A message as bytes. Objects in report properties that cannot be pickled become their repr."""
     try:
         return pickle.dumps(message)
     except Exception:
-        if not isinstance(message, Reply):
+        if not isinstance(message, TestReply):
             raise
         plain = dataclasses.replace(
             message,

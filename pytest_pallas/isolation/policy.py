@@ -23,7 +23,7 @@ from pytest_pallas.session import current
 APART, RUNNING = "pallas-isolated", "pallas-running"
 
 
-class Remembered:
+class History:
     """History of tests that need isolation, by key: a node id, or a spec on a backend."""
 
     def __init__(self, config: pytest.Config) -> None:
@@ -175,41 +175,41 @@ def mode(item: pytest.Item) -> str:
     It is not possible in a debugger and with ``-s``: a worker has no terminal.
     """
     try:
-        asked = current(item.config).options_for(item).isolate
+        chosen = current(item.config).options_for(item).isolate
     except OptionError:
         return "never"  # a wrong mark, which the test's set-up reports
     option = item.config.option
     watched = option.usepdb or option.trace or option.capture == "no"
-    return "never" if asked == "auto" and watched else asked
+    return "never" if chosen == "auto" and watched else chosen
 
 
-def reason(item: Any, remembered: Remembered) -> str:
+def reason(item: Any, history: History) -> str:
     """The reason to run a test in a worker from the start; "" for none."""
-    asked = mode(item)
-    if asked == "never" or not uses_plugin(item) or not separable(item):
+    chosen = mode(item)
+    if chosen == "never" or not uses_plugin(item) or not separable(item):
         return ""
-    if asked == "always":
+    if chosen == "always":
         return "--pallas-isolate=always"
-    known = remembered.reason(item.nodeid) or (
-        remembered.reason(key_of(item)) if hasattr(item, "spec") else ""
+    known = history.reason(item.nodeid) or (
+        history.reason(key_of(item)) if hasattr(item, "spec") else ""
     )
-    return known or ("" if simulates(item) else _risk(item, remembered))
+    return known or ("" if simulates(item) else _risk(item, history))
 
 
-def reason_of_others(item: Any, remembered: Remembered) -> str:
+def reason_of_others(item: Any, history: History) -> str:
     """The reason to move a simulated test to a worker if the simulator cannot run a call."""
     if mode(item) != "auto" or not uses_plugin(item) or not simulates(item):
         return ""
-    return _risk(item, remembered)
+    return _risk(item, history)
 
 
-def _risk(item: Any, remembered: Remembered) -> str:
+def _risk(item: Any, history: History) -> str:
     """The reason why a test may crash on an interpreter; "" if none is known."""
     if current(item.config).options.mutate is not None:
         return "mutants may crash or hang"
     if _devices(item):
         return "it runs on several devices"
-    if remembered.failed(item.nodeid):
+    if history.failed(item.nodeid):
         return "it failed before"
     return ""
 

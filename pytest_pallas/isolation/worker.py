@@ -12,11 +12,11 @@ import pytest
 
 from pytest_pallas.compat.testing import configured
 from pytest_pallas.isolation.crash_reports import LEAST, Alarm
-from pytest_pallas.isolation.messages import Opening, Reply, Request, decoded, encoded
+from pytest_pallas.isolation.messages import Opening, TestReply, TestRequest, decoded, encoded
 from pytest_pallas.mutation_runner.journal import JOURNAL
 from pytest_pallas.session import WORKER, current
 
-#: The entry of the workers; see ``workers.Setup``.
+#: The entry of the workers; see ``workers.WorkerSetup``.
 ENTRY = "pytest_pallas.isolation.worker:serve"
 
 #: Time in seconds for an item to fuzz, from the parent.
@@ -27,13 +27,13 @@ def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
     """Run a test.
 
     Args:
-      payload: an encoded ``Request``.
+      payload: an encoded ``TestRequest``.
       say: sends a ``Note`` about the next step.
 
     Returns:
-      An encoded ``Reply``.
+      An encoded ``TestReply``.
     """
-    request: Request = decoded(payload)
+    request: TestRequest = decoded(payload)
     host = _host(request.opening, say)
     return encoded(host.run(request))
 
@@ -60,24 +60,24 @@ class Host:
         self.collected: set[str | None] = set()
         current(self.config).observer = self.alarm
 
-    def run(self, request: Request) -> Reply:
+    def run(self, request: TestRequest) -> TestReply:
         """Run a test, and return its reports."""
         self.alarm.begin("set-up", request.timeout)
         self.recorder.clear()
         try:
             item = self._item(request)
             if item is None:
-                return Reply()
+                return TestReply()
             if request.seconds is not None:
                 item.stash[SECONDS] = request.seconds
             if request.journal is not None:
                 item.stash[JOURNAL] = request.journal
             self.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         except pytest.exit.Exception as ended:
-            return Reply(exit=(str(ended.msg), ended.returncode))
+            return TestReply(exit=(str(ended.msg), ended.returncode))
         finally:
             self.alarm.stop()
-        return Reply(
+        return TestReply(
             reports=[
                 self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
                 for report in self.recorder.reports
@@ -88,7 +88,7 @@ class Host:
             lost_places=current(self.config).lost_places,
         )
 
-    def _item(self, request: Request) -> pytest.Item | None:
+    def _item(self, request: TestRequest) -> pytest.Item | None:
         """The test, from its file, or from the whole collection."""
         for path in (request.path, None):
             if request.nodeid in self.items:
@@ -129,12 +129,12 @@ class Recorder:
         """Record a warning, without its source object."""
         if when != "runtest":
             return
-        told = warnings.WarningMessage(
+        plain = warnings.WarningMessage(
             warning_message.message,
             warning_message.category,
             warning_message.filename,
             warning_message.lineno,
         )
         self.warnings.append(
-            {"warning_message": told, "when": when, "nodeid": nodeid, "location": location}
+            {"warning_message": plain, "when": when, "nodeid": nodeid, "location": location}
         )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from pytest_pallas.checks import Check
-    from pytest_pallas.checks.context import Other
+    from pytest_pallas.checks.context import ComparisonPeer
 
 
 def backends_before(
@@ -38,7 +38,7 @@ def backends_before(
 
 def others_of(
     spec: KernelSpec, backend: Backend, sizes: Mapping[str, int], before: Sequence[Backend]
-) -> tuple[Other, ...]:
+) -> tuple[ComparisonPeer, ...]:
     """The peers of a kernel on a backend, without backends that have too few devices.
 
     Args:
@@ -47,24 +47,24 @@ def others_of(
       sizes: of the mesh to run on, by axis; empty without one.
       before: the backends to compare with.
     """
-    from pytest_pallas.checks.context import Other
+    from pytest_pallas.checks.context import ComparisonPeer
 
-    backends: list[Other] = []
+    backends: list[ComparisonPeer] = []
     for each in before:
         with contextlib.suppress(TooFewDevicesError):
             function = on_mesh(sizes, each, spec.kernel_for(each.platform))
-            backends.append(Other(name=label(each), function=function, backend=each))
+            backends.append(ComparisonPeer(name=label(each), function=function, backend=each))
     return (*backends, *implementations_of(spec.implementations, backend, sizes))
 
 
 def implementations_of(
     functions: Mapping[str, Callable[..., Any]], backend: Backend, sizes: Mapping[str, int]
-) -> Sequence[Other]:
+) -> Sequence[ComparisonPeer]:
     """Other implementations, by name, as what a kernel is compared with; see ``others_of``."""
-    from pytest_pallas.checks.context import Other
+    from pytest_pallas.checks.context import ComparisonPeer
 
     return [
-        Other(
+        ComparisonPeer(
             name=name,
             function=on_mesh(sizes, backend, function),
             backend=backend,

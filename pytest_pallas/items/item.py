@@ -28,7 +28,7 @@ from pytest_pallas.errors import (
     PallasTestError,
     ReferenceError,
 )
-from pytest_pallas.isolation.isolator import Alone
+from pytest_pallas.isolation.isolator import NeedsIsolation
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import RAISED, STOPPED_BY, current
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
@@ -73,7 +73,7 @@ def _raises(item: SpecItem, error: PallasTestError) -> bool:
     context = error.failure.context
     try:
         outcome = context.backend.run(call(context, context.kernel, context.arguments.args))
-    except Alone:  # it must not be executed in this process
+    except NeedsIsolation:  # it must not be executed in this process
         return False
     return outcome.error is not None and isinstance(as_kernel_error(outcome.error), _ERRORS)
 
@@ -217,7 +217,7 @@ class SpecItem(pytest.Item):
         Computed when the item starts, because earlier items leave unused time.
         """
         from pytest_pallas.isolation.worker import SECONDS
-        from pytest_pallas.items.time_budget import clock_of
+        from pytest_pallas.items.time_budget import time_budget_of
 
         options = current(self.config).options_for(self)
         if not options.fuzz_time or options.example:
@@ -225,7 +225,7 @@ class SpecItem(pytest.Item):
         if self.backend.kind == "compiling" or self.expected:
             return None
         if SECONDS not in self.stash:
-            clock = clock_of(self.config, self.session.items, options.fuzz_time)
+            clock = time_budget_of(self.config, self.session.items, options.fuzz_time)
             self.stash[SECONDS] = clock.slot(self.nodeid)
         return self.stash[SECONDS]
 

@@ -17,7 +17,7 @@ from pytest_pallas.items.bound_checks import BoundCheck, context_of, subjects_of
 from pytest_pallas.items.item import SpecItem
 from pytest_pallas.mutation import Mutant, mutants_of, mutated
 from pytest_pallas.mutation.canonical import canonical
-from pytest_pallas.mutation_runner.running import Killed, Tried
+from pytest_pallas.mutation_runner.running import KilledBy, MutantRun
 from pytest_pallas.notes import Note
 from pytest_pallas.sampling.diversity import shared, words_of
 from pytest_pallas.sampling.fuzzing import drawn_calls
@@ -26,7 +26,7 @@ from pytest_pallas.session import current
 
 
 @dataclass(eq=False)
-class Ask:
+class CheckCall:
     """One check of one drawn call on one backend and mesh.
 
     Attributes:
@@ -66,7 +66,7 @@ class SpecMutantRunner:
     Attributes:
       parts: the checks, as items.
       operators: names of the mutation operators; empty for all.
-      trials: the checks with their calls.
+      calls: the checks with their calls.
       where: programs by place (backend, mesh, words of the call, whether it is the gradient).
       inside: the mutants of each program, by place.
       forms: the programs in canonical form, by place.
@@ -76,7 +76,7 @@ class SpecMutantRunner:
 
     parts: Sequence[SpecItem]
     operators: Collection[str] = ()
-    asks: list[Ask] = field(default_factory=list[Ask])
+    calls: list[CheckCall] = field(default_factory=list[CheckCall])
     where: dict[Any, Any] = field(default_factory=dict[Any, Any])
     inside: dict[Any, set[Mutant]] = field(default_factory=dict[Any, "set[Mutant]"])
     forms: dict[Any, Any] = field(default_factory=dict[Any, Any])
@@ -93,22 +93,22 @@ class SpecMutantRunner:
         for part in self.parts:
             bound = part.bound()
             for number, drawn in enumerate(_drawn(part, bound)):
-                self.asks.append(Ask(part, bound, drawn, number))
-                for place, program in self._programs(self.asks[-1]):
+                self.calls.append(CheckCall(part, bound, drawn, number))
+                for place, program in self._programs(self.calls[-1]):
                     mutants = mutants_of(program, self.operators)
                     self.where[place] = program
                     self.inside[place] = set(mutants)
                     found.update(dict.fromkeys(mutants))
         return list(found)
 
-    def _programs(self, ask_: Ask) -> Iterator[tuple[Any, Any]]:
+    def _programs(self, check_call: CheckCall) -> Iterator[tuple[Any, Any]]:
         """The programs of a drawn call and its gradient, by place."""
-        context = context_of(ask_.bound, ask_.drawn)
+        context = context_of(check_call.bound, check_call.drawn)
         for differentiated in (False, True):
-            check = ask_.part.check
+            check = check_call.part.check
             if differentiated and (check.differentiates != "only" or check.program is None):
                 continue
-            place = self._place(ask_, differentiated)
+            place = self._place(check_call, differentiated)
             if place in self.inside:
                 continue
             made = call(context, context.kernel, context.arguments.args)
@@ -116,17 +116,19 @@ class SpecMutantRunner:
                 made = call(context, *check.program(context))
             yield place, _traced(context, made)
 
-    def _place(self, ask_: Ask, differentiated: bool) -> Any:
-        mesh = tuple(ask_.part.mesh.items())
-        return label(ask_.part.backend), mesh, words_of(ask_.drawn), differentiated
+    def _place(self, check_call: CheckCall, differentiated: bool) -> Any:
+        mesh = tuple(check_call.part.mesh.items())
+        return label(check_call.part.backend), mesh, words_of(check_call.drawn), differentiated
 
-    def _concerns(self, ask_: Ask, mutant: Mutant) -> bool:
+    def _concerns(self, check_call: CheckCall, mutant: Mutant) -> bool:
         """Whether the programs of a check may contain the mutant."""
-        check = ask_.part.check
+        check = check_call.part.check
         if check.varies_calls:
             return True
         programs = {"no": (False,), "also": (False, True), "only": (True,)}[check.differentiates]
-        return any(mutant in self.inside.get(self._place(ask_, each), ()) for each in programs)
+        return any(
+            mutant in self.inside.get(self._place(check_call, each), ()) for each in programs
+        )
 
     def same(self, mutant: Mutant) -> str:
         """The reason why a mutant is the same program in every drawn call; "" if it is not."""
@@ -146,17 +148,17 @@ class SpecMutantRunner:
             count += 1
         return f"the same program after simplification, in {count} drawn calls" if count else ""
 
-    def attempt(self, mutant: Mutant) -> Tried:
+    def attempt(self, mutant: Mutant) -> MutantRun:
         """Run checks on a mutant until one kills it.
 
         The programs are compared after the first check that passes: the first check kills most
         mutants, and takes less time than the comparison.
         """
-        asks = [each for each in self.asks if self._concerns(each, mutant)]
+        calls = [each for each in self.calls if self._concerns(each, mutant)]
         runs: dict[Any, Runs] = {}
         examples = 0
         compared = False
-        for each in sorted(asks, key=lambda each: -each.worth):
+        for each in sorted(calls, key=lambda each: -each.worth):
             if each.sound is False:
                 continue
             examples += 1
@@ -165,20 +167,20 @@ class SpecMutantRunner:
             error = self._error(each, mutant, runs)
             each.spent += time.monotonic() - started
             if isinstance(error, MutantError):
-                return Tried(None, examples, str(error))
+                return MutantRun(None, examples, str(error))
             if error is not None and self._sound(each):
                 each.killed += 1
-                return Tried(
-                    Killed(each.part.check.name, type(error).__name__, each.place), examples
+                return MutantRun(
+                    KilledBy(each.part.check.name, type(error).__name__, each.place), examples
                 )
             if not compared:
                 compared = True
                 same = self.same(mutant)
                 if same:
-                    return Tried(None, examples, same=same)
-        return Tried(None, examples, same="" if compared else self.same(mutant))
+                    return MutantRun(None, examples, same=same)
+        return MutantRun(None, examples, same="" if compared else self.same(mutant))
 
-    def _sound(self, each: Ask) -> bool:
+    def _sound(self, each: CheckCall) -> bool:
         """Whether a check passes without a mutant; otherwise its failure does not count."""
         if each.sound is None:
             error = self._error(each, None, {})
@@ -191,7 +193,9 @@ class SpecMutantRunner:
                 self.notes.append(Note(text, "mutants"))
         return each.sound
 
-    def _error(self, each: Ask, mutant: Mutant | None, runs: dict[Any, Runs]) -> Exception | None:
+    def _error(
+        self, each: CheckCall, mutant: Mutant | None, runs: dict[Any, Runs]
+    ) -> Exception | None:
         """The error of a check; None if it passes."""
         session = current(each.part.config)
         session.mutant = mutant

@@ -21,7 +21,7 @@ from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:
     from pytest_pallas.checks.context import CheckContext, CheckResult
-    from pytest_pallas.mutation_runner.verdict import Verdict
+    from pytest_pallas.mutation_runner.verdict import MutantVerdict
 
 #: Kinds of backends on which mutants run.
 _KINDS = ("simulating", "interpreting")
@@ -86,13 +86,13 @@ class MutantsItem(SpecItem):
     def slot(self) -> float | None:
         """Its time limit in seconds, of the session's time; None for no limit."""
         from pytest_pallas.isolation.worker import SECONDS
-        from pytest_pallas.items.time_budget import clock_of
+        from pytest_pallas.items.time_budget import time_budget_of
 
         options = current(self.config).options_for(self)
         if not options.mutate_time:
             return None
         if SECONDS not in self.stash:
-            clock = clock_of(self.config, self.session.items, options.mutate_time)
+            clock = time_budget_of(self.config, self.session.items, options.mutate_time)
             self.stash[SECONDS] = clock.slot(self.nodeid)
         return self.stash[SECONDS]
 
@@ -146,7 +146,7 @@ class MutantsItem(SpecItem):
         builder.notes += runner.notes
 
 
-def _tell(item: MutantsItem, verdict: Verdict) -> None:
+def _tell(item: MutantsItem, verdict: MutantVerdict) -> None:
     """Notify the observer of the mutant."""
     observer = current(item.config).observer
     if observer is not None:
@@ -169,23 +169,23 @@ def mutants_item(
 
     It is skipped, with the reason, if no check can run on mutants.
     """
-    asked = [item for item in items if isinstance(item, SpecItem)]
-    if not asked:
+    checks = [item for item in items if isinstance(item, SpecItem)]
+    if not checks:
         return None
     # where the kernel fails without mutants, it cannot check them
-    without = {_where(item) for item in asked if item.check.base and _fails(item)}
+    without = {_where(item) for item in checks if item.check.base and _fails(item)}
     parts = [
         item
-        for item in asked
+        for item in checks
         if item.backend.kind in _KINDS
         and item.check.tries_mutants
         and _where(item) not in without
         and not _fails(item)
     ]
-    made = MutantsItem.of(parent, spec, parts or asked)
+    made = MutantsItem.of(parent, spec, parts or checks)
     if not any(part.check.executes for part in parts):
-        tried = {label(item.backend) for item in asked if item.backend.kind in _KINDS}
-        told = f", and the kernel cannot run on {' or '.join(sorted(tried))}" if tried else ""
-        reason = f"mutants run on the simulator and on interpreters{told}"
+        tried = {label(item.backend) for item in checks if item.backend.kind in _KINDS}
+        tried_on = f", and the kernel cannot run on {' or '.join(sorted(tried))}" if tried else ""
+        reason = f"mutants run on the simulator and on interpreters{tried_on}"
         made.add_marker(pytest.mark.skip(reason=reason))
     return made

@@ -15,10 +15,10 @@ from pytest_pallas.strategies.arguments import Arguments, as_arguments
 if TYPE_CHECKING:
     from pytest_pallas.goldens.entry import Golden
     from pytest_pallas.items.bound_checks import BoundCheck
-    from pytest_pallas.sampling.diversity import Source
+    from pytest_pallas.sampling.diversity import ExampleSource
 
 
-def replay_goldens(bound: BoundCheck, goldens: Goldens, source: Source) -> str:
+def replay_goldens(bound: BoundCheck, goldens: Goldens, source: ExampleSource) -> str:
     """Run the check on the call of every golden.
 
     A call that was not kept is drawn again; if the draw is a different call now, the record counts

@@ -15,11 +15,11 @@ import pytest
 from pytest_pallas.sampling.fuzzing import Fuzz, fuzz, fuzz_until
 
 #: The clock of a session, made when its first item starts.
-CLOCK = pytest.StashKey["Clock"]()
+CLOCK = pytest.StashKey["TimeBudget"]()
 
 
 @dataclass
-class Clock:
+class TimeBudget:
     """Distributes the time over items.
 
     All kernels get equal times, which their items share. Later items share the unused time of
@@ -47,11 +47,11 @@ class Clock:
         return max(0.0, self.seconds - spent) * self.processes * weight / left if left else 0.0
 
 
-def clock_of(config: pytest.Config, items: list[pytest.Item], seconds: float) -> Clock:
+def time_budget_of(config: pytest.Config, items: list[pytest.Item], seconds: float) -> TimeBudget:
     """The clock of a session, which starts at the first call."""
     if CLOCK not in config.stash:
         workers = getattr(config, "workerinput", {}).get("workercount", 1)  # of pytest-xdist
-        config.stash[CLOCK] = Clock(seconds, _weights(items), workers)
+        config.stash[CLOCK] = TimeBudget(seconds, _weights(items), workers)
     return config.stash[CLOCK]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas.errors import DIED
-from pytest_pallas.mutation_runner.verdict import Verdict, from_json, to_json
+from pytest_pallas.mutation_runner.verdict import MutantVerdict, from_json, to_json
 
 #: The path of an item's journal, where it has one.
 JOURNAL = pytest.StashKey[str]()
@@ -26,17 +26,17 @@ class Journal:
     def __init__(self, path: Path | None = None) -> None:
         """Read the existing file; without a path, keep verdicts in memory only."""
         self._path = path
-        self.verdicts: dict[str, Verdict] = {}
-        self.begun: Verdict | None = None
+        self.verdicts: dict[str, MutantVerdict] = {}
+        self.begun: MutantVerdict | None = None
         if path is not None and path.exists():
             for line in path.read_text().splitlines():
                 self._take(json.loads(line))
 
-    def begin(self, verdict: Verdict) -> None:
+    def begin(self, verdict: MutantVerdict) -> None:
         """Record the start of a mutant."""
         self._write({"begin": to_json(verdict)})
 
-    def end(self, verdict: Verdict) -> None:
+    def end(self, verdict: MutantVerdict) -> None:
         """Record the verdict of a mutant."""
         self._write({"end": to_json(verdict)})
 

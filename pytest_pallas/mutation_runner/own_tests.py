@@ -19,7 +19,7 @@ from pytest_pallas.explanations import Fact
 from pytest_pallas.mutation import Mutant, mutants_of, mutated
 from pytest_pallas.mutation.canonical import canonical
 from pytest_pallas.mutation_runner.journal import JOURNAL, Journal
-from pytest_pallas.mutation_runner.running import Killed, Tried, run_mutants, sampled
+from pytest_pallas.mutation_runner.running import KilledBy, MutantRun, run_mutants, sampled
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import PytestSession
 
@@ -27,7 +27,7 @@ from pytest_pallas.session import PytestSession
 PLUGIN = "pallas-mutants"
 
 
-class _Seen:
+class _TraceRecorder:
     """An ``Observer`` that records traces, and forwards to another one."""
 
     def __init__(self, other: Any) -> None:
@@ -79,7 +79,7 @@ class TestMutantRunner:
         if getattr(backend, "kind", None) not in ("simulating", "interpreting"):
             return (yield)
         before = self.session.observer
-        self.session.observer = seen = _Seen(before)
+        self.session.observer = seen = _TraceRecorder(before)
         with own_lines():
             try:
                 result = yield
@@ -108,13 +108,13 @@ class TestMutantRunner:
                 return ""
             return f"the same program after simplification, in {len(several)} calls"
 
-        def attempt(mutant: Mutant) -> Tried:
+        def attempt(mutant: Mutant) -> MutantRun:
             error = self._failure(item, mutant)
             if isinstance(error, MutantError):
-                return Tried(None, 1, str(error))
+                return MutantRun(None, 1, str(error))
             if error is None:
-                return Tried(None, 1, same=same(mutant))
-            return Tried(Killed(item.name, type(error).__name__), 1)
+                return MutantRun(None, 1, same=same(mutant))
+            return MutantRun(KilledBy(item.name, type(error).__name__), 1)
 
         started = time.monotonic()
         until = started + options.mutate_time if options.mutate_time else None

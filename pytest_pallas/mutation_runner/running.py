@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pytest_pallas.mutation import Mutant
 from pytest_pallas.mutation_runner.journal import Journal
-from pytest_pallas.mutation_runner.verdict import Verdict, who
+from pytest_pallas.mutation_runner.verdict import MutantVerdict, who
 from pytest_pallas.notes import Note
 from pytest_pallas.spec import EquivalentMutant
 
@@ -19,7 +19,7 @@ ELSEWHERE = "by another"
 
 
 @dataclass(frozen=True)
-class Killed:
+class KilledBy:
     """The check that killed a mutant, and its error.
 
     Attributes:
@@ -34,7 +34,7 @@ class Killed:
 
 
 @dataclass(frozen=True)
-class Tried:
+class MutantRun:
     """The result of one run of a mutant.
 
     Attributes:
@@ -44,7 +44,7 @@ class Tried:
       same: the reason why it is the same program; "" if it is not, or if it was not compared.
     """
 
-    killed: Killed | None
+    killed: KilledBy | None
     examples: int
     impossible: str = ""
     same: str = ""
@@ -71,14 +71,14 @@ def sampled(mutants: Sequence[Mutant], most: int, seed: int) -> list[Mutant]:
     return [mutant for mutant in mutants if mutant in chosen]
 
 
-def unknown(mutant: Mutant) -> Verdict:
+def unknown(mutant: Mutant) -> MutantVerdict:
     """The initial verdict of a mutant."""
     places = "/".join(
         f"{place.file}:{place.line}:{place.column}:{place.end_line}:{place.end_column}"
         for place in mutant.places
     )
     words = (mutant.home, mutant.kernel, mutant.operator, mutant.change, mutant.part, places)
-    return Verdict(
+    return MutantVerdict(
         key="|".join(words),
         operator=mutant.operator,
         change=mutant.change,
@@ -94,7 +94,7 @@ def unknown(mutant: Mutant) -> Verdict:
 
 def run_mutants(
     mutants: Iterable[Mutant],
-    attempt: Callable[[Mutant], Tried],
+    attempt: Callable[[Mutant], MutantRun],
     *,
     journal: Journal,
     name: str,
@@ -103,8 +103,8 @@ def run_mutants(
     same: Callable[[Mutant], str] = lambda _: "",
     equivalents: Sequence[EquivalentMutant] = (),
     marked: Collection[str] = (),
-    begun: Callable[[Verdict], None] = lambda _: None,
-) -> list[Verdict]:
+    begun: Callable[[MutantVerdict], None] = lambda _: None,
+) -> list[MutantVerdict]:
     """The verdicts of mutants.
 
     Args:
@@ -136,7 +136,7 @@ def run_mutants(
         else:
             begun(verdict)
             journal.begin(verdict)
-            tried = _tried(mutant, verdict, attempt)
+            tried = _run_one(mutant, verdict, attempt)
             if tried.status == "killed":
                 killed[verdict.key] = name
             journal.end(tried)
@@ -146,7 +146,9 @@ def run_mutants(
     return [settled(journal.verdicts[key], equivalents) for key in dict.fromkeys(keys)]
 
 
-def _tried(mutant: Mutant, verdict: Verdict, attempt: Callable[[Mutant], Tried]) -> Verdict:
+def _run_one(
+    mutant: Mutant, verdict: MutantVerdict, attempt: Callable[[Mutant], MutantRun]
+) -> MutantVerdict:
     started = time.monotonic()
     tried = attempt(mutant)
     verdict = dataclasses.replace(
@@ -161,11 +163,11 @@ def _tried(mutant: Mutant, verdict: Verdict, attempt: Callable[[Mutant], Tried])
     return dataclasses.replace(verdict, status="killed", **dataclasses.asdict(tried.killed))
 
 
-def _equivalent(verdict: Verdict, reason: str) -> Verdict:
+def _equivalent(verdict: MutantVerdict, reason: str) -> MutantVerdict:
     return dataclasses.replace(verdict, status="equivalent", by="", on="", how="", reason=reason)
 
 
-def settled(verdict: Verdict, equivalents: Sequence[EquivalentMutant]) -> Verdict:
+def settled(verdict: MutantVerdict, equivalents: Sequence[EquivalentMutant]) -> MutantVerdict:
     """The verdict with the marks of the spec."""
     for each in equivalents:
         if marks(each, verdict):
@@ -175,7 +177,7 @@ def settled(verdict: Verdict, equivalents: Sequence[EquivalentMutant]) -> Verdic
     return verdict
 
 
-def marks(mark: EquivalentMutant, verdict: Verdict) -> bool:
+def marks(mark: EquivalentMutant, verdict: MutantVerdict) -> bool:
     """Whether a mark matches a mutant."""
     return (
         mark.operator == verdict.operator
@@ -187,7 +189,7 @@ def marks(mark: EquivalentMutant, verdict: Verdict) -> bool:
 
 
 def stale(
-    marked: Sequence[EquivalentMutant], verdicts: Sequence[Verdict], *, whole: bool
+    marked: Sequence[EquivalentMutant], verdicts: Sequence[MutantVerdict], *, whole: bool
 ) -> list[Note]:
     """Notes on stale marks of a spec.
 

@@ -13,7 +13,7 @@ Status = Literal["killed", "survived", "equivalent", "untried"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class MutantVerdict:
     """The verdict on a mutant.
 
     Attributes:
@@ -52,25 +52,25 @@ class Verdict:
     marked: bool = False
 
 
-def who(verdict: Verdict) -> str:
+def who(verdict: MutantVerdict) -> str:
     """The check that killed a mutant, and its backend; "" if it is not known."""
     return f"{verdict.by} on {verdict.on}" if verdict.on else verdict.by
 
 
-def to_json(verdict: Verdict) -> dict[str, Any]:
+def to_json(verdict: MutantVerdict) -> dict[str, Any]:
     """As plain JSON values."""
     return dataclasses.asdict(verdict)
 
 
-def from_json(plain: Mapping[str, Any]) -> Verdict:
+def from_json(plain: Mapping[str, Any]) -> MutantVerdict:
     """The verdict from ``to_json``."""
     fields = dict(plain)
     for name in ("called_from", "callers"):
         fields[name] = tuple(plain.get(name, ()))
-    return Verdict(**fields)
+    return MutantVerdict(**fields)
 
 
-def score(verdicts: list[Verdict]) -> float | None:
+def score(verdicts: list[MutantVerdict]) -> float | None:
     """The percentage of killed mutants among those that were killed or survived."""
     killed = sum(verdict.status == "killed" for verdict in verdicts)
     survived = sum(verdict.status == "survived" for verdict in verdicts)

@@ -32,7 +32,7 @@ from pytest_pallas.oracle.references import (
     name_of,
 )
 
-__all__ = ["Expected", "ExpectedCache", "Later", "Leaves", "expected", "flatten"]
+__all__ = ["Expected", "ExpectedCache", "LazyMapping", "Leaves", "expected", "flatten"]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Expected:
         return tuple(Note(text, "reference") for text in texts)
 
 
-class Later(Mapping[str, float]):
+class LazyMapping(Mapping[str, float]):
     """A mapping that is evaluated at its first use."""
 
     def __init__(self, make: Callable[[], Mapping[str, float]]) -> None:
@@ -178,7 +178,7 @@ def expected(
         oracle,
         baseline,
         max(depth, 1),
-        Later(sensitivity),
+        LazyMapping(sensitivity),
         lambda path: noise().get(path),
         precision,
         tuple(dict.fromkeys((*own.fallbacks, *double.fallbacks))),

@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.execution import to_numpy
-from pytest_pallas.backends.tracing import Static, apply, jitted, on_host, split
+from pytest_pallas.backends.tracing import StaticPart, apply, jitted, on_host, split
 from pytest_pallas.errors import (
     PallasTestError,
     ReferenceError,
@@ -95,7 +95,7 @@ def evaluate_again(evaluation: Evaluation, arrays: Sequence[Any]) -> list[np.nda
     return evaluate(evaluation.jaxpr, _machine(), arrays)
 
 
-def _traced(static: Static, arrays: list[Any]) -> Evaluation:
+def _traced(static: StaticPart, arrays: list[Any]) -> Evaluation:
     """The evaluation of a trace."""
     from pytest_pallas.simulator.simulate import evaluate
 
@@ -106,7 +106,7 @@ def _traced(static: Static, arrays: list[Any]) -> Evaluation:
     return Evaluation(leaves, traced.jaxpr, arrays, _fallbacks(machine))
 
 
-def _eager(static: Static, arrays: list[Any]) -> Evaluation:
+def _eager(static: StaticPart, arrays: list[Any]) -> Evaluation:
     """The evaluation operation by operation."""
     from pytest_pallas.simulator.simulate import run_eagerly
 

@@ -123,7 +123,9 @@ def attach(
             seconds=report.duration,
             reason=reason if ended != "passed" else "",
             seed=session.options_for(item).seed,
-            **(_said(error) if error is not None and ended in ("failed", "xfailed") else {}),
+            **(
+                _error_fields(error) if error is not None and ended in ("failed", "xfailed") else {}
+            ),
             replay=replay if ended != "passed" else "",
             **(_files(saved) if ended == "failed" else {}),
             pictures=pictures_of(error, builder) if error is not None and ended == "failed" else {},
@@ -176,15 +178,15 @@ def _outcome(report: pytest.TestReport) -> tuple[str, str]:
 _FINDINGS = 16
 
 
-def _said(error: BaseException) -> dict[str, Any]:
+def _error_fields(error: BaseException) -> dict[str, Any]:
     """The message and data of an error, by record field."""
     if not isinstance(error, PallasTestError):
         text = f"{type(error).__name__}: {error}"
         return {"message": text, "explanation": explanations.to_json(explanation_of(text))}
-    told = error.explanation or explanation_of(str(error))
+    explanation = error.explanation or explanation_of(str(error))
     return {
         "message": str(error),
-        "explanation": explanations.to_json(told),
+        "explanation": explanations.to_json(explanation),
         "findings": tuple(findings.to_json(each) for each in error.findings[:_FINDINGS]),
     }
 

@@ -65,7 +65,7 @@ def _page(session: PytestSession, records: Sequence[Record]) -> str:
     from datetime import UTC, datetime
 
     from pytest_pallas.report.html.page import page
-    from pytest_pallas.report.results import asked, environment
+    from pytest_pallas.report.results import environment, option_values
 
     written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     words = ["pytest", *session.config.invocation_params.args]
@@ -73,7 +73,7 @@ def _page(session: PytestSession, records: Sequence[Record]) -> str:
     return page(
         records,
         environment={**environment(), "written": written},
-        options={**asked(session), "command": command},
+        options={**option_values(session), "command": command},
         recorded=None if session.costs is None else session.costs.entries,
         families=list(session.families),
     )

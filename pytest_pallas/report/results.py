@@ -26,7 +26,7 @@ def document(session: PytestSession, records: Sequence[Record]) -> str:
     whole = {
         "schema": SCHEMA,
         "environment": environment(),
-        "options": asked(session),
+        "options": option_values(session),
         "distinct": dataclasses.asdict(distinct(others(records))),
         "records": [to_json(record) for record in records],
         "not_applicable": [
@@ -47,7 +47,7 @@ def environment() -> dict[str, str]:
     }
 
 
-def asked(session: PytestSession) -> dict[str, Any]:
+def option_values(session: PytestSession) -> dict[str, Any]:
     """The options that determine the tests and their draws."""
     return {
         "backends": [label(backend) for backend in session.selection.backends],

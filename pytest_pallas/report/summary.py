@@ -22,7 +22,7 @@ _OWN = "tests without specs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SummaryRow:
     """One kernel.
 
     Attributes:
@@ -99,7 +99,7 @@ def backends_of(records: Iterable[Record], families: Sequence[str]) -> list[str]
 
 
 def _rendered(
-    rows: Sequence[Row], *, backends: Sequence[str], several: bool, width: int, color: bool
+    rows: Sequence[SummaryRow], *, backends: Sequence[str], several: bool, width: int, color: bool
 ) -> str:
     """Kernels as a table, or as a list if that is narrower."""
     if not rows:
@@ -111,7 +111,10 @@ def _rendered(
 
 
 def _worst(
-    rows: Sequence[Row], lines: int | None, several: bool, make: Callable[[Sequence[Row]], str]
+    rows: Sequence[SummaryRow],
+    lines: int | None,
+    several: bool,
+    make: Callable[[Sequence[SummaryRow]], str],
 ) -> tuple[str, int]:
     """The table of the worst kernels that fits into so many lines, and the number of the others.
 
@@ -130,12 +133,12 @@ def _worst(
         most -= max(1, (taken - lines) * most // taken)
 
 
-def _rows(records: Sequence[Record], backends: Sequence[str]) -> Iterator[Row]:
+def _rows(records: Sequence[Record], backends: Sequence[str]) -> Iterator[SummaryRow]:
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         groups.setdefault((record.family, record.kernel), []).append(record)
     for (family, kernel), rows in groups.items():
-        yield Row(
+        yield SummaryRow(
             kernel=kernel,
             family=family,
             failed=sum(row.outcome in ("failed", "xpassed") for row in rows),
@@ -152,16 +155,16 @@ def worst(rows: Iterable[Record]) -> float:
     return max(measured, default=-1.0)
 
 
-def _by_family(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
+def _by_family(rows: Iterable[SummaryRow]) -> list[tuple[str, list[SummaryRow]]]:
     """Families with their kernels, both worst first; equal ones keep their order."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[SummaryRow]] = {}
     for row in sorted(rows, key=lambda row: row.order):
         groups.setdefault(row.family, []).append(row)
     return list(groups.items())
 
 
 def _table(
-    groups: Sequence[tuple[str, Sequence[Row]]],
+    groups: Sequence[tuple[str, Sequence[SummaryRow]]],
     backends: Sequence[str],
     indent: str,
     several: bool,
@@ -192,7 +195,7 @@ def _table(
 
 
 def _list(
-    groups: Sequence[tuple[str, Sequence[Row]]],
+    groups: Sequence[tuple[str, Sequence[SummaryRow]]],
     backends: Sequence[str],
     indent: str,
     several: bool,
@@ -218,7 +221,7 @@ def _list(
     return rendered(Group(*lines), width=width, color=color)
 
 
-def _natural(rows: Sequence[Row], backends: Sequence[str], indent: str) -> int:
+def _natural(rows: Sequence[SummaryRow], backends: Sequence[str], indent: str) -> int:
     """The width of the table without wrapped or cut cells."""
     columns = [max(len("kernel"), *(len(indent + row.kernel) for row in rows))]
     columns += [

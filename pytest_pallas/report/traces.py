@@ -22,7 +22,7 @@ from pytest_pallas.explanations import first_line
 from pytest_pallas.report.files import check_writable
 from pytest_pallas.session import LastRun, PytestSession
 
-#: The attribute of a ``TestReport`` that holds a ``Trace`` as plain values, for other processes.
+#: The attribute of a ``TestReport`` with a ``SavedTimeline`` as plain values, for other processes.
 ATTRIBUTE = "pallas_trace"
 
 #: A viewer for timelines.
@@ -30,7 +30,7 @@ VIEWER = "https://ui.perfetto.dev"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Trace:
+class SavedTimeline:
     """The timeline of a test.
 
     Attributes:
@@ -105,13 +105,13 @@ class TraceReporter:
     def __init__(self, session: PytestSession) -> None:
         """Report for ``session``."""
         self.session = session
-        self.found: Trace | None = None
+        self.found: SavedTimeline | None = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the last timeline of a failed test, or else of a passed one."""
         if not hasattr(report, ATTRIBUTE):
             return
-        trace, former = Trace(**getattr(report, ATTRIBUTE)), self.found
+        trace, former = SavedTimeline(**getattr(report, ATTRIBUTE)), self.found
         if former is not None and former.failed and not trace.failed:
             trace, former = former, trace
         if former is not None and former.file:
@@ -169,13 +169,13 @@ def failing_run(error: BaseException) -> LastRun | None:
 
 def _trace(
     session: PytestSession, test: str, ran: LastRun, backend: Simulator, *, failed: bool
-) -> Trace:
+) -> SavedTimeline:
     """Simulate a run once more, and write its timeline to a temporary file."""
     from pytest_pallas.backends.variations import Schedule
     from pytest_pallas.simulator.inspection.timeline import text_of
 
     plain = ran.call.schedule == Schedule()
-    trace = Trace(
+    trace = SavedTimeline(
         test=test,
         kernel=ran.kernel,
         backend=label(backend),

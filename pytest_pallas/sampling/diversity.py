@@ -65,7 +65,7 @@ Features = Mapping[Any, float]
 
 
 @dataclass(frozen=True)
-class Choice:
+class SelectedExamples:
     """Selected examples by their words (``words_of``).
 
     Attributes:
@@ -76,7 +76,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Pool:
+class DrawPool:
     """The draws of one seed.
 
     Attributes:
@@ -97,15 +97,15 @@ class Pool:
 
 
 @dataclass
-class Source:
+class ExampleSource:
     """Selects examples of one strategy, which checks and backends share: it draws only once."""
 
     strategy: Any
-    pools: OrderedDict[tuple[int, int], Pool] = field(
-        default_factory=OrderedDict[tuple[int, int], Pool]
+    pools: OrderedDict[tuple[int, int], DrawPool] = field(
+        default_factory=OrderedDict[tuple[int, int], DrawPool]
     )
 
-    def pool(self, seed: int, examples: int) -> Pool:
+    def pool(self, seed: int, examples: int) -> DrawPool:
         """The draws from which to select ``examples``: at most ``pool_size(examples)``.
 
         ``_FURTHER`` times as many if none of these has several tiles along every dim.
@@ -121,7 +121,9 @@ class Source:
             self.pools.popitem(last=False)
         return pool
 
-    def choose(self, seed: int, examples: int, subjects: Subjects | None = None) -> Choice:
+    def choose(
+        self, seed: int, examples: int, subjects: Subjects | None = None
+    ) -> SelectedExamples:
         """Select the most diverse ``examples`` of a pool.
 
         Greedy: the next example is the one with the most new features. Then each example is
@@ -145,26 +147,26 @@ class Source:
         if subjects is not None:
             order = dict.fromkeys([*chosen, *pool.base[count], *pool.features])
             kept = [words for words in order if words in values]
-            told = {words: frozenset(subjects(values[words])) for words in kept}
-            chosen = _telling(told, examples) or chosen
-        return Choice({words: values[words] for words in chosen})
+            parts = {words: frozenset(subjects(values[words])) for words in kept}
+            chosen = _most_parts(parts, examples) or chosen
+        return SelectedExamples({words: values[words] for words in chosen})
 
 
-def shared(sources: dict[Any, Source], key: Hashable, strategy: Any) -> Source:
+def shared(sources: dict[Any, ExampleSource], key: Hashable, strategy: Any) -> ExampleSource:
     """The source of a spec, which its earlier checks used; only the last few are kept."""
-    source = sources.pop(key, None) or Source(strategy)
+    source = sources.pop(key, None) or ExampleSource(strategy)
     sources[key] = source
     while len(sources) > SOURCES:
         del sources[next(iter(sources))]
     return source
 
 
-def choose(strategy: Any, *, seed: int, examples: int) -> Choice:
-    """``Source.choose`` for a single selection."""
-    return Source(strategy).choose(seed, examples)
+def choose(strategy: Any, *, seed: int, examples: int) -> SelectedExamples:
+    """``ExampleSource.choose`` for a single selection."""
+    return ExampleSource(strategy).choose(seed, examples)
 
 
-def _pool(strategy: Any, seed: int, size: int) -> Pool:
+def _pool(strategy: Any, seed: int, size: int) -> DrawPool:
     """Draw, and keep the small draws."""
     features: dict[str, Features] = {}
     values: dict[str, Any] = {}
@@ -184,10 +186,10 @@ def _pool(strategy: Any, seed: int, size: int) -> Pool:
             values[words] = drawn
 
     _draw(strategy, seed, size, add)
-    return Pool(features, values, size, beyond, tiled)
+    return DrawPool(features, values, size, beyond, tiled)
 
 
-class _Enough(BaseException):
+class _StopDrawing(BaseException):
     """Ends drawing. Not an ``Exception``, which Hypothesis would report as a failure."""
 
 
@@ -219,9 +221,9 @@ def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]
         seen.update(features)
         beyond = beyond or not _tiled(drawn) or bool(extents(drawn))
         if idle >= _SETTLED and beyond and seen.issuperset(_declared(drawn)):
-            raise _Enough
+            raise _StopDrawing
 
-    with without_module_constants(), contextlib.suppress(_Enough):
+    with without_module_constants(), contextlib.suppress(_StopDrawing):
         collect()
 
 
@@ -266,16 +268,16 @@ def _extended(chosen: list[str], beyond: Mapping[str, frozenset[str]]) -> list[s
     return [*chosen[:-1], further]
 
 
-def _telling(told: Mapping[str, frozenset[Any]], examples: int) -> list[str]:
+def _most_parts(parts: Mapping[str, frozenset[Any]], examples: int) -> list[str]:
     """The examples with the most parts of the check, in the given order if all are equal."""
-    left = [words for words in told if told[words]]
+    left = [words for words in parts if parts[words]]
     chosen: list[str] = []
     seen = frozenset[Any]()
     while left and len(chosen) < examples:
-        best = max(left, key=lambda words: len(told[words] - seen))
+        best = max(left, key=lambda words: len(parts[words] - seen))
         left.remove(best)
         chosen.append(best)
-        seen |= told[best]
+        seen |= parts[best]
     return chosen
 
 

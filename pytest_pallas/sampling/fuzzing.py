@@ -25,9 +25,9 @@ from hypothesis.errors import DidNotReproduce, InvalidArgument
 from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.compat.fuzzing import set_database_key, without_module_constants
 from pytest_pallas.errors import OptionError
-from pytest_pallas.sampling.diversity import Choice, Source, Subjects, words_of
+from pytest_pallas.sampling.diversity import ExampleSource, SelectedExamples, Subjects, words_of
 from pytest_pallas.strategies.arguments import as_arguments
-from pytest_pallas.strategies.value_variants import MOST, settle, siblings
+from pytest_pallas.strategies.value_variants import MOST, settle, variants
 
 #: Time limit in seconds for shrinking after the first failure: every new shape is compiled, so
 #: Hypothesis would often use its own limit of five minutes.
@@ -62,11 +62,11 @@ class Fuzz:
       database: Hypothesis' database of failing examples, or None.
       passed: calls that passed, by their words; they do not run again.
       shapes: signatures of the draws of all earlier rounds; draws of new shapes come first.
-      subjects: see ``Source.choose``.
+      subjects: see ``ExampleSource.choose``.
     """
 
     run: Callable[[Any], object]
-    source: Source
+    source: ExampleSource
     key: str
     shrink: bool = True
     database: Any = None
@@ -109,7 +109,7 @@ class ExampleRunner:
         """
         __tracebackhide__ = True
         settle(drawn)
-        for call in islice(chain([drawn], siblings(drawn)), most):
+        for call in islice(chain([drawn], variants(drawn)), most):
             self.one(call)
 
     def one(self, call: Any) -> None:
@@ -158,7 +158,7 @@ def fuzz(
 
 
 def drawn_calls(
-    source: Source, seed: int, max_examples: int, subjects: Subjects | None = None
+    source: ExampleSource, seed: int, max_examples: int, subjects: Subjects | None = None
 ) -> Iterator[Any]:
     """The calls that ``fuzz`` runs."""
     return (planned.call for planned in _planned(source, seed, max_examples, subjects)[1])
@@ -182,7 +182,7 @@ def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
     runner = ExampleRunner(what.run, what.passed, until=until)
     choice = what.source.choose(seed, ROUND, functools.partial(_new, what))
     what.shapes.update(map(_shape, choice.chosen.values()))
-    spent = _Spent()
+    spent = _DrawTimes()
     calls = _calls(choice, MOST, lambda: spent.siblings > CHEAP * spent.draw)
     _explore(what, runner, calls, seed=seed, draws=ROUND, spent=spent)
 
@@ -203,19 +203,19 @@ def _shape(drawn: Any) -> str:
 
 
 @dataclass
-class _Spent:
+class _DrawTimes:
     """Seconds that the last new draw took.
 
     Attributes:
       draw: for the draw itself.
-      siblings: for its variants.
+      variants: for its variants.
     """
 
     draw: float = math.inf
-    siblings: float = 0.0
+    variants: float = 0.0
 
     def add(self, number: int, seconds: float) -> None:
-        """Add the seconds of a call; see ``_Planned.number``."""
+        """Add the seconds of a call; see ``_PlannedCall.number``."""
         if number:
             self.siblings += seconds
         else:
@@ -223,7 +223,7 @@ class _Spent:
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _PlannedCall:
     """A call to run.
 
     Attributes:
@@ -238,8 +238,8 @@ class _Planned:
 
 
 def _planned(
-    source: Source, seed: int, examples: int, subjects: Subjects | None
-) -> tuple[int, Iterator[_Planned]]:
+    source: ExampleSource, seed: int, examples: int, subjects: Subjects | None
+) -> tuple[int, Iterator[_PlannedCall]]:
     """The number of draws for so many examples, and the calls to run."""
     draws, each = effort(examples)
     choice = source.choose(seed, draws, subjects)
@@ -248,12 +248,12 @@ def _planned(
 
 
 def _calls(
-    choice: Choice, each: int, enough: Callable[[], bool] = lambda: False
-) -> Iterator[_Planned]:
+    choice: SelectedExamples, each: int, enough: Callable[[], bool] = lambda: False
+) -> Iterator[_PlannedCall]:
     """The selected draws, ``each`` with its variants until these are ``enough``."""
     for words, drawn in choice.chosen.items():
-        for number, call in enumerate(islice(chain([drawn], siblings(drawn)), each)):
-            yield _Planned(call, words, number)
+        for number, call in enumerate(islice(chain([drawn], variants(drawn)), each)):
+            yield _PlannedCall(call, words, number)
             if enough():
                 break
 
@@ -261,15 +261,15 @@ def _calls(
 def _explore(
     what: Fuzz,
     runner: ExampleRunner,
-    calls: Iterable[_Planned],
+    calls: Iterable[_PlannedCall],
     *,
     seed: int,
     draws: int,
-    spent: _Spent | None = None,
+    spent: _DrawTimes | None = None,
 ) -> None:
     """Run calls, and shrink the first failure; ``spent`` records their times."""
     __tracebackhide__ = True
-    spent = _Spent() if spent is None else spent
+    spent = _DrawTimes() if spent is None else spent
     for planned in calls:
         if not planned.number:
             spent.siblings = 0.0

@@ -54,7 +54,7 @@ _SHOWN_LINES, _SHOWN = 3, 4
 
 
 @dataclass(frozen=True)
-class Report:
+class SanitizerReport:
     """The tool's report of one run.
 
     Attributes:
@@ -73,7 +73,7 @@ def command(tool: str, program: Sequence[str]) -> list[str]:
     return [COMMAND, "--tool", tool, "--error-exitcode", str(FOUND), *program]
 
 
-def parse(text: str, status: int) -> Report:
+def parse(text: str, status: int) -> SanitizerReport:
     """Parse a run's output and exit status."""
     lines = _LINE.findall(text)
     found: list[list[str]] = []
@@ -92,7 +92,7 @@ def parse(text: str, status: int) -> Report:
     if status and not hazards and not unusable:
         printed = [line for line in text.splitlines() if line and not line.startswith("=====")]
         failed = f"exit status {status}" + (f": {printed[-1]}" if printed else "")
-    return Report(hazards=tuple(hazards), unusable=unusable, failed=failed)
+    return SanitizerReport(hazards=tuple(hazards), unusable=unusable, failed=failed)
 
 
 #: compute-sanitizer slows a kernel down by one or two orders of magnitude, and monitors XLA's own
@@ -177,7 +177,7 @@ def _call(context: CheckContext) -> tuple[Any, ...]:
     )
 
 
-def _watched(tool: str, call: Path, timeout: float) -> Report:
+def _watched(tool: str, call: Path, timeout: float) -> SanitizerReport:
     """The tool's report of the call in a file."""
     child = [sys.executable, "-m", "pytest_pallas.sanitizers.device_child", str(call)]
     # This process may hold most of the GPU's memory already.
@@ -201,7 +201,7 @@ def _watched(tool: str, call: Path, timeout: float) -> Report:
     return parse(done.stdout + done.stderr, done.returncode)
 
 
-def _judge(tool: str, report: Report) -> None:
+def _judge(tool: str, report: SanitizerReport) -> None:
     if report.hazards:
         kind = RaceError if tool == "racecheck" else BoundsError
         raise kind(f"{COMMAND} --tool {tool}: " + "\n  ".join(report.hazards))

@@ -101,10 +101,10 @@ def donation(context: CheckContext) -> CheckResult:
             seconds += other.seconds
             failed += [each for each in unchanged(first, other, words) if not each.passed]
         if failed:
-            told = "; ".join(dict.fromkeys(pairs))
+            shared = "; ".join(dict.fromkeys(pairs))
             explanation = failed[0].explanation or Explanation("wrong")
             summary = (
-                f"{told}: the kernel reads a block of that input after it overwrites it. A chip "
+                f"{shared}: the kernel reads a block of that input after it overwrites it. A chip "
                 "prefetches blocks, so its schedule decides whether it reads the old or the new "
                 "contents. Read each block in the program that overwrites it or in an earlier one, "
                 "or drop the alias."

@@ -39,7 +39,7 @@ def never_written(first: Sequence[Told], second: Sequence[Told]) -> Iterator[str
       first: the outputs of the kernels of a run, in order, with outputs filled by ``PAIR[0]``.
       second: those of a run with ``PAIR[1]``.
     """
-    said: set[str] = set()
+    seen: set[str] = set()
     for (params, before), (_, after) in zip(first, second, strict=False):
         for number, (old, new) in enumerate(zip(before, after, strict=True)):
             missing = _missing(np.asarray(old), np.asarray(new))
@@ -50,8 +50,8 @@ def never_written(first: Sequence[Told], second: Sequence[Told]) -> Iterator[str
                 block = grid_facts(SimpleNamespace(params=params)).outputs[number]
                 name, where = f"{name} ({block.name})", _blocks(missing, block.dims)
             text = f"{name} of {_kernel(params)}: {where}"
-            if text not in said:
-                said.add(text)
+            if text not in seen:
+                seen.add(text)
                 yield text
 
 
@@ -211,8 +211,10 @@ def _load(context: CheckContext, fill: Fill) -> Finding | None:
     from pytest_pallas.simulator.inspection.loads import uninitialized
 
     args = context.arguments.args
-    asked: Any = {"races": False, "probe": "loads"}
-    plain, other = (run(context, context.kernel, args, fill=each, **asked) for each in (None, fill))
+    settings: Any = {"races": False, "probe": "loads"}
+    plain, other = (
+        run(context, context.kernel, args, fill=each, **settings) for each in (None, fill)
+    )
     return uninitialized(plain.probe_results, other.probe_results)
 
 

@@ -18,7 +18,7 @@ from pytest_pallas.budget import check_bytes, limited, max_bytes
 from pytest_pallas.errors import DrawTooLargeError, SpecError
 from pytest_pallas.strategies.bounded import bytes_in
 from pytest_pallas.strategies.declared import NOTHING, Declared, declare_keywords
-from pytest_pallas.strategies.value_variants import Kin
+from pytest_pallas.strategies.value_variants import VariantSource
 
 #: How often arrays are drawn again within half as many bytes, so that a whole call fits.
 _HALVINGS = 6
@@ -42,14 +42,14 @@ class Drawn(tuple[Any, ...]):
     """
 
     recipe: Mapping[str, Any]
-    kin: Kin | None
+    kin: VariantSource | None
     declared: Declared | None
 
     def __new__(
         cls,
         items: Iterable[Any],
         recipe: Mapping[str, Any] = _EMPTY,
-        kin: Kin | None = None,
+        kin: VariantSource | None = None,
         *,
         declared: Declared | None = None,
     ) -> Drawn:
@@ -100,7 +100,7 @@ class Arguments:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     tuning: Mapping[str, Any] = field(default_factory=dict[str, Any])
     recipe: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    kin: Kin | None = None
+    kin: VariantSource | None = None
     declared: Declared | None = None
 
     def with_values(self, values: Drawn) -> Arguments:

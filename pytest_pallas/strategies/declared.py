@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_pallas.aspects import DTYPE, VALUES, Aspect
 from pytest_pallas.compat.fuzzing import sampled_elements
 from pytest_pallas.strategies.dtypes import as_dtype
-from pytest_pallas.strategies.sizes.dims import Plan, boundaries
+from pytest_pallas.strategies.sizes.dims import DimsPlan, boundaries
 
 if TYPE_CHECKING:
     from pytest_pallas.strategies.arguments import Arguments, Drawn
@@ -55,7 +55,7 @@ NOTHING = Declared()
 
 
 def declare_arrays(
-    plan: Callable[[tuple[int, ...]], Plan], dtypes: Iterable[Any], classes: Iterable[str]
+    plan: Callable[[tuple[int, ...]], DimsPlan], dtypes: Iterable[Any], classes: Iterable[str]
 ) -> Declared:
     """The choices of ``arrays``.
 

@@ -24,7 +24,7 @@ from pytest_pallas.strategies.sizes.dims import MAX_ELEMENTS
 from pytest_pallas.strategies.sizes.pools import Sizes, Tiles
 
 
-class Spec(Protocol):
+class SpecLike(Protocol):
     """The used part of a ``KernelSpec``, which this layer cannot import."""
 
     @property
@@ -43,7 +43,7 @@ class Spec(Protocol):
         ...
 
 
-def kernel_args(spec: Spec, *, mesh: Any = None) -> SearchStrategy[Arguments]:
+def kernel_args(spec: SpecLike, *, mesh: Any = None) -> SearchStrategy[Arguments]:
     """A strategy for the calls of a spec, for use in a user-written test.
 
     Example::
@@ -84,7 +84,7 @@ def kernel_args(spec: Spec, *, mesh: Any = None) -> SearchStrategy[Arguments]:
     return _calls(spec, spec.inputs(mesh))
 
 
-def _calls(spec: Spec, inputs: Any) -> SearchStrategy[Arguments]:
+def _calls(spec: SpecLike, inputs: Any) -> SearchStrategy[Arguments]:
     if not isinstance(inputs, SearchStrategy):
         raise SpecError(
             f"kernel_args: inputs of spec {spec.name!r} must be a strategy, not {inputs!r:.80}"
@@ -186,8 +186,8 @@ def from_signature(
         broadcast (``#b``) or stand for several (``*b``, ``...``), a keyword-only or optional array,
         unsupported dtypes, or a parameter without an annotation or default.
     """
-    told = {**options, **tuning}
-    found = _read(function, told)
+    given = {**options, **tuning}
+    found = _read(function, given)
     constraints = [text for array in found.arrays for text in array.constraints]
     text = ", ".join(array.dims for array in found.arrays)
     text = "; ".join([text, ", ".join(constraints)]) if constraints else text
@@ -213,8 +213,8 @@ def from_signature(
     return arguments(drawn, options={**found.options, **options}, tuning=tuning)
 
 
-def _read(function: Callable[..., Any], told: Mapping[str, Any]) -> _Signature:
-    """What a function takes; ``told`` are keyword arguments that need no annotation."""
+def _read(function: Callable[..., Any], given: Mapping[str, Any]) -> _Signature:
+    """What a function takes; ``given`` are keyword arguments that need no annotation."""
     where = f"from_signature({_name_of(function)})"
     if not callable(function):
         raise SpecError(f"{where}: this is not a function")
@@ -223,7 +223,7 @@ def _read(function: Callable[..., Any], told: Mapping[str, Any]) -> _Signature:
         hints = get_type_hints(_annotated(function), include_extras=True)
     except (TypeError, ValueError, NameError) as error:
         raise SpecError(f"{where}: its signature cannot be read: {error}") from None
-    unknown = sorted(set(told) - set(signature.parameters))
+    unknown = sorted(set(given) - set(signature.parameters))
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         raise SpecError(f"{where}: there is no parameter {unknown[0]!r} in {signature}")
     found: list[_Array] = []
@@ -232,7 +232,7 @@ def _read(function: Callable[..., Any], told: Mapping[str, Any]) -> _Signature:
     for name, parameter in signature.parameters.items():
         hint = hints.get(name)
         problem = f"{where}: the parameter {name!r}"
-        if _is_array(hint) and name not in told:
+        if _is_array(hint) and name not in given:
             if parameter.kind not in _POSITIONAL:
                 raise SpecError(f"{problem} is a keyword-only array; make it positional")
             if skipped:
@@ -247,7 +247,7 @@ def _read(function: Callable[..., Any], told: Mapping[str, Any]) -> _Signature:
         if parameter.kind in _POSITIONAL:
             skipped = skipped or name
         drawn = _option(hint)
-        if name in told or (drawn is None and parameter.default is not parameter.empty):
+        if name in given or (drawn is None and parameter.default is not parameter.empty):
             continue
         if drawn is None or parameter.kind is parameter.POSITIONAL_ONLY:
             raise SpecError(

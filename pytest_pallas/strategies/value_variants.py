@@ -19,7 +19,7 @@ MOST = 16
 
 
 @dataclass
-class Kin:
+class VariantSource:
     """The source of a draw's variants.
 
     Attributes:
@@ -41,17 +41,17 @@ class Kin:
 def settle(drawn: Any) -> None:
     """Record that the draw is complete: from now on, reads of the values do not count."""
     kin = getattr(drawn, "kin", None)
-    if isinstance(kin, Kin):
+    if isinstance(kin, VariantSource):
         kin.drawn = True
 
 
-def siblings(drawn: Any) -> Iterator[Any]:
+def variants(drawn: Any) -> Iterator[Any]:
     """The variants of a draw, at most ``MOST - 1``, made lazily.
 
     There are none if the strategy read its values, or if it does not come from ``arrays``.
     """
     kin = getattr(drawn, "kin", None)
-    if not isinstance(kin, Kin) or kin.looked:
+    if not isinstance(kin, VariantSource) or kin.looked:
         return iter(())
     return (drawn.with_values(kin.make(k)) for k in range(1, MOST))
 

@@ -9,7 +9,7 @@ Status = Literal["done", "raised", "timed out", "crashed", "out of memory"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class WorkerSetup:
     """A kind of worker. Jobs of equal setups share processes.
 
     Attributes:
@@ -49,7 +49,7 @@ class Setup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class JobResult:
     """The result of a job.
 
     Attributes:

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from pytest_pallas.workers.jobs import Result, Setup
+from pytest_pallas.workers.jobs import JobResult, WorkerSetup
 from pytest_pallas.workers.work import do
 
 #: Number of jobs that may overtake the oldest one, because a worker of their setup is ready.
@@ -25,7 +25,7 @@ STARTS = 2
 _CLOSING_SECONDS = 15.0
 
 
-class Pool:
+class WorkerPool:
     """Worker processes that start on demand, stay warm, and are killed if they misbehave.
 
     There are at most ``size`` processes. A job goes to an idle worker of its setup, or to a new
@@ -48,7 +48,7 @@ class Pool:
         self._state = _State(size=size)
         self._finalizer = weakref.finalize(self, _stop, self._state)
 
-    def submit(self, setup: Setup, payload: bytes, *, timeout: float) -> Future[Result]:
+    def submit(self, setup: WorkerSetup, payload: bytes, *, timeout: float) -> Future[JobResult]:
         """Run a job once, as soon as a worker is free.
 
         Args:
@@ -92,7 +92,7 @@ class Pool:
             state.stopping.set()
         _stop(state)
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(
@@ -106,22 +106,22 @@ class Pool:
 
 @dataclass(kw_only=True, eq=False)
 class _Job:
-    setup: Setup
+    setup: WorkerSetup
     payload: bytes
     timeout: float
-    future: Future[Result] = field(default_factory=Future[Result])
+    future: Future[JobResult] = field(default_factory=Future[JobResult])
     overtaken: int = 0
 
 
 @dataclass(kw_only=True, eq=False)
-class _Place:
+class _Slot:
     """A slot for one worker, and the thread that supervises it.
 
     ``setup`` is that of its current or next worker; None without a worker.
     """
 
     inbox: queue.SimpleQueue[_Job | None] = field(default_factory=queue.SimpleQueue)
-    setup: Setup | None = None
+    setup: WorkerSetup | None = None
     idle_since: float = 0.0
     busy: bool = True
     thread: threading.Thread | None = None
@@ -133,11 +133,13 @@ class _State:
     lock: threading.RLock = field(default_factory=threading.RLock)
     stopping: threading.Event = field(default_factory=threading.Event)
     jobs: deque[_Job] = field(default_factory=deque[_Job])
-    places: list[_Place] = field(default_factory=list[_Place])
+    places: list[_Slot] = field(default_factory=list[_Slot])
     size: int
     owner: int = field(default_factory=os.getpid)
     # Results of consecutive jobs whose worker failed to start.
-    unstartable: dict[Setup, list[Result]] = field(default_factory=dict[Setup, list[Result]])
+    unstartable: dict[WorkerSetup, list[JobResult]] = field(
+        default_factory=dict[WorkerSetup, list[JobResult]]
+    )
 
 
 def _dispatch(state: _State) -> None:
@@ -148,7 +150,7 @@ def _dispatch(state: _State) -> None:
         if not job.future.set_running_or_notify_cancel():
             continue
         if place is None:
-            place = _Place()
+            place = _Slot()
             place.thread = threading.Thread(
                 target=_supervise, args=(state, place), name="worker supervisor", daemon=True
             )
@@ -159,7 +161,7 @@ def _dispatch(state: _State) -> None:
         place.inbox.put(job)
 
 
-def _choose(state: _State) -> tuple[_Job, _Place | None] | None:
+def _choose(state: _State) -> tuple[_Job, _Slot | None] | None:
     """The next job and its slot, None for a new slot; None without a job or a free slot."""
     idle = sorted((p for p in state.places if not p.busy), key=lambda place: place.idle_since)
     room = len(state.places) < state.size
@@ -183,11 +185,11 @@ def _choose(state: _State) -> tuple[_Job, _Place | None] | None:
     return oldest, idle[0]
 
 
-def _supervise(state: _State, place: _Place) -> None:
+def _supervise(state: _State, place: _Slot) -> None:
     """Run the jobs of a slot, until the pool is closed."""
     worker = None
     while (job := place.inbox.get()) is not None:
-        result: Result | Exception
+        result: JobResult | Exception
         hopeless = state.unstartable.get(job.setup, [])
         try:
             if len(hopeless) < STARTS:
@@ -201,13 +203,13 @@ def _supervise(state: _State, place: _Place) -> None:
             place.setup = worker.setup if worker else None
             place.idle_since = time.monotonic()
             place.busy = False
-            if isinstance(result, Result) and result.started:
+            if isinstance(result, JobResult) and result.started:
                 state.unstartable.pop(job.setup, None)
-            elif isinstance(result, Result) and len(hopeless) < STARTS:
+            elif isinstance(result, JobResult) and len(hopeless) < STARTS:
                 state.unstartable.setdefault(job.setup, []).append(result)
             if not state.stopping.is_set():
                 _dispatch(state)
-        if isinstance(result, Result):
+        if isinstance(result, JobResult):
             job.future.set_result(result)
         else:
             job.future.set_exception(result)

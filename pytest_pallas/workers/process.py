@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Generator
 
-from pytest_pallas.workers.jobs import Setup
+from pytest_pallas.workers.jobs import WorkerSetup
 
 #: Number of bytes at the end of the output that are kept.
 KEPT_BYTES = 64 * 1024
@@ -91,7 +91,7 @@ class Worker:
       fresh_bytes: resident memory when it was ready for its first job.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: WorkerSetup) -> None:
         """Start the process; does not wait until it is ready.
 
         Raises:
@@ -157,7 +157,9 @@ class Worker:
         return self._process.returncode if by_itself else None
 
 
-def _launch(setup: Setup, requests: int, replies: int, output: Capture) -> subprocess.Popen[bytes]:
+def _launch(
+    setup: WorkerSetup, requests: int, replies: int, output: Capture
+) -> subprocess.Popen[bytes]:
     arguments = {
         "path": _search_path(),
         "entry": setup.entry,

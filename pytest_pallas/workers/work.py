@@ -8,7 +8,7 @@ import threading
 import time
 
 from pytest_pallas.workers.exchange import DONE, JOB, READY, Exchange, exchange, header
-from pytest_pallas.workers.jobs import Result, Setup, Status
+from pytest_pallas.workers.jobs import JobResult, Status, WorkerSetup
 from pytest_pallas.workers.memory import resident_bytes
 from pytest_pallas.workers.process import Worker
 
@@ -20,8 +20,12 @@ _DYING_SECONDS = 1.0
 
 
 def do(
-    worker: Worker | None, setup: Setup, payload: bytes, timeout: float, stopping: threading.Event
-) -> tuple[Worker | None, Result]:
+    worker: Worker | None,
+    setup: WorkerSetup,
+    payload: bytes,
+    timeout: float,
+    stopping: threading.Event,
+) -> tuple[Worker | None, JobResult]:
     """Run one job, once.
 
     Args:
@@ -42,7 +46,7 @@ def do(
             worker = Worker(setup)
         except OSError as error:
             message = f"The {setup.name} worker could not be started: {error}."
-            return None, Result(status="crashed", message=message, started=False)
+            return None, JobResult(status="crashed", message=message, started=False)
     try:
         failure = None if worker.ready else _get_ready(worker, stopping)
         if failure is not None:
@@ -55,7 +59,7 @@ def do(
 
 def _ask(
     worker: Worker, payload: bytes, timeout: float, stopping: threading.Event
-) -> tuple[Worker | None, Result]:
+) -> tuple[Worker | None, JobResult]:
     """Send a job to a ready worker, and wait for its end."""
     worker.output.clear()
     begin = time.monotonic()
@@ -76,12 +80,12 @@ def _ask(
         worker.end()
     left = None if bloated else worker
     if found.kind == DONE:
-        return left, Result(status="done", value=found.body, output=text, seconds=seconds)
+        return left, JobResult(status="done", value=found.body, output=text, seconds=seconds)
     message = found.body.decode(errors="replace")
-    return left, Result(status="raised", message=message, output=text, seconds=seconds)
+    return left, JobResult(status="raised", message=message, output=text, seconds=seconds)
 
 
-def _get_ready(worker: Worker, stopping: threading.Event) -> Result | None:
+def _get_ready(worker: Worker, stopping: threading.Event) -> JobResult | None:
     """Wait until the worker is ready; returns the result of the job if it fails to start."""
     deadline = time.monotonic() + START_SECONDS
     found = exchange(worker, deadline=deadline, stopping=stopping)
@@ -96,12 +100,12 @@ def _get_ready(worker: Worker, stopping: threading.Event) -> Result | None:
         name, entry = worker.setup.name, worker.setup.entry
         message = f"The {name} worker could not import its entry {entry!r}:\n"
         message += found.body.decode(errors="replace")
-        return Result(status="raised", message=message, output=text, started=False)
+        return JobResult(status="raised", message=message, output=text, started=False)
     result = _end(worker, found, task="its start", limit=START_SECONDS, seconds=0.0)
     return dataclasses.replace(result, started=False)
 
 
-def _end(worker: Worker, found: Exchange, *, task: str, limit: float, seconds: float) -> Result:
+def _end(worker: Worker, found: Exchange, *, task: str, limit: float, seconds: float) -> JobResult:
     """Kill a worker that did not answer, and describe its end during ``task``."""
     if found.end == "gone":
         # Its last output may still be in the pipe.
@@ -125,7 +129,7 @@ def _end(worker: Worker, found: Exchange, *, task: str, limit: float, seconds: f
         case _:
             what = f"{_describe(code)} during {task}"
     message = f"The {worker.setup.name} worker {what}."
-    return Result(status=status, message=message, fate=f"{what}.", output=text, seconds=seconds)
+    return JobResult(status=status, message=message, fate=f"{what}.", output=text, seconds=seconds)
 
 
 def _describe(code: int | None) -> str:

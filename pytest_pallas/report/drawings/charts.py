@@ -50,9 +50,9 @@ def slots(shares: Mapping[str, float], title: str) -> Svg:
     parts: list[Svg] = []
     for place, (unit, value) in enumerate(shares.items()):
         high = 22 * min(1.0, value)
-        said = f"{unit}: {100 * value:.0f} %"
-        parts.append(rect(place * 11, 1, 8, 22, "track", said))
-        parts.append(rect(place * 11, 23 - high, 8, high, "fill", said))
+        tooltip = f"{unit}: {100 * value:.0f} %"
+        parts.append(rect(place * 11, 1, 8, 22, "track", tooltip))
+        parts.append(rect(place * 11, 23 - high, 8, high, "fill", tooltip))
     return picture(max(11.0 * len(shares), 1.0), 24, title, *parts)
 
 
@@ -97,9 +97,9 @@ def histogram(counts: Mapping[str, Sequence[int]], unit: str = "ulps") -> Svg:
         ):
             high = _HIGH * math.log10(1 + count) / top
             if count:
-                said = f"{name}: {count:,} elements at {label}"
+                tooltip = f"{name}: {count:,} elements at {label}"
                 y = _TOP + _HIGH - high
-                parts.append(rect(x + shift * step, y, 0.42 * step, high, kind, said))
+                parts.append(rect(x + shift * step, y, 0.42 * step, high, kind, tooltip))
         if len(bars) <= 12 or place % math.ceil(len(bars) / 10) == 0 or place == len(bars) - 1:
             middle, y = x + step / 2, _TOP + _HIGH + 14
             parts.append(text(middle, y, label, anchor="middle", kind="t small"))
@@ -191,9 +191,9 @@ def _scatter(name: str, examples: Sequence[Mapping[str, Any]]) -> Svg:
 def _cross(x: float, y: float, error: float, example: Mapping[str, Any]) -> Svg:
     """A failure: distinguishable from dots without colours."""
     dims = ", ".join(f"{k}={v}" for k, v in example["dims"].items())
-    said = element("title", f"{dims}: {short(error)} ulps, failed")
+    tooltip = element("title", f"{dims}: {short(error)} ulps, failed")
     shape = f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"
-    return element("path", said, d=shape, class_="point-failed")
+    return element("path", tooltip, d=shape, class_="point-failed")
 
 
 def _key_of_points() -> Iterator[Svg]:

@@ -32,9 +32,9 @@ def grid(operand: Mapping[str, Any]) -> Svg:
         kind = "block-bad" if accused else "block-twice" if several else "block"
         names = ", ".join(f"({', '.join(map(str, p))})" for p in programs[:3])
         names += " …" if len(programs) > 3 else ""
-        said = f"{verb} by program {names}" + ("; reaches beyond the array" if beyond else "")
+        tooltip = f"{verb} by program {names}" + ("; reaches beyond the array" if beyond else "")
         for x, y, width, height in matrix.parts(starts, lengths):
-            parts.append(rect(x, y, width, height, kind, said))
+            parts.append(rect(x, y, width, height, kind, tooltip))
             if width >= _NAMED[0] + 6 * len(names) - 30 and height >= _NAMED[1]:
                 parts.append(text(x + 3, y + 12, names, kind="t halo"))
     right, bottom = matrix.x + matrix.width, matrix.y + matrix.height

@@ -134,9 +134,9 @@ def _blocks(matrix: Matrix, programs: Mapping[str, Any]) -> Iterator[Svg]:
     for each in programs["wrong"]:
         starts = [int(i) * n for i, n in zip(each["block"], sizes, strict=True)]
         names = ", ".join(f"({', '.join(map(str, p))})" for p in each["programs"])
-        said = f"program {names or 'unknown'}: {each['wrong']:,} wrong elements"
+        tooltip = f"program {names or 'unknown'}: {each['wrong']:,} wrong elements"
         for x, y, width, height in matrix.parts(starts, sizes):
-            yield rect(x, y, width, height, "wrong-block", said)
+            yield rect(x, y, width, height, "wrong-block", tooltip)
             if width >= _NAMED[0] + 6 * len(names) - 24 and height >= _NAMED[1] and names:
                 yield text(x + 3, y + 11, names, kind="t halo")
 

@@ -51,7 +51,7 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class FailureCard:
     """A failed check.
 
     Attributes:
@@ -69,7 +69,7 @@ class Failure:
     record: Record
     where: str
     headline: str
-    said: Sequence[str]
+    details: Sequence[str]
     compared: Sequence[tuple[str, Sequence[str]]]
     drawn: Sequence[tuple[str, Sequence[str]]]
     figures: Sequence[Figure]
@@ -77,24 +77,33 @@ class Failure:
     likewise: Sequence[Record] = ()
 
 
-def failure(record: Record, *, drawn: bool = True, likewise: Sequence[Record] = ()) -> Failure:
+def failure(record: Record, *, drawn: bool = True, likewise: Sequence[Record] = ()) -> FailureCard:
     """A failed record; without pictures unless ``drawn``."""
-    told = from_json(record.explanation) if record.explanation else explanation_of(record.message)
+    explanation = (
+        from_json(record.explanation) if record.explanation else explanation_of(record.message)
+    )
     facts: dict[str, list[str]] = {}
-    for fact in told.facts:
+    for fact in explanation.facts:
         facts.setdefault(fact.name, []).extend(fact.text.splitlines())
-    said = [line.strip() for line in told.details if line.strip()]
-    return Failure(
+    details = [line.strip() for line in explanation.details if line.strip()]
+    return FailureCard(
         record=record,
         where=place(record),
-        headline=told.summary or f"passed, but is expected to fail: {record.reason}",
-        said=said,
+        headline=explanation.summary or _without_message(record),
+        details=details,
         compared=[(_TITLES.get(k, k), v) for k, v in facts.items() if k not in _DRAWN],
         drawn=[(_TITLES.get(k, k), v) for k, v in facts.items() if k in _DRAWN],
         figures=list(_figures(record)) if drawn else [],
         unavailable=str(record.pictures.get("unavailable", "")),
         likewise=likewise,
     )
+
+
+def _without_message(record: Record) -> str:
+    """The headline of a record without an error message."""
+    passed = record.outcome == "xpassed"
+    text = "passed, but is expected to fail" if passed else "failed without a message"
+    return f"{text}: {record.reason}" if record.reason else text
 
 
 def place(record: Record) -> str:

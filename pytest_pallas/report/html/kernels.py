@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pytest_pallas.record import OUTCOMES, Record
 from pytest_pallas.report.causes import grouped
-from pytest_pallas.report.html.failures import Failure, failure
+from pytest_pallas.report.html.failures import FailureCard, failure
 from pytest_pallas.report.summary import worst
 
 #: Outcomes that fail a run.
@@ -24,7 +24,7 @@ MOST_DRAWN = 400
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class KernelCell:
     """The result of a kernel on one backend.
 
     Attributes:
@@ -43,7 +43,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel:
+class KernelRow:
     """A kernel with all its checks.
 
     Attributes:
@@ -65,8 +65,8 @@ class Kernel:
     family: str
     file: str
     state: str
-    cells: Sequence[Cell]
-    failures: Sequence[Failure]
+    cells: Sequence[KernelCell]
+    failures: Sequence[FailureCard]
     records: Sequence[Record]
     examples: int
     seconds: float
@@ -78,14 +78,14 @@ class Kernel:
         return _rank(self.state, len(self.failures), self.multiple)
 
 
-def kernels(records: Sequence[Record], backends: Sequence[str]) -> list[Kernel]:
+def kernels(records: Sequence[Record], backends: Sequence[str]) -> list[KernelRow]:
     """The kernels, worst first. Two files may have kernels of the same name."""
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
         file = record.test.partition("::")[0]
         groups.setdefault((record.family, file, record.kernel), []).append(record)
     left = MOST_DRAWN
-    found: list[Kernel] = []
+    found: list[KernelRow] = []
     for number, ((family, file, name), rows) in enumerate(groups.items()):
         bad = [row for row in rows if row.outcome in BAD]
         causes = grouped(bad)
@@ -96,7 +96,7 @@ def kernels(records: Sequence[Record], backends: Sequence[str]) -> list[Kernel]:
         left = max(0, left - len(causes))
         cells = [_cell([row for row in rows if row.backend == b]) for b in backends]
         found.append(
-            Kernel(
+            KernelRow(
                 anchor=f"kernel-{number}",
                 name=name,
                 family=family,
@@ -133,7 +133,7 @@ def _worst(rows: Sequence[Record]) -> float | None:
     return None if found < 0 else found
 
 
-def _cell(rows: Sequence[Record]) -> Cell:
+def _cell(rows: Sequence[Record]) -> KernelCell:
     count = Counter(row.outcome for row in rows)
     failed = sum(count[outcome] for outcome in BAD)
     passed = [row for row in rows if row.outcome == "passed"]
@@ -147,11 +147,11 @@ def _cell(rows: Sequence[Record]) -> Cell:
     }
     state = next((name for name, number in numbers.items() if number), "none")
     if state == "none":
-        return Cell(state="none", words="-", multiple="", title="not run", rank=-1.0)
+        return KernelCell(state="none", words="-", multiple="", title="not run", rank=-1.0)
     words = f"{numbers[state]} {_WORDS[state]}"
     if state == "passed" and count["xfailed"]:
         words += f", {count['xfailed']} xfail"
-    return Cell(
+    return KernelCell(
         state=state,
         words=words,
         multiple="" if failed else times(multiple),

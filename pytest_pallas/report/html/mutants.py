@@ -7,17 +7,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_pallas.mutation_runner.verdict import Verdict, who
+from pytest_pallas.mutation_runner.verdict import MutantVerdict, who
 from pytest_pallas.notes import Note
 from pytest_pallas.record import Record
-from pytest_pallas.report.sections.mutants import Group, groups, has_none, together
+from pytest_pallas.report.sections.mutants import KernelMutants, groups, has_none, together
 
 #: States of a row: a survivor has precedence.
 STATES = ("survived", "killed", "unscored")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class MutantEntry:
     """A mutant with details.
 
     Attributes:
@@ -42,7 +42,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class MutantRow:
     """The mutants of one kernel, or of all kernels.
 
     Attributes:
@@ -70,13 +70,13 @@ class Row:
     equivalent: int
     untried: int
     by: Sequence[tuple[str, int]]
-    survivors: Sequence[Entry]
-    folded: Sequence[tuple[str, Sequence[Entry]]]
+    survivors: Sequence[MutantEntry]
+    folded: Sequence[tuple[str, Sequence[MutantEntry]]]
     notes: Sequence[Note]
 
 
 @dataclass(frozen=True)
-class Mutants:
+class MutantSummary:
     """The section of the page.
 
     Attributes:
@@ -85,28 +85,28 @@ class Mutants:
       without: kernels without mutants.
     """
 
-    rows: Sequence[Row]
-    every: Row
+    rows: Sequence[MutantRow]
+    every: MutantRow
     without: Sequence[str]
 
 
-def mutants(records: Sequence[Record]) -> Mutants | None:
+def mutants(records: Sequence[Record]) -> MutantSummary | None:
     """The verdicts of the mutants of all kernels; None without ``--pallas-mutate``."""
     made = groups(records)
     without = list(dict.fromkeys(record.kernel for record in records if has_none(record)))
     if not made and not without:
         return None
-    return Mutants(
+    return MutantSummary(
         rows=[_row(f"mutants-{number}", group) for number, group in enumerate(made)],
         every=_row("", together(made)),
         without=without,
     )
 
 
-def _row(anchor: str, group: Group) -> Row:
+def _row(anchor: str, group: KernelMutants) -> MutantRow:
     score = group.score
     survived = _entries(group, [v for v in group.verdicts if v.status == "survived"])
-    return Row(
+    return MutantRow(
         anchor=anchor,
         kernel=group.kernel,
         family=group.family,
@@ -133,13 +133,13 @@ def _percent(score: float | None) -> str:
     return "-" if score is None else f"{math.floor(10 * score) / 10:g} %"
 
 
-def _by(verdicts: Sequence[Verdict]) -> list[tuple[str, int]]:
+def _by(verdicts: Sequence[MutantVerdict]) -> list[tuple[str, int]]:
     """The number of mutants that each check killed; after a crash the check may be unknown."""
     counts = Counter(who(v) or v.how or "unknown" for v in verdicts if v.status == "killed")
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-def _folded(verdicts: Sequence[Verdict]) -> Mapping[str, list[Verdict]]:
+def _folded(verdicts: Sequence[MutantVerdict]) -> Mapping[str, list[MutantVerdict]]:
     equivalent = [v for v in verdicts if v.status == "equivalent"]
     return {
         "equivalent: the spec says why": [v for v in equivalent if v.marked],
@@ -148,16 +148,16 @@ def _folded(verdicts: Sequence[Verdict]) -> Mapping[str, list[Verdict]]:
     }
 
 
-def _entries(group: Group, verdicts: Sequence[Verdict]) -> list[Entry]:
+def _entries(group: KernelMutants, verdicts: Sequence[MutantVerdict]) -> list[MutantEntry]:
     return [_entry(group, verdict) for verdict in verdicts]
 
 
-def _entry(group: Group, verdict: Verdict) -> Entry:
+def _entry(group: KernelMutants, verdict: MutantVerdict) -> MutantEntry:
     change, part = verdict.change, verdict.part
     if part and part not in change.split():  # "sub -> add" needs no "(sub)"
         change = f"{change} ({part})"
     count = "1 example" if verdict.examples == 1 else f"{verdict.examples:,} examples"
-    return Entry(
+    return MutantEntry(
         operator=verdict.operator,
         change=change,
         body="" if verdict.kernel == group.kernel else verdict.kernel,

@@ -15,8 +15,8 @@ from pytest_pallas.record import OUTCOMES, Record
 from pytest_pallas.report.drawings.charts import stacked
 from pytest_pallas.report.drawings.svg import clean
 from pytest_pallas.report.html import tables
-from pytest_pallas.report.html.kernels import BAD, MOST_DRAWN, Kernel, kernels, times
-from pytest_pallas.report.html.mutants import Mutants, mutants
+from pytest_pallas.report.html.kernels import BAD, MOST_DRAWN, KernelRow, kernels, times
+from pytest_pallas.report.html.mutants import MutantSummary, mutants
 from pytest_pallas.report.html.tables import coverage
 from pytest_pallas.report.sections.mutants import others
 from pytest_pallas.report.summary import backends_of
@@ -99,7 +99,7 @@ def page(
     )
 
 
-def _verdict(rows: Sequence[Kernel], bad: int, tried: Mutants | None) -> str:
+def _verdict(rows: Sequence[KernelRow], bad: int, tried: MutantSummary | None) -> str:
     """The result of the run, in one line."""
     told = [] if tried is None else [_of_mutants(tried)]
     if rows:
@@ -108,7 +108,7 @@ def _verdict(rows: Sequence[Kernel], bad: int, tried: Mutants | None) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _of_checks(rows: Sequence[Kernel], bad: int) -> str:
+def _of_checks(rows: Sequence[KernelRow], bad: int) -> str:
     total = "1 kernel" if len(rows) == 1 else f"{len(rows):,} kernels"
     if not bad:
         return f"Nothing failed in {total}"
@@ -117,7 +117,7 @@ def _of_checks(rows: Sequence[Kernel], bad: int) -> str:
     return f"{checks}, in {failing:,} of {total}"
 
 
-def _of_mutants(tried: Mutants) -> str:
+def _of_mutants(tried: MutantSummary) -> str:
     every = tried.every
     judged = every.killed + every.survived
     survived = f"{every.survived:,}" if every.survived else "none"
@@ -125,7 +125,7 @@ def _of_mutants(tried: Mutants) -> str:
     return f"{told}, {every.untried:,} not tried" if every.untried else told
 
 
-def _mood(rows: Sequence[Kernel], bad: int, tried: Mutants | None) -> str:
+def _mood(rows: Sequence[KernelRow], bad: int, tried: MutantSummary | None) -> str:
     """The colour of that line: a surviving mutant does not fail the run, but is a warning."""
     if bad:
         return "is-bad"

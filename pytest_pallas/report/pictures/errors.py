@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.analysis import writers_of
-from pytest_pallas.checks.context import Answer, CheckResult
+from pytest_pallas.checks.context import CheckResult, ComparedOutputs
 from pytest_pallas.checks.verdict import writer_of
 from pytest_pallas.numerics import Comparison, is_exact, wide
 from pytest_pallas.numerics.dtypes import Array, is_complex
@@ -57,7 +57,7 @@ def errors_of(finding: CheckResult) -> dict[str, Any]:
     return found
 
 
-def _measured(answer: Answer | None, failed: Comparison) -> _Measured | None:
+def _measured(answer: ComparedOutputs | None, failed: Comparison) -> _Measured | None:
     """The errors of a kernel against the oracle; None if its arrays were not kept."""
     if answer is None:
         return None
@@ -80,7 +80,7 @@ def _measured(answer: Answer | None, failed: Comparison) -> _Measured | None:
     return _Measured(found.errors, found.misclassed, found.baseline_errors)
 
 
-def _expected(answer: Answer) -> Sequence[Any]:
+def _expected(answer: ComparedOutputs) -> Sequence[Any]:
     return answer.expected.oracle, answer.expected.baseline
 
 
@@ -160,8 +160,8 @@ def _programs(kernel: Any, output: int, failed: Comparison) -> dict[str, Any]:
     wrong: list[dict[str, Any]] = []
     for number in sorted(order.tolist()):
         block = blocks[:, number]
-        told = writers_of(kernel, output, (block * sizes[:, 0]).tolist())
-        programs = [] if told is None else told[2]
+        writers = writers_of(kernel, output, (block * sizes[:, 0]).tolist())
+        programs = [] if writers is None else writers[2]
         wrong.append(
             {
                 "block": block.tolist(),

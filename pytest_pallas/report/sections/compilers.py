@@ -46,16 +46,16 @@ def sections(
     """
     if not records:
         return
-    asked = [record for record in records if record.outcome != "skipped"]
+    ran = [record for record in records if record.outcome != "skipped"]
     for platform in dict.fromkeys(target.platform for target in TARGETS.values()):
-        rows = [record for record in asked if _platform(record) == platform]
+        rows = [record for record in ran if _platform(record) == platform]
         if rows:
             yield matrix(rows, width=width, color=color)
-    if asked:
-        yield counts(asked)
+    if ran:
+        yield counts(ran)
     yield from footnotes(records, every=every)
-    yield from reasons(asked)
-    yield from costs(asked, width=width, color=color)
+    yield from reasons(ran)
+    yield from costs(ran, width=width, color=color)
 
 
 def matrix(records: Sequence[Record], *, width: int, color: bool) -> str:

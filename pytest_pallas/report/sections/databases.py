@@ -19,7 +19,7 @@ class DatabaseReporter:
     def __init__(self, session: PytestSession) -> None:
         """Report for ``session``."""
         self.session = session
-        self.said: set[str] = set()
+        self.reported: set[str] = set()
 
     def pytest_report_header(self) -> list[str]:
         """List the databases, and try to reach each server."""
@@ -27,7 +27,7 @@ class DatabaseReporter:
         if database is not None:
             list(database.fetch(b"reached"))  # what fails is remembered
         names = ", ".join(place.shown for place in self.session.options.database)
-        self.said = set(self.session.lost_places)
+        self.reported = set(self.session.lost_places)
         return [f"pallas: examples in {names}", *map("pallas: warning: {}".format, self._lost())]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -45,7 +45,7 @@ class DatabaseReporter:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Report databases that were lost after the header."""
-        for line in self._lost(without=self.said):
+        for line in self._lost(without=self.reported):
             terminalreporter.write_line(f"pallas: warning: {line}", yellow=True)
 
     def _lost(self, without: Collection[str] = ()) -> list[str]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pytest_pallas.mutation_runner.verdict import Verdict, from_json, score
+from pytest_pallas.mutation_runner.verdict import MutantVerdict, from_json, score
 from pytest_pallas.notes import Note
 from pytest_pallas.record import Record
 from pytest_pallas.report.section import Line, Results, section
@@ -22,7 +22,7 @@ _STATUSES = ("killed", "survived", "equivalent", "untried")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class KernelMutants:
     """The mutants of a kernel.
 
     Attributes:
@@ -35,7 +35,7 @@ class Group:
 
     kernel: str
     family: str
-    verdicts: list[Verdict]
+    verdicts: list[MutantVerdict]
     notes: list[Note] = field(default_factory=list[Note])
     seconds: float = 0.0
 
@@ -49,12 +49,12 @@ class Group:
         return sum(verdict.status == status for verdict in self.verdicts)
 
 
-def groups(records: Sequence[Record]) -> list[Group]:
+def groups(records: Sequence[Record]) -> list[KernelMutants]:
     """The mutants by kernel, the worst score first.
 
     Several tests or specs may run a mutant: it is killed if one of them kills it.
     """
-    found: dict[tuple[str, str], dict[str, Verdict]] = {}
+    found: dict[tuple[str, str], dict[str, MutantVerdict]] = {}
     notes: dict[tuple[str, str], list[Note]] = {}
     seconds: Counter[tuple[str, str]] = Counter()
     for record in records:
@@ -75,7 +75,7 @@ def groups(records: Sequence[Record]) -> list[Group]:
         for verdict in verdicts.values()
     )
     made = [
-        Group(
+        KernelMutants(
             kernel=kernel,
             family=family,
             verdicts=[_elsewhere(verdict, *best[key]) for key, verdict in verdicts.items()],
@@ -87,18 +87,20 @@ def groups(records: Sequence[Record]) -> list[Group]:
     return sorted(made, key=lambda group: 101.0 if group.score is None else group.score)
 
 
-def together(made: Sequence[Group]) -> Group:
+def together(made: Sequence[KernelMutants]) -> KernelMutants:
     """All mutants, each once."""
     best = _best((group.kernel, verdict) for group in made for verdict in group.verdicts)
-    return Group(kernel="", family="", verdicts=[verdict for _, verdict in best.values()])
+    return KernelMutants(kernel="", family="", verdicts=[verdict for _, verdict in best.values()])
 
 
-def total(made: Sequence[Group]) -> float | None:
+def total(made: Sequence[KernelMutants]) -> float | None:
     """The score over all kernels."""
     return together(made).score
 
 
-def sections(made: Sequence[Group], *, width: int, color: bool, every: bool) -> Iterator[str]:
+def sections(
+    made: Sequence[KernelMutants], *, width: int, color: bool, every: bool
+) -> Iterator[str]:
     """The table of kernels, the survivors, and the score, as text.
 
     Args:
@@ -112,18 +114,18 @@ def sections(made: Sequence[Group], *, width: int, color: bool, every: bool) -> 
     yield "mutants"
     yield _table(made, width=width, color=color)
     for group in made:
-        listed = [v for v in group.verdicts if v.status == "survived" or (every and _told(v))]
+        listed = [v for v in group.verdicts if v.status == "survived" or (every and _listed(v))]
         for verdict in listed:
             yield from _lines(group, verdict)
         for note in group.notes:
             yield f"  {group.kernel}: {note}"
     every_one = together(made)
     overall = every_one.score
-    told = [
+    counts = [
         f"{len(every_one.verdicts)} mutants",
         *(f"{every_one.count(s)} {s}" for s in _STATUSES if every_one.count(s)),
     ]
-    yield f"score {'-' if overall is None else f'{overall:.1f} %'}: {', '.join(told)}"
+    yield f"score {'-' if overall is None else f'{overall:.1f} %'}: {', '.join(counts)}"
 
 
 def others(records: Sequence[Record]) -> list[Record]:
@@ -140,11 +142,11 @@ def others(records: Sequence[Record]) -> list[Record]:
 
 def has_none(record: Record) -> bool:
     """Whether a record is of a spec without mutants of the selected operators."""
-    asked = record.check == "mutants" and record.backend == "all"
-    return asked and record.outcome == "passed" and not record.mutants
+    whole_spec = record.check == "mutants" and record.backend == "all"
+    return whole_spec and record.outcome == "passed" and not record.mutants
 
 
-def _rank(verdict: Verdict) -> int:
+def _rank(verdict: MutantVerdict) -> int:
     """The precedence of several verdicts on a mutant: one test that kills it is enough.
 
     An equivalent mutant in the calls of one test may differ in the calls of another one.
@@ -154,16 +156,16 @@ def _rank(verdict: Verdict) -> int:
     return {"killed": 0, "survived": 2, "equivalent": 3, "untried": 4}[verdict.status]
 
 
-def _best(told: Iterable[tuple[str, Verdict]]) -> dict[str, tuple[str, Verdict]]:
+def _best(pairs: Iterable[tuple[str, MutantVerdict]]) -> dict[str, tuple[str, MutantVerdict]]:
     """The verdict that counts, and its record, by key of the mutant."""
-    best: dict[str, tuple[str, Verdict]] = {}
-    for kernel, verdict in told:
+    best: dict[str, tuple[str, MutantVerdict]] = {}
+    for kernel, verdict in pairs:
         if verdict.key not in best or _rank(verdict) < _rank(best[verdict.key][1]):
             best[verdict.key] = kernel, verdict
     return best
 
 
-def _elsewhere(verdict: Verdict, kernel: str, best: Verdict) -> Verdict:
+def _elsewhere(verdict: MutantVerdict, kernel: str, best: MutantVerdict) -> MutantVerdict:
     """A verdict; for a survivor that another spec killed or marked as equivalent, that one."""
     if _rank(best) > 1 or verdict.status not in ("survived", "untried"):
         return verdict
@@ -173,11 +175,11 @@ def _elsewhere(verdict: Verdict, kernel: str, best: Verdict) -> Verdict:
     )
 
 
-def _told(verdict: Verdict) -> bool:
+def _listed(verdict: MutantVerdict) -> bool:
     return verdict.status in ("equivalent", "untried")
 
 
-def _lines(group: Group, verdict: Verdict) -> Iterator[str]:
+def _lines(group: KernelMutants, verdict: MutantVerdict) -> Iterator[str]:
     part = f" ({verdict.part})" if verdict.part else ""
     yield f"  {verdict.status}  {group.kernel}  {verdict.operator}: {verdict.change}{part}"
     callers = "".join(f", called in {place}" for place in verdict.called_from)
@@ -188,7 +190,7 @@ def _lines(group: Group, verdict: Verdict) -> Iterator[str]:
         yield f"            {verdict.reason}"
 
 
-def _table(made: Sequence[Group], *, width: int, color: bool) -> str:
+def _table(made: Sequence[KernelMutants], *, width: int, color: bool) -> str:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_edge=False)
@@ -208,7 +210,7 @@ def _table(made: Sequence[Group], *, width: int, color: bool) -> str:
     return rendered(table, width=width, color=color)
 
 
-def _by(group: Group) -> str:
+def _by(group: KernelMutants) -> str:
     """The checks with the number of mutants that they killed, the most first."""
     counts = Counter(v.by for v in group.verdicts if v.status == "killed")
     return ", ".join(f"{name} {count}" for name, count in counts.most_common(3))

@@ -25,9 +25,9 @@ def lines(found: Sequence[NotApplicable], *, every: bool) -> Iterator[str]:
     if not found:
         return
     late = sum(entry.found == "run" for entry in found)
-    told = f", {late:,} of them found during the run" if late else ""
+    during_run = f", {late:,} of them found during the run" if late else ""
     hint = "" if every else " (-v lists them)"
-    yield f"not applicable: {count(found)}{told}{hint}"
+    yield f"not applicable: {count(found)}{during_run}{hint}"
     if not every:
         return
     groups: dict[str, list[NotApplicable]] = {}

@@ -216,8 +216,8 @@ def test_a_relative_folder_is_seen_from_the_root(project):
     [
         ("mysql://me:secret@host", "unknown scheme mysql:"),
         ("redis://me:secret@host/name", "must be a host and at most a number"),
-        ("kernels.py", "kernels.py: cannot write there"),
-        ("kernels.py/deeper", "kernels.py/deeper: cannot write there"),
+        ("kernels.py", "kernels.py: cannot write to it"),
+        ("kernels.py/deeper", "kernels.py/deeper: cannot write to it"),
         ("readonly+nowhere", "readonly+nowhere: there is no folder"),
         ("kept,none", "none must stand alone"),
     ],

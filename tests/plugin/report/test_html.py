@@ -91,7 +91,7 @@ def test_unwritable(suite, path):
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     text = result.stderr.str()
     assert "Traceback" not in text
-    assert f"--pallas-html={path}: cannot write there" in text
+    assert f"--pallas-html={path}: cannot write the file" in text
     assert "passed" not in result.stdout.str()
 
 

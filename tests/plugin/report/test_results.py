@@ -94,7 +94,7 @@ def test_unwritable(suite, path):
     text = result.stderr.str()
     assert "Traceback" not in text
     assert "--pallas-results=" in text
-    assert "cannot write there" in text
+    assert "cannot write the file" in text
 
 
 def test_a_path_that_becomes_unwritable(suite):

@@ -156,7 +156,7 @@ def test_an_example_of_another_kind_is_asked_about_all_the_same(aliasing):
     [record] = results["records"]
     assert (record["check"], record["outcome"]) == ("forward", "failed")
     assert "k: late on tpu-sim: asked about a kernel with an alias" in record["message"]
-    assert any(note["text"].startswith("asked late, too") for note in record["notes"])
+    assert any(note["text"].startswith("ran late, too") for note in record["notes"])
 
 
 @pytest.mark.parametrize(

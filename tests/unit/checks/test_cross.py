@@ -10,7 +10,7 @@ import pytest
 
 from pytest_pallas.backends.interpreters import tpu_interpret
 from pytest_pallas.backends.simulators import tpu_sim
-from pytest_pallas.checks.context import Other
+from pytest_pallas.checks.context import ComparisonPeer
 from pytest_pallas.checks.cross import accepted, cross
 from pytest_pallas.errors import KernelError, NotApplicableError
 from pytest_pallas.numerics import Tolerance
@@ -18,7 +18,7 @@ from pytest_pallas.strategies.arguments import Arguments
 
 
 def twin(function, name="twin", **rest):
-    return Other(name=name, function=function, backend=tpu_sim(), is_kernel=False, **rest)
+    return ComparisonPeer(name=name, function=function, backend=tpu_sim(), is_kernel=False, **rest)
 
 
 def off(factor):
@@ -29,7 +29,7 @@ SMALL = Arguments((np.arange(1024, dtype=np.float32).reshape(8, 128) % 16,))
 
 
 def test_another_backend_with_the_same_bits(context_of, doubled):
-    other = Other(name="tpu-interpret:v6e", function=doubled, backend=tpu_interpret(None))
+    other = ComparisonPeer(name="tpu-interpret:v6e", function=doubled, backend=tpu_interpret(None))
     finding = cross(context_of(doubled, others=(other,)))
     assert finding.failed is None
     assert finding.notes == ()

@@ -20,7 +20,7 @@ from pytest_pallas.errors import (
     RaceError,
 )
 from pytest_pallas.sanitizers import device as module
-from pytest_pallas.sanitizers.device import Report
+from pytest_pallas.sanitizers.device import SanitizerReport
 from pytest_pallas.sanitizers.device import parse as parse_output
 from pytest_pallas.strategies.arguments import Arguments
 
@@ -85,7 +85,7 @@ def tool(tmp_path, monkeypatch):
 class TestOutput:
     def test_an_access_out_of_bounds(self):
         found = parse_output(MEMCHECK, 86)
-        assert found == Report(
+        assert found == SanitizerReport(
             hazards=(
                 "Invalid __global__ write of size 4 bytes; at oob_kernel+0x70; "
                 "by thread (31,0,0) in block (7,0,0)",
@@ -109,15 +109,15 @@ class TestOutput:
 
     def test_nothing(self):
         text = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
-        assert parse_output(text, 0) == Report()
+        assert parse_output(text, 0) == SanitizerReport()
 
     def test_a_machine_on_which_it_does_not_work(self):
         text = "========= COMPUTE-SANITIZER\n========= Error: Device not supported\n"
-        assert parse_output(text, 1) == Report(unusable="Device not supported")
+        assert parse_output(text, 1) == SanitizerReport(unusable="Device not supported")
 
     def test_a_program_that_fails(self):
         text = "========= COMPUTE-SANITIZER\nTraceback:\nValueError: no\n"
-        assert parse_output(text, 1) == Report(failed="exit status 1: ValueError: no")
+        assert parse_output(text, 1) == SanitizerReport(failed="exit status 1: ValueError: no")
 
 
 class TestRun:

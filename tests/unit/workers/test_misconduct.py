@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pytest_pallas.workers import Setup, exchange, work
+from pytest_pallas.workers import WorkerSetup, exchange, work
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc or pidfd")
 
@@ -135,7 +135,7 @@ def test_a_worker_that_earlier_jobs_have_filled_is_replaced(do):
 
 
 def test_an_entry_that_cannot_be_imported(pool):
-    job = pool.submit(Setup(name="lost", entry="no_such_module:run"), b"", timeout=5)
+    job = pool.submit(WorkerSetup(name="lost", entry="no_such_module:run"), b"", timeout=5)
     result = job.result(timeout=10)
     assert result.status == "raised"
     assert "The lost worker could not import its entry 'no_such_module:run'" in result.message
@@ -148,7 +148,7 @@ def test_a_function_that_is_not_there(pool, setup_for):
 
 
 def test_a_worker_that_dies_at_its_start(pool):
-    setup = Setup(name="frail", entry="worker_that_dies_at_import:run")
+    setup = WorkerSetup(name="frail", entry="worker_that_dies_at_import:run")
     for _ in range(2):  # The second job has its own attempt.
         result = pool.submit(setup, b"", timeout=5).result(timeout=10)
         assert result.status == "crashed"
@@ -158,7 +158,7 @@ def test_a_worker_that_dies_at_its_start(pool):
 
 def test_a_worker_that_hangs_at_its_start(pool, monkeypatch):
     monkeypatch.setattr(work, "START_SECONDS", 0.5)
-    setup = Setup(name="slow", entry="worker_that_hangs_at_import:run")
+    setup = WorkerSetup(name="slow", entry="worker_that_hangs_at_import:run")
     result = pool.submit(setup, b"", timeout=5).result(timeout=10)
     assert result.status == "timed out"
     assert "its start exceeded its time limit of 0.5 s" in result.message
@@ -180,7 +180,7 @@ def test_an_unforeseen_error_reaches_who_waits(pool, setup_for):
 
 def test_a_worker_that_cannot_start_is_not_tried_for_ever(pool, tmp_path):
     starts = tmp_path / "starts"
-    setup = Setup(
+    setup = WorkerSetup(
         name="counted",
         entry="worker_that_dies_at_import:run",
         environment=(("COUNT_STARTS", str(starts)),),
@@ -192,7 +192,7 @@ def test_a_worker_that_cannot_start_is_not_tried_for_ever(pool, tmp_path):
 
 
 def test_another_worker_may_start_all_the_same(pool, setup_for):
-    broken = Setup(name="frail", entry="worker_that_dies_at_import:run")
+    broken = WorkerSetup(name="frail", entry="worker_that_dies_at_import:run")
     for _ in range(3):
         pool.submit(broken, b"", timeout=5.0).result()
     result = pool.submit(setup_for("echo"), b"here", timeout=5.0).result()
