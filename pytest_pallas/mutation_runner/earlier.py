@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas.errors import OptionError
-from pytest_pallas.mutation_runner.verdict import Verdict, from_json
+from pytest_pallas.mutation_runner.verdict import MutantVerdict, from_json
 from pytest_pallas.options.values import place_of
 from pytest_pallas.session import current
 from pytest_pallas.source_lines import text_at
@@ -70,6 +70,6 @@ def read_earlier(path: Path) -> Earlier:
     )
 
 
-def _verdicts(plain: Any) -> Iterator[Verdict]:
+def _verdicts(plain: Any) -> Iterator[MutantVerdict]:
     for record in plain["records"]:
         yield from map(from_json, record.get("mutants", ()))

@@ -90,8 +90,10 @@ class PytestSession(Session):
 
         The process of isolated tests collects everything, and runs requested items.
         """
-        told = self.options.example or self.options.mutate is not None or self.replayed is not None
-        return not told and not self.in_worker
+        narrow = (
+            self.options.example or self.options.mutate is not None or self.replayed is not None
+        )
+        return not narrow and not self.in_worker
 
     @cached_property
     def replayed(self) -> Loaded | None:
