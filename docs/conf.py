@@ -72,8 +72,8 @@ _INNER = (
     "checks.check.KernelRequirement",
     "checks.check.Program",
     "checks.check.Run",
-    "checks.context.Answer",
-    "checks.context.Other",
+    "checks.context.ComparedOutputs",
+    "checks.context.ComparisonPeer",
     "checks.context.Related",
     "collection.suite.Suite",
     "compat.grids.GridFacts",
@@ -92,9 +92,9 @@ _INNER = (
     "session.pytest_session.PytestSession",
     "simulator.machine.Machine",
     "strategies.declared.Declared",
-    "strategies.signatures.Spec",
+    "strategies.signatures.SpecLike",
     "strategies.sizes.constraints.Constraint",
-    "strategies.value_variants.Kin",
+    "strategies.value_variants.VariantSource",
 )
 nitpick_ignore = [
     ("py:class", name)

@@ -1,7 +1,7 @@
-"""The hooks of a session that tests kernels: only hooks, whose work is done elsewhere.
+"""The hooks of a session that tests kernels, without logic.
 
-``plugin`` registers this module with the first option, mark, fixture or suite of the plugin that a
-session has. jax is not imported here.
+``plugin`` registers this module with the first option, mark, fixture or suite of the plugin in a
+session. It does not import jax.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pytest_pallas.session import (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Settle options, devices and backends, and register what reports and isolates."""
+    """Set options, devices and backends, and register the plugins for reports and isolation."""
     from pytest_pallas.devices.simulate import simulate
 
     state = start(config)
@@ -75,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_pallas.mutation_runner.own_tests import TestMutantRunner
 
         try:
-            # A wrong name or file must stop pytest before it collects.
+            # a wrong name or file must stop pytest before collection
             if "mutate_operators" in state.options.explicit:
                 _ = state.operators  # imports JAX
             earlier = earlier_run(config)
@@ -138,7 +138,7 @@ def pytest_collection_modifyitems(
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Forget checks that do not apply where nobody asked for them."""
+    """Remove not applicable checks that the run does not select."""
     if current(session.config).not_applicable:
         from pytest_pallas.items.applicability import keep_selected
 
@@ -150,7 +150,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_protocol(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, Any, Any]:
-    """Know which test runs, and let compilers begin with the next one."""
+    """Record the running test, and start the compilations of the next one."""
     state = current(item.config)
     state.item = item
     state.builders.clear()
@@ -167,7 +167,7 @@ def pytest_runtest_protocol(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse wrong marks, and start the random generators anew."""
+    """Reject wrong marks, and reset the random generators."""
     if PROBLEM in item.stash:
         pytest.fail(item.stash[PROBLEM], pytrace=False)
     reseed(current(item.config))
@@ -192,14 +192,14 @@ def pytest_runtest_makereport(
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
-    """Count tests that were skipped for a reason of ours apart, by that reason."""
+    """Count tests that the plugin skipped under their own status."""
     status = getattr(report, STATUS, "")
     return (status, "-", status.upper()) if status and report.skipped else None
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the checks of a kernel together: they share what they draw, trace and run."""
+    """Keep the checks of a kernel together, because they share draws, traces and runs."""
     if not current(config).options.suite:
         return None
     from pytest_pallas.collection.selecting import scheduler_for
@@ -208,7 +208,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell the process that reports, if this is a worker, which checks do not apply."""
+    """In an xdist worker, send the checks that do not apply to the controller."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None and SESSION in session.config.stash:
         from pytest_pallas.record import plain_not_applicable

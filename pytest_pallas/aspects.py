@@ -1,17 +1,17 @@
-"""Aspects: what there is to choose in a draw, such as a dim or an option, as data."""
+"""Aspects: the choices of a draw, such as a dim or an option, as data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-#: What an aspect is of the call: ``"dtype"`` and ``"values"`` of its arrays, ``"dim"``: a size,
+#: Roles of an aspect in a call: ``"dtype"`` and ``"values"`` of its arrays, ``"dim"``: a size,
 #: ``"option"`` and ``"tuning"``: keyword arguments.
 ROLES = ("dtype", "values", "dim", "option", "tuning")
 
 
 class Aspect(NamedTuple):
-    """Something that is chosen for each draw.
+    """A choice of each draw.
 
     Attributes:
       role: one of ``ROLES``.
@@ -30,12 +30,12 @@ DTYPE, VALUES = Aspect("dtype"), Aspect("values")
 
 
 def to_json(words: Mapping[Aspect, Iterable[str]]) -> list[dict[str, Any]]:
-    """Words by aspect as JSON has them: a list of objects with role, name and words."""
+    """Words by aspect for JSON: a list of objects with role, name and words."""
     return [{**aspect._asdict(), "words": list(each)} for aspect, each in words.items()]
 
 
 def from_json(data: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[str]]) -> Words:
-    """What ``to_json`` was given. Schema 1 of the records has an object, by the aspects' texts."""
+    """The words from ``to_json``. In schema 1 of the records, the keys are the aspects' texts."""
     if isinstance(data, Mapping):
         return {_of_text(text): tuple(words) for text, words in data.items()}
     return {Aspect(each["role"], each["name"]): tuple(each["words"]) for each in data}

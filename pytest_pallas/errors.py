@@ -1,4 +1,4 @@
-"""Every exception of the package. Each message says what, where and what to do."""
+"""All exceptions of the package. Each message has the problem, its location and the remedy."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from pytest_pallas.findings import Finding, text_of
 
 
 class PallasTestError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of all errors that this package raises."""
 
-    #: What is wrong with the kernel, as data, where a watcher or a monitor found it.
+    #: Findings of monitors about the kernel, as data.
     findings: tuple[Finding, ...] = ()
 
-    #: What the message says, as data, where it is more than a sentence.
+    #: The message as data, if it is more than a sentence.
     explanation: Explanation | None = None
 
-    #: What is wrong, where the message goes on to say what was asked and drawn; else "".
+    #: The error without headline and drawn example, if the message has them; else "".
     plain: str = ""
 
-    #: What the kernel or the reference raised, where that is behind it; shown with ``-vv``.
+    #: The underlying error of the kernel or the reference; shown with ``-vv``.
     kernel_error: BaseException | None = None
 
-    #: The check and the call that failed (``checks.verdict.Failure``), where one did.
+    #: The check and the call that failed (``checks.verdict.Failure``), or None.
     failure: Any = None
 
-    #: What was seen of the kernel's grids (``analysis.grid.Analysis``), where those are wrong.
+    #: The analysis of the kernel's grids (``analysis.grid.Analysis``), for wrong grids.
     analysis: Any = None
 
-    #: What became of the script that reproduces it (``scripts.saved.Saved``), once it is written.
+    #: The script that reproduces it (``scripts.saved.Saved``), once it is written.
     script: Any = None
 
-    #: The order in which the failing run was done (``backends.schedules.Schedule``), if not plain.
+    #: The schedule of the failing run (``backends.variations.Schedule``), unless the default.
     schedule: Any = None
 
     def __init_subclass__(cls) -> None:
-        """Show subclasses under the name by which they are imported, in short summaries too."""
+        """Show subclasses under their public import name."""
         cls.__module__ = "pytest_pallas"
 
     @classmethod
     def of(cls, *findings: Finding) -> Self:
-        """The error for these findings, which it says and carries."""
+        """The error for these findings, with their text as its message."""
         error = cls(text_of(findings))
         error.findings = findings
         return error
@@ -59,24 +59,24 @@ class PallasTestError(Exception):
         return error
 
     def with_message(self, message: str) -> Self:
-        """The same error, with all that it carries, under another message."""
+        """The same error with another message, and with all its attributes."""
         error = type(self)(message)
         vars(error).update(vars(self))
-        error.explanation = None  # it was that of the other message
+        error.explanation = None  # it belongs to the other message
         error.__cause__ = self.__cause__
         return error
 
 
 class SpecError(PallasTestError):
-    """A ``KernelSpec`` or its strategy cannot be used as it is written."""
+    """A ``KernelSpec`` or its strategy is wrong."""
 
 
 class DrawTooLargeError(SpecError):
-    """What a strategy would draw does not fit within ``--pallas-max-bytes``."""
+    """The draws of a strategy do not fit within ``--pallas-max-bytes``."""
 
 
 class NotApplicableError(SpecError):
-    """A check was asked for that cannot be asked of this kernel, or on this backend."""
+    """A check does not apply to this kernel, or on this backend."""
 
 
 class OptionError(PallasTestError):
@@ -84,23 +84,23 @@ class OptionError(PallasTestError):
 
 
 class ShapeLanguageError(PallasTestError, ValueError):
-    """A shape such as ``"m k, k n"`` could not be understood."""
+    """A shape such as ``"m k, k n"`` cannot be parsed."""
 
 
 class BackendUnavailableError(PallasTestError):
-    """A backend was asked for that this machine cannot provide."""
+    """A selected backend is not available on this machine."""
 
 
 class DeviceError(PallasTestError):
-    """A mesh or a device count that cannot be had."""
+    """A mesh or a number of devices is not possible."""
 
 
 class TooFewDevicesError(DeviceError):
-    """A mesh that a machine with more devices could have: the test may be skipped here."""
+    """A mesh needs more devices than are available; the test may be skipped."""
 
 
 class NoPallasCallError(PallasTestError):
-    """What was meant to run a Pallas kernel on a backend contains none there."""
+    """A function has no Pallas kernel on a backend, although it must have one."""
 
 
 class KernelError(PallasTestError):
@@ -108,17 +108,17 @@ class KernelError(PallasTestError):
 
 
 class ReferenceError(PallasTestError):
-    """The reference raised, or returned something that no kernel can be judged by."""
+    """The reference raised, or returned values that kernels cannot be compared with."""
 
 
 class SimulationError(KernelError):
-    """The simulator cannot go on with a kernel; the message ends with the kernel's line."""
+    """The simulator cannot continue with a kernel; the message ends with the kernel's line."""
 
     #: ``file:line`` of the equation, once it is known.
     line: str = ""
 
     def at(self, line: str, place: str) -> None:
-        """Add where it happened to the message."""
+        """Add the location to the message."""
         self.line = line
         where = " ".join(word for word in (place and f"in {place}", line and f"at {line}") if word)
         if where:
@@ -130,7 +130,7 @@ class SimulationLimitError(SimulationError):
 
 
 class MissingRuleError(SimulationError):
-    """A program has a primitive that the simulator does not know, and that has effects."""
+    """The simulator has no rule for a primitive with effects."""
 
 
 class GridError(KernelError):
@@ -142,7 +142,7 @@ class BoundsError(KernelError):
 
     @property
     def finding(self) -> Finding | None:
-        """What the simulator reports of it, or None."""
+        """The simulator's finding, or None."""
         return self.findings[0] if self.findings else None
 
     @finding.setter
@@ -151,11 +151,11 @@ class BoundsError(KernelError):
 
 
 class RaceError(KernelError):
-    """Two accesses of the kernel to one place are not ordered, and one of them writes."""
+    """Two unordered accesses of the kernel to the same memory, at least one of them a write."""
 
 
 class DeadlockError(KernelError):
-    """A kernel waited for something that did not come."""
+    """A kernel waited for a signal that did not come."""
 
 
 class DmaError(KernelError):
@@ -163,7 +163,7 @@ class DmaError(KernelError):
 
 
 class HangError(KernelError):
-    """A step of an isolated test did not end, and took its process with it."""
+    """A step of an isolated test did not end, so its process was killed."""
 
 
 class CrashError(KernelError):
@@ -175,40 +175,40 @@ class OutOfMemoryError(KernelError):
 
 
 class LeakError(KernelError):
-    """A check left state of the process behind that would have changed later checks."""
+    """A check changed state of the process that would affect later checks."""
 
 
 class IsolationError(PallasTestError):
-    """A test could not be run in a process of its own."""
+    """A test could not run in its own process."""
 
 
 class MutantError(PallasTestError):
-    """A mutant could not be made of a kernel; that says nothing of the kernel or its checks."""
+    """A mutant could not be made; this is no error of the kernel or its checks."""
 
 
 class CompileError(KernelError):
-    """The compiler of a chip refused the kernel."""
+    """The compiler of a chip rejected the kernel."""
 
 
 class CompilerFailedError(KernelError):
-    """The compiler of a chip hung, crashed or took too much memory over the kernel."""
+    """The compiler of a chip hung, crashed or used too much memory for the kernel."""
 
 
 class CostError(PallasTestError, AssertionError):
-    """The machine code of a kernel costs more than was recorded."""
+    """The machine code of a kernel costs more than recorded."""
 
 
 class GoldenError(PallasTestError):
-    """A golden is damaged, foreign, or in the way of another one."""
+    """A golden is damaged, has an unknown format, or would be replaced."""
 
 
 class MismatchError(PallasTestError, AssertionError):
-    """The kernel's answer was judged wrong."""
+    """The kernel's output is wrong."""
 
 
-#: What an expected failure may be: a wrong answer, or a kernel that raised, raced or hung. A typo,
-#: a reference that raises or a missing kernel is a mistake in the test, and must not count as one.
+#: Errors that an expected failure may have: a wrong output, or a kernel that raised, raced or hung.
+#: A typo, a reference that raises or a missing kernel is an error of the test, and does not count.
 EXPECTED = (AssertionError, KernelError)
 
-#: What is raised in place of the answer of a test that took its process with it.
+#: Errors of a test whose process died.
 DIED = (HangError, CrashError, OutOfMemoryError)

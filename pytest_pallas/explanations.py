@@ -1,4 +1,4 @@
-"""What the message of a failure says, as data. The text is made of it, and so is the HTML page."""
+"""The message of a failure, as data, from which the text and the HTML page are made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Fact:
-    """Something that is known of a failure, under a short name.
+    """A fact about a failure, with a short name.
 
     Attributes:
       name: such as ``"worst"`` or ``"inputs"``.
@@ -20,19 +20,19 @@ class Fact:
     text: str
 
     def __str__(self) -> str:
-        """As messages have it, with further lines below the first."""
+        """The lines of a message, aligned below the first."""
         first, *rest = self.text.split("\n")
         return "\n".join([f"  {self.name:<9} {first}", *(f"{'':12}{line}" for line in rest)])
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is wrong.
+    """The explanation of a failure.
 
     Attributes:
-      summary: in one line, without kernel, check and backend.
-      details: further lines, as they are printed.
-      facts: what is known besides, in order; a name may come more than once.
+      summary: the error in one line, without kernel, check and backend.
+      details: further lines, as printed.
+      facts: facts in order; a name may repeat.
     """
 
     summary: str
@@ -40,20 +40,20 @@ class Explanation:
     facts: tuple[Fact, ...] = ()
 
     def __str__(self) -> str:
-        """The text of it all."""
+        """The full text."""
         return "\n".join([self.summary, *self.details, *map(str, self.facts)])
 
     def under(self, summary: str) -> Explanation:
-        """The same below another summary."""
+        """The same explanation below another summary."""
         return Explanation(summary, (self.summary, *self.details), self.facts)
 
     def with_facts(self, *facts: Fact) -> Explanation:
-        """The same with more facts."""
+        """The same explanation with more facts."""
         return replace(self, facts=(*self.facts, *facts))
 
 
 def explanation_of(text: str) -> Explanation:
-    """That of a text of which nothing else is known: its first line sums it up."""
+    """The explanation of a text, whose first line is the summary."""
     summary, *details = text.splitlines() or [""]
     return Explanation(summary, tuple(details))
 
@@ -64,7 +64,7 @@ def first_line(error: BaseException) -> str:
 
 
 def to_json(explanation: Explanation) -> dict[str, Any]:
-    """An explanation as JSON has it."""
+    """An explanation as plain JSON values."""
     return {
         "summary": explanation.summary,
         "details": list(explanation.details),
@@ -73,6 +73,6 @@ def to_json(explanation: Explanation) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> Explanation:
-    """The explanation that ``to_json`` was given."""
+    """The explanation from ``to_json``."""
     facts = tuple(Fact(fact["name"], fact["text"]) for fact in data["facts"])
     return Explanation(data["summary"], tuple(data["details"]), facts)

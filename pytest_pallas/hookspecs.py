@@ -24,22 +24,22 @@ def pytest_pallas_backends(config: pytest.Config) -> Sequence[Family]:  # pyrigh
 
 @pytest.hookspec
 def pytest_pallas_checks(config: pytest.Config) -> Sequence[Check]:  # pyright: ignore[reportReturnType]
-    """Return checks of your own, to be asked of every spec that they apply to."""
+    """Return checks of your own, which run on every spec that they apply to."""
 
 
 @pytest.hookspec
 def pytest_pallas_mutation_operators(config: pytest.Config) -> Sequence[Operator]:  # pyright: ignore[reportReturnType]
-    """Return mutation operators of your own, which ``--pallas-mutate`` tries besides the others.
+    """Return mutation operators of your own, which ``--pallas-mutate`` uses in addition.
 
-    It is called where kernels are mutated, and only there: import ``pytest_pallas.mutation`` in it.
+    It is called only if kernels are mutated: import ``pytest_pallas.mutation`` in it.
     """
 
 
 @pytest.hookspec
 def pytest_pallas_report_sections(config: pytest.Config) -> Sequence[Section]:  # pyright: ignore[reportReturnType]
-    """Return sections of your own, which end the report in the terminal.
+    """Return sections of your own, which follow the others in the terminal.
 
-    It is called in the process that reports: the controller, under xdist.
+    It is called in the reporting process: the controller, under xdist.
     """
 
 
@@ -52,13 +52,13 @@ def pytest_pallas_specs(config: pytest.Config) -> Sequence[KernelSpec]:  # pyrig
 def pytest_pallas_tolerance(
     config: pytest.Config, kernel: str, check: str, backend: Backend, dtypes: Sequence[str]
 ) -> Tolerance | None:
-    """Return the tolerance for a kernel on a backend, or None to leave it to the next.
+    """Return the tolerance for a kernel on a backend, or None for the next hook.
 
-    It is asked where neither a mark, the call nor the spec gives a tolerance. ``dtypes`` are those
-    of the array arguments, in order. The first answer wins.
+    It is called if neither a mark, the call nor the spec gives a tolerance. ``dtypes`` are those of
+    the array arguments, in order. The first result that is not None is used.
     """
 
 
 @pytest.hookspec
 def pytest_pallas_record(config: pytest.Config, record: Record) -> None:
-    """Called for every record, in the process that reports (the controller, under xdist)."""
+    """Called for every record, in the reporting process (the controller, under xdist)."""

@@ -1,4 +1,4 @@
-"""Notes: what a reader of a record should know besides its numbers, as data."""
+"""Notes: additional facts of a record, as data."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-#: ``"reference"``: how the kernel's reference was evaluated. ``"run"``: by what the kernel was run,
-#: or what was left out. ``"result"``: of the answer. ``"mutants"``: of marks and checks in a
-#: mutation run. ``""``: of a check or backend that a project adds, or of an older record.
+#: ``"reference"``: the evaluation of the kernel's reference. ``"run"``: the run of the kernel, such
+#: as its backend or omitted parts. ``"result"``: the output. ``"mutants"``: marks and checks in a
+#: mutation run. ``""``: a note of a project's check or backend, or of an older record.
 Kind = Literal["reference", "run", "result", "mutants", ""]
 
 
 @dataclass(frozen=True)
 class Note:
-    """Something that a reader of a record should know.
+    """An additional fact of a record.
 
     Attributes:
       text: one sentence, without the names of kernel, check and backend.
-      kind: what it is about; see ``Kind``.
+      kind: its subject; see ``Kind``.
     """
 
     text: str
@@ -30,17 +30,17 @@ class Note:
 
 
 def note_of(given: Note | str) -> Note:
-    """A note; a plain string is one of no kind."""
+    """The note; a plain string becomes a note of no kind."""
     return given if isinstance(given, Note) else Note(given)
 
 
 def to_json(note: Note) -> dict[str, str]:
-    """A note as JSON has it."""
+    """A note as plain JSON values."""
     return {"kind": note.kind, "text": note.text}
 
 
 def from_json(data: Mapping[str, Any] | str) -> Note:
-    """The note that ``to_json`` was given; records of schema 1 have plain strings."""
+    """The note from ``to_json``; records of schema 1 have plain strings."""
     if isinstance(data, str):
         return Note(data)
     kind: Any = data["kind"]

@@ -1,7 +1,7 @@
-"""The pytest plugin as every run of pytest loads it: options, marks, fixtures, and little else.
+"""The pytest plugin that every run of pytest loads: options, marks and fixtures.
 
-Most runs test no kernel, and do not pay for the rest: ``active`` is imported with the first option,
-mark, fixture, suite or hook of the plugin that a session has.
+Most runs test no kernel, so the rest is in ``active``, which is imported with the first option,
+mark, fixture, suite or hook of the plugin in a session.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ __all__ = [
 _MARKS = (
     "pallas(backends=..., targets=..., reason=..., max_examples=N, seed=N, checks=..., "
     "sanitize=..., timeout=SECONDS, isolate=..., missing=...): run this test on these backends or "
-    "chips, whatever the command line says; the rest are options of the same name for this test "
-    "alone",
-    "pallas_mesh(x=4): the mesh that the fixture pallas_mesh() makes for this test; skipped where "
-    "there are too few devices",
-    "pallas_tolerance(rtol=, atol=, ulp=, fraction=, factor=, floor=, backend=, dtype=): how far "
-    "from the oracle a kernel may be in this test, for one backend or dtype if given",
-    "pallas_xfail(backend, *, reason, strict=True): this test fails on this backend (NAME or "
-    "NAME:TARGET), and the day that it passes is noticed",
+    "chips, instead of those of the command line; the other arguments set the option of the same "
+    "name for this test",
+    "pallas_mesh(x=4): the mesh that the fixture pallas_mesh() returns in this test; skips the "
+    "test if there are too few devices",
+    "pallas_tolerance(rtol=, atol=, ulp=, fraction=, factor=, floor=, backend=, dtype=): tolerance "
+    "of this test, for one backend or dtype if given",
+    "pallas_xfail(backend, *, reason, strict=True): this test is expected to fail on this backend "
+    "(NAME or NAME:TARGET); with strict=True, a pass is a failure",
 )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the command-line options and their ini twins."""
+    """Add the command-line options and their ini values."""
     add_options(parser)
 
 
@@ -63,7 +63,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Settle devices before anything can start JAX; the rest only if the run asks for it."""
+    """Set devices before anything can start JAX; the rest only if the run uses the plugin."""
     for mark in _MARKS:
         config.addinivalue_line("markers", mark)
     settle_platforms(os.environ)
@@ -74,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _is_part_of_a_run(config: pytest.Config) -> bool:
-    """Whether other processes run tests for this one, or it for another: their reports arrive."""
+    """Whether this is an xdist controller or worker."""
     distributed = getattr(config.option, "dist", "no") != "no"  # of pytest-xdist
     return distributed or config.pluginmanager.has_plugin("pallas-worker")
 
@@ -86,7 +86,7 @@ def _extended(config: pytest.Config) -> bool:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that uses the fixture ``pallas_backend`` once for each backend."""
+    """Parametrize a test that uses the fixture ``pallas_backend`` over backends."""
     if any(name in __all__ for name in metafunc.fixturenames):
         activate(metafunc.config)
     if "pallas_backend" in metafunc.fixturenames:
@@ -96,7 +96,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Apply marks; in tests that use the fixtures, seed hypothesis and lift its deadline."""
+    """Apply marks; in tests that use the fixtures, seed Hypothesis and remove its deadline."""
     fixtures = getattr(item, "fixturenames", ())
     names = (*fixtures, *(mark.name for mark in item.iter_markers()))
     if any(name.startswith("pallas") for name in names):
@@ -115,7 +115,7 @@ def pytest_pycollect_makeitem(
 ) -> Any:
     """Collect ``test_kernels = suite(...)`` in a test module."""
     if type(obj).__name__ != "Suite":
-        return None  # without importing anything for the many that are not
+        return None  # without imports for other objects
     activate(collector.config)
     from pytest_pallas.collection.wiring import collect_suite
 

@@ -1,4 +1,4 @@
-"""What must hold of a kernel's answers, as specs, calls in tests and checks have it in common."""
+"""Properties of a kernel's outputs, which specs, calls in tests and checks share."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from pytest_pallas.relations import AnyRelation
 
 @dataclass(frozen=True, kw_only=True)
 class Properties:
-    """What must hold of a kernel's answers, besides being close to the reference's.
+    """Properties of a kernel's outputs, besides being close to the reference.
 
     Attributes:
       exact: True if the kernel is linear, so that small integers held in floats give a bitwise
-        equal answer in any order of summation. A number if integers up to that size do: those that
-        the value class ``"full"`` draws are up to 2**20, which sums of a few may be of, and
-        products not.
+        equal output in any order of summation. A number if integers up to that size do: the value
+        class ``"full"`` draws integers up to 2**20, which are exact in sums of a few terms, but not
+        in products.
       differentiable: positions of the arguments to differentiate by; the gradient check needs it.
-      vmappable: whether ``jax.vmap`` of the kernel is promised to work.
-      batch_axes: for each positional argument the axis along which the kernel computes independent
-        things, or None for one that all of them need: ``(0, None)`` for ``x @ w``. Axis 0 of every
-        output is that axis. The sharding check needs it. It excludes ``meshes``.
-      relations: what must hold between answers of the kernel, whatever is right: ``Linear``,
-        ``Permuted`` and ``Relation`` of ``pytest_pallas``, for the checks linearity, permutation
-        and relation. They also find what kernel and reference have in common.
-      nan_ok: whether NaN is a right answer where all inputs are finite.
-      ignored: which elements of the arguments must not matter, such as keys beyond a sequence's
-        length: called ``ignored(*args, **options)``, it returns for each positional argument None
-        or a bool array of its shape, True where ignored. The padding check poisons these.
+      vmappable: whether the kernel supports ``jax.vmap``.
+      batch_axes: for each positional argument the axis along which the kernel's computations are
+        independent, or None for an argument that all of them need: ``(0, None)`` for ``x @ w``.
+        Axis 0 of every output is that axis. The sharding check needs it. It excludes ``meshes``.
+      relations: relations between outputs of the kernel: ``Linear``, ``Permuted`` and ``Relation``
+        of ``pytest_pallas``, for the checks linearity, permutation and relation. They also find
+        errors that kernel and reference share.
+      nan_ok: whether NaN is a right output for finite inputs.
+      ignored: a function for elements of the arguments that must not affect the output, such as
+        keys beyond a sequence's length: ``ignored(*args, **options)`` returns for each positional
+        argument None or a bool array of its shape, True where ignored. The padding check replaces
+        these elements.
     """
 
     exact: bool | int = False
@@ -43,5 +44,5 @@ class Properties:
 
 
 def properties_of(holder: Properties) -> dict[str, Any]:
-    """The properties of anything that has them, to make something else that has them, too."""
+    """The properties of an object, as keyword arguments for another one."""
     return {each.name: getattr(holder, each.name) for each in dataclasses.fields(Properties)}

@@ -1,4 +1,4 @@
-"""The one dataclass that every check of every test yields, and its JSON."""
+"""The record of a check in a test, and its JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_pallas.notes import Note
 #: Version of the JSON form; see "Results" in docs/reference.md. ``from_json`` reads version 1, too.
 SCHEMA = 2
 
-#: What a record's ``outcome`` can be.
+#: The values of a record's ``outcome``.
 OUTCOMES = ("passed", "failed", "skipped", "xfailed", "xpassed")
 
 
@@ -23,14 +23,14 @@ class NotApplicable:
     """A check that does not apply to a kernel on a backend.
 
     Attributes:
-      test: the pytest node id that it has, or would have.
+      test: its pytest node id, also if there is no test.
       kernel: name of the spec.
       family: family of the spec.
       check: name of the check.
       backend: backend label.
       mesh: axis name to size, or empty for a single device.
-      requirement: why it does not apply, such as ``"no example aliases an input"``.
-      found: ``"collection"`` where no test was made for it, ``"run"`` where the test found out.
+      requirement: the reason, such as ``"no example aliases an input"``.
+      found: ``"collection"`` if there is no test, ``"run"`` if the test found out.
     """
 
     test: str
@@ -45,24 +45,23 @@ class NotApplicable:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What one check found about one kernel on one backend.
+    """The result of one check of one kernel on one backend.
 
     Attributes:
       test: the pytest node id.
       kernel: name of the spec, or of the function under test.
-      family: family of the spec, or "" for a test of one's own.
+      family: family of the spec, or "" for a user-written test.
       check: name of the check.
       backend: backend label, such as ``"tpu-interpret:v6e"``.
       mesh: axis name to size, or empty for a single device.
       outcome: one of ``OUTCOMES``.
       reason: why it was skipped or is expected to fail.
-      requirement: why the check does not apply to any example; empty if it applies.
-      stopped_by: the test whose kernel raised, for which reason this one was not run; or empty.
-      message: what went wrong, in full; empty unless failed or xfailed.
-      explanation: the same as data, as ``explanations.to_json`` gives it.
-      findings: of a failure, what is wrong with the kernel whatever it returned, such as a race or
-        a deadlock, as ``findings.to_json`` gives it.
-      examples: how many examples were executed.
+      requirement: the reason why the check applies to no example; empty if it applies.
+      stopped_by: the test whose kernel raised, so that this one did not run; or empty.
+      message: the full error message; empty unless failed or xfailed.
+      explanation: the message as data, from ``explanations.to_json``.
+      findings: findings of a failure, such as a race or a deadlock, from ``findings.to_json``.
+      examples: number of executed examples.
       error: worst error against the oracle, in ulps of the output's scale; None if not measured.
       baseline: the worst error of the jnp baseline, likewise.
       multiple: the worst error as a multiple of the baseline's.
@@ -72,21 +71,21 @@ class Record:
       replay: the command that runs the failing example again.
       script: path of the stand-alone script that reproduces the failure; "" if there is none.
       example: path of the file for ``--pallas-replay``; "" if there is none.
-      compiled: what compiling backends said of each program, as ``compilers.report.to_json``
-        gives it; empty on other backends.
-      notes: what else a reader should know, such as that races were looked for.
-      unverified: behavior of the simulated chip that the kernel used and no document describes.
-      inputs: what was tried of the inputs that were declared, as ``checks.inputs.to_json`` gives
-        it; empty if nothing was drawn.
-      signatures: digests of the different shapes that the check was asked about, each of shapes,
-        dtypes and static arguments of a call (``checks.inputs.Inputs.signature``).
+      compiled: the report of each compiled program, from ``compilers.report.to_json``; empty on
+        other backends.
+      notes: additional facts, such as the backend that ran instead of the simulator.
+      unverified: undocumented behavior of the simulated chip that the kernel used.
+      inputs: coverage of the declared inputs, from ``checks.inputs.to_json``; empty if nothing was
+        drawn.
+      signatures: digests of the distinct shapes that the check ran on, each of the shapes, dtypes
+        and static arguments of a call (``checks.inputs.Inputs.signature``).
       goldens: how many goldens were ``recorded``, ``replaced``, left ``unchanged``, ``compared``,
         ``different``, ``missing`` or ``lost``; and ``used NAME`` for each that was compared.
-      mutants: what became of each mutant of the kernel, as ``mutation_runner.verdict.to_json``;
+      mutants: the verdict on each mutant of the kernel, from ``mutation_runner.verdict.to_json``;
         empty without ``--pallas-mutate``.
-      pictures: of a failure, what can be drawn of it, as ``report.pictures`` makes it: a map and
-        a histogram of errors, the programs that are wrong, the errors of the examples, the
-        blocks of a grid. Empty otherwise.
+      pictures: pictures of a failure, from ``report.pictures``: a map and a histogram of errors,
+        the programs with wrong elements, the errors of the examples, the blocks of a grid. Empty
+        otherwise.
     """
 
     test: str
@@ -123,7 +122,7 @@ class Record:
 
 
 def not_applicable_of(record: Record) -> NotApplicable | None:
-    """What a record says of a check that applies to no example, or None if it applies."""
+    """The entry of a record whose check applies to no example, or None."""
     if record.outcome != "skipped" or not record.requirement:
         return None
     return NotApplicable(
@@ -161,7 +160,7 @@ def to_json(record: Record) -> dict[str, Any]:
 
 
 def from_json(plain: Mapping[str, Any]) -> Record:
-    """The record that ``to_json`` wrote."""
+    """The record from ``to_json``."""
     fields = dict(plain)
     fields["findings"] = tuple(fields.get("findings", ()))
     fields["notes"] = tuple(map(notes.from_json, fields.get("notes", ())))

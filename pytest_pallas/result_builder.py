@@ -1,4 +1,4 @@
-"""What a running test has found so far: one builder a kernel and check, made into one record."""
+"""The results of a running test: one builder for each kernel and check, which makes one record."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from pytest_pallas.strategies.arguments import Arguments
 
 
-#: Of so many examples the errors are kept; of later ones only where they failed.
+#: Number of examples whose errors are kept; of later ones, only failures are kept.
 MOST_POINTS = 128
 
 
 @dataclass(kw_only=True)
-class Point:
-    """How one example went.
+class ExamplePoint:
+    """The result of one example.
 
     Attributes:
-      dims: the sizes that were drawn, by name.
-      error: the worst error against the oracle in ulps; None if nothing was measured.
-      baseline: that of the jnp baseline.
-      failed: whether an answer was judged wrong.
+      dims: the drawn sizes, by name.
+      error: the worst error against the oracle in ulps; None if it was not measured.
+      baseline: the worst error of the jnp baseline.
+      failed: whether an output was wrong.
     """
 
     dims: Mapping[str, int]
@@ -39,7 +39,7 @@ class Point:
 
 @dataclass(kw_only=True)
 class ResultBuilder:
-    """The examples of one check of one kernel in one test, added up."""
+    """The accumulated examples of one check of one kernel in one test."""
 
     kernel: str
     check: str
@@ -58,28 +58,28 @@ class ResultBuilder:
     evidence: list[Any] = field(default_factory=list[Any])
     withdrawn: str = ""
     goldens: Counter[str] = field(default_factory=Counter[str])
-    points: list[Point] = field(default_factory=list["Point"])
+    points: list[ExamplePoint] = field(default_factory=list["ExamplePoint"])
     mutants: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def begin(self, arguments: Arguments) -> None:
-        """Count an example, before it is known how it goes."""
+        """Count an example at its start."""
         from pytest_pallas.checks.inputs import inputs_of
 
         self.examples += 1
         self.inputs.append(inputs_of(arguments))
         if len(self.points) > MOST_POINTS and not self.points[-1].failed:
             self.points.pop()
-        self.points.append(Point(dims=_dims(arguments)))
+        self.points.append(ExamplePoint(dims=_dims(arguments)))
 
     def withdraw(self, reason: str = "") -> None:
-        """Take back the last ``begin``: the example turned out to be none for this check."""
+        """Undo the last ``begin``: the check does not apply to the example."""
         self.examples -= 1
         self.withdrawn = reason
         self.inputs.pop()
         self.points.pop()
 
     def add(self, finding: CheckResult) -> None:
-        """Add what an example showed. Of one that failed, only the failure counts."""
+        """Add the result of an example. Of a failed example, only the failure counts."""
         self.kernel_seconds += finding.seconds
         for note in map(note_of, finding.notes):
             self.add_note(note)
@@ -103,7 +103,7 @@ class ResultBuilder:
             return
         for comparison in finding.comparisons:
             if comparison.kind != "close":
-                # Equality has no distance worth a place in the summary.
+                # exact comparisons have no error for the summary
                 self.multiple = self.multiple or 0.0
             elif self.multiple is None or comparison.multiple >= self.multiple:
                 self.error = comparison.error
@@ -111,12 +111,12 @@ class ResultBuilder:
                 self.multiple = comparison.multiple
 
     def add_note(self, note: Note) -> None:
-        """Add what a reader should know, once."""
+        """Add notes, each once."""
         if note not in self.notes:
             self.notes.append(note)
 
     def _mark(self, finding: CheckResult) -> None:
-        """Keep the error of the example that was begun last."""
+        """Keep the error of the current example."""
         measured = [each for each in finding.comparisons if each.kind in ("close", "exact")]
         worst = finding.failed or max(measured, key=lambda each: each.error, default=None)
         if worst is not None and self.points:
@@ -155,7 +155,7 @@ class ResultBuilder:
         )
 
     def _inputs(self) -> dict[str, Any]:
-        """What the examples had. Most pytest runs draw none, and need not import for them."""
+        """The inputs of the examples. Imported lazily, because most pytest runs draw none."""
         if not self.inputs:
             return {}
         from pytest_pallas.checks.inputs import to_json
@@ -163,7 +163,7 @@ class ResultBuilder:
         return to_json(self.inputs)
 
     def _signatures(self) -> tuple[str, ...]:
-        """The different shapes of the examples."""
+        """The distinct shapes of the examples."""
         if not self.inputs:
             return ()
         from pytest_pallas.checks.inputs import signatures
@@ -172,7 +172,7 @@ class ResultBuilder:
 
 
 def _dims(arguments: Arguments) -> dict[str, int]:
-    """The sizes that were drawn of a call, by their names; without names those of its arrays."""
+    """The drawn sizes of a call, by name; without names, those of its arrays."""
     recipes = [arguments.recipe, *(getattr(arg, "recipe", {}) for arg in arguments.args)]
     named = {
         name: value

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pytest_pallas.numerics import Tolerance
 
-#: The backends that a kernel written for a platform claims unless its spec says otherwise.
+#: The backends that a kernel for a platform claims by default.
 CLAIMED = {
     "tpu": ("tpu-sim", "interpret", "tpu-interpret", "tpu-compile", "tpu"),
     "gpu": ("gpu-sim", "gpu-interpret", "gpu-compile", "gpu"),
@@ -31,14 +31,14 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedFailure:
-    """A backend that cannot run the kernel. It is strict: the day that it can, the test fails.
+    """A backend that cannot run the kernel. It is strict: if the check passes, the test fails.
 
     Attributes:
-      reason: why, in a few words.
-      jax: the JAX version in which it was last seen, e.g. ``"0.12.0.1"``.
+      reason: the reason, in a few words.
+      jax: the last JAX version with this failure, e.g. ``"0.12.0.1"``.
       checks: the checks that fail; empty means all of ``scope``.
       scope: ``"all"``, or ``"executing"``: only checks and sanitizers that execute the kernel fail.
-        Those that trace it or ask the reference (``Check.executes`` is False) must pass.
+        Checks that only trace it or evaluate the reference (``Check.executes`` is False) must pass.
     """
 
     reason: str
@@ -66,22 +66,23 @@ class ExpectedFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class EquivalentMutant:
-    """Mutants of the kernel that are no mistakes: a right kernel may be like that.
+    """Mutants of the kernel that are right, too.
 
-    They compute the same, or differ by no more than what is promised leaves open: one rounding
-    more, the order of random numbers.
+    They compute the same, or differ only in unspecified behavior: one more rounding, the order of
+    random numbers.
 
-    ``--pallas-mutate`` counts them as equivalent where no check catches them, and reports a mark
-    that is about no mutant, or about one that was killed.
+    ``--pallas-mutate`` counts them as equivalent if no check kills them, and reports a mark that
+    matches no mutant, or only killed ones.
 
     Attributes:
       operator: name of the mutation operator.
       source: a part of the line of code, such as ``"pl.when(k == last)"``.
-      reason: why a right kernel may be like that, for a reviewer to check.
-      change: what is changed, such as ``"always"``; by default whatever the operator does there.
-      part: a part of what tells it from other mutants in the line, such as ``"grid axis 1"``.
-      caller: a part of a line that it is called from, if the line is in a function that is called
-        several times; by default any.
+      reason: why they are right, for a reviewer.
+      change: the change, such as ``"always"``; by default any change of the operator.
+      part: a part of the mutant's description, such as ``"grid axis 1"``, if the line has several
+        mutants.
+      caller: a part of the calling line, if the line is in a function with several callers; by
+        default any.
     """
 
     operator: str
@@ -94,7 +95,7 @@ class EquivalentMutant:
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Where a kernel runs, and what is checked.
+    """The backends, meshes and checks of a kernel.
 
     Attributes:
       backends: names of the backends that the kernel claims, for every chip (``"gpu-compile"``) or
@@ -117,7 +118,7 @@ class Scope:
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """What a reviewer accepted, with a reason for each.
+    """Exceptions that a reviewer accepted, each with a reason.
 
     Attributes:
       tolerance: replaces the default judgement; rarely needed. A mapping has one for a dtype, a
@@ -133,10 +134,10 @@ class Marks:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelSpec(Properties, Scope, Marks):
-    """What a kernel computes, how its inputs are drawn, and what must hold.
+    """The function that a kernel computes, the strategy of its inputs, and its properties.
 
-    All fields are keywords of the constructor. ``Properties`` has what must hold of the answers,
-    ``Scope`` where the kernel runs and what is checked, ``Marks`` what a reviewer accepted.
+    All fields are keywords of the constructor. ``Properties`` has the properties of the outputs,
+    ``Scope`` the backends, meshes and checks, ``Marks`` the accepted exceptions.
 
     Attributes:
       name: a short, unique name; test ids begin with it.
@@ -151,11 +152,11 @@ class KernelSpec(Properties, Scope, Marks):
         ``jax.ShapeDtypeStruct`` may stand for an array (see ``strategies.shaped``). With
         ``meshes``, a function from the ``jax.sharding.Mesh`` to such calls. Compiling backends
         compile them besides what is drawn, and report what their code costs.
-      family: the family it is listed under; by default the name of the package it is defined in.
-      file: where the spec is defined; found by itself.
+      family: its family in reports; by default the name of its package.
+      file: the file that defines the spec; set automatically.
 
     Raises:
-      SpecError: a field that is wrong in itself. What needs drawing or running is found later.
+      SpecError: a field is wrong. Errors that need drawing or running are found later.
     """
 
     name: str
@@ -167,7 +168,7 @@ class KernelSpec(Properties, Scope, Marks):
     file: str = ""
 
     def __post_init__(self) -> None:
-        # Frame 0 is this method, 1 the generated __init__, 2 whoever wrote KernelSpec(...).
+        # Frame 0 is this method, 1 the generated __init__, 2 the caller of KernelSpec(...).
         caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
         if not self.file:
             object.__setattr__(self, "file", caller.f_code.co_filename)
@@ -204,7 +205,7 @@ class KernelSpec(Properties, Scope, Marks):
 
 
 def _problems(spec: KernelSpec) -> list[str]:
-    """What is wrong with the fields of ``spec``, without drawing or running anything."""
+    """The errors in the fields of ``spec``, without drawing or running."""
     problems: list[str] = []
     if not _NAME.fullmatch(spec.name):
         problems.append("name must be a Python identifier, because test ids are built from it")

@@ -47,35 +47,35 @@ def check(
 
     It needs no pytest session, and reads none of its options: a script, a notebook, ``unittest``,
     absltest and Bazel can call it. The fixture ``pallas_check`` does the same in a test of pytest,
-    on every chosen backend, and puts what it finds into the report.
+    on every selected backend, and adds the results to the report.
 
     The kernel's error against the reference in float64 may be at most twice that of the reference
     in the kernel's own dtypes, plus a few ulps.
 
     Args:
       kernel: a function, called ``kernel(*args, **options, **tuning)``; or a ``KernelSpec``, which
-        says itself what must hold.
+        has its own properties.
       args: positional arguments: arrays of any shapes and dtypes, pytrees of them, anything else.
-        One ``Arguments`` stands for all of a call. For a spec none are needed: it draws examples.
+        One ``Arguments`` stands for a whole call. A spec needs none: it draws examples.
       backend: ``"NAME"`` or ``"NAME:TARGET"``, such as ``"tpu-sim:v6e"`` or ``"gpu-compile:h100"``.
-        ``"auto"`` is the accelerator if there is one, otherwise the simulator; of a spec, the first
-        of these that it claims.
-      checks: names of checks and sanitizers, or those themselves; by default ``"forward"``, and for
-        a spec all that apply. ``"all"`` leaves out what does not apply, and ``oracle-strength``.
+        ``"auto"`` is the accelerator if there is one, otherwise the simulator; for a spec, the
+        first of these that it claims.
+      checks: checks and sanitizers, or their names; by default ``"forward"``, and for a spec all
+        that apply. ``"all"`` leaves out checks that do not apply, and ``oracle-strength``.
       options: keyword arguments of kernel and reference.
       tuning: keyword arguments of the kernel only.
       mesh: a ``jax.sharding.Mesh``, or the sizes of its axes, over simulated devices or the
         backend's hardware; kernel and reference get it as ``mesh=``.
-      seed: of the examples that a spec draws.
-      timeout: seconds that a kernel may wait, or a compiler may take.
-      sanitize: the sanitizers that watch every run: ``"all"``, ``"none"`` or names.
-      max_examples: how many examples of a spec are drawn; by default as many as pytest draws.
-      devices: how many CPU devices JAX simulates, if it has not started; by default 8, or what the
-        environment says.
-      reference: the same function in jnp, called ``reference(*args, **options)``. Only on a
-        compiling backend a function can do without.
-      exact: whether small integers held in floats must give a bitwise equal answer, or up to which
-        size integers must.
+      seed: seed of the examples of a spec.
+      timeout: time limit in seconds for blocked devices and for each compilation.
+      sanitize: the sanitizers of every run: ``"all"``, ``"none"`` or names.
+      max_examples: number of examples of a spec; by default as in pytest.
+      devices: number of simulated CPU devices, if JAX has not started; by default that of the
+        environment, or 8.
+      reference: the same function in jnp, called ``reference(*args, **options)``. A function needs
+        it, except on a compiling backend.
+      exact: whether small integers held in floats must give a bitwise equal output, or the largest
+        integer for which they must.
       differentiable: positions of the arguments to differentiate by, for ``gradient``.
       batch_axes: for ``sharding``, as in ``KernelSpec``.
       relations: for ``linearity``, ``permutation`` and ``relation``, as in ``KernelSpec``.
@@ -84,24 +84,24 @@ def check(
         runs there. A spec takes names.
       ignored: for ``padding``, as in ``KernelSpec``.
       tolerance: a ``Tolerance``, or a mapping from dtype and backend to one.
-      nan_ok: whether NaN is a right answer for finite inputs.
+      nan_ok: whether NaN is a right output for finite inputs.
       check_dtype: whether the kernel must return the reference's dtypes.
-      jit: False calls the kernel as it is: it needs the values of its arguments.
-      name: what to call the kernel in messages.
+      jit: False for a kernel that needs the values of its arguments.
+      name: the name of the kernel in messages.
 
     Returns:
-      What the kernel returned, as numpy arrays; on a compiling backend, where the kernel is
-      compiled and nothing is executed, the ``CompileReport``; None for drawn examples.
+      The outputs of the kernel, as numpy arrays; on a compiling backend, which does not execute it,
+        the ``CompileReport``; None for drawn examples.
 
     Raises:
-      MismatchError: an answer is wrong; the message says where and by how much.
+      MismatchError: an output is wrong; the message has the location and the error.
       KernelError: the kernel raised, raced, hung or did not compile; it has a subclass for each.
-      ReferenceError: the reference raised, or no kernel can be judged by what it returned.
-      NotApplicableError: a check that is named does not apply.
+      ReferenceError: the reference raised, or a kernel cannot be compared with its outputs.
+      NotApplicableError: a named check does not apply.
       BackendUnavailableError: the backend is not available on this machine.
-      DeviceError: there are too few devices, or they are asked for too late.
-      OptionError: what is given does not fit together.
-      TypeError: a keyword argument that there is not, or no reference.
+      DeviceError: there are too few devices, or JAX has already started.
+      OptionError: the arguments contradict each other.
+      TypeError: an unknown keyword argument, or no reference.
     """
     __tracebackhide__ = True
     refuse_others(kernel)
@@ -135,7 +135,7 @@ class _Session(Session):
 
     @functools.cached_property
     def service(self) -> Service:
-        """The compilers of this process: starting them takes longer than a call."""
+        """The compilers of this process, kept because their start takes longer than a call."""
         return _shared().service
 
 
@@ -166,20 +166,20 @@ def _run_options(
 
 
 def _names_of_peers(kernel: Any, promises: Any) -> tuple[str, ...]:
-    """The peers of a spec, which are backends of the run; of functions they are promises."""
+    """The peers of a spec, which are names of backends."""
     if not isinstance(kernel, KernelSpec):
         return ()
     peers = promises.pop("peers", ())
     if isinstance(peers, Mapping):
-        raise OptionError(f"{kernel.name}: peers= of a spec are names of backends")
+        raise OptionError(f"{kernel.name}: peers= of a spec must be names of backends")
     return (peers,) if isinstance(peers, str) else tuple(peers)
 
 
 def _backend(session: Session, kernel: Any, word: str, peers: Sequence[str]) -> Backend:
-    """The backend that is meant.
+    """The backend of a word.
 
     Raises:
-      OptionError: an unknown name, or one that means several backends, or none of a spec's.
+      OptionError: an unknown name, or a word for several backends, or for none of a spec's.
       BackendUnavailableError: it is not available here.
     """
     __tracebackhide__ = True
@@ -187,7 +187,7 @@ def _backend(session: Session, kernel: Any, word: str, peers: Sequence[str]) -> 
     if chosen.named:
         if len(chosen.backends) > 1:
             labels = ", ".join(map(label, chosen.backends))
-            raise OptionError(f"backend={word!r} means several ({labels}); check on one at a time")
+            raise OptionError(f"backend={word!r} stands for several backends ({labels}); give one")
         return next(iter(chosen.backends))
     if not isinstance(kernel, KernelSpec):
         return session.backends_for([])[0][0]

@@ -28,17 +28,17 @@ def tolerance_for(
     """The tolerance for one call.
 
     Args:
-      session: knows the hook and the backends.
+      session: has the hook and the backends.
       marks: the ``pallas_tolerance`` marks of the test, closest first.
-      given: what the call or the spec gives: a tolerance, or a mapping whose keys are a dtype, a
-        backend, or both (``"bfloat16"``, ``"gpu"``, ``"gpu bfloat16"``); the most specific wins.
+      given: the tolerance of the call or the spec, or a mapping whose keys are a dtype, a backend,
+        or both (``"bfloat16"``, ``"gpu"``, ``"gpu bfloat16"``); the most specific wins.
       kernel: name of the kernel.
       check: name of the check.
       backend: where it runs.
       dtypes: names of the dtypes of its array arguments.
 
     Raises:
-      OptionError: a mark has an argument that it cannot have.
+      OptionError: a mark has a wrong argument.
     """
     from pytest_pallas.numerics import Tolerance
 
@@ -65,7 +65,7 @@ def tolerance_for(
 
 
 def _known(session: Session, backend: str | None, dtype: str | None) -> None:
-    """Refuse a name in a mark that would never match, and never be noticed."""
+    """Reject unknown names in a mark, which would never match."""
     import jax
 
     if backend is not None:

@@ -39,7 +39,7 @@ from pytest_pallas.collection.suite import suite
 from pytest_pallas.compat.source import own_lines
 from pytest_pallas.mutation import Mutant, mutants_of
 from pytest_pallas.mutation_runner.running import unknown
-from pytest_pallas.sampling.diversity import Source
+from pytest_pallas.sampling.diversity import ExampleSource
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments, as_arguments
 
@@ -105,7 +105,10 @@ def compared(row: Row, examples: int) -> Scores:
     """Run the three tests of a kernel."""
     [spec] = [spec for spec in suite(row.module).specs() if spec.name == row.name]
     squares = [Arguments(row.square(size)) for size in SIZES]
-    drawn = [as_arguments(each) for each in Source(spec.inputs).choose(0, examples).chosen.values()]
+    drawn = [
+        as_arguments(each)
+        for each in ExampleSource(spec.inputs).choose(0, examples).chosen.values()
+    ]
     verdicts = _verdicts(row, examples)
     found = {unknown(m).key: m for call in (*drawn, *squares) for m in _mutants(spec, call)}
     counted = {

@@ -1,4 +1,4 @@
-"""``analyze``: the grids of a function, traced for a chip that need not be there."""
+"""``analyze``: the grids of a function, traced for a chip that need not be present."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from pytest_pallas.errors import KernelError, NoPallasCallError, PallasTestError
 
 
 def analyze(function: Callable[..., Any], *args: Any, **options: Any) -> Analysis:
-    """Say which program of each Pallas kernel reads and writes which block, and what is wrong.
+    """Return the blocks that each program of a Pallas kernel reads and writes, with findings.
 
-    Nothing is run and nothing compiled: the function is traced as on a TPU v6e, and the index maps
-    are evaluated over the grid. A kernel that is written for GPUs (by its compiler params or memory
-    spaces) is judged as one. docs/grid.md explains the findings.
+    It neither runs nor compiles the function: it traces it as on a TPU v6e, and evaluates the index
+    maps over the grid. Kernels with compiler params or memory spaces of GPUs are analyzed as GPU
+    kernels. docs/grid.md explains the findings.
 
     Args:
-      function: calls one or several kernels, also inside of ``jit``, ``vmap``, ``shard_map``,
+      function: calls one or several kernels, also inside ``jit``, ``vmap``, ``shard_map``,
         ``custom_vjp``, loops and branches.
-      *args: its arguments. A ``jax.ShapeDtypeStruct`` may stand for an array, but index maps that
-        read prefetched scalars need values: the blocks of an operand are not known without, and
-        the report says so.
+      *args: its arguments. A ``jax.ShapeDtypeStruct`` may stand for an array. Index maps that read
+        prefetched scalars need values: without them, the report lists the operands whose blocks are
+        not known.
       **options: keyword arguments, passed untraced.
 
     Returns:
-      An object with ``findings``, and ``report()``, which is text for people.
+      An object with ``findings``, and ``report()``, which returns them as text.
 
     Raises:
-      NoPallasCallError: the function traces to no Pallas kernel for these arguments.
-      KernelError: it raised while it was traced.
+      NoPallasCallError: the function has no Pallas kernel for these arguments.
+      KernelError: the function raised while JAX traced it.
     """
     target = TARGETS[DEFAULT_TARGETS["tpu"]]
     call = Call(function=function, args=args, options=options)
@@ -47,7 +47,7 @@ def analyze(function: Callable[..., Any], *args: Any, **options: Any) -> Analysi
     if not analysis.calls and not analysis.others:
         name = getattr(function, "__name__", repr(function))
         raise NoPallasCallError(
-            f"{name} traces to no Pallas kernel for these arguments, so there is no grid. Pass the "
+            f"{name} has no Pallas kernel for these arguments, so there is no grid. Pass the "
             "function that calls pl.pallas_call, or arguments for which it does not fall back to "
             "jnp."
         )
@@ -64,13 +64,13 @@ def analyzed(
     """Analyze a call.
 
     Args:
-      call: what to analyze.
-      platform: of kernels that do not show which they are written for.
-      target: the chip whose VMEM is asked about.
+      call: the call to analyze.
+      platform: the platform of kernels that do not show their own.
+      target: the chip whose VMEM is the limit.
       context: makes the context to trace in.
 
     Raises:
-      KernelError: the function raised while it was traced.
+      KernelError: the function raised while JAX traced it.
     """
     static, shapes = abstract(call)
     try:
@@ -78,23 +78,23 @@ def analyzed(
             closed = jitted().trace(static, shapes).jaxpr
     except PallasTestError:
         raise
-    except Exception as error:  # tracing runs the kernel's own code
+    except Exception as error:  # tracing runs user code
         raised = readable(error)
         text = (
-            f"the kernel raised {type(raised).__name__} while it was traced: {brief(str(raised))}"
+            f"the kernel raised {type(raised).__name__} while JAX traced it: {brief(str(raised))}"
         )
         raise KernelError(text) from error
     return analyze_jaxpr(closed, _arrays(call), platform=platform, chip=target.name)
 
 
 def _arrays(call: Call) -> list[Any]:
-    """The arrays of a call in the order of ``tracing.abstract``, as they are."""
+    """The arrays of a call in the order of ``tracing.abstract``."""
     leaves = jax.tree.leaves((call.args, dict(call.options)))
     return [leaf for leaf in leaves if hasattr(leaf, "dtype") and hasattr(leaf, "shape")]
 
 
 def on_chip(target: Target) -> AbstractContextManager[Any]:
-    """Trace as on a chip, and overrule interpret=."""
+    """Trace as on a chip, and override interpret=."""
     stack = ExitStack()
     stack.enter_context(interpret_ignored())
     stack.enter_context(

@@ -1,4 +1,4 @@
-"""The compiling backends ``tpu-compile`` and ``gpu-compile``: real compilers for absent chips."""
+"""The compiling backends ``tpu-compile`` and ``gpu-compile``, for chips that are not present."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from pytest_pallas.compilers.report import CompileReport
     from pytest_pallas.compilers.service import Service
 
-#: Calls whose results are kept: what was started ahead of its check is asked for again.
+#: Number of calls whose results are kept for checks whose compilation started in advance.
 KEPT = 512
 
-#: Characters of the name of a folder of ``--pallas-dump``.
+#: Maximum length of the name of a folder of ``--pallas-dump``.
 _LONGEST_NAME = 80
 
 _COMPILERS: Mapping[str, Any] = {"tpu": libtpu, "gpu": cuda}
@@ -40,13 +40,13 @@ _COMPILERS: Mapping[str, Any] = {"tpu": libtpu, "gpu": cuda}
 
 @dataclass(frozen=True)
 class Compiler:
-    """A backend that compiles kernels for a chip, and executes nothing.
+    """A backend that compiles kernels for a chip, and does not execute them.
 
     Attributes:
       name: the family.
-      platform: whose kernels it compiles.
-      service: gives the session's workers and cache.
-      lowering: gives what lowers for the chips of the platform.
+      platform: the platform of its kernels.
+      service: returns the session's workers and cache.
+      lowering: returns the lowering for the chips of the platform.
       target: the chip it compiles for; None is the platform's default.
     """
 
@@ -66,7 +66,7 @@ class Compiler:
         return self.target or TARGETS[DEFAULT_TARGETS[self.platform]]
 
     def available(self) -> str | None:
-        """None if the compiler is installed, else what to install."""
+        """None if the compiler is installed, else how to install it."""
         return _COMPILERS[self.platform].missing()
 
     def run(self, call: Call) -> Outcome:
@@ -74,7 +74,7 @@ class Compiler:
         return self.start(call)()
 
     def start(self, call: Call) -> Callable[[], Outcome]:
-        """Lower a call here and begin to compile it in a worker; the result waits for the end."""
+        """Lower a call and start its compilation in a worker; the returned function waits."""
         from pytest_pallas.backends.tracing import abstract
 
         static, arrays = abstract(call)
@@ -94,7 +94,7 @@ class Compiler:
             lowered = self.lowering().lower(call, static, arrays, self.chip, into=lowered)
         except PallasTestError as error:
             return _ended(Outcome(error=error, kernels=lowered.kernels))
-        except Exception as error:  # tracing and lowering run the kernel's own code
+        except Exception as error:  # tracing and lowering run user code
             if not lowered.traced:
                 return _ended(Outcome(error=readable(error)))
             report = self._refused(lowered, error)
@@ -114,11 +114,11 @@ class Compiler:
         )
 
     def _described(self, future: Future[CompileReport], lowered: Lowered) -> CompileReport:
-        """The compiler's report with what only this process knows."""
+        """The compiler's report with the data that only this process has."""
         from pytest_pallas.analysis.refusals import short
 
         report = future.result()
-        # Of a compiler that was stopped, what it had written by then is not the reason.
+        # The output of a compiler that was stopped is not the reason.
         text = report.text if report.status in _TELLING else report.text.partition("\n")[0]
         message = "" if report.status == "compiled" else short(text, kernels=lowered.kernels)
         kernels = _named(report.kernels, lowered.kernels)
@@ -155,8 +155,8 @@ class Compiler:
         error = _error(report, cause)
         if error is None and needs_kernel and report.kernel_calls == 0:
             error = NoPallasCallError(
-                f"the executable for {report.target} holds no Pallas kernel: the compiler removed "
-                "it, because nothing that is returned depends on its result"
+                f"the executable for {report.target} has no Pallas kernel: the compiler removed "
+                "it, because no output depends on its result"
             )
         return Outcome(
             error=error,
@@ -168,7 +168,7 @@ class Compiler:
 
 
 def _named(costs: tuple[Cost, ...], kernels: tuple[KernelCall, ...]) -> tuple[Cost, ...]:
-    """Costs under the names that Pallas gives the kernels: in HLO they are called otherwise."""
+    """Costs by the names of the Pallas kernels, because HLO has other names."""
     if len(costs) != len(kernels):
         return costs  # one was inlined, repeated or removed
     return tuple(
@@ -178,7 +178,7 @@ def _named(costs: tuple[Cost, ...], kernels: tuple[KernelCall, ...]) -> tuple[Co
 
 
 def _error(report: CompileReport, cause: Exception | None) -> Exception | None:
-    """The error that a report means for its check."""
+    """The error of a report for its check."""
     if report.status == "compiled":
         return None
     if report.status == "refused":
@@ -191,11 +191,11 @@ def _error(report: CompileReport, cause: Exception | None) -> Exception | None:
     return error
 
 
-#: Endings of which the compiler itself says why.
+#: Statuses for which the compiler itself gives the reason.
 _TELLING = ("refused", "crashed")
 
 _FATES = {
-    "timed out": "did not finish and was stopped",
+    "timed out": "did not finish in time and was stopped",
     "crashed": "crashed",
     "out of memory": "took too much memory and was stopped",
 }
@@ -206,9 +206,9 @@ def _ended(outcome: Outcome) -> Callable[[], Outcome]:
 
 
 def _dump(folder: Path, target: str, lowered: Lowered) -> Path:
-    """Keep what was lowered, and make the folder where the worker keeps the rest.
+    """Write the lowered module, and make the folder in which the worker writes the rest.
 
-    A test may compile several programs, and each has a folder, named by chip and arguments.
+    A test may compile several programs. Each has a folder, named by chip and arguments.
     """
     from jax import export
 

@@ -1,4 +1,4 @@
-"""Arguments by their content, as keys of caches."""
+"""Cache keys from the contents of arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_pallas.backends.tracing import identity
 
 
 def digest(tree: Any) -> Hashable:
-    """A key that is equal for pytrees of equal arrays; other leaves count as they are."""
+    """A key that is equal for pytrees of equal arrays; other leaves are compared directly."""
     leaves, structure = jax.tree.flatten(tree)
     parts: list[Hashable] = [structure]
     for leaf in leaves:

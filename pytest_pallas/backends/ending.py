@@ -1,4 +1,4 @@
-"""The end of what does not end while it is traced or simulated in this thread."""
+"""Time limit for tracing and simulation in this thread."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from types import FrameType
 from pytest_pallas.errors import SimulationLimitError
 from pytest_pallas.source_lines import SourceLine
 
-#: Folders of code that is no user's: this package, Python's own, and what is installed.
+#: Folders without user code: this package, the standard library, and installed packages.
 _OWN = Path(__file__).parents[1]
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 
 def _line(frame: FrameType | None) -> str:
-    """The innermost line of the user, if one is running; "" while the simulator evaluates."""
+    """The innermost line of user code, if one is running; "" while the simulator evaluates."""
     while frame is not None:
         file = frame.f_code.co_filename
         if _OWN in Path(file).parents:
@@ -33,12 +33,12 @@ def _line(frame: FrameType | None) -> str:
 
 @contextmanager
 def ending(seconds: float) -> Generator[None]:
-    """End what does not end: a loop of Python in the function, while it is traced.
+    """Interrupt tracing or simulation that does not end, such as a Python loop in the function.
 
-    Loops of the kernel itself meet the machine's limit of steps, in any thread.
+    Loops of the kernel itself reach the machine's limit of steps, in any thread.
 
     Raises:
-      SimulationLimitError: it took longer than ``seconds``; the traceback says where it was.
+      SimulationLimitError: it took longer than ``seconds``; the traceback has the current line.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(
         signal, "setitimer"
@@ -61,6 +61,6 @@ def ending(seconds: float) -> Generator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        if left:  # somebody else's
+        if left:  # not ours
             spent = time.monotonic() - started
             signal.setitimer(signal.ITIMER_REAL, max(left - spent, 0.001))

@@ -1,8 +1,8 @@
-"""Compiled programs take memory maps, of which Linux gives a process 65,530.
+"""Execute calls, and clear compiled programs before the process runs out of memory maps.
 
-Each executable of XLA's CPU compiler takes about five and keeps them. Beyond the limit an
-allocation fails inside LLVM, and the process dies of a segmentation fault: after some ten thousand
-programs, which is minutes of fuzzing. JAX forgets its programs when it is asked to.
+Linux allows a process 65,530 memory maps, and each executable of XLA's CPU compiler uses about
+five. Beyond the limit an allocation fails inside LLVM, and the process dies of a segmentation
+fault: after about ten thousand programs, which takes minutes of fuzzing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from pytest_pallas.analysis import KernelCall, kernel_calls
 from pytest_pallas.backends.protocol import Call, Outcome
-from pytest_pallas.backends.tracing import Static, apply, jitted, split
+from pytest_pallas.backends.tracing import StaticPart, apply, jitted, split
 from pytest_pallas.compat.interpreters import clear_effect_tokens, reset_interpreters
 from pytest_pallas.compat.rejection import is_rejection
 from pytest_pallas.errors import (
@@ -33,11 +33,11 @@ from pytest_pallas.errors import (
 )
 from pytest_pallas.notes import Note
 
-#: The share of the maps at which programs are forgotten: what is compiled next needs some, and
-#: other threads compile too.
+#: The fraction of the maps at which programs are cleared: the next compilation needs some, and
+#: other threads compile, too.
 SHARE = 0.5
 
-#: Runs between looks at the maps, which take a millisecond for a thousand of them.
+#: Number of runs between two counts of the maps; a count takes a millisecond for a thousand maps.
 EVERY = 32
 
 _MAPS = Path("/proc/self/maps")
@@ -45,9 +45,9 @@ _LIMIT = Path("/proc/sys/vm/max_map_count")
 
 
 def relieve() -> bool:
-    """Forget all compiled programs if they took too many maps; looked at every so many calls.
+    """Clear all compiled programs if they use too many maps; checked once in many calls.
 
-    Nothing is done where there is no such limit. True if they were forgotten.
+    It does nothing without such a limit. Returns whether they were cleared.
     """
     if next(_runs()) % EVERY or not near_limit(_MAPS, _LIMIT):
         return False
@@ -56,18 +56,18 @@ def relieve() -> bool:
 
 
 def near_limit(maps: Path, limit: Path) -> bool:
-    """Whether the process has more than its share of the maps that it may have.
+    """Whether the process uses too many of its maps.
 
     Args:
-      maps: a file with a line a map.
-      limit: a file with the number that is allowed.
+      maps: a file with one line for each map.
+      limit: a file with the allowed number.
     """
     try:
         most = int(limit.read_text())
         with maps.open("rb") as lines:
             return sum(1 for _ in lines) > SHARE * most
     except (OSError, ValueError):
-        return False  # another system, or one that does not say
+        return False  # another system, or an unreadable file
 
 
 @functools.cache
@@ -76,15 +76,15 @@ def _runs() -> itertools.count[int]:
 
 
 #: Runs the static part of a call on its arrays.
-Runner = Callable[[Static, list[Any]], Any]
+Runner = Callable[[StaticPart, list[Any]], Any]
 
 
-def trace(call: Call, static: Static, arrays: list[Any]) -> tuple[KernelCall, ...]:
-    """The Pallas kernels of a call, traced in the context that is in force.
+def trace(call: Call, static: StaticPart, arrays: list[Any]) -> tuple[KernelCall, ...]:
+    """The Pallas kernels of a call, traced in the current context.
 
     Raises:
-      NoPallasCallError: there are none, although the call needs one.
-      BaseException: the call's observer does not want it to be executed.
+      NoPallasCallError: there is no kernel, although the call needs one.
+      BaseException: the call's observer prevents the execution.
     """
     if not call.jit:
         if call.observer is not None:
@@ -98,25 +98,25 @@ def trace(call: Call, static: Static, arrays: list[Any]) -> tuple[KernelCall, ..
 
 
 def kernels_of(call: Call, jaxpr: Any) -> tuple[KernelCall, ...]:
-    """The Pallas kernels of a call that was traced to a jaxpr.
+    """The Pallas kernels of a call, from its jaxpr.
 
     Raises:
-      NoPallasCallError: there are none, although the call needs one.
+      NoPallasCallError: there is no kernel, although the call needs one.
     """
     kernels = _kernels(jaxpr)
     if not kernels and call.needs_kernel:
         name = getattr(call.function, "__name__", repr(call.function))
         raise NoPallasCallError(
-            f"{name} traces to no Pallas kernel for these arguments, so this would compare jnp "
-            "with jnp. Pass the function that calls pl.pallas_call, or arguments for which it "
-            "does not fall back to jnp."
+            f"{name} has no Pallas kernel for these arguments, so the check would compare jnp with "
+            "jnp. Pass the function that calls pl.pallas_call, or arguments for which it does not "
+            "fall back to jnp."
         )
     return kernels
 
 
 @functools.lru_cache(maxsize=256)
 def _kernels(jaxpr: Any) -> tuple[KernelCall, ...]:
-    """The kernels of a jaxpr, which JAX gives again for the next values of a shape."""
+    """The kernels of a jaxpr; JAX returns the same jaxpr for equal shapes."""
     return tuple(kernel_calls(jaxpr))
 
 
@@ -128,13 +128,13 @@ def execute(
     kernels: tuple[KernelCall, ...] = (),
     notes: tuple[Note, ...] = (),
 ) -> Outcome:
-    """Run a call inside ``context`` and convert what it returns to numpy.
+    """Run a call inside ``context`` and convert its outputs to numpy.
 
     Args:
       call: the call.
       context: makes the context to trace and run in.
-      runner: how to run it; by default jitted, or as it is if the call says so.
-      kernels: its kernels, where they are known already.
+      runner: runs it; by default jitted, unless the call has ``jit=False``.
+      kernels: its kernels, if they are known already.
       notes: notes for the outcome.
     """
     relieve()
@@ -149,7 +149,7 @@ def execute(
             run = runner or (jitted() if call.jit else apply)
             values = to_numpy(run(static, arrays))
             inputs = tuple(None if array.is_deleted() else to_numpy(array) for array in arrays)
-    except Exception as raised:  # the kernel's error is a result, whatever it is
+    except Exception as raised:  # any error of the kernel is a result
         if is_rejection(raised):
             raise
         error = readable(raised)
@@ -167,7 +167,7 @@ def execute(
 
 
 def to_numpy(values: Any) -> Any:
-    """A pytree with numpy arrays for jax arrays. Waits for them, so their errors surface here."""
+    """A pytree with numpy arrays for jax arrays. It waits for them, so it raises their errors."""
 
     def convert(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array):
@@ -189,23 +189,23 @@ _UNBOUND = "Only interpret mode is supported on CPU backend"
 
 
 def readable(error: Exception) -> Exception:
-    """The error as its reader wants it: the interpreters wrap theirs in several tracebacks.
+    """The error in readable form: the interpreters wrap theirs in several tracebacks.
 
-    An error that is ours, or that was raised while the function was traced, is returned as it is:
-    its own traceback points to the user's line.
+    Errors of this package, and errors while the function is traced, are returned unchanged: their
+    tracebacks point to the user's line.
     """
     text = str(error)
     if _UNBOUND in text:
         return _chained(
-            "the kernel was not under the backend's control: its pallas_call object was built "
-            "before the test ran (at import, say). Build it inside the function under test.",
+            "the backend cannot control the kernel: its pallas_call object was built before the "
+            "test ran (at import, for example). Build it inside the function under test.",
             error,
         )
     if isinstance(error, PallasTestError) or "error calling callback" not in text:
         return error
     matches = list(_RAISED.finditer(text))
     core = text[matches[-1].start() :].strip() if matches else text.strip()
-    if matches and not text[matches[-1].end() :].strip():  # as an assert without words
+    if matches and not text[matches[-1].end() :].strip():  # such as an assert without a message
         frames = _FRAME.findall(text[: matches[-1].start()])
         core += " in {2} ({0}:{1})".format(*frames[-1]) if frames else ""
     if _BEYOND.match(core):
@@ -216,7 +216,7 @@ def readable(error: Exception) -> Exception:
 
 
 def brief(text: str, *, lines: int = 12, width: int = 300) -> str:
-    """A compiler's message without its location notes, cut to a size that a person reads."""
+    """A compiler's message without its location notes, cut to a readable size."""
     kept = [line for line in text.splitlines() if line.strip() and " loc(" not in line]
     shown = [line if len(line) <= width else line[:width] + " ..." for line in kept[:lines]]
     return "\n".join(shown + ["..."] if len(kept) > lines else shown)
@@ -229,6 +229,6 @@ def _chained(message: str, cause: Exception) -> KernelError:
 
 
 def recover() -> None:
-    """Leave no trace of a failed call: interpreter state and the tokens of its callbacks."""
+    """Clear the state of a failed call: interpreter state and the tokens of its callbacks."""
     reset_interpreters()
     clear_effect_tokens()

@@ -1,4 +1,4 @@
-"""The hardware backends ``tpu`` and ``gpu``, and the proof that a kernel really ran there."""
+"""The hardware backends ``tpu`` and ``gpu``, and the check that a kernel really runs there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ CUSTOM_CALLS = {
     "gpu": ("mosaic_gpu", "triton_kernel_call", "__gpu$xla.gpu.triton"),
 }
 
-#: Executables kept per backend: a session repeats shapes, and an executable holds device memory.
+#: Number of executables to keep for each backend: a session repeats shapes, and executables hold
+#: device memory.
 KEPT = 64
 
 
@@ -36,7 +37,7 @@ class Hardware:
     )
 
     def available(self) -> str | None:
-        """None if JAX finds a device of the platform, else what it found instead."""
+        """None if JAX finds a device of the platform, else the devices that it finds."""
         import jax
 
         try:
@@ -53,7 +54,7 @@ class Hardware:
         return None
 
     def run(self, call: Call) -> Outcome:
-        """Compile a call, prove that its kernels are in the executable, and run it."""
+        """Compile a call, check that its kernels are in the executable, and run it."""
         from pytest_pallas.backends import execution
 
         return execution.execute(call, self.context, runner=self._run if call.jit else None)
@@ -78,7 +79,7 @@ class Hardware:
 
 
 def compile_proven(static: Any, arrays: list[Any], platform: str) -> Any:
-    """Compile a call for the default device and prove that its kernels are in the executable."""
+    """Compile a call for the default device and check that its kernels are in the executable."""
     from pytest_pallas.analysis import kernel_calls
     from pytest_pallas.backends.tracing import jitted
 
@@ -104,14 +105,14 @@ def prove(kernels: list[KernelCall], text: str, platform: str) -> None:
     if interpreted:
         places = "; ".join(f"{kernel.name} at {kernel.source or '?'}" for kernel in interpreted)
         raise NoPallasCallError(
-            f"a hard-coded interpret=True made this a silent interpreter run on {platform}: "
-            f"{places}. Remove interpret= there; the backend forces interpretation where needed."
+            f"a hard-coded interpret=True runs an interpreter instead of the {platform}: {places}. "
+            "Remove interpret=; the backend sets it where needed."
         )
     if kernels and not any(name in text for name in CUSTOM_CALLS[platform]):
         names = ", ".join(kernel.name for kernel in kernels)
         raise NoPallasCallError(
-            f"the executable for {platform} holds none of {', '.join(CUSTOM_CALLS[platform])}, "
-            f"although {names} was traced: the kernel did not run as a kernel."
+            f"the executable for {platform} has none of {', '.join(CUSTOM_CALLS[platform])}, "
+            f"although {names} was traced: the kernel was not compiled as a Pallas kernel."
         )
 
 

@@ -1,4 +1,4 @@
-"""The backends ``interpret``, ``tpu-interpret``, ``gpu-interpret``: those that JAX ships."""
+"""The backends ``interpret``, ``tpu-interpret``, ``gpu-interpret``: JAX's interpreters."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from pytest_pallas.compat.interpreters import (
 from pytest_pallas.devices.targets import Target
 from pytest_pallas.errors import DeadlockError
 
-#: How long devices get to fail together, in seconds.
+#: Seconds in which all devices must fail.
 _LAST = 2.0
 
 
 @contextmanager
 def watchdog(timeout: float) -> Generator[list[DeadlockError]]:
-    """End a simulated device's wait for something that does not come.
+    """Stop the waits of simulated devices after a timeout.
 
-    When the time is over. Yields a list that then holds the error.
+    Yields a list that holds the error after the timeout.
 
     Args:
-      timeout: in seconds. A kernel that takes as long to be compiled gets them once more.
+      timeout: in seconds. A kernel that is still compiling gets them once more.
     """
     stopped: list[DeadlockError] = []
     done = threading.Event()
@@ -38,9 +38,9 @@ def watchdog(timeout: float) -> Generator[list[DeadlockError]]:
         while not done.wait(timeout):
             error = _over(timeout)
             if not fail_interpreters(error):
-                continue  # it may be compiled still
+                continue  # it may still be compiling
             stopped.append(error)
-            if not done.wait(_LAST):  # devices that failed wait for those that never began
+            if not done.wait(_LAST):  # failed devices wait for those that never started
                 release_interpreters()
             return
 
@@ -53,22 +53,22 @@ def watchdog(timeout: float) -> Generator[list[DeadlockError]]:
 
 
 def _over(timeout: float) -> DeadlockError:
-    """The error for a kernel whose time is over."""
+    """The error of a kernel that exceeds its time limit."""
     return DeadlockError(
-        f"the kernel did not finish within {timeout:g} s and was stopped. Does every wait on a "
-        "semaphore, barrier or DMA have its signal, on every device? "
-        "If the kernel is only slow, raise the limit with --pallas-timeout."
+        f"the kernel did not finish within {timeout:g} s and was stopped. Check that every wait on "
+        "a semaphore, barrier or DMA receives its signal, on every device. If the kernel is only "
+        "slow, raise --pallas-timeout."
     )
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A backend that runs kernels in an interpreter of JAX, which it does not change.
+    """A backend that runs kernels in an unmodified interpreter of JAX.
 
     Attributes:
       name: the family.
-      platform: whose kernels it interprets.
-      target: the chip that kernels believe to be on; None is the default.
+      platform: the platform of its kernels.
+      target: the chip that kernels see; None is the default.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Interpreter:
 
     @property
     def parameters(self) -> Any:
-        """What Pallas takes as ``interpret=``."""
+        """The value of Pallas' ``interpret=``."""
         from jax.experimental.pallas import tpu as pltpu
 
         if self.name == "interpret":
@@ -90,13 +90,13 @@ class Interpreter:
         return pltpu.InterpretParams(uninitialized_memory="nan", out_of_bounds_reads="raise")
 
     def available(self) -> str | None:
-        """Always None: an interpreter needs nothing but the host's CPU."""
+        """Always None: an interpreter needs only the host's CPU."""
         return None
 
     def run(self, call: Call) -> Outcome:
         """Interpret a call; see ``Backend.run``.
 
-        Fills, probes and schedules are not heeded, and races not looked for.
+        It ignores fills, probes and schedules, and does not detect races.
         """
         from pytest_pallas.backends import execution
         from pytest_pallas.backends.tracing import jitted
@@ -106,13 +106,13 @@ class Interpreter:
             outcome = execution.execute(call, self.context, runner=runner)
         if outcome.error is not None:
             execution.recover()
-            if stopped:  # each waiting device raised the stop as an error of its own callback
+            if stopped:  # each waiting device raised the stop as an error of its callback
                 return dataclasses.replace(outcome, error=stopped[0])
         return outcome
 
     @contextmanager
     def context(self, *, races: bool = False) -> Generator[None]:
-        """Force this interpreter, on the host's CPU, for kernels that ask for a device kind.
+        """Force this interpreter on the host's CPU, also for kernels that read the device kind.
 
         ``races`` makes no difference.
         """

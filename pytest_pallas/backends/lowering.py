@@ -1,4 +1,4 @@
-"""From a call to a program for a compiler: traced and lowered on the CPU, for another chip."""
+"""Trace and lower a call on the CPU, for the compiler of another chip."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from pytest_pallas.notes import Note
 if TYPE_CHECKING:
     from pytest_pallas.analysis import KernelCall
 
-#: What ``jax.export`` calls a platform.
+#: Names of the platforms in ``jax.export``.
 _EXPORTED = {"tpu": "tpu", "gpu": "cuda"}
 
-#: Names of the custom calls that a Pallas kernel becomes.
+#: Names of the custom calls of Pallas kernels.
 _CUSTOM_CALLS = {"tpu": libtpu.CUSTOM_CALLS, "gpu": cuda.CUSTOM_CALLS}
 
-#: Part of what JAX says of a callback, because its host is this process' backend.
+#: Part of JAX's error for a callback, because its host is the backend of this process.
 _OTHER_PLATFORM = "is different from the lowering platform"
 
-#: Programs that are kept for other targets.
+#: Number of programs that are kept for other targets.
 _KEPT = 512
 
 
 @dataclass
 class Lowered:
-    """A call on its way to the compiler, as far as it got.
+    """A call and the steps of its lowering that succeeded.
 
     Attributes:
       traced: whether it was traced.
       kernels: its Pallas kernels.
       module: the program, serialized by ``jax.export``.
-      devices: how many devices it runs on.
+      devices: the number of its devices.
       signature: dtypes and shapes of the arguments.
       jaxpr: the traced program.
       notes: for the record.
@@ -62,12 +62,12 @@ class Lowered:
 
 @dataclass
 class Lowering:
-    """Lowers calls for the chips of a platform, and once for all of them where that is the same.
+    """Lowers calls for the chips of a platform, and only once if all chips get the same program.
 
-    It is the same where nothing has asked which chip it is for while it was traced and lowered.
-    jit and Pallas keep traces, though, and what is kept does not ask again. So each chip has a
-    stand-in that is part of the key of what they keep, and that is replaced as soon as it was
-    asked: under one that was not, nothing is kept that depends on the chip.
+    The program is the same if no code reads the chip while it is traced and lowered. But jit and
+    Pallas cache traces, and a cached trace does not read the chip again. Therefore each chip has a
+    stand-in device that is part of their cache keys, and that is replaced as soon as code reads it:
+    caches under an unread stand-in do not depend on the chip.
 
     Attributes:
       platform: ``"tpu"`` or ``"gpu"``.
@@ -75,35 +75,35 @@ class Lowering:
 
     platform: str
     _shared: OrderedDict[Any, Lowered] = field(default_factory=OrderedDict[Any, Lowered])
-    _unasked: dict[str, AbsentChip] = field(default_factory=dict[str, AbsentChip])
-    _asked: dict[str, AbsentChip] = field(default_factory=dict[str, AbsentChip])
+    _unread: dict[str, AbsentChip] = field(default_factory=dict[str, AbsentChip])
+    _read: dict[str, AbsentChip] = field(default_factory=dict[str, AbsentChip])
     _curious: set[Any] = field(default_factory=set[Any])
 
     def lower(
         self, call: Call, static: Any, arrays: list[Any], target: Target, into: Lowered
     ) -> Lowered:
-        """Trace and lower a call, or find what is the same for another chip.
+        """Trace and lower a call, or return the same program of another chip.
 
         Args:
-          call: what to lower.
-          static: what it has besides arrays, by ``tracing.abstract``.
+          call: the call to lower.
+          static: its static part, from ``tracing.abstract``.
           arrays: shapes and dtypes of its arrays.
           target: the chip.
-          into: notes how far it got.
+          into: records the steps that succeeded.
 
         Returns:
-          ``into``, or what was lowered before.
+          ``into``, or the earlier lowering.
 
         Raises:
-          NoPallasCallError: the lowered program holds no Pallas kernel.
+          NoPallasCallError: the lowered program has no Pallas kernel.
           CompileError: the call cannot be compiled as a whole.
-          Exception: what the kernel or Pallas raised.
+          Exception: an error of the kernel or of Pallas.
         """
         key = (static, tuple(map(str, arrays)), call.jit, call.needs_kernel)
         if key in self._shared:
             return self._shared[key]
-        # A call that has asked for another chip will ask again, and may find what was kept.
-        chips = self._asked if key in self._curious else self._unasked
+        # A call that read another chip will read this one, and may use caches of the other.
+        chips = self._read if key in self._curious else self._unread
         if target.name not in chips:
             chips[target.name] = AbsentChip(target.device_kind, target.platform, attributes(target))
         chip = chips[target.name]
@@ -113,7 +113,7 @@ class Lowering:
             finally:
                 if chip.identified:
                     self._curious.add(key)
-                    self._unasked.pop(target.name, None)
+                    self._unread.pop(target.name, None)
         if key not in self._curious:
             self._shared[key] = into
             if len(self._shared) > _KEPT:
@@ -122,14 +122,14 @@ class Lowering:
 
 
 def attributes(target: Target) -> Mapping[str, Any]:
-    """What ``jax.Device`` has on a chip besides what it has on every platform."""
+    """Attributes of ``jax.Device`` that depend on the chip."""
     chips = {"tpu": tpu_chips, "gpu": gpus}[target.platform]
     return chips.attributes(target.name)
 
 
 @contextmanager
 def _context(chip: AbsentChip) -> Generator[None]:
-    """Lower for a chip, and overrule interpret=."""
+    """Lower for a chip, and override interpret=."""
     with (
         exact_exports(),
         interpret_ignored(),
@@ -140,12 +140,12 @@ def _context(chip: AbsentChip) -> Generator[None]:
 
 
 def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lowered) -> None:
-    """Trace and lower a call for a platform, and note in ``into`` how far it got.
+    """Trace and lower a call for a platform, and record the steps in ``into``.
 
     Raises:
-      NoPallasCallError: the lowered program holds no Pallas kernel.
+      NoPallasCallError: the lowered program has no Pallas kernel.
       CompileError: the call cannot be compiled as a whole.
-      Exception: what the kernel or Pallas raised.
+      Exception: an error of the kernel or of Pallas.
     """
     name = getattr(call.function, "__name__", type(call.function).__name__)
     if not call.jit:
@@ -169,15 +169,15 @@ def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lower
             raise
         raise ValueError(
             "calls back to Python (jax.pure_callback, io_callback or jax.debug.print outside of "
-            "the kernel), and there is no host beside a chip that is not there"
+            "the kernel), and a compilation for an absent chip has no host"
         ) from error
     into.devices = exported.nr_devices
     into.module = bytes(exported.serialize())
-    # Not in ``into.module``: that names the calls it allows.
+    # not in ``into.module``, which lists the custom calls that it allows
     lowered = exported.mlir_module_serialized
     if call.needs_kernel and not any(each.encode() in lowered for each in custom_calls):
         raise NoPallasCallError(
-            f"{name}, lowered for {platform}, holds none of {', '.join(custom_calls)}: there is no "
+            f"{name}, lowered for {platform}, has none of {', '.join(custom_calls)}: there is no "
             "Pallas kernel to compile. Pass the function that calls pl.pallas_call, or arguments "
             "for which it does not fall back to jnp."
         )

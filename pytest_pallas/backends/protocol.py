@@ -1,4 +1,4 @@
-"""What a backend is: one object that executes a call and tells how it went."""
+"""The backend protocol: an object that executes a call and returns an outcome."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pytest_pallas.notes import Note
 
 @contextmanager
 def expected_warnings() -> Generator[None]:
-    """Ignore them while a kernel is lowered, also where warnings are errors."""
+    """Ignore these warnings while a kernel is lowered, even if warnings are errors."""
     with warnings.catch_warnings():
-        # JAX 0.12 deprecates its Triton route, which every pallas_call of pl alone takes on a GPU.
+        # JAX 0.12 deprecates its Triton lowering, which a pallas_call with only pl uses on a GPU.
         warnings.filterwarnings("ignore", message=".*Triton.*", category=DeprecationWarning)
         # Of SparseCores: pltpu.sync_copy and emit_pipeline pass a semaphore themselves.
         warnings.filterwarnings("ignore", message="Destination semaphore is ignored")
@@ -30,25 +30,25 @@ Kind = Literal["simulating", "interpreting", "compiling", "hardware"]
 
 
 class Observer(Protocol):
-    """Who is told how calls go on, by the backends that execute them."""
+    """Receives events of calls from the backends that execute them."""
 
     def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
         """A call is about to be executed.
 
         Args:
           call: the call.
-          jaxpr: what it was traced to; None for one that is not jitted.
+          jaxpr: its jaxpr; None for a call that is not jitted.
           kernels: its Pallas kernels (``analysis.KernelCall``).
 
         Raises:
-          BaseException: one that is no ``Exception`` keeps the call from being executed.
+          BaseException: an error that is not an ``Exception`` prevents the execution.
         """
         ...
 
     def simulated(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
         """A call is about to be simulated, in this thread; the arguments are those of ``traced``.
 
-        Nothing can crash or hang there but Python: the function that is traced, and callbacks.
+        Only Python code can crash or hang there: the traced function, and callbacks.
         """
         ...
 
@@ -59,17 +59,17 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """How a test runs a kernel, whatever it calls: every call of a check has the same.
+    """How a test runs a kernel: all calls of a check have the same settings.
 
     Attributes:
       devices: how many devices the call runs on.
       jit: False to call the function as it is, because it needs the values of its arguments.
-      timeout: seconds after which a simulated device that waits is taken to wait for ever.
-      races: whether to look for races, where the backend can and the kernel could have some.
-      dma: whether it is an error to leave DMAs without a wait, or semaphores that are not 0.
-      dump: folder to keep what a compiling backend makes of the call, or None.
-      observer: who is told before and after the call is executed, or None.
-      mutant: a mistake to make in its kernels (``mutation.Mutant``), or None.
+      timeout: seconds after which a blocked simulated device counts as a deadlock.
+      races: whether to detect races, if the backend can and the kernel could have some.
+      dma: whether DMAs without a wait and semaphores that are not 0 at the end are errors.
+      dump: folder for the outputs of a compiling backend, or None.
+      observer: receives events before and after the execution, or None.
+      mutant: the ``mutation.Mutant`` to apply to its kernels, or None.
     """
 
     devices: int = 1
@@ -84,7 +84,7 @@ class RunSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Configured:
-    """What runs under ``RunSettings``, which can also be read as attributes of it.
+    """Base of classes with ``RunSettings``, whose fields are attributes, too.
 
     Attributes:
       settings: how it runs.
@@ -133,7 +133,7 @@ class Configured:
         return self.settings.mutant
 
     def with_settings(self, **changes: Any) -> Self:
-        """The same under other settings.
+        """A copy with other settings.
 
         Raises:
           TypeError: ``RunSettings`` has no such field.
@@ -150,11 +150,11 @@ class Call(Configured):
       args: pytrees of arrays; leaves that are no arrays are passed as they are, untraced.
       options: keyword arguments, passed untraced.
       needs_kernel: False if the call may contain no Pallas kernel at all.
-      fill: what memory is filled with that nobody has written; None for NaN and extreme integers.
-        Backends without ``fills`` do not look at it.
-      probe: what is asked of the run besides. Backends without ``probes`` do not look at it.
-      schedule: the order in which the simulator does what has none. Others do not look at it.
-      settings: the rest, which all calls of a check have in common.
+      fill: the fill of uninitialized memory; None for NaN and extreme integers. Backends without
+        ``fills`` ignore it.
+      probe: additional results of the run. Backends without ``probes`` ignore it.
+      schedule: the order of concurrent steps on the simulator. Other backends ignore it.
+      settings: the settings, which all calls of a check share.
     """
 
     function: Callable[..., Any]
@@ -168,19 +168,19 @@ class Call(Configured):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a call went.
+    """The outcome of a call.
 
     Attributes:
-      values: what it returned, as a pytree of numpy arrays; None if it raised.
+      values: the outputs, as a pytree of numpy arrays; None if the call raised.
       inputs: the arguments after the call, as numpy arrays; None where they were deleted.
-      error: what it raised, made readable; None if it returned.
+      error: the error, in readable form; None if the call returned.
       seconds: wall time including tracing and compilation.
       kernels: the Pallas kernels that were traced (``analysis.KernelCall``); empty without jit.
-      findings: what was found wrong besides, whatever it returned.
-      probe_results: the answers to ``Call.probe``.
-      report: what the compiler said, on a compiling backend (``compilers.CompileReport``).
-      notes: what a reader of the record should know; a plain string is a note of no kind.
-      unverified: behavior of the simulated chip that the run used and no document describes.
+      findings: errors that the simulator found besides, whatever the call returned.
+      probe_results: the results of ``Call.probe``.
+      report: the compiler's report, on a compiling backend (``compilers.CompileReport``).
+      notes: notes for the record; a plain string is a note of no kind.
+      unverified: undocumented behavior of the simulated chip that the run used.
     """
 
     values: Any = None
@@ -211,8 +211,8 @@ class Backend(Protocol):
 
     Attributes:
       name: the family, e.g. ``"tpu-interpret"``.
-      kind: what it proves; see ``Kind``.
-      platform: which kernel of a spec it takes: ``"tpu"``, ``"gpu"``, or ``"any"``.
+      kind: see ``Kind``.
+      platform: the platform of its kernels: ``"tpu"``, ``"gpu"``, or ``"any"``.
       target: the chip it stands for, or None.
     """
 
@@ -223,12 +223,12 @@ class Backend(Protocol):
 
     @property
     def kind(self) -> Kind:
-        """What it proves."""
+        """See ``Kind``."""
         ...
 
     @property
     def platform(self) -> str:
-        """Which kernel of a spec it takes."""
+        """The platform of its kernels."""
         ...
 
     @property
@@ -237,13 +237,13 @@ class Backend(Protocol):
         ...
 
     def available(self) -> str | None:
-        """None if it can run here, else what was looked for and what to do. May import jax."""
+        """None if it can run here, else the reason and the remedy. May import jax."""
         ...
 
     def run(self, call: Call) -> Outcome:
-        """Execute a call, or compile it if that is the backend's kind.
+        """Execute a call, or compile it, depending on the backend's kind.
 
-        Never raises on behalf of the kernel: the outcome holds the error.
+        It does not raise the kernel's errors: the outcome has them.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The known backends by name, and what a selection such as ``tpu-interpret:v6e,gpu`` means."""
+"""The known backends by name, and the selection of backends such as ``tpu-interpret:v6e,gpu``."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pytest_pallas.errors import BackendUnavailableError, OptionError
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A backend before a target is chosen. Projects add their own by ``pytest_pallas_backends``.
+    """A backend without a target. Projects add their own with ``pytest_pallas_backends``.
 
     Attributes:
       name: as written on the command line.
-      make: makes the backend for a target, or for no particular one.
-      kind: what the backend proves.
-      targets: names of the targets it can stand for.
-      implied: whether a kernel that names no backends is run on it. Under ``auto`` the simulator
-        takes the place of JAX's interpreters.
+      make: makes the backend for a target, or for None.
+      kind: the kind of the backend.
+      targets: names of its targets.
+      implied: whether kernels that name no backends run on it. With ``auto``, the simulator
+        replaces JAX's interpreters.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Family:
 
 
 def _maker(function: str) -> Callable[[Target | None], Backend]:
-    """A backend's constructor, imported when it is called: most pytest runs need none."""
+    """A backend's constructor with a lazy import, because most pytest runs need none."""
 
     def make(target: Target | None) -> Backend:
         return pkgutil.resolve_name(f"pytest_pallas.backends.{function}")(target)
@@ -44,7 +44,7 @@ def _maker(function: str) -> Callable[[Target | None], Backend]:
     return make
 
 
-#: The backends that need nothing of the session, in the order of reports.
+#: The backends that do not need the session, in the order of reports.
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="tpu-sim",
@@ -84,7 +84,7 @@ def compiling(service: Callable[[], Any]) -> tuple[Family, ...]:
     """The compiling backends.
 
     Args:
-      service: gives the ``compilers.service.Service`` that they compile with.
+      service: returns the ``compilers.service.Service`` that compiles.
     """
 
     def maker(platform: str) -> Callable[[Target | None], Backend]:
@@ -114,14 +114,14 @@ def compiling(service: Callable[[], Any]) -> tuple[Family, ...]:
 
 @dataclass(frozen=True)
 class Selection:
-    """The backends chosen for a session.
+    """The selected backends of a session.
 
     Attributes:
-      backends: the chosen backends, in order, without repetition.
-      named: whether they were named, rather than found by ``auto`` or ``all``.
-      left_out: what ``all`` left out, with the reason.
-      automatic: labels of those that only ``auto`` brought, and of simulators that only ``auto`` or
-        ``all`` brought: these run what they can simulate.
+      backends: the selected backends, in order, without repetition.
+      named: whether they were named, rather than selected by ``auto`` or ``all``.
+      left_out: backends that ``all`` left out, with the reasons.
+      automatic: labels of backends that only ``auto`` selected, and of simulators that only
+        ``auto`` or ``all`` selected: these run only the kernels that they support.
     """
 
     backends: tuple[Backend, ...]
@@ -130,23 +130,23 @@ class Selection:
     automatic: frozenset[str] = frozenset()
 
     def replaced(self, backend: Backend) -> bool:
-        """Whether a simulator takes the place of a backend that ``auto`` brought."""
+        """Whether a simulator replaces a backend that ``auto`` selected."""
         instead = any(backend.name in REPLACED.get(each.name, ()) for each in self.backends)
         return instead and label(backend) in self.automatic
 
 
-#: What ``--pallas-backend`` takes besides names.
+#: Values of ``--pallas-backend`` besides names.
 WORDS = ("auto", "all", "interpreters")
 
-#: Interpreters that each simulator takes the place of under ``auto``. The last one runs what the
-#: simulator does not simulate.
+#: Interpreters that each simulator replaces with ``auto``. The last one runs kernels that the
+#: simulator does not support.
 REPLACED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"tpu-sim": ("interpret", "tpu-interpret"), "gpu-sim": ("gpu-interpret",)}
 )
 
 
 def select(words: Iterable[str], families: Mapping[str, Family]) -> Selection:
-    """The backends that a selection means. Imports jax only where hardware is asked for.
+    """The backends of a selection. Imports jax only for hardware.
 
     Args:
       words: ``auto``, ``all``, ``interpreters``, ``NAME``, ``NAME:TARGET`` or ``NAME:all``.
@@ -160,12 +160,12 @@ def select(words: Iterable[str], families: Mapping[str, Family]) -> Selection:
     left_out: dict[str, str] = {}
     named = False
     automatic: set[str] = set()
-    asked: set[str] = set()
+    kept: set[str] = set()
     for word in words:
-        unasked: set[str] = set()
+        implied: set[str] = set()
         if word == "auto":
             found = _auto(families)
-            unasked = {label(backend) for backend in found}
+            implied = {label(backend) for backend in found}
         elif word == "interpreters":
             found = [f.make(None) for f in families.values() if f.kind == "interpreting"]
         elif word == "all":
@@ -173,28 +173,28 @@ def select(words: Iterable[str], families: Mapping[str, Family]) -> Selection:
             reasons = {label(backend): backend.available() for backend in candidates}
             left_out |= {name: reason for name, reason in reasons.items() if reason}
             found = [_complete(b, families) for b in candidates if not reasons[label(b)]]
-            unasked = {label(backend) for backend in found if backend.kind == "simulating"}
+            implied = {label(backend) for backend in found if backend.kind == "simulating"}
         else:
             found = parse(word, families, words=WORDS)
             named = True
             _require(found, families)
             chosen |= {label(backend): backend for backend in found}
-        automatic |= unasked
-        asked |= {label(backend) for backend in found} - unasked
+        automatic |= implied
+        kept |= {label(backend) for backend in found} - implied
         for backend in found:
             chosen.setdefault(label(backend), backend)
     if not chosen:
         raise OptionError("no backend chosen; " + _valid(families))
-    return Selection(tuple(chosen.values()), named, left_out, frozenset(automatic - asked))
+    return Selection(tuple(chosen.values()), named, left_out, frozenset(automatic - kept))
 
 
 def parse(word: str, families: Mapping[str, Family], *, words: Sequence[str] = ()) -> list[Backend]:
-    """The backends that ``NAME``, ``NAME:TARGET`` or ``NAME:all`` means, available or not.
+    """The backends of ``NAME``, ``NAME:TARGET`` or ``NAME:all``, available or not.
 
     Args:
       word: the name.
       families: the known backends by name.
-      words: what else may be meant, for the message.
+      words: other valid values, for the message.
 
     Raises:
       OptionError: an unknown backend or target.
@@ -219,14 +219,14 @@ def parse(word: str, families: Mapping[str, Family], *, words: Sequence[str] = (
 
 
 def with_target(backend: Backend, target: str, families: Mapping[str, Family]) -> Backend:
-    """A backend that stands for no chip in particular, for one of its family's targets."""
+    """A backend without a target, for one of its family's targets."""
     made = families[backend.name].make(TARGETS[target])
     complete = getattr(backend, "otherwise", None) is not None
     return _complete(made, families) if complete else made
 
 
 def _auto(families: Mapping[str, Family]) -> list[Backend]:
-    """Hardware if there is some, else the simulators and every interpreter."""
+    """The hardware, if there is any, otherwise the simulators and all interpreters."""
     made = [(family, family.make(None)) for family in families.values()]
     hardware = [b for family, b in made if family.kind == "hardware" and b.available() is None]
     return hardware or [
@@ -237,7 +237,7 @@ def _auto(families: Mapping[str, Family]) -> list[Backend]:
 
 
 def _complete(backend: Backend, families: Mapping[str, Family]) -> Backend:
-    """A simulator with an interpreter for what it does not simulate yet."""
+    """A simulator with an interpreter for calls that it does not support yet."""
     name = next(iter(REPLACED.get(backend.name, ())[-1:]), "")
     if backend.kind != "simulating" or name not in families:
         return backend

@@ -1,4 +1,4 @@
-"""The backends ``tpu-sim`` and ``gpu-sim``: kernels on a simulated chip; nothing is compiled."""
+"""The backends ``tpu-sim`` and ``gpu-sim``: kernels on a simulated chip, without compilation."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from pytest_pallas.notes import Note
 if TYPE_CHECKING:
     from pytest_pallas.simulator.inspection.timeline import Timeline
 
-#: How many runs are kept: checks ask for the same ones.
+#: Number of runs that are kept, because checks repeat the same ones.
 _RUNS = 256
 
-#: Larger results are not kept.
+#: Limit on the bytes of a result that is kept.
 _KEPT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Simulator:
-    """A backend that simulates kernels on this process' CPU, in one thread.
+    """A backend that simulates kernels on the CPU of this process, in one thread.
 
     Attributes:
       target: the chip it stands for; None is the default.
-      otherwise: runs what the simulator does not simulate yet; None if the simulator was named: it
-        runs what it can, and refuses the rest.
+      otherwise: runs calls that the simulator does not support yet; None if the simulator was
+        named: then it rejects these.
       name: the family.
       platform: of the chip, ``"tpu"`` or ``"gpu"``.
     """
@@ -51,8 +51,8 @@ class Simulator:
     probes: tuple[Probe, ...] = ("outputs", "separate", "late", "loads")
     reorders: bool = True
     detects_races: bool = True
-    _kept: OrderedDict[Hashable, _Kept] = field(
-        default_factory=OrderedDict[Hashable, "_Kept"], repr=False, compare=False, hash=False
+    _kept: OrderedDict[Hashable, _CachedRun] = field(
+        default_factory=OrderedDict[Hashable, "_CachedRun"], repr=False, compare=False, hash=False
     )
 
     @property
@@ -72,10 +72,10 @@ class Simulator:
         return tracing_for(self.chip)
 
     def lacks(self, call: Call) -> str | None:
-        """What of a call cannot be simulated yet, or None. The call is traced, and not run.
+        """The reason why a call cannot be simulated yet, or None. The call is traced, but not run.
 
         Raises:
-          Exception: what the function itself raises while it is traced.
+          Exception: an error of the function while it is traced.
         """
         from pytest_pallas.simulator.program import prepare
 
@@ -88,9 +88,9 @@ class Simulator:
         return None
 
     def run(self, call: Call) -> Outcome:
-        """Simulate a call; see ``Backend.run``. The same jitted call again gives the same outcome.
+        """Simulate a call; see ``Backend.run``. An equal jitted call returns the same outcome.
 
-        One that is not jitted may look at anything, and is called each time.
+        A call without jit may depend on other state, so it runs each time.
         """
         key = _key(call) if call.jit else None
         found = None if key is None else self._kept.get(key)
@@ -104,22 +104,22 @@ class Simulator:
         if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
             return self._run_otherwise(call)
         if key is not None and outcome.error is None and _bytes(outcome) <= _KEPT_BYTES:
-            self._kept[key] = _Kept(outcome, jaxpr, _is_monitored(call))
+            self._kept[key] = _CachedRun(outcome, jaxpr, _is_monitored(call))
             while len(self._kept) > _RUNS:
                 self._kept.popitem(last=False)
         return _judged(outcome, call)
 
     def run_anew(self, call: Call) -> Outcome:
-        """As ``run``, and never an outcome that was kept: for what is timed."""
+        """As ``run``, without the cache, for timing."""
         outcome, _ = self._run(call)
         if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
             return self._run_otherwise(call)
         return _judged(outcome, call)
 
     def trace(self, call: Call) -> tuple[Timeline, Exception | None]:
-        """Simulate a call: what happened when, and what it raised.
+        """Simulate a call; returns its timeline and its error.
 
-        The timeline is empty if the call runs no kernel, or is not simulated yet.
+        The timeline is empty if the call runs no kernel or cannot be simulated yet.
         """
         from pytest_pallas.simulator.inspection.timeline import Timeline
 
@@ -130,13 +130,15 @@ class Simulator:
     def _run_otherwise(self, call: Call) -> Outcome:
         assert self.otherwise is not None
         outcome = self.otherwise.run(call)
-        note = Note(f"run on {self.otherwise.name}, not simulated yet", "run")
+        note = Note(
+            f"run on {self.otherwise.name}, because the simulator does not support it yet", "run"
+        )
         return dataclasses.replace(outcome, notes=(*outcome.notes, note))
 
     def _run(self, call: Call, timeline: Timeline | None = None) -> tuple[Outcome, Any]:
-        """The outcome of a call, whatever was found in it, and the jaxpr that was simulated.
+        """The outcome of a call, with its findings, and the jaxpr that was simulated.
 
-        Without jit, there is no jaxpr.
+        A call without jit has no jaxpr.
         """
         started = time.perf_counter()
         outcome, jaxpr = Outcome(), None
@@ -157,13 +159,13 @@ class Simulator:
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """A run that is kept.
+class _CachedRun:
+    """A cached run.
 
     Attributes:
-      outcome: of the run; what was found in it is no error yet.
-      jaxpr: what was simulated.
-      monitored: whether it was looked at for what is out of order.
+      outcome: the outcome of the run; its findings are not errors yet.
+      jaxpr: the simulated jaxpr.
+      monitored: whether the ordering monitors ran.
     """
 
     outcome: Outcome
@@ -172,13 +174,13 @@ class _Kept:
 
 
 def _tell(call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
-    """Tell the call's observer that it is simulated."""
+    """Notify the call's observer that it is simulated."""
     if call.observer is not None:
         call.observer.simulated(call, jaxpr, kernels)
 
 
 def _traced(backend: Simulator, call: Call) -> Any:
-    """What JAX traces of a call, without its mutant; JAX keeps it."""
+    """The trace of a call, without its mutant; JAX caches it."""
     from pytest_pallas.backends.tracing import jitted, on_host
 
     static, arrays = on_host(call.with_settings(mutant=None))
@@ -198,7 +200,7 @@ def _traced_run(backend: Simulator, call: Call, timeline: Timeline | None) -> tu
     traced = _traced(backend, call)
     jaxpr = traced.jaxpr if call.mutant is None else mutated(traced.jaxpr, call.mutant)
     kernels = kernels_of(call, jaxpr)
-    prepare(jaxpr)  # which raises for what is not simulated yet
+    prepare(jaxpr)  # which raises for programs that cannot be simulated yet
     _tell(call, jaxpr, kernels)
     machine, probe_results = _machine(backend, call, timeline)
     _, arrays = on_host(call)
@@ -242,7 +244,7 @@ def _eager_run(backend: Simulator, call: Call, timeline: Timeline | None) -> Out
 
 
 def _judged(outcome: Outcome, call: Call) -> Outcome:
-    """The outcome of a run that ended: an error, if the call asks for what was found in it."""
+    """The outcome of a finished run; findings that the call checks become its error."""
     races = [each for each in outcome.findings if call.races and each.kind == "race"]
     others = [each for each in outcome.findings if call.dma and each.kind in OF_TRANSFERS]
     if outcome.error is not None or not (races or others):
@@ -252,12 +254,12 @@ def _judged(outcome: Outcome, call: Call) -> Outcome:
 
 
 def _is_monitored(call: Call) -> bool:
-    """Whether a call asks for what is out of order or left behind."""
+    """Whether a call enables the detection of races or leftover DMAs."""
     return call.races or call.dma
 
 
 def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple[Any, list[Any]]:
-    """The machine that a call runs on, and the list that its probe is answered in."""
+    """The machine that a call runs on, and the list for the results of its probe."""
     from pytest_pallas.backends.variations import filler_of
     from pytest_pallas.simulator.inspection.loads import LoadRecorder
     from pytest_pallas.simulator.machine import Machine
@@ -282,18 +284,22 @@ def _machine(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple
 
 def _notes(machine: Any) -> tuple[Note, ...]:
     names = ", ".join(sorted(machine.fallbacks))
-    return (Note(f"evaluated by JAX, for lack of a rule: {names}", "run"),) if names else ()
+    return (
+        (Note(f"evaluated by JAX, because the simulator has no rule: {names}", "run"),)
+        if names
+        else ()
+    )
 
 
 def _inputs(arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments after a call, as outcomes hold them: of keys of random numbers, their words."""
+    """The arguments after a call, for its outcome: for random keys, their data."""
     from pytest_pallas.backends.execution import to_numpy
 
     return tuple(_read_only(to_numpy(array)) for array in arrays)
 
 
 def _read_only(value: Any) -> Any:
-    """An array as others get it: outcomes are kept, and results may share memory with inputs."""
+    """A copy for the outcome: outcomes are cached, and results may share memory with inputs."""
     view = value.view()
     view.flags.writeable = False
     return view
@@ -307,7 +313,7 @@ def _bytes(outcome: Outcome) -> int:
 
 
 def _key(call: Call) -> Hashable:
-    """Equal for calls that run alike, whatever they ask for of what is found."""
+    """The cache key: equal for calls with equal runs, whatever they do with findings."""
     from pytest_pallas.backends.digests import digest
     from pytest_pallas.backends.tracing import identity
 
@@ -327,6 +333,6 @@ def tpu_sim(target: Target | None = None) -> Simulator:
 def gpu_sim(target: Target | None = None) -> Simulator:
     """The simulated GPU.
 
-    Nothing is fetched ahead there, and aliased operands are one memory: neither can be otherwise.
+    It has no prefetching, and aliased operands share memory, so there are no probes for these.
     """
     return Simulator(target, name="gpu-sim", platform="gpu", probes=("outputs", "loads"))

@@ -1,4 +1,4 @@
-"""How long calls take: repeated, with arrays in place; on an accelerator by JAX's profiler."""
+"""Timing of calls: repeated, with arrays on the device; on an accelerator with JAX's profiler."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _PLANES = ("/device:GPU:", "/device:TPU:")
 
 
 @dataclass(frozen=True)
-class Span:
-    """What an accelerator was busy with, in nanoseconds since the profile began."""
+class BusyInterval:
+    """A busy interval of an accelerator, in nanoseconds since the start of the profile."""
 
     start: float
     end: float
@@ -35,12 +35,12 @@ def device_seconds(call: Callable[[], Any], *, calls: int = 10) -> float | None:
     """The median time of a call on the accelerator, in seconds.
 
     Args:
-      call: what to time. It is called ``calls`` times, and each answer is waited for. Call it
-        before, so that it is compiled.
-      calls: how often.
+      call: the function to time. It is called ``calls`` times, and must wait for its output. Call
+        it once before, so that it is compiled.
+      calls: the number of calls.
 
     Returns:
-      None where there is no accelerator, or its profile says nothing.
+      None without an accelerator, or if its profile has no events.
     """
     import jax
 
@@ -55,11 +55,10 @@ def device_seconds(call: Callable[[], Any], *, calls: int = 10) -> float | None:
         return median_seconds(spans(profile), calls)
 
 
-def spans(profile: Any) -> list[Span]:
-    """When the first accelerator of a ``jax.profiler.ProfileData`` was busy, in order.
+def spans(profile: Any) -> list[BusyInterval]:
+    """The busy intervals of the first accelerator of a ``jax.profiler.ProfileData``, in order.
 
-    A TPU has a line of whole programs, a GPU one for each stream, whose events are kernels and
-    copies.
+    A TPU has a line with whole programs; a GPU has a line for each stream, with kernels and copies.
     """
     for plane in profile.planes:
         if plane.name.startswith(_PLANES):
@@ -67,13 +66,15 @@ def spans(profile: Any) -> list[Span]:
             whole = [line for name, line in named if name == "XLA Modules"]
             streams = [line for name, line in named if name.startswith("Stream")]
             events = [event for line in (streams or whole) for event in line.events]
-            found = [Span(event.start_ns, event.start_ns + event.duration_ns) for event in events]
+            found = [
+                BusyInterval(event.start_ns, event.start_ns + event.duration_ns) for event in events
+            ]
             return sorted(found, key=lambda span: span.start)
     return []
 
 
-def median_seconds(busy: Sequence[Span], calls: int) -> float | None:
-    """The median over ``calls`` equal calls, or the mean where they cannot be told apart.
+def median_seconds(busy: Sequence[BusyInterval], calls: int) -> float | None:
+    """The median over ``calls`` equal calls, or the mean if they cannot be separated.
 
     The time of a call is from the start of its first kernel to the end of its last.
     """
@@ -90,18 +91,18 @@ def median_seconds(busy: Sequence[Span], calls: int) -> float | None:
 
 @dataclass(frozen=True)
 class Times:
-    """How long a call takes.
+    """The times of a call.
 
     Attributes:
-      wall: the median of its wall time in seconds, with the host's part.
-      device: its time on the accelerator in seconds; None where JAX's profiler does not tell.
+      wall: the median of its wall time in seconds, including the host.
+      device: its time on the accelerator in seconds; None if JAX's profiler does not report it.
     """
 
     wall: float
     device: float | None = None
 
     def over(self, other: Times) -> float:
-        """How many times longer than another call: on the device, if both are known there."""
+        """The ratio to the time of another call: on the device, if both have device times."""
         if self.device and other.device:
             return self.device / other.device
         return self.wall / other.wall
@@ -109,19 +110,19 @@ class Times:
 
 @contextmanager
 def prepared(backend: Backend, call: Call) -> Generator[Callable[[], Any]]:
-    """A function that makes the call on a backend, and waits for its answer.
+    """A function that runs the call on a backend, and waits for its output.
 
-    It copies nothing: the arrays are on the device, and what is compiled is compiled. On the
-    simulator it is the whole call, traced already.
+    The arrays are already on the device, and the call is compiled. On the simulator, it is the
+    whole call, which is already traced.
 
     Raises:
       KernelError: the kernel raised.
-      NoPallasCallError: the call has no kernel, or the hardware would not run it.
+      NoPallasCallError: the call has no kernel, or the executable does not contain it.
     """
     if isinstance(backend, Simulator):
         yield lambda: backend.run_anew(call).unwrap()
         return
-    there: Any = backend  # compiling ones have no context, and nothing to time
+    there: Any = backend  # compiling backends have no context, and nothing to time
     with there.context() if isinstance(backend, Hardware) else there.context(races=False):
         static, arrays = split(call)
         execution.trace(call, static, arrays)
@@ -134,7 +135,7 @@ def prepared(backend: Backend, call: Call) -> Generator[Callable[[], Any]]:
 
 
 def times(run: Callable[[], Any], rounds: int) -> Times:
-    """Time a prepared call, which was made before."""
+    """Time a prepared call, which has run before."""
     walls: list[float] = []
     for _ in range(rounds):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""From a call to something jitted, so that equal calls share one compiled executable."""
+"""Turn calls into jitted calls, so that equal calls share one compiled executable."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pytest_pallas.errors import OptionError
 
 
 @dataclass(frozen=True, eq=False)
-class Static:
-    """What a call has besides arrays. Hashable and equal by meaning, so that jit can reuse it."""
+class StaticPart:
+    """The non-array part of a call. Hashable, and compared by value, so that jit can reuse it."""
 
     function: Callable[..., Any]
     tree: Any
@@ -30,12 +30,12 @@ class Static:
         return hash(self.key)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Static) and self.key == other.key
+        return isinstance(other, StaticPart) and self.key == other.key
 
 
 @dataclass(frozen=True, eq=False)
-class _Itself:
-    """A key that is equal for the same object only, and keeps it: an id may be given again."""
+class _Identity:
+    """A key that is equal for the same object only, and keeps it alive: an id may be reused."""
 
     value: Any
 
@@ -43,39 +43,39 @@ class _Itself:
         return id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and other.value is self.value
+        return isinstance(other, _Identity) and other.value is self.value
 
 
-def split(call: Call) -> tuple[Static, list[Any]]:
-    """The static part of a call and its arrays, copied so that nothing can reach the caller's.
+def split(call: Call) -> tuple[StaticPart, list[Any]]:
+    """The static part of a call, and copies of its arrays, so that the caller's stay unchanged.
 
     Numpy scalars are arrays among the arguments, and plain numbers among the options.
     """
     return _taken_apart(call, _copied)
 
 
-def abstract(call: Call) -> tuple[Static, list[Any]]:
-    """As ``split``, with a ``jax.ShapeDtypeStruct`` for each array: for what is only compiled.
+def abstract(call: Call) -> tuple[StaticPart, list[Any]]:
+    """As ``split``, with a ``jax.ShapeDtypeStruct`` for each array: for compilation only.
 
     Shardings over several devices are kept; an argument may be a ``ShapeDtypeStruct`` already.
     """
     return _taken_apart(call, shape_of)
 
 
-def on_host(call: Call) -> tuple[Static, list[Any]]:
-    """As ``split``, with numpy arrays: for what evaluates them itself. Typed keys stay JAX's."""
+def on_host(call: Call) -> tuple[StaticPart, list[Any]]:
+    """As ``split``, with numpy arrays, for the simulator. Typed keys stay JAX arrays."""
     return _taken_apart(call, _host_copy)
 
 
 def _host_copy(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return _copied(leaf)  # which refuses it
+        return _copied(leaf)  # which raises for it
     if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf
     return np.array(leaf)
 
 
-def _taken_apart(call: Call, convert: Callable[[Any], Any]) -> tuple[Static, list[Any]]:
+def _taken_apart(call: Call, convert: Callable[[Any], Any]) -> tuple[StaticPart, list[Any]]:
     leaves, tree = jax.tree.flatten((call.args, dict(call.options)))
     positional = len(jax.tree.leaves(call.args))
     arrays: list[Any] = []
@@ -88,14 +88,14 @@ def _taken_apart(call: Call, convert: Callable[[Any], Any]) -> tuple[Static, lis
             rest.append((position, leaf))
     statics = tuple((position, identity(leaf)) for position, leaf in rest)
     key = (identity(call.function), tree, statics, call.mutant)
-    return Static(call.function, tree, tuple(rest), key, call.mutant), arrays
+    return StaticPart(call.function, tree, tuple(rest), key, call.mutant), arrays
 
 
 def _copied(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         raise OptionError(
-            "a jax.ShapeDtypeStruct has no values to run a kernel on; give an array, or use a "
-            "compiling backend"
+            "a jax.ShapeDtypeStruct has no values, so a kernel cannot run on it; give an array, or "
+            "use a compiling backend"
         )
     if isinstance(leaf, jax.Array):
         return leaf.copy()
@@ -103,7 +103,7 @@ def _copied(leaf: Any) -> Any:
 
 
 def shape_of(array: Any) -> jax.ShapeDtypeStruct:
-    """What a compiler needs to know of an array, or of what has its shape and dtype."""
+    """Shape, dtype and sharding of an array or a ShapeDtypeStruct."""
     sharding = getattr(array, "sharding", None)
     spread = sharding is not None and len(sharding.device_set) > 1
     dtype = array.dtype
@@ -113,7 +113,7 @@ def shape_of(array: Any) -> jax.ShapeDtypeStruct:
 
 
 def signature(call: Call) -> str:
-    """Dtypes and shapes of the arrays of a call, and its options, for messages and as a key."""
+    """Dtypes and shapes of the arrays of a call, and its options, for messages and keys."""
     words = [
         f"{leaf.dtype}[{','.join(map(str, np.shape(leaf)))}]"
         if hasattr(leaf, "dtype") and hasattr(leaf, "shape")
@@ -127,8 +127,8 @@ def signature(call: Call) -> str:
     return " ".join(words)
 
 
-def apply(static: Static, arrays: list[Any]) -> Any:
-    """Make the call that ``split`` took apart; with its mutant, if it has one."""
+def apply(static: StaticPart, arrays: list[Any]) -> Any:
+    """Execute the call that ``split`` took apart; with its mutant, if it has one."""
     if static.mutant is not None:
         return _with_mutant(static, arrays)
     leaves: list[Any] = []
@@ -140,44 +140,44 @@ def apply(static: Static, arrays: list[Any]) -> Any:
     return static.function(*args, **options)
 
 
-def _with_mutant(static: Static, arrays: list[Any]) -> Any:
-    """Make the call with a mistake in its kernels: traced as it is, which JAX remembers."""
+def _with_mutant(static: StaticPart, arrays: list[Any]) -> Any:
+    """Execute the call with a mutant in its kernels. JAX caches the trace of the original."""
     from pytest_pallas.mutation import mutated
 
     plain = dataclasses.replace(static, key=(static.key, "without"), mutant=None)
     try:
         traced = jitted().trace(plain, arrays)
     except jax.errors.ConcretizationTypeError:
-        return apply(plain, arrays)  # it needs values, and is not what is mutated
+        return apply(plain, arrays)  # it needs values, and mutants are not in it
     outs = jaxpr_as_fun(mutated(traced.jaxpr, static.mutant))(*arrays)
     return jax.tree.unflatten(jax.tree.structure(traced.out_info), outs)
 
 
-#: Options of XLA that make compiling as quick as possible.
+#: Options of XLA for the shortest compilation.
 QUICK: Mapping[str, Any] = {"xla_backend_optimization_level": 0}
 
 
 @functools.cache
 def jitted(*, quick: bool = False) -> Any:
-    """``apply`` under ``jax.jit``: one cache for every call of the process.
+    """``apply`` under ``jax.jit``: one cache for all calls of the process.
 
     The forced interpreter, the abstract device and x64 are part of jit's own key.
 
     Args:
-      quick: compile in as little time as possible. Interpreted kernels are compiled more often
-        than they are run.
+      quick: compile as quickly as possible, because interpreted kernels are compiled more often
+        than they run.
     """
     return jax.jit(apply, static_argnums=0, compiler_options=dict(QUICK) if quick else None)
 
 
 def identity(value: Any) -> Hashable:
-    """A key that is equal for values that mean the same: partials made anew are not new."""
+    """A key that is equal for equivalent values, such as equal partials."""
     if isinstance(value, functools.partial):
         keywords = tuple(sorted((name, identity(v)) for name, v in value.keywords.items()))
         return ("partial", identity(value.func), tuple(map(identity, value.args)), keywords)
     try:
         hash(value)
     except TypeError:
-        return _Itself(value)
-    # 1, 1.0 and True are equal keys but not equal programs.
+        return _Identity(value)
+    # 1, 1.0 and True are equal keys, but make different programs
     return (type(value), value)

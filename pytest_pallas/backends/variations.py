@@ -1,4 +1,4 @@
-"""What must not matter in a run, or is asked of it besides its answer: fills, schedules, probes."""
+"""Variations of a run: fills and schedules, which must not affect the output, and probes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-#: Memory that a kernel gets without contents: what pads a block beyond the edge of its array, an
-#: output, and scratch, which includes what the body allocates.
+#: Uninitialized memory of a kernel: the padding of a block beyond the edge of its array, outputs,
+#: and scratch memory, which includes allocations of the body.
 Place = Literal["padding", "output", "scratch"]
 
 
@@ -33,41 +33,41 @@ def lowest(dtype: Any) -> Any:
 
 
 def zero(dtype: Any) -> Any:
-    """What XLA's buffers often are: 0 and False."""
+    """The usual contents of XLA's buffers: 0 and False."""
     import jax.numpy as jnp
 
     number = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool)
     return 0 if number else None
 
 
-#: What memory may hold; see ``FILLS``.
+#: The value of a fill; see ``FILLS``.
 Contents = Literal["high", "low", "zero"]
 
-#: By name, the value for a dtype; None leaves what is there.
+#: By name, the value for a dtype; None keeps the contents.
 FILLS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     {"high": highest, "low": lowest, "zero": zero}
 )
 
-#: By name, what a reader is told.
+#: By name, the text of messages.
 WORDS: Mapping[str, str] = MappingProxyType(
     {
-        "": "NaN (of integers an end of their range)",
-        "high": "the largest finite number (of bools True)",
-        "low": "the lowest finite number (of integers 0, of bools False)",
-        "zero": "0 (of bools False)",
+        "": "NaN (for integers, an end of their range)",
+        "high": "the largest finite number (for bools, True)",
+        "low": "the lowest finite number (for integers 0, for bools False)",
+        "zero": "0 (for bools, False)",
     }
 )
 
-#: Which memory is filled, by name, and what a reader is told.
+#: By name, the memory that is filled, and the text of messages.
 PLACES: Mapping[str, tuple[frozenset[Place], str]] = MappingProxyType(
     {
-        "": (frozenset({"padding", "output", "scratch"}), "memory that nobody has written"),
-        "padding": (frozenset({"padding"}), "what is beyond the edges of arrays"),
-        "output": (frozenset({"output"}), "outputs that nobody has written"),
-        "scratch": (frozenset({"scratch"}), "scratch memory that nobody has written"),
+        "": (frozenset({"padding", "output", "scratch"}), "uninitialized memory"),
+        "padding": (frozenset({"padding"}), "elements beyond the edges of arrays"),
+        "output": (frozenset({"output"}), "uninitialized outputs"),
+        "scratch": (frozenset({"scratch"}), "uninitialized scratch memory"),
         "memory": (
             frozenset({"output", "scratch"}),
-            "scratch memory and outputs that nobody has written",
+            "uninitialized scratch memory and outputs",
         ),
     }
 )
@@ -75,18 +75,18 @@ PLACES: Mapping[str, tuple[frozenset[Place], str]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Fill:
-    """What some memory holds that nobody has written.
+    """The contents of uninitialized memory.
 
     Attributes:
       value: a name of ``FILLS``.
-      where: which memory; a name of ``PLACES``.
+      where: the memory; a name of ``PLACES``.
     """
 
     value: Contents
     where: Literal["", "padding", "output", "scratch", "memory"] = ""
 
     def __str__(self) -> str:
-        """In words: ``0 (of bools False) in scratch memory that nobody has written``."""
+        """In words: ``0 (for bools, False) in uninitialized scratch memory``."""
         return f"{WORDS[self.value]} in {self.memory}"
 
     @property
@@ -96,7 +96,7 @@ class Fill:
 
 
 def filler_of(fill: Fill | None) -> Callable[[Any, str], Any] | None:
-    """What a simulator fills memory with: of a dtype and a place; None for its own."""
+    """The simulator's fill value for a dtype and a place; None for its default."""
     if fill is None:
         return None
     value, places = FILLS[fill.value], PLACES[fill.where][0]
@@ -108,15 +108,15 @@ class Schedule:
     """One legal order of copies, devices, cores and the programs of ``parallel`` grid dimensions.
 
     Attributes:
-      seed: of everything that may happen in any order.
-      cores: over how many cores of a device the programs of parallel dimensions are divided.
+      seed: determines the order of all concurrent steps.
+      cores: number of cores of a device that share the programs of parallel dimensions.
     """
 
     seed: int = 0
     cores: int = 1
 
     def __str__(self) -> str:
-        """For messages: what is not as in the plain one."""
+        """For messages: the difference from the default schedule."""
         words: list[str] = []
         if self.seed:
             words.append(f"seed {self.seed} of the schedule")
@@ -125,7 +125,7 @@ class Schedule:
         return ", ".join(words) or "seed 0 of the schedule"
 
 
-#: ``"outputs"``: what each kernel returned. ``"separate"``: nothing, but outputs that are aliased
-#: to an input get memory of their own. ``"late"``: nothing, but blocks are fetched just before the
-#: body that reads them. ``"loads"``: what each load and copy read.
+#: ``"outputs"``: the outputs of each kernel. ``"separate"``: no results, but outputs that are
+#: aliased to an input get memory of their own. ``"late"``: no results, but blocks are fetched just
+#: before the body that reads them. ``"loads"``: the values of each load and copy.
 Probe = Literal["", "outputs", "separate", "late", "loads"]

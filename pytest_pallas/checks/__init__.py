@@ -1,7 +1,7 @@
-"""Checks: a module a question, with a function that ``@declare_check`` declares.
+"""Checks: one module for each, with a function that ``@declare_check`` declares.
 
-Importing this package does not import jax; the modules do. So their names are listed here, and a
-test compares the list with what the modules declare.
+Importing this package does not import jax; the modules do. Therefore their names are listed here,
+and a test compares the list with the declarations.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NAMES: tuple[str, ...] = names_of(MODULES)
 
 @functools.cache
 def declared_checks() -> tuple[Check, ...]:
-    """The checks of this package, in order. It imports their modules, and so JAX."""
+    """The checks of this package, in order. Imports their modules, and with them JAX."""
     return declared_by(__name__, MODULES)
 
 

@@ -1,4 +1,4 @@
-"""``blocks``: the kernel's default tuning gives as good an answer as the drawn one."""
+"""``blocks``: the output with the default tuning is as accurate as with the drawn one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pytest_pallas.strategies.once import draw_once
 def requires_spec(spec: KernelSpec) -> str | None:
     """A spec must have two tunings to compare."""
     if callable(spec.inputs):
-        return "the kernel runs on a mesh, which its inputs wait for"
+        return "the kernel runs on a mesh, so its tuning is known only when it runs"
     try:
         tuning = draw_once(spec.inputs).tuning
-    except Exception:  # said at collection, by the validation of the spec
+    except Exception:  # the validation of the spec reports it at collection
         return "its inputs cannot be drawn"
     if not tuning:
         return "its inputs draw no tuning"
@@ -35,21 +35,22 @@ def requires_spec(spec: KernelSpec) -> str | None:
 
 @declare_check(
     "blocks",
-    asks="is the answer with the default tuning as good as with the drawn one?",
+    asks="is the output with the default tuning as accurate as with the drawn one?",
     requires_spec=requires_spec,
     example_fraction=0.125,
     subjects=larger_first,
     varies_calls=True,
 )
 def blocks(context: CheckContext) -> CheckResult:
-    """Run the kernel with its default tuning, then with the drawn one, and judge both.
+    """Run the kernel with its default tuning, then with the drawn one, and compare both.
 
-    A spec draws small blocks, so that small arrays have many; users get the defaults. Two sizes
-    of block add in different orders, so they agree as well as both agree with the oracle; to the
-    bit where the spec is exact and small integers were drawn.
+    A spec draws small blocks, so that small arrays have many; users get the defaults. Two block
+    sizes sum in different orders, so each must agree with the oracle: bitwise if the spec is exact
+    and small integers were drawn.
 
     Raises:
-      NotApplicableError: there is no tuning, or a right kernel had one block with either.
+      NotApplicableError: there is no tuning, or the output is right and there is one block with
+        each tuning.
     """
     if not context.arguments.tuning:
         raise NotApplicableError("the blocks check needs tuning=, such as block sizes")
@@ -57,7 +58,7 @@ def blocks(context: CheckContext) -> CheckResult:
     default = run(context, context.kernel, context.arguments.args, tuned=False)
     first = judge(context, default.values, expected, exact=exact)
     if not all(comparison.passed for comparison in first):
-        subject = "default tuning instead of what was drawn"
+        subject = "default tuning instead of the drawn one"
         return CheckResult(comparisons=first, seconds=default.seconds, subject=subject)
     drawn = run(context, context.kernel, context.arguments.args)
     second = judge(context, drawn.values, expected, exact=exact)

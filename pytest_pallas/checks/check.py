@@ -1,4 +1,4 @@
-"""``Check``: one question about one kernel, which ``@declare_check`` declares."""
+"""``Check``: one question about a kernel, declared by ``@declare_check``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: A function and its positional arguments.
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
-#: Answers the question of a check for one drawn example.
+#: Runs a check on one drawn example.
 type Run = Callable[[CheckContext], CheckResult]
 
 #: What a check requires of the kernels of a call on a backend.
@@ -42,46 +42,45 @@ def _no_peers(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One question about one kernel. Projects add their own by ``pytest_pallas_checks``.
+    """One question about a kernel. Projects add their own with ``pytest_pallas_checks``.
 
     ``@declare_check`` and ``@declare_sanitizer`` make one of a function, which can be called as
     before.
 
-    A requirement returns why the check does not apply, for people to read, or None if it applies.
+    A requirement returns the reason why the check does not apply, as a sentence, or None.
 
     Attributes:
       name: as written in ``--pallas-checks`` and in test ids.
       asks: the question, in a few words.
-      run: answers it for one drawn example. It raises what the kernel raises.
-      kind: ``"sanitizer"`` for one that watches runs for what a wrong number may not show, and is
-        chosen by ``--pallas-sanitize``, too.
+      run: runs the check on one drawn example. It raises what the kernel raises.
+      kind: ``"sanitizer"`` for a check that looks for errors that an output need not show, such as
+        races. ``--pallas-sanitize`` selects it, too.
       requires_spec: what the check requires of a spec.
       requires_backend: what it requires of a backend.
       requires_peers: what it requires of a spec and the other backends to compare with.
-      requires_kernels: what it requires of the kernels that JAX traced for one call. It is asked at
-        collection about a few calls, and a check that applies to none of them is left out; so the
-        answer must not depend on shapes. ``run`` raises ``NotApplicableError`` for what only the
-        examples tell.
-      example_fraction: the fraction of ``--pallas-max-examples`` that it draws: less than 1 where
-        an example costs more.
-      min_examples: how many examples it draws at least, where they are cheap and a conclusion
-        needs them.
-      opt_in: whether it runs only where it is named, and not by ``all``.
+      requires_kernels: what it requires of the kernels that JAX traced for one call. Collection
+        evaluates it on a few calls, and leaves out a check that applies to none of them; so it must
+        not depend on shapes. ``run`` raises ``NotApplicableError`` for what only an example shows.
+      example_fraction: the fraction of ``--pallas-max-examples`` that it draws: less than 1 for a
+        check with expensive examples.
+      min_examples: the minimum number of examples, for a check whose conclusion needs several.
+      opt_in: whether it runs only if it is named; ``all`` does not include it.
       program: the call that a compiling backend compiles in place of ``run``; None if there is
         nothing to compile that another check does not compile.
-      conclude: called after the last example with the ``evidence`` of every result that has some:
-        what is wrong over all of them, or None. For what no single example can tell.
-      subjects: what of it can be asked about a drawn call, such as the relations that hold for it;
-        draws are chosen so that all can be. None where a call makes no difference.
-      base: whether every other check builds on this one: where the kernel raises in it, the others
-        are not run. ``forward`` is.
-      executes: whether it executes the kernel, rather than read it off a trace.
-      tries_mutants: whether mutants are tried on it. False where it runs no kernel, or calls it in
-        a way that no mutant takes part in.
+      conclude: called after the last example with the ``evidence`` of all results. It returns what
+        is wrong over all examples together, or None.
+      subjects: returns the parts of the check that apply to a drawn call, such as the relations
+        that hold for it. Sampling selects examples so that all parts run. None if the check has no
+        such parts.
+      base: whether all other checks depend on this one: if the kernel raises in it, the others do
+        not run. Only ``forward`` is.
+      executes: whether it executes the kernel, rather than only tracing it.
+      tries_mutants: whether it runs on mutants. False if it runs no kernel, or calls it in a way
+        that ignores mutants.
       differentiates: whether it calls the kernel's gradient: ``"only"`` that, ``"also"``, or
-        ``"no"``. A mutant that is not in those programs is not tried on it.
+        ``"no"``. It does not run on a mutant that is not in those programs.
       varies_calls: whether it also calls the kernel with other shapes or options than the drawn
-        ones: then any mutant may be in what it runs.
+        ones, so that it may run any mutant.
       watches: the field of ``Call`` that is set in the runs of every check while this sanitizer is
         chosen, or "".
     """
@@ -108,13 +107,13 @@ class Check:
     watches: Literal["", "races", "dma"] = ""
 
     def __call__(self, context: CheckContext) -> CheckResult:
-        """Answer the question for one drawn example: ``run``."""
+        """Run the check on one drawn example: ``run``."""
         return self.run(context)
 
     def unmet(
         self, spec: KernelSpec, backend: Backend, others: Sequence[Backend] = ()
     ) -> str | None:
-        """Why it does not apply to a spec on a backend, or None if it applies.
+        """The reason why the check does not apply to a spec on a backend, or None.
 
         ``others`` are the backends that executed the spec before this one.
         """
@@ -125,7 +124,7 @@ class Check:
         )
 
     def examples(self, most: int) -> int:
-        """How many examples it draws when ``most`` are allowed."""
+        """The number of examples that it draws if ``most`` are allowed."""
         return max(self.min_examples, round(most * self.example_fraction))
 
 
@@ -152,17 +151,17 @@ def declare_sanitizer(name: str, *, asks: str, **fields: Any) -> Callable[[Run],
 
 
 def names_of(modules: Sequence[str]) -> tuple[str, ...]:
-    """The names of the checks that modules declare: known without importing them, and so JAX."""
+    """The names of the checks that modules declare, without importing the modules or JAX."""
     return tuple(module.replace("_", "-") for module in modules)
 
 
 def declared_in(module: ModuleType) -> tuple[Check, ...]:
-    """The checks that a module declares, without those that it imports."""
+    """The checks that a module declares; imported ones are not among them."""
     checks = (each for each in vars(module).values() if isinstance(each, Check))
     return tuple(each for each in checks if each.run.__module__ == module.__name__)
 
 
 def declared_by(package: str, modules: Sequence[str]) -> tuple[Check, ...]:
-    """The checks of some modules of a package, in their order. It imports them, and so JAX."""
+    """The checks of some modules of a package, in their order. Imports them, and with them JAX."""
     found = (importlib.import_module(f"{package}.{module}") for module in modules)
     return tuple(each for module in found for each in declared_in(module))

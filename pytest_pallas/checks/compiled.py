@@ -1,4 +1,4 @@
-"""Checks on compiling backends: the program of a check is compiled, and nothing is executed."""
+"""Checks on compiling backends: they compile the program of a check and do not execute it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pytest_pallas.notes import Note
 
 
 def start(check: Check, context: CheckContext) -> Callable[[], Outcome] | None:
-    """Begin to compile the program of a check; the result waits for the end.
+    """Start to compile the program of a check; the returned function waits for the outcome.
 
-    None if the check has nothing to compile, or the backend of a project cannot be started ahead.
+    None if the check has nothing to compile, or the backend cannot start a compilation in advance.
     """
     begin = getattr(context.backend, "start", None)
     if check.program is None or begin is None:
@@ -23,7 +23,7 @@ def start(check: Check, context: CheckContext) -> Callable[[], Outcome] | None:
 
 
 def compiled(check: Check, context: CheckContext) -> CheckResult:
-    """Compile the program of a check. The finding's outcome holds the report, and the error."""
+    """Compile the program of a check. The result's outcome has the report and the error."""
     if check.program is None:
         return CheckResult(comparisons=(), notes=(Note("nothing to compile", "run"),))
     outcome = context.backend.run(call(context, *check.program(context)))

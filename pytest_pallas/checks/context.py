@@ -1,4 +1,4 @@
-"""One example of one check: what is asked, and what came of it."""
+"""The context and the result of one check on one example."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ SMALL = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Other:
-    """Something else that computes what a kernel does.
+class ComparisonPeer:
+    """A peer: a backend or an implementation that computes the same as the kernel.
 
     Attributes:
       name: of the implementation, or the label of the backend.
       function: called like the kernel.
-      backend: where it runs.
-      is_kernel: False for an implementation: it need not hold a Pallas kernel, and gets only the
-        tuning that it takes.
+      backend: the backend that runs it.
+      is_kernel: False for an implementation: it need not contain a Pallas kernel, and gets only the
+        tuning that it accepts.
     """
 
     name: str
@@ -45,9 +45,9 @@ class Other:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckContext(Configured, Properties):
-    """What a check gets: a kernel, its reference, and one drawn call.
+    """The input of a check: a kernel, its reference, and one drawn call.
 
-    ``Properties`` has what must hold of the answers.
+    ``Properties`` has the properties of its outputs.
 
     Attributes:
       kernel: called ``kernel(*args, **options, **tuning)``.
@@ -55,22 +55,22 @@ class CheckContext(Configured, Properties):
       arguments: the drawn call.
       backend: where the kernel runs.
       settings: how it runs; see ``RunSettings``.
-      others: what computes the same, for the cross check.
+      others: the peers, for the cross check.
       tolerance: the rule of judgement.
       check_dtype: whether the kernel must return the reference's dtypes.
-      runs: where runs under other schedules are kept.
-      cache: where expectations are kept.
-      typical: whether the spec names this call as typical, rather than drawing it.
-      costs: what the code of kernels may cost on compiling backends; None if nobody asks.
+      runs: cache of runs under other schedules.
+      cache: cache of expected values.
+      typical: whether this is a typical call of the spec, rather than a drawn one.
+      costs: limits on the costs of code on compiling backends; None without limits.
       claimed: the backends that the spec claims, as in ``KernelSpec.claimed``.
-      explained: whether a failure is explained; if not, its error has no message to speak of.
+      explained: whether the error of a failure has an explanation; without, it has only a headline.
     """
 
     kernel: Callable[..., Any]
     reference: Callable[..., Any] | None
     arguments: Arguments
     backend: Backend
-    others: Sequence[Other] = ()
+    others: Sequence[ComparisonPeer] = ()
     tolerance: Tolerance = field(default_factory=Tolerance)
     check_dtype: bool = True
     runs: Any = None
@@ -83,14 +83,14 @@ class CheckContext(Configured, Properties):
 
 @dataclass(frozen=True, kw_only=True)
 class Related:
-    """Which calls a metamorphic check compared, so that a script can do so again.
+    """The calls that a metamorphic check compared, so that a script can compare them again.
 
     Attributes:
-      call: the one whose answer was judged.
-      others: those whose answers say what it must be; empty if its reference says so.
-      claim: how they say so, by name: ``factor`` (so many times the answer), ``order`` and
-        ``axes`` (the answer, of each leaf that axis taken in that order), ``expect`` (what that
-        function makes of it); without a name it is the sum of the answers.
+      call: the call whose output was compared.
+      others: the calls whose outputs give the expected values; empty if the reference gives them.
+      claim: how they give them, by name: ``factor`` (the output times it), ``order`` and ``axes``
+        (the output, with that axis of each leaf in that order), ``expect`` (that function of the
+        output); without a name, the sum of the outputs.
     """
 
     call: Arguments
@@ -99,12 +99,12 @@ class Related:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a kernel answered, and what was expected: goldens are made of these.
+class ComparedOutputs:
+    """The outputs of a kernel and the expected values, from which goldens are made.
 
     Attributes:
-      outputs: of the kernel, by path.
-      expected: of those.
+      outputs: the kernel's outputs, by path.
+      expected: their expected values.
     """
 
     outputs: Leaves
@@ -113,20 +113,20 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """What came of one context.
+    """The result of a check on one context.
 
     Attributes:
       comparisons: one for each thing compared, passed or not.
-      outcome: the kernel's run, of which the failing element's writer can be told.
+      outcome: the kernel's run, which identifies the program that wrote a failing element.
       seconds: time spent tracing, compiling and running the kernel.
       subject: what was compared if not the plain output, such as "gradient".
       notes: for the record; a plain string is a note of no kind.
-      cotangents: what the gradient check pulled back.
+      cotangents: the cotangents of the gradient check.
       related: the calls that a metamorphic check compared.
-      compared: of a check with peers, the names of those that the comparisons are with.
-      evidence: what ``Check.conclude`` is given of this context after the last; None for nothing.
-      answer: what may be kept as a golden; None if nothing should be.
-      goldens: what was done with goldens: counts by what, and names of those that were compared.
+      compared: names of the peers that a check compared with.
+      evidence: the part of this context that ``Check.conclude`` gets at the end; None for nothing.
+      answer: the outputs to keep as a golden; None to keep nothing.
+      goldens: counts of recorded, compared and other goldens, and names of the compared ones.
     """
 
     comparisons: Sequence[Comparison]
@@ -138,7 +138,7 @@ class CheckResult:
     related: Related | None = None
     compared: tuple[str, ...] = ()
     evidence: Any = None
-    answer: Answer | None = None
+    answer: ComparedOutputs | None = None
     goldens: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -162,10 +162,9 @@ def run(
 ) -> Outcome:
     """Run ``function`` on the context's backend with the context's options.
 
-    ``tuned=False`` leaves out its tuning, ``races=False`` does not look for races, nor for copies
-    and semaphores that are left, ``fill`` is what memory holds that nobody has written,
-    ``needs_kernel=False`` takes a function without a kernel, too, and ``rest`` are other fields of
-    the call (see ``Call``).
+    ``tuned=False`` leaves out the tuning, ``races=False`` detects neither races nor leftover copies
+    and semaphores, ``fill`` fills uninitialized memory, ``needs_kernel=False`` accepts a function
+    without a kernel, and ``rest`` are other fields of the call (see ``Call``).
 
     Raises:
       KernelError: the kernel raised.
@@ -188,7 +187,7 @@ def call(
     jit: bool | None = None,
     tuned: bool = True,
 ) -> Call:
-    """``function(*args)`` with the context's options, as a backend takes it."""
+    """The call ``function(*args)`` with the context's options, for a backend."""
     made = Call(
         function=function,
         args=args,
@@ -201,7 +200,7 @@ def call(
 def judge(
     context: CheckContext, outputs: Any, expected: Expected, *, exact: bool = False
 ) -> Sequence[Comparison]:
-    """Compare what a kernel returned with what was expected, by the context's rule."""
+    """Compare a kernel's outputs with the expected values, by the context's tolerance."""
     return compare_trees(
         flatten(outputs),
         expected.oracle,
@@ -218,7 +217,7 @@ def judge(
 
 
 def as_kernel_error(error: Exception) -> PallasTestError:
-    """An error of a kernel as one of ours, so that every report can tell whose fault it is."""
+    """The error of a kernel as a ``KernelError``, so that reports can attribute it."""
     if isinstance(error, PallasTestError):
         return error
     wrapped = KernelError(f"the kernel raised {type(error).__name__}: {brief(str(error))}")
@@ -227,12 +226,12 @@ def as_kernel_error(error: Exception) -> PallasTestError:
 
 
 def under(schedule: Schedule, error: PallasTestError) -> PallasTestError:
-    """The error with the schedule that it came under, where that was not the plain one."""
+    """The error with the schedule of its run, unless that is the default schedule."""
     if schedule == Schedule():
         return error
-    told = error.with_message(f"{error}\n  with {schedule}")
-    told.schedule = schedule
-    return told
+    described = error.with_message(f"{error}\n  with {schedule}")
+    described.schedule = schedule
+    return described
 
 
 def expect(context: CheckContext) -> Expected:
@@ -244,9 +243,9 @@ def expect(context: CheckContext) -> Expected:
 
 
 def exactly(context: CheckContext) -> bool:
-    """Whether the answer must be that of the oracle to the bit.
+    """Whether the output must be bitwise equal to the oracle.
 
-    True if the context is exact and every float input holds integers only, which are small enough.
+    True if the context is exact and every float input holds only small integers.
     """
     if not context.exact:
         return False

@@ -1,8 +1,8 @@
 """``cross``: backends, and other implementations of the same function, against each other.
 
-There are three states: two agree; one departs from the oracle, and it is said which; both do. To
-agree is to be as near to the oracle as the rule of judgement asks, and as near to each other: the
-answer of one then takes the oracle's place, while the baseline's error stays what it is.
+The check distinguishes three states: both agree; one differs from the oracle, and the message names
+it; both differ. Two outputs agree if each is within the tolerance of the oracle, and within that of
+the other: then one output is the oracle of the other, with the same error of the baseline.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ import numpy as np
 
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.checks.check import declare_check
-from pytest_pallas.checks.context import CheckContext, CheckResult, Other, exactly, expect, run
+from pytest_pallas.checks.context import (
+    CheckContext,
+    CheckResult,
+    ComparisonPeer,
+    exactly,
+    expect,
+    run,
+)
 from pytest_pallas.checks.cross_compare import apart, named, named_noise, named_precision
 from pytest_pallas.errors import NotApplicableError, PallasTestError
 from pytest_pallas.notes import Note
@@ -30,7 +37,7 @@ from pytest_pallas.numerics import (
     is_float,
     wide,
 )
-from pytest_pallas.oracle.expected import Expected, Later, Leaves, flatten
+from pytest_pallas.oracle.expected import Expected, LazyMapping, Leaves, flatten
 from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -38,12 +45,12 @@ if TYPE_CHECKING:
 
 
 def requires_peers(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
-    """There must be something else that computes the same."""
+    """The spec must have another implementation, or another backend must execute it."""
     if others or spec.implementations:
         return None
     return (
-        "the spec names no other implementations, and claims no other chosen backend that executes "
-        "it and comes before"
+        "there is nothing to compare with: the spec has no implementations, and no selected "
+        "backend before this one executes it"
     )
 
 
@@ -55,19 +62,19 @@ def requires_peers(spec: KernelSpec, others: Sequence[Backend]) -> str | None:
     varies_calls=True,
 )
 def cross(context: CheckContext) -> CheckResult:
-    """Compare the kernel on its backend with each of ``context.others``, up to the first trouble.
+    """Compare the kernel on its backend with each of ``context.others``, up to the first failure.
 
-    Where all is well and two answers differ all the same, as hardware and an interpreter do, a note
-    says by how much.
+    If the check passes and two outputs differ, as those of hardware and an interpreter do, a note
+    reports the difference.
 
     Raises:
       NotApplicableError: there is nothing to compare with.
-      KernelError: one of them raised; the message says which.
+      KernelError: one of them raised; the message names it.
     """
     if not context.others:
         raise NotApplicableError(
-            "the cross check needs a spec with implementations, or that claims several of the "
-            "chosen backends"
+            "the cross check needs a spec that has implementations or claims several of the "
+            "selected backends"
         )
     expected, exact = expect(context), exactly(context)
     mine = run(context, context.kernel, context.arguments.args)
@@ -94,7 +101,7 @@ def cross(context: CheckContext) -> CheckResult:
             )
         between = apart(context, here, other.name, sides[here], sides[other.name], expected)
         if _worst(between):
-            subject = f"{here} and {other.name}: each is near the oracle, but not near the other"
+            subject = f"{here} and {other.name} differ, although each agrees with the oracle"
             return CheckResult(
                 comparisons=between, seconds=seconds, subject=subject, compared=(other.name,)
             )
@@ -104,7 +111,7 @@ def cross(context: CheckContext) -> CheckResult:
 
 
 def accepted(function: Callable[..., Any], tuning: Collection[str]) -> list[str]:
-    """Which of some tuning a function takes."""
+    """The keywords of some tuning that a function accepts."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -114,8 +121,8 @@ def accepted(function: Callable[..., Any], tuning: Collection[str]) -> list[str]
     return [name for name in tuning if name in parameters]
 
 
-def _answer(context: CheckContext, other: Other) -> Outcome:
-    """What another one gives for the drawn call."""
+def _answer(context: CheckContext, other: ComparisonPeer) -> Outcome:
+    """The outcome of a peer for the drawn call."""
     arguments: Arguments = context.arguments
     if not other.is_kernel:
         taken = accepted(other.function, arguments.tuning)
@@ -125,14 +132,14 @@ def _answer(context: CheckContext, other: Other) -> Outcome:
     try:
         return run(there, other.function, arguments.args, needs_kernel=other.is_kernel)
     except PallasTestError as error:
-        raised = error.with_message(f"{other.name}, which it is compared with: {error}")
+        raised = error.with_message(f"the other side, {other.name}, raised: {error}")
         raise raised from error.__cause__
 
 
 def _judged(
     context: CheckContext, name: str, leaves: Leaves, expected: Expected, *, exact: bool
 ) -> list[Comparison]:
-    """One side against the oracle; every output is called by the name of the side."""
+    """Compare one side with the oracle; the names of its outputs have the name of the side."""
     return compare_trees(
         named(leaves, name),
         named(expected.oracle, name),
@@ -140,7 +147,7 @@ def _judged(
         tolerance=context.tolerance,
         exact=exact,
         depth=expected.depth,
-        sensitivity=Later(lambda: dict(named(list(expected.sensitivity.items()), name))),
+        sensitivity=LazyMapping(lambda: dict(named(list(expected.sensitivity.items()), name))),
         noise=named_noise(expected, name),
         precision=named_precision(expected, name),
         check_dtype=context.check_dtype,
@@ -154,13 +161,13 @@ def _worst(comparisons: Sequence[Comparison]) -> Comparison | None:
 
 
 def _state(departs: dict[str, Comparison], names: Sequence[str], exact: bool) -> str:
-    """Which of two departs from the oracle, in words."""
+    """Which of two sides differs from the oracle, in words."""
     words = [f"{name} by {_size(worst)}" for name, worst in departs.items()]
     if len(departs) == 2:
-        return f"both depart from the oracle: {' and '.join(words)}"
+        return f"both differ from the oracle: {' and '.join(words)}"
     right = next(name for name in names if name not in departs)
     equal = "equals it" if exact else "does not"
-    return f"one of two departs from the oracle: {words[0]}; {right} {equal}"
+    return f"one of two differs from the oracle: {words[0]}; {right} {equal}"
 
 
 def _size(worst: Comparison) -> str:
@@ -169,14 +176,16 @@ def _size(worst: Comparison) -> str:
     if worst.error == math.inf:
         return "NaN or infinity on one side only"
     if is_exact(np.dtype(worst.dtype)):
-        return f"{worst.error:.4g}, where equality is asked"
-    allowed = "equality is asked" if worst.kind == "exact" else f"{worst.allowed:.4g} are allowed"
+        return f"{worst.error:.4g}, and must be equal"
+    allowed = (
+        "equality is required" if worst.kind == "exact" else f"{worst.allowed:.4g} are allowed"
+    )
     rms = "rms " if worst.kind == "rms" else ""
     return f"{rms}{worst.error:.4g} ulps, where {allowed}"
 
 
 def _differs(name: str, mine: Leaves, theirs: Leaves) -> Iterator[Note]:
-    """Notes on how far two right answers are apart, in ulps of the scale of either, rounded up."""
+    """Notes on the difference of two right outputs, in ulps of their scale, rounded up."""
     others = dict(theirs)
     for path, output in mine:
         if not (is_float(output.dtype) or is_complex(output.dtype)) or not output.size:
@@ -191,5 +200,8 @@ def _differs(name: str, mine: Leaves, theirs: Leaves) -> Iterator[Note]:
             # A power of two, so that many examples give few notes.
             bound = 2.0 ** math.ceil(math.log2(worst))
             unit = "ulp" if bound <= 1 else "ulps"
-            text = f"not the bits of {name}: up to {bound:g} {unit} of the output scale apart"
+            text = (
+                f"not bitwise equal to {name}: the difference is up to {bound:g} {unit} of the "
+                "output scale"
+            )
             yield Note(text, "result")

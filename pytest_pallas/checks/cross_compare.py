@@ -1,4 +1,4 @@
-"""Whether two right answers are near each other: one takes the oracle's place."""
+"""Compare two right outputs with each other: one of them is the oracle of the other."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import numpy as np
 from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.numerics import Comparison, Noise, compare_trees, is_exact, wide
 from pytest_pallas.numerics.precision import Precision
-from pytest_pallas.oracle.expected import Expected, Later, Leaves
+from pytest_pallas.oracle.expected import Expected, LazyMapping, Leaves
 
 
 def apart(
     context: CheckContext, here: str, there: str, mine: Leaves, theirs: Leaves, expected: Expected
 ) -> list[Comparison]:
-    """Judge one answer by another, which has the error of the baseline about it.
+    """Compare one output with another, whose error is taken to be that of the baseline.
 
     Args:
-      context: whose rule of judgement holds.
-      here: what the first is called in messages.
-      there: what the second is called.
-      mine: the first, by path.
-      theirs: the second; both have the paths and shapes of ``expected``, or it is said.
-      expected: of both.
+      context: has the tolerance.
+      here: name of the first output in messages.
+      there: name of the second output.
+      mine: the first output, by path.
+      theirs: the second output. A comparison fails where its paths or shapes differ from
+        ``expected``.
+      expected: the expected values of both.
     """
     oracle, baseline = dict(expected.oracle), dict(expected.baseline)
     center: Leaves = []
@@ -41,7 +42,7 @@ def apart(
         named(around, name),
         tolerance=context.tolerance,
         depth=expected.depth,
-        sensitivity=Later(lambda: dict(named(list(expected.sensitivity.items()), name))),
+        sensitivity=LazyMapping(lambda: dict(named(list(expected.sensitivity.items()), name))),
         noise=named_noise(expected, name),
         precision=named_precision(expected, name),
         check_dtype=False,  # what is wide has another, and both were judged
@@ -50,16 +51,16 @@ def apart(
 
 
 def named_noise(expected: Expected, name: str) -> Callable[[str], Noise | None]:
-    """The noise of each output by the name that it has beside ``name``."""
+    """The noise of each output, by its name together with ``name``."""
     paths = dict(named([(path, path) for path, _ in expected.oracle], name))
     return lambda words: expected.noise(paths[words])
 
 
 def named_precision(expected: Expected, name: str) -> Callable[[str], Precision | None]:
-    """Where the oracle of each output leaves float64, by the name that it has beside ``name``."""
+    """Where the oracle of each output leaves float64, by its name together with ``name``."""
     return dict(named(list(expected.precision.items()), name)).get
 
 
 def named[T](leaves: Sequence[tuple[str, T]], name: str) -> list[tuple[str, T]]:
-    """Leaves by what messages call them."""
+    """Leaves by their names in messages."""
     return [(f"{path or 'output'} of {name}", leaf) for path, leaf in leaves]

@@ -1,4 +1,4 @@
-"""``determinism``: the same call again gives the same bits, in whatever order things happen."""
+"""``determinism``: repeated calls are bitwise equal, in whatever order concurrent steps run."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.numerics import bitwise
 from pytest_pallas.oracle.expected import flatten
 
-#: Runs that are compared with the first. On a chip one is over in microseconds, and a race that
-#: is right most of the time needs many.
+#: Number of runs that are compared with the first. On a chip a run takes microseconds, and a race
+#: that is usually right needs many.
 REPEATS, ON_A_CHIP = 2, 19
 
 
 @declare_check(
     "determinism",
-    asks="does the same call give the same bits again?",
+    asks="is a second call bitwise equal to the first?",
     example_fraction=0.5,
 )
 def determinism(context: CheckContext) -> CheckResult:
     """Run the kernel again and compare bit for bit with the first run.
 
-    On the simulator each run has another seed, which decides about everything that may happen in
-    any order: on a chip, too, no two runs are alike in that.
+    On the simulator each run has another seed, which determines the order of all concurrent steps.
+    On a chip this order changes from run to run, too.
 
     Raises:
-      KernelError: the kernel raised; the message says under which seed.
+      KernelError: the kernel raised; the message has the seed.
     """
     first = run(context, context.kernel, context.arguments.args)
     seconds, comparisons = first.seconds, []
@@ -36,7 +36,7 @@ def determinism(context: CheckContext) -> CheckResult:
         for (path, actual), (_, wanted) in zip(
             flatten(again.values), flatten(first.values), strict=True
         ):
-            where = f"{path or 'output'} of run {repeat + 2} against run 1"
+            where = f"{path or 'output'} of run {repeat + 2} compared with run 1"
             if getattr(context.backend, "reorders", False):
                 where += f", with {schedule}"
             comparisons.append(bitwise(actual, wanted, where=where))

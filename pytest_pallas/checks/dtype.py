@@ -1,4 +1,4 @@
-"""``dtype``: the kernel returns what the reference returns, apart from the values."""
+"""``dtype``: the kernel's outputs have the types and structure of the reference's."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from pytest_pallas.errors import MismatchError
     tries_mutants=False,
 )
 def dtype(context: CheckContext) -> CheckResult:
-    """Compare pytrees, shapes, dtypes and weak types, by tracing: nothing is executed.
+    """Compare pytrees, shapes, dtypes and weak types by tracing, without execution.
 
-    The answer of ``forward`` is compared as numpy arrays by their paths, which tell neither a list
-    from a tuple nor a weakly typed scalar from a float32 one. Callers see both: a weak type lets
-    bfloat16 stay bfloat16 where a strong float32 does not, and ``lax.scan`` wants its carry back
-    as it was.
+    ``forward`` compares numpy arrays by their paths, which do not distinguish a list from a tuple,
+    nor a weakly typed scalar from a float32 one. Callers see both: a weak type lets bfloat16 stay
+    bfloat16 where a strong float32 does not, and ``lax.scan`` needs a carry of the same type.
 
-    A kernel that cannot be jitted is run instead, and its weak types are not known.
+    A kernel that cannot be jitted is run instead; then its weak types are not known.
 
     Raises:
-      MismatchError: the two differ; the message names every difference.
+      MismatchError: the two differ; the message lists every difference.
     """
     assert context.reference is not None
     wanted = _of_reference(context.reference, context)
@@ -43,17 +42,17 @@ def dtype(context: CheckContext) -> CheckResult:
     differences = list(_differences(returned, wanted, context))
     if differences:
         raise MismatchError(
-            "the kernel does not return what the reference does:\n  " + "\n  ".join(differences)
+            "the kernel and the reference return different types:\n  " + "\n  ".join(differences)
         )
     return CheckResult(comparisons=(), seconds=seconds)
 
 
 def _of_kernel(context: CheckContext) -> tuple[Any, float]:
-    """What the kernel returns on the context's backend, as ``jax.eval_shape`` says, and seconds."""
+    """The types of the kernel's outputs on the backend, as ``jax.eval_shape`` has them; seconds."""
     seen: list[Any] = []
 
     def declare(*args: Any, **options: Any) -> tuple[()]:
-        # The trace is the one that forward's run of the same call has left in jit's cache.
+        # The trace is in jit's cache, from the run of the same call in ``forward``.
         seen.append(_shapes(context.kernel, args, options))
         return ()
 
@@ -62,12 +61,12 @@ def _of_kernel(context: CheckContext) -> tuple[Any, float]:
 
 
 def _of_reference(reference: Callable[..., Any], context: CheckContext) -> Any:
-    """What the reference returns; if it cannot be traced, by running it."""
+    """The types of the reference's outputs; a reference that cannot be traced is run."""
     args, options = context.arguments.args, context.arguments.options
     with jax.default_device(jax.devices("cpu")[0]):
         try:
             return _shapes(reference, args, options)
-        except Exception:  # numpy, or Python that looks at values
+        except Exception:  # numpy, or Python code that reads values
             return apply(*split(Call(function=reference, args=args, options=options)))
 
 
@@ -93,7 +92,7 @@ def _differences(returned: Any, wanted: Any, context: CheckContext) -> Iterator[
 
 
 def _words(leaf: Any, context: CheckContext) -> str:
-    """A leaf's type: ``float32[8, 128]``, ``weakly typed float32[]``; its shape alone if asked."""
+    """A leaf's type: ``float32[8, 128]``, ``weakly typed float32[]``; or its shape only."""
     shape = f"[{', '.join(map(str, leaf.shape))}]"
     if not context.check_dtype:
         return shape

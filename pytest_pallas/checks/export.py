@@ -1,9 +1,9 @@
-"""``export``: the kernel survives ``jax.export``, and gives the same bits.
+"""``export``: the kernel can be exported with ``jax.export``, and its output stays bitwise equal.
 
-Where kernels are compiled, what was exported is read back, compiled and called. Where they are
-simulated nothing is compiled: the program is traced anew and lowered for the simulated chip with an
-opaque call in the place of each kernel, serialized and read back; then the simulator runs what was
-lowered. Whether the compiler takes the kernels themselves is asked by the compiling backends.
+On backends that compile, the exported program is deserialized, compiled and called. Simulators
+compile nothing: the program is traced again, lowered for the simulated chip with an opaque call in
+place of each kernel, serialized and deserialized; then the simulator runs the trace. The compiling
+backends check whether the compiler accepts the kernels themselves.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ from pytest_pallas.numerics import bitwise
 from pytest_pallas.oracle.expected import flatten
 from pytest_pallas.spec import KernelSpec
 
-#: What a kernel is called in a program that is lowered without its kernels.
+#: The name of a kernel in a program that is lowered without its kernels.
 _OPAQUE = "pallas_kernel"
 
 #: Primitives that call Python on the host.
 _CALLBACKS = frozenset({"pure_callback", "io_callback"})
 
-#: What JAX says of a callback in a program for another platform than this process'.
+#: Part of JAX's error for a callback in a program for another platform than that of this process.
 _OTHER_PLATFORM = "is different from the lowering platform"
 
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """A function exported, serialized, read back and called. It returns the leaves of its answer.
+    """A function that is exported, serialized, deserialized and called. It returns leaves.
 
-    ``platform`` is what it is exported for; None for that of the default device.
+    ``platform`` is the target of the export; None is that of the default device.
     """
 
     function: Callable[..., Any]
     platform: str | None = None
 
     def __call__(self, *args: Any, **options: Any) -> list[Any]:
-        """Export the function for these arguments, and call what was read back."""
+        """Export the function for these arguments, and call the deserialized program."""
         given = Call(function=self.function, args=args, options=options)
         static, shapes = abstract(given)
 
         def leaves(*arrays: Any) -> tuple[Any, ...]:
             return tuple(jax.tree.leaves(apply(static, list(arrays))))
 
-        # JAX promises no stable format for the kernel inside; this is read at once.
+        # JAX promises no stable format for the kernel inside; it is deserialized at once.
         names = [name for names in CUSTOM_CALLS.values() for name in names]
         exported = _exported(jax.jit(leaves), shapes, self.platform, names)
-        # What is interpreted is compiled as it is elsewhere: other optimizations give other bits.
+        # Interpreted kernels are compiled with the usual options: others could change the bits.
         again = jax.jit(
             exported.call,
             compiler_options=dict(QUICK) if self.platform is None else None,
@@ -73,18 +73,18 @@ class RoundTrip:
 
 @dataclass(frozen=True)
 class SimulatedTrip:
-    """A function exported and read back without its kernels; its trace is then called.
+    """A function that is exported and deserialized without its kernels; then its trace is called.
 
     Attributes:
       function: the function.
-      platform: what it is exported for.
+      platform: the target of the export.
     """
 
     function: Callable[..., Any]
     platform: str
 
     def __call__(self, *args: Any, **options: Any) -> list[Any]:
-        """Trace the function anew, export that, and call what was exported.
+        """Trace the function again, export the trace, and call it.
 
         Raises:
           KernelError: it cannot be exported.
@@ -100,7 +100,7 @@ class SimulatedTrip:
         lowered = jaxpr_as_fun(closed_with(traced, around))
         exported = _exported(jax.jit(lambda *arrays: lowered(*arrays)), shapes, self.platform)
         _same_types(exported, traced)
-        # Under jit, so that what is a number in Python has its dtype.
+        # Under jit, so that Python numbers have their dtypes.
         run = jaxpr_as_fun(traced)
         return list(jax.jit(lambda *arrays: run(*arrays))(*on_host(given)[1]))
 
@@ -108,10 +108,10 @@ class SimulatedTrip:
 def _exported(
     function: Any, shapes: Sequence[Any], platform: str | None, custom_calls: Sequence[str] = ()
 ) -> jax.export.Exported:
-    """A jitted function exported, serialized and read back.
+    """A jitted function, exported, serialized and deserialized.
 
     Raises:
-      KernelError: one of these fails.
+      KernelError: one of these steps fails.
     """
     check = jax.export.DisabledSafetyCheck.custom_call
     exporting = jax.export.export(
@@ -124,19 +124,19 @@ def _exported(
     except Exception as error:
         words = f"{type(error).__name__}: {brief(str(error))}"
         if _OTHER_PLATFORM in str(error):
-            words = "it holds a callback to Python (jax.pure_callback, io_callback or debug.print)"
+            words = "it has a callback to Python (jax.pure_callback, io_callback or debug.print)"
         raise _refused(words) from error
 
 
 def _refused(words: str) -> KernelError:
     return KernelError(
-        f"the kernel runs, but jax.export refuses it: {words}. What is exported runs in another "
+        f"the kernel runs, but jax.export rejects it: {words}. An exported program runs in another "
         "process, so it cannot call back to Python on the host."
     )
 
 
 def _opaque(eqn: Any) -> Any:
-    """A call that JAX lowers without looking inside, in the place of a kernel.
+    """An opaque call in place of a kernel, which JAX lowers without its body.
 
     Raises:
       KernelError: the kernel calls back to Python.
@@ -150,7 +150,7 @@ def _opaque(eqn: Any) -> Any:
     opaque = jax.ffi.ffi_call(_OPAQUE, shapes, has_side_effect=True)
 
     def call(*operands: Any) -> Any:
-        """The call, which may change every reference that it is given."""
+        """The opaque call, with an effect on every ref argument."""
         given = [each[...] if at in refs else each for at, each in enumerate(operands)]
         results = opaque(*given)
         for at, value in zip(refs, results[len(eqn.outvars) :], strict=True):
@@ -165,45 +165,45 @@ def _without_callbacks(jaxpr: Any) -> None:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in _CALLBACKS:
             raise _refused(
-                f"it holds a callback to Python, {eqn.primitive.name} at {source_line(eqn) or '?'}"
+                f"it has a callback to Python, {eqn.primitive.name} at {source_line(eqn) or '?'}"
             )
         for inner in sub_jaxprs(eqn):
             _without_callbacks(inner)
 
 
 def _same_types(exported: jax.export.Exported, traced: Any) -> None:
-    """Raise unless what was read back takes and gives what was traced."""
+    """Raise unless the deserialized program has the argument and result types of the trace."""
     wanted, found = (
         [f"{aval.dtype}{list(aval.shape)}" for aval in (*each.in_avals, *each.out_avals)]
         for each in (traced, exported)
     )
     if found != wanted:
         raise KernelError(
-            f"the exported kernel has other types: {', '.join(found)} instead of "
+            f"the exported kernel has different types: {', '.join(found)} instead of "
             f"{', '.join(wanted)} (arguments, then results)"
         )
 
 
 def requires_backend(backend: Backend) -> str | None:
-    """What runs a kernel must be in the exported program."""
+    """The exported program must contain the code that runs a kernel."""
     if backend.kind == "interpreting" and backend.platform != "any":
         return (
             f"{backend.name} runs kernels by callbacks to the host, which JAX cannot serialize; "
-            "interpret and hardware can be exported"
+            "kernels on interpret and hardware can be exported"
         )
     return None
 
 
 def requires_spec(spec: KernelSpec) -> str | None:
-    """What is exported is called on one device."""
+    """The exported program is called on one device."""
     if spec.meshes:
-        return "the kernel runs on a mesh, and what is exported is called on one device"
+        return "the kernel runs on a mesh, and the check calls the exported kernel on one device"
     return None
 
 
 @declare_check(
     "export",
-    asks="does it survive jax.export, to the bit?",
+    asks="does jax.export keep the output bitwise equal?",
     requires_spec=requires_spec,
     requires_backend=requires_backend,
     example_fraction=0.125,
@@ -212,14 +212,15 @@ def requires_spec(spec: KernelSpec) -> str | None:
 def export(context: CheckContext) -> CheckResult:
     """Export and serialize the kernel, deserialize and call it, and compare bit for bit.
 
-    A simulator runs what was traced and exported, and not what was read back.
+    A simulator runs the exported trace, not the deserialized program.
 
     Raises:
-      NotApplicableError: the kernel cannot be jitted, or the backend's kernels not be exported.
+      NotApplicableError: the kernel cannot be jitted, or the backend cannot export kernels.
     """
     if not context.jit:
         raise NotApplicableError(
-            "the export check needs a kernel that can be jitted, not jit=False"
+            "the export check needs a kernel that can be jitted, and jit=False says that this one "
+            "cannot"
         )
     reason = requires_backend(context.backend) or _not_simulated(context)
     if reason is not None:
@@ -243,7 +244,7 @@ def export(context: CheckContext) -> CheckResult:
 
 
 def _not_simulated(context: CheckContext) -> str | None:
-    """Why a simulator runs a context's call on an interpreter, which cannot export it; or None."""
+    """Why a simulator runs the call on an interpreter, which cannot export it; or None."""
     lacks: Any = getattr(context.backend, "lacks", None)
     missing = lacks and lacks(call(context, context.kernel, context.arguments.args))
-    return missing and f"{missing}, and what is interpreted instead cannot be exported"
+    return missing and f"{missing}, and an interpreted kernel cannot be exported"

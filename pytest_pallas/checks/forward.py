@@ -1,12 +1,12 @@
-"""``forward``: the kernel's answer against the oracle."""
+"""``forward``: compare the kernel's output with the oracle."""
 
 from __future__ import annotations
 
 from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import (
-    Answer,
     CheckContext,
     CheckResult,
+    ComparedOutputs,
     exactly,
     expect,
     judge,
@@ -16,18 +16,18 @@ from pytest_pallas.oracle.expected import flatten
 
 
 def program(context: CheckContext) -> Program:
-    """What a compiling backend compiles."""
+    """The program that a compiling backend compiles."""
     return context.kernel, context.arguments.args
 
 
 @declare_check(
     "forward",
-    asks="is the answer as close to the oracle as the jnp baseline's?",
+    asks="is the output as close to the oracle as the jnp baseline?",
     program=program,
     base=True,
 )
 def forward(context: CheckContext) -> CheckResult:
-    """Run the kernel once and judge every output."""
+    """Run the kernel once and compare every output."""
     outcome = run(context, context.kernel, context.arguments.args)
     expected = expect(context)
     comparisons = judge(context, outcome.values, expected, exact=exactly(context))
@@ -36,5 +36,5 @@ def forward(context: CheckContext) -> CheckResult:
         outcome=outcome,
         seconds=outcome.seconds,
         notes=outcome.notes,
-        answer=Answer(flatten(outcome.values), expected),
+        answer=ComparedOutputs(flatten(outcome.values), expected),
     )

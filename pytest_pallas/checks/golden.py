@@ -1,8 +1,8 @@
-"""Goldens: keep what a check's kernel answered, or compare it with what was kept.
+"""Goldens: keep the outputs of a check's kernel, or compare them with kept ones.
 
-Not a check of its own, but around every check whose finding has an ``answer``. The judgement is
-that of ``cross``: the golden takes the oracle's place, while the baseline's error stays what it is.
-The bits must be those of the golden where nothing that decides them has changed.
+This is not a check of its own: it wraps every check whose result has an ``answer``. The comparison
+is that of ``cross``: the golden is the oracle, with the same error of the baseline. The output must
+be bitwise equal to the golden if nothing changed that determines its bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pytest_pallas.checks.check import Check
-from pytest_pallas.checks.context import Answer, CheckContext, CheckResult
+from pytest_pallas.checks.context import CheckContext, CheckResult, ComparedOutputs
 from pytest_pallas.checks.cross_compare import apart
 from pytest_pallas.checks.verdict import drawn_facts
 from pytest_pallas.errors import GoldenError, OptionError
@@ -30,21 +30,21 @@ from pytest_pallas.strategies.arguments import Arguments
 
 type Mode = Literal["record", "update", "replay"]
 
-#: Elements that are kept of an array that is too large.
+#: Number of elements that are kept of an array that is too large.
 SAMPLE = 4096
 
 
 @dataclass(kw_only=True)
 class Goldens:
-    """What a session does with answers.
+    """The goldens of a session.
 
     Attributes:
-      store: where they are.
-      mode: ``record`` keeps them, ``update`` also those that differ from what is there, and
-        ``replay`` compares.
-      most: bytes of arrays that are kept of one call, and of one answer; of what is larger, a
-        sample of each output.
-      ci: whether ``record`` must not replace anything.
+      store: the folder.
+      mode: ``record`` keeps outputs, ``update`` also replaces those that differ, and ``replay``
+        compares.
+      most: limit on the bytes that are kept of one call, and of one output; of larger ones, a
+        sample of each output is kept.
+      ci: whether ``record`` may not replace goldens.
     """
 
     store: Store
@@ -54,7 +54,7 @@ class Goldens:
     _index: dict[str, list[Golden]] | None = field(default=None, repr=False)
 
     def ready(self) -> None:
-        """Find out before anything runs whether goldens can be written, or read.
+        """Check before any test runs that goldens can be written or read.
 
         Raises:
           OptionError: safetensors is not installed, or there is no folder to replay from.
@@ -63,7 +63,7 @@ class Goldens:
         if self.mode == "replay" and not self.store.folder.is_dir():
             raise OptionError(
                 f"--pallas-golden=replay: there is no folder {self.store.folder}; record goldens "
-                "first (--pallas-golden=record), or say where they are by --pallas-golden-dir"
+                "first (--pallas-golden=record), or give their folder with --pallas-golden-dir"
             )
 
     @property
@@ -87,14 +87,14 @@ class Goldens:
 
 @dataclass(frozen=True, kw_only=True)
 class GoldenRequest:
-    """Whose goldens they are.
+    """The test that goldens belong to.
 
     Attributes:
       goldens: of the session.
       test: node id.
       mesh: axis name to size.
       seed: of the draws.
-      examples: how many a check draws.
+      examples: number of examples of a check.
     """
 
     goldens: Goldens
@@ -105,12 +105,13 @@ class GoldenRequest:
 
 
 def keeping(check: Check, kernel: str, request: GoldenRequest) -> Check:
-    """The check, whose right answers are kept as goldens, or compared with those.
+    """The check, extended to keep its right outputs as goldens, or to compare them.
 
-    It takes the check's place where ``--pallas-golden`` is given, and raises besides:
+    It replaces the check if ``--pallas-golden`` is given. In addition to the check's errors, it
+    raises:
 
     Raises:
-      GoldenError: there is another golden in the place of this one, or a damaged one.
+      GoldenError: there is a different golden of the same call, or a damaged one.
     """
 
     def run(context: CheckContext) -> CheckResult:
@@ -124,7 +125,7 @@ def keeping(check: Check, kernel: str, request: GoldenRequest) -> Check:
 
 
 def written_call(arguments: Arguments) -> Written:
-    """A call, as it is told from others."""
+    """A call in written form, which identifies it."""
     return write((arguments.args, dict(arguments.options), dict(arguments.tuning)))
 
 
@@ -134,7 +135,7 @@ def _recorded(
     name: str,
     context: CheckContext,
     finding: CheckResult,
-    answer: Answer,
+    answer: ComparedOutputs,
 ) -> CheckResult:
     drawn = "; ".join(f"{each.name} {each.text}" for each in drawn_facts(context.arguments))
     goldens, written = request.goldens, written_call(context.arguments)
@@ -165,9 +166,9 @@ def _recorded(
         return _counted(finding, unchanged=1)
     if before is not None and goldens.mode == "record" and goldens.ci:
         raise GoldenError(
-            f"there is another golden of {golden}, from {before.origin}; CI=true is set, where "
-            "--pallas-golden=record replaces nothing: give --pallas-golden=update if the new "
-            "answer is right"
+            f"there is a different golden of {golden}, from {before.origin}; with CI=true, "
+            "--pallas-golden=record replaces nothing: use --pallas-golden=update if the new output "
+            "is right"
         )
     goldens.store.put(golden, arrays)
     found = _counted(finding, **{"recorded" if before is None else "replaced": 1})
@@ -176,7 +177,7 @@ def _recorded(
     return found
 
 
-_SAMPLED = Note(f"golden: large outputs are kept as {SAMPLE} elements and a checksum", "result")
+_SAMPLED = Note(f"golden: of large outputs, {SAMPLE} elements and a checksum are kept", "result")
 
 
 def _compared(
@@ -185,7 +186,7 @@ def _compared(
     name: str,
     context: CheckContext,
     finding: CheckResult,
-    answer: Answer,
+    answer: ComparedOutputs,
 ) -> CheckResult:
     question = question_of(name, check, request.mesh, written_call(context.arguments).digest)
     found = request.goldens.index.get(question, ())
@@ -204,9 +205,9 @@ def _compared(
 
 
 def _against(
-    golden: Golden, store: Store, here: Any, context: CheckContext, answer: Answer
+    golden: Golden, store: Store, here: Any, context: CheckContext, answer: ComparedOutputs
 ) -> Sequence[Comparison]:
-    """Today's answer against a golden."""
+    """Compare today's output with a golden."""
     kept = store.outputs(golden)
     same = golden.origin == here
     if same and all(
@@ -224,12 +225,12 @@ def _against(
 
 
 def _bits(mine: Leaves, kept: Mapping[str, Array], where: str) -> Sequence[Comparison]:
-    """What differs, of an answer whose checksum does."""
+    """The differences of an output whose checksum differs."""
     found = [
         bitwise(array, kept[path], where=f"{path or 'output'} {where}") for path, array in mine
     ]
     if all(comparison.passed for comparison in found):
-        text = "other bits, at elements that were not kept: their checksum tells"
+        text = "the checksum differs: the difference is at elements that the golden does not keep"
         return [state("bitwise", f"output {where}", text)]
     return found
 
@@ -257,7 +258,7 @@ def _outputs(
 
 
 def _sampled(array: Any, sample: int) -> Any:
-    """So many elements, evenly spaced, with the first and the last; 0 for the array itself."""
+    """``sample`` evenly spaced elements, with the first and the last; 0 for the whole array."""
     if not sample:
         return array
     flat = np.asarray(array).reshape(-1)
@@ -265,7 +266,7 @@ def _sampled(array: Any, sample: int) -> Any:
 
 
 def _sampled_expected(expected: Expected, places: Mapping[str, int]) -> Expected:
-    """What is expected of the elements that were kept."""
+    """The expected values of the elements that are kept."""
     if not any(places.values()):
         return expected
 

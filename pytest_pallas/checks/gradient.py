@@ -1,4 +1,4 @@
-"""``gradient``: the kernel's reverse mode against ``jax.vjp`` of the reference."""
+"""``gradient``: compare the kernel's reverse mode with ``jax.vjp`` of the reference."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import (
-    Answer,
     CheckContext,
     CheckResult,
+    ComparedOutputs,
     expect,
     judge,
     run,
@@ -32,7 +32,7 @@ from pytest_pallas.strategies.arguments import Arguments
 class Vjp:
     """``gradient(cotangents, *args)`` of a function, by some of its arguments.
 
-    ``cotangents`` may be None for ones, where only the program matters.
+    ``cotangents=None`` stands for ones, if only the program matters.
     """
 
     function: Callable[..., Any]
@@ -56,13 +56,13 @@ class Vjp:
 
 
 def program(context: CheckContext) -> Program:
-    """What a compiling backend compiles: the kernel and its pullback."""
+    """The program that a compiling backend compiles: the kernel and its pullback."""
     by = _positions(context)
     return Vjp(context.kernel, by), (None, *context.arguments.args)
 
 
 def requires_spec(spec: KernelSpec) -> str | None:
-    """A spec must name the arguments to differentiate by."""
+    """A spec must have the arguments to differentiate by."""
     return None if spec.differentiable else "the spec names no differentiable arguments"
 
 
@@ -81,7 +81,7 @@ def gradient(context: CheckContext) -> CheckResult:
     to the output's dtype, so that kernel, baseline and oracle all see the same one.
 
     Raises:
-      SpecError: an output is no float array, so there is nothing to differentiate.
+      SpecError: an output is not a float array, so it cannot be differentiated.
     """
     assert context.reference is not None
     by = _positions(context)
@@ -96,7 +96,7 @@ def gradient(context: CheckContext) -> CheckResult:
         seconds=outputs.seconds + outcome.seconds,
         cotangents=cotangents,
         subject=f"gradient by arguments {by}",
-        answer=Answer(flatten(outcome.values), wanted),
+        answer=ComparedOutputs(flatten(outcome.values), wanted),
     )
 
 
@@ -108,8 +108,8 @@ def _with(context: CheckContext, args: tuple[Any, ...]) -> Arguments:
 def _positions(context: CheckContext) -> tuple[int, ...]:
     if not context.differentiable:
         raise NotApplicableError(
-            "the gradient check needs to know the arguments to differentiate by: give their "
-            "positions as differentiable=, such as differentiable=(0, 1)"
+            "the gradient check needs the positions of the arguments to differentiate by: give "
+            "differentiable=, such as differentiable=(0, 1)"
         )
     return tuple(context.differentiable)
 

@@ -20,10 +20,10 @@ from pytest_pallas.notes import Note
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.declared import larger_first
 
-#: Backends on which a kernel meets a TPU's compiler.
+#: Backends that use a TPU's compiler.
 _COMPILED = ("tpu", "tpu-compile")
 
-#: What a compiler refuses and interpreters run.
+#: Findings that a compiler rejects and interpreters accept.
 _REFUSED = ("tile", "vmem")
 
 _MOST_SHOWN = 5
@@ -33,18 +33,18 @@ NO_BLOCKS = "no example has a pallas_call with blocks"
 
 
 def requires_backend(backend: Backend) -> str | None:
-    """A backend must keep its traces: what the check finds does not depend on hardware."""
+    """A backend must keep its traces: the findings do not depend on hardware."""
     if backend.kind in ("simulating", "interpreting"):
         return None
-    return "the grid is read off a trace, on simulators and interpreters"
+    return "the check reads the grid from a trace, on simulators and interpreters"
 
 
 def requires_kernels(
     spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
 ) -> str | None:
-    """Why the check does not apply to the kernels of a call, or None if it does.
+    """The reason why the check does not apply to the kernels of a call, or None.
 
-    The kernels of a gradient are not among them: a spec that has one is asked when it runs.
+    It does not see the kernels of a gradient, so for a spec with a gradient the run decides.
     """
     del backend
     if spec.differentiable or any(has_blocks(kernel) for kernel in kernels):
@@ -63,19 +63,21 @@ def requires_kernels(
     differentiates="also",
 )
 def grid(context: CheckContext) -> CheckResult:
-    """Trace the kernel, and its gradient where it has one, and look at the blocks of every program.
+    """Trace the kernel and its gradient, if it has one, and check the blocks of every program.
 
-    Nothing is run or compiled. docs/grid.md says what is found. Tiles and VMEM count only for a
-    TPU that the spec claims through ``tpu`` or ``tpu-compile``.
+    The check runs and compiles nothing. docs/grid.md lists the findings. Findings about tiles and
+    VMEM fail only for a TPU that the spec claims with ``tpu`` or ``tpu-compile``.
 
     Raises:
-      NotApplicableError: the kernel cannot be jitted, no kernel has blocks, or nothing is wrong
-        with the only program of each.
-      GridError: something is wrong; the message has all of it.
+      NotApplicableError: the kernel cannot be jitted, no kernel has blocks, or each kernel has one
+        program and no finding.
+      GridError: there are findings; the message lists them.
       KernelError: the kernel raised while it was traced.
     """
     if not context.jit:
-        raise NotApplicableError("the grid check traces the kernel, which jit=False says fails")
+        raise NotApplicableError(
+            "the grid check traces the kernel, and jit=False says that it cannot be traced"
+        )
     started = time.perf_counter()
     calls = [call(context, context.kernel, context.arguments.args)]
     if context.differentiable:
@@ -110,7 +112,7 @@ def grid(context: CheckContext) -> CheckResult:
 
 
 def _wrong(analysis: Analysis, *, refused: bool) -> list[GridFinding]:
-    """What fails the check."""
+    """The findings that fail the check."""
     return [
         finding
         for finding in analysis.findings
@@ -128,7 +130,7 @@ def _text(findings: Sequence[GridFinding]) -> str:
 
 
 def _claimed_chip(context: CheckContext) -> str | None:
-    """The TPU whose compiler the spec promises to get past; the backend's own if that is one."""
+    """The TPU whose compiler must accept the spec; that of the backend, if it has one."""
     claims = map(Label.of, context.claimed)
     chips = [found.target for found in claims if found.name in _COMPILED]
     own = context.backend.target
@@ -147,7 +149,7 @@ def _target(backend: Backend, chip: str | None) -> Target:
 
 
 def _platform(context: CheckContext) -> str:
-    """Of kernels that do not show what they are written for: what the spec claims first."""
+    """The platform of kernels that do not show their own: the first that the spec claims."""
     if context.backend.platform != "any":
         return context.backend.platform
     claimed = (Label.of(name).platform for name in context.claimed)
@@ -155,6 +157,6 @@ def _platform(context: CheckContext) -> str:
 
 
 def _context(backend: Backend, target: Target) -> Callable[[], AbstractContextManager[Any]]:
-    """Trace as the backend does, so that JAX need not trace again to run; else as on the chip."""
+    """The backend's context for traces, so that JAX reuses the trace for the run; or the chip's."""
     own: Any = getattr(backend, "context", None)
     return (lambda: on_chip(target)) if own is None else (lambda: own(races=False))

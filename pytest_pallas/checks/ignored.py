@@ -1,4 +1,4 @@
-"""Elements of the arguments that a spec says are ignored, and what is put in their place."""
+"""Elements of the arguments that a spec declares as ignored, and their replacement."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pytest_pallas.numerics import is_bool, is_complex, is_exact, is_float
 from pytest_pallas.strategies.arguments import Arguments
 from pytest_pallas.strategies.values import limits
 
-#: For each positional argument the elements that do not matter, or None.
+#: For each positional argument the ignored elements, or None.
 Masks = Sequence[np.ndarray[Any, Any] | None]
 
-#: Integers of more bits are mostly indices; of fewer, data.
+#: Integers with more bits are mostly indices; with fewer, data.
 DATA_BYTES = 1
 
 
 def masks_of(ignored: Callable[..., Any] | None, arguments: Arguments) -> Masks | None:
-    """What ``KernelSpec.ignored`` says of a call, checked; None if no element is ignored.
+    """The masks of ``KernelSpec.ignored`` for a call, checked; None if no element is ignored.
 
     Raises:
       SpecError: ``ignored`` raised, or returned anything but None or a bool array of the
@@ -48,22 +48,24 @@ def _mask(position: int, mask: Any, args: Sequence[Any]) -> np.ndarray[Any, Any]
         return None
     mask, argument = np.asarray(mask), args[position]
     if mask.dtype != bool:
-        raise SpecError(f"ignored: the mask of argument {position} is {mask.dtype} and not bool")
-    if not hasattr(argument, "dtype") or mask.shape != np.shape(argument):
-        shape = np.shape(argument) if hasattr(argument, "dtype") else "no array"
         raise SpecError(
-            f"ignored: the mask of argument {position} has the shape {mask.shape}, but the "
-            f"argument has {shape}"
+            f"ignored: the mask of argument {position} has dtype {mask.dtype}; it must be bool"
+        )
+    if not hasattr(argument, "dtype") or mask.shape != np.shape(argument):
+        what = f"has shape {np.shape(argument)}" if hasattr(argument, "dtype") else "is no array"
+        raise SpecError(
+            f"ignored: the mask of argument {position} has shape {mask.shape}, but the argument "
+            f"{what}"
         )
     return mask
 
 
 def poisoned(args: tuple[Any, ...], masks: Masks) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """The arguments with poison in the ignored elements, each with what it is.
+    """The arguments with other values in the ignored elements, each with its description.
 
-    Floats get NaN, then both infinities, then the largest and the lowest finite number. Integers
-    of one byte or less are data, and get the ends of their range; others may be indices, which
-    have to stay legal: they get the least and the greatest that the array has. Bools get both.
+    Floats get NaN, then both infinities, then the largest and the lowest finite number. Integers of
+    one byte or less are data, and get the ends of their range. Others may be indices, which must
+    stay valid: they get the smallest and the largest value of the array. Bools get both values.
     """
     for words, poison in (
         ("NaN", _nan),
@@ -85,7 +87,7 @@ def _replaced(argument: Any, mask: Any, poison: Callable[[Any], Any]) -> Any:
     if value is None or not mask.any():
         return argument
     with np.errstate(all="ignore"):  # not every format has an infinity
-        # In turn, where there are several.
+        # in turn, if there are several
         changed[mask] = np.resize(np.asarray(value), mask.sum()).astype(changed.dtype)
     return changed
 

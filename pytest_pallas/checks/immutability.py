@@ -1,4 +1,4 @@
-"""``immutability``: the kernel leaves its inputs alone."""
+"""``immutability``: the kernel does not change its inputs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pytest_pallas.numerics import bitwise
 
 @declare_check(
     "immutability",
-    asks="are the inputs left alone?",
+    asks="are the inputs unchanged?",
     example_fraction=0.25,
 )
 def immutability(context: CheckContext) -> CheckResult:
-    """Run the kernel as its user would, unjitted, and compare the inputs before and after.
+    """Run the kernel without jit, and compare the inputs before and after.
 
-    An interpreter gives a kernel copies of its inputs, and on a chip a write to an input block may
-    or may not reach the array. So the kernel's jaxpr is asked too whether its body writes to the
-    ref of an input that is not aliased to an output.
+    An interpreter passes copies of the inputs to a kernel, and on a chip a write to an input block
+    may or may not reach the array. Therefore the check also looks in the kernel's jaxpr for writes
+    to the ref of an input that is not aliased to an output.
 
     Raises:
       MismatchError: an input was donated, or its ref is written.
@@ -32,8 +32,8 @@ def immutability(context: CheckContext) -> CheckResult:
         for operand in mutated_operands(call):
             raise MismatchError(
                 f"{call.name} ({call.source}) writes to the ref of its operand {operand}, which "
-                "is not aliased to an output. What the next grid step or the caller's array then "
-                "holds depends on the chip. Copy into a scratch buffer, or declare "
+                "is not aliased to an output. The values that the next grid step and the caller "
+                "see depend on the chip. Copy into a scratch buffer, or declare "
                 "input_output_aliases."
             )
     outcome = run(context, context.kernel, context.arguments.args, jit=False)
@@ -45,7 +45,7 @@ def immutability(context: CheckContext) -> CheckResult:
         if new is None:
             raise MismatchError(
                 f"input {position} was deleted: the function donates its buffer (donate_argnums), "
-                "so its caller cannot use it again."
+                "so the caller cannot use it again."
             )
         comparisons.append(bitwise(new, old, where=f"input {position} after the call"))
     return CheckResult(comparisons=comparisons, seconds=traced.seconds + outcome.seconds)

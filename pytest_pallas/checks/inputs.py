@@ -1,4 +1,4 @@
-"""What the calls of a check covered of the inputs that were declared, as plain values."""
+"""Coverage of the declared inputs by the calls of a check, as plain values."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from pytest_pallas.strategies.declared import (
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one call had.
+    """The inputs of one call.
 
     Attributes:
       shapes: of its arrays, such as ``"8x128 128x1"``, with ``"()"`` for a scalar; "" without any.
-      signature: digest of what it is traced for: the structure of its arguments, the shape and
-        dtype of each array, and every other argument, options and tuning included.
+      signature: digest of everything that its trace depends on: the structure of its arguments, the
+        shape and dtype of each array, and every other argument, options and tuning included.
       words: pairs of an aspect and its word; see ``strategies.declared``.
       dtypes: the names of its dtypes, each once.
-      declared: what the aspects of the call's strategy could have been.
+      declared: all words that the call's strategy could have drawn.
     """
 
     shapes: str
@@ -44,7 +44,7 @@ class Inputs:
 
 
 def inputs_of(arguments: Arguments) -> Inputs:
-    """What a call has. Without a recipe that is its shapes and dtypes."""
+    """The inputs of a call. Without a recipe, only its shapes and dtypes."""
     leaves = [leaf for leaf in jax.tree.leaves(arguments.args) if hasattr(leaf, "dtype")]
     shapes = " ".join("x".join(map(str, leaf.shape)) or "()" for leaf in leaves)
     dtypes = tuple(str(leaf.dtype) for leaf in leaves)
@@ -64,7 +64,7 @@ def inputs_of(arguments: Arguments) -> Inputs:
 
 
 def signatures(calls: Sequence[Inputs]) -> tuple[str, ...]:
-    """The different signatures of some calls, in order."""
+    """The distinct signatures of some calls, in order."""
     return tuple(sorted({call.signature for call in calls}))
 
 
@@ -82,14 +82,14 @@ def _signature(arguments: Arguments) -> str:
 
 
 def _word(leaf: Any, is_array: bool) -> str:
-    """What a trace depends on of one leaf of a call."""
+    """The part of one leaf of a call that a trace depends on."""
     if is_array:
         return f"{leaf.dtype}{list(leaf.shape)}"
     return f"{type(leaf).__name__} {leaf!r}"
 
 
 def to_json(calls: Sequence[Inputs]) -> dict[str, Any]:
-    """What some calls had together, as ``Record.inputs`` holds it; empty without calls."""
+    """The inputs of several calls together, as in ``Record.inputs``; empty without calls."""
     if not calls:
         return {}
     tried = _grouped(pair for call in calls for pair in call.words)
@@ -123,6 +123,6 @@ def _grouped(pairs: Iterator[tuple[Aspect, str]]) -> dict[Aspect, dict[str, None
 
 
 def _ordered(words: Mapping[str, None], declared: Mapping[str, None]) -> list[str]:
-    """Words as they were declared, then the others by the alphabet."""
+    """Words in the order of declaration, then the others alphabetically."""
     known = [word for word in declared if word in words]
     return known + sorted(word for word in words if word not in declared)

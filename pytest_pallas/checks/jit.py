@@ -1,4 +1,4 @@
-"""``jit``: the kernel gives the same answer without ``jax.jit`` around it."""
+"""``jit``: the kernel computes the same without ``jax.jit``."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from pytest_pallas.oracle.expected import flatten
     "jit",
     asks="is the answer without jax.jit as good as with it?",
     example_fraction=0.125,
-    tries_mutants=False,  # they are made in what jit has traced
+    tries_mutants=False,  # mutants are made in the trace of jit
 )
 def jit(context: CheckContext) -> CheckResult:
-    """Run the kernel as it is, and compare with the jitted one, bit for bit.
+    """Run the kernel without jit, and compare it with the jitted one, bit for bit.
 
-    XLA fuses what stands around a kernel when it sees all of it, and then rounds at other places:
-    other bits are no error. They are judged as ``forward`` judges the jitted answer, so an answer
-    must be as close to the oracle as the baseline's in either case.
+    Under jit, XLA fuses the operations around a kernel and rounds at other places, so different
+    bits are no error. The unjitted output must be as close to the oracle as ``forward`` requires of
+    the jitted one.
 
     Raises:
       NotApplicableError: the kernel cannot be jitted.
     """
     if not context.jit:
-        raise NotApplicableError("the jit check needs a kernel that can be jitted, but jit=False")
+        raise NotApplicableError(
+            "the jit check needs a kernel that can be jitted, and jit=False says that this one "
+            "cannot"
+        )
     expected = expect(context)
     jitted = run(context, context.kernel, context.arguments.args)
     eager = run(context, context.kernel, context.arguments.args, jit=False)
@@ -44,5 +47,5 @@ def jit(context: CheckContext) -> CheckResult:
         comparisons=judge(context, eager.values, expected, exact=exactly(context)),
         seconds=seconds,
         subject="without jax.jit",
-        notes=(Note("not the bits of the jitted call", "result"),),
+        notes=(Note("not bitwise equal to the jitted call", "result"),),
     )

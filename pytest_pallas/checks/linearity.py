@@ -1,4 +1,4 @@
-"""``linearity``: the kernel scales and adds with its argument."""
+"""``linearity``: the kernel is homogeneous and additive in its argument."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, Related, exactly
 from pytest_pallas.checks.metamorphic import (
-    Answer,
+    CallOutput,
     Ignore,
     answer,
-    ask_each,
+    check_each,
     claim,
     close,
     equal,
@@ -40,62 +40,62 @@ from pytest_pallas.strategies.arguments import Arguments
 
 type Array = np.ndarray[Any, Any]
 
-#: Exponents of the factors, the first that leaves the range of the data room.
+#: Exponents of the factors; the first one that fits the range of the data is used.
 _EXPONENTS = (8, 2)
 
-#: A kernel may multiply so many numbers of the size of its inputs: ``q``, ``k`` and ``v``, say.
+#: Number of inputs that a kernel may multiply with each other, such as ``q``, ``k`` and ``v``.
 _PRODUCTS = 3
 
 
 def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
-    """Which of the relations of a spec can be asked about a drawn call."""
+    """The relations of a spec that apply to a drawn call."""
     return holding(spec.relations, Linear, arguments)
 
 
 @declare_check(
     "linearity",
-    asks="does it scale and add with the arguments in which it is linear?",
+    asks="is it additive and homogeneous in its linear arguments?",
     requires_spec=requires_relation(Linear),
     example_fraction=0.25,
     subjects=subjects,
 )
 def linearity(context: CheckContext) -> CheckResult:
-    """Ask about each ``Linear`` of the spec: does the kernel scale, and does it add?
+    """Check each ``Linear`` of the spec: the kernel is homogeneous and additive.
 
-    The factor is a power of two times -1, where the data leave room for it in the range of every
-    dtype; where they do not, it is -1. It is above 1 where some number is below 1 and would hide a
-    bound, and below 1 where all are integers and would hide a conversion to them.
+    The factor is minus a power of two, if the range of every dtype has room for the scaled data;
+    otherwise it is -1. It is above 1 if some number is below 1, which would hide a bound, and below
+    1 if all are integers, which would hide a conversion to integers.
 
-    Sums are asked backwards: ``x`` is divided into two parts that have the sum ``x`` exactly. In an
-    exact context ``f(a) + f(b)`` must be ``f(x)`` up to the last rounding of each; in others, as
-    near as the rule of judgement lets the three answers be.
+    For additivity, ``x`` is split into two parts ``a`` and ``b`` whose sum is exactly ``x``. In an
+    exact context ``f(a) + f(b)`` must equal ``f(x)`` up to the last rounding of each; in others,
+    the difference must be within the tolerances of the three outputs.
 
     Raises:
-      NotApplicableError: the spec has none.
-      SpecError: such an argument holds no numbers.
+      NotApplicableError: the spec has no such relation.
+      SpecError: the argument holds no numbers.
     """
-    return ask_each(context, Linear, _one)
+    return check_each(context, Linear, _one)
 
 
 def _one(
-    context: CheckContext, asked: Linear, drawn: Answer, rng: np.random.Generator
+    context: CheckContext, relation: Linear, drawn: CallOutput, rng: np.random.Generator
 ) -> Iterator[CheckResult]:
     args = drawn.arguments.args
-    if not any(_is_number(leaf) for leaf in jax.tree.leaves([args[p] for p in asked.positions])):
-        raise SpecError(f"Linear({asked.argument!r}): there are no numbers to scale in it")
-    yield from _scaled(context, asked, drawn)
-    yield from _divided(context, asked, drawn, rng)
+    if not any(_is_number(leaf) for leaf in jax.tree.leaves([args[p] for p in relation.positions])):
+        raise SpecError(f"Linear({relation.argument!r}): the argument holds no numbers to scale")
+    yield from _scaled(context, relation, drawn)
+    yield from _divided(context, relation, drawn, rng)
 
 
-def _scaled(context: CheckContext, asked: Linear, drawn: Answer) -> Iterator[CheckResult]:
+def _scaled(context: CheckContext, relation: Linear, drawn: CallOutput) -> Iterator[CheckResult]:
     """Homogeneity."""
-    for factor in _factors(asked, drawn):
-        scaled = _changed(asked, drawn, partial(_times, factor=factor))
+    for factor in _factors(relation, drawn):
+        scaled = _changed(relation, drawn, partial(_times, factor=factor))
         if scaled is None:
             continue
         other = answer(context, scaled)
         claimed = claim(drawn, lambda out, c=factor: jax.tree.map(lambda leaf: c * leaf, out))
-        if asked.exact:
+        if relation.exact:
             comparisons = equal(context, other, claimed, ignore=_at_the_ends(factor))
         else:
             comparisons = close(context, other, claimed)
@@ -103,7 +103,7 @@ def _scaled(context: CheckContext, asked: Linear, drawn: Answer) -> Iterator[Che
         yield CheckResult(
             comparisons=comparisons,
             seconds=other.outcome.seconds,
-            subject=f"{asked}: f({words} x) against {words} f(x) in the oracle's place",
+            subject=f"{relation}: f({words} x) compared with {words} f(x) as the oracle",
             related=Related(
                 call=other.arguments, others=(drawn.arguments,), claim={"factor": factor}
             ),
@@ -112,11 +112,11 @@ def _scaled(context: CheckContext, asked: Linear, drawn: Answer) -> Iterator[Che
 
 
 def _divided(
-    context: CheckContext, asked: Linear, drawn: Answer, rng: np.random.Generator
+    context: CheckContext, relation: Linear, drawn: CallOutput, rng: np.random.Generator
 ) -> Iterator[CheckResult]:
     """Additivity."""
     parts: dict[int, tuple[list[Any], list[Any]]] = {}
-    for position in asked.positions:
+    for position in relation.positions:
         leaves = jax.tree.leaves(drawn.arguments.args[position])
         pairs = [divided(leaf, rng) if _is_number(leaf) else (leaf, leaf) for leaf in leaves]
         if not all(_adds_up(*each) for each in zip(leaves, pairs, strict=True)):
@@ -138,16 +138,17 @@ def _divided(
             context, drawn, sum_of(*claims), rounded_only=exactly(context), ignore=_overflow
         ),
         seconds=seconds,
-        subject=f"{asked}: f(x) against f(a) + f(b) in the oracle's place, where a + b = x",
+        subject=f"{relation}: f(x) compared with f(a) + f(b) as the oracle, where a + b = x",
         related=Related(call=drawn.arguments, others=calls),
     )
 
 
 def divided(leaf: Any, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Two arrays that have the sum ``leaf`` exactly, and both differ from it where they can.
+    """Two arrays whose sum is exactly ``leaf``; both differ from it where possible.
 
-    An element becomes another element and the rest where that rest is exact, as that of small
-    integers is; else its leading bits and its other bits, or in every fourth place all of it and 0.
+    An element becomes another element and the rest, if that rest is exact, as it is for small
+    integers. Otherwise it becomes its leading bits and its other bits; at every fourth place,
+    itself and 0.
     """
     array = np.asarray(leaf)
     whole = wide(array)
@@ -183,7 +184,7 @@ def _leading(array: Array) -> Array:
 
 
 def _is_exact_rest(array: Array, one: Array) -> Array:
-    """Where ``one`` and ``array - one`` are both in the dtype of ``array``, and finite."""
+    """Where the dtype of ``array`` holds ``one`` and ``array - one`` exactly; both are finite."""
     whole = wide(array)
     with np.errstate(all="ignore"):
         rest = whole - one
@@ -199,10 +200,10 @@ def _held(values: Array, dtype: np.dtype[Any]) -> Array:
         return wide(values.astype(dtype))
 
 
-def _factors(asked: Linear, drawn: Answer) -> Iterator[float | int]:
-    """Factors to try, in order; one that an argument cannot hold is left out by ``_changed``."""
+def _factors(relation: Linear, drawn: CallOutput) -> Iterator[float | int]:
+    """Factors to try, in order; ``_changed`` leaves out those that a dtype cannot hold."""
     args = drawn.arguments.args
-    named = jax.tree.leaves([args[position] for position in asked.positions])
+    named = jax.tree.leaves([args[position] for position in relation.positions])
     if any(_is_number(leaf) and is_exact(leaf.dtype) for leaf in named):
         yield from (-2, 2, -1)
         return
@@ -239,11 +240,11 @@ def _times(leaf: Any, factor: float) -> Array | None:
 
 
 def _changed(
-    asked: Linear, drawn: Answer, change: Callable[[Any], Array | None]
+    relation: Linear, drawn: CallOutput, change: Callable[[Any], Array | None]
 ) -> tuple[Any, ...] | None:
-    """The arguments with every number of those that the relation names changed; None if not."""
+    """The arguments with the numbers of the relation's arguments changed; None if impossible."""
     args = list(drawn.arguments.args)
-    for position in asked.positions:
+    for position in relation.positions:
         leaves, structure = jax.tree.flatten(args[position])
         changed = [change(leaf) if _is_number(leaf) else leaf for leaf in leaves]
         if any(leaf is None for leaf in changed):
@@ -253,21 +254,21 @@ def _changed(
 
 
 def _word(factor: float) -> str:
-    """A power of two as people read it."""
+    """A power of two in words."""
     exponent = math.log2(abs(factor))
     size = f"2**{exponent:g}" if abs(exponent) > 1 else f"{abs(factor):g}"
     return f"-{size}" if factor < 0 else size
 
 
 def _overflow(actual: Array, expected: Array, dtype: np.dtype[Any]) -> Array:
-    """Where the sum or one of its terms overflowed: that says nothing of the others."""
+    """Where the sum or one of its terms overflowed; these elements are not compared."""
     with np.errstate(all="ignore"):
         within = np.abs(expected) <= float_facts(dtype).largest * (1 - epsilon(dtype))
     return ~(np.isfinite(actual) & within)
 
 
 def _at_the_ends(factor: float) -> Ignore:
-    """Where a scaled output need not be equal: it overflows, or it is among the least numbers."""
+    """Where a scaled output need not be equal: it overflows or is nearly subnormal."""
 
     def ignore(actual: Array, expected: Array, dtype: np.dtype[Any]) -> Array:
         facts = float_facts(dtype)

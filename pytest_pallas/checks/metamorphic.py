@@ -1,10 +1,10 @@
-"""What the metamorphic checks share: answers of a kernel, and how near two of them must be.
+"""Shared code of the metamorphic checks: outputs of a kernel, and the tolerance between two.
 
-Two answers are each as far from the truth as the rule of judgement allows at most. So what
-one says of the other is held to that rule with the errors of *both* baselines added up, plus what
-rounding each answer once costs, which a baseline of few elements may be spared by luck. The
-reference serves only for the size of those errors: where it is wrong, its float64 and its own
-dtypes are wrong alike, and their difference stays that of rounding.
+Each of two outputs may differ from the truth by its tolerance. So the tolerance between them is the
+rule of judgement with the sum of the errors of *both* baselines, plus the error of rounding each
+output once, which a baseline with few elements may avoid by chance. The reference only provides the
+size of these errors: if it is wrong, it is wrong in float64 and in its own dtypes alike, and the
+difference of these is still that of rounding.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from pytest_pallas.numerics import (
     is_float,
     wide,
 )
-from pytest_pallas.oracle.expected import Expected, Later, Leaves, flatten
+from pytest_pallas.oracle.expected import Expected, LazyMapping, Leaves, flatten
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 
 type Array = np.ndarray[Any, Any]
 
-#: From an output and what is expected, in float64, and the dtype: where not to compare them.
+#: From an output and its expected values, in float64, and the dtype: where not to compare them.
 type Ignore = Callable[[Array, Array, np.dtype[Any]], Array]
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a kernel gave for a call, and what its reference gives."""
+class CallOutput:
+    """The output of a kernel for a call, and that of its reference."""
 
     arguments: Arguments
     outcome: Outcome
@@ -58,12 +58,12 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """What other answers say that an answer must be.
+class DerivedExpectation:
+    """The expected values of an output, computed from other outputs of the kernel.
 
     Attributes:
       values: by path, in float64 where floats are.
-      spread: by path, how much of the error of those answers is in it; zeros where unknown.
+      spread: by path, the error that the values have from those outputs; zeros if unknown.
       sensitivity: by path, as in ``Expected``.
     """
 
@@ -72,8 +72,8 @@ class Claim:
     sensitivity: Mapping[str, float]
 
 
-def answer(context: CheckContext, args: tuple[Any, ...] | Arguments | None = None) -> Answer:
-    """The kernel's answer to the drawn call, or to one with other arguments.
+def answer(context: CheckContext, args: tuple[Any, ...] | Arguments | None = None) -> CallOutput:
+    """The kernel's output for the drawn call, or for one with other arguments.
 
     Raises:
       KernelError: the kernel raised.
@@ -84,14 +84,14 @@ def answer(context: CheckContext, args: tuple[Any, ...] | Arguments | None = Non
     elif args is not None:
         arguments = dataclasses.replace(arguments, args=args)
     other = dataclasses.replace(context, arguments=arguments)
-    return Answer(arguments, run(other, context.kernel, arguments.args), expect(other))
+    return CallOutput(arguments, run(other, context.kernel, arguments.args), expect(other))
 
 
-def claim(given: Answer, expect_of: Callable[[Any], Any] | None = None) -> Claim:
-    """What an answer says of another one that must be ``expect_of`` it, or the same.
+def claim(given: CallOutput, expect_of: Callable[[Any], Any] | None = None) -> DerivedExpectation:
+    """The expected values ``expect_of(output)`` of another output; by default, the same output.
 
-    ``expect_of`` gets the outputs as a pytree of numpy arrays, floats in float64. It is applied to
-    what oracle and baseline give, too: the difference is what becomes of the errors.
+    ``expect_of`` gets the outputs as a pytree of numpy arrays, floats in float64. It is also
+    applied to the oracle and the baseline, and the difference is the propagated error.
     """
     convert = expect_of or (lambda outputs: outputs)
 
@@ -110,15 +110,15 @@ def claim(given: Answer, expect_of: Callable[[Any], Any] | None = None) -> Claim
         for (path, one), (_, other) in zip(*sides, strict=True):
             if path in spread and spread[path].shape == one.shape and is_float(one.dtype):
                 spread[path] = spread[path] + _distance(one, other)
-    return Claim(values, spread, given.expected.sensitivity)
+    return DerivedExpectation(values, spread, given.expected.sensitivity)
 
 
-def sum_of(one: Claim, other: Claim) -> Claim:
-    """What two answers say of one that must be their sum."""
+def sum_of(one: DerivedExpectation, other: DerivedExpectation) -> DerivedExpectation:
+    """The expected values of an output that must be the sum of two others."""
     others = dict(other.values)
     with np.errstate(all="ignore"):
         values = [(path, value + others[path]) for path, value in one.values]
-    return Claim(
+    return DerivedExpectation(
         values,
         {path: size + other.spread[path] for path, size in one.spread.items()},
         _added(one.sensitivity, other.sensitivity),
@@ -127,16 +127,15 @@ def sum_of(one: Claim, other: Claim) -> Claim:
 
 def close(
     context: CheckContext,
-    actual: Answer,
-    claimed: Claim,
+    actual: CallOutput,
+    claimed: DerivedExpectation,
     *,
     rounded_only: bool = False,
     ignore: Ignore | None = None,
 ) -> list[Comparison]:
-    """Judge an answer by what others say of it, with the errors of all of them.
+    """Compare an output with its expected values, with the errors of all outputs involved.
 
-    ``rounded_only`` leaves room for nothing but the last rounding of each answer. ``ignore`` is as
-    in ``equal``.
+    ``rounded_only`` allows only the last rounding of each output. ``ignore`` is as in ``equal``.
     """
     own = claim(actual)
     outputs = dict(actual.leaves)
@@ -161,7 +160,7 @@ def close(
         baseline,
         tolerance=Tolerance(factor=1.0, floor=0.0) if rounded_only else context.tolerance,
         depth=0 if rounded_only else actual.expected.depth,
-        sensitivity=Later(lambda: _added(actual.expected.sensitivity, claimed.sensitivity)),
+        sensitivity=LazyMapping(lambda: _added(actual.expected.sensitivity, claimed.sensitivity)),
         noise=(lambda _: None) if rounded_only else actual.expected.noise,
         precision=actual.expected.precision.get,
         check_dtype=False,  # the values are wide, and the dtype check looks at dtypes
@@ -170,11 +169,15 @@ def close(
 
 
 def equal(
-    context: CheckContext, actual: Answer, claimed: Claim, *, ignore: Ignore | None = None
+    context: CheckContext,
+    actual: CallOutput,
+    claimed: DerivedExpectation,
+    *,
+    ignore: Ignore | None = None,
 ) -> list[Comparison]:
-    """Compare an answer to the bit with what others say of it, except that 0.0 equals -0.0.
+    """Compare an output bitwise with its expected values, except that 0.0 equals -0.0.
 
-    ``ignore`` says of an output and what is expected, both in float64, where they are not compared.
+    ``ignore`` gets an output and its expected values, in float64, and returns where not to compare.
     """
     outputs = dict(actual.leaves)
     if list(outputs) != [path for path, _ in claimed.values]:
@@ -198,7 +201,7 @@ def equal(
 
 
 def generator(context: CheckContext) -> np.random.Generator:
-    """A generator that is the same for the same drawn call."""
+    """A random generator whose seed is a hash of the drawn call."""
     digest = hashlib.blake2b(digest_size=16)
     for leaf in jax.tree.leaves(context.arguments.args):
         if hasattr(leaf, "dtype"):
@@ -216,7 +219,7 @@ def holding(relations: Sequence[Any], kind: type[Any], arguments: Arguments) -> 
 
 
 def requires_relation(kind: type[Any]) -> Callable[[KernelSpec], str | None]:
-    """The requirement of a check of relations of a kind: a spec must declare one."""
+    """The requirement of a check of relations: a spec must declare one of this kind."""
 
     def requires_spec(spec: KernelSpec) -> str | None:
         if any(isinstance(relation, kind) for relation in spec.relations):
@@ -226,32 +229,29 @@ def requires_relation(kind: type[Any]) -> Callable[[KernelSpec], str | None]:
     return requires_spec
 
 
-def ask_each[R](
+def check_each[R](
     context: CheckContext,
     kind: type[R],
-    one: Callable[[CheckContext, R, Answer, np.random.Generator], Iterable[CheckResult]],
+    one: Callable[[CheckContext, R, CallOutput, np.random.Generator], Iterable[CheckResult]],
 ) -> CheckResult:
-    """Ask about each relation of a kind that holds for the drawn call, up to the first broken one.
+    """Check each relation of a kind that holds for the drawn call, up to the first violated one.
 
     Args:
       context: the drawn call.
       kind: which relations.
-      one: gives what came of one relation, given the answer to the drawn call.
+      one: checks one relation, given the output for the drawn call.
 
     Raises:
-      NotApplicableError: the context has no relation of that kind, or none says anything of it.
+      NotApplicableError: the context has no relation of that kind, or none applies to the call.
     """
     relations = {
         number: each for number, each in enumerate(context.relations) if isinstance(each, kind)
     }
     if not relations:
-        raise NotApplicableError(
-            f"it needs a spec that declares relations=[{kind.__name__}(...)], which the context of "
-            "a test of one's own has none of"
-        )
+        raise NotApplicableError(f"it needs a spec with relations=[{kind.__name__}(...)]")
     held = [relations[number] for number in holding(context.relations, kind, context.arguments)]
     if not held:
-        raise NotApplicableError(f"no {kind.__name__} of the spec holds for what was drawn")
+        raise NotApplicableError(f"no {kind.__name__} of the spec holds for the drawn call")
     drawn = answer(context)
     rng = generator(context)
     seconds = drawn.outcome.seconds
@@ -263,17 +263,17 @@ def ask_each[R](
                 return dataclasses.replace(finding, seconds=seconds)
             comparisons += finding.comparisons
     if not comparisons:
-        raise NotApplicableError(f"no {kind.__name__} of the spec says anything of what was drawn")
+        raise NotApplicableError(f"no {kind.__name__} of the spec applies to the drawn call")
     return CheckResult(comparisons=comparisons, seconds=seconds)
 
 
 def _plain(values: Array, zero: Array) -> Array:
-    """Zeros where ``zero``, and one NaN for all of them."""
+    """The values with zeros where ``zero``, and the same NaN for all NaNs."""
     return np.where(zero, 0.0, np.where(np.isnan(values), np.nan, values))
 
 
-def _rounding(given: Answer, path: str, value: Array) -> Array:
-    """What rounding an output to its dtype costs at most."""
+def _rounding(given: CallOutput, path: str, value: Array) -> Array:
+    """The largest error of rounding an output to its dtype."""
     output = dict(given.leaves).get(path)
     if output is None or not (is_float(output.dtype) or is_complex(output.dtype)):
         return np.zeros(value.shape)

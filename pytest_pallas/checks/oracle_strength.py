@@ -1,4 +1,4 @@
-"""``oracle-strength``: the spec's own tolerance and data reject answers that are wrong."""
+"""``oracle-strength``: the spec's own tolerance and data reject wrong outputs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Array = np.ndarray[Any, Any]
 
 
 def corruptions(answer: Array, *, fraction: float = 0.0) -> Iterator[tuple[str, Array]]:
-    """Wrong answers made of a right one, each with what was done to it in a few words.
+    """Corruptions of a right output, each with a short description.
 
-    Each is a mistake of real kernels: a scale forgotten, a sign, an index off by one, a block not
-    written, the wrong row, swapped axes. Some may happen to equal the answer.
+    Each is a mistake of real kernels: a missing scale, a wrong sign, an index off by one, a block
+    that is not written, the wrong row, swapped axes. A corruption may happen to equal the output.
 
     Args:
       answer: any shape, and a bool, integer, float or complex dtype.
-      fraction: the share of elements that may be wrong; the smallest corruption has one more.
+      fraction: the fraction of elements that may be wrong; the smallest corruption has one more.
 
     Yields:
       Arrays of the shape and dtype of ``answer``.
@@ -45,7 +45,7 @@ def corruptions(answer: Array, *, fraction: float = 0.0) -> Iterator[tuple[str, 
     for axis in range(answer.ndim):
         if answer.shape[axis] > 1:
             yield f"rolled by one along axis {axis}", np.roll(answer, 1, axis)
-            yield f"zeros in the last place of axis {axis}", _without_last(answer, axis)
+            yield f"zeros at the last index of axis {axis}", _without_last(answer, axis)
     if answer.ndim:
         yield "one row replaced by its neighbour", _row_off(answer)
     if answer.ndim > 1 and answer.shape[-1] == answer.shape[-2] > 1:
@@ -53,7 +53,7 @@ def corruptions(answer: Array, *, fraction: float = 0.0) -> Iterator[tuple[str, 
 
 
 def _few_wrong(answer: Array, count: int) -> tuple[str, Array]:
-    """The ``count`` largest elements with the other sign, or off by one, or flipped."""
+    """The output with its ``count`` largest elements negated, off by one, or flipped."""
     changed = answer.copy()
     flat = changed.reshape(-1)
     values = wide(flat)
@@ -63,7 +63,7 @@ def _few_wrong(answer: Array, count: int) -> tuple[str, Array]:
         flat[chosen] = ~flat[chosen]
         return f"{count} {'bools' if count > 1 else 'bool'} flipped", changed
     if is_exact(answer.dtype):
-        # Towards zero, so that nothing wraps around; a zero becomes one.
+        # Towards zero, so that no integer wraps around; a zero becomes one.
         chosen = np.argsort(-np.abs(values.astype(np.float64)), kind="stable")[:count]
         moved = [int(v) + (1 if v <= 0 else -1) for v in values[chosen].tolist()]
         flat[chosen] = np.array(moved).astype(answer.dtype)
@@ -96,16 +96,16 @@ def _row_off(answer: Array) -> Array:
     return changed
 
 
-#: A change of fewer ulps of the output's scale is what rounding might do: no corruption.
+#: A change of fewer ulps of the output's scale could be rounding: it is no corruption.
 LEAST_CHANGE = 4.0
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One wrong answer, and whether it was noticed.
+    """One wrong output, and whether the tolerance rejects it.
 
     Attributes:
-      kind: what was done to the right answer.
+      kind: the corruption.
       where: which output.
       rejected: whether ``forward`` would have failed.
       change: the largest change of an element, in words.
@@ -119,11 +119,11 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one example says.
+    """The evidence of one example.
 
     Attributes:
-      attempts: every wrong answer that could be made of the right one.
-      tolerance: what they were judged by.
+      attempts: all corruptions of the right output.
+      tolerance: the tolerance that was applied.
     """
 
     attempts: tuple[Attempt, ...]
@@ -131,16 +131,16 @@ class Evidence:
 
 
 def conclude(evidence: Sequence[Evidence]) -> str | None:
-    """What the spec would accept, from all examples; None if it rejects every kind of mistake."""
+    """The corruptions that the spec accepts in all examples; None if it rejects every kind."""
     tried: dict[tuple[str, str], list[Attempt]] = {}
     for example in evidence:
         for attempt in example.attempts:
             tried.setdefault((attempt.where, attempt.kind), []).append(attempt)
     if not tried:
         return (
-            f"no wrong answer could be made of the right ones of {len(evidence)} examples: they "
-            "are all zeros, or empty, so this spec accepts a kernel that does nothing. Draw "
-            "inputs with an answer: other values=, larger dims, a mask that leaves something."
+            f"the outputs of all {len(evidence)} examples are zeros or empty, so this spec accepts "
+            "a kernel that does nothing. Draw inputs with nonzero outputs: other values=, larger "
+            "dims, a mask that keeps some elements."
         )
     accepted = {
         key: attempts
@@ -149,22 +149,22 @@ def conclude(evidence: Sequence[Evidence]) -> str | None:
     }
     if not accepted:
         return None
-    lines = ["wrong answers pass: these corruptions of the right answer were always accepted"]
+    lines = ["wrong outputs pass: the spec accepts these corruptions of the right output"]
     for (where, kind), attempts in accepted.items():
         examples = f"all {len(attempts)} examples" if len(attempts) > 1 else "the one example"
         lines.append(
-            f"  {where}, {kind}: accepted in {examples} where that changes anything; "
-            f"an element changed by {attempts[0].change}"
+            f"  {where}, {kind}: accepted in {examples} that it changes; it changes an element by "
+            f"{attempts[0].change}"
         )
     tolerances = {example.tolerance: None for example in evidence}
-    lines.append(f"  judged by {' and '.join(map(_words, tolerances))}")
+    lines.append(f"  tolerance: {' and '.join(map(_words, tolerances))}")
     lines.append(f"  {_remedy(tuple(tolerances))}")
     return "\n".join(lines)
 
 
 @declare_check(
     "oracle-strength",
-    asks="do the spec's tolerance and data reject answers that are wrong?",
+    asks="do the spec's tolerance and data reject wrong outputs?",
     example_fraction=0.5,
     min_examples=4,
     conclude=conclude,
@@ -172,10 +172,10 @@ def conclude(evidence: Sequence[Evidence]) -> str | None:
     tries_mutants=False,
 )
 def oracle_strength(context: CheckContext) -> CheckResult:
-    """Corrupt the right answer in several ways, and judge each as ``forward`` would.
+    """Corrupt the right output in several ways, and compare each as ``forward`` does.
 
-    The answer is the baseline, so no kernel runs. Whether the spec is too weak is concluded over
-    all examples: a single one may be all zeros.
+    The right output is the baseline, so no kernel runs. The conclusion needs all examples, because
+    a single one may be all zeros.
     """
     expected, exact = expect(context), exactly(context)
     oracle = dict(expected.oracle)
@@ -211,21 +211,21 @@ def _change(wrong: Any, answer: Any, tolerance: Tolerance) -> str:
 
 
 def _words(tolerance: Tolerance) -> str:
-    """The fields that are not the default's."""
+    """The fields that differ from the default."""
     default = Tolerance()
     names = ("factor", "floor", "rtol", "atol", "ulp", "fraction")
     given = {name: getattr(tolerance, name) for name in names}
-    said = [f"{n}={v:g}" for n, v in given.items() if v is not None and v != getattr(default, n)]
-    return f"Tolerance({', '.join(said)})" if said else "the default tolerance"
+    fields = [f"{n}={v:g}" for n, v in given.items() if v is not None and v != getattr(default, n)]
+    return f"Tolerance({', '.join(fields)})" if fields else "the default tolerance"
 
 
 def _remedy(tolerances: Sequence[Tolerance]) -> str:
     if all(tolerance == Tolerance() for tolerance in tolerances):
         return (
-            "The tolerance is the default, so the data hides the mistake: draw other values= "
-            "(rows that differ, nothing that cancels), and dims that are larger and unequal."
+            "The tolerance is the default, so the data hides the mistake: draw other values= (rows "
+            "that differ, sums that do not cancel), and larger, unequal dims."
         )
     return (
-        "Leave out the tolerance (the default asks for an error like the baseline's), or tighten "
-        "it until these are rejected; or draw values= of which the answer is larger."
+        "Leave out the tolerance (the default allows an error like the baseline's), or tighten it "
+        "until the spec rejects these; or draw values= that give larger outputs."
     )

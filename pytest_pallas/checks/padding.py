@@ -1,4 +1,4 @@
-"""``padding``: what lies beyond the edge of an array, or is ignored, never matters."""
+"""``padding``: elements beyond the edge of an array, or ignored, do not affect the output."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.numerics import Comparison
 from pytest_pallas.spec import KernelSpec
 
-#: What is put beyond the edges of arrays, besides the interpreters' own.
+#: Values beyond the edges of arrays, besides the interpreters' own.
 _FILLS = (Fill("high", "padding"), Fill("low", "padding"))
 
 
 def requires_kernels(
     spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
 ) -> str | None:
-    """Why the check does not apply to the kernels of a call, or None if it may.
+    """The reason why the check does not apply to the kernels of a call, or None.
 
-    Which blocks hang over an edge depends on shapes, and is not asked of kernels that have blocks.
+    Kernels with blocks pass, because it depends on shapes whether a block extends over an edge.
     """
     if spec.ignored is not None:
         return None
@@ -35,21 +35,21 @@ def requires_kernels(
 
 @declare_check(
     "padding",
-    asks="does nothing change with what lies beyond the edge, or is ignored?",
+    asks="is the output independent of elements beyond the edge and of ignored elements?",
     requires_kernels=requires_kernels,
     example_fraction=0.5,
 )
 def padding(context: CheckContext) -> CheckResult:
-    """Run the kernel with other numbers where none should matter, and compare bit for bit.
+    """Run the kernel with other values in padding and ignored elements, and compare bit for bit.
 
-    First, in blocks that hang over the edge of an array. The interpreters fill them with NaN, which
-    hides from comparisons and does not exist in integers; so they are filled with the largest and
-    with the lowest finite numbers too. A kernel without such blocks is not run again. Then the
-    elements of the arguments that the spec says are ignored. (Scratch and outputs that nobody has
-    written are the matter of the sanitizer ``memory``.)
+    First, it fills the padding of blocks that extend beyond an array. The interpreters fill it with
+    NaN, which comparisons can hide and integers do not have; so the check also fills it with the
+    largest and the lowest finite numbers. It does not run a kernel without such blocks again. Then
+    it replaces the elements of the arguments that the spec declares as ignored. (The sanitizer
+    ``memory`` checks uninitialized scratch memory and outputs.)
 
     Raises:
-      NotApplicableError: there is neither.
+      NotApplicableError: there is neither padding nor an ignored element.
       KernelError: the kernel raised, and did not before; the message says with what.
     """
     first = run(context, context.kernel, context.arguments.args)
@@ -60,7 +60,7 @@ def padding(context: CheckContext) -> CheckResult:
     seconds, comparisons = first.seconds, list[Comparison]()
     for fill in fills:
         words = f"with {fill}"
-        # Races were looked for in the first run.
+        # the first run detects races
         again = run_again(context, context.arguments.args, words, races=False, fill=fill)
         seconds += again.seconds
         comparisons += unchanged(again, first, words)
@@ -72,7 +72,7 @@ def padding(context: CheckContext) -> CheckResult:
 
 
 def _exposed(context: CheckContext, first: Outcome) -> bool:
-    """Whether a kernel could read beyond an edge, and the backend says what is there."""
+    """Whether a kernel could read beyond an edge, and the backend controls the values there."""
     if not getattr(context.backend, "fills", False):
         return False
     return not context.jit or any(overhanging_blocks(kernel.eqn) for kernel in first.kernels)
@@ -80,8 +80,8 @@ def _exposed(context: CheckContext, first: Outcome) -> bool:
 
 def _why_not(backend: Backend) -> str:
     if getattr(backend, "fills", False):
-        return "no block hangs over the edge of its array, and no ignored= is declared"
+        return "no block extends beyond its array, and the spec has no ignored="
     return (
-        f"{label(backend)} does not control what is beyond the edge of an array, and no ignored= "
-        "is declared"
+        f"{label(backend)} does not control the values beyond the edge of an array, and the spec "
+        "has no ignored="
     )

@@ -1,4 +1,4 @@
-"""``permutation``: permuting arguments together permutes the output, or leaves it as it is."""
+"""``permutation``: permuting arguments together permutes the output, or leaves it unchanged."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, Related, exactly, judge
 from pytest_pallas.checks.metamorphic import (
-    Answer,
+    CallOutput,
     answer,
-    ask_each,
+    check_each,
     claim,
     close,
     equal,
@@ -27,7 +27,7 @@ from pytest_pallas.strategies.arguments import Arguments
 
 
 def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
-    """Which of the relations of a spec can be asked about a drawn call: what has two orders."""
+    """The relations of a spec that apply to a drawn call: two elements or more to permute."""
     return [
         number
         for number in holding(spec.relations, Permuted, arguments)
@@ -38,75 +38,75 @@ def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
 
 @declare_check(
     "permutation",
-    asks="does permuting arguments permute the answer, or leave it alone?",
+    asks="does permuting the arguments permute the output, or leave it unchanged?",
     requires_spec=requires_relation(Permuted),
     example_fraction=0.25,
     subjects=subjects,
 )
 def permutation(context: CheckContext) -> CheckResult:
-    """Ask about each ``Permuted`` of the spec, with a permutation drawn for the call.
+    """Check each ``Permuted`` of the spec, with a permutation drawn for the call.
 
-    The answer is compared with that of the drawn call, and with the oracle of the permuted one:
-    where terms are summed in another order, as near as the rule of judgement asks; to the bit
-    where the relation is exact, or the spec is and small integers were drawn.
+    The output is compared with that of the drawn call, and with the oracle of the permuted one:
+    within the tolerance if terms may be summed in another order; bitwise if the relation is exact,
+    or if the spec is exact and small integers were drawn.
 
     Raises:
       NotApplicableError: the spec has none.
       SpecError: an axis does not exist, or the arguments differ in size along theirs.
     """
-    return ask_each(context, Permuted, _one)
+    return check_each(context, Permuted, _one)
 
 
 def _one(
-    context: CheckContext, asked: Permuted, drawn: Answer, rng: np.random.Generator
+    context: CheckContext, relation: Permuted, drawn: CallOutput, rng: np.random.Generator
 ) -> Iterator[CheckResult]:
     args = drawn.arguments.args
-    size = _size(asked, args)
+    size = _size(relation, args)
     if size < 2:
-        return  # there is one order only
+        return  # there is only one order
     order = _order(size, rng)
     permuted = list(args)
-    for position, axis in asked.args.items():
+    for position, axis in relation.args.items():
         permuted[position] = jax.tree.map(
             lambda leaf, a=axis: _take(leaf, order, a), args[position]
         )
     other = answer(context, tuple(permuted))
-    claimed = claim(drawn, lambda outputs: _expected(asked, outputs, order))
-    exact = asked.exact or exactly(context)
+    claimed = claim(drawn, lambda outputs: _expected(relation, outputs, order))
+    exact = relation.exact or exactly(context)
     yield CheckResult(
         comparisons=(equal if exact else close)(context, other, claimed),
         seconds=other.outcome.seconds,
-        subject=f"{asked}: against {_words(asked)}in the oracle's place",
+        subject=f"{relation}: compared with {_words(relation)}as the oracle",
         related=Related(
             call=other.arguments,
             others=(drawn.arguments,),
-            claim={"order": order, "axes": asked.axes(len(drawn.leaves))},
+            claim={"order": order, "axes": relation.axes(len(drawn.leaves))},
         ),
     )
     yield CheckResult(
         comparisons=judge(context, other.outcome.values, other.expected, exact=exactly(context)),
-        subject=f"{asked}: against the oracle of the permuted call",
+        subject=f"{relation}: compared with the oracle of the permuted call",
         related=Related(call=other.arguments),
     )
 
 
 def _order(size: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """A permutation that moves the first and the last element: there the special cases are."""
+    """A permutation that moves the first and the last element, which are the special cases."""
     order = rng.permutation(size)
     while order[0] == 0 or order[-1] == size - 1:
         order = rng.permutation(size)
     return order
 
 
-def _size(asked: Permuted, args: tuple[Any, ...]) -> int:
-    """How many elements are permuted."""
+def _size(relation: Permuted, args: tuple[Any, ...]) -> int:
+    """The number of elements that are permuted."""
     sizes: dict[str, int] = {}
-    for position, axis in asked.args.items():
+    for position, axis in relation.args.items():
         for leaf in jax.tree.leaves(args[position]):
             shape = np.shape(leaf)
             if not -len(shape) <= axis < len(shape):
                 raise SpecError(
-                    f"Permuted: argument {position} has the shape {shape}, which has no axis {axis}"
+                    f"Permuted: argument {position} has shape {shape} and no axis {axis}"
                 )
             sizes[f"{shape[axis]} along axis {axis} of argument {position}"] = shape[axis]
     if len(set(sizes.values())) != 1:
@@ -118,10 +118,10 @@ def _take(leaf: Any, order: np.ndarray[Any, Any], axis: int) -> Any:
     return np.take(np.asarray(leaf), order, axis)
 
 
-def _expected(asked: Permuted, outputs: Any, order: np.ndarray[Any, Any]) -> Any:
+def _expected(relation: Permuted, outputs: Any, order: np.ndarray[Any, Any]) -> Any:
     """The outputs, permuted along the axes that the relation names."""
     leaves, structure = jax.tree.flatten(outputs)
-    axes = asked.axes(len(leaves))
+    axes = relation.axes(len(leaves))
     if len(axes) != len(leaves):
         raise SpecError(f"Permuted: output has {len(axes)} entries for {len(leaves)} outputs")
     moved: list[Any] = []
@@ -129,13 +129,14 @@ def _expected(asked: Permuted, outputs: Any, order: np.ndarray[Any, Any]) -> Any
         shape = np.shape(leaf)
         if axis is not None and (not -len(shape) <= axis < len(shape) or shape[axis] != len(order)):
             raise SpecError(
-                f"Permuted: an output has the shape {shape}, and no axis {axis} of {len(order)}"
+                f"Permuted: an output has shape {shape}, without an axis {axis} of size "
+                f"{len(order)}"
             )
         moved.append(leaf if axis is None else np.take(leaf, order, axis))
     return jax.tree.unflatten(structure, moved)
 
 
-def _words(asked: Permuted) -> str:
-    if asked.output is None:
-        return "the answer before "
-    return f"the answer before, permuted along axis {asked.output} "
+def _words(relation: Permuted) -> str:
+    if relation.output is None:
+        return "the earlier output "
+    return f"the earlier output, permuted along axis {relation.output}, "

@@ -1,4 +1,4 @@
-"""``relation``: a relation of one's own between two answers of the kernel holds."""
+"""``relation``: a user-defined relation between two outputs of the kernel holds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, Related
 from pytest_pallas.checks.metamorphic import (
-    Answer,
+    CallOutput,
     answer,
-    ask_each,
+    check_each,
     claim,
     close,
     equal,
@@ -27,52 +27,52 @@ from pytest_pallas.strategies.arguments import Arguments
 
 
 def subjects(spec: KernelSpec, arguments: Arguments) -> list[int]:
-    """Which of the relations of a spec can be asked about a drawn call."""
+    """The relations of a spec that hold for a drawn call."""
     return holding(spec.relations, Relation, arguments)
 
 
 @declare_check(
     "relation",
-    asks="do the spec's own relations between two answers hold?",
+    asks="do the spec's own relations between two outputs hold?",
     requires_spec=requires_relation(Relation),
     example_fraction=0.25,
     subjects=subjects,
 )
 def relation(context: CheckContext) -> CheckResult:
-    """Ask about each ``Relation`` of the spec: is ``f(change(x))`` what ``expect(f(x))`` says?
+    """Check each ``Relation`` of the spec: ``f(change(x))`` must agree with ``expect(f(x))``.
 
     Raises:
       NotApplicableError: the spec has none.
-      SpecError: ``change`` or ``expect`` raised, or ``change`` made no call.
+      SpecError: ``change`` or ``expect`` raised, or ``change`` did not return a call.
     """
-    return ask_each(context, Relation, _one)
+    return check_each(context, Relation, _one)
 
 
 def _one(
-    context: CheckContext, asked: Relation, drawn: Answer, rng: np.random.Generator
+    context: CheckContext, wanted: Relation, drawn: CallOutput, rng: np.random.Generator
 ) -> Iterator[CheckResult]:
-    changed = _called(asked, "change", drawn.arguments, rng)
+    changed = _called(wanted, "change", drawn.arguments, rng)
     if not isinstance(changed, Arguments):
         raise SpecError(
-            f"relation {asked.name!r}: change returned {type(changed).__name__}, not "
-            "strategies.Arguments; dataclasses.replace(arguments, args=...) makes some"
+            f"relation {wanted.name!r}: change returned {type(changed).__name__}, not "
+            "strategies.Arguments; dataclasses.replace(arguments, args=...) returns them"
         )
     other = answer(context, changed)
-    expect_of = functools.partial(_called, asked, "expect")
+    expect_of = functools.partial(_called, wanted, "expect")
     claimed = claim(drawn, lambda outputs: expect_of(outputs, changed))
-    compare = equal if asked.exact else close
+    compare = equal if wanted.exact else close
     yield CheckResult(
         comparisons=compare(context, other, claimed),
         seconds=other.outcome.seconds,
-        subject=f"{asked.name}: f(change(x)) against expect(f(x)) in the oracle's place",
-        related=Related(call=changed, others=(drawn.arguments,), claim={"expect": asked.expect}),
+        subject=f"{wanted.name}: f(change(x)) compared with expect(f(x)) as the oracle",
+        related=Related(call=changed, others=(drawn.arguments,), claim={"expect": wanted.expect}),
     )
 
 
-def _called(asked: Relation, name: str, *args: Any) -> Any:
+def _called(wanted: Relation, name: str, *args: Any) -> Any:
     try:
-        return getattr(asked, name)(*args)
+        return getattr(wanted, name)(*args)
     except Exception as error:
         raise SpecError(
-            f"relation {asked.name!r}: {name} raised {type(error).__name__}: {error}"
+            f"relation {wanted.name!r}: {name} raised {type(error).__name__}: {error}"
         ) from error

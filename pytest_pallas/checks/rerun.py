@@ -1,4 +1,4 @@
-"""A kernel run again with what must not matter changed, and compared with the first run."""
+"""Run a kernel again with a change that must not matter, and compare with the first run."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from pytest_pallas.oracle.expected import flatten
 
 
 def run_again(context: CheckContext, args: tuple[Any, ...], words: str, **rest: Any) -> Outcome:
-    """Run the kernel as ``context.run`` does; ``words`` say what is changed.
+    """Run the kernel as ``context.run`` does; ``words`` describe the change.
 
     Raises:
-      KernelError: the kernel raised, and did not before; the message says with what.
+      KernelError: the kernel raised, and did not before; the message has the change.
     """
     try:
         return run(context, context.kernel, args, **rest)
     except KernelError as error:
-        changed = error.with_message(f"{error}\n  {words}; without, the kernel does not raise")
+        changed = error.with_message(f"{error}\n  {words}; otherwise the kernel does not raise")
         raise changed from error.__cause__
 
 
-#: Ulps of the output's scale by which floats may differ; those of at most 16 bits by less, which
-#: are often sums in float32 that were rounded once. What memory is filled with is a constant of the
-#: program, and XLA may compile another to other roundings: seen in splash attention. A fill that
-#: matters is NaN, 0 or the end of a range in one of the runs, which is no matter of a few ulps.
+#: Ulps of the output's scale by which floats may differ; floats of at most 16 bits by less, because
+#: they are often float32 sums that are rounded once. The fill of memory is a constant of the
+#: program, and XLA may compile another constant with other roundings: seen in splash attention. A
+#: fill that affects the output is NaN, 0 or the end of a range in one of the runs, which is more
+#: than a few ulps.
 _SLACK, _NARROW_SLACK = 64.0, 4.0
 
 
 def unchanged(again: Outcome, first: Outcome, words: str) -> Iterator[Comparison]:
-    """Every output against the first run's: bit for bit, but for the last bits of floats.
+    """Compare every output with the first run's: bitwise, except for the last bits of floats.
 
-    Where there is NaN or an infinity in one there must be in the other.
+    NaN and infinities must be at the same places in both.
     """
     for (path, actual), (_, wanted) in zip(
         flatten(again.values), flatten(first.values), strict=True
@@ -49,7 +50,7 @@ def unchanged(again: Outcome, first: Outcome, words: str) -> Iterator[Comparison
 
 
 def _is_rounded(found: Comparison, dtype: np.dtype[Any]) -> bool:
-    """Whether a difference is one of roundings."""
+    """Whether a difference can be rounding."""
     if found.passed or found.kind != "bitwise" or not (is_float(dtype) or is_complex(dtype)):
         return False
     return found.error <= (_SLACK if epsilon(dtype) < 2**-11 else _NARROW_SLACK)

@@ -1,4 +1,4 @@
-"""``sharding``: a kernel that is sharded over devices gives the answer of the unsharded one."""
+"""``sharding``: a kernel that is sharded over devices computes what the unsharded one computes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_pallas.errors import NotApplicableError, SpecError
 from pytest_pallas.notes import Note
 from pytest_pallas.spec import KernelSpec
 
-#: On how many devices, as far as there are that many.
+#: Numbers of devices; those that are not available are left out.
 DEVICES = (1, 2, 4, 8)
 
 _AXIS = "shards"
@@ -30,7 +30,7 @@ class Sharded:
 
     Attributes:
       function: what each device calls with its part of the arguments.
-      axes: the axis of each positional argument that is spread; None leaves it whole.
+      axes: the axis of each positional argument that is sharded; None replicates the argument.
       mesh: the devices. Axis 0 of every output is gathered from them.
     """
 
@@ -39,7 +39,7 @@ class Sharded:
     mesh: Mesh
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Call the function on every device; arguments that hold no arrays are passed as is."""
+        """Call the function on every device; arguments without arrays are passed unchanged."""
         whole = dict(enumerate(args))
         spread = {p: arg for p, arg in whole.items() if _has_arrays(arg)}
 
@@ -53,12 +53,12 @@ class Sharded:
             mesh=self.mesh,
             in_specs=specs,
             out_specs=PartitionSpec(_AXIS),
-            check_vma=False,  # pallas_call does not say over which axes its outputs vary
+            check_vma=False,  # pallas_call does not declare over which axes its outputs vary
         )(*spread.values())
 
 
 def requires_spec(spec: KernelSpec) -> str | None:
-    """A spec must say along which axes its arguments can be divided."""
+    """A spec must have the axes along which its arguments can be divided."""
     return None if spec.batch_axes else "the spec names no batch_axes"
 
 
@@ -70,19 +70,21 @@ def requires_spec(spec: KernelSpec) -> str | None:
     varies_calls=True,
 )
 def sharding(context: CheckContext) -> CheckResult:
-    """Shard the kernel over 1, 2, 4 and 8 devices, and judge against the oracle of the whole.
+    """Shard the kernel over 1, 2, 4 and 8 devices, and compare with the oracle of the whole call.
 
-    The arrays are the drawn ones several times over, as often as there are devices at most and
-    rolled by one more element each time: on all devices every one has a call of the drawn shape,
-    and on fewer a larger one. As the elements are independent, this is as valid a call.
+    The arrays are copies of the drawn ones, one for each device, each rolled by one more element.
+    With all devices, each device has a call of the drawn shape; with fewer, it has a larger one.
+    The call is valid, because the elements are independent.
 
     Raises:
-      NotApplicableError: nothing says which axes are independent, or the kernel is not jitted.
+      NotApplicableError: the spec has no batch_axes, or the kernel is not jitted.
       SpecError: ``batch_axes`` does not fit the arguments.
     """
     axes = tuple(context.batch_axes)
     if not axes or not context.jit:
-        raise NotApplicableError("the sharding check needs batch_axes of a spec, and jit")
+        raise NotApplicableError(
+            "the sharding check needs a spec with batch_axes, and a kernel that can be jitted"
+        )
     assert context.reference is not None
     platform = context.backend.platform if context.backend.kind == "hardware" else "cpu"
     counts = [count for count in DEVICES if count <= len(jax.devices(platform))]
@@ -99,7 +101,7 @@ def sharding(context: CheckContext) -> CheckResult:
         seconds += outcome.seconds
         judged = judge(context, outcome.values, expected, exact=exactly(context))
         if not all(comparison.passed for comparison in judged):
-            subject = f"shard_map on {count} devices; {counts[-1]} times the drawn inputs"
+            subject = f"shard_map on {count} devices; {counts[-1]} copies of the drawn inputs"
             return CheckResult(comparisons=judged, seconds=seconds, subject=subject)
         comparisons += judged
     notes = (Note(f"sharded over {', '.join(map(str, counts))} devices", "run"),)
@@ -107,11 +109,11 @@ def sharding(context: CheckContext) -> CheckResult:
 
 
 def _several(args: tuple[Any, ...], axes: Sequence[int | None], copies: int) -> tuple[Any, ...]:
-    """The arguments with ``copies`` rolled copies one after another along their axes."""
+    """The arguments with ``copies`` rolled copies, concatenated along their axes."""
     if len(axes) != len(args):
         raise SpecError(
             f"batch_axes={tuple(axes)} has {len(axes)} entries for {len(args)} positional "
-            "arguments; give one for each, None for those that are not split"
+            "arguments; give one for each, None for an argument that is not split"
         )
 
     several: list[Any] = []
@@ -121,8 +123,7 @@ def _several(args: tuple[Any, ...], axes: Sequence[int | None], copies: int) -> 
             short = [shape for shape in shapes if len(shape) <= axis]
             if short:
                 raise SpecError(
-                    f"batch_axes: argument {position} has the shape {short[0]}, which has no "
-                    f"axis {axis}"
+                    f"batch_axes: argument {position} has shape {short[0]} and no axis {axis}"
                 )
             arg = jax.tree.map(functools.partial(_rolled, axis=axis, copies=copies), arg)
         several.append(arg)

@@ -1,4 +1,4 @@
-"""Names that `pytest_pallas.checks.context` had before 0.1; they go with 0.2."""
+"""Former names of `pytest_pallas.checks.context`, deprecated in 0.1 and removed in 0.2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ask one check about one example, and say in full what is wrong."""
+"""Run one check on one example, and raise an error that explains a failure."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _TRANSPARENT = frozenset(
     {"jit", "pjit", "closed_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_jvp_call"}
 )
 
-#: Whose lines are not the kernel's: this plugin's, and the modules of the standard library.
+#: Folders without kernel code: this plugin and the standard library.
 _PLUGIN = Path(__file__).parents[1]
 _STANDARD = Path(traceback.__file__).parent
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What failed, for whoever reports it.
+    """A failed check, for reports.
 
     Attributes:
       check: name of the check.
       name: name of the kernel.
       context: the call.
-      finding: what the check found; None if an error stopped it.
+      finding: the result of the check; None if an error stopped it.
     """
 
     check: str
@@ -59,15 +59,15 @@ def run_check(
     """Run a check on one example.
 
     Args:
-      check: the question.
+      check: the check.
       context: the example.
       name: of the kernel, for messages.
-      found: told the finding, also that of a failure.
+      found: called with the result, also with that of a failure.
 
     Raises:
-      MismatchError: an answer is wrong; the message explains it.
-      PallasTestError: the kernel or the reference could not be run.
-      The message ends with what was drawn, in either case.
+      MismatchError: an output is wrong; the message explains it.
+      PallasTestError: the kernel or the reference raised. In both cases, the message ends with the
+        drawn example.
     """
     __tracebackhide__ = True
     headline = f"{name}: {check.name} on {label(context.backend)}"
@@ -79,7 +79,7 @@ def run_check(
     found(finding)
     problem = _problem_of(finding.outcome, context, name, check.name)
     if problem is not None:
-        error = _told(problem, headline, context)
+        error = _with_context(problem, headline, context)
         error.failure = Failure(check.name, name, context, finding)
         raise error
     failed = finding.failed
@@ -91,11 +91,11 @@ def run_check(
 
 
 def conclude(check: Check, evidence: Sequence[Any], name: str, backend: Backend) -> None:
-    """Ask a check about all examples together, after the last.
+    """Let a check conclude over all examples, after the last.
 
     Args:
-      check: the question.
-      evidence: that of the findings of the examples, in order.
+      check: the check.
+      evidence: the evidence of the examples' results, in order.
       name: of the kernel, for messages.
       backend: where the examples ran.
 
@@ -111,17 +111,17 @@ def conclude(check: Check, evidence: Sequence[Any], name: str, backend: Backend)
 
 
 def _run(check: Check, context: CheckContext, headline: str) -> CheckResult | PallasTestError:
-    """The finding of a check, or the error that stopped it, with what was drawn."""
+    """The result of a check, or the error that stopped it, with the drawn example."""
     try:
         if context.backend.kind == "compiling":
             return compiled(check, context)
         return _with_notes(check.run(context))
     except PallasTestError as error:
-        return _told(error, headline, context)
+        return _with_context(error, headline, context)
 
 
 def _with_notes(finding: CheckResult) -> CheckResult:
-    """A finding with what a reader should know of its reference."""
+    """A result with the notes on its reference."""
     notes = () if finding.answer is None else finding.answer.expected.notes
     return replace(finding, notes=(*finding.notes, *notes)) if notes else finding
 
@@ -129,7 +129,7 @@ def _with_notes(finding: CheckResult) -> CheckResult:
 def _problem_of(
     outcome: Outcome | None, context: CheckContext, name: str, check: str
 ) -> PallasTestError | None:
-    """Why a compiled program fails its check: it did not compile, or costs too much."""
+    """The error of a compiled program: it did not compile, or costs too much."""
     if outcome is None:
         return None
     if outcome.error is not None:
@@ -138,8 +138,8 @@ def _problem_of(
     return None if grown is None else CostError(grown)
 
 
-def _told(error: PallasTestError, headline: str, context: CheckContext) -> PallasTestError:
-    """The error with what was asked, where the kernel raised, and what was drawn."""
+def _with_context(error: PallasTestError, headline: str, context: CheckContext) -> PallasTestError:
+    """The error with the headline, the line where the kernel raised, and the drawn example."""
     if not context.explained:
         return error
     explanation = error.explanation or explanation_of(str(error))
@@ -155,7 +155,7 @@ def _told(error: PallasTestError, headline: str, context: CheckContext) -> Palla
 
 
 def _raised_at(cause: BaseException | None) -> Iterator[str]:
-    """The innermost line of the kernel, also of one that is installed or comes with JAX."""
+    """The innermost line of the kernel, also of an installed kernel or one of JAX."""
     if cause is None or isinstance(cause, PallasTestError):
         return
     frames = [
@@ -194,7 +194,7 @@ def _mismatch(
 
 
 def _writer(outcome: Outcome, failed: Comparison) -> str:
-    """Which program wrote the worst element, if one kernel wrote the whole output."""
+    """The program that wrote the worst element, if one kernel wrote the whole output."""
     writer = writer_of(outcome, failed)
     if writer is None or failed.worst_index is None:
         return ""
@@ -202,7 +202,7 @@ def _writer(outcome: Outcome, failed: Comparison) -> str:
 
 
 def writer_of(outcome: Outcome, failed: Comparison) -> tuple[KernelCall, int] | None:
-    """The one kernel that wrote the whole of an output, and which of its outputs that is."""
+    """The only kernel, if it wrote the whole output, and the number of that output."""
     if len(outcome.kernels) != 1:
         return None
     kernel = outcome.kernels[0]
@@ -223,7 +223,7 @@ def writer_of(outcome: Outcome, failed: Comparison) -> tuple[KernelCall, int] | 
 
 
 def drawn_facts(arguments: Arguments) -> Iterator[Fact]:
-    """What was drawn: arrays, how they came about, options."""
+    """The drawn example: arrays, recipe, options and tuning."""
     shapes = [
         f"{leaf.dtype}[{', '.join(map(str, np.shape(leaf)))}]"
         for leaf in jax.tree.leaves(arguments.args)

@@ -1,4 +1,4 @@
-"""``vmap``: the batched kernel equals the kernel on each of the batch."""
+"""``vmap``: the batched kernel equals the kernel on each element of the batch."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pytest_pallas.backends import Backend
 from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, expect, judge, run
 from pytest_pallas.numerics import Comparison, Noise, is_float
-from pytest_pallas.oracle.expected import Expected, Later, Leaves
+from pytest_pallas.oracle.expected import Expected, LazyMapping, Leaves
 from pytest_pallas.spec import KernelSpec
 
 
 @dataclass(frozen=True)
 class Vmapped:
-    """``jax.vmap(function)`` over the array leaves of some arguments; equal if made again."""
+    """``jax.vmap(function)`` over the array leaves of some arguments; it compares by value."""
 
     function: Callable[..., Any]
     batched: tuple[bool, ...]
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Call the batched function; leaves that are no arrays are not batched."""
+        """Call the batched function; only arrays are batched."""
         leaves, tree = jax.tree.flatten(args)
         axes = [0 if batched else None for batched in self.batched]
         arrays = [hasattr(leaf, "dtype") for leaf in leaves]
@@ -58,20 +58,20 @@ def program(context: CheckContext) -> Program:
 def requires_spec(spec: KernelSpec) -> str | None:
     """The kernel must take a batch axis, and run on no mesh."""
     if spec.meshes:
-        return "the kernel runs on a mesh, and vmap of its shard_map is not promised"
+        return "the kernel runs on a mesh, and vmap of shard_map is not supported"
     return None if spec.vmappable else "the spec says that the kernel is not vmappable"
 
 
 def requires_kernels(
     spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
 ) -> str | None:
-    """JAX's TPU interpreter counts the batch among the grid's dimensions, and their semantics not.
+    """JAX's TPU interpreter adds the batch to the grid, and not to dimension_semantics.
 
     Seen in JAX 0.11.2 and 0.12.0.1.
     """
     del spec
     if backend.name == "tpu-interpret" and any(has_semantics(k.eqn) for k in kernels):
-        return "JAX's TPU interpreter runs no batch of a kernel that has dimension_semantics"
+        return "JAX's TPU interpreter cannot run vmap of a kernel with dimension_semantics"
     return None
 
 
@@ -85,10 +85,10 @@ def requires_kernels(
     varies_calls=True,
 )
 def vmap(context: CheckContext) -> CheckResult:
-    """Batch all array arguments, then only the first, and judge against the stacked oracle.
+    """Batch all array arguments, then only the first, and compare with the stacked oracle.
 
-    The second element of the batch is the first with its floats negated: other values, and as
-    valid as the first ones (indices and lengths are repeated).
+    The second element of the batch is the first with its floats negated: other values that are
+    valid, too. Indices and lengths are repeated.
     """
     leaves, tree = jax.tree.flatten(context.arguments.args)
     arrays = [hasattr(leaf, "dtype") for leaf in leaves]
@@ -122,7 +122,7 @@ def vmap(context: CheckContext) -> CheckResult:
 
 
 def _stacked(first: Expected, second: Expected) -> Expected:
-    """What is expected of a batch of two."""
+    """The expected values of a batch of two."""
 
     def stack(one: Leaves, two: Leaves) -> Leaves:
         return [(path, np.stack([a, b])) for (path, a), (_, b) in zip(one, two, strict=True)]
@@ -146,7 +146,7 @@ def _stacked(first: Expected, second: Expected) -> Expected:
         stack(first.oracle, second.oracle),
         stack(first.baseline, second.baseline),
         first.depth,
-        Later(sensitivity),
+        LazyMapping(sensitivity),
         noise,
         first.precision,
         first.fallbacks,

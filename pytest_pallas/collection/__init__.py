@@ -1,1 +1,1 @@
-"""From specs and tests to pytest items: which kernels, checks and backends there are to ask."""
+"""From specs and tests to pytest items: which checks run on which kernels and backends."""

@@ -1,7 +1,8 @@
-"""From a package name to the files in which to look for specs, and from a file to its specs.
+"""Find the files of a package that may have specs, and the specs of a file.
 
-A spec is in the module of its kernel, ``matmul.py``, or beside it, in ``matmul_spec.py``: then the
-kernel can be imported, and copied, without the plugin. Both are named by the kernel's module.
+A spec is in the module of its kernel, ``matmul.py``, or beside it, in ``matmul_spec.py``, so that
+the kernel can be imported and copied without the plugin. The name of the kernel's module selects
+both.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pytest_pallas.spec import KernelSpec
 
 @dataclass(frozen=True)
 class Location:
-    """Where a package or module of a suite lives.
+    """The location of a package or module of a suite.
 
     Attributes:
       module: its importable name.
@@ -37,17 +38,17 @@ class Location:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """What pytest collects."""
+        """The paths that pytest collects."""
         return (self.path,) if self.beside is None else (self.path, self.beside)
 
     def holds(self, module: str) -> bool:
-        """Whether a module is this one, below it or beside it."""
+        """Whether a module is this one, a submodule, or the spec module beside it."""
         return f"{module}.".startswith(f"{self.module}.") or (
             self.beside is not None and module == beside(self.module)
         )
 
     def module_of(self, file: Path) -> str | None:
-        """The importable name of a Python file at this location, or None if it is not there."""
+        """The importable name of a Python file at this location, or None."""
         if file == self.path:
             return self.module
         if file == self.beside:
@@ -60,12 +61,12 @@ class Location:
 
 
 def beside(module: str) -> str:
-    """The name of the module that holds the specs of a module, where that does not."""
+    """The name of the spec module beside a module."""
     return f"{module}_spec"
 
 
 def spec_file_of(path: Path) -> Path | None:
-    """The file beside a module's file or a package's folder that holds its specs, if any."""
+    """The spec file beside a module's file or a package's folder, if there is one."""
     file = path.with_name(f"{beside(path.stem)}.py")
     return file if file.is_file() else None
 
@@ -75,7 +76,7 @@ def locate(module: str, directory: Path) -> Location:
 
     Args:
       module: the name.
-      directory: where pytest was started; looked in last.
+      directory: the folder in which pytest started; it is searched last.
 
     Raises:
       pytest.UsageError: there is no such module, or it fails to import.
@@ -110,12 +111,12 @@ def _find(module: str) -> ModuleSpec | None:
 
 
 def modules_of(module: str) -> Iterator[str]:
-    """The names of a module, of all modules below it, and of the one beside it with its specs.
+    """The names of a module, of its submodules, and of the spec module beside it.
 
     The module is imported when the second name is asked for.
     """
     yield module
-    loaded = sys.modules.get(module)  # where importing it failed there is nothing below it
+    loaded = sys.modules.get(module)  # a module whose import failed has no submodules
     for each in pkgutil.walk_packages(getattr(loaded, "__path__", []), f"{module}."):
         yield each.name
     if _find(beside(module)) is not None:

@@ -20,7 +20,7 @@ from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import PytestSession, current
 from pytest_pallas.spec import KernelSpec
 
-#: Which modules of a suite were collected, and whether they define specs.
+#: The modules of a suite that were collected, and whether they define specs.
 DEFINED = pytest.StashKey[dict[str, bool]]()
 
 
@@ -48,13 +48,13 @@ class SpecFile(pytest.File):
 
 
 class SpecSuite(pytest.Collector):
-    """Specs that come from elsewhere than a file of a suite: a hook, or a line in a test module."""
+    """Specs that do not come from a file of a suite: from a hook, or from a test module."""
 
     @classmethod
     def from_parent(
         cls, parent: Any, *, specs: Callable[[], Iterable[KernelSpec | SpecError]], **rest: Any
     ) -> SpecSuite:
-        """The node for what ``specs()`` returns."""
+        """The node for the specs that ``specs()`` returns."""
         self = super().from_parent(parent, **rest)
         self.specs = specs
         return self
@@ -76,7 +76,7 @@ class SpecSuite(pytest.Collector):
 
 
 class WrongSpec(pytest.Collector):
-    """A spec that cannot be verified: an error at collection, beside the specs that can."""
+    """A spec that cannot be verified: a collection error, which does not stop other specs."""
 
     problem: str
 
@@ -95,7 +95,7 @@ class WrongSpec(pytest.Collector):
 def spec_nodes(
     parent: pytest.Collector, spec: KernelSpec
 ) -> Iterator[pytest.Item | pytest.Collector]:
-    """The items of one spec, or one node that says what is wrong with it."""
+    """The items of one spec, or one node that reports its problem."""
     from pytest_pallas.collection.validation import problem_with
 
     session = current(parent.config)
@@ -141,9 +141,9 @@ def _spec_items(
 def _backends(
     session: PytestSession, parent: pytest.Collector
 ) -> tuple[Sequence[Backend], bool, Collection[str]]:
-    """The backends that the marks of a test module or else the session say.
+    """The backends that the marks of a test module select, or else the session.
 
-    And if by name, and the labels of those that are not.
+    Returns whether they were named, too, and the labels of those that were not.
     """
     selection = session.selection
     marks = list(parent.iter_markers("pallas"))
@@ -164,7 +164,7 @@ def _backends(
 def _checks(
     session: PytestSession, parent: pytest.Collector, spec: KernelSpec, backend: Backend
 ) -> Iterator[Check]:
-    """The chosen checks that the spec asks for, or all of them if it does not say."""
+    """The selected checks of the spec; all selected checks if the spec does not limit them."""
     try:
         chosen = session.checks_for(session.options_for(parent))
     except OptionError as error:
@@ -177,7 +177,7 @@ def _checks(
 
 
 class UnclaimedItem(pytest.Item):
-    """A backend that was asked for by name and that a spec does not claim: skipped, and said so."""
+    """A skipped item for a named backend that the spec does not claim."""
 
     spec: KernelSpec
     backend: Backend
@@ -209,7 +209,7 @@ class UnclaimedItem(pytest.Item):
         """Skip."""
         known = current(self.config).families
         names = [name for name in self.spec.claimed if Label.of(name).name in known]
-        pytest.skip(f"claims {', '.join(names) or 'no backend'} only")
+        pytest.skip(f"the spec claims only {', '.join(names) or 'no backend'}")
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """The file of the spec and the name of the item."""

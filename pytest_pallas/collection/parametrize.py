@@ -1,4 +1,4 @@
-"""Tests of one's own: one run for each backend, what marks say, and hypothesis' settings."""
+"""User-written tests: one run for each backend, marks, and Hypothesis' settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def over_backends(metafunc: pytest.Metafunc) -> None:
     try:
         backends, reason = session.backends_for(list(metafunc.definition.iter_markers("pallas")))
     except OptionError:
-        parameters = [pytest.param(None, id="error")]  # which ``apply_marks`` will find again
+        parameters = [pytest.param(None, id="error")]  # ``apply_marks`` raises the same error
     else:
         skip = pytest.mark.skip(reason=f"no backend for this test: {reason}")
         parameters = [pytest.param(backend, id=label(backend)) for backend in backends] or [
@@ -35,7 +35,7 @@ def over_backends(metafunc: pytest.Metafunc) -> None:
 
 
 def apply_marks(item: pytest.Item) -> None:
-    """Check the marks of an item, and expect the failures that they expect."""
+    """Check the marks of an item, and add its expected failures."""
     try:
         _apply_marks(item)
     except OptionError as error:
@@ -44,7 +44,7 @@ def apply_marks(item: pytest.Item) -> None:
 
 def _apply_marks(item: pytest.Item) -> None:
     session = current(item.config)
-    session.options_for(item)  # a bad mark is an error even where nobody asks
+    session.options_for(item)  # a bad mark is an error even if it is not used
     marks = list(item.iter_markers("pallas"))
     callspec: Any = getattr(item, "callspec", None)
     if callspec is None:
@@ -54,7 +54,7 @@ def _apply_marks(item: pytest.Item) -> None:
         allowed, _ = session.backends_for(marks)
         if isinstance(backend, Backend) and label(backend) not in map(label, allowed):
             raise OptionError(
-                "a pallas mark on a parameter comes too late to choose backends; put it on the test"
+                "a pallas mark on a parameter cannot choose backends; put the mark on the test"
             )
     for mark in item.iter_markers("pallas_xfail"):
         name, expected = _expected(mark, session.families)
@@ -63,7 +63,7 @@ def _apply_marks(item: pytest.Item) -> None:
 
 
 def _expected(mark: pytest.Mark, families: Any) -> tuple[str, pytest.MarkDecorator]:
-    """What a ``pallas_xfail`` mark means: a backend, and pytest's own mark."""
+    """The backend and pytest's own mark of a ``pallas_xfail`` mark."""
     rest = dict(mark.kwargs)
     name = mark.args[0] if mark.args else rest.pop("backend", None)
     if len(mark.args) > 1 or not isinstance(name, str) or not rest.get("reason"):
@@ -74,17 +74,17 @@ def _expected(mark: pytest.Mark, families: Any) -> tuple[str, pytest.MarkDecorat
     unknown = sorted(set(rest) - {"reason", "strict", "raises", "run"})
     if unknown:
         raise OptionError(f"the pallas_xfail mark has no argument {unknown[0]!r}")
-    parse(name, families)  # an unknown name would never match, and never be noticed
+    parse(name, families)  # an unknown name would never match
     strict: bool = rest.pop("strict", True)
     rest.setdefault("raises", EXPECTED)
     return name, pytest.mark.xfail(True, strict=strict, **rest)
 
 
 def settle_hypothesis(item: pytest.Item) -> None:
-    """Seed a ``@given`` test, and lift the deadline that its first, compiling example breaks.
+    """Seed a ``@given`` test, and remove the deadline, which its first, compiling example exceeds.
 
-    What the test sets itself is left alone. ``--pallas-max-examples``, if given, holds for tests
-    that do not say how many they want, and ``--pallas-database`` for those without a database.
+    Settings of the test itself stay. ``--pallas-max-examples``, if given, applies to tests without
+    max_examples, and ``--pallas-database`` to tests without a database.
     """
     import sys
 
@@ -109,10 +109,10 @@ def settle_hypothesis(item: pytest.Item) -> None:
     if "max_examples" in options.explicit and own.max_examples == default.max_examples:
         changes["max_examples"] = options.max_examples
     if own.phases == default.phases:
-        # Explaining traces every line of this package, and then names them.
+        # The explain phase traces every line of this package, and lists them.
         changes["phases"] = [phase for phase in own.phases if phase.name != "explain"]
     # Hypothesis 6.131 makes the default anew each time, and compares by identity.
     if "database" in options.explicit and repr(own.database) == repr(default.database):
         changes["database"] = current(item.config).database
-    # Also without changes: ``seed`` takes the database away.
+    # Also without changes: ``seed`` removes the database.
     set_hypothesis_settings(test, hypothesis.settings(own, **changes))

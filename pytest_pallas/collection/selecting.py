@@ -1,4 +1,4 @@
-"""Which items ``--pallas-replay`` leaves, and which worker of pytest-xdist runs which."""
+"""The items that ``--pallas-replay`` selects, and the distribution of items to xdist workers."""
 
 from __future__ import annotations
 
@@ -15,39 +15,38 @@ if TYPE_CHECKING:
 
 
 def keep_replayed(config: pytest.Config, items: list[pytest.Item], example: Example) -> None:
-    """Deselect all items but those that ask what an example asks.
+    """Deselect all items except those of the example's check.
 
     Raises:
       pytest.UsageError: there is none.
     """
-    kept = [item for item in items if _asks(item, example)]
+    kept = [item for item in items if _matches(item, example)]
     same = [item for item in kept if hasattr(item, "spec") or variant_of(item) == example.variant]
-    kept = same or kept[:1]  # parameters may have other names by now; the call is that of the file
+    kept = same or kept[:1]  # parameters may have been renamed; the call is that of the file
     if not kept:
         where = example.test or f"the specs of {', '.join(example.suite) or 'this run'}"
         raise pytest.UsageError(
-            f"--pallas-replay: nothing that was collected asks {example.check} of "
-            f"{example.kernel} on a backend of this run; it failed in {where} on "
-            f"{example.backend}. Say where it is by --pallas-suite or a path, and where to run it "
-            "by --pallas-backend"
+            f"--pallas-replay: no collected test runs {example.check} of {example.kernel} on a "
+            f"backend of this run; the example failed in {where} on {example.backend}. Give its "
+            "location with --pallas-suite or a path, and its backend with --pallas-backend"
         )
     left = {id(item) for item in kept}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in left])
     items[:] = kept
 
 
-def _asks(item: Any, example: Example) -> bool:
+def _matches(item: Any, example: Example) -> bool:
     spec = getattr(item, "spec", None)
     if spec is None:
         return bool(example.test) and item.nodeid.partition("[")[0] == example.test
     if example.test or not hasattr(item, "check"):
         return False
-    asked = (spec.name, item.check.name, dict(item.mesh))
-    return asked == (example.kernel, example.check, dict(example.mesh))
+    selected = (spec.name, item.check.name, dict(item.mesh))
+    return selected == (example.kernel, example.check, dict(example.mesh))
 
 
 class SpecScheduling(LoadScopeScheduling):
-    """Gives all checks of a kernel to one worker: they share draws, traces, runs and expectations.
+    """Gives all checks of a kernel to one worker: they share draws, traces and runs.
 
     Everything else is distributed test by test.
     """
@@ -57,11 +56,11 @@ class SpecScheduling(LoadScopeScheduling):
 
 
 def scope_of(nodeid: str, checks: Collection[str]) -> str:
-    """What stays together with a test: the checks of one kernel, on all backends and meshes.
+    """The group of a test: the checks of one kernel, on all backends and meshes.
 
     Args:
       nodeid: of the test.
-      checks: names of the checks.
+      checks: the names of all checks.
 
     Returns:
       ``file::kernel`` for ``file::kernel-check[backend-mesh]``, and other node ids as they are.

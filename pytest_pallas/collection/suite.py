@@ -17,7 +17,7 @@ class Suite:
     sources: tuple[KernelSpec | str, ...]
 
     def specs(self) -> Iterator[KernelSpec | SpecError]:
-        """The specs, importing the modules that were given by name; errors in place of some."""
+        """The specs, with errors for those that cannot be loaded. Imports the named modules."""
         for source in self.sources:
             if isinstance(source, KernelSpec):
                 yield source
@@ -45,11 +45,11 @@ def suite(*sources: KernelSpec | str) -> Suite:
         test_kernels = suite(SPEC)      # or suite("mykernels"), the whole package
 
     Args:
-      *sources: specs, and names of packages or modules that define some, or beside which
-        ``<module>_spec.py`` does.
+      *sources: specs, and names of packages or modules with specs, in the module or in
+        ``<module>_spec.py`` beside it.
 
     Raises:
-      SpecError: a source is neither.
+      SpecError: a source is neither a spec nor a name.
     """
     for source in sources:
         if not isinstance(source, (KernelSpec, str)):  # pyright: ignore[reportUnnecessaryIsInstance]

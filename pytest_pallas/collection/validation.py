@@ -1,4 +1,4 @@
-"""What is wrong with a spec, found by drawing once, without running the kernel."""
+"""Validation of a spec: draws once, without running the kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_pallas.strategies.arguments import Arguments
 
 
 def problem_with(spec: KernelSpec, checks: Mapping[str, Check], families: object) -> str | None:
-    """Why a spec cannot be verified, or None.
+    """The reason why a spec cannot be verified, or None.
 
     Args:
       spec: the spec.
@@ -24,11 +24,11 @@ def problem_with(spec: KernelSpec, checks: Mapping[str, Check], families: object
     """
     unknown = [name for name in spec.checks or () if name not in checks]
     if unknown:
-        return f"unknown checks {unknown}; there are {', '.join(checks)}"
+        return f"unknown checks {unknown}; valid: {', '.join(checks)}"
     known = {*_names(families), "tpu-compile", "gpu-compile"}
     unknown = [name for name in _families_of((*spec.claimed, *spec.xfail)) if name not in known]
     if unknown:
-        return f"unknown backends {unknown}; there are {', '.join(sorted(known))}"
+        return f"unknown backends {unknown}; valid: {', '.join(sorted(known))}"
     if spec.meshes:
         return None  # its strategy needs the mesh, and a mesh needs JAX to start
     from pytest_pallas.strategies.once import draw_once
@@ -43,7 +43,7 @@ def problem_with(spec: KernelSpec, checks: Mapping[str, Check], families: object
     if axes and len(axes) != len(arguments.args):
         return (
             f"batch_axes has {len(axes)} entries, but its inputs draw {len(arguments.args)} "
-            "positional arguments; give one for each, None for those that are not split"
+            "positional arguments; give one for each, None for an argument that is not split"
         )
     problem = None if spec.ignored is None else _ignored(spec.ignored, arguments)
     if problem is not None:
@@ -77,8 +77,8 @@ def _unbound(
         return None
     words = ", ".join(keywords) or "no keywords"
     return (
-        f"its inputs draw {len(arguments.args)} positional arguments and {words}, but the {role} "
-        f"cannot be called with them: {problem}"
+        f"its inputs draw {len(arguments.args)} positional arguments and {words}, but these do not "
+        f"fit the {role}: {problem}"
     )
 
 

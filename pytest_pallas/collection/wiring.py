@@ -1,4 +1,4 @@
-"""How suites enter pytest's own collection.
+"""Add suites to pytest's collection.
 
 Importing this module does not import jax: the controller of pytest-xdist collects nothing.
 """
@@ -15,20 +15,20 @@ from pytest_pallas.collection.suite import Suite
 from pytest_pallas.session import current
 from pytest_pallas.spec import KernelSpec
 
-#: The locations that were added to the session's arguments whole, so that all files are seen.
+#: The locations that were added whole to the session's arguments, so that all files are collected.
 _WHOLE = pytest.StashKey[list[Location]]()
 _LOCATIONS = pytest.StashKey[list[Location]]()
 
 
 def add_suite(config: pytest.Config) -> None:
-    """Make the folders of ``--pallas-suite`` arguments of the session.
+    """Add the folders of ``--pallas-suite`` to the session's arguments.
 
-    Without file arguments, they are the only ones: ``--pallas-suite`` then replaces testpaths.
+    Without file arguments, ``--pallas-suite`` replaces testpaths.
     """
     directory = config.invocation_params.dir
     names = current(config).options.suite
     config.stash[_LOCATIONS] = locations = [locate(name, directory) for name in names]
-    # One wrong spec must not keep the others from being verified; pytest still exits with 1.
+    # A wrong spec must not stop the others; pytest still exits with 1.
     config.option.continue_on_collection_errors = True
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args[:] = []
@@ -42,7 +42,7 @@ def add_suite(config: pytest.Config) -> None:
 
 
 def _add_spec_files(config: pytest.Config, locations: Sequence[Location]) -> None:
-    """Who names the file of a kernel means its specs, which may be in the file beside it."""
+    """The file of a kernel stands for its specs, which may be in the file beside it."""
     directory = config.invocation_params.dir
     given = [Path(directory, arg).resolve() for arg in config.args if "::" not in arg]
     for path in given:
@@ -53,9 +53,10 @@ def _add_spec_files(config: pytest.Config, locations: Sequence[Location]) -> Non
 
 
 def require_specs(config: pytest.Config) -> None:
-    """Refuse a suite that holds no spec: it would look like success, or like nothing.
+    """Reject a suite without a spec, because its run would look like a success.
 
-    Items do not tell: none are made where no check or backend is left, and --lf leaves out files.
+    The items cannot show this: there are none if no check or backend is left, and --lf leaves out
+    files.
 
     Raises:
       pytest.UsageError: a package of ``--pallas-suite`` has none.
@@ -63,23 +64,23 @@ def require_specs(config: pytest.Config) -> None:
     from pytest_pallas.collection.items import DEFINED
 
     if current(config).in_worker:
-        return  # which collects a file at a time
+        return  # xdist collects one file at a time
     defined = config.stash.get(DEFINED, {})
     for location in config.stash.get(_WHOLE, []):
         inside = [defined[name] for name in defined if location.holds(name)]
         if inside and not any(inside):
             raise pytest.UsageError(
                 f"--pallas-suite={location.module}: no KernelSpec is defined in {location.path}. "
-                "A spec is a module-level variable of the module that makes it: the module of the "
-                "kernel, such as matmul, or matmul_spec beside it."
+                "Assign the spec to a module-level variable of the kernel's module, such as "
+                "matmul, or of matmul_spec beside it."
             )
 
 
 def require_checks(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Refuse checks that were named, of which none applies: nobody would learn why.
+    """Reject named checks if none applies, because the reason would not be visible.
 
     Raises:
-      pytest.UsageError: nothing is left to run, and here is why.
+      pytest.UsageError: no test is left; the message has the reasons.
     """
     entries = current(config).not_applicable.values()
     named = {"checks", "sanitize"} & current(config).options.explicit

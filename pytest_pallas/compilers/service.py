@@ -24,7 +24,7 @@ from pytest_pallas.compilers.messages import CompileReply, CompileRequest
 from pytest_pallas.compilers.report import CompileReport
 from pytest_pallas.devices.targets import added_facts
 from pytest_pallas.errors import PallasTestError
-from pytest_pallas.workers import Pool, Result, Setup
+from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
 
 #: Version of the files. It is part of their names' hash: another version is another file.
 FORMAT = 1
@@ -156,8 +156,8 @@ class Service:
         self._close.close()
 
     @cached_property
-    def _pool(self) -> Pool:
-        return self._close.enter_context(Pool(self.workers))
+    def _pool(self) -> WorkerPool:
+        return self._close.enter_context(WorkerPool(self.workers))
 
     @cached_property
     def _scratch(self) -> Path:
@@ -167,11 +167,11 @@ class Service:
         self._close.callback(shutil.rmtree, folder, ignore_errors=True)
         return folder
 
-    def _setup(self, program: LoweredProgram, compiler: ModuleType) -> Setup:
+    def _setup(self, program: LoweredProgram, compiler: ModuleType) -> WorkerSetup:
         environment: Mapping[str, str] = compiler.environment(
             self._scratch, target=program.target, everything=self.everything
         )
-        return Setup(
+        return WorkerSetup(
             name=compiler.__name__.rpartition(".")[2],
             entry=compiler.ENTRY,
             environment=tuple(sorted(environment.items())),
@@ -187,8 +187,8 @@ class Service:
 
     def _finish(
         self, future: Future[CompileReport], key: str, target: str, compiler: ModuleType
-    ) -> Callable[[Future[Result]], None]:
-        def finish(job: Future[Result]) -> None:
+    ) -> Callable[[Future[JobResult]], None]:
+        def finish(job: Future[JobResult]) -> None:
             try:
                 report = _report(job.result(), target=target, compiler=_versions(compiler)[0])
             except CancelledError:
@@ -212,7 +212,7 @@ def _versions(compiler: ModuleType) -> tuple[str, str]:
     return compiler.version(), metadata.version("jaxlib")
 
 
-def _report(result: Result, *, target: str, compiler: str) -> CompileReport:
+def _report(result: JobResult, *, target: str, compiler: str) -> CompileReport:
     """The report that a worker's result means."""
     if result.status == "done":
         reply = CompileReply.decode(result.value)

@@ -1,7 +1,7 @@
-"""Where failing examples are kept: the places of ``--pallas-database``, and what opens them."""
+"""Databases of failing examples: the places of ``--pallas-database``, and their opening."""
 
 from __future__ import annotations
 
-from pytest_pallas.database.places import FORMS, Place, parse_places
+from pytest_pallas.database.places import FORMS, DatabasePlace, parse_places
 
-__all__ = ["FORMS", "Place", "parse_places"]
+__all__ = ["FORMS", "DatabasePlace", "parse_places"]

@@ -1,4 +1,4 @@
-"""Hypothesis' databases wrapped: one that may go away, and one that several tests share."""
+"""Wrappers of Hypothesis' databases: for servers that may fail, and for tests that share keys."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pytest_pallas.compat.fuzzing import is_of_shrinking
 
 
 class Guarded(ExampleDatabase):
-    """Passes everything on to a database until that fails, and then to what ``lost`` returns.
+    """Forwards to a database until that fails, and then to the one that ``lost`` returns.
 
-    Hypothesis asks for examples in the middle of a test, where an error of the database would look
-    like one of the kernel.
+    Hypothesis reads examples during a test, so an error of the database would look like an error of
+    the kernel.
     """
 
     def __init__(
@@ -36,26 +36,27 @@ class Guarded(ExampleDatabase):
         return f"Guarded({self._database!r})"
 
     def fetch(self, key: bytes) -> Iterable[bytes]:
-        """All values of a key, at once: a generator would fail where nobody guards it."""
+        """All values of a key as a list: a generator would fail outside of this guard."""
         return self._ask(lambda database: list(database.fetch(key))) or []
 
     def save(self, key: bytes, value: bytes) -> None:
-        """Keep a value."""
+        """Save a value."""
         self._ask(lambda database: database.save(key, value))
 
     def delete(self, key: bytes, value: bytes) -> None:
-        """Forget a value."""
+        """Delete a value."""
         self._ask(lambda database: database.delete(key, value))
 
     def move(self, src: bytes, dest: bytes, value: bytes) -> None:
-        """Keep a value under another key."""
+        """Move a value to another key."""
         self._ask(lambda database: database.move(src, dest, value))
 
     def _ask[T](self, question: Callable[[ExampleDatabase], T]) -> T | None:
         if self._database is not None and self._whole:
             try:
                 with warnings.catch_warnings():
-                    # Hypothesis warns of a server that does not answer; said elsewhere, once.
+                    # Hypothesis warns about a server that does not answer; the plugin reports it
+                    # once.
                     warnings.simplefilter("error", HypothesisWarning)
                     return question(self._database)
             except self._errors as error:
@@ -68,10 +69,11 @@ _PREFIX = b"pallas:"
 
 
 class Owned(ExampleDatabase):
-    """Remembers with each value which test saved it.
+    """Saves with each value the test that saved it.
 
-    Hypothesis forgets an example that passes. A check of a spec has one key for all backends, and
-    what fails on one may pass on the next: it stays until it passes where it failed.
+    Hypothesis deletes an example that passes. A check of a spec has one key for all backends, and
+    an example may fail on one backend and pass on the next: it stays until it passes where it
+    failed.
     """
 
     def __init__(self, database: ExampleDatabase, owner: str) -> None:
@@ -84,9 +86,9 @@ class Owned(ExampleDatabase):
         return f"Owned({self._database!r})"
 
     def fetch(self, key: bytes) -> Iterable[bytes]:
-        """The values of all owners, each once; also those that nobody owns.
+        """The values of all owners, each once; also those without an owner.
 
-        Of what came before an example was simplified, only one's own: others have the result.
+        Of the values before shrinking, only the own ones: other tests have the shrunk example.
         """
         values = self._database.fetch(key)
         if is_of_shrinking(key):
@@ -94,11 +96,11 @@ class Owned(ExampleDatabase):
         return list(dict.fromkeys(map(_bare, values)))
 
     def save(self, key: bytes, value: bytes) -> None:
-        """Keep a value as one's own."""
+        """Save a value as its owner."""
         self._database.save(key, self._mark + value)
 
     def delete(self, key: bytes, value: bytes) -> None:
-        """Forget one's own value, and one that nobody owns."""
+        """Delete the own value, and one without an owner."""
         self._database.delete(key, self._mark + value)
         self._database.delete(key, value)
 

@@ -1,4 +1,4 @@
-"""Make hypothesis' example databases of places, and say early what cannot work."""
+"""Open Hypothesis' example databases for places, and report errors early."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from zipfile import BadZipFile
 
 from pytest_pallas.compat.fuzzing import hypothesis_profile
-from pytest_pallas.database.places import FORMS, Place
+from pytest_pallas.database.places import FORMS, DatabasePlace
 from pytest_pallas.errors import OptionError
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
-#: Seconds that a server may take to answer; a timeout in the URL's query goes before it.
+#: Time limit in seconds for the answer of a server; a timeout in the URL's query has precedence.
 TIMEOUT = 2.0
 
-#: What comes before hypothesis' keys in Redis, which may hold other things.
+#: Prefix of Hypothesis' keys in Redis, which may hold other data.
 KEY_PREFIX = b"pytest-pallas:"
 
-#: Told the place that is lost and what happened: ``report(shown, sentence)``.
+#: Called with the lost place and the reason: ``report(shown, sentence)``.
 Report = Callable[[str, str], object]
 
 
-def validate(places: Sequence[Place], root: Path) -> None:
-    """Find out before anything runs what cannot be opened, without asking any server.
+def validate(places: Sequence[DatabasePlace], root: Path) -> None:
+    """Check before any test runs that the places can be opened, without contacting servers.
 
     Raises:
-      OptionError: a folder that cannot be written (or, with ``readonly+``, that is not there), a
-        package that is missing, or a URL that the package ``redis`` refuses.
+      OptionError: a folder cannot be written (or, with ``readonly+``, does not exist), a package is
+        missing, or the package ``redis`` rejects a URL.
     """
     for place in places:
         if place.kind == "folder":
@@ -46,19 +46,21 @@ def validate(places: Sequence[Place], root: Path) -> None:
                     f"{place.shown} needs the package redis: pip install 'pytest-pallas[redis]'"
                 )
             try:
-                _client(place).connection_pool.make_connection()  # which connects later
-            except Exception:  # of several kinds, and its text may hold the password
+                _client(place).connection_pool.make_connection()  # it connects later
+            except Exception:  # errors of several types, whose text may contain the password
                 raise OptionError(
-                    f"{place.shown}: the package redis refuses what follows the ? of this URL"
+                    f"{place.shown}: the package redis rejects the query of this URL (after the ?)"
                 ) from None
 
 
-def open_places(places: Sequence[Place], root: Path, report: Report) -> ExampleDatabase | None:
-    """The database that the places make together; None for ``none``.
+def open_places(
+    places: Sequence[DatabasePlace], root: Path, report: Report
+) -> ExampleDatabase | None:
+    """The combined database of the places; None for ``none``.
 
-    The first place that has an example gives it; every place that can be written keeps what is
-    found. A server that cannot be reached is reported once and not asked again: hypothesis' default
-    database takes its part where no folder would keep examples.
+    It reads an example from the first place that has it, and writes to every writable place. A
+    server that cannot be reached is reported once and not used again; Hypothesis' default database
+    replaces it if no folder would keep examples.
     """
     from hypothesis.database import MultiplexedDatabase
 
@@ -75,13 +77,13 @@ def default_database() -> ExampleDatabase | None:
     from hypothesis.errors import HypothesisWarning
 
     with warnings.catch_warnings():
-        # Where it cannot be written, it is kept in memory.
+        # if it cannot be written, it is in memory
         warnings.simplefilter("ignore", HypothesisWarning)
-        # ``settings.default`` would be that of the running test, and lead back to what failed.
+        # ``settings.default`` would be that of the running test, which may use the failed database.
         return hypothesis.settings.get_profile(hypothesis_profile()).database
 
 
-def _validate_folder(folder: Path, place: Place) -> None:
+def _validate_folder(folder: Path, place: DatabasePlace) -> None:
     if place.read_only:
         if not folder.is_dir():
             raise OptionError(f"{place.shown}: there is no folder {folder}; {FORMS}")
@@ -91,10 +93,10 @@ def _validate_folder(folder: Path, place: Place) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise OptionError(f"{place.shown}: cannot write there: {error}; {FORMS}") from None
+        raise OptionError(f"{place.shown}: cannot write to it: {error}; {FORMS}") from None
 
 
-def _open(place: Place, root: Path, report: Report, *, kept: bool) -> ExampleDatabase:
+def _open(place: DatabasePlace, root: Path, report: Report, *, kept: bool) -> ExampleDatabase:
     from hypothesis.database import DirectoryBasedExampleDatabase, ReadOnlyDatabase
 
     from pytest_pallas.database.guarded import Guarded
@@ -125,8 +127,8 @@ def _open(place: Place, root: Path, report: Report, *, kept: bool) -> ExampleDat
     return Guarded(database, errors=errors, lost=lost)
 
 
-def _client(place: Place) -> Any:
-    """A Redis client that gives up soon: one new attempt, for a connection that was idle long."""
+def _client(place: DatabasePlace) -> Any:
+    """A Redis client with short timeouts and one retry, for connections that were idle long."""
     from redis import Redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
@@ -139,12 +141,12 @@ def _client(place: Place) -> Any:
     )
 
 
-def _github(place: Place) -> ExampleDatabase:
+def _github(place: DatabasePlace) -> ExampleDatabase:
     """The newest artifact ``hypothesis-example-db`` of a repository's workflows."""
     from hypothesis.database import GitHubArtifactDatabase
 
     class GitHub(GitHubArtifactDatabase):
-        """Waits for ``TIMEOUT`` seconds, where hypothesis would wait without end."""
+        """With a timeout of ``TIMEOUT`` seconds; Hypothesis has none."""
 
         def fetch(self, key: bytes) -> Iterable[bytes]:
             before = socket.getdefaulttimeout()
@@ -158,8 +160,8 @@ def _github(place: Place) -> ExampleDatabase:
     return GitHub(owner, repo)
 
 
-def _safe(error: Exception, place: Place) -> str:
-    """What an error says, without the password."""
+def _safe(error: Exception, place: DatabasePlace) -> str:
+    """The message of an error, without the password."""
     text = " ".join(str(error).split()) or type(error).__name__
     parts = urlsplit(place.address)
     secrets = [parts.password or "", *parse_qs(parts.query).get("password", [])]

@@ -1,4 +1,4 @@
-"""What ``--pallas-database`` says: a list of places, read without opening any of them."""
+"""The places of ``--pallas-database``, parsed without opening them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_pallas.errors import OptionError
 
 Kind = Literal["folder", "redis", "github", "none"]
 
-#: What an error message offers.
+#: Valid forms, for error messages.
 FORMS = (
     "valid: DIR, file:DIR, redis://HOST:PORT/N, rediss://HOST:PORT/N, unix:///SOCKET, "
     "github:OWNER/REPO, readonly+ before one of these, a list of them with commas, or none"
@@ -24,14 +24,14 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9.-]+):")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """One place that holds examples.
+class DatabasePlace:
+    """One database of examples.
 
     Attributes:
-      kind: what it is.
+      kind: its kind.
       address: a folder, a URL or ``OWNER/REPO``. May hold a password, and is never shown.
-      shown: the place in words that anybody may read.
-      read_only: whether examples are only taken from it.
+      shown: the place without secrets, for messages.
+      read_only: whether examples are only read from it.
     """
 
     kind: Kind
@@ -40,64 +40,64 @@ class Place:
     read_only: bool = False
 
 
-def parse_places(text: str) -> tuple[Place, ...]:
+def parse_places(text: str) -> tuple[DatabasePlace, ...]:
     """The places of a comma-separated list.
 
     Raises:
       OptionError: a scheme that does not exist, or an address that cannot be one. The message
         shows no password.
     """
-    places: list[Place] = []
+    places: list[DatabasePlace] = []
     for word in (word.strip() for word in text.split(",")):
         if not word:
             continue
         if places and places[-1].kind == "redis" and "@" in word and "://" not in word:
-            # The rest of a password with a comma would become a folder, and be shown.
-            raise OptionError("a comma in the password of a URL is written %2C")
+            # the rest of a password with a comma would become a folder, and would be shown
+            raise OptionError("write a comma in the password of a URL as %2C")
         places.append(_place(word))
     if not places:
-        raise OptionError(f"names no place; {FORMS}")
+        raise OptionError(f"gives no database; {FORMS}")
     if len(places) > 1 and any(place.kind == "none" for place in places):
-        raise OptionError("none stands alone: it keeps no failing examples at all")
+        raise OptionError("none must stand alone: it turns the database off")
     return tuple(places)
 
 
-def _place(word: str) -> Place:
+def _place(word: str) -> DatabasePlace:
     if word.startswith("readonly+"):
         place = _place(word.removeprefix("readonly+"))
         if place.kind == "none":
-            raise OptionError("none stands alone, without readonly+")
-        return Place(
+            raise OptionError("none must stand alone, without readonly+")
+        return DatabasePlace(
             kind=place.kind,
             address=place.address,
             shown=f"readonly+{place.shown.removeprefix('readonly+')}",
             read_only=True,
         )
     if word == "none":
-        return Place(kind="none", address="", shown="none")
+        return DatabasePlace(kind="none", address="", shown="none")
     found = _SCHEME.match(word)
     scheme = found.group(1).lower() if found else "file"
     if scheme in _REDIS:
-        return Place(kind="redis", address=word, shown=_redis_shown(word, scheme))
+        return DatabasePlace(kind="redis", address=word, shown=_redis_shown(word, scheme))
     rest = word[found.end() :] if found else word
     if scheme == "file":
         folder = rest.removeprefix("//") if found else rest
         if not folder:
-            raise OptionError(f"file: names no folder; {FORMS}")
-        return Place(kind="folder", address=folder, shown=folder)
+            raise OptionError(f"file: has no folder; {FORMS}")
+        return DatabasePlace(kind="folder", address=folder, shown=folder)
     if scheme == "github":
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", rest):
-            raise OptionError(f"github: wants github:OWNER/REPO; {FORMS}")
-        return Place(kind="github", address=rest, shown=word, read_only=True)
+            raise OptionError(f"github: must be github:OWNER/REPO; {FORMS}")
+        return DatabasePlace(kind="github", address=rest, shown=word, read_only=True)
     raise OptionError(
         f"unknown scheme {scheme}: (a folder of that name is file:{scheme}:); {FORMS}"
     )
 
 
 def _redis_shown(url: str, scheme: str) -> str:
-    """A Redis URL without user, password and query, once it is clear where these are.
+    """A Redis URL without user, password and query; an error if these cannot be separated.
 
-    Messages show nothing of a URL that is not understood: any part may be of the password.
+    Messages do not show a URL that cannot be parsed, because any part may be the password.
     """
     start = f"{scheme}://..."
     try:
@@ -105,19 +105,19 @@ def _redis_shown(url: str, scheme: str) -> str:
         port, query = parts.port, parse_qs(parts.query, strict_parsing=bool(parts.query))
     except ValueError:
         raise OptionError(
-            f"{start}: no URL that can be read: the port is a number, and / ? # @ : , in a "
-            f"password are written %2F %3F %23 %40 %3A %2C; {FORMS}"
+            f"{start}: cannot read this URL: the port must be a number, and / ? # @ : , in a "
+            f"password must be written %2F %3F %23 %40 %3A %2C; {FORMS}"
         ) from None
     if "@" in parts.path + parts.query + parts.fragment:
-        raise OptionError(f"{start}: / ? # @ in a password are written %2F %3F %23 %40")
+        raise OptionError(f"{start}: / ? # @ in a password must be written %2F %3F %23 %40")
     if "decode_responses" in query:
-        raise OptionError(f"{start}: examples are bytes; leave out decode_responses")
+        raise OptionError(f"{start}: leave out decode_responses, because examples are bytes")
     who = "***@" if "@" in parts.netloc else ""
     if scheme == "unix":
         if not parts.path.strip("/"):
-            raise OptionError(f"{start}: names no socket, such as unix:///run/redis.sock")
+            raise OptionError(f"{start}: has no socket; give one, such as unix:///run/redis.sock")
         return f"unix://{who}{parts.path}"
     if not parts.hostname or not re.fullmatch(r"(/\d*)?", parts.path):
-        raise OptionError(f"{start}: wants a host and at most a number, such as redis://HOST/0")
+        raise OptionError(f"{start}: must be a host and at most a number, such as redis://HOST/0")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{scheme}://{who}{host}" + (f":{port}" if port else "") + parts.path

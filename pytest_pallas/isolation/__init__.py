@@ -1,8 +1,9 @@
-"""Tests in a process of their own, so that what ends the process ends one test.
+"""Tests in their own process, so that a crash or a hang ends only one test.
 
-``decision`` says which, ``remembered`` what earlier sessions knew of them. In the process that
-reports, ``isolator`` hands a test to a worker and puts the worker's reports in place of its own;
-``deaths`` says what became of a worker that did not answer. In the worker, ``worker`` is a pytest
-session that runs what it is told to, and ``alarm`` ends it when a step does not end. ``leaks``
-compares the state of a process before and after a check, in both.
+``policy`` selects these tests, with the ``History`` of earlier sessions. In the reporting process,
+``isolator`` sends a test to a worker and replaces its own reports with the worker's;
+``crash_reports`` makes the error for a worker that did not answer. In the worker, ``worker`` is a
+pytest session that runs the requested tests, and the ``Alarm`` of ``crash_reports`` kills the
+process if a step does not end. ``leaks`` compares the state of a process before and after a check,
+in both.
 """

@@ -1,4 +1,4 @@
-"""The end of a worker: by its alarm when a step does not end, and as an error of the test."""
+"""The end of a worker: its alarm for steps that do not end, and the error of its test."""
 
 from __future__ import annotations
 
@@ -21,62 +21,62 @@ from pytest_pallas.errors import (
     PallasTestError,
 )
 from pytest_pallas.explanations import Explanation, Fact
-from pytest_pallas.isolation.messages import Note
-from pytest_pallas.workers import Result
+from pytest_pallas.isolation.messages import StepNote
+from pytest_pallas.workers import JobResult
 
-#: Seconds that everything but a kernel may take, at least, and as a multiple of --pallas-timeout:
-#: setting up, drawing, the reference in float64, tearing down.
+#: Time limit for everything but a kernel, in seconds at least, and as a multiple of
+#: --pallas-timeout: set-up, drawing, the reference in float64, teardown.
 LEAST, MULTIPLE = 60.0, 5.0
 
-#: How many lines of an example are said, and how many characters of each.
+#: Limits on the lines of an example and their length.
 _LINES, _WIDTH = 8, 300
 
 
 def limit_of(timeout: float) -> float:
-    """Seconds until a kernel is taken to hang in the interpreter or compiler itself.
+    """Seconds after which a kernel counts as hanging in the interpreter or compiler.
 
-    Later than ``timeout``, at which an interpreter is stopped that only waits.
+    This is more than ``timeout``, which stops an interpreter that only waits.
     """
     return timeout + min(max(timeout / 2, 1.0), 10.0)
 
 
 def longest(timeout: float) -> float:
-    """Seconds that any step may take."""
+    """The time limit of any step, in seconds."""
     return max(LEAST, MULTIPLE * limit_of(timeout))
 
 
 class Alarm:
-    """An ``Observer`` of calls that arms ``faulthandler`` anew at each step.
+    """An ``Observer`` of calls that restarts the timer of ``faulthandler`` at each step.
 
-    That needs neither the interpreter's lock nor its main thread, so it also ends a process whose
-    kernel holds the one or is in XLA.
+    ``faulthandler`` needs neither the GIL nor the main thread, so it also ends a process whose
+    kernel holds the GIL or is in XLA.
     """
 
     def __init__(self, say: Callable[[bytes], None], output: int) -> None:
-        """Nothing is armed yet.
+        """Create without starting the timer.
 
         Args:
-          say: tells the parent.
-          output: descriptor of the file that the parent reads tracebacks from.
+          say: sends a note to the parent.
+          output: descriptor of the file for tracebacks, which the parent reads.
         """
         self._say, self._output = say, output
         self._timeout = LEAST
-        self._note = Note(step="start", limit=LEAST)
+        self._note = StepNote(step="start", limit=LEAST)
         self.hazards: list[str] | None = None
 
     def begin(self, step: str, timeout: float) -> None:
-        """A test begins, whose kernels may take ``timeout`` seconds."""
+        """Start a test with a time limit of ``timeout`` seconds for its kernels."""
         self._timeout = timeout
         self.hazards = None
-        self._step(Note(step=step, limit=longest(timeout)))
+        self._step(StepNote(step=step, limit=longest(timeout)))
 
     def stop(self) -> None:
-        """Wait for nothing."""
+        """Stop the timer."""
         faulthandler.cancel_dump_traceback_later()
 
     def example(self, builder: Any, facts: Sequence[Fact]) -> None:
-        """An example of a builder is about to be asked about."""
-        note = Note(
+        """An example of a builder starts."""
+        note = StepNote(
             step="an example",
             limit=longest(self._timeout),
             kernel=builder.kernel,
@@ -88,13 +88,13 @@ class Alarm:
         self._step(note)
 
     def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
-        """A call is about to be compiled and executed."""
+        """A call starts to be compiled and executed."""
         self.hazards = self.hazards or []
         self.hazards += [] if jaxpr is None else hazards(jaxpr)
         self._begins(call, kernels)
 
     def simulated(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
-        """A call is about to be simulated."""
+        """A call starts to be simulated."""
         self.hazards = self.hazards or []
         self.hazards += [] if jaxpr is None else hazards(jaxpr, simulated=True)
         self._begins(call, kernels)
@@ -108,26 +108,26 @@ class Alarm:
         )
 
     def ended(self, call: Call) -> None:
-        """A call has been executed."""
+        """A call has finished."""
         del call
         limit = longest(self._timeout)
         self._step(dataclasses.replace(self._note, step="the rest", limit=limit, running=()))
 
-    def _step(self, note: Note) -> None:
+    def _step(self, note: StepNote) -> None:
         self._note = note
         self._say(note.encode())
         faulthandler.dump_traceback_later(note.limit, exit=True, file=self._output)
 
 
-#: How ``faulthandler`` begins the traceback of a thread, and writes a frame of it.
+#: The first line of a thread's traceback by ``faulthandler``, and the line of a frame.
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _TIMEOUT = re.compile(r"^Timeout \(\d+:\d\d:\d\d", re.MULTILINE)
 
-#: Lines that a dying process printed which are worth a reader's time.
+#: Useful lines in the output of a process that died.
 _WORDS = re.compile(r"Check failed|terminate called|what\(\)|LLVM ERROR|free\(\)|malloc")
 
-#: Whose code is never what a kernel hangs in.
+#: Folders of code that is never the cause of a hang.
 _PLUGIN = Path(__file__).parents[1]
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 _FOREIGN = ("jax/_src/", "/_pytest/", "/pluggy/", "/hypothesis/", "/numpy/", "/xdist/", "<frozen ")
@@ -135,47 +135,47 @@ _FOREIGN = ("jax/_src/", "/_pytest/", "/pluggy/", "/hypothesis/", "/numpy/", "/x
 
 @dataclass(frozen=True)
 class Frame:
-    """A line that a thread was in."""
+    """The current line of a thread."""
 
     file: str
     line: int
     name: str
 
     def __str__(self) -> str:
-        """As in other messages."""
+        """In the form of other messages."""
         return f"{self.file}:{self.line} in {self.name}"
 
 
-def error_of(result: Result, headline: str) -> PallasTestError:
+def error_of(result: JobResult, headline: str) -> PallasTestError:
     """The error for a worker that did not answer.
 
     Args:
-      result: of its job.
-      headline: how the message begins.
+      result: the result of its job.
+      headline: the start of the message.
     """
-    note = Note.decode(result.note)
+    note = StepNote.decode(result.note)
     if result.status == "raised" or not result.started:
         text = f"{result.message}\n{result.output}".strip()
         return IsolationError(
             f"{headline}: the process for isolated tests failed: {text}\nIf the test runs with "
-            "--pallas-isolate=never, something in the project cannot be set up twice: pytest's "
-            "hooks of the conftest.py run in that process, too."
+            "--pallas-isolate=never, the project has a set-up that cannot run twice: that process "
+            "runs pytest's hooks of the conftest.py, too."
         )
     kind, what = _what(result, note)
     explanation = Explanation(what, facts=tuple(_place(result.output, note)))
     return kind.explained(explanation, headline)
 
 
-def _what(result: Result, note: Note | None) -> tuple[type[PallasTestError], str]:
-    """The kind of death, and what happened."""
+def _what(result: JobResult, note: StepNote | None) -> tuple[type[PallasTestError], str]:
+    """The type of the error, and its summary."""
     limit = note.limit if note else 0.0
     hung = result.status == "timed out" or _TIMEOUT.search(result.output)
     if hung or (result.status == "crashed" and note and result.silence >= note.limit):
         step = "the kernel" if note and note.running else "a step"
-        advice = "--pallas-timeout" if step == "the kernel" else "--pallas-timeout, of which steps "
-        advice += "" if step == "the kernel" else "outside kernels get a multiple"
+        advice = "--pallas-timeout" if step == "the kernel" else "--pallas-timeout; steps "
+        advice += "" if step == "the kernel" else "outside kernels may take a multiple of it"
         return HangError, (
-            f"{step} did not end within {limit:g} s, and its process was ended. If it is only "
+            f"{step} did not end within {limit:g} s, so its process was killed. If it is only "
             f"slow, raise {advice}."
         )
     if result.status == "out of memory":
@@ -185,17 +185,17 @@ def _what(result: Result, note: Note | None) -> tuple[type[PallasTestError], str
     return CrashError, f"its process {result.fate}"
 
 
-def _place(output: str, note: Note | None) -> Iterator[Fact]:
+def _place(output: str, note: StepNote | None) -> Iterator[Fact]:
     frame = place_of(output)
     if frame is not None:
-        yield Fact("it was in", str(frame))
+        yield Fact("location", str(frame))
     if note is None:
         return
     for running in note.running[:-1]:
         yield Fact("running", running)
     for running in note.running[-1:]:
         compiled = frame is None and _THREAD.search(output)
-        where = "\n(in compiled code: no line of Python was being executed)" if compiled else ""
+        where = "\n(in compiled code: no Python code was running)" if compiled else ""
         yield Fact("running", running + where)
     if note.examples:
         yield Fact("example", f"number {note.examples}")
@@ -203,14 +203,14 @@ def _place(output: str, note: Note | None) -> Iterator[Fact]:
         yield Fact(name, text)
     words = [line.strip() for line in output.splitlines() if _WORDS.search(line)]
     for line in words[:3]:
-        yield Fact("it said", line[:200])
+        yield Fact("output", line[:200])
 
 
 def place_of(output: str) -> Frame | None:
-    """The innermost line of the user's that a thread was in, by what ``faulthandler`` wrote.
+    """The innermost line of user code in the tracebacks of ``faulthandler``.
 
-    The thread that crashed comes first, then those that are not the main thread (which is last):
-    callbacks and the simulated devices run in them.
+    The crashed thread comes first, then the other threads, which run callbacks and simulated
+    devices, and the main thread last.
     """
     parts = list(_THREAD.finditer(output))
     ends = [*(part.start() for part in parts), len(output)][1:]

@@ -1,4 +1,4 @@
-"""In the process that reports: hand tests to a worker, whose reports take the place of others."""
+"""In the reporting process: send tests to a worker, and use the worker's reports."""
 
 from __future__ import annotations
 
@@ -18,25 +18,32 @@ from pytest_pallas.errors import IsolationError
 from pytest_pallas.explanations import Fact
 from pytest_pallas.isolation import policy
 from pytest_pallas.isolation.crash_reports import error_of, longest
-from pytest_pallas.isolation.messages import Note, Opening, Reply, Request, decoded, encoded
-from pytest_pallas.isolation.policy import Remembered
+from pytest_pallas.isolation.messages import (
+    Opening,
+    StepNote,
+    TestReply,
+    TestRequest,
+    decoded,
+    encoded,
+)
+from pytest_pallas.isolation.policy import History
 from pytest_pallas.isolation.worker import ENTRY
 from pytest_pallas.mutation_runner.journal import died_of_a_mutant
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import RAISED_ON, PytestSession
-from pytest_pallas.workers import Pool, Result, Setup
+from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
 
-#: The name that the plugin is registered by.
+#: The name of the registered plugin.
 PLUGIN = "pallas-isolation"
 
-#: Seconds that a worker has beyond its own alarm.
+#: Seconds after a worker's own alarm until it is killed.
 _GRACE = 10.0
 
 #: The reports of a worker, by ``when``.
 _REPORTS = pytest.StashKey[dict[str, pytest.TestReport]]()
 
-#: What a worker must not do although the command line says so: start workers, debug, stop early,
-#: write to files of the session that reports.
+#: Options that a worker must not use: start workers, debug, stop early, write files of the
+#: reporting session.
 _OPTIONS: Mapping[str, Any] = {
     "dist": "no",
     "tx": [],
@@ -59,69 +66,69 @@ _OPTIONS: Mapping[str, Any] = {
 }
 
 
-class Alone(BaseException):
-    """A traced call is better executed in a process of its own.
+class NeedsIsolation(BaseException):
+    """A traced call should run in its own process.
 
-    No ``Exception``, so that neither hypothesis nor a kernel takes it for a failure.
+    Not an ``Exception``, so that neither Hypothesis nor a kernel handles it as a failure.
     """
 
     def __init__(self, reasons: Sequence[str], *, kept: bool = False) -> None:
-        """For these reasons; ``kept`` if they hold in later sessions, too."""
+        """With these reasons; ``kept`` if they apply to later sessions, too."""
         super().__init__(", ".join(reasons))
         self.kept = kept
 
 
-class _Asking:
-    """An ``Observer`` that lets nothing be executed which may end the process.
+class _HazardObserver:
+    """An ``Observer`` that stops the execution of calls that may end the process.
 
     Attributes:
-      reason: why that may be, whatever a call holds; "" if that decides.
+      reason: a reason that applies to all calls; "" if the call decides.
     """
 
     def __init__(self, reason: str = "") -> None:
-        """For a test, of which nothing else is known."""
+        """For a test without another reason."""
         self.reason = reason
 
     def example(self, builder: ResultBuilder, facts: Sequence[Fact]) -> None:
         """Nothing to do."""
 
     def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
-        """Raise ``Alone`` if the call may."""
+        """Raise if the call may end the process."""
         del call, kernels
         if self.reason:
-            raise Alone([self.reason])
+            raise NeedsIsolation([self.reason])
         found = () if jaxpr is None else hazards(jaxpr)
         if found:
-            raise Alone(found, kept=True)
+            raise NeedsIsolation(found, kept=True)
 
     def simulated(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
-        """Raise ``Alone`` if the call may, although the simulator ends waits and loops."""
+        """Raise if the call may end the process, although the simulator ends waits and loops."""
         del call, kernels
         found = () if jaxpr is None else hazards(jaxpr, simulated=True)
         if found:
-            raise Alone(found, kept=True)
+            raise NeedsIsolation(found, kept=True)
 
     def ended(self, call: Call) -> None:
         """Nothing to do."""
 
 
 class Isolator:
-    """The plugin of a session that may isolate tests. Starts a worker with the first of them."""
+    """The plugin that isolates tests. It starts a worker with the first of them."""
 
     def __init__(self, session: PytestSession) -> None:
-        """For a session."""
+        """Create for a session."""
         self.session = session
-        self.remembered = Remembered(session.config)
+        self.history = History(session.config)
         self._close = contextlib.ExitStack()
         self._retired = 0
         self._numbers = itertools.count()
         session.config.add_cleanup(self.close)
-        session.config.pluginmanager.register(_Simulated(self), f"{PLUGIN}-simulated")
+        session.config.pluginmanager.register(_SimulatedTests(self), f"{PLUGIN}-simulated")
 
     def close(self) -> None:
-        """End the worker."""
+        """Stop the worker."""
         self._close.close()
-        self.remembered.close()
+        self.history.close()
 
     def run(self, item: Any, inside: Callable[[], None]) -> None:
         """Run the item of a spec in a worker, or here.
@@ -131,37 +138,37 @@ class Isolator:
           inside: runs it here.
 
         Raises:
-          PallasTestError: what ``inside`` raises, or that the worker did not answer.
+          PallasTestError: the error of ``inside``, or the worker did not answer.
         """
         __tracebackhide__ = True
-        if policy.reason(item, self.remembered):
+        if policy.reason(item, self.history):
             return self.apart(item)
         if policy.mode(item) != "auto" or not policy.separable(item):
             return inside()
-        self.session.observer = _Asking(policy.reason_of_others(item, self.remembered))
+        self.session.observer = _HazardObserver(policy.reason_of_others(item, self.history))
         try:
             return inside()
-        except Alone as found:
+        except NeedsIsolation as found:
             if found.kept:
-                self.remembered.add(policy.key_of(item), str(found))
+                self.history.add(policy.key_of(item), str(found))
         finally:
             self.session.observer = None
         self.session.builders.clear()
         return self.apart(item)
 
     def apart(self, item: Any) -> None:
-        """Run an item in the worker; its reports replace those that this process makes of it.
+        """Run an item in the worker; its reports replace those of this process.
 
         Raises:
           KernelError: the worker died, or did not answer in time.
-          IsolationError: it could not run the item at all.
+          IsolationError: the worker could not run the item.
         """
         __tracebackhide__ = True
         options = self.session.options_for(item)
         slot: Callable[[], float | None] = getattr(item, "slot", lambda: None)
         path = Path(item.path)
         journal = None if options.mutate is None else self._scratch / str(next(self._numbers))
-        request = Request(
+        request = TestRequest(
             opening=self._opening,
             nodeid=item.nodeid,
             path=str(path) if path.is_file() else None,
@@ -177,19 +184,19 @@ class Isolator:
             error = self._died(item, result)
             if journal is None or not died_of_a_mutant(journal, error):
                 raise error
-        reply: Reply = decoded(result.value)
+        reply: TestReply = decoded(result.value)
         if reply.exit is not None:
             pytest.exit(*reply.exit)
         if not reply.reports:
             raise IsolationError(
-                f"{item.nodeid}: collecting the tests once more, in the process for isolated "
-                "tests, found no test of this name. Does it depend on the process, such as a "
-                "random or a set's order does? Run it with --pallas-isolate=never, or mend that."
+                f"{item.nodeid}: the process for isolated tests collected no test with this name. "
+                "The name may depend on the process, such as a random number or the order of a "
+                "set. Make the name reproducible, or run the test with --pallas-isolate=never."
             )
         self._settle(item, reply)
 
-    def _settle(self, item: Any, reply: Reply) -> None:
-        """Take over what a worker reports."""
+    def _settle(self, item: Any, reply: TestReply) -> None:
+        """Use the results of a worker."""
         hook = self.session.config.hook
         reports: dict[str, pytest.TestReport] = {}
         for data in reply.reports:
@@ -203,17 +210,17 @@ class Isolator:
         if reply.stained:
             self._retired += 1
         if all(report.passed for report in reports.values()):
-            self.remembered.remove(item.nodeid)
+            self.history.remove(item.nodeid)
         if reply.hazards is not None and hasattr(item, "spec"):
             key = policy.key_of(item)
             if reply.hazards:
-                self.remembered.add(key, ", ".join(reply.hazards))
-            elif self.remembered.reason(key):
-                self.remembered.remove(key)
+                self.history.add(key, ", ".join(reply.hazards))
+            elif self.history.reason(key):
+                self.history.remove(key)
 
-    def _died(self, item: Any, result: Result) -> Exception:
-        """The error for a worker that did not answer, once its examples are counted."""
-        note = Note.decode(result.note)
+    def _died(self, item: Any, result: JobResult) -> Exception:
+        """The error for a worker that did not answer; counts its examples."""
+        note = StepNote.decode(result.note)
         if note is not None and note.examples:
             key = (note.kernel, note.check, note.backend)
             made = ResultBuilder(kernel=note.kernel, check=note.check, backend=note.backend)
@@ -224,14 +231,14 @@ class Isolator:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Leave a trace of what runs, in case the session dies."""
+        """Record the running test, in case the session dies."""
         if not policy.uses_plugin(item) or policy.mode(item) == "never":
             return (yield)
-        with self.remembered.running(item.nodeid):
+        with self.history.running(item.nodeid):
             return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Learn whose kernel raised, here or in the worker: other items of it are not run."""
+        """Record kernels that raised, here or in the worker: their other items do not run."""
         raised = getattr(report, RAISED_ON, None)
         if raised is not None:
             place, check, name, expected = raised
@@ -239,9 +246,9 @@ class Isolator:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
-        """Run a test that uses the fixtures in a worker."""
+        """Run a test with the plugin's fixtures in a worker."""
         __tracebackhide__ = True
-        if not policy.reason(pyfuncitem, self.remembered):
+        if not policy.reason(pyfuncitem, self.history):
             return None
         self.apart(pyfuncitem)
         return True
@@ -250,14 +257,14 @@ class Isolator:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[Any]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Put the worker's report in place of this process's."""
+        """Replace the report of this process with the worker's."""
         report = yield
         if call.when == "setup":
             item.stash[_REPORTS] = {}
             return report
         reports = item.stash.get(_REPORTS, {})
         if call.when == "call" and reports:
-            # What failed before the call failed only there: here, the set-up has passed.
+            # A failure before the call happened only in the worker: here, the set-up has passed.
             return reports.get("call", reports["setup"])
         if call.when == "teardown" and report.passed:
             return reports.get("teardown", report)
@@ -269,13 +276,13 @@ class Isolator:
         return Path(self._close.enter_context(tempfile.TemporaryDirectory(prefix="pallas-")))
 
     @cached_property
-    def _pool(self) -> Pool:
-        return self._close.enter_context(Pool(1))
+    def _pool(self) -> WorkerPool:
+        return self._close.enter_context(WorkerPool(1))
 
     @property
-    def _setup(self) -> Setup:
-        # Another generation is another setup: the pool ends the worker of the one before.
-        return Setup(
+    def _setup(self) -> WorkerSetup:
+        # Another generation is another setup: the pool stops the earlier worker.
+        return WorkerSetup(
             name="test",
             job="the test",
             entry=ENTRY,
@@ -289,7 +296,7 @@ class Isolator:
         config = self.session.config
         options = dict(_OPTIONS)
         if config.option.basetemp:
-            # Pytest empties that folder when it is first used.
+            # pytest clears that folder at its first use
             options["basetemp"] = f"{config.option.basetemp}-isolated"
         kinds = {backend.kind for backend in self.session.selection.backends}
         if "hardware" in kinds:
@@ -308,30 +315,30 @@ class Isolator:
         )
 
 
-class _Simulated:
-    """The plugin that runs simulated tests of one's own here, as long as all is simulated.
+class _SimulatedTests:
+    """The plugin that runs simulated user-written tests in this process.
 
-    A call that the simulator cannot simulate yet is run by an interpreter. Where that is better
-    done in a worker, the test starts anew there.
+    An interpreter runs calls that the simulator does not support yet. If such a call needs
+    isolation, the test restarts in a worker.
     """
 
     def __init__(self, isolator: Isolator) -> None:
-        """For an isolator, which has the worker."""
+        """Create for an isolator, which has the worker."""
         self._isolator = isolator
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-        """Run a test, and then in the worker if it asks for that."""
+        """Run a test, and run it again in the worker if a call needs isolation."""
         __tracebackhide__ = True
         isolator = self._isolator
-        reason = policy.reason_of_others(pyfuncitem, isolator.remembered)
-        if not reason or policy.reason(pyfuncitem, isolator.remembered):
+        reason = policy.reason_of_others(pyfuncitem, isolator.history)
+        if not reason or policy.reason(pyfuncitem, isolator.history):
             return (yield)
         session = isolator.session
-        before, session.observer = session.observer, _Asking(reason)
+        before, session.observer = session.observer, _HazardObserver(reason)
         try:
             return (yield)
-        except Alone:
+        except NeedsIsolation:
             session.builders.clear()
         finally:
             session.observer = before
@@ -340,5 +347,5 @@ class _Simulated:
 
 
 def isolator_of(config: pytest.Config) -> Isolator | None:
-    """The plugin, or None in a worker."""
+    """The isolator plugin, or None in a worker."""
     return config.pluginmanager.get_plugin(PLUGIN)

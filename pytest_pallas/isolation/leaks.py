@@ -1,4 +1,4 @@
-"""Who sets a variable of the environment."""
+"""State of the process that a check changes: detect it, undo it, and report it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pytest_pallas.session import Session
 
 @contextmanager
 def variables_of_imports() -> Generator[set[str]]:
-    """Collect the names of the variables that are set while a module is being imported.
+    """Collect the names of the environment variables that modules set during their import.
 
     ``os.environ`` calls ``os.putenv`` for each. Seen in Python 3.12 to 3.14.
     """
@@ -64,13 +64,13 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class Leak:
-    """Something that is not as it was.
+    """A change of state.
 
     Attributes:
-      name: of it, as its user knows it.
-      new: what it is.
-      old: what it was.
-      undo: makes it what it was.
+      name: the name of the state, for users.
+      new: the current value.
+      old: the value before.
+      undo: restores the old value.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Leak:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What of a process is looked at."""
+    """The compared state of a process."""
 
     jax: Mapping[str, Setting]
     environ: Mapping[str, str]
@@ -95,11 +95,11 @@ class State:
 
 
 def state() -> State:
-    """How things are: JAX's settings and contexts, numpy's, the environment, the interpreters."""
+    """The current state: settings and contexts of JAX and numpy, environment, interpreters."""
     import jax
     import numpy as np
 
-    del jax  # imported, so that what importing it sets is no difference
+    del jax  # imported first, so that its import is no change
     try:
         folder = os.getcwd()
     except FileNotFoundError:
@@ -114,13 +114,12 @@ def state() -> State:
 
 
 def leaks(before: State, after: State, imported: Set[str] = frozenset()) -> list[Leak]:
-    """What is not as it was, but for settings that a library defined in between.
+    """The changes of state, except for settings that a library defined in between.
 
     Args:
-      before: how things were.
-      after: how they are.
-      imported: variables of the environment that modules set when they were imported: those are
-        needed as long as the modules are there.
+      before: the earlier state.
+      after: the later state.
+      imported: environment variables that modules set during their import: the modules need these.
     """
     import numpy as np
 
@@ -149,26 +148,26 @@ def leaks(before: State, after: State, imported: Set[str] = frozenset()) -> list
 
 
 def undone(found: list[Leak]) -> list[Leak]:
-    """Undo leaks; those that could not be."""
+    """Undo leaks; returns those that could not be undone."""
     stuck: list[Leak] = []
     for leak in reversed(found):
         try:
             leak.undo()
-        except Exception:  # JAX refuses to change some things back
+        except Exception:  # JAX cannot restore some settings
             stuck.append(leak)
     return stuck
 
 
 @contextmanager
 def guarded(session: Session, headline: str) -> Generator[None]:
-    """Undo what is left behind inside, and fail for it unless there is another failure.
+    """Undo the leaks of the body, and raise for them unless the body raises.
 
     Args:
-      session: is ``stained`` if something cannot be undone.
-      headline: of the message.
+      session: is ``stained`` if a leak cannot be undone.
+      headline: the start of the message.
 
     Raises:
-      LeakError: something was left behind.
+      LeakError: the body changed state of the process.
     """
     __tracebackhide__ = True
     before = state()
@@ -181,13 +180,13 @@ def guarded(session: Session, headline: str) -> Generator[None]:
     found, stuck = _settle(session, before, imported)
     if found:
         lines = "\n  ".join(map(str, found))
-        rest = "It was undone."
+        rest = "The plugin undid it."
         if stuck:
             names = ", ".join(leak.name for leak in stuck)
-            rest = f"{names} could not be undone: what runs after it may fail for it."
+            rest = f"The plugin could not undo {names}, so later tests may fail."
         text = (
-            f"{lines}\n  {rest} Later tests in this process would have seen it: a kernel should "
-            "leave the process as it was."
+            f"{lines}\n  {rest} A kernel must not change the state of the process, because that "
+            "changes later tests."
         )
         raise LeakError.explained(explanation_of(text), headline)
 
@@ -213,7 +212,7 @@ def _setter(name: str, value: Any) -> Callable[[], None]:
 
 
 def _end_interpreters() -> None:
-    """Forget a kernel that was left running, and end its threads: it would join the next one."""
+    """Clear a kernel that still runs, and stop its threads, which would join the next one."""
     fail_interpreters(RuntimeError("the check that started this kernel has ended"))
     reset_interpreters()
 

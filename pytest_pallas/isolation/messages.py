@@ -1,4 +1,4 @@
-"""What goes to a worker and what comes from it."""
+"""Messages to and from a worker."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """How the session of a worker is made, as bytes that can be compared.
+    """The configuration of a worker's session. Equal ones have equal bytes.
 
     Attributes:
       args: the command line of pytest.
-      folder: the folder that it was started in.
-      options: what to change of the options that the command line gives.
-      attributes: of the configuration, such as ``workerinput``.
+      folder: its working directory at the start.
+      options: changes of the options of the command line.
+      attributes: attributes of the configuration, such as ``workerinput``.
     """
 
     args: Sequence[str]
@@ -28,16 +28,16 @@ class Opening:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class TestRequest:
     """A test to run.
 
     Attributes:
       opening: a pickled ``Opening``, the same for all requests to a worker.
-      nodeid: of the test.
-      path: the file to collect it from; None if it comes from a hook.
-      timeout: seconds that one step of a kernel may take.
-      seconds: how long it may fuzz, if there is a ``--pallas-fuzz-time``.
-      journal: the file in which it keeps what became of its mutants, or None.
+      nodeid: node id of the test.
+      path: the file to collect; None if the test comes from a hook.
+      timeout: time limit in seconds for one step of a kernel.
+      seconds: time to fuzz, with ``--pallas-fuzz-time``.
+      journal: the file for the verdicts of its mutants, or None.
     """
 
     opening: bytes
@@ -49,17 +49,16 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reply:
-    """What became of a test.
+class TestReply:
+    """The result of a test.
 
     Attributes:
-      reports: as ``pytest_report_to_serializable`` gives them; empty if there is no such test.
+      reports: from ``pytest_report_to_serializable``; empty if there is no such test.
       warnings: arguments of ``pytest_warning_recorded``.
-      hazards: why its calls are better executed apart (``analysis.hazards``); None if no call was
-        made, so that nobody knows.
-      stained: whether it left state behind that could not be undone.
+      hazards: reasons to isolate its calls (``analysis.hazards``); None if it made no call.
+      stained: whether it changed state of the process that could not be undone.
       lost_places: as in ``Session``.
-      exit: message and status with which the test ended the whole session by ``pytest.exit``.
+      exit: message and status of a ``pytest.exit`` in the test.
     """
 
     reports: Sequence[Mapping[str, Any]] = ()
@@ -71,16 +70,16 @@ class Reply:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Note:
-    """What a worker is about to do; the last one tells what it was doing when it died.
+class StepNote:
+    """The next step of a worker; the last note is the step in which it died.
 
     Attributes:
-      step: in words.
-      limit: seconds that it may take.
-      kernel, check, backend: whose example it is.
-      examples: how many were begun, with this one.
+      step: the step in words.
+      limit: its time limit in seconds.
+      kernel, check, backend: those of the example.
+      examples: number of started examples, with this one.
       drawn: the example, as names and texts of facts.
-      running: the kernels that are being executed, as ``name at file:line``.
+      running: the running kernels, as ``name at file:line``.
     """
 
     step: str
@@ -93,21 +92,21 @@ class Note:
     running: Sequence[str] = ()
 
     def encode(self) -> bytes:
-        """As bytes; cheap, since there are several for each example."""
+        """The note as bytes; cheap, because each example has several."""
         return json.dumps(vars(self)).encode()
 
     @classmethod
-    def decode(cls, body: bytes) -> Note | None:
-        """The note; None if none was said."""
+    def decode(cls, body: bytes) -> StepNote | None:
+        """The note; None if there is none."""
         return cls(**json.loads(body)) if body else None
 
 
-def encoded(message: Request | Reply | Opening) -> bytes:
-    """A message as bytes. What cannot be pickled in the properties of a report becomes its repr."""
+def encoded(message: TestRequest | TestReply | Opening) -> bytes:
+    """A message as bytes. Objects in report properties that cannot be pickled become their repr."""
     try:
         return pickle.dumps(message)
     except Exception:
-        if not isinstance(message, Reply):
+        if not isinstance(message, TestReply):
             raise
         plain = dataclasses.replace(
             message,
@@ -118,12 +117,12 @@ def encoded(message: Request | Reply | Opening) -> bytes:
 
 
 def decoded(body: bytes) -> Any:
-    """The message, from a process that this one started."""
+    """The message, from a child process of this one."""
     return pickle.loads(body)
 
 
 def _plain(value: Any) -> Any:
-    """A value whose parts can be pickled: others are replaced by their repr."""
+    """A value in which objects that cannot be pickled are replaced by their repr."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     if type(value) in (list, tuple):

@@ -1,4 +1,4 @@
-"""Which tests are run in a worker process, and what earlier sessions knew of them."""
+"""The tests that run in a worker process, and their history in earlier sessions."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from pytest_pallas.backends import label
 from pytest_pallas.errors import OptionError
 from pytest_pallas.session import current
 
-#: Folders in pytest's cache: of what to run apart, and of what is running.
+#: Folders in pytest's cache: tests to isolate, and running tests.
 APART, RUNNING = "pallas-isolated", "pallas-running"
 
 
-class Remembered:
-    """What is better run apart, by a key: a node id, or a spec on a backend."""
+class History:
+    """History of tests that need isolation, by key: a node id, or a spec on a backend."""
 
     def __init__(self, config: pytest.Config) -> None:
-        """Read nothing yet."""
+        """Create without reading."""
         self._config = config
         self._here: dict[str, str] = {}
 
     def reason(self, key: str) -> str:
-        """Why something is run apart, or ""."""
+        """The reason to isolate, or ""."""
         if key in self._here:
             return self._here[key]
         path = self._path(key)
@@ -43,7 +43,7 @@ class Remembered:
         return self._here.setdefault(key, found)
 
     def add(self, key: str, reason: str) -> None:
-        """Run it apart from now on, in this session and later ones."""
+        """Isolate it from now on, in this session and later ones."""
         if self.reason(key) == reason:
             return
         self._here[key] = reason
@@ -53,7 +53,7 @@ class Remembered:
                 path.write_text(json.dumps({"test": key, "reason": reason}), encoding="utf-8")
 
     def remove(self, key: str) -> None:
-        """The reason is gone."""
+        """Remove the reason."""
         if self.reason(key):
             self._here[key] = ""
             path = self._path(key)
@@ -61,12 +61,12 @@ class Remembered:
                 path.unlink(missing_ok=True)
 
     def failed(self, nodeid: str) -> bool:
-        """Whether a test failed when it last ran, as ``--lf`` knows it."""
+        """Whether the last run of a test failed, from the data of ``--lf``."""
         return nodeid in self._failed
 
     @contextlib.contextmanager
     def running(self, nodeid: str) -> Generator[None]:
-        """Leave a trace if the session dies inside."""
+        """Record that a test is running, in case the session dies."""
         path = self._marker
         if path is not None:
             with contextlib.suppress(OSError):
@@ -79,7 +79,7 @@ class Remembered:
                     path.write_text("", encoding="utf-8")
 
     def close(self) -> None:
-        """The session ends, and did not die."""
+        """Record that the session ended normally."""
         if "_marker" in vars(self) and self._marker is not None:
             with contextlib.suppress(OSError):
                 self._marker.unlink(missing_ok=True)
@@ -92,7 +92,7 @@ class Remembered:
 
     @cached_property
     def _names(self) -> frozenset[str]:
-        """The files that were there when the session began, those of dead sessions read in."""
+        """The files of earlier sessions, including those that died."""
         folder = self._folder(APART)
         if folder is None:
             return frozenset()
@@ -105,13 +105,13 @@ class Remembered:
         return None if folder is None else folder / f"{os.getpid()}-{platform.node()}"
 
     def _bury(self) -> None:
-        """Remember what was running when earlier sessions on this machine died."""
+        """Add the tests that were running when earlier sessions on this machine died."""
         folder = self._folder(RUNNING)
         for path in [] if folder is None else sorted(folder.iterdir()):
             pid, _, machine = path.name.partition("-")
             if machine != platform.node() or not pid.isdigit() or _lives(int(pid)):
                 continue
-            with contextlib.suppress(OSError):  # another process may be at it
+            with contextlib.suppress(OSError):  # another process may do the same
                 nodeid = path.read_text(encoding="utf-8")
                 path.unlink()
                 where = self._path(nodeid)
@@ -140,27 +140,27 @@ def _lives(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # somebody else's
+        return True  # of another user
     return True
 
 
-#: The fixtures of a test that asks for several devices.
+#: The fixtures of a test that may use several devices.
 _DEVICES = frozenset({"pallas_mesh", "pallas_devices"})
 
 
 def separable(item: Any) -> bool:
     """Whether a test can be run in another process.
 
-    One on hardware cannot: this process has opened the device. Those of compilers have workers of
-    their own.
+    A test on hardware cannot, because this process has opened the device. Compilers have their own
+    workers.
     """
     kind = _kind(item)
     return kind is None or kind in ("simulating", "interpreting")
 
 
 def simulates(item: Any) -> bool:
-    """Whether everything that a test runs is simulated, as far as the simulator can."""
-    parts = getattr(item, "parts", None) or (item,)  # of mutants
+    """Whether all backends of a test are simulators."""
+    parts = getattr(item, "parts", None) or (item,)  # a MutantsItem
     return all(_kind(part) == "simulating" for part in parts)
 
 
@@ -170,62 +170,62 @@ def uses_plugin(item: Any) -> bool:
 
 
 def mode(item: pytest.Item) -> str:
-    """``--pallas-isolate`` as it holds for a test, and ``"never"`` where that makes no sense.
+    """``--pallas-isolate`` for a test, and ``"never"`` where isolation is not possible.
 
-    That is in a debugger, and with ``-s``: a worker has no terminal.
+    It is not possible in a debugger and with ``-s``: a worker has no terminal.
     """
     try:
-        asked = current(item.config).options_for(item).isolate
+        chosen = current(item.config).options_for(item).isolate
     except OptionError:
-        return "never"  # of a mark, which the test's set-up says
+        return "never"  # a wrong mark, which the test's set-up reports
     option = item.config.option
     watched = option.usepdb or option.trace or option.capture == "no"
-    return "never" if asked == "auto" and watched else asked
+    return "never" if chosen == "auto" and watched else chosen
 
 
-def reason(item: Any, remembered: Remembered) -> str:
-    """Why a test is run in a worker from the start; "" if it is not."""
-    asked = mode(item)
-    if asked == "never" or not uses_plugin(item) or not separable(item):
+def reason(item: Any, history: History) -> str:
+    """The reason to run a test in a worker from the start; "" for none."""
+    chosen = mode(item)
+    if chosen == "never" or not uses_plugin(item) or not separable(item):
         return ""
-    if asked == "always":
+    if chosen == "always":
         return "--pallas-isolate=always"
-    known = remembered.reason(item.nodeid) or (
-        remembered.reason(key_of(item)) if hasattr(item, "spec") else ""
+    known = history.reason(item.nodeid) or (
+        history.reason(key_of(item)) if hasattr(item, "spec") else ""
     )
-    return known or ("" if simulates(item) else _risk(item, remembered))
+    return known or ("" if simulates(item) else _risk(item, history))
 
 
-def reason_of_others(item: Any, remembered: Remembered) -> str:
-    """Why a simulated test is run in a worker if a call turns out not to be simulated yet."""
+def reason_of_others(item: Any, history: History) -> str:
+    """The reason to move a simulated test to a worker if the simulator cannot run a call."""
     if mode(item) != "auto" or not uses_plugin(item) or not simulates(item):
         return ""
-    return _risk(item, remembered)
+    return _risk(item, history)
 
 
-def _risk(item: Any, remembered: Remembered) -> str:
-    """Why a test may end this process, if an interpreter runs its kernels; "" if nobody knows."""
+def _risk(item: Any, history: History) -> str:
+    """The reason why a test may crash on an interpreter; "" if none is known."""
     if current(item.config).options.mutate is not None:
         return "mutants may crash or hang"
     if _devices(item):
         return "it runs on several devices"
-    if remembered.failed(item.nodeid):
+    if history.failed(item.nodeid):
         return "it failed before"
     return ""
 
 
 def key_of(item: Any) -> str:
-    """What the calls of a spec on a backend are remembered by, whatever the check."""
+    """The key of a spec on a backend, for all checks."""
     return f"{item.spec.file}::{item.spec.name}[{label(item.backend)}]"
 
 
 def _kind(item: Any) -> str | None:
-    """The kind of a test's backend; None where nobody knows."""
+    """The kind of a test's backend; None if it is not known."""
     own = getattr(item, "backend", None)
     if own is None:
         callspec = getattr(item, "callspec", None)
         own = None if callspec is None else callspec.params.get("pallas_backend")
-    return getattr(own, "kind", None)  # an override may give a name
+    return getattr(own, "kind", None)  # an overridden fixture may return a name
 
 
 def _devices(item: Any) -> bool:

@@ -1,4 +1,4 @@
-"""In a worker process: a pytest session that runs the tests that it is told to."""
+"""A pytest session in a worker process, which runs the requested tests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 from pytest_pallas.compat.testing import configured
 from pytest_pallas.isolation.crash_reports import LEAST, Alarm
-from pytest_pallas.isolation.messages import Opening, Reply, Request, decoded, encoded
+from pytest_pallas.isolation.messages import Opening, TestReply, TestRequest, decoded, encoded
 from pytest_pallas.mutation_runner.journal import JOURNAL
 from pytest_pallas.session import WORKER, current
 
-#: What workers are started with; see ``workers.Setup``.
+#: The entry of the workers; see ``workers.WorkerSetup``.
 ENTRY = "pytest_pallas.isolation.worker:serve"
 
-#: How long an item may fuzz, which the parent decides.
+#: Time in seconds for an item to fuzz, from the parent.
 SECONDS = pytest.StashKey[float]()
 
 
@@ -27,13 +27,13 @@ def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
     """Run a test.
 
     Args:
-      payload: an encoded ``Request``.
-      say: takes a ``Note`` of what is about to be done.
+      payload: an encoded ``TestRequest``.
+      say: sends a ``Note`` about the next step.
 
     Returns:
-      An encoded ``Reply``.
+      An encoded ``TestReply``.
     """
-    request: Request = decoded(payload)
+    request: TestRequest = decoded(payload)
     host = _host(request.opening, say)
     return encoded(host.run(request))
 
@@ -44,10 +44,10 @@ def _host(opening: bytes, say: Callable[[bytes], None]) -> Host:
 
 
 class Host:
-    """The session of this process, which collects each file once."""
+    """The pytest session of this process, which collects each file once."""
 
     def __init__(self, opening: Opening, say: Callable[[bytes], None]) -> None:
-        """Configure pytest, as its command line says."""
+        """Configure pytest with its command line."""
         output = os.dup(2)  # pytest's capture changes what 2 is
         self.alarm = Alarm(say, output)
         self.alarm.begin("start", LEAST)
@@ -60,24 +60,24 @@ class Host:
         self.collected: set[str | None] = set()
         current(self.config).observer = self.alarm
 
-    def run(self, request: Request) -> Reply:
-        """Run a test, and say what became of it."""
+    def run(self, request: TestRequest) -> TestReply:
+        """Run a test, and return its reports."""
         self.alarm.begin("set-up", request.timeout)
         self.recorder.clear()
         try:
             item = self._item(request)
             if item is None:
-                return Reply()
+                return TestReply()
             if request.seconds is not None:
                 item.stash[SECONDS] = request.seconds
             if request.journal is not None:
                 item.stash[JOURNAL] = request.journal
             self.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         except pytest.exit.Exception as ended:
-            return Reply(exit=(str(ended.msg), ended.returncode))
+            return TestReply(exit=(str(ended.msg), ended.returncode))
         finally:
             self.alarm.stop()
-        return Reply(
+        return TestReply(
             reports=[
                 self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
                 for report in self.recorder.reports
@@ -88,8 +88,8 @@ class Host:
             lost_places=current(self.config).lost_places,
         )
 
-    def _item(self, request: Request) -> pytest.Item | None:
-        """The test, from its file, or else from everything."""
+    def _item(self, request: TestRequest) -> pytest.Item | None:
+        """The test, from its file, or from the whole collection."""
         for path in (request.path, None):
             if request.nodeid in self.items:
                 break
@@ -103,10 +103,10 @@ class Host:
 
 
 class Recorder:
-    """Keeps the reports and warnings of a test, as the terminal would show them."""
+    """Records the reports and warnings of a test."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Start empty."""
         self.reports: list[pytest.TestReport] = []
         self.warnings: list[dict[str, Any]] = []
 
@@ -116,25 +116,25 @@ class Recorder:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Make the session one of a worker, before other plugins look."""
+        """Mark the session as that of a worker, before other plugins check it."""
         config.pluginmanager.register(object(), WORKER)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep a report."""
+        """Record a report."""
         self.reports.append(report)
 
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any
     ) -> None:
-        """Keep a warning, without the object that it is about."""
+        """Record a warning, without its source object."""
         if when != "runtest":
             return
-        told = warnings.WarningMessage(
+        plain = warnings.WarningMessage(
             warning_message.message,
             warning_message.category,
             warning_message.filename,
             warning_message.lineno,
         )
         self.warnings.append(
-            {"warning_message": told, "when": when, "nodeid": nodeid, "location": location}
+            {"warning_message": plain, "when": when, "nodeid": nodeid, "location": location}
         )

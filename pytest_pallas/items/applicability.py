@@ -1,4 +1,4 @@
-"""Which checks do not apply to a kernel, decided at collection, and which a run asked for."""
+"""Decide at collection which checks do not apply to a kernel."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def leave_out(
 
 
 def keep_selected(config: pytest.Config, items: Sequence[pytest.Item], *, narrowed: bool) -> None:
-    """Forget those that the run was not asked for.
+    """Remove entries of checks that the run does not select.
 
     Args:
       config: of the session.
-      items: what is left to run.
-      narrowed: whether items were deselected: then a kernel without an item was, too.
+      items: the selected items.
+      narrowed: whether items were deselected: then kernels without an item were, too.
     """
     entries = current(config).not_applicable
     expression = config.getoption("keyword", "")
@@ -73,27 +73,27 @@ def keep_selected(config: pytest.Config, items: Sequence[pytest.Item], *, narrow
 
 
 def _named(test: str, args: Sequence[str]) -> bool:
-    """Whether arguments name a test, or what it is in. Files and folders name all of theirs."""
+    """Whether arguments select a test. Files and folders select all of their tests."""
     inner = test.split("::")[1:]
     named = [arg.split("::")[1:] for arg in args]
     return not named or any(inner[: len(each)] == each for each in named)
 
 
 def _parent(test: str) -> str:
-    """The node id of what a test is in."""
+    """The node id of a test's parent."""
     return test.rpartition("::")[0]
 
 
-#: How many calls of a spec are drawn, and how many of them are traced.
+#: Number of calls of a spec that are drawn, and that are traced.
 MOST_DRAWS, MOST_TRACES = 4, 4
 
 
 def unmet_by_kernels(
     session: Session, spec: KernelSpec, check: Check, backend: Backend, mesh: Mapping[str, int]
 ) -> str | None:
-    """Why a check applies to no kernel of a spec on a backend; None if it may apply to one."""
+    """The reason why a check applies to no kernel of a spec on a backend, or None."""
     if check.requires_kernels is None or mesh or not session.leaves_out:
-        return None  # a mesh is made when the item runs
+        return None  # the mesh exists only when the item runs
     if backend.kind not in ("simulating", "interpreting"):
         return None
     reason = None
@@ -107,7 +107,7 @@ def unmet_by_kernels(
 
 @contextmanager
 def _garbage_kept() -> Generator[None]:
-    """Collect no garbage meanwhile: looking through all of JAX takes a quarter of the time."""
+    """Disable garbage collection, which takes a quarter of the time because of JAX's objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -119,12 +119,12 @@ def _garbage_kept() -> Generator[None]:
 
 @dataclass
 class Traces:
-    """The kernels of a few calls, each traced when it is asked for and then kept.
+    """The kernels of a few calls, traced lazily and cached.
 
     Attributes:
-      calls: what is traced.
+      calls: the calls.
       context: makes the context to trace in.
-      made: the kernels of each call so far; None for one that could not be traced.
+      made: the kernels of each traced call; None for a call that cannot be traced.
     """
 
     calls: Sequence[Call]
@@ -142,7 +142,7 @@ class Traces:
 
 
 def _traces(session: Session, spec: KernelSpec, backend: Backend) -> Traces:
-    """The traces that all checks share, and all backends that stand for one chip."""
+    """The traces, which all checks and all backends of one chip share."""
     target = chip_of(backend)
     kernel = spec.kernel_for(backend.platform)
     key = (spec.file, spec.name, target.name, id(kernel))
@@ -150,7 +150,7 @@ def _traces(session: Session, spec: KernelSpec, backend: Backend) -> Traces:
     if any(other[:2] != key[:2] for other in kept):
         kept.clear()
     if key not in kept:
-        # Simulators and interpreters trace alike for a TPU, and JAX keeps what it traced.
+        # Simulators and interpreters have equal traces for a TPU, which JAX caches.
         own: Any = None if target.platform == "tpu" else getattr(backend, "context", None)
         context = (
             functools.partial(tracing_for, target) if own is None else lambda: own(races=False)
@@ -160,10 +160,10 @@ def _traces(session: Session, spec: KernelSpec, backend: Backend) -> Traces:
 
 
 def _calls(spec: KernelSpec, kernel: Any, timeout: float) -> Sequence[Call]:
-    """The calls to trace; none where they cannot be drawn, or do not show all options."""
+    """The calls to trace; none if they cannot be drawn, or do not cover all options."""
     try:
         chosen = representative(spec.inputs)
-    except Exception:  # of a strategy, which fails when the item draws, too
+    except Exception:  # an error of the strategy, which the item will raise, too
         return ()
     return [
         Call(
@@ -177,16 +177,16 @@ def _calls(spec: KernelSpec, kernel: Any, timeout: float) -> Sequence[Call]:
 
 
 def representative(strategy: Any) -> Sequence[Arguments]:
-    """Calls of a strategy with every kind of option and tuning; none where a few do not do.
+    """Calls of a strategy that cover every kind of option and tuning; none if a few cannot.
 
-    Numbers are of one kind from 2 on: more programs or larger blocks make no other kernel.
+    Numbers from 2 on are one kind: more programs or larger blocks make no different kernel.
     """
     from pytest_pallas.strategies.declared import SEVERAL
     from pytest_pallas.strategies.once import draw_once, draw_several
 
     first = draw_once(strategy)
     declared = {} if first.declared is None else first.declared.keyword_kinds
-    # What is drawn from an unknown choice is a block size, if it is tuning and a number from 2 on.
+    # A tuning number from 2 on, from unknown choices, is taken as a block size.
     unknown = any(
         aspect not in declared and (aspect.role, kind) != ("tuning", SEVERAL)
         for aspect, kind in _keywords(first)

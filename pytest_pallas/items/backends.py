@@ -1,4 +1,4 @@
-"""Which backends a spec is run on, and which others and implementations it is compared with."""
+"""The backends of a spec, and the peers that it is compared with."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from pytest_pallas.checks import Check
-    from pytest_pallas.checks.context import Other
+    from pytest_pallas.checks.context import ComparisonPeer
 
 
 def backends_before(
     spec: KernelSpec, backend: Backend, chosen: Sequence[Backend], checks: Sequence[Check]
 ) -> tuple[Backend, ...]:
-    """The chosen backends before ``backend`` that execute the kernel: each pair is asked once.
+    """The selected backends before ``backend`` that execute the kernel; each pair runs once.
 
-    Those are left out on which one of ``checks`` is expected to fail, and so are all if one is on
-    this backend: an answer there says nothing.
+    Backends on which one of ``checks`` is expected to fail are left out; if one is expected to fail
+    on this backend, all are left out.
     """
     if _expected_to_fail(spec, backend, checks):
         return ()
@@ -38,8 +38,8 @@ def backends_before(
 
 def others_of(
     spec: KernelSpec, backend: Backend, sizes: Mapping[str, int], before: Sequence[Backend]
-) -> tuple[Other, ...]:
-    """What a kernel is compared with on a backend. One of too few devices is left out.
+) -> tuple[ComparisonPeer, ...]:
+    """The peers of a kernel on a backend, without backends that have too few devices.
 
     Args:
       spec: the spec.
@@ -47,24 +47,24 @@ def others_of(
       sizes: of the mesh to run on, by axis; empty without one.
       before: the backends to compare with.
     """
-    from pytest_pallas.checks.context import Other
+    from pytest_pallas.checks.context import ComparisonPeer
 
-    backends: list[Other] = []
+    backends: list[ComparisonPeer] = []
     for each in before:
         with contextlib.suppress(TooFewDevicesError):
             function = on_mesh(sizes, each, spec.kernel_for(each.platform))
-            backends.append(Other(name=label(each), function=function, backend=each))
+            backends.append(ComparisonPeer(name=label(each), function=function, backend=each))
     return (*backends, *implementations_of(spec.implementations, backend, sizes))
 
 
 def implementations_of(
     functions: Mapping[str, Callable[..., Any]], backend: Backend, sizes: Mapping[str, int]
-) -> Sequence[Other]:
+) -> Sequence[ComparisonPeer]:
     """Other implementations, by name, as what a kernel is compared with; see ``others_of``."""
-    from pytest_pallas.checks.context import Other
+    from pytest_pallas.checks.context import ComparisonPeer
 
     return [
-        Other(
+        ComparisonPeer(
             name=name,
             function=on_mesh(sizes, backend, function),
             backend=backend,
@@ -82,10 +82,10 @@ def on_mesh(
 
 
 def mesh_on(backend: Backend, sizes: Mapping[str, int]) -> Mesh:
-    """A mesh of a backend's devices: simulated ones, or the hardware's.
+    """A mesh of a backend's devices, simulated or hardware.
 
     Raises:
-      TooFewDevicesError: there are fewer.
+      TooFewDevicesError: there are fewer devices.
     """
     from pytest_pallas.devices.mesh import make_mesh
 
@@ -120,19 +120,19 @@ def _expected_to_fail(spec: KernelSpec, backend: Backend, checks: Sequence[Check
 def on_claimed_chips(
     session: Session, spec: KernelSpec, backends: Sequence[Backend], automatic: Collection[str]
 ) -> tuple[Sequence[Backend], Collection[str]]:
-    """The backends to run a spec on, each simulator for a chip that the spec claims.
+    """The backends of a spec, with each simulator for a chip that the spec claims.
 
-    A simulator of no chip in particular stands for the default one of its platform. For a spec that
-    claims other chips only, as a kernel for Blackwell does, it stands for the first of them.
+    A simulator without a target is for the default chip of its platform. For a spec that claims
+    only other chips, such as a kernel for Blackwell, it is for the first of them.
 
     Args:
-      session: knows the families of backends.
+      session: has the families of backends.
       spec: the spec.
-      backends: those that were chosen.
-      automatic: labels of those that nobody named; see ``Selection``.
+      backends: the selected backends.
+      automatic: labels of those that were not named; see ``Selection``.
 
     Returns:
-      The backends, and the labels of those that nobody named.
+      The backends, and the labels of those that were not named.
     """
     found: dict[str, Backend] = {}
     unnamed = set(automatic)
@@ -152,16 +152,16 @@ def on_claimed_chips(
 def without_replaced(
     session: Session, spec: KernelSpec, backends: Sequence[Backend], automatic: Container[str]
 ) -> tuple[Backend, ...]:
-    """The backends to run a spec on, of those that were chosen.
+    """The selected backends that run a spec.
 
-    Where ``auto`` chose, a simulator takes the place of the interpreters of its platform for a spec
-    that it can simulate, and they take its place for others. What was named is kept.
+    With ``auto``, a simulator replaces the interpreters of its platform for a spec that it can
+    simulate, and they replace it for others. Named backends are kept.
 
     Args:
-      session: keeps what was found out.
+      session: caches the results.
       spec: the spec.
-      backends: those that were chosen.
-      automatic: labels of those that nobody named; see ``Selection``.
+      backends: the selected backends.
+      automatic: labels of those that were not named; see ``Selection``.
     """
     dropped: set[str] = set()
     for each in backends:
@@ -175,7 +175,7 @@ def without_replaced(
 
 
 def lacks(session: Session, spec: KernelSpec, simulator: Any) -> str | None:
-    """Why the simulator cannot simulate a spec, or None. One call is drawn and traced."""
+    """The reason why the simulator cannot run a spec, or None. One call is drawn and traced."""
     known = session.lacks
     key = (spec.file, spec.name, label(simulator))
     if key not in known:
@@ -187,7 +187,7 @@ def _lacks(spec: KernelSpec, simulator: Any, timeout: float) -> str | None:
     from pytest_pallas.strategies.once import draw_once
 
     if spec.meshes:
-        return None  # what is missing is seen when a call on a mesh runs
+        return None  # a call on a mesh shows this only when it runs
     try:
         drawn = draw_once(spec.inputs)
         call = Call(
@@ -198,4 +198,4 @@ def _lacks(spec: KernelSpec, simulator: Any, timeout: float) -> str | None:
         )
         return simulator.lacks(call)
     except Exception:
-        return None  # its checks will raise the same, and report it
+        return None  # its checks will raise and report the same error

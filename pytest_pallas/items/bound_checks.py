@@ -37,19 +37,19 @@ class BoundCheck:
     Attributes:
       session: of the run.
       node: the test: the item of the check, or a test of one's own; None outside of pytest.
-      options: as they hold for that test.
+      options: the options of that test.
       spec: the spec.
-      check: the check, as it is run.
+      check: the check.
       backend: where the kernel runs.
       sizes: of the mesh, by axis; empty without one.
       mesh: the ``jax.sharding.Mesh`` to run on, or None.
-      subject: the kernel for that backend and mesh, and what the spec says of it.
-      strategy: draws examples.
-      name: of the item of the check, which its failing examples are kept under.
-      before: the backends that it is compared with.
-      place: what the builder is told apart by from those of other backends and meshes.
-      expected: whether it is expected to fail: then nobody wants the simplest failure.
-      left_out: whether a check was left out, by name, since it applies to no kernel traced before.
+      subject: the kernel for that backend and mesh, with its properties.
+      strategy: the strategy for examples.
+      name: the name of the check's item, the key of its failing examples.
+      before: the backends to compare with.
+      place: the key of the builder among those of other backends and meshes.
+      expected: whether it is expected to fail, so that it does not shrink.
+      left_out: returns whether collection left out a check, by name.
     """
 
     session: Session
@@ -77,13 +77,13 @@ class BoundCheck:
 
     @property
     def examples(self) -> int:
-        """How many examples to draw, where no time is given."""
+        """The number of examples, without a time limit."""
         most = self.options.examples_on(self.backend.kind, self.subject.devices)
         return self.check.examples(most)
 
     @property
     def source(self) -> tuple[Any, ...]:
-        """What tells the source of its examples from those of other specs and meshes."""
+        """The key of its examples' source among those of other specs and meshes."""
         return (self.spec.file, self.spec.name, *self.sizes.items())
 
 
@@ -125,7 +125,7 @@ def bind(
     expected: bool,
     left_out: Callable[[str], bool],
 ) -> BoundCheck:
-    """Bind a check; ``test`` is what goldens are kept under, the rest is as in ``BoundCheck``."""
+    """Bind a check; ``test`` is the name for goldens, the rest is as in ``BoundCheck``."""
     others = others_of(spec, backend, sizes, before)
     devices = 1 if mesh is None else mesh.size
     return BoundCheck(
@@ -168,14 +168,14 @@ def context_of(
         node=bound.node,
         options=bound.options,
         typical=typical,
-        # Drawn calls change with hypothesis; where a spec names typical ones, those are compared.
+        # Drawn calls change with Hypothesis' version; typical calls of a spec do not.
         costs=typical or not bound.spec.typical,
         **rest,
     )
 
 
 def subjects_of(bound: BoundCheck) -> Subjects | None:
-    """What the check can ask about a draw; None where that is the same for all."""
+    """The parts of the check that apply to a draw; None if they are the same for all draws."""
     spec, subjects = bound.spec, bound.check.subjects
     if subjects is None:
         return None
@@ -184,19 +184,19 @@ def subjects_of(bound: BoundCheck) -> Subjects | None:
         try:
             return subjects(spec, as_arguments(drawn))
         except Exception as error:
-            return (type(error),)  # which asking about it raises, and says of what
+            return (type(error),)  # running the check raises the same error
 
     return of
 
 
 def run_example(bound: BoundCheck, drawn: Any, *, typical: bool = False) -> CheckResult | None:
-    """Ask the check about one example. One that it cannot be asked about is not counted.
+    """Run the check on one example. An example to which it does not apply does not count.
 
     Returns:
-      What came of it; None where it cannot be asked about it.
+      The result; None if the check does not apply.
 
     Raises:
-      PallasTestError: the answer is wrong, or there is none.
+      PallasTestError: the output is wrong, or the kernel raised.
     """
     __tracebackhide__ = True
     session, builder = bound.session, bound.builder
@@ -219,7 +219,10 @@ def run_example(bound: BoundCheck, drawn: Any, *, typical: bool = False) -> Chec
         builder.withdraw("hypothesis rejected every example (assume() or reject())")
         return None
     for check in _applying_after_all(bound, finding):
-        text = f"asked {check.name}, too: it applies to an example, and to none traced before"
+        text = (
+            f"ran {check.name}, too: it applies to this example, and to none that was traced at "
+            "collection"
+        )
         builder.add_note(Note(text, "run"))
         with suppress(NotApplicableError):
             run_check(check, context, bound.spec.name)
@@ -227,9 +230,9 @@ def run_example(bound: BoundCheck, drawn: Any, *, typical: bool = False) -> Chec
 
 
 def _applying_after_all(bound: BoundCheck, finding: CheckResult) -> Iterator[Check]:
-    """The checks that were left out, and apply to the kernels that an example just ran.
+    """The checks that collection left out, and that apply to the kernels of an example.
 
-    A few traced calls need not show every kernel: an example of another shape or dtype may have a
+    The traced calls need not include every kernel: an example of another shape or dtype may have a
     DMA that none of them has.
     """
     if not bound.check.base or finding.outcome is None or not finding.outcome.kernels:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from pytest_pallas.backends import Backend, label, parse
-from pytest_pallas.checks.context import Other
+from pytest_pallas.checks.context import ComparisonPeer
 from pytest_pallas.checks.cross import accepted
 from pytest_pallas.errors import BackendUnavailableError, OptionError
 from pytest_pallas.items.backends import implementations_of, mesh_or_skip, on_mesh
@@ -174,7 +174,7 @@ def _subject(
 
 def _peers(
     session: Session, kernel: Callable[..., Any], peers: Peers, sizes: Mapping[str, int]
-) -> Sequence[Other]:
+) -> Sequence[ComparisonPeer]:
     """The backends to compare with.
 
     Raises:
@@ -182,7 +182,7 @@ def _peers(
       BackendUnavailableError: it cannot be had here, or executes nothing.
     """
     __tracebackhide__ = True
-    found: list[Other] = []
+    found: list[ComparisonPeer] = []
     for word in [peers] if isinstance(peers, str) else peers:
         function = peers[word] if isinstance(peers, Mapping) else kernel
         for backend in parse(word, session.families):
@@ -192,7 +192,7 @@ def _peers(
             if missing is not None:
                 raise BackendUnavailableError(f"peers=: {label(backend)}: {missing}")
             made = on_mesh(sizes, backend, function)
-            found.append(Other(name=label(backend), function=made, backend=backend))
+            found.append(ComparisonPeer(name=label(backend), function=made, backend=backend))
     return found
 
 

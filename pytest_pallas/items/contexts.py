@@ -12,7 +12,7 @@ import pytest
 
 from pytest_pallas.backends import Backend, RunSettings
 from pytest_pallas.checks import Check
-from pytest_pallas.checks.context import CheckContext, Other
+from pytest_pallas.checks.context import CheckContext, ComparisonPeer
 from pytest_pallas.options.values import Options
 from pytest_pallas.properties import Properties, properties_of
 from pytest_pallas.sanitizers.runs import Runs
@@ -42,7 +42,7 @@ class Subject(Properties):
     name: str
     kernel: Callable[..., Any]
     reference: Callable[..., Any] | None
-    others: Sequence[Other] = ()
+    others: Sequence[ComparisonPeer] = ()
     tolerance: Tolerance | Mapping[str, Tolerance] | None = None
     check_dtype: bool = True
     jit: bool = True
@@ -51,7 +51,7 @@ class Subject(Properties):
 
 
 def subject_of(
-    spec: KernelSpec, backend: Backend, mesh: Mesh | None, others: Sequence[Other]
+    spec: KernelSpec, backend: Backend, mesh: Mesh | None, others: Sequence[ComparisonPeer]
 ) -> Subject:
     """What a spec says, for a backend and a mesh, compared with ``others``."""
     kernel, reference = spec.kernel_for(backend.platform), spec.reference

@@ -1,7 +1,7 @@
-"""When a kernel raises: the other checks of it on that backend are not run.
+"""The pytest item of a check of a spec; after a kernel raises, its other items do not run.
 
-They would raise the same. An expected error stops only checks that are expected to fail, too. Each
-process finds out for itself: pytest-xdist runs the items of a spec where it likes.
+They would raise the same error. An expected error stops only checks that are expected to fail, too.
+Each process records this for itself, because pytest-xdist may distribute the items of a spec.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pytest_pallas.errors import (
     PallasTestError,
     ReferenceError,
 )
-from pytest_pallas.isolation.isolator import Alone
+from pytest_pallas.isolation.isolator import NeedsIsolation
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import RAISED, STOPPED_BY, current
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
@@ -36,34 +36,34 @@ from pytest_pallas.spec import ExpectedFailure, KernelSpec
 if TYPE_CHECKING:
     from pytest_pallas.items.bound_checks import BoundCheck
 
-#: Errors after which nothing can be learned from other checks, if the base check raises them.
+#: Errors of the base check after which the other checks do not run.
 _ERRORS = (KernelError, NoPallasCallError, ReferenceError)
 
-#: What a check found out about a kernel that runs.
+#: Errors of a kernel that runs: the other checks run, too.
 _FINDINGS = (GridError, LeakError)
 
 
 def skip_if_raised(item: SpecItem) -> None:
-    """Skip an item whose kernel has raised in an earlier item of this process."""
+    """Skip an item if its kernel raised in an earlier item of this process."""
     found = current(item.config).raised.get(item.place)
     if found is None or item.check.base:
         return
     check, name, expected = found
     if expected and not item.expected:
         return
-    _ = item.builder  # the record of this item is made of it
+    _ = item.builder  # for the record of this item
     item.stash[STOPPED_BY] = name
     pytest.skip(f"{check} raised; see `{name}`")
 
 
 def settle(item: SpecItem, error: PallasTestError) -> None:
-    """Note on an item whether its kernel raised, so that its report can say so."""
+    """Record on an item whether its kernel raised, for its report."""
     if _raises(item, error):
         item.stash[RAISED] = (item.place, item.check.name, item.name, item.expected)
 
 
 def _raises(item: SpecItem, error: PallasTestError) -> bool:
-    """Whether the kernel raises on its own, rather than as a check calls it."""
+    """Whether the kernel itself raises, independent of the check."""
     if not isinstance(error, _ERRORS) or isinstance(error, _FINDINGS):
         return False
     if item.check.base:
@@ -73,13 +73,13 @@ def _raises(item: SpecItem, error: PallasTestError) -> bool:
     context = error.failure.context
     try:
         outcome = context.backend.run(call(context, context.kernel, context.arguments.args))
-    except Alone:  # it must not be executed in this process
+    except NeedsIsolation:  # it must not be executed in this process
         return False
     return outcome.error is not None and isinstance(as_kernel_error(outcome.error), _ERRORS)
 
 
 def node_id(parent: pytest.Collector, name: str) -> str:
-    """The node id as text. pytest 9.2 makes another one of a name in brackets, and --lf fails."""
+    """The node id as text. pytest 9.2 changes a name in brackets, so that --lf fails."""
     return f"{parent.nodeid}::{name}"
 
 
@@ -90,7 +90,7 @@ def item_name(spec: KernelSpec, check: str, backend: Backend, mesh: Mapping[str,
 
 
 class SpecItem(pytest.Item):
-    """One check of one spec on one backend (and mesh)."""
+    """One check of one spec on one backend and mesh."""
 
     spec: KernelSpec
     check: Check
@@ -111,7 +111,7 @@ class SpecItem(pytest.Item):
         name: str = "",
         **rest: Any,
     ) -> SpecItem:
-        """The item ``spec-check[backend-mesh]``, or of another name."""
+        """The item ``spec-check[backend-mesh]``, or with another name."""
         name = name or item_name(spec, check.name, backend, mesh)
         self = super().from_parent(parent, name=name, nodeid=node_id(parent, name), **rest)
         self.spec, self.check, self.backend, self.mesh = spec, check, backend, mesh
@@ -125,7 +125,7 @@ class SpecItem(pytest.Item):
 
     @property
     def place(self) -> str:
-        """The kernel, backend and mesh: what items have in common that stop when it raises."""
+        """The key of kernel, backend and mesh; items with this key stop if the kernel raises."""
         return self.id_of("")
 
     def id_of(self, check: str) -> str:
@@ -143,11 +143,11 @@ class SpecItem(pytest.Item):
 
     @property
     def headline(self) -> str:
-        """How messages about it begin."""
+        """The start of its messages."""
         return f"{self.spec.name}: {self.check.name} on {label(self.backend)}"
 
     def runtest(self) -> None:
-        """Ask the check, here or in a process of its own."""
+        """Run the check, here or in its own process."""
         from pytest_pallas.isolation.isolator import isolator_of
 
         __tracebackhide__ = True
@@ -163,7 +163,7 @@ class SpecItem(pytest.Item):
             raise
 
     def _run_here(self) -> None:
-        """Fuzz the check, or compile it for a few calls; and look at what that leaves behind."""
+        """Fuzz the check, or compile it for a few calls, and check for leaks."""
         from pytest_pallas.isolation.leaks import guarded
 
         __tracebackhide__ = True
@@ -190,7 +190,7 @@ class SpecItem(pytest.Item):
             pytest.skip(f"{self.check.name}: not applicable ({requirement})")
 
     def bound(self) -> BoundCheck:
-        """The check with all that it runs on; skips where there are too few devices."""
+        """The check bound to backend and mesh; skips if there are too few devices."""
         from pytest_pallas.items.bound_checks import bind
 
         session = current(self.config)
@@ -212,12 +212,12 @@ class SpecItem(pytest.Item):
         )
 
     def slot(self) -> float | None:
-        """Seconds that it may fuzz, of the session's time; None if it draws a number of examples.
+        """Seconds to fuzz, of the session's time; None if it draws a number of examples.
 
-        Asked for when the item starts, since others share what it leaves.
+        Computed when the item starts, because earlier items leave unused time.
         """
         from pytest_pallas.isolation.worker import SECONDS
-        from pytest_pallas.items.time_budget import clock_of
+        from pytest_pallas.items.time_budget import time_budget_of
 
         options = current(self.config).options_for(self)
         if not options.fuzz_time or options.example:
@@ -225,13 +225,13 @@ class SpecItem(pytest.Item):
         if self.backend.kind == "compiling" or self.expected:
             return None
         if SECONDS not in self.stash:
-            clock = clock_of(self.config, self.session.items, options.fuzz_time)
+            clock = time_budget_of(self.config, self.session.items, options.fuzz_time)
             self.stash[SECONDS] = clock.slot(self.nodeid)
         return self.stash[SECONDS]
 
     @property
     def expected(self) -> bool:
-        """Whether the item is expected to fail: then nobody wants the simplest failure."""
+        """Whether the item is expected to fail, so that it does not shrink."""
         return bool(list(self.iter_markers("xfail")))
 
     def _devices(self) -> Any:
@@ -253,7 +253,7 @@ class SpecItem(pytest.Item):
         words.append(f"--pallas-backend={label(self.backend)}")
         if options.devices != 8:
             words.append(f"--pallas-devices={options.devices}")
-        if options.max_bytes != DEFAULT_MAX_BYTES:  # it decides which shapes are drawn
+        if options.max_bytes != DEFAULT_MAX_BYTES:  # it determines the drawn shapes
             words.append(f"--pallas-max-bytes={option_text(options.max_bytes)}")
         blob = blob_of(error) or options.example
         if options.replay is not None:
@@ -268,7 +268,7 @@ class SpecItem(pytest.Item):
         return " ".join(shlex.quote(word) for word in words)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The explanation and the replay command; a traceback only for what nobody expected."""
+        """The explanation and the replay command; a traceback only for unexpected errors."""
         error = excinfo.value
         if not isinstance(error, PallasTestError):
             return super().repr_failure(excinfo, style)
@@ -279,7 +279,7 @@ class SpecItem(pytest.Item):
         return text
 
     def _script(self, error: PallasTestError, command: str) -> str:
-        """The line that says where the script of a failure is; "" where nobody wants one."""
+        """The line with the path of a failure's script; "" without one."""
         if self.expected or error.failure is None:
             return ""
         from pytest_pallas.scripts.saved import save
@@ -295,7 +295,7 @@ class SpecItem(pytest.Item):
 
 
 def expected_failure(spec: KernelSpec, backend: Backend, check: Check) -> ExpectedFailure | None:
-    """What the spec says of a backend and check, by label first, then by name."""
+    """The expected failure of a spec for a backend and check, by label first, then by name."""
     for key in (label(backend), backend.name):
         failure = spec.xfail.get(key)
         if failure is not None and failure.covers(check.name, executes=check.executes):

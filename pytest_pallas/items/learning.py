@@ -1,4 +1,4 @@
-"""Sizes to draw for a spec whose strategies say nothing about them: read off a probed trace."""
+"""Learn tiles for dims that a spec's strategy does not specify, from the trace of a probe."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.once import draw_once
 from pytest_pallas.strategies.sizes.learned import around, probing
 
-#: Seconds that tracing a probe may take: it is larger than what is drawn.
+#: Time limit in seconds for the trace of a probe, which is larger than draws.
 SECONDS = 5.0
 
 
 def adapted(session: Session, spec: KernelSpec, mesh: Any, sizes: Mapping[str, int]) -> Any:
-    """The strategy of a spec, drawing around the blocks of its kernel where it says no sizes.
+    """The strategy of a spec, with draws around the kernel's blocks for unspecified dims.
 
     Args:
-      session: which keeps what was learned.
+      session: caches the learned tiles.
       spec: the spec.
       mesh: the ``jax.sharding.Mesh`` to run on, or None.
       sizes: of the mesh, by axis.
@@ -37,15 +37,15 @@ def adapted(session: Session, spec: KernelSpec, mesh: Any, sizes: Mapping[str, i
 
 
 def learned(spec: KernelSpec, strategy: Any, mesh: Any) -> dict[str, tuple[int, ...]]:
-    """The blocks of a spec's kernels along the dims whose sizes its strategy does not say.
+    """The blocks of a spec's kernels along the dims that its strategy does not specify.
 
-    Nothing where the strategy says all, where it computes with what it drew, or where the kernel
-    cannot be traced with large sizes.
+    Empty if the strategy specifies all dims, computes with drawn values, or the kernel cannot be
+    traced with large sizes.
     """
     with probing() as probe:
         try:
             drawn = draw_once(strategy)
-        except Exception:  # of the strategy, which met abstract arrays
+        except Exception:  # an error of the strategy with abstract arrays
             return {}
     found: dict[str, set[int]] = {}
     for platform in _platforms(spec) if probe.sizes else ():

@@ -1,4 +1,4 @@
-"""Ask the checks of a spec about one mutant, those first that catch most for their time."""
+"""Run the checks of a spec on mutants, the most effective checks for their time first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_pallas.items.bound_checks import BoundCheck, context_of, subjects_of
 from pytest_pallas.items.item import SpecItem
 from pytest_pallas.mutation import Mutant, mutants_of, mutated
 from pytest_pallas.mutation.canonical import canonical
-from pytest_pallas.mutation_runner.running import Killed, Tried
+from pytest_pallas.mutation_runner.running import KilledBy, MutantRun
 from pytest_pallas.notes import Note
 from pytest_pallas.sampling.diversity import shared, words_of
 from pytest_pallas.sampling.fuzzing import drawn_calls
@@ -26,17 +26,17 @@ from pytest_pallas.session import current
 
 
 @dataclass(eq=False)
-class Ask:
+class CheckCall:
     """One check of one drawn call on one backend and mesh.
 
     Attributes:
       part: the check.
-      bound: the check of its part.
+      bound: the bound check of its part.
       drawn: the call.
-      number: of the call, from 0.
-      killed: how many mutants it killed.
-      spent: seconds that it took.
-      sound: whether it passes without a mutant; None if nobody knows yet.
+      number: the number of the call, from 0.
+      killed: number of mutants that it killed.
+      spent: its time in seconds.
+      sound: whether it passes without a mutant; None if that is not known yet.
     """
 
     part: SpecItem
@@ -55,7 +55,7 @@ class Ask:
 
     @property
     def worth(self) -> float:
-        """Mutants killed a second, as far as known; of what was never asked that is a guess."""
+        """Estimate of the mutants killed per second."""
         return (self.killed + 0.5) / (self.spent + 1.0)
 
 
@@ -66,17 +66,17 @@ class SpecMutantRunner:
     Attributes:
       parts: the checks, as items.
       operators: names of the mutation operators; empty for all.
-      asks: what can be bound.
-      where: programs by place (backend, mesh, number of the call, whether it is the gradient).
-      inside: mutants by place.
+      calls: the checks with their calls.
+      where: programs by place (backend, mesh, words of the call, whether it is the gradient).
+      inside: the mutants of each program, by place.
       forms: the programs in canonical form, by place.
-      notes: what a reader should know.
-      running: is told the check that is about to run, and where.
+      notes: notes for the record.
+      running: called with the name and place of a check before it runs.
     """
 
     parts: Sequence[SpecItem]
     operators: Collection[str] = ()
-    asks: list[Ask] = field(default_factory=list[Ask])
+    calls: list[CheckCall] = field(default_factory=list[CheckCall])
     where: dict[Any, Any] = field(default_factory=dict[Any, Any])
     inside: dict[Any, set[Mutant]] = field(default_factory=dict[Any, "set[Mutant]"])
     forms: dict[Any, Any] = field(default_factory=dict[Any, Any])
@@ -84,7 +84,7 @@ class SpecMutantRunner:
     running: Callable[[str, str], None] = lambda _, __: None
 
     def discover(self) -> list[Mutant]:
-        """Trace every call that the checks ask about, and find the mutants of their kernels.
+        """Trace every call of the checks, and find the mutants of their kernels.
 
         Raises:
           PallasTestError: the kernel cannot be traced.
@@ -93,22 +93,22 @@ class SpecMutantRunner:
         for part in self.parts:
             bound = part.bound()
             for number, drawn in enumerate(_drawn(part, bound)):
-                self.asks.append(Ask(part, bound, drawn, number))
-                for place, program in self._programs(self.asks[-1]):
+                self.calls.append(CheckCall(part, bound, drawn, number))
+                for place, program in self._programs(self.calls[-1]):
                     mutants = mutants_of(program, self.operators)
                     self.where[place] = program
                     self.inside[place] = set(mutants)
                     found.update(dict.fromkeys(mutants))
         return list(found)
 
-    def _programs(self, ask_: Ask) -> Iterator[tuple[Any, Any]]:
-        """What a drawn call is traced to, and its gradient, by place."""
-        context = context_of(ask_.bound, ask_.drawn)
+    def _programs(self, check_call: CheckCall) -> Iterator[tuple[Any, Any]]:
+        """The programs of a drawn call and its gradient, by place."""
+        context = context_of(check_call.bound, check_call.drawn)
         for differentiated in (False, True):
-            check = ask_.part.check
+            check = check_call.part.check
             if differentiated and (check.differentiates != "only" or check.program is None):
                 continue
-            place = self._place(ask_, differentiated)
+            place = self._place(check_call, differentiated)
             if place in self.inside:
                 continue
             made = call(context, context.kernel, context.arguments.args)
@@ -116,20 +116,22 @@ class SpecMutantRunner:
                 made = call(context, *check.program(context))
             yield place, _traced(context, made)
 
-    def _place(self, ask_: Ask, differentiated: bool) -> Any:
-        mesh = tuple(ask_.part.mesh.items())
-        return label(ask_.part.backend), mesh, words_of(ask_.drawn), differentiated
+    def _place(self, check_call: CheckCall, differentiated: bool) -> Any:
+        mesh = tuple(check_call.part.mesh.items())
+        return label(check_call.part.backend), mesh, words_of(check_call.drawn), differentiated
 
-    def _concerns(self, ask_: Ask, mutant: Mutant) -> bool:
-        """Whether the mutant can be in what a check runs."""
-        check = ask_.part.check
+    def _concerns(self, check_call: CheckCall, mutant: Mutant) -> bool:
+        """Whether the programs of a check may contain the mutant."""
+        check = check_call.part.check
         if check.varies_calls:
             return True
         programs = {"no": (False,), "also": (False, True), "only": (True,)}[check.differentiates]
-        return any(mutant in self.inside.get(self._place(ask_, each), ()) for each in programs)
+        return any(
+            mutant in self.inside.get(self._place(check_call, each), ()) for each in programs
+        )
 
     def same(self, mutant: Mutant) -> str:
-        """Why a mutant is the same program in every call that was drawn; "" if it is not."""
+        """The reason why a mutant is the same program in every drawn call; "" if it is not."""
         count = 0
         for place, mutants in self.inside.items():
             if mutant not in mutants:
@@ -146,17 +148,17 @@ class SpecMutantRunner:
             count += 1
         return f"the same program after simplification, in {count} drawn calls" if count else ""
 
-    def attempt(self, mutant: Mutant) -> Tried:
-        """Ask about a mutant until somebody notices.
+    def attempt(self, mutant: Mutant) -> MutantRun:
+        """Run checks on a mutant until one kills it.
 
-        Whether it is the same program is looked at after the first check that does not notice: most
-        mutants are killed by the first, and running that takes less time than the comparison.
+        The programs are compared after the first check that passes: the first check kills most
+        mutants, and takes less time than the comparison.
         """
-        asks = [each for each in self.asks if self._concerns(each, mutant)]
+        calls = [each for each in self.calls if self._concerns(each, mutant)]
         runs: dict[Any, Runs] = {}
         examples = 0
         compared = False
-        for each in sorted(asks, key=lambda each: -each.worth):
+        for each in sorted(calls, key=lambda each: -each.worth):
             if each.sound is False:
                 continue
             examples += 1
@@ -165,34 +167,36 @@ class SpecMutantRunner:
             error = self._error(each, mutant, runs)
             each.spent += time.monotonic() - started
             if isinstance(error, MutantError):
-                return Tried(None, examples, str(error))
+                return MutantRun(None, examples, str(error))
             if error is not None and self._sound(each):
                 each.killed += 1
-                return Tried(
-                    Killed(each.part.check.name, type(error).__name__, each.place), examples
+                return MutantRun(
+                    KilledBy(each.part.check.name, type(error).__name__, each.place), examples
                 )
             if not compared:
                 compared = True
                 same = self.same(mutant)
                 if same:
-                    return Tried(None, examples, same=same)
-        return Tried(None, examples, same="" if compared else self.same(mutant))
+                    return MutantRun(None, examples, same=same)
+        return MutantRun(None, examples, same="" if compared else self.same(mutant))
 
-    def _sound(self, each: Ask) -> bool:
-        """Whether a check passes without a mutant: else its failure says nothing."""
+    def _sound(self, each: CheckCall) -> bool:
+        """Whether a check passes without a mutant; otherwise its failure does not count."""
         if each.sound is None:
             error = self._error(each, None, {})
             each.sound = error is None
             if error is not None:
                 text = (
-                    f"{each.part.check.name} on {each.place}, call {each.number}, fails without "
-                    f"a mutant, and is not bound: {first_line(error)}"
+                    f"{each.part.check.name} on {each.place}, call {each.number}, was left out "
+                    f"because it fails without a mutant: {first_line(error)}"
                 )
                 self.notes.append(Note(text, "mutants"))
         return each.sound
 
-    def _error(self, each: Ask, mutant: Mutant | None, runs: dict[Any, Runs]) -> Exception | None:
-        """How a check fails; None if it passes."""
+    def _error(
+        self, each: CheckCall, mutant: Mutant | None, runs: dict[Any, Runs]
+    ) -> Exception | None:
+        """The error of a check; None if it passes."""
         session = current(each.part.config)
         session.mutant = mutant
         context = context_of(
@@ -213,7 +217,7 @@ class SpecMutantRunner:
 
 
 def _mutant_error(error: BaseException | None) -> MutantError | None:
-    """The error that says that a mutant could not be made, if that is why another was raised."""
+    """The ``MutantError`` that caused an error, or None."""
     while error is not None:
         if isinstance(error, MutantError):
             return error
@@ -222,7 +226,7 @@ def _mutant_error(error: BaseException | None) -> MutantError | None:
 
 
 def _drawn(part: SpecItem, bound: BoundCheck) -> list[Any]:
-    """The calls that a check asks about."""
+    """The calls of a check."""
     source = shared(current(part.config).sources, bound.source, bound.strategy)
     return list(drawn_calls(source, bound.options.seed, bound.examples, subjects_of(bound)))
 

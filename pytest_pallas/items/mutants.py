@@ -1,4 +1,4 @@
-"""The mutants of a spec's kernels, as one pytest item: which of them do its checks catch?"""
+"""The mutants of a spec's kernels, as one pytest item."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:
     from pytest_pallas.checks.context import CheckContext, CheckResult
-    from pytest_pallas.mutation_runner.verdict import Verdict
+    from pytest_pallas.mutation_runner.verdict import MutantVerdict
 
 #: Kinds of backends on which mutants run.
 _KINDS = ("simulating", "interpreting")
 
 
 def _nothing(context: CheckContext) -> CheckResult:
-    raise NotImplementedError("an item of mutants asks the checks of its parts")
+    raise NotImplementedError("an item of mutants runs the checks of its parts")
 
 
 MUTANTS = Check(
     name="mutants",
-    asks="do the checks of the spec catch mistakes made in the kernel?",
+    asks="do the checks of the spec kill the mutants of its kernels?",
     run=_nothing,
 )
 
@@ -45,7 +45,7 @@ class MutantsItem(SpecItem):
 
     @classmethod
     def of(cls, parent: Any, spec: KernelSpec, parts: Sequence[SpecItem]) -> MutantsItem:
-        """The item of the mutants that ``parts``, one at least, are asked about."""
+        """The item whose mutants ``parts``, one at least, check."""
         first: Backend = parts[0].backend
         mesh: Mapping[str, int] = max(
             (part.mesh for part in parts), key=lambda mesh: len(mesh), default={}
@@ -75,24 +75,24 @@ class MutantsItem(SpecItem):
 
     @property
     def headline(self) -> str:
-        """How messages about it begin."""
+        """The start of its messages."""
         return f"{self.spec.name}: mutants"
 
     @property
     def place(self) -> str:
-        """No other item's: it is about several backends and meshes."""
+        """Its own key, because it has several backends and meshes."""
         return self.nodeid
 
     def slot(self) -> float | None:
-        """Seconds that it may take, of the session's time; None for as long as it takes."""
+        """Its time limit in seconds, of the session's time; None for no limit."""
         from pytest_pallas.isolation.worker import SECONDS
-        from pytest_pallas.items.time_budget import clock_of
+        from pytest_pallas.items.time_budget import time_budget_of
 
         options = current(self.config).options_for(self)
         if not options.mutate_time:
             return None
         if SECONDS not in self.stash:
-            clock = clock_of(self.config, self.session.items, options.mutate_time)
+            clock = time_budget_of(self.config, self.session.items, options.mutate_time)
             self.stash[SECONDS] = clock.slot(self.nodeid)
         return self.stash[SECONDS]
 
@@ -119,7 +119,7 @@ class MutantsItem(SpecItem):
         found = runner.discover()
 
         def running(check: str, place: str) -> None:
-            """Leave a trace of what is asked, in case that the process dies."""
+            """Record the running check, in case the process dies."""
             if journal.begun is not None:
                 journal.begin(dataclasses.replace(journal.begun, by=check, on=place))
 
@@ -146,8 +146,8 @@ class MutantsItem(SpecItem):
         builder.notes += runner.notes
 
 
-def _tell(item: MutantsItem, verdict: Verdict) -> None:
-    """Tell whoever supervises what is tried."""
+def _tell(item: MutantsItem, verdict: MutantVerdict) -> None:
+    """Notify the observer of the mutant."""
     observer = current(item.config).observer
     if observer is not None:
         observer.example(item.builder, [Fact("mutant", f"{verdict.operator}: {verdict.change}")])
@@ -167,25 +167,25 @@ def mutants_item(
 ) -> MutantsItem | None:
     """The item for a spec's mutants, in place of its items; None if there are none.
 
-    It is skipped, and says why, if there is nobody to ask.
+    It is skipped, with the reason, if no check can run on mutants.
     """
-    asked = [item for item in items if isinstance(item, SpecItem)]
-    if not asked:
+    checks = [item for item in items if isinstance(item, SpecItem)]
+    if not checks:
         return None
-    # What has no answers there, or wrong ones, has none of mutants either.
-    without = {_where(item) for item in asked if item.check.base and _fails(item)}
+    # where the kernel fails without mutants, it cannot check them
+    without = {_where(item) for item in checks if item.check.base and _fails(item)}
     parts = [
         item
-        for item in asked
+        for item in checks
         if item.backend.kind in _KINDS
         and item.check.tries_mutants
         and _where(item) not in without
         and not _fails(item)
     ]
-    made = MutantsItem.of(parent, spec, parts or asked)
+    made = MutantsItem.of(parent, spec, parts or checks)
     if not any(part.check.executes for part in parts):
-        tried = {label(item.backend) for item in asked if item.backend.kind in _KINDS}
-        told = f", and the kernel cannot be asked on {' or '.join(sorted(tried))}" if tried else ""
-        reason = f"mutants run on the simulator and on interpreters{told}"
+        tried = {label(item.backend) for item in checks if item.backend.kind in _KINDS}
+        tried_on = f", and the kernel cannot run on {' or '.join(sorted(tried))}" if tried else ""
+        reason = f"mutants run on the simulator and on interpreters{tried_on}"
         made.add_marker(pytest.mark.skip(reason=reason))
     return made

@@ -1,4 +1,4 @@
-"""Specs on compiling backends: what an item compiles, begun while earlier items still wait."""
+"""Start compilations of an item while earlier items still wait."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pytest_pallas.sampling.diversity import choose
 from pytest_pallas.session import current
 from pytest_pallas.strategies.arguments import as_arguments
 
-#: Set on an item whose programs are on their way.
+#: Set on an item whose compilations have started.
 _BEGUN = pytest.StashKey[bool]()
 
 
 def begin(item: pytest.Item | None) -> None:
-    """Begin to compile what an item will ask about, once.
+    """Start the compilations of an item, once.
 
-    What goes wrong here goes wrong again when the item asks, and is reported there.
+    The item raises and reports any error here again.
     """
     from pytest_pallas.items.item import SpecItem
 
@@ -41,7 +41,7 @@ def begin(item: pytest.Item | None) -> None:
 
 
 def run_all(bound: BoundCheck) -> None:
-    """Compile the typical calls of a spec, and half as many drawn ones as are run elsewhere.
+    """Compile the typical calls of a spec, and half as many drawn calls as other backends run.
 
     Raises:
       PallasTestError: the first failure.
@@ -52,12 +52,12 @@ def run_all(bound: BoundCheck) -> None:
 
 
 def worth_shrinking(error: PallasTestError) -> bool:
-    """Whether a smaller call may fail alike: not if each try may take the whole time limit."""
+    """Whether to shrink a failure: not if each attempt may take the whole time limit."""
     return not isinstance(error, CompilerFailedError)
 
 
 def _calls(bound: BoundCheck) -> Iterator[tuple[Any, bool]]:
-    """The calls that an item compiles, and whether they are typical ones."""
+    """The calls that an item compiles, and whether they are typical."""
     typical: Any = bound.spec.typical
     calls = cast("Sequence[Any]", typical(bound.mesh) if callable(typical) else typical)
     for call in calls:
@@ -67,7 +67,7 @@ def _calls(bound: BoundCheck) -> Iterator[tuple[Any, bool]]:
 
 
 def _drawn(bound: BoundCheck) -> tuple[Any, ...]:
-    """Drawn calls without their values. The same for every target, so they are drawn once."""
+    """Drawn calls without their values, which are the same for every target."""
     options, drawn = bound.options, bound.session.drawn
     count = max(1, bound.check.examples(options.max_examples) // 2)
     key = (*bound.source, options.seed, count)
@@ -78,7 +78,7 @@ def _drawn(bound: BoundCheck) -> tuple[Any, ...]:
 
 
 def _abstract(arguments: Any) -> Any:
-    """Arguments with shapes and dtypes for arrays: a session keeps many of them."""
+    """Arguments with shapes and dtypes instead of arrays, because a session keeps many."""
     args = jax.tree.map(
         lambda leaf: shape_of(leaf) if hasattr(leaf, "dtype") else leaf, arguments.args
     )

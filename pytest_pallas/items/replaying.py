@@ -1,4 +1,4 @@
-"""Ask about the calls of goldens, in place of new draws: ``--pallas-golden=replay``."""
+"""Run the calls of goldens, instead of new draws: ``--pallas-golden=replay``."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pytest_pallas.strategies.arguments import Arguments, as_arguments
 if TYPE_CHECKING:
     from pytest_pallas.goldens.entry import Golden
     from pytest_pallas.items.bound_checks import BoundCheck
-    from pytest_pallas.sampling.diversity import Source
+    from pytest_pallas.sampling.diversity import ExampleSource
 
 
-def replay_goldens(bound: BoundCheck, goldens: Goldens, source: Source) -> str:
-    """Ask the check about every call that there is a golden of.
+def replay_goldens(bound: BoundCheck, goldens: Goldens, source: ExampleSource) -> str:
+    """Run the check on the call of every golden.
 
-    A call that was not kept is drawn again; where that gives another call by now, it is lost, which
-    the record says.
+    A call that was not kept is drawn again; if the draw is a different call now, the record counts
+    it as lost.
 
     Returns:
-      Why it was asked about none; "" if it was.
+      The reason why no call ran; "" if one ran.
 
     Raises:
-      PallasTestError: an answer is wrong, or not that of a golden.
+      PallasTestError: an output is wrong, or differs from a golden.
     """
     __tracebackhide__ = True
     found = goldens.of(bound.spec.name, bound.check.name, bound.sizes)
@@ -53,8 +53,8 @@ def replay_goldens(bound: BoundCheck, goldens: Goldens, source: Source) -> str:
     if bound.builder.examples:
         return ""
     return (
-        "the calls of its goldens were too large to keep, and other calls are drawn now; "
-        "record again"
+        "the calls of its goldens were too large to keep, and the same seed now draws different "
+        "ones; record again"
     )
 
 
@@ -66,9 +66,9 @@ def _kept(goldens: Goldens, golden: Golden) -> Arguments:
     """
     value = read(golden.call.plain, goldens.store.inputs(golden))
     if not isinstance(value, tuple) or len(value) != 3:
-        raise GoldenError(f"{golden}: this is no call; record again")
+        raise GoldenError(f"{golden}: the file does not hold a call; record again")
     args, options, tuning = value
     call = Arguments(args, options, tuning)
     if written_call(call).digest != golden.call.digest:
-        raise GoldenError(f"{golden}: its call was changed; record again")
+        raise GoldenError(f"{golden}: the call in the file was changed; record again")
     return call

@@ -1,4 +1,4 @@
-"""Run a bound check: fuzz drawn examples, compile a few calls, or replay kept ones."""
+"""Run a bound check: fuzz drawn examples, compile a few calls, or replay goldens."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def run_bound(
     slot: Callable[[], float | None] = lambda: None,
     pulse: Callable[[], None] = lambda: None,
 ) -> str:
-    """Ask the check about as many examples as the options say.
+    """Run the check on as many examples as the options give.
 
     Args:
-      bound: the check with all that it runs on.
-      slot: gives the seconds to fuzz for, when that begins; None for a number of examples.
-      pulse: called after each round of fuzzing for a time.
+      bound: the bound check.
+      slot: returns the seconds to fuzz, when fuzzing starts; None for a number of examples.
+      pulse: called after each round of timed fuzzing.
 
     Returns:
-      Why the check applies to no example; "" if it was asked about one.
+      The reason why the check applies to no example; "" if it ran on one.
 
     Raises:
-      PallasTestError: an answer is wrong, or there is none.
+      PallasTestError: an output is wrong, or the kernel raised.
     """
     __tracebackhide__ = True
     replayed = bool(bound.options.example) or bound.session.replayed is not None
@@ -58,15 +58,15 @@ def _compile(
     except PallasTestError as error:
         if bound.expected or not precompile.worth_shrinking(error):
             raise
-        _fuzz(bound, slot, pulse)  # finds the same failure, and the smallest like it
+        _fuzz(bound, slot, pulse)  # finds the same failure, and shrinks it
         raise
 
 
 def _fuzz(bound: BoundCheck, slot: Callable[[], float | None], pulse: Callable[[], None]) -> str:
-    """Ask about examples; the result is why there are none."""
+    """Run examples; returns the reason why there are none."""
     __tracebackhide__ = True
     session, options = bound.session, bound.options
-    mutated = session.mutant is not None  # whose failures nobody wants to see again
+    mutated = session.mutant is not None  # its saved failures are not replayed
     what = Fuzz(
         run=functools.partial(run_example, bound),
         source=shared(session.sources, bound.source, bound.strategy),
@@ -92,14 +92,14 @@ def _fuzz(bound: BoundCheck, slot: Callable[[], float | None], pulse: Callable[[
 
 
 def _fuzz_until_one_counts(bound: BoundCheck, what: Fuzz) -> None:
-    """Go on with further examples, of which the first could have shown nothing."""
+    """Continue with further examples, if the check did not apply to the first ones."""
     __tracebackhide__ = True
     seed = bound.options.seed
     for number, call in enumerate(drawn_calls(what.source, seed, BASE, what.subjects), 1):
         try:
             what.run(call)
         except Exception:
-            fuzz(what, seed=seed, max_examples=number)  # finds the same, and the simplest like it
+            fuzz(what, seed=seed, max_examples=number)  # finds the same failure, and shrinks it
             raise
         if bound.builder.examples:
             return

@@ -1,4 +1,4 @@
-"""Rounds of fuzzing: one of ``--pallas-max-examples``, or many until a time is over."""
+"""Rounds of fuzzing: one of ``--pallas-max-examples``, or many within a time limit."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ import pytest
 from pytest_pallas.sampling.fuzzing import Fuzz, fuzz, fuzz_until
 
 #: The clock of a session, made when its first item starts.
-CLOCK = pytest.StashKey["Clock"]()
+CLOCK = pytest.StashKey["TimeBudget"]()
 
 
 @dataclass
-class Clock:
-    """Who gets how much of the time.
+class TimeBudget:
+    """Distributes the time over items.
 
-    Every kernel gets as much as every other, and its items share that. What an item leaves, those
-    that come after it share. Under xdist each process takes its share of the items and knows only
-    what it did itself.
+    All kernels get equal times, which their items share. Later items share the unused time of
+    earlier ones. Under xdist, each process distributes the time over its own items.
 
     Attributes:
-      seconds: of the session.
-      weights: of the items that fuzz, by node id; those of a kernel add up to 1.
-      processes: how many processes run the items.
-      started: when the first one started, by ``time.monotonic``.
+      seconds: the time of the session.
+      weights: weights of the items that fuzz, by node id; those of a kernel add up to 1.
+      processes: number of processes that run the items.
+      started: start of the first item, by ``time.monotonic``.
     """
 
     seconds: float
@@ -40,7 +39,7 @@ class Clock:
     done: float = 0.0
 
     def slot(self, nodeid: str) -> float:
-        """Seconds for an item, which is about to start."""
+        """Seconds for an item that starts now."""
         weight = self.weights.get(nodeid, 0.0)
         left = max(sum(self.weights.values()) - self.processes * self.done, weight)
         self.done += weight
@@ -48,11 +47,11 @@ class Clock:
         return max(0.0, self.seconds - spent) * self.processes * weight / left if left else 0.0
 
 
-def clock_of(config: pytest.Config, items: list[pytest.Item], seconds: float) -> Clock:
+def time_budget_of(config: pytest.Config, items: list[pytest.Item], seconds: float) -> TimeBudget:
     """The clock of a session, which starts at the first call."""
     if CLOCK not in config.stash:
         workers = getattr(config, "workerinput", {}).get("workercount", 1)  # of pytest-xdist
-        config.stash[CLOCK] = Clock(seconds, _weights(items), workers)
+        config.stash[CLOCK] = TimeBudget(seconds, _weights(items), workers)
     return config.stash[CLOCK]
 
 
@@ -63,7 +62,7 @@ def _weights(items: list[pytest.Item]) -> Mapping[str, float]:
 
 
 def _fuzzing(items: list[pytest.Item]) -> Iterator[Any]:
-    """The items that take all the time that they get."""
+    """The items that use all of their time."""
     from pytest_pallas.items.item import SpecItem
 
     for item in items:
@@ -76,23 +75,23 @@ def _fuzzing(items: list[pytest.Item]) -> Iterator[Any]:
             yield item
 
 
-#: Rounds without an example that is new, after which the strategy is taken to have no more.
+#: Number of rounds without a new example after which fuzzing stops.
 EXHAUSTED = 3
 
 
 def fuzz_for(
     what: Fuzz, seconds: float, *, seed: int, max_examples: int, pulse: Callable[[], None]
 ) -> None:
-    """Fuzz until the time is over, or nothing new is drawn.
+    """Fuzz until the time is over, or no new example is drawn.
 
-    The first round is that of a run without a time: few values of many shapes. The others have
-    seeds of their own, and draws have more siblings. The last one is cut short.
+    The first round is that of a run without a time limit: few values of many shapes. The others
+    have their own seeds and more variants of each draw. The last one may end early.
 
     Args:
-      what: the question.
-      seconds: how long.
-      seed: seed of the first round, and of the other rounds' seeds.
-      max_examples: examples of the first round.
+      what: the check to fuzz.
+      seconds: the time limit.
+      seed: seed of the first round, and of the seeds of the others.
+      max_examples: number of examples of the first round.
       pulse: called after each round.
 
     Raises:

@@ -18,7 +18,7 @@ def kernels_of(
     """The kernels of a call; None if it cannot be traced within its time limit.
 
     Args:
-      call: what to trace; its arrays may be abstract.
+      call: the call to trace; its arrays may be abstract.
       context: makes the context to trace in.
     """
     from pytest_pallas.analysis import kernel_calls
@@ -29,5 +29,5 @@ def kernels_of(
         static, shapes = abstract(call)
         with context(), ending(call.timeout):
             return kernel_calls(jitted().trace(static, shapes).jaxpr)
-    except Exception:  # tracing runs the kernel's own code; the item will raise the same
+    except Exception:  # tracing runs user code; the item will raise the same
         return None

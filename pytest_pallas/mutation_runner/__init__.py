@@ -1,1 +1,1 @@
-"""Run mutants: which of them the checks of a project kill, and which survive."""
+"""Run mutants, and report which of them the checks of a project kill."""

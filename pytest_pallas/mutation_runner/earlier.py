@@ -1,4 +1,4 @@
-"""What an earlier run knows of mutants, by the file of its ``--pallas-results``."""
+"""Verdicts of an earlier run, from the file of its ``--pallas-results``."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 
 from pytest_pallas.errors import OptionError
-from pytest_pallas.mutation_runner.verdict import Verdict, from_json
+from pytest_pallas.mutation_runner.verdict import MutantVerdict, from_json
 from pytest_pallas.options.values import place_of
 from pytest_pallas.session import current
 from pytest_pallas.source_lines import text_at
 
-#: Who has killed a mutant, in words.
+#: The name of the earlier run in reports.
 EARLIER = "an earlier run"
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """What a run knows of mutants whose line still reads as it did.
+    """The verdicts of a run on mutants whose source line has not changed.
 
     Attributes:
-      killed: those that it killed, by key, with ``EARLIER``.
-      marked: keys of those that it did not catch, and that a spec said are no mistakes.
+      killed: the mutants that it killed, by key, with ``EARLIER``.
+      marked: keys of survivors that a spec marked as equivalent.
     """
 
     killed: dict[str, str] = field(default_factory=dict[str, str])
@@ -34,7 +34,7 @@ class Earlier:
 
 
 def earlier_run(config: pytest.Config) -> Earlier:
-    """What the run of ``--pallas-mutate-after`` knows; nothing without.
+    """The verdicts of ``--pallas-mutate-after``; empty without it.
 
     Raises:
       OptionError: as ``read_earlier``.
@@ -49,20 +49,20 @@ def earlier_run(config: pytest.Config) -> Earlier:
 
 
 def read_earlier(path: Path) -> Earlier:
-    """What the run knows whose results these are.
+    """Read the verdicts of a results file.
 
     Args:
-      path: of the results.
+      path: the results file.
 
     Raises:
-      OptionError: there is no such file, or it has no results.
+      OptionError: the file does not exist, or is not a results file.
     """
     try:
         verdicts = list(_verdicts(json.loads(path.read_text())))
     except OSError as error:
         raise OptionError(f"{path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise OptionError(f"{path} was not written by --pallas-results") from None
+        raise OptionError(f"{path} is not a file of --pallas-results") from None
     same = [verdict for verdict in verdicts if verdict.source == text_at(verdict.where)]
     return Earlier(
         {verdict.key: EARLIER for verdict in same if verdict.status == "killed"},
@@ -70,6 +70,6 @@ def read_earlier(path: Path) -> Earlier:
     )
 
 
-def _verdicts(plain: Any) -> Iterator[Verdict]:
+def _verdicts(plain: Any) -> Iterator[MutantVerdict]:
     for record in plain["records"]:
         yield from map(from_json, record.get("mutants", ()))

@@ -1,4 +1,4 @@
-"""What became of the mutants so far, in a file that outlives the process that one of them kills."""
+"""The verdicts so far, in a file that survives a crash of the process."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from typing import Any
 import pytest
 
 from pytest_pallas.errors import DIED
-from pytest_pallas.mutation_runner.verdict import Verdict, from_json, to_json
+from pytest_pallas.mutation_runner.verdict import MutantVerdict, from_json, to_json
 
 #: The path of an item's journal, where it has one.
 JOURNAL = pytest.StashKey[str]()
 
 
 class Journal:
-    """A file with a line for each mutant that was begun, and one for what became of it.
+    """A file with two lines for each mutant: one at its start, and one with its verdict.
 
-    A process that a mutant kills leaves its beginning without an end; whoever started the process
-    adds the end, and starts another one, which goes on behind it.
+    If a mutant crashes the process, its start has no verdict. The parent process adds the verdict,
+    and starts another process, which continues with the next mutant.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """Read what there is; without a path nothing is kept in a file."""
+        """Read the existing file; without a path, keep verdicts in memory only."""
         self._path = path
-        self.verdicts: dict[str, Verdict] = {}
-        self.begun: Verdict | None = None
+        self.verdicts: dict[str, MutantVerdict] = {}
+        self.begun: MutantVerdict | None = None
         if path is not None and path.exists():
             for line in path.read_text().splitlines():
                 self._take(json.loads(line))
 
-    def begin(self, verdict: Verdict) -> None:
-        """A mutant is about to be tried; ``verdict`` is what is known of it."""
+    def begin(self, verdict: MutantVerdict) -> None:
+        """Record the start of a mutant."""
         self._write({"begin": to_json(verdict)})
 
-    def end(self, verdict: Verdict) -> None:
-        """This became of it."""
+    def end(self, verdict: MutantVerdict) -> None:
+        """Record the verdict of a mutant."""
         self._write({"end": to_json(verdict)})
 
     def _take(self, plain: dict[str, Any]) -> None:
@@ -56,11 +56,11 @@ class Journal:
 
 
 def died_of_a_mutant(path: Path, error: Exception) -> bool:
-    """Whether a process died while it tried a mutant, which is then written down as killed.
+    """Whether a process died while it ran a mutant, which is then recorded as killed.
 
     Args:
-      path: of its journal.
-      error: what the death is called.
+      path: the journal of the process.
+      error: the error of the crash.
     """
     journal = Journal(path)
     if journal.begun is None or not isinstance(error, DIED):

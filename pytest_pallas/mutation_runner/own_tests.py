@@ -1,4 +1,4 @@
-"""The mutants of what a test of one's own runs: which of them does the test catch?"""
+"""Run user-written tests on the mutants of the kernels that they run."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from pytest_pallas.explanations import Fact
 from pytest_pallas.mutation import Mutant, mutants_of, mutated
 from pytest_pallas.mutation.canonical import canonical
 from pytest_pallas.mutation_runner.journal import JOURNAL, Journal
-from pytest_pallas.mutation_runner.running import Killed, Tried, run_mutants, sampled
+from pytest_pallas.mutation_runner.running import KilledBy, MutantRun, run_mutants, sampled
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import PytestSession
 
-#: The name that the plugin is registered by.
+#: The name of the registered plugin.
 PLUGIN = "pallas-mutants"
 
 
-class _Seen:
-    """An ``Observer`` that remembers what was traced, beside another one."""
+class _TraceRecorder:
+    """An ``Observer`` that records traces, and forwards to another one."""
 
     def __init__(self, other: Any) -> None:
-        """Tell ``other``, too, if there is one."""
+        """Forward to ``other``, if there is one."""
         self.other = other
         self.programs: list[Any] = []
 
@@ -63,23 +63,23 @@ class _Seen:
 
 
 class TestMutantRunner:
-    """The plugin of a process that runs tests, with ``--pallas-mutate``."""
+    """The plugin for ``--pallas-mutate`` in a process that runs tests."""
 
     __test__ = False
 
     def __init__(self, session: PytestSession, reseed: Callable[[PytestSession], None]) -> None:
-        """For a session, whose random generators ``reseed`` starts anew."""
+        """Create for a session, whose random generators ``reseed`` resets."""
         self.session, self.reseed = session, reseed
 
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-        """Run a test, and then again with each mutant of what it ran."""
+        """Run a test, and then again with each mutant of the kernels that it ran."""
         __tracebackhide__ = True
         backend = getattr(getattr(pyfuncitem, "callspec", None), "params", {}).get("pallas_backend")
         if getattr(backend, "kind", None) not in ("simulating", "interpreting"):
             return (yield)
         before = self.session.observer
-        self.session.observer = seen = _Seen(before)
+        self.session.observer = seen = _TraceRecorder(before)
         with own_lines():
             try:
                 result = yield
@@ -108,13 +108,13 @@ class TestMutantRunner:
                 return ""
             return f"the same program after simplification, in {len(several)} calls"
 
-        def attempt(mutant: Mutant) -> Tried:
+        def attempt(mutant: Mutant) -> MutantRun:
             error = self._failure(item, mutant)
             if isinstance(error, MutantError):
-                return Tried(None, 1, str(error))
+                return MutantRun(None, 1, str(error))
             if error is None:
-                return Tried(None, 1, same=same(mutant))
-            return Tried(Killed(item.name, type(error).__name__), 1)
+                return MutantRun(None, 1, same=same(mutant))
+            return MutantRun(KilledBy(item.name, type(error).__name__), 1)
 
         started = time.monotonic()
         until = started + options.mutate_time if options.mutate_time else None
@@ -136,7 +136,7 @@ class TestMutantRunner:
             session.builders[kernel, "mutants", place] = builder
 
     def _failure(self, item: pytest.Function, mutant: Mutant) -> BaseException | None:
-        """What the test raises with a mutant; None if it passes."""
+        """The error of the test with a mutant; None if it passes."""
         session = self.session
         session.builders.clear()
         self.reseed(session)
@@ -161,14 +161,14 @@ def _place(item: pytest.Function) -> str:
 
 
 def _arguments(item: pytest.Function) -> dict[str, Any]:
-    """The fixtures that the function of a test takes."""
+    """The fixtures that are arguments of the test function."""
     taken = inspect.signature(item.obj).parameters
     return {name: value for name, value in item.funcargs.items() if name in taken}
 
 
 @contextlib.contextmanager
 def _quick(function: Callable[..., Any]) -> Generator[None]:
-    """Have hypothesis stop at the first failure, and remember none."""
+    """Let Hypothesis stop at the first failure, and save none."""
     from hypothesis import Phase, settings
 
     own = hypothesis_settings(function)

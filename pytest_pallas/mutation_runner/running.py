@@ -1,4 +1,4 @@
-"""Try mutants one after the other."""
+"""Run mutants one after the other."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 from pytest_pallas.mutation import Mutant
 from pytest_pallas.mutation_runner.journal import Journal
-from pytest_pallas.mutation_runner.verdict import Verdict, who
+from pytest_pallas.mutation_runner.verdict import MutantVerdict, who
 from pytest_pallas.notes import Note
 from pytest_pallas.spec import EquivalentMutant
 
-#: How a mutant was killed that another test or spec had killed before.
+#: The ``how`` of a mutant that another test or spec killed before.
 ELSEWHERE = "by another"
 
 
 @dataclass(frozen=True)
-class Killed:
-    """How a mutant was killed.
+class KilledBy:
+    """The check that killed a mutant, and its error.
 
     Attributes:
-      by: the check, or the test.
+      by: the check or the test.
       how: the kind of failure.
       on: the backend of the check, with the sizes of its mesh.
     """
@@ -34,26 +34,26 @@ class Killed:
 
 
 @dataclass(frozen=True)
-class Tried:
-    """What came of trying a mutant.
+class MutantRun:
+    """The result of one run of a mutant.
 
     Attributes:
-      killed: how it was killed; None if it was not.
-      examples: how many examples were asked about.
-      impossible: why it could not be made; "" if it could.
-      same: why it is the same program; "" if it is not, or if nobody asked.
+      killed: the check that killed it; None if it was not killed.
+      examples: number of examples that ran on it.
+      impossible: the reason why it could not be made; "" if it could.
+      same: the reason why it is the same program; "" if it is not, or if it was not compared.
     """
 
-    killed: Killed | None
+    killed: KilledBy | None
     examples: int
     impossible: str = ""
     same: str = ""
 
 
 def sampled(mutants: Sequence[Mutant], most: int, seed: int) -> list[Mutant]:
-    """At most ``most`` mutants, in their order; 0 is all.
+    """At most ``most`` mutants, in their order; 0 for all.
 
-    Operators take turns, so that those with few mutants are not lost among the others.
+    Operators take turns, so that operators with few mutants are included.
     """
     if not most or len(mutants) <= most:
         return list(mutants)
@@ -71,14 +71,14 @@ def sampled(mutants: Sequence[Mutant], most: int, seed: int) -> list[Mutant]:
     return [mutant for mutant in mutants if mutant in chosen]
 
 
-def unknown(mutant: Mutant) -> Verdict:
-    """A verdict that says nothing yet."""
+def unknown(mutant: Mutant) -> MutantVerdict:
+    """The initial verdict of a mutant."""
     places = "/".join(
         f"{place.file}:{place.line}:{place.column}:{place.end_line}:{place.end_column}"
         for place in mutant.places
     )
     words = (mutant.home, mutant.kernel, mutant.operator, mutant.change, mutant.part, places)
-    return Verdict(
+    return MutantVerdict(
         key="|".join(words),
         operator=mutant.operator,
         change=mutant.change,
@@ -94,7 +94,7 @@ def unknown(mutant: Mutant) -> Verdict:
 
 def run_mutants(
     mutants: Iterable[Mutant],
-    attempt: Callable[[Mutant], Tried],
+    attempt: Callable[[Mutant], MutantRun],
     *,
     journal: Journal,
     name: str,
@@ -103,21 +103,22 @@ def run_mutants(
     same: Callable[[Mutant], str] = lambda _: "",
     equivalents: Sequence[EquivalentMutant] = (),
     marked: Collection[str] = (),
-    begun: Callable[[Verdict], None] = lambda _: None,
-) -> list[Verdict]:
-    """What became of each mutant.
+    begun: Callable[[MutantVerdict], None] = lambda _: None,
+) -> list[MutantVerdict]:
+    """The verdicts of mutants.
 
     Args:
-      mutants: to be tried.
-      attempt: tries one.
-      journal: what is known already, and where it is written.
-      name: of the test or spec that tries them.
-      killed: who has killed what, by key; what others have is not tried again. It is added to.
+      mutants: the mutants to run.
+      attempt: runs one mutant.
+      journal: has the known verdicts, and records new ones.
+      name: the name of the test or spec.
+      killed: the names of tests and specs that killed mutants, by key. Mutants that others killed
+        do not run again. New ones are added.
       until: when to stop, by ``time.monotonic``; None for never.
-      same: why a mutant is the same program, or ""; asked about those that are not tried.
-      equivalents: what the spec says of its mutants.
-      marked: keys of those that are not tried again as long as it says that of them.
-      begun: is told of each before it is tried.
+      same: returns why a mutant is the same program, or ""; called for mutants that do not run.
+      equivalents: the marks of the spec.
+      marked: keys of mutants that do not run again as long as the spec marks them.
+      begun: called with the verdict of each mutant before it runs.
     """
     keys: list[str] = []
     for mutant in mutants:
@@ -135,7 +136,7 @@ def run_mutants(
         else:
             begun(verdict)
             journal.begin(verdict)
-            tried = _tried(mutant, verdict, attempt)
+            tried = _run_one(mutant, verdict, attempt)
             if tried.status == "killed":
                 killed[verdict.key] = name
             journal.end(tried)
@@ -145,7 +146,9 @@ def run_mutants(
     return [settled(journal.verdicts[key], equivalents) for key in dict.fromkeys(keys)]
 
 
-def _tried(mutant: Mutant, verdict: Verdict, attempt: Callable[[Mutant], Tried]) -> Verdict:
+def _run_one(
+    mutant: Mutant, verdict: MutantVerdict, attempt: Callable[[Mutant], MutantRun]
+) -> MutantVerdict:
     started = time.monotonic()
     tried = attempt(mutant)
     verdict = dataclasses.replace(
@@ -160,12 +163,12 @@ def _tried(mutant: Mutant, verdict: Verdict, attempt: Callable[[Mutant], Tried])
     return dataclasses.replace(verdict, status="killed", **dataclasses.asdict(tried.killed))
 
 
-def _equivalent(verdict: Verdict, reason: str) -> Verdict:
+def _equivalent(verdict: MutantVerdict, reason: str) -> MutantVerdict:
     return dataclasses.replace(verdict, status="equivalent", by="", on="", how="", reason=reason)
 
 
-def settled(verdict: Verdict, equivalents: Sequence[EquivalentMutant]) -> Verdict:
-    """The verdict with what the spec says of the mutant."""
+def settled(verdict: MutantVerdict, equivalents: Sequence[EquivalentMutant]) -> MutantVerdict:
+    """The verdict with the marks of the spec."""
     for each in equivalents:
         if marks(each, verdict):
             verdict = dataclasses.replace(verdict, marked=True)
@@ -174,8 +177,8 @@ def settled(verdict: Verdict, equivalents: Sequence[EquivalentMutant]) -> Verdic
     return verdict
 
 
-def marks(mark: EquivalentMutant, verdict: Verdict) -> bool:
-    """Whether a mark is about a mutant."""
+def marks(mark: EquivalentMutant, verdict: MutantVerdict) -> bool:
+    """Whether a mark matches a mutant."""
     return (
         mark.operator == verdict.operator
         and (not mark.change or mark.change == verdict.change)
@@ -186,22 +189,22 @@ def marks(mark: EquivalentMutant, verdict: Verdict) -> bool:
 
 
 def stale(
-    marked: Sequence[EquivalentMutant], verdicts: Sequence[Verdict], *, whole: bool
+    marked: Sequence[EquivalentMutant], verdicts: Sequence[MutantVerdict], *, whole: bool
 ) -> list[Note]:
-    """What is wrong with the marks of a spec.
+    """Notes on stale marks of a spec.
 
     Args:
       marked: the marks.
-      verdicts: of the mutants.
-      whole: whether these are all mutants, so that a mark must be about one of them.
+      verdicts: the verdicts of the mutants.
+      whole: whether these are all mutants, so that every mark must match one of them.
     """
     problems: list[str] = []
     for each in marked:
         about = [verdict for verdict in verdicts if marks(each, verdict)]
         killed = [verdict for verdict in about if verdict.status == "killed"]
-        words = f"equivalent mutant {each.operator} at {each.source!r}"
+        words = f"stale EquivalentMutant({each.operator!r}, source={each.source!r})"
         if killed and len(killed) == len(about):
-            problems.append(f"{words} is none: {who(killed[0])} killed it ({killed[0].change})")
+            problems.append(f"{words}: {who(killed[0])} killed the mutant ({killed[0].change})")
         elif not about and whole:
-            problems.append(f"{words} does not exist: no mutant is of that operator and line")
+            problems.append(f"{words}: no mutant has this operator and line")
     return [Note(problem, "mutants") for problem in problems]

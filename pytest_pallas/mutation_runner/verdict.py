@@ -1,4 +1,4 @@
-"""``Verdict``: what became of one mutant, as plain values."""
+"""The verdict on one mutant, as plain values."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ Status = Literal["killed", "survived", "equivalent", "untried"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What became of a mutant.
+class MutantVerdict:
+    """The verdict on a mutant.
 
     Attributes:
-      key: tells the mutant from all others.
+      key: identifies the mutant.
       operator, change, kernel, part: as in ``mutation.Mutant``.
       where: ``file:line`` of the mutated code.
-      called_from: ``file:line`` of where it was called from, the innermost first, in short.
+      called_from: ``file:line`` of its callers, the innermost first, in short.
       source: the line of code.
-      callers: the lines of code there.
-      status: what became of it.
+      callers: the lines of code of its callers.
+      status: see ``Status``.
       by: the check that killed it, or the test, spec or run.
       on: the backend of that check, with the sizes of its mesh.
       how: the kind of failure, such as ``"MismatchError"``.
-      examples: how many examples were asked about.
-      seconds: how long that took.
-      reason: why it is equivalent or was not tried.
-      marked: whether the spec says that it is equivalent.
+      examples: number of examples that ran on it.
+      seconds: the time of these examples.
+      reason: why it is equivalent or did not run.
+      marked: whether the spec marks it as equivalent.
     """
 
     key: str
@@ -52,26 +52,26 @@ class Verdict:
     marked: bool = False
 
 
-def who(verdict: Verdict) -> str:
-    """What killed a mutant, and where, in words; "" if nobody knows."""
+def who(verdict: MutantVerdict) -> str:
+    """The check that killed a mutant, and its backend; "" if it is not known."""
     return f"{verdict.by} on {verdict.on}" if verdict.on else verdict.by
 
 
-def to_json(verdict: Verdict) -> dict[str, Any]:
+def to_json(verdict: MutantVerdict) -> dict[str, Any]:
     """As plain JSON values."""
     return dataclasses.asdict(verdict)
 
 
-def from_json(plain: Mapping[str, Any]) -> Verdict:
-    """What ``to_json`` wrote."""
+def from_json(plain: Mapping[str, Any]) -> MutantVerdict:
+    """The verdict from ``to_json``."""
     fields = dict(plain)
     for name in ("called_from", "callers"):
         fields[name] = tuple(plain.get(name, ()))
-    return Verdict(**fields)
+    return MutantVerdict(**fields)
 
 
-def score(verdicts: list[Verdict]) -> float | None:
-    """The percentage of mutants that were killed, of those that were killed or survived."""
+def score(verdicts: list[MutantVerdict]) -> float | None:
+    """The percentage of killed mutants among those that were killed or survived."""
     killed = sum(verdict.status == "killed" for verdict in verdicts)
     survived = sum(verdict.status == "survived" for verdict in verdicts)
     return 100.0 * killed / (killed + survived) if killed + survived else None

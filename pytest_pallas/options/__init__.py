@@ -1,1 +1,1 @@
-"""Options: ``table`` declares them, and ``values`` has what a session was given."""
+"""Options: ``table`` declares them, and ``values`` has the values of a session."""

@@ -1,6 +1,6 @@
-"""The options of the command line with their ini twins: one table.
+"""The options of the command line and their ini values: one table.
 
-Every run of pytest imports it. So it imports nothing itself, and parsers import what they need.
+Every run of pytest imports it, so it has no imports of its own; parsers import lazily.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_pallas.database import Place
+    from pytest_pallas.database import DatabasePlace
     from pytest_pallas.errors import OptionError
 
 
 def wrong(problem: str) -> OptionError:
-    """The error of a value that cannot be used."""
+    """The error for a wrong value."""
     from pytest_pallas.errors import OptionError
 
     return OptionError(problem)
@@ -36,7 +36,7 @@ def _whole(least: int) -> Callable[[str], int]:
         except ValueError:
             number = least - 1
         if number < least:
-            raise wrong(f"must be a whole number of at least {least}, not {text!r}")
+            raise wrong(f"must be an integer of at least {least}, not {text!r}")
         return number
 
     return parse
@@ -66,15 +66,15 @@ def _bytes(text: str) -> int:
 
 
 def _mutants(text: str) -> int | None:
-    """How many mutants of a kernel: 0 is all, None that there are none at all."""
+    """The number of mutants of a kernel: 0 for all, None for off."""
     if text in ("off", "all"):
         return None if text == "off" else 0
     try:
         return _whole(1)(text)
     except Exception:
         raise wrong(
-            f"must be all, off or the most mutants of a kernel, not {text!r}; before a path, "
-            "write --pallas-mutate=all"
+            f"must be all, off or the maximum number of mutants of a kernel, not {text!r}; before "
+            "a path, write --pallas-mutate=all"
         ) from None
 
 
@@ -87,7 +87,7 @@ def _one_of(*valid: str) -> Callable[[str], str]:
     return parse
 
 
-def _places(text: str) -> tuple[Place, ...]:
+def _places(text: str) -> tuple[DatabasePlace, ...]:
     from pytest_pallas.database import parse_places
 
     return parse_places(text)
@@ -99,9 +99,9 @@ def _path(text: str) -> Path | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One row of the table: an option, its ini twin, and how its text is read.
+    """One row of the table: an option, its ini value, and its parser.
 
-    ``bare`` is what the option means on a command line without a value, if it may have none.
+    ``bare`` is the value of the option without a value on the command line, if that is allowed.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Option:
         return f"pallas_{self.name}"
 
 
-#: What profiles say of options that are not given. On simulators a new shape costs milliseconds.
+#: Defaults of each profile. On simulators a new shape costs milliseconds.
 PROFILES: Mapping[str, Mapping[str, Any]] = {
     "quick": {"max_examples": 2, "simulated_examples": 10},
     "ci": {"simulated_examples": 16},
@@ -154,36 +154,36 @@ TABLE: tuple[Option, ...] = (
         name="profile",
         parse=_one_of(*PROFILES),
         metavar="NAME",
-        help="how much to draw where nothing else is said: quick (2 examples a check), ci (8, the "
-        "default) or thorough (128); on simulators quick draws 10 and ci 16, half of it on meshes",
+        help="number of examples for each check, unless --pallas-max-examples gives it: quick "
+        "(2), ci (8, the default) or thorough (128); on simulators quick draws 10 and ci "
+        "16, half as many on meshes",
     ),
     Option(
         name="max_examples",
         parse=_whole(1),
         metavar="N",
-        help="examples drawn for each check of a spec (default: 8, on simulators 16, on "
-        "meshes 8; checks that cost more a piece draw fewer)",
+        help="number of examples for each check of a spec (default: 8, on simulators 16, on "
+        "meshes 8; expensive checks draw fewer)",
         marked=True,
     ),
     Option(
         name="max_bytes",
         parse=_bytes,
         metavar="BYTES",
-        help="the most that all arrays of one draw may have together, such as 1GiB (default: "
-        "64MiB); strategies with a smaller max_bytes= of their own keep to that",
+        help="limit on the total size of the arrays of one example, such as 1GiB (default: "
+        "64MiB); a strategy with a smaller max_bytes= keeps its own limit",
     ),
     Option(
         name="fuzz_time",
         parse=_amount("seconds", zero=True),
         metavar="SECONDS",
-        help="go on drawing examples for about this long, shared fairly over the kernels of the "
-        "suites",
+        help="keep drawing examples for about this long; the kernels share the time equally",
     ),
     Option(
         name="seed",
         parse=_whole(0),
         metavar="N",
-        help="seed of everything drawn: same seed, same draws (default: 0)",
+        help="seed of all examples: the same seed draws the same examples (default: 0)",
         marked=True,
     ),
     Option(
@@ -204,122 +204,121 @@ TABLE: tuple[Option, ...] = (
         name="timeout",
         parse=_amount("seconds"),
         metavar="SECONDS",
-        help="stop a kernel whose simulated devices wait, or a compiler that works, longer than "
-        "this (default: 60)",
+        help="time limit in seconds for blocked devices and for each compilation (default: 60)",
         marked=True,
     ),
     Option(
         name="isolate",
         parse=_one_of("auto", "always", "never"),
         metavar="WHEN",
-        help="run a test in a worker process, which a crash or a hang ends in its place: auto "
-        "(default: collectives, kernels with semaphores or DMAs, what failed before), always or "
-        "never",
+        help="run tests in a worker process, so that a crash or a hang ends the worker only: "
+        "auto (default: collectives, kernels with semaphores or DMAs, tests that failed "
+        "before), always or never",
         marked=True,
     ),
     Option(
         name="missing",
         parse=_one_of("skip", "error"),
         metavar="WHAT",
-        help="a test that needs more devices than there are: skip it (default) or error",
+        help="what to do with a test that needs more devices than are available: skip it "
+        "(default) or error",
         marked=True,
     ),
     Option(
         name="results",
         parse=_path,
         metavar="FILE.json",
-        help="write one record a check to this file",
+        help="write one record for each check to this file",
     ),
     Option(
         name="html",
         parse=_path,
         metavar="FILE.html",
-        help="write a report to read in a browser: one file that needs nothing else (pip install "
-        "'pytest-pallas[report]')",
+        help="write a self-contained HTML report (pip install 'pytest-pallas[report]')",
     ),
     Option(
         name="trace",
         parse=_path,
         metavar="FILE.json",
         help="write a timeline of one simulated run, for https://ui.perfetto.dev or "
-        "chrome://tracing: the failing example of the last test that failed, or else the last "
+        "chrome://tracing: the failing example of the last failed test; without failures, the last "
         "example of the last test",
     ),
     Option(
         name="dump",
         parse=_path,
         metavar="DIR",
-        help="keep what compiling backends make of each kernel: jaxpr, Mosaic or Triton IR, HLO, "
-        "machine code",
+        help="write the jaxpr, Mosaic or Triton IR, HLO and machine code of each compiled kernel "
+        "to this folder",
     ),
     Option(
         name="cost",
         parse=_one_of("off", "record", "compare"),
         metavar="WHAT",
-        help="record what the machine code of each kernel costs, or compare with what was "
-        "recorded: more spills fail, and more bundles or VMEM than --pallas-cost-limit allows "
-        "(default: off)",
+        help="record the costs of the machine code of each kernel, or compare them with the "
+        "recorded ones; compare fails on more spills, and on more bundles or VMEM than "
+        "--pallas-cost-limit allows (default: off)",
     ),
     Option(
         name="cost_file",
         parse=_path,
         metavar="FILE.json",
-        help="the file of --pallas-cost, seen from pytest's root folder (default: "
+        help="the file of --pallas-cost, relative to pytest's root folder (default: "
         "pallas_costs.json)",
     ),
     Option(
         name="cost_limit",
         parse=_amount("percent", zero=True),
         metavar="PERCENT",
-        help="by how much a kernel's cost may grow (default: 5)",
+        help="allowed growth of a kernel's cost in percent (default: 5)",
     ),
     Option(
         name="golden",
         parse=_one_of("off", "record", "update", "replay"),
         metavar="WHAT",
-        help="record what kernels answer, to be compared with on another machine; update also "
-        "replaces what differs where CI=true is set; replay runs the recorded calls here, and "
+        help="record the outputs of kernels, for a comparison on another machine; update also "
+        "replaces outputs that differ if CI=true is set; replay runs the recorded calls and "
         "compares (default: off)",
     ),
     Option(
         name="golden_dir",
         parse=_path,
         metavar="DIR",
-        help="the folder of --pallas-golden, seen from pytest's root folder (default: "
+        help="the folder of --pallas-golden, relative to pytest's root folder (default: "
         "pallas_goldens)",
     ),
     Option(
         name="replay",
         parse=_path,
         metavar="FILE",
-        help="run the call in this file again, and nothing else; a failure says where its file is",
+        help="run only the call in this file; the message of a failure names its file",
     ),
     Option(
         name="worker_memory",
         parse=_amount("GiB"),
         metavar="GIB",
-        help="stop a compiler or an isolated test that takes more memory than this (default: 8)",
+        help="memory limit in GiB for each compiler and each isolated test (default: 8)",
     ),
     Option(
         name="mutate",
         parse=_mutants,
         metavar="N",
-        help="mutation testing: make mistakes in every kernel that the selected specs and tests "
-        "run, one at a time, and report which ones their checks do not notice; N limits the "
-        "mutants of a kernel (default: off; without N: all)",
+        help="mutation testing: run the selected specs and tests on mutants, which are kernels "
+        "with one mistake each, and report the mutants that survive; N limits the mutants "
+        "of each kernel (default: off; without N: all)",
         bare="all",
     ),
     Option(
         name="mutate_time",
         parse=_amount("seconds", zero=True),
         metavar="SECONDS",
-        help="stop mutation testing after about this long, shared fairly over kernels",
+        help="time limit in seconds for mutation testing; the kernels share the time equally",
     ),
     Option(
         name="mutate_min",
         parse=_amount("percent", zero=True),
         metavar="SCORE",
-        help="fail the run if less than this percentage of the mutants was killed",
+        help="fail the run if the checks kill less than this percentage of the mutants",
     ),
     Option(
         name="mutate_operators",
@@ -332,27 +331,28 @@ TABLE: tuple[Option, ...] = (
         name="mutate_after",
         parse=_path,
         metavar="FILE",
-        help="do not try again what an earlier run killed, whose --pallas-results this file is",
+        help="results of an earlier run (--pallas-results): do not run the mutants that it killed",
     ),
     Option(
         name="example",
         parse=str,
         metavar="BLOB",
-        help="run the selected check of a spec on this one example; failures print the command",
+        help="run the selected check of a spec on this example only; the message of a failure "
+        "has the command",
     ),
     Option(
         name="database",
         parse=_places,
         metavar="URL",
-        help="where failing examples are kept and replayed from: a folder, redis://HOST:PORT/N, "
-        "github:OWNER/REPO, readonly+ before one of these, a list of them, or none (default: "
-        "what hypothesis' profile says, .hypothesis/examples)",
+        help="database of failing examples, which later runs replay: a folder, "
+        "redis://HOST:PORT/N, github:OWNER/REPO, readonly+ before one of these, a list of "
+        "them, or none (default: that of Hypothesis' profile, .hypothesis/examples)",
     ),
 )
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Register every option of the table with its ini twin."""
+    """Register every option of the table, and its ini value."""
     group = parser.getgroup("pallas", "verification of JAX Pallas kernels")
     for option in TABLE:
         optional = {} if option.bare is None else {"nargs": "?", "const": option.bare}
@@ -368,5 +368,5 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def any_given(config: pytest.Config) -> bool:
-    """Whether a run has one of these options, or its ini twin."""
+    """Whether a run has one of these options, or its ini value."""
     return any(config.getoption(each.ini) or config.getini(each.ini) for each in TABLE)

@@ -1,7 +1,7 @@
-"""What the options of a session say, as one frozen ``Options``.
+"""The values of the options of a session, as one frozen ``Options``.
 
-Precedence: mark > command line > ini > profile > default. Marks are applied where a test is
-known, by ``Options.replaced``.
+Precedence: mark > command line > ini > profile > default. ``Options.replaced`` applies the marks of
+a test.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas.budget import DEFAULT_MAX_BYTES
-from pytest_pallas.database import Place
+from pytest_pallas.database import DatabasePlace
 from pytest_pallas.devices.simulate import DEFAULT_COUNT
 from pytest_pallas.errors import OptionError
 from pytest_pallas.options.table import PROFILES, TABLE, Option
@@ -23,12 +23,12 @@ from pytest_pallas.options.table import PROFILES, TABLE, Option
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a session was asked to do. Field names are option names without ``pallas``.
+    """The options of a session. Field names are option names without ``pallas``.
 
     Attributes:
-      simulated_examples: what a profile says in place of ``max_examples`` on the simulator, if
-        that is more and nobody gave ``max_examples``. It is no option.
-      explicit: names of the fields that were given on the command line or in the ini file.
+      simulated_examples: the profile's number of examples on simulators, if it is larger than
+        ``max_examples`` and ``max_examples`` is not given. It is not an option.
+      explicit: names of the fields given on the command line, in the ini file or by a mark.
     """
 
     backend: tuple[str, ...] = ("auto",)
@@ -62,25 +62,26 @@ class Options:
     mutate_operators: tuple[str, ...] = ("all",)
     mutate_after: Path | None = None
     example: str = ""
-    database: tuple[Place, ...] = ()
+    database: tuple[DatabasePlace, ...] = ()
     explicit: frozenset[str] = frozenset()
 
     def examples_on(self, kind: str, devices: int = 1) -> int:
-        """How many examples each check draws on a kind of backend.
+        """The number of examples for each check on a kind of backend.
 
         Args:
-          kind: of the backend.
-          devices: of the mesh. A run on several is as many runs, so half as many are drawn.
+          kind: the kind of the backend.
+          devices: number of devices of the mesh. Runs on several take longer, so half as many are
+            drawn.
         """
         if kind != "simulating" or "max_examples" in self.explicit:
             return self.max_examples
         return max(self.max_examples, self.simulated_examples // (1 if devices == 1 else 2))
 
     def replaced(self, *, where: str = "mark pallas", **values: Any) -> Options:
-        """These options with what a mark says in place of some.
+        """These options with the values of a mark.
 
         Args:
-          where: what the messages call the mark, or what stands for one.
+          where: the name of the mark, or of its replacement, in messages.
           values: the values, by option.
 
         Raises:
@@ -101,7 +102,7 @@ def read_options(config: pytest.Config) -> Options:
     """The options of a session: command line, else ini, else profile, else default.
 
     Raises:
-      pytest.UsageError: a value that cannot be read, with the option and the place it came from.
+      pytest.UsageError: a value cannot be parsed; the message has the option and its source.
     """
     fields: dict[str, Any] = {}
     for option in TABLE:
@@ -118,7 +119,7 @@ def read_options(config: pytest.Config) -> Options:
 
 
 def place_of(config: pytest.Config, name: str) -> str:
-    """Where the value of an option came from, in the words of its user."""
+    """The source of an option's value: command line or ini file."""
     option = next(option for option in TABLE if option.name == name)
     given = config.getoption(option.ini) is not None
     return option.flag if given else f"ini value {option.ini}"
@@ -130,9 +131,9 @@ def choose(
     option: str,
     every: Sequence[str] | None = None,
 ) -> tuple[str, ...]:
-    """The names that a list option means: ``all``, ``none``, or some of ``valid``.
+    """The names of a list option: ``all``, ``none``, or some of ``valid``.
 
-    ``every`` are those that ``all`` means, if it leaves some out.
+    ``every`` are the names of ``all``, if it leaves some out.
 
     Raises:
       OptionError: an unknown name; the message lists the valid ones.

@@ -1,4 +1,4 @@
-"""The reference, evaluated twice: in float64 as the oracle, in the kernel's dtypes as baseline."""
+"""Expected values: the reference in float64 (oracle) and in the kernel's dtypes (baseline)."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from pytest_pallas.oracle.references import (
     name_of,
 )
 
-__all__ = ["Expected", "ExpectedCache", "Later", "Leaves", "expected", "flatten"]
+__all__ = ["Expected", "ExpectedCache", "LazyMapping", "Leaves", "expected", "flatten"]
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a kernel should return.
+    """The expected outputs of a kernel.
 
     Attributes:
       oracle: the reference in float64 on the host.
       baseline: the reference in the kernel's own dtypes.
-      depth: the largest dim of any input: no sum in the kernel has more terms than a few times
-        that, which bounds what another order of summation can change.
-      sensitivity: by path, how much the oracle changes with its inputs; see ``_sensitivity``.
-        Evaluated when it is first looked at, like ``noise``: most outputs pass without.
-      noise: for a path, what rounding alone does to that output, or None if that cannot be said.
-        See ``noise_of``.
-      precision: by path, where an output's oracle is computed in less than float64, because the
-        reference asks for that. Such an oracle is no more exact than the baseline.
-      fallbacks: why JAX evaluated some of the reference, or all, which compiles; empty if the
+      depth: the largest dim of any input. A sum in the kernel has at most a few times as many
+        terms, which bounds the effect of another order of summation.
+      sensitivity: by path, the change of the oracle with its inputs; see ``_sensitivity``.
+        Evaluated at its first use, like ``noise``: most outputs pass without it.
+      noise: for a path, the effect of rounding on that output, or None if it is not known. See
+        ``noise_of``.
+      precision: by path, where the reference computes an output's oracle in less than float64. Such
+        an oracle is not more exact than the baseline.
+      fallbacks: the reasons why JAX evaluated a part of the reference, or all; empty if the
         simulator did.
     """
 
@@ -64,7 +64,7 @@ class Expected:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """What a reader of the record should know of the reference."""
+        """Notes on the reference, for the record."""
         several = dict.fromkeys(map(str, self.precision.values()))
         texts = (
             *(f"the reference computes in {each}, not in float64" for each in several),
@@ -73,11 +73,11 @@ class Expected:
         return tuple(Note(text, "reference") for text in texts)
 
 
-class Later(Mapping[str, float]):
-    """A mapping that is made when somebody looks at it."""
+class LazyMapping(Mapping[str, float]):
+    """A mapping that is evaluated at its first use."""
 
     def __init__(self, make: Callable[[], Mapping[str, float]]) -> None:
-        """What ``make`` gives, which is called once."""
+        """The mapping from ``make``, which is called once."""
         self._made = functools.cache(make)
 
     def __getitem__(self, path: str) -> float:
@@ -94,16 +94,16 @@ class Later(Mapping[str, float]):
 #: comparison) does not look like a steep slope; small against the curvature of a kernel.
 PERTURBATION = 2.0**-6
 
-#: How often it is measured: one perturbation may by chance leave a single output as it is.
+#: Number of measurements: one perturbation may by chance not change an output.
 PERTURBATIONS = 4
 
 
 @dataclass
 class ExpectedCache:
-    """The expectations of the last calls: checks and backends share examples.
+    """Cache of the expected values of the last calls, because checks and backends share examples.
 
     Attributes:
-      most: how many are kept.
+      most: the number of calls that are kept.
     """
 
     most: int = 128
@@ -140,7 +140,7 @@ def expected(
     Args:
       reference: the function in jnp or numpy.
       args: pytrees of arrays.
-      options: keyword arguments, passed as they are.
+      options: keyword arguments, passed unchanged.
       nan_ok: whether the oracle may be NaN where all inputs are finite.
 
     Raises:
@@ -159,8 +159,8 @@ def expected(
             if count:
                 raise ReferenceError(
                     f"the oracle is NaN in {count} of {array.size} elements of "
-                    f"{path or 'the output'}, although every input is finite, so it says nothing "
-                    f"about the kernel. Define these elements in {name_of(reference)} (a fully "
+                    f"{path or 'the output'}, although every input is finite, so the kernel cannot "
+                    f"be compared with it. Define these elements in {name_of(reference)} (a fully "
                     "masked row is 0, say), or set nan_ok=True if NaN is the right answer."
                 )
     depth = max((dim for array in arrays for dim in array.shape), default=1)
@@ -178,7 +178,7 @@ def expected(
         oracle,
         baseline,
         max(depth, 1),
-        Later(sensitivity),
+        LazyMapping(sensitivity),
         lambda path: noise().get(path),
         precision,
         tuple(dict.fromkeys((*own.fallbacks, *double.fallbacks))),
@@ -186,7 +186,7 @@ def expected(
 
 
 def _precision(oracle: Evaluation, baseline: Evaluation) -> Mapping[str, Precision]:
-    """By path, which outputs are computed in less than float64; see ``analysis.precision``."""
+    """By path, the outputs that are computed in less than float64; see ``analysis.precision``."""
     if oracle.jaxpr is None or baseline.jaxpr is None:
         return {}
     found = precisions(oracle.jaxpr, baseline.jaxpr)
@@ -209,12 +209,12 @@ def _in_float64() -> Generator[None]:
 def _sensitivity(
     reference: Callable[..., Any], args: Any, options: Mapping[str, Any], oracle: Evaluation
 ) -> Mapping[str, float]:
-    """How much each output changes with the inputs: root mean square, per relative change.
+    """The change of each output with the inputs: root mean square, per relative change.
 
     Every float is changed by plus or minus ``PERTURBATION``, ``PERTURBATIONS`` times, with signs
-    from a fixed seed. For a sum this is the size of its terms, also where the sum itself nearly
-    cancels, and so the scale of the error that another order of summation makes. Empty where the
-    reference does not take other inputs than these.
+    from a fixed seed. For a sum this is the size of its terms, even if the sum nearly cancels: the
+    scale of the error of another order of summation. Empty if the reference raises for other
+    inputs.
     """
     generator = np.random.Generator(np.random.Philox(0))
 
@@ -250,7 +250,7 @@ def _is_array(leaf: object) -> bool:
 
 
 def _widened(leaf: Any) -> Any:
-    """Floats as float64, complex as complex128; everything else as it is."""
+    """Floats as float64, complex as complex128; everything else unchanged."""
     if not _is_array(leaf) or _is_key(leaf):
         return leaf
     array = np.asarray(leaf)

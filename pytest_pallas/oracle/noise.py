@@ -1,4 +1,4 @@
-"""What rounding alone does to the outputs of a reference: random roundings on the way."""
+"""The effect of rounding on the outputs of a reference, measured with random roundings."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pytest_pallas.analysis.roundings import SPREAD, Rounding, rounded
 from pytest_pallas.numerics import ROUNDING, Noise, epsilon, is_complex, is_float, wide
 from pytest_pallas.oracle.references import Evaluation, Leaves
 
-#: How often the reference is evaluated with random roundings.
+#: Number of evaluations with random roundings.
 DRAWS = 16
 
 
 def noise_of(
     oracle: Evaluation, baseline: Leaves, dtypes: Collection[str] = ()
 ) -> Mapping[str, Noise]:
-    """What rounding alone does to each output of a reference; see ``analysis.roundings``.
+    """The effect of rounding on each output of a reference; see ``analysis.roundings``.
 
-    Without the outputs of float64, whose rounding the oracle has itself. Empty for a reference that
+    It leaves out float64 outputs, whose rounding the oracle has itself. Empty for a reference that
     JAX cannot trace.
 
     Args:
       oracle: the reference on float64.
-      baseline: what it returns in the kernel's dtypes.
-      dtypes: narrower floats that it computes in although its inputs are float64.
+      baseline: its outputs in the kernel's dtypes.
+      dtypes: narrower floats in which it computes, although its inputs are float64.
     """
     if oracle.jaxpr is None:
         return {}
@@ -40,7 +40,7 @@ def noise_of(
         return {}
     try:
         drawn = {eps: _draws(oracle, eps, dtypes) for eps in {0.0, *finest.values()} - {single}}
-    except Exception:  # a rule may refuse what it is given here
+    except Exception:  # a rule may not support these values
         return {}
     exact = {path: wide(array) for path, array in oracle.leaves}
     places = {path: place for place, (path, _) in enumerate(oracle.leaves)}

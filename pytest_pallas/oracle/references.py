@@ -1,4 +1,4 @@
-"""References: traced once for each shape, and evaluated by the simulator: nothing compiles."""
+"""Evaluate references with the simulator: one trace for each shape, no compilation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_pallas.backends import Call
 from pytest_pallas.backends.execution import to_numpy
-from pytest_pallas.backends.tracing import Static, apply, jitted, on_host, split
+from pytest_pallas.backends.tracing import StaticPart, apply, jitted, on_host, split
 from pytest_pallas.compat.rejection import is_rejection
 from pytest_pallas.errors import (
     PallasTestError,
@@ -20,7 +20,7 @@ from pytest_pallas.errors import (
     SimulationLimitError,
 )
 
-#: How many equations a reference may take: about a minute.
+#: Limit on the equations of a reference: about a minute.
 STEPS = 50_000_000
 
 #: A flattened pytree: path and array of each leaf.
@@ -29,14 +29,14 @@ Leaves = list[tuple[str, np.ndarray[Any, Any]]]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a reference returned.
+    """The evaluation of a reference.
 
     Attributes:
       leaves: path and array of each output.
-      jaxpr: what JAX traced, in the context of the evaluation; None for a reference that JAX cannot
-        trace. JAX keeps the trace, and gives the same object for the same shapes and dtypes.
+      jaxpr: the trace, in the context of the evaluation; None for a reference that JAX cannot
+        trace. JAX caches it, and returns the same object for the same shapes and dtypes.
       arrays: the inputs of ``jaxpr``.
-      fallbacks: why JAX evaluated some of it, or all, which compiles; empty if it did not.
+      fallbacks: the reasons why JAX evaluated a part of it, or all; empty if the simulator did.
     """
 
     leaves: Leaves
@@ -50,15 +50,14 @@ def evaluate_reference(
 ) -> Evaluation:
     """Evaluate a reference in the current context of JAX (x64 or not).
 
-    A reference that JAX cannot trace, because it is numpy or looks at values, is called with
-    values: its operations in jnp are evaluated one by one. What that does not take is called with
-    arrays of JAX.
+    A reference that JAX cannot trace, because it is numpy or reads values, is called with values,
+    and its jnp operations are evaluated one by one. If that fails, it is called with JAX arrays.
 
     Args:
       reference: the function in jnp or numpy.
       args: pytrees of arrays.
-      options: keyword arguments, passed as they are.
-      how: in which dtypes, for messages.
+      options: keyword arguments, passed unchanged.
+      how: the dtypes, for messages.
 
     Raises:
       ReferenceError: the reference raised, does not end, or returned no arrays.
@@ -73,10 +72,10 @@ def evaluate_reference(
             raise ReferenceError(f"the reference {name_of(reference)}: {error}") from error
         except SimulationError as error:
             missing = missing or str(error)
-        except Exception as error:  # numpy, Python that looks at values, or a mistake
+        except Exception as error:  # numpy, code that reads values, or an error
             if is_rejection(error):
                 raise
-            continue  # to what raises a mistake again
+            continue  # to a call that raises the error again
     if found is None:
         found = replace(
             _as_it_is(reference, args, options, how), fallbacks=(missing,) * bool(missing)
@@ -99,8 +98,8 @@ def evaluate_again(evaluation: Evaluation, arrays: Sequence[Any]) -> list[np.nda
     return evaluate(evaluation.jaxpr, _machine(), arrays)
 
 
-def _traced(static: Static, arrays: list[Any]) -> Evaluation:
-    """The evaluation of what JAX traces."""
+def _traced(static: StaticPart, arrays: list[Any]) -> Evaluation:
+    """The evaluation of a trace."""
     from pytest_pallas.simulator.simulate import evaluate
 
     machine = _machine()
@@ -110,8 +109,8 @@ def _traced(static: Static, arrays: list[Any]) -> Evaluation:
     return Evaluation(leaves, traced.jaxpr, arrays, _fallbacks(machine))
 
 
-def _eager(static: Static, arrays: list[Any]) -> Evaluation:
-    """The evaluation of one operation after the other."""
+def _eager(static: StaticPart, arrays: list[Any]) -> Evaluation:
+    """The evaluation operation by operation."""
     from pytest_pallas.simulator.simulate import run_eagerly
 
     machine = _machine()
@@ -132,8 +131,8 @@ def _fallbacks(machine: Any) -> tuple[str, ...]:
 def _as_it_is(
     reference: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any], how: str
 ) -> Evaluation:
-    """Call a reference with arrays of JAX, which evaluates and compiles its operations."""
-    # From the caller's arrays: an evaluation that failed midway may have written to its own.
+    """Call a reference with JAX arrays, so that JAX compiles and evaluates its operations."""
+    # from the caller's arrays, because a failed evaluation may have changed its own
     static, arrays = split(Call(function=reference, args=args, options=options))
     try:
         return Evaluation(flatten(jax.block_until_ready(apply(static, arrays))))
@@ -144,7 +143,7 @@ def _as_it_is(
             raise
         shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in arrays)
         raise ReferenceError(
-            f"the reference {name_of(reference)} raised when it was evaluated {how} on ({shapes}): "
+            f"the reference {name_of(reference)}, evaluated {how} on ({shapes}), raised "
             f"{type(error).__name__}: {error}"
         ) from error
 
@@ -158,6 +157,6 @@ def flatten(values: Any) -> Leaves:
 
 
 def name_of(function: Any) -> str:
-    """The name of a function, also inside partials and the wrappers of checks."""
+    """The name of a function, also inside partials and wrappers of checks."""
     inner = getattr(function, "func", None) or getattr(function, "function", None)
     return name_of(inner) if callable(inner) else getattr(function, "__name__", repr(function))

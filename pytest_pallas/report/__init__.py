@@ -1,1 +1,1 @@
-"""Reports, built from records only: terminal, JSON, HTML; and the way from worker to controller."""
+"""Reports, built from records only: terminal, JSON, HTML; the transfer between processes."""

@@ -1,4 +1,4 @@
-"""Failures of one kernel that have one cause are reported once, with the checks that show it."""
+"""Group the failures of one kernel by cause, and report each cause once with its checks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from pytest_pallas.record import Record
 
-#: Facts of a wrong answer that are alike where its cause is.
+#: Facts of a wrong output that are equal if the cause is.
 _ALIKE = ("pattern", "block")
 
 
 def cause_of(record: Record) -> Hashable | None:
-    """What tells the cause of a failure from that of another; None if nothing is known of it.
+    """The identity of the cause of a failure; None if it is not known.
 
-    That is what the simulator found, by kind, reference and line; of a wrong answer the pattern of
-    its wrong elements and the block that they are in; of a kernel that raised what it said.
+    For findings of the simulator: kind, ref and line; for a wrong output: the pattern of the wrong
+    elements and their block; for a kernel that raised: the error.
     """
     if record.outcome != "failed" or not record.explanation:
         return None
@@ -25,14 +25,14 @@ def cause_of(record: Record) -> Hashable | None:
         facts = record.explanation["facts"]
         alike = [(each["name"], each["text"]) for each in facts if each["name"] in _ALIKE]
         if not alike and facts and any(each["name"] == "wrong at" for each in facts):
-            return None  # wrong in no pattern
+            return None  # there is no pattern
         seen = tuple(alike) or (record.explanation["summary"], *record.explanation["details"])
     home = record.test.partition("::")[0]
     return (home, record.kernel, record.backend, tuple(record.mesh.items()), seen)
 
 
 def grouped(records: Iterable[Record]) -> list[list[Record]]:
-    """Failures by cause, in the order of the first of each; alone where nothing is known of it."""
+    """Failures by cause, in order of the first of each; those without a known cause are alone."""
     groups: dict[Hashable, list[Record]] = {}
     for record in records:
         cause = cause_of(record)
@@ -41,9 +41,9 @@ def grouped(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def others_by_test(records: Sequence[Record]) -> Mapping[str, Sequence[Record]]:
-    """For each test that stands for several failures, the others; for each of those, nothing.
+    """For each test that represents several failures, the other tests; for those, nothing.
 
-    Only tests with a single failure are put together: what else a test reports would be lost.
+    Only tests with a single failure are grouped, because other failures of a test would be lost.
     """
     failed: dict[str, list[Record]] = {}
     for record in records:

@@ -1,4 +1,4 @@
-"""What others read off the report of a test: properties for JUnit, a place for annotations."""
+"""Data on the report of a test: properties for JUnit, a location for annotations, records."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _PREFIX = "pallas_"
 
 
 def add_properties(item: pytest.Item, report: pytest.TestReport, records: list[Record]) -> None:
-    """Give a test the properties of its records, which JUnit XML has as ``<property>``.
+    """Add the properties of a test's records, which JUnit XML writes as ``<property>``.
 
-    ``--junit-xml`` reads them off the report of the teardown, which copies the item's.
+    ``--junit-xml`` reads them from the report of the teardown, which copies the item's.
     """
     found = [pair for record in records for pair in properties(record)]
-    # A plugin that runs a test again comes here again.
+    # a plugin that reruns a test calls this again
     own = [pair for pair in item.user_properties if not pair[0].startswith(_PREFIX)]
     item.user_properties[:] = [*own, *found]
     report.user_properties = list(item.user_properties)
 
 
 def properties(record: Record) -> Iterator[tuple[str, str | int | float]]:
-    """A record in a few words and numbers; those that were not measured are left out."""
+    """A record in a few words and numbers, without unmeasured ones."""
     values: dict[str, Any] = {
         "kernel": record.kernel,
         "check": record.check,
@@ -60,10 +60,10 @@ def properties(record: Record) -> Iterator[tuple[str, str | int | float]]:
 
 
 def locate(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> None:
-    """Let the report of a failed spec say where its kernel is.
+    """Set the location of a failed spec's report to its kernel.
 
-    It is where annotations of CI are put: the spec's own file and line say less. Kernels outside of
-    pytest's root folder, which no pull request changes, leave the report as it is.
+    CI places annotations there, which is more useful than the spec's own line. The location does
+    not change for kernels outside of pytest's root folder, because no pull request changes those.
     """
     context = getattr(getattr(error, "failure", None), "context", None)
     spec: Any = getattr(item, "spec", None)
@@ -77,7 +77,7 @@ def locate(item: pytest.Item, report: pytest.TestReport, error: BaseException) -
 
 
 def _place(function: Any) -> tuple[Path, int] | None:
-    """The file and the line of a function, also of one that is jitted or partly applied."""
+    """The file and the line of a function, also of a jitted function or a partial."""
     while True:
         if isinstance(function, functools.partial):
             function = function.func
@@ -115,7 +115,7 @@ def attach(
     records: list[Record] = []
     builders = list(session.builders.values())
     for builder in builders:
-        # Of several checks in one test, the last one begun is the one that ended it.
+        # of several checks in one test, the last one ended it
         ended = outcome if builder is builders[-1] or outcome == "skipped" else "passed"
         record = builder.record(
             test=report.nodeid,
@@ -123,7 +123,9 @@ def attach(
             seconds=report.duration,
             reason=reason if ended != "passed" else "",
             seed=session.options_for(item).seed,
-            **(_said(error) if error is not None and ended in ("failed", "xfailed") else {}),
+            **(
+                _error_fields(error) if error is not None and ended in ("failed", "xfailed") else {}
+            ),
             replay=replay if ended != "passed" else "",
             **(_files(saved) if ended == "failed" else {}),
             pictures=pictures_of(error, builder) if error is not None and ended == "failed" else {},
@@ -139,27 +141,27 @@ def attach(
 
 
 def _status(records: Sequence[Record]) -> str:
-    """What pytest is to call a test that was skipped for a reason of ours; "" for any other."""
+    """The status of a test that the plugin skipped; "" for others."""
     if records and all(record.requirement for record in records):
         return "not applicable"
     return "not run" if any(record.stopped_by for record in records) else ""
 
 
 def _files(saved: Saved | None) -> dict[str, str]:
-    """The files of a failure, by the field of its record."""
+    """The files of a failure, by record field."""
     if saved is None:
         return {}
     return {"script": str(saved.path or ""), "example": str(saved.example or "")}
 
 
 def records_of(report: pytest.TestReport) -> Iterator[Record]:
-    """The records on a report, also on one that came from a worker."""
+    """The records on a report, also on a worker's report."""
     for plain in getattr(report, ATTRIBUTE, ()):
         yield from_json(plain)
 
 
 def _outcome(report: pytest.TestReport) -> tuple[str, str]:
-    """The outcome of a test in the words of records, and its reason."""
+    """The outcome of a test for its record, and its reason."""
     expected = getattr(report, "wasxfail", None)
     if expected is not None:
         return ("xfailed" if report.skipped else "xpassed"), str(expected)
@@ -172,19 +174,19 @@ def _outcome(report: pytest.TestReport) -> tuple[str, str]:
     return report.outcome, ""
 
 
-#: Of so many findings the record of a failure tells.
+#: Limit on the findings in the record of a failure.
 _FINDINGS = 16
 
 
-def _said(error: BaseException) -> dict[str, Any]:
-    """What an error says, as text and as data, by the field of its record."""
+def _error_fields(error: BaseException) -> dict[str, Any]:
+    """The message and data of an error, by record field."""
     if not isinstance(error, PallasTestError):
         text = f"{type(error).__name__}: {error}"
         return {"message": text, "explanation": explanations.to_json(explanation_of(text))}
-    told = error.explanation or explanation_of(str(error))
+    explanation = error.explanation or explanation_of(str(error))
     return {
         "message": str(error),
-        "explanation": explanations.to_json(told),
+        "explanation": explanations.to_json(explanation),
         "findings": tuple(findings.to_json(each) for each in error.findings[:_FINDINGS]),
     }
 
@@ -192,7 +194,7 @@ def _said(error: BaseException) -> dict[str, Any]:
 def _script(
     session: PytestSession, item: pytest.Item, error: BaseException, replay: str
 ) -> Saved | None:
-    """The script that reproduces a failed check, written unless it is already."""
+    """The script that reproduces a failed check; writes it if it does not exist."""
     if not isinstance(error, PallasTestError) or error.failure is None:
         return None
     from pytest_pallas.scripts.saved import save
@@ -203,7 +205,7 @@ def _script(
 def _replay(session: PytestSession, item: pytest.Item, error: BaseException) -> str:
     """The command that runs the failing example again.
 
-    A test of one's own draws from the session's seed, and hypothesis replays what failed first.
+    A user-written test draws from the session's seed, and Hypothesis replays the failure first.
     """
     own: Any = getattr(item, "replay", None)
     if own is not None:

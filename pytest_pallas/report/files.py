@@ -1,4 +1,4 @@
-"""The files that a session writes at its end: found out at its start, written in one step."""
+"""The files that a session writes at its end: checked at its start, written atomically."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pytest_pallas.errors import OptionError
 from pytest_pallas.record import Record
 from pytest_pallas.session import PytestSession
 
-#: Who logs in to what, in an address such as that of ``--pallas-database``.
+#: User and password in a URL such as that of ``--pallas-database``.
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]*@")
 
 
 def settle_files(session: PytestSession) -> None:
-    """Make paths absolute, since a test may leave another working directory behind.
+    """Make paths absolute, because a test may change the working directory.
 
     Raises:
-      OptionError: a file cannot be written, or what makes it is not installed.
+      OptionError: a file cannot be written, or a package for it is not installed.
     """
     folder = session.config.invocation_params.dir
     for name in ("results", "html"):
@@ -40,7 +40,7 @@ def settle_files(session: PytestSession) -> None:
 
 
 def write_files(session: PytestSession, records: Sequence[Record]) -> Iterator[tuple[bool, str]]:
-    """Write what was asked for; of each file whether it was written, and a line that says so."""
+    """Write the requested files; yields whether each was written, and a line about it."""
     for name in ("results", "html"):
         path: Path | None = getattr(session.options, name)
         if path is None:
@@ -55,8 +55,8 @@ def write_files(session: PytestSession, records: Sequence[Record]) -> Iterator[t
         count = "1 record" if len(records) == 1 else f"{len(records)} records"
         try:
             write(path, text)
-        except OSError as error:  # the folder was there when the session began
-            yield False, f"--pallas-{name}={shown}: cannot write there any more: {error}"
+        except OSError as error:  # the folder existed at the start
+            yield False, f"--pallas-{name}={shown}: cannot write the file: {error}"
         else:
             yield True, f"{what} {count} written to {shown}".strip()
 
@@ -65,7 +65,7 @@ def _page(session: PytestSession, records: Sequence[Record]) -> str:
     from datetime import UTC, datetime
 
     from pytest_pallas.report.html.page import page
-    from pytest_pallas.report.results import asked, environment
+    from pytest_pallas.report.results import environment, option_values
 
     written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     words = ["pytest", *session.config.invocation_params.args]
@@ -73,17 +73,17 @@ def _page(session: PytestSession, records: Sequence[Record]) -> str:
     return page(
         records,
         environment={**environment(), "written": written},
-        options={**asked(session), "command": command},
+        options={**option_values(session), "command": command},
         recorded=None if session.costs is None else session.costs.entries,
         families=list(session.families),
     )
 
 
 def check_writable(path: Path, flag: str) -> None:
-    """Find out before anything runs whether a file can be written.
+    """Check before any test runs that a file can be written.
 
     Raises:
-      OptionError: it cannot.
+      OptionError: it cannot be written.
     """
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
@@ -92,13 +92,12 @@ def check_writable(path: Path, flag: str) -> None:
             raise IsADirectoryError(f"{path} is a folder")
     except OSError as error:
         raise OptionError(
-            f"{flag}: cannot write there: {error}. Give a file in a folder that exists and can be "
-            "written."
+            f"{flag}: cannot write the file: {error}. Give a file in a writable folder that exists."
         ) from None
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file in one step, so that no reader ever sees half of it."""
+    """Write a file atomically, so that no reader sees a part of it."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -111,6 +110,6 @@ def write(path: Path, text: str) -> None:
 
 
 def _shown(session: PytestSession, path: Path) -> Path:
-    """A path as its user gave it."""
+    """A path as the user gave it."""
     folder = session.config.invocation_params.dir
     return path.relative_to(folder) if path.is_relative_to(folder) else path

@@ -1,4 +1,4 @@
-"""Lines that say how far a long run is, and what runs now: nothing else is seen for minutes."""
+"""Progress lines for long runs, which otherwise print nothing for minutes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from pytest_pallas.report.reporter import ATTRIBUTE
 
-#: A line at every such share of ``--pallas-fuzz-time``.
+#: The fraction of ``--pallas-fuzz-time`` between lines.
 SHARE = 0.1
 
 #: Seconds between lines, at least.
@@ -20,7 +20,7 @@ SELDOM = 30.0
 
 
 class Progress:
-    """Counts examples and failures as they are reported, in the process that has a terminal."""
+    """Counts examples and failures, in the process with the terminal."""
 
     def __init__(self, config: pytest.Config, seconds: float) -> None:
         """For a session that may fuzz for ``seconds``; 0 if it draws a number of examples."""
@@ -35,28 +35,28 @@ class Progress:
         self.now: dict[str, None] = {}
 
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        """Start the clock: collection is not fuzzing."""
+        """Start the clock after collection."""
         self.started = self.last = time.monotonic()
         self.every = len(session.items)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
-        """Learn how many tests there are where workers collect them."""
+        """Receive the number of tests that workers collect."""
         self.every = len(ids)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Know what runs: under xdist several tests do."""
+        """Record a running test: under xdist there are several."""
         self.now[nodeid] = None
         if not self.seconds:
             self._seldom()
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Know what does not run any more."""
+        """Record the end of a test."""
         self.now.pop(nodeid, None)
         self.tests += 1
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count what a report holds."""
+        """Count the examples and failures of a report."""
         records: list[dict[str, Any]] = getattr(report, ATTRIBUTE, [])
         for record in records:
             self.examples += record["examples"]
@@ -73,18 +73,18 @@ class Progress:
         spent = now - self.started
         self._print(
             f"{spent:.0f} of {self.seconds:.0f} s, {max(self.seconds - spent, 0):.0f} s left, "
-            f"{self.examples + examples:,} examples, {len(self.kernels)} kernels done or begun"
+            f"{self.examples + examples:,} examples, {len(self.kernels)} kernels started"
         )
 
     def _seldom(self) -> None:
-        """Print a line in a long run without a time, where no names of tests are seen."""
+        """Print a line in a long run without a time limit, if test names are not printed."""
         late = time.monotonic() - self.last >= SELDOM
         if late and self.kernels and self._seen(0) and not self._seen(1):
             spent = time.monotonic() - self.started
             self._print(f"{spent:.0f} s, {self.tests} of {self.every} tests")
 
     def _seen(self, verbosity: int) -> bool:
-        """Whether somebody sees a line as it is printed, and asked for at least so much."""
+        """Whether the output is a terminal, and the verbosity is high enough."""
         reporter: Any = self.config.pluginmanager.get_plugin("terminalreporter")
         on_terminal = reporter is not None and bool(reporter.isatty)
         return on_terminal and self.config.get_verbosity() >= verbosity

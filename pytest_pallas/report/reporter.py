@@ -1,4 +1,4 @@
-"""The part of the plugin that reports: in the one process that has a terminal."""
+"""The reporting part of the plugin, in the process with the terminal."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from pytest_pallas.record import Record
 
 
-#: The attribute of a ``TestReport`` that holds records as plain values: pytest-xdist serialises
-#: a report's attributes, so they reach the controller without files.
+#: The attribute of a ``TestReport`` with the records as plain values: pytest-xdist serializes the
+#: attributes of a report, so they reach the controller without files.
 ATTRIBUTE = "pallas_records"
 
-#: Columns that a table of costs may take where the output is no terminal, and no line breaks.
+#: Width of a table of costs if the output is not a terminal.
 WIDTH_OF_FILES = 150
 
 
 class Reporter:
-    """Gathers the records of a session, from workers too, and reports them."""
+    """Collects the records of a session, also from workers, and reports them."""
 
     def __init__(self, session: PytestSession) -> None:
         """Gather for ``session``."""
@@ -37,7 +37,7 @@ class Reporter:
         self.least = ""
 
     def pytest_report_header(self) -> list[str]:
-        """Say what this session runs on."""
+        """The header: versions, backends and settings."""
         from pytest_pallas.report import terminal
 
         self.began_with_header = True
@@ -48,7 +48,7 @@ class Reporter:
         return [] if self.began_with_header else self.pytest_report_header()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take the records off a report."""
+        """Collect the records of a report."""
         if not hasattr(report, ATTRIBUTE):
             return
         from pytest_pallas.report.collect import records_of
@@ -59,12 +59,12 @@ class Reporter:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
-        """Learn the order of the tests: the records of workers arrive as they please."""
+        """Record the order of the tests: the records of workers arrive in any order."""
         self.order = {name: position for position, name in enumerate(ids)}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Learn from a worker which checks do not apply. All tell the same."""
+        """Receive from a worker the checks that do not apply. All workers send the same."""
         for plain in getattr(node, "workeroutput", {}).get(OUTPUT, ()):
             self.session.not_applicable.setdefault(plain["test"], NotApplicable(**plain))
 
@@ -83,7 +83,7 @@ class Reporter:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
     def _join_failures(self, session: pytest.Session) -> None:
-        """Print failures of one cause as one block, which names the other checks."""
+        """Print failures with one cause as one block, which names the other checks."""
         terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
         failed: list[Any] = [] if terminal is None else terminal.stats.get("failed", [])
         if len(failed) < 2 or session.config.get_verbosity() > 0:
@@ -112,7 +112,7 @@ class Reporter:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
     def _require_score(self, session: pytest.Session) -> None:
-        """Fail the run if fewer mutants were killed than somebody wants."""
+        """Fail the run if the mutation score is below ``--pallas-mutate-min``."""
         least = self.session.options.mutate_min
         if self.session.options.mutate is None or not least:
             return
@@ -120,7 +120,7 @@ class Reporter:
 
         score = mutants.total(mutants.groups(self.records))
         if score is None:
-            self.least = f"--pallas-mutate-min={least:g}: no mutant was tried"
+            self.least = f"--pallas-mutate-min={least:g}: no mutant ran"
         elif score < least:
             self.least = f"--pallas-mutate-min={least:g}: the score is {score:.1f} %"
         if self.least and session.exitstatus in (
@@ -170,6 +170,6 @@ class Reporter:
         self._tell_files(terminalreporter)
 
     def _tell_files(self, terminalreporter: Any) -> None:
-        """Say which files were written."""
+        """List the written files."""
         for done, line in self.written:
             terminalreporter.write_line(line, red=not done)

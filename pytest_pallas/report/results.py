@@ -22,11 +22,11 @@ from pytest_pallas.session import PytestSession
 
 
 def document(session: PytestSession, records: Sequence[Record]) -> str:
-    """The records and what is known of the session, as JSON."""
+    """The records and the session's data, as JSON."""
     whole = {
         "schema": SCHEMA,
         "environment": environment(),
-        "options": asked(session),
+        "options": option_values(session),
         "distinct": dataclasses.asdict(distinct(others(records))),
         "records": [to_json(record) for record in records],
         "not_applicable": [
@@ -47,8 +47,8 @@ def environment() -> dict[str, str]:
     }
 
 
-def asked(session: PytestSession) -> dict[str, Any]:
-    """What decides which tests there are and what they draw."""
+def option_values(session: PytestSession) -> dict[str, Any]:
+    """The options that determine the tests and their draws."""
     return {
         "backends": [label(backend) for backend in session.selection.backends],
         "devices": session.options.devices,

@@ -21,7 +21,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What a section may tell of.
+    """The data that a section can show.
 
     Attributes:
       session: the session that ends.
@@ -29,8 +29,8 @@ class Results:
       executed: those of checks that executed or simulated a kernel.
       compiled: those of checks that compiled one.
       not_applicable: checks that do not apply.
-      costs: what came of recording or comparing costs; "" if nothing.
-      score: why too few mutants were killed; "" if enough were.
+      costs: the result of recording or comparing costs; "" if there is none.
+      score: the failure of ``--pallas-mutate-min``; "" if the score is high enough.
       width: columns of the terminal.
       wide: columns of a wide table: more than ``width`` where the output is no terminal.
       color: whether colors may be used.
@@ -51,7 +51,7 @@ class Results:
 
     @property
     def every(self) -> bool:
-        """Whether to list what is counted otherwise."""
+        """Whether to list entries instead of counting them."""
         return self.verbosity > 0
 
 
@@ -63,9 +63,9 @@ class Section:
     """A section. Projects add their own by ``pytest_pallas_report_sections``.
 
     Attributes:
-      name: what it tells of.
-      lines: the text, as lines or as texts of several; nothing if there is nothing to tell.
-      quiet: whether it is shown with ``-q``, too.
+      name: its subject.
+      lines: yields the text, as lines or as texts with several lines; nothing for no section.
+      quiet: whether ``-q`` shows it, too.
     """
 
     name: str
@@ -81,8 +81,8 @@ def section(name: str, *, quiet: bool = True) -> Callable[[Lines], Section]:
     """Declare that a function gives the lines of a section.
 
     Args:
-      name: what it tells of.
-      quiet: whether it is shown with ``-q``, too.
+      name: its subject.
+      quiet: whether ``-q`` shows it, too.
     """
 
     def declare(lines: Lines) -> Section:

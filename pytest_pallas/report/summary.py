@@ -11,18 +11,18 @@ from pytest_pallas.backends import Label
 from pytest_pallas.record import Record
 from pytest_pallas.report.terminal import rendered
 
-#: Terminals with fewer columns get a list where the table would not fit.
+#: On terminals with fewer columns, a list replaces a table that does not fit.
 NARROW = 72
 
 #: Columns of the table besides kernels and backends.
 _LAST = ("examples", "seconds")
 
-#: What tests that are of no spec are called as a family.
+#: The family of tests without a spec.
 _OWN = "tests without specs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SummaryRow:
     """One kernel.
 
     Attributes:
@@ -60,19 +60,19 @@ def summary(
 ) -> str:
     """The summary table as text.
 
-    A cell says how many checks passed, failed, were skipped or failed as expected, and the worst
-    error as a multiple of the baseline's; the last columns are examples and seconds. Kernels of one
-    family are together, the families and kernels that failed first, then those with the largest
-    errors. On a narrow terminal, a list says the same.
+    A cell has the numbers of checks that passed, failed, were skipped or failed as expected, and
+    the worst error as a multiple of the baseline's; the last columns are examples and seconds.
+    Kernels are grouped by family: failed ones first, then those with the largest errors. On a
+    narrow terminal, a list replaces the table.
 
     Args:
       records: of backends that execute kernels.
       families: the names of the known backends, in the order of the columns.
       width: columns of the terminal.
       color: whether the terminal has colours.
-      only_failed: whether kernels without failures are only counted.
-      lines: how many lines kernels and families may take: of more, the worst kernels are shown and
-        the rest is counted. None for all.
+      only_failed: whether to only count kernels without failures.
+      lines: limit on the lines of kernels and families: the worst kernels are shown, the rest is
+        counted. None for all.
     """
     backends = backends_of(records, families)
     rows = list(_rows(records, backends))
@@ -99,9 +99,9 @@ def backends_of(records: Iterable[Record], families: Sequence[str]) -> list[str]
 
 
 def _rendered(
-    rows: Sequence[Row], *, backends: Sequence[str], several: bool, width: int, color: bool
+    rows: Sequence[SummaryRow], *, backends: Sequence[str], several: bool, width: int, color: bool
 ) -> str:
-    """Kernels as a table, or as a list where that is narrower."""
+    """Kernels as a table, or as a list if that is narrower."""
     if not rows:
         return ""
     indent = "  " if several else ""
@@ -111,11 +111,14 @@ def _rendered(
 
 
 def _worst(
-    rows: Sequence[Row], lines: int | None, several: bool, make: Callable[[Sequence[Row]], str]
+    rows: Sequence[SummaryRow],
+    lines: int | None,
+    several: bool,
+    make: Callable[[Sequence[SummaryRow]], str],
 ) -> tuple[str, int]:
-    """The table of the worst kernels that fits into so many lines, and how many are not in it.
+    """The table of the worst kernels that fits into so many lines, and the number of the others.
 
-    Families take lines, and so do cells that are too wide for their columns.
+    Families and wrapped cells take lines, too.
     """
     if lines is None:
         return make(rows), 0
@@ -130,12 +133,12 @@ def _worst(
         most -= max(1, (taken - lines) * most // taken)
 
 
-def _rows(records: Sequence[Record], backends: Sequence[str]) -> Iterator[Row]:
+def _rows(records: Sequence[Record], backends: Sequence[str]) -> Iterator[SummaryRow]:
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         groups.setdefault((record.family, record.kernel), []).append(record)
     for (family, kernel), rows in groups.items():
-        yield Row(
+        yield SummaryRow(
             kernel=kernel,
             family=family,
             failed=sum(row.outcome in ("failed", "xpassed") for row in rows),
@@ -147,21 +150,21 @@ def _rows(records: Sequence[Record], backends: Sequence[str]) -> Iterator[Row]:
 
 
 def worst(rows: Iterable[Record]) -> float:
-    """The largest multiple, or -1. The error of an expected failure says nothing of the others."""
+    """The largest multiple, or -1. Errors of expected failures do not count."""
     measured = (r.multiple for r in rows if r.outcome != "xfailed" and r.multiple is not None)
     return max(measured, default=-1.0)
 
 
-def _by_family(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
-    """Families with their kernels, both worst first; what is equally bad is in its own order."""
-    groups: dict[str, list[Row]] = {}
+def _by_family(rows: Iterable[SummaryRow]) -> list[tuple[str, list[SummaryRow]]]:
+    """Families with their kernels, both worst first; equal ones keep their order."""
+    groups: dict[str, list[SummaryRow]] = {}
     for row in sorted(rows, key=lambda row: row.order):
         groups.setdefault(row.family, []).append(row)
     return list(groups.items())
 
 
 def _table(
-    groups: Sequence[tuple[str, Sequence[Row]]],
+    groups: Sequence[tuple[str, Sequence[SummaryRow]]],
     backends: Sequence[str],
     indent: str,
     several: bool,
@@ -192,7 +195,7 @@ def _table(
 
 
 def _list(
-    groups: Sequence[tuple[str, Sequence[Row]]],
+    groups: Sequence[tuple[str, Sequence[SummaryRow]]],
     backends: Sequence[str],
     indent: str,
     several: bool,
@@ -218,8 +221,8 @@ def _list(
     return rendered(Group(*lines), width=width, color=color)
 
 
-def _natural(rows: Sequence[Row], backends: Sequence[str], indent: str) -> int:
-    """Columns that the table takes if nothing is broken or cut."""
+def _natural(rows: Sequence[SummaryRow], backends: Sequence[str], indent: str) -> int:
+    """The width of the table without wrapped or cut cells."""
     columns = [max(len("kernel"), *(len(indent + row.kernel) for row in rows))]
     columns += [
         max(len(backend), *(len(row.cells[place][0]) for row in rows))
@@ -238,7 +241,7 @@ def _cell(rows: Sequence[Record]) -> tuple[str, str]:
     failed = count["failed"] + count["xpassed"]
     words += [f"{failed} FAILED"] if failed else []
     words += [f"{count['xfailed']} xfail"] if count["xfailed"] else []
-    # Beside checks that ran, a line below the table says which one was skipped and why.
+    # A line below the table lists skipped checks and their reasons.
     words += [f"{count['skipped']} skipped"] if count["skipped"] and not words else []
     multiples = [r.multiple for r in rows if r.multiple is not None and r.outcome == "passed"]
     if multiples and not failed:
@@ -248,7 +251,7 @@ def _cell(rows: Sequence[Record]) -> tuple[str, str]:
 
 
 def times(multiple: float) -> str:
-    """An error as a multiple of the baseline's, which may be as good as none."""
+    """An error as a multiple of the baseline's."""
     if not multiple:
         return "exact"
     return f"{multiple:.1f}x" if multiple < 1000 else ">999x"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def rendered(table: RenderableType, *, width: int, color: bool) -> str:
-    """A table, or lines, as text of at most ``width`` columns, without trailing blanks."""
+    """A table or lines as text of at most ``width`` columns, without trailing spaces."""
     from rich.console import Console
 
     stream = io.StringIO()
@@ -33,12 +33,12 @@ def rendered(table: RenderableType, *, width: int, color: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Distinct:
-    """What a run asked.
+    """The numbers of distinct examples of a run.
 
     Attributes:
-      triples: how many different (spec, check, shape) triples. A shape is the shapes, dtypes and
-        static arguments of a call; other values, backends and meshes make no other triple.
-      examples: how many examples, over all backends and meshes.
+      triples: number of distinct (spec, check, shape) triples. A shape is the shapes, dtypes and
+        static arguments of a call; values, backends and meshes do not count.
+      examples: number of examples, over all backends and meshes.
     """
 
     triples: int
@@ -46,7 +46,7 @@ class Distinct:
 
 
 def distinct(records: Iterable[Record]) -> Distinct:
-    """Count what was asked. Two files may have specs of the same name."""
+    """Count distinct examples. Two files may have specs of the same name."""
     shapes: dict[tuple[str, str, str], set[str]] = {}
     examples = 0
     for record in records:
@@ -63,15 +63,15 @@ def line(found: Distinct) -> str:
     )
 
 
-#: How many reasons of skips are listed.
+#: Number of reasons that are listed.
 _REASONS = 3
 
-#: Of how many kernels the names are told in the line of a reason.
+#: Number of kernels that the line of a reason names.
 _NAMED = 8
 
 
 def header(session: PytestSession) -> list[str]:
-    """What this session runs on. Imports jax only where hardware was chosen."""
+    """The header: versions, backends and settings. Imports jax only if hardware is selected."""
     options = session.options
     words = [f"jax {metadata.version('jax')}"]
     words.append(f"backends {', '.join(options.backend)}")
@@ -86,7 +86,7 @@ def header(session: PytestSession) -> list[str]:
 
 
 def places(session: PytestSession) -> list[str]:
-    """Each backend with the device that it runs on or stands for."""
+    """Each backend with its device or chip."""
     texts: list[str] = []
     for backend in session.selection.backends:
         if backend.kind == "hardware":
@@ -102,10 +102,10 @@ def places(session: PytestSession) -> list[str]:
 
 
 def footnotes(records: Iterable[Record], *, every: bool = False) -> list[str]:
-    """What the table cannot say: the legend, expected failures, what was not run or skipped.
+    """The lines below the table: legend, expected failures, skips.
 
-    Each has a line for each reason; where there are more than a few, it has one line of counts.
-    With ``every``, all reasons are listed, with all kernels.
+    There is one line for each reason, or one line of counts if there are many reasons. With
+    ``every``, all reasons are listed, with all kernels.
     """
     records = list(records)
     lines: list[str] = []
@@ -131,7 +131,7 @@ def footnotes(records: Iterable[Record], *, every: bool = False) -> list[str]:
 
 
 def _unverified(records: Iterable[Record], every: bool) -> Iterator[str]:
-    """What kernels used of a simulated chip that no document describes, a line for each."""
+    """Undocumented behavior of simulated chips that kernels used, one line for each."""
     kernels: dict[str, dict[str, None]] = {}
     for record in records:
         for text in record.unverified:
@@ -142,7 +142,7 @@ def _unverified(records: Iterable[Record], every: bool) -> Iterator[str]:
 
 
 def _notes(records: Iterable[Record]) -> list[str]:
-    """What is to be known of the references of kernels, each line once."""
+    """Notes on the references of kernels, each line once."""
     kernels: dict[Note, dict[str, None]] = {}
     for record in records:
         for note in of_kind(record.notes, "reference"):
@@ -151,7 +151,7 @@ def _notes(records: Iterable[Record]) -> list[str]:
 
 
 def _by_reason(records: Iterable[Record], every: bool) -> Iterator[str]:
-    """A line for each reason, the most frequent first: how many checks, where, of which kernels."""
+    """One line for each reason, the most frequent first: number of checks, backends, kernels."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(record.reason, []).append(record)

@@ -1,8 +1,8 @@
 """``--pallas-trace``: the timeline of one simulated run, for a trace viewer.
 
-The run is simulated once more, when its test has ended: the failing example of the last test that
-failed, in the order in which it failed, or else the last example of the last test, in the plain
-order. A process writes it beside the file; the one that reports takes the one that counts.
+After its test, the run is simulated once more: the failing example of the last failed test, in the
+schedule in which it failed, or the last example of the last test, in the default schedule. Each
+process writes its timeline beside the file; the reporting process selects one.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from pytest_pallas.explanations import first_line
 from pytest_pallas.report.files import check_writable
 from pytest_pallas.session import LastRun, PytestSession
 
-#: The attribute of a ``TestReport`` that holds a ``Trace`` as plain values, for other processes.
+#: The attribute of a ``TestReport`` with a ``SavedTimeline`` as plain values, for other processes.
 ATTRIBUTE = "pallas_trace"
 
-#: Where a reader can open one.
+#: A viewer for timelines.
 VIEWER = "https://ui.perfetto.dev"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Trace:
+class SavedTimeline:
     """The timeline of a test.
 
     Attributes:
@@ -39,9 +39,9 @@ class Trace:
       backend: label of the backend.
       failed: whether the test failed.
       drawn: the arguments.
-      schedule: the order that the run had, if it was not the plain one.
-      file: where it is; "" if there is none.
-      problem: why there is none, or "".
+      schedule: the schedule of the run, unless it was the default.
+      file: its path; "" if there is none.
+      problem: the reason why there is none, or "".
     """
 
     test: str
@@ -55,7 +55,7 @@ class Trace:
 
 
 def settle_trace(session: PytestSession) -> None:
-    """Make the path absolute, and find out before anything runs whether there can be a timeline.
+    """Make the path absolute, and check before any test runs that there can be a timeline.
 
     Raises:
       OptionError: the file cannot be written, or no backend simulates.
@@ -73,7 +73,7 @@ def settle_trace(session: PytestSession) -> None:
     if all(backend.kind != "simulating" for backend in backends):
         names = ", ".join(map(label, backends))
         raise OptionError(
-            f"{flag}: only the simulator has timelines, and the backend is {names}; give "
+            f"{flag}: only simulators have timelines, and the backend is {names}; use "
             "--pallas-backend=tpu-sim or gpu-sim"
         )
     session.options = dataclasses.replace(session.options, trace=absolute)
@@ -84,7 +84,7 @@ def attach(
     report: pytest.TestReport,
     excinfo: pytest.ExceptionInfo[BaseException] | None,
 ) -> None:
-    """Put the timeline of a test on its report, if it ran something on the simulator."""
+    """Put the timeline of a test on its report, if it ran on the simulator."""
     ran, session.ran = session.ran, None
     if report.when != "call" or report.skipped or session.options.mutate is not None:
         return
@@ -100,18 +100,18 @@ def attach(
 
 
 class TraceReporter:
-    """Takes the timeline that counts, and says which."""
+    """Selects the timeline, and reports it."""
 
     def __init__(self, session: PytestSession) -> None:
         """Report for ``session``."""
         self.session = session
-        self.found: Trace | None = None
+        self.found: SavedTimeline | None = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the last timeline of a test that failed, or else of one that passed."""
+        """Keep the last timeline of a failed test, or else of a passed one."""
         if not hasattr(report, ATTRIBUTE):
             return
-        trace, former = Trace(**getattr(report, ATTRIBUTE)), self.found
+        trace, former = SavedTimeline(**getattr(report, ATTRIBUTE)), self.found
         if former is not None and former.failed and not trace.failed:
             trace, former = former, trace
         if former is not None and former.file:
@@ -119,7 +119,7 @@ class TraceReporter:
         self.found = trace
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Put it where it was asked for."""
+        """Move it to the requested file."""
         path, trace = self.session.options.trace, self.found
         if path is None or trace is None or not trace.file:
             return
@@ -131,7 +131,7 @@ class TraceReporter:
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Say what was written, below the tables."""
+        """Report the timeline, below the tables."""
         path, trace = self.session.options.trace, self.found
         assert path is not None
         folder = self.session.config.invocation_params.dir
@@ -146,15 +146,15 @@ class TraceReporter:
         words = f"{which} of {trace.test}: {trace.kernel} on {trace.backend}, {trace.drawn}"
         words += f", with {trace.schedule}" if trace.schedule else ""
         if trace.file:
-            terminalreporter.write_line(f"timeline written to {shown} ({VIEWER} shows it)")
+            terminalreporter.write_line(f"timeline written to {shown} (open it in {VIEWER})")
             terminalreporter.write_line(f"  of {words}")
         else:
-            line = f"--pallas-trace={shown}: not written: {trace.problem}; that is {words}"
+            line = f"--pallas-trace={shown}: not written: {trace.problem}; the call is {words}"
             terminalreporter.write_line(line, red=True)
 
 
 def failing_run(error: BaseException) -> LastRun | None:
-    """The call that failed, in the order in which it did."""
+    """The failing call, with its schedule."""
     from pytest_pallas.checks.context import call
 
     failure = getattr(error, "failure", None)
@@ -169,13 +169,13 @@ def failing_run(error: BaseException) -> LastRun | None:
 
 def _trace(
     session: PytestSession, test: str, ran: LastRun, backend: Simulator, *, failed: bool
-) -> Trace:
-    """Simulate a run once more, and write its timeline to a file that has no name yet."""
+) -> SavedTimeline:
+    """Simulate a run once more, and write its timeline to a temporary file."""
     from pytest_pallas.backends.variations import Schedule
     from pytest_pallas.simulator.inspection.timeline import text_of
 
     plain = ran.call.schedule == Schedule()
-    trace = Trace(
+    trace = SavedTimeline(
         test=test,
         kernel=ran.kernel,
         backend=label(backend),
@@ -186,7 +186,7 @@ def _trace(
     timeline, error = backend.trace(ran.call.with_settings(observer=None))
     if not timeline.spans:
         raised = f"{type(error).__name__}: {first_line(error)}" if error else ""
-        return dataclasses.replace(trace, problem=raised or "the call ran no kernel")
+        return dataclasses.replace(trace, problem=raised or "the call runs no kernel")
     about = {name: value for name, value in dataclasses.asdict(trace).items() if value != ""}
     about |= {"raised": str(error)} if error is not None else {}
     path = session.options.trace
@@ -196,7 +196,7 @@ def _trace(
         with os.fdopen(handle, "w", encoding="utf-8") as opened:
             opened.write(text_of(timeline, about))
         Path(file).chmod(0o644)
-    except OSError as problem:  # the folder was there when the session began
+    except OSError as problem:  # the folder existed at the start
         return dataclasses.replace(trace, problem=str(problem))
     return dataclasses.replace(trace, file=file)
 

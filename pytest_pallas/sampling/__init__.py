@@ -1,1 +1,1 @@
-"""Which examples are drawn and asked about: those that differ most, and what failed before."""
+"""Which examples run: diverse draws, and those that failed before."""

@@ -1,4 +1,4 @@
-"""Few examples, but different ones: drawing is cheap, and compiling what was drawn is not."""
+"""Select few, diverse examples from many draws: drawing is cheap, compiling is not."""
 
 from __future__ import annotations
 
@@ -23,69 +23,69 @@ from pytest_pallas.strategies.value_variants import settle
 
 
 def pool_size(examples: int) -> int:
-    """How many draws to choose ``examples`` from."""
+    """The number of draws from which to select ``examples``."""
     return max(2 * examples, 64)
 
 
-#: After so many draws in a row with nothing that no earlier one has, there is nothing more to draw.
+#: Drawing stops after this many draws in a row without a new feature.
 _SETTLED = 24
 
 
-#: What a value seen for the first time is worth, by the role of its aspect (see
-#: ``strategies.declared``): options and dtypes are few and hide bugs in their combinations. A new
-#: kind of boundary counts, and a new size of the same kind hardly.
+#: Weight of a new value, by the role of its aspect (see ``strategies.declared``): there are few
+#: options and dtypes, and bugs hide in their combinations. A new kind of boundary counts more than
+#: a new size of the same kind.
 _WORTH = {"option": 4.0, "tuning": 2.0, "dtype": 3.0, "values": 2.0, "dim": 2.0}
 _SIZE, _OTHER = 0.1, 1.0
 
-#: How many choices of ``BASE`` examples to compare, and rounds of exchange in each; two or three
-#: rounds are usual.
+#: Number of selections of ``BASE`` examples to compare, and the limit on exchange rounds in each;
+#: two or three rounds are usual.
 _STARTS, _ROUNDS = 32, 8
 
-#: So many examples are chosen together, and fewer are the first of those: checks that ask about
-#: fewer share the compiled kernels of the others (but see ``_first``).
+#: Number of examples that are selected together; fewer are the first of those, so that checks with
+#: fewer examples share the compiled kernels of the others (but see ``_first``).
 BASE = 8
 
-#: Bytes of draws that a pool keeps; what is beyond is drawn again if it is chosen.
+#: Bytes of draws that a pool keeps; others are drawn again if they are selected.
 MOST_BYTES = 2**27
 
-#: So few examples are what they are: one of them is not given away for its size.
+#: With at most this many examples, none is replaced by a larger one.
 _FEW = 3
 
-#: So many times more is drawn where draws of three dims or more never have several tiles of each.
+#: Factor for more draws, if no draw has several tiles along every dim.
 _FURTHER = 4
 
-#: Specs whose draws are kept: items come spec by spec, but not always.
+#: Number of specs whose draws are kept: items usually come spec by spec.
 SOURCES = 3
 
-#: What there is to ask about a draw.
+#: The parts of a check that apply to a draw; see ``Check.subjects``.
 type Subjects = Callable[[Any], Collection[Hashable]]
 
-#: What each feature is worth: a choice, ``(name, word)``, or a pair of choices.
+#: Weight of each feature: a choice, ``(name, word)``, or a pair of choices.
 Features = Mapping[Any, float]
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Examples by their words (``words_of``).
+class SelectedExamples:
+    """Selected examples by their words (``words_of``).
 
     Attributes:
-      chosen: what was chosen, with the drawn values.
+      chosen: the selected examples, with the drawn values.
     """
 
     chosen: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Pool:
-    """What was drawn with one seed.
+class DrawPool:
+    """The draws of one seed.
 
     Attributes:
       features: of each draw.
       values: the draws, of which large ones may be missing.
-      size: how many draws were allowed.
-      extents: how far each draw goes beyond its tiles; see ``strategies.declared.extents``.
+      size: the number of draws allowed.
+      extents: how each draw exceeds its tiles; see ``strategies.declared.extents``.
       tiled: whether the sizes of a dim are chosen around tiles.
-      base: by number, so many examples that have most together.
+      base: by number of examples, the most diverse selection.
     """
 
     features: Mapping[str, Features]
@@ -97,18 +97,18 @@ class Pool:
 
 
 @dataclass
-class Source:
-    """Chooses examples of one strategy, which checks and backends share: it is drawn from once."""
+class ExampleSource:
+    """Selects examples of one strategy, which checks and backends share: it draws only once."""
 
     strategy: Any
-    pools: OrderedDict[tuple[int, int], Pool] = field(
-        default_factory=OrderedDict[tuple[int, int], Pool]
+    pools: OrderedDict[tuple[int, int], DrawPool] = field(
+        default_factory=OrderedDict[tuple[int, int], DrawPool]
     )
 
-    def pool(self, seed: int, examples: int) -> Pool:
-        """What is drawn to choose ``examples`` from: ``pool_size(examples)`` draws at most.
+    def pool(self, seed: int, examples: int) -> DrawPool:
+        """The draws from which to select ``examples``: at most ``pool_size(examples)``.
 
-        ``_FURTHER`` times as many if none of these has several of the tiles along every dim.
+        ``_FURTHER`` times as many if none of these has several tiles along every dim.
         """
         key = (seed, pool_size(examples))
         pool = self.pools.pop(key, None)
@@ -121,18 +121,20 @@ class Source:
             self.pools.popitem(last=False)
         return pool
 
-    def choose(self, seed: int, examples: int, subjects: Subjects | None = None) -> Choice:
-        """Choose the ``examples`` of a pool that differ most.
+    def choose(
+        self, seed: int, examples: int, subjects: Subjects | None = None
+    ) -> SelectedExamples:
+        """Select the most diverse ``examples`` of a pool.
 
-        Greedily: the next is the one with most that no chosen one has. Then each is exchanged for
-        whatever has more beside the others, until nothing has: so that a handful of examples meets
-        every boundary of every dim. With a seed, hypothesis draws the same again.
+        Greedy: the next example is the one with the most new features. Then each example is
+        exchanged for one that adds more features to the rest, until no exchange helps, so that a
+        few examples cover every boundary of every dim. The same seed draws the same examples.
 
         Args:
           seed: of the draws.
-          examples: how many to choose.
-          subjects: what there is to ask about a draw: of those that all examples are chosen from,
-            the ones with most that is new come first, and none without any.
+          examples: the number of examples.
+          subjects: returns the parts of the check that apply to a draw. Draws with the most new
+            parts come first; draws without any are left out.
         """
         pool = self.pool(seed, examples)
         count = min(max(examples, BASE), len(pool.features))
@@ -145,27 +147,27 @@ class Source:
         if subjects is not None:
             order = dict.fromkeys([*chosen, *pool.base[count], *pool.features])
             kept = [words for words in order if words in values]
-            told = {words: frozenset(subjects(values[words])) for words in kept}
-            chosen = _telling(told, examples) or chosen
-        return Choice({words: values[words] for words in chosen})
+            parts = {words: frozenset(subjects(values[words])) for words in kept}
+            chosen = _most_parts(parts, examples) or chosen
+        return SelectedExamples({words: values[words] for words in chosen})
 
 
-def shared(sources: dict[Any, Source], key: Hashable, strategy: Any) -> Source:
-    """The source of a spec: the one that earlier checks of it used, of the last few specs."""
-    source = sources.pop(key, None) or Source(strategy)
+def shared(sources: dict[Any, ExampleSource], key: Hashable, strategy: Any) -> ExampleSource:
+    """The source of a spec, which its earlier checks used; only the last few are kept."""
+    source = sources.pop(key, None) or ExampleSource(strategy)
     sources[key] = source
     while len(sources) > SOURCES:
         del sources[next(iter(sources))]
     return source
 
 
-def choose(strategy: Any, *, seed: int, examples: int) -> Choice:
-    """``Source.choose`` for whoever chooses once."""
-    return Source(strategy).choose(seed, examples)
+def choose(strategy: Any, *, seed: int, examples: int) -> SelectedExamples:
+    """``ExampleSource.choose`` for a single selection."""
+    return ExampleSource(strategy).choose(seed, examples)
 
 
-def _pool(strategy: Any, seed: int, size: int) -> Pool:
-    """Draw, and keep what is small: a pool may hold as much as all its draws."""
+def _pool(strategy: Any, seed: int, size: int) -> DrawPool:
+    """Draw, and keep the small draws."""
     features: dict[str, Features] = {}
     values: dict[str, Any] = {}
     beyond: dict[str, frozenset[str]] = {}
@@ -184,17 +186,17 @@ def _pool(strategy: Any, seed: int, size: int) -> Pool:
             values[words] = drawn
 
     _draw(strategy, seed, size, add)
-    return Pool(features, values, size, beyond, tiled)
+    return DrawPool(features, values, size, beyond, tiled)
 
 
-class _Enough(BaseException):
-    """Ends drawing. Hypothesis takes an ``Exception`` for a failure of the test."""
+class _StopDrawing(BaseException):
+    """Ends drawing. Not an ``Exception``, which Hypothesis would report as a failure."""
 
 
 def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]) -> None:
-    """Draw ``size`` times, or until all that is declared was drawn and draws bring nothing new.
+    """Draw ``size`` times, or until everything declared was drawn and draws add nothing new.
 
-    One of them also has several of the tiles along every dim, where there are tiles.
+    If there are tiles, one draw has several along every dim.
     """
     seen: set[Any] = set()
     idle = 0
@@ -219,45 +221,45 @@ def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]
         seen.update(features)
         beyond = beyond or not _tiled(drawn) or bool(extents(drawn))
         if idle >= _SETTLED and beyond and seen.issuperset(_declared(drawn)):
-            raise _Enough
+            raise _StopDrawing
 
-    with without_module_constants(), contextlib.suppress(_Enough):
+    with without_module_constants(), contextlib.suppress(_StopDrawing):
         collect()
 
 
 def _tiled(drawn: Any) -> bool:
-    """Whether the sizes of a dim are chosen around tiles."""
+    """Whether the sizes of a dim are drawn around tiles."""
     return bool((getattr(drawn, "declared", None) or NOTHING).tiles)
 
 
 def _declared(drawn: Any) -> Iterator[tuple[str, str]]:
-    """All that draws of a strategy may have, as far as that is known."""
+    """All words that a strategy may draw, as far as they are known."""
     declared = getattr(drawn, "declared", None) or NOTHING
     for aspect, words in declared.words.items():
         yield from ((str(aspect), word) for word in words)
 
 
 def _args(drawn: Any) -> Any:
-    """The positional arguments of what was drawn, as a pytree."""
+    """The positional arguments of a draw, as a pytree."""
     return tuple(drawn) if isinstance(drawn, Drawn) else getattr(drawn, "args", drawn)
 
 
 def _first(drawn: Mapping[str, Features], base: Sequence[str], examples: int) -> list[str]:
-    """So many of the ``base``; of half of it or more, the last is one with what the base lacks."""
+    """So many of the base; of half of it or more, the last one adds a missing feature."""
     chosen = _greedy({words: drawn[words] for words in base}, min(examples, len(base)))
     if len(base) <= 2 * len(chosen) < 2 * len(base):
         seen = {feature for words in base for feature in drawn[words]}
         other = max(drawn, key=lambda words: _gain(drawn[words], seen))
-        if _gain(drawn[other], seen) >= _OTHER:  # a new size of a known kind is not worth a compile
+        if _gain(drawn[other], seen) >= _OTHER:  # a new size is not worth a compilation
             chosen[-1] = other
     return chosen
 
 
 def _extended(chosen: list[str], beyond: Mapping[str, frozenset[str]]) -> list[str]:
-    """The chosen examples, the last of which goes beyond its tiles if no other one does.
+    """The selected examples; the last one has several tiles if no other one has.
 
-    Kernels are wrong at the second block and at the edge of the last one, along every axis at once.
-    A few examples of different sizes along each axis need not have that.
+    Kernels fail at the second block and at the edge of the last one, along every axis at once. A
+    few examples of different sizes need not include such a case.
     """
     met = frozenset[str]().union(*(beyond.get(words, frozenset()) for words in chosen))
     further = max(beyond, key=lambda words: len(beyond[words] - met), default="")
@@ -266,24 +268,24 @@ def _extended(chosen: list[str], beyond: Mapping[str, frozenset[str]]) -> list[s
     return [*chosen[:-1], further]
 
 
-def _telling(told: Mapping[str, frozenset[Any]], examples: int) -> list[str]:
-    """So many examples of which there is most to ask, in the given order where all is the same."""
-    left = [words for words in told if told[words]]
+def _most_parts(parts: Mapping[str, frozenset[Any]], examples: int) -> list[str]:
+    """The examples with the most parts of the check, in the given order if all are equal."""
+    left = [words for words in parts if parts[words]]
     chosen: list[str] = []
     seen = frozenset[Any]()
     while left and len(chosen) < examples:
-        best = max(left, key=lambda words: len(told[words] - seen))
+        best = max(left, key=lambda words: len(parts[words] - seen))
         left.remove(best)
         chosen.append(best)
-        seen |= told[best]
+        seen |= parts[best]
     return chosen
 
 
 def _most_varied(drawn: Mapping[str, Features], examples: int) -> list[str]:
-    """So many examples that have most together; the best of a few choices begun differently."""
+    """The most diverse examples: the best of a few selections with different starts."""
     every = _worth(drawn, drawn)
     best: list[str] = []
-    for first in list(drawn)[: max(1, _STARTS * BASE // examples)]:  # many meet all anyway
+    for first in list(drawn)[: max(1, _STARTS * BASE // examples)]:  # many cover everything
         chosen = _greedy(drawn, examples, first) if best else _greedy(drawn, examples)
         chosen = _exchanged(drawn, chosen)
         if not best or _worth(drawn, chosen) > _worth(drawn, best):
@@ -294,10 +296,10 @@ def _most_varied(drawn: Mapping[str, Features], examples: int) -> list[str]:
 
 
 def _paired(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
-    """The chosen examples, where one has nothing that the rest lacks replaced.
+    """The selected examples; one that adds nothing to the rest is replaced.
 
-    What replaces it has most pairs that no other one has together, such as a dtype with an option:
-    pairwise testing (Mandl, "Orthogonal Latin squares", Communications of the ACM 28, 1985).
+    Its replacement has the most new pairs of features, such as a dtype with an option: pairwise
+    testing (Mandl, "Orthogonal Latin squares", Communications of the ACM 28, 1985).
     """
     pairs = {
         words: dict.fromkeys(combinations(features, 2), 1.0) for words, features in drawn.items()
@@ -312,13 +314,13 @@ def _paired(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
 
 
 def _worth(drawn: Mapping[str, Features], chosen: Iterable[str]) -> float:
-    """What examples are worth together."""
+    """The total weight of examples."""
     together = {feature: worth for words in chosen for feature, worth in drawn[words].items()}
     return sum(together[feature] for feature in sorted(together))
 
 
 def _greedy(drawn: Mapping[str, Features], examples: int, *first: str) -> list[str]:
-    """Examples one after the other, each with most that is new."""
+    """Examples in order, each with the most new features."""
     chosen = list(first)
     seen = {feature for words in first for feature in drawn[words]}
     for _ in range(examples - len(first)):
@@ -329,7 +331,7 @@ def _greedy(drawn: Mapping[str, Features], examples: int, *first: str) -> list[s
 
 
 def _exchanged(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
-    """The chosen examples, each replaced where another one has more that is new beside the rest."""
+    """The selected examples, each replaced if another one adds more to the rest."""
     for _ in range(_ROUNDS):
         before = list(chosen)
         for position, words in enumerate(chosen):
@@ -344,7 +346,7 @@ def _exchanged(drawn: Mapping[str, Features], chosen: list[str]) -> list[str]:
 
 
 def _best(drawn: Mapping[str, Features], chosen: Collection[str], seen: Collection[Any]) -> str:
-    """The example with most that was not seen, of those that are not chosen."""
+    """The unselected example with the most new features."""
     left = [words for words in drawn if words not in chosen]
     return max(left, key=lambda words: _gain(drawn[words], seen))
 
@@ -354,7 +356,7 @@ def _gain(features: Features, seen: Collection[Any]) -> float:
 
 
 def words_of(call: Any) -> str:
-    """A call in words that tell it from every other call of its strategy."""
+    """A call in words that identify it among the calls of its strategy."""
     if "seed" in getattr(call, "recipe", ()):
         return repr(call)
     number = 0
@@ -369,7 +371,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _features(drawn: object) -> Iterator[tuple[tuple[str, str], float]]:
-    """What an example has, and what each is worth."""
+    """The features of an example and their weights."""
     if not isinstance(drawn, (Arguments, Drawn)):
         return
     for aspect, word in aspects(drawn):
@@ -378,7 +380,7 @@ def _features(drawn: object) -> Iterator[tuple[tuple[str, str], float]]:
     for name, value in drawn.recipe.items():
         if name not in ("seed", "dtype", "values"):
             yield (name, str(value)), _SIZE if name in kinds else _OTHER
-    if isinstance(drawn, Arguments):  # what is not a choice between a few
+    if isinstance(drawn, Arguments):  # not a choice between a few words
         for role, keywords in (("option", drawn.options), ("tuning", drawn.tuning)):
             for name, value in keywords.items():
                 yield (str(Aspect(role, name)), keyword_word(value)), _WORTH[role]

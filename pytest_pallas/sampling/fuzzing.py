@@ -1,8 +1,8 @@
-"""Draw examples of a spec and run a check on each, with hypothesis' own machinery.
+"""Draw examples of a spec with Hypothesis, and run a check on each.
 
-What failed before runs first. Then come draws that differ most (``variety``), each with siblings of
-other values, which cost next to nothing once a shape is compiled. Only what fails goes through
-hypothesis once more, which shrinks it and keeps it for the next run.
+Examples that failed before run first. Then come diverse draws (``diversity``), each with variants
+of other values, which are cheap once a shape is compiled. Only a failure goes through Hypothesis
+again, which shrinks it and saves it for the next run.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from hypothesis.errors import DidNotReproduce, InvalidArgument
 from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.compat.fuzzing import set_database_key, without_module_constants
 from pytest_pallas.errors import OptionError
-from pytest_pallas.sampling.diversity import Choice, Source, Subjects, words_of
+from pytest_pallas.sampling.diversity import ExampleSource, SelectedExamples, Subjects, words_of
 from pytest_pallas.strategies.arguments import as_arguments
-from pytest_pallas.strategies.value_variants import MOST, settle, siblings
+from pytest_pallas.strategies.value_variants import MOST, settle, variants
 
-#: Seconds that shrinking may go on after the first failure: every new shape is compiled, so
-#: hypothesis' own limit of five minutes would be spent often.
+#: Time limit in seconds for shrinking after the first failure: every new shape is compiled, so
+#: Hypothesis would often use its own limit of five minutes.
 SHRINK_SECONDS = 20.0
 
-#: Up to this many examples, each is another draw; of more, some are siblings: up to ``EACH`` of a
-#: draw, itself included.
+#: Up to this many examples, each is a draw; of more, some are variants: up to ``EACH`` of a draw,
+#: itself included.
 DRAWS, EACH = 8, 8
 
-#: Up to this many examples of earlier runs that pass by now are asked about, until one fails.
+#: Number of saved examples that may pass before the replay stops.
 REMEMBERED = 10
 
-#: Draws of a round of fuzzing for a time.
+#: Number of draws in a round of timed fuzzing.
 ROUND = 32
 
-#: Two fifths of the time go to new shapes, or more where siblings are soon done.
+#: Two fifths of the time go to new shapes, or more if variants finish early.
 CHEAP = 1.5
 
 _BLOB = re.compile(r"reproduce_failure\('([^']*)', b'([^']*)'\)")
@@ -51,22 +51,22 @@ _BLOB = re.compile(r"reproduce_failure\('([^']*)', b'([^']*)'\)")
 
 @dataclass(frozen=True, kw_only=True)
 class Fuzz:
-    """What to run, and where failures are kept.
+    """A check to fuzz, and the database of its failures.
 
     Attributes:
       run: raises if the example fails.
-      source: of the examples.
-      key: names the question in hypothesis' example database: failures are kept and replayed
-        first under it, on every backend.
-      shrink: whether to look for a simpler failing example.
-      database: hypothesis' database of failing examples, or None to keep none.
-      passed: calls that passed so far, by their words: they are not asked about again.
-      shapes: signatures of the draws of all rounds so far: those of other shapes come first.
-      subjects: see ``Source.choose``.
+      source: the source of the examples.
+      key: the key in Hypothesis' example database. Failures are saved under it, and replayed first
+        on every backend.
+      shrink: whether to shrink a failing example.
+      database: Hypothesis' database of failing examples, or None.
+      passed: calls that passed, by their words; they do not run again.
+      shapes: signatures of the draws of all earlier rounds; draws of new shapes come first.
+      subjects: see ``ExampleSource.choose``.
     """
 
     run: Callable[[Any], object]
-    source: Source
+    source: ExampleSource
     key: str
     shrink: bool = True
     database: Any = None
@@ -77,14 +77,14 @@ class Fuzz:
 
 @dataclass
 class ExampleRunner:
-    """Asks about calls, each once: hypothesis repeats itself, and checks repeat on purpose.
+    """Runs calls, each once: Hypothesis repeats examples.
 
     Attributes:
-      run: see ``Fuzz``, as for ``passed``.
+      run: see ``Fuzz``.
       passed: calls that passed, by their words.
-      shrink_seconds: how long after the first failure calls that are new are still asked about.
-      until: when to stop asking, by ``time.monotonic``; None for never.
-      failed: those that failed, with their errors.
+      shrink_seconds: how long after the first failure new calls may still run.
+      until: when to stop, by ``time.monotonic``; None for never.
+      failed: the calls that failed, with their errors.
     """
 
     run: Callable[[Any], object]
@@ -96,24 +96,24 @@ class ExampleRunner:
 
     @property
     def over(self) -> bool:
-        """Whether no new call may be asked about."""
+        """Whether no new call may run."""
         if self.first_failure is not None:
             return time.monotonic() - self.first_failure > self.shrink_seconds
         return self.until is not None and time.monotonic() >= self.until
 
     def group(self, drawn: Any, most: int) -> None:
-        """Ask about a draw and its siblings, ``most`` in all.
+        """Run a draw and its variants, ``most`` in all.
 
         Raises:
-          Exception: what ``run`` raised for the first that fails.
+          Exception: the error of the first failure.
         """
         __tracebackhide__ = True
         settle(drawn)
-        for call in islice(chain([drawn], siblings(drawn)), most):
+        for call in islice(chain([drawn], variants(drawn)), most):
             self.one(call)
 
     def one(self, call: Any) -> None:
-        """Ask about a call, unless it was asked about before or time is over."""
+        """Run a call, unless it ran before or time is over."""
         __tracebackhide__ = True
         words = words_of(call)
         if words in self.failed:
@@ -137,17 +137,17 @@ def fuzz(
     until: float | None = None,
     remember: bool = True,
 ) -> None:
-    """Ask about ``max_examples`` different examples, and shrink the first that fails.
+    """Run ``max_examples`` different examples, and shrink the first failure.
 
     Args:
-      what: the question.
+      what: the check to fuzz.
       seed: seed of the draws.
-      max_examples: how many examples to run.
+      max_examples: the number of examples.
       until: when to stop, by ``time.monotonic``; None for never.
-      remember: whether to begin with what failed in earlier runs.
+      remember: whether to start with the saved failures of earlier runs.
 
     Raises:
-      Exception: what ``what.run`` raised for the simplest failing example.
+      Exception: the error of the simplest failing example.
     """
     __tracebackhide__ = True
     runner = ExampleRunner(what.run, what.passed, until=until)
@@ -158,20 +158,20 @@ def fuzz(
 
 
 def drawn_calls(
-    source: Source, seed: int, max_examples: int, subjects: Subjects | None = None
+    source: ExampleSource, seed: int, max_examples: int, subjects: Subjects | None = None
 ) -> Iterator[Any]:
-    """The calls that ``fuzz`` asks about."""
+    """The calls that ``fuzz`` runs."""
     return (planned.call for planned in _planned(source, seed, max_examples, subjects)[1])
 
 
 def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
-    """Ask about ``ROUND`` draws until a time, each with siblings as long as they are cheap.
+    """Run ``ROUND`` draws until a time, each with variants as long as they are cheap.
 
-    That is as long as they took no more than ``CHEAP`` times what the draw itself took, which was
-    compiled.
+    Variants are cheap as long as they take at most ``CHEAP`` times as long as the draw itself,
+    which includes its compilation.
 
     Args:
-      what: the question.
+      what: the check to fuzz.
       seed: seed of the draws.
       until: when to stop, by ``time.monotonic``.
 
@@ -182,13 +182,13 @@ def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
     runner = ExampleRunner(what.run, what.passed, until=until)
     choice = what.source.choose(seed, ROUND, functools.partial(_new, what))
     what.shapes.update(map(_shape, choice.chosen.values()))
-    spent = _Spent()
+    spent = _DrawTimes()
     calls = _calls(choice, MOST, lambda: spent.siblings > CHEAP * spent.draw)
     _explore(what, runner, calls, seed=seed, draws=ROUND, spent=spent)
 
 
 def _new(what: Fuzz, drawn: Any) -> Collection[Any]:
-    """What is new of a draw: nothing if its shape was asked about, else all there is to ask."""
+    """The new parts of a draw: none if its shape ran before, otherwise all."""
     shape = _shape(drawn)
     if shape in what.shapes:
         return ()
@@ -198,24 +198,24 @@ def _new(what: Fuzz, drawn: Any) -> Collection[Any]:
 
 
 def _shape(drawn: Any) -> str:
-    """The signature of a draw, which may be looked at by now."""
+    """The signature of a draw that is complete."""
     return inputs_of(as_arguments(drawn)).signature
 
 
 @dataclass
-class _Spent:
-    """Seconds that were spent on a draw, the last one that was not asked about before.
+class _DrawTimes:
+    """Seconds that the last new draw took.
 
     Attributes:
-      draw: on itself.
-      siblings: on the siblings of the current draw.
+      draw: for the draw itself.
+      variants: for its variants.
     """
 
     draw: float = math.inf
-    siblings: float = 0.0
+    variants: float = 0.0
 
     def add(self, number: int, seconds: float) -> None:
-        """Add the seconds of a call; see ``_Planned.number``."""
+        """Add the seconds of a call; see ``_PlannedCall.number``."""
         if number:
             self.siblings += seconds
         else:
@@ -223,13 +223,13 @@ class _Spent:
 
 
 @dataclass(frozen=True)
-class _Planned:
-    """A call to ask about.
+class _PlannedCall:
+    """A call to run.
 
     Attributes:
       call: the call.
-      words: of the draw that it is or is a sibling of.
-      number: of the sibling, from 1; the draw itself has 0.
+      words: the words of its draw.
+      number: the number of the variant, from 1; the draw itself has 0.
     """
 
     call: Any
@@ -238,9 +238,9 @@ class _Planned:
 
 
 def _planned(
-    source: Source, seed: int, examples: int, subjects: Subjects | None
-) -> tuple[int, Iterator[_Planned]]:
-    """How many draws so many examples take, and the calls to ask about."""
+    source: ExampleSource, seed: int, examples: int, subjects: Subjects | None
+) -> tuple[int, Iterator[_PlannedCall]]:
+    """The number of draws for so many examples, and the calls to run."""
     draws, each = effort(examples)
     choice = source.choose(seed, draws, subjects)
     each = min(MOST, max(each, math.ceil(examples / max(1, len(choice.chosen)))))
@@ -248,12 +248,12 @@ def _planned(
 
 
 def _calls(
-    choice: Choice, each: int, enough: Callable[[], bool] = lambda: False
-) -> Iterator[_Planned]:
-    """The chosen draws, ``each`` with its siblings, as long as those are not ``enough``."""
+    choice: SelectedExamples, each: int, enough: Callable[[], bool] = lambda: False
+) -> Iterator[_PlannedCall]:
+    """The selected draws, ``each`` with its variants until these are ``enough``."""
     for words, drawn in choice.chosen.items():
-        for number, call in enumerate(islice(chain([drawn], siblings(drawn)), each)):
-            yield _Planned(call, words, number)
+        for number, call in enumerate(islice(chain([drawn], variants(drawn)), each)):
+            yield _PlannedCall(call, words, number)
             if enough():
                 break
 
@@ -261,15 +261,15 @@ def _calls(
 def _explore(
     what: Fuzz,
     runner: ExampleRunner,
-    calls: Iterable[_Planned],
+    calls: Iterable[_PlannedCall],
     *,
     seed: int,
     draws: int,
-    spent: _Spent | None = None,
+    spent: _DrawTimes | None = None,
 ) -> None:
-    """Ask about calls, and shrink the first that fails; ``spent`` is told how long they take."""
+    """Run calls, and shrink the first failure; ``spent`` records their times."""
     __tracebackhide__ = True
-    spent = _Spent() if spent is None else spent
+    spent = _DrawTimes() if spent is None else spent
     for planned in calls:
         if not planned.number:
             spent.siblings = 0.0
@@ -288,11 +288,11 @@ def _explore(
 
 
 def replay(what: Fuzz, blob: str) -> None:
-    """Ask about one example again (see ``blob_of``).
+    """Run one example again (see ``blob_of``).
 
     Raises:
-      Exception: what ``what.run`` raised for it.
-      OptionError: ``blob`` is no example of the strategy.
+      Exception: the error of the example.
+      OptionError: ``blob`` is not an example of the strategy.
     """
     __tracebackhide__ = True
     runner = ExampleRunner(what.run, what.passed)
@@ -303,15 +303,14 @@ def replay(what: Fuzz, blob: str) -> None:
     except (DidNotReproduce, InvalidArgument) as error:
         if not runner.passed:
             raise OptionError(
-                f"--pallas-example={blob}: this is no example of {what.key}: its inputs have "
-                "changed, or another version of hypothesis drew it. Run it again without "
-                "--pallas-example."
+                f"--pallas-example={blob}: cannot replay {what.key}: its strategy or Hypothesis "
+                "changed since the example was saved. Run the test without --pallas-example."
             ) from error
-        # The failure is mended, which hypothesis calls an error.
+        # The failure is fixed, which Hypothesis reports as an error.
 
 
 def blob_of(error: BaseException) -> str:
-    """The text with which ``replay`` runs the failing example again, or "" if there is none."""
+    """The text with which ``replay`` runs the failing example again, or ""."""
     for note in reversed(getattr(error, "__notes__", ())):
         found = _BLOB.search(note)
         if found:
@@ -320,19 +319,19 @@ def blob_of(error: BaseException) -> str:
 
 
 def effort(examples: int) -> tuple[int, int]:
-    """How many draws to make for so many examples, and how many calls of each to ask about.
+    """The number of draws for so many examples, and the number of calls of each.
 
-    Up to ``DRAWS`` examples each is a draw. Beyond, draws and siblings grow alike, as the square
-    root, until each draw has ``EACH`` calls.
+    Up to ``DRAWS`` examples, each is a draw. Beyond that, draws and variants both grow with the
+    square root, until each draw has ``EACH`` calls.
     """
     each = min(EACH, max(1, round(math.sqrt(examples / DRAWS))))
     return math.ceil(examples / each), each
 
 
 def _remembered(what: Fuzz, runner: ExampleRunner) -> None:
-    """Ask about what failed in earlier runs, here or on other backends."""
+    """Run the saved failures of earlier runs, on this backend or on others."""
     phases = [Phase.reuse, Phase.shrink] if what.shrink else [Phase.reuse]
-    # SkipTest is what hypothesis raises where nothing is kept.
+    # Hypothesis raises SkipTest if nothing is saved.
     with without_module_constants(), suppress(SkipTest):
         _test(
             what,
@@ -345,9 +344,9 @@ def _remembered(what: Fuzz, runner: ExampleRunner) -> None:
 def _shrunk(
     what: Fuzz, runner: ExampleRunner, words: str, *, seed: int, draws: int, each: int
 ) -> None:
-    """Raise the error of the simplest example like the one that failed, and keep that one.
+    """Shrink the failure, save the simplest example, and raise its error.
 
-    Hypothesis draws what was drawn before, and gets to see one failure.
+    Hypothesis draws the same examples again, and sees one failure.
     """
 
     def example(drawn: Any) -> None:

@@ -1,8 +1,8 @@
 """Sanitizers: a module for each thing that a wrong number may not show, by ``@declare_sanitizer``.
 
-A sanitizer is a check that watches runs of a kernel; ``--pallas-sanitize`` chooses among them.
-Importing this package does not import jax; the modules do. So their names are listed here, and a
-test compares the list with what the modules declare.
+A sanitizer is a check for errors that an output need not show; ``--pallas-sanitize`` selects them.
+Importing this package does not import jax; the modules do. Therefore their names are listed here,
+and a test compares the list with the declarations.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ MODULES: tuple[str, ...] = (
     "device",
 )
 
-#: Their names.
+#: The names of the sanitizers.
 NAMES: tuple[str, ...] = names_of(MODULES)
 
 
 @functools.cache
 def declared_sanitizers() -> tuple[Check, ...]:
-    """The sanitizers of this package, in order. It imports their modules, and so JAX."""
+    """The sanitizers of this package, in order. Imports their modules, and with them JAX."""
     return declared_by(__name__, MODULES)
 
 

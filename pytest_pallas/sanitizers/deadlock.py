@@ -15,20 +15,20 @@ from pytest_pallas.strategies.declared import larger_first
 
 @declare_sanitizer(
     "deadlock",
-    asks="does every wait get its signal?",
+    asks="does every wait receive its signal?",
     requires_backend=requires_concurrency,
     requires_kernels=requires_kernels,
     example_fraction=0.25,
     subjects=larger_first,
 )
 def deadlock(context: CheckContext) -> CheckResult:
-    """Run the kernel under several schedules, each of which must come to its end.
+    """Run the kernel under several schedules, each of which must finish.
 
-    It is ended as soon as everybody waits and nobody is left to signal; a kernel that goes on for
-    ever otherwise, after ``--pallas-timeout``.
+    A run stops as soon as every core is blocked and no signal is pending; a kernel that runs
+    forever otherwise stops after ``--pallas-timeout``.
 
     Raises:
-      NotApplicableError: nothing in the kernel waits.
+      NotApplicableError: the kernel never waits.
       DeadlockError: with the device, semaphore, line and program of each wait.
     """
     seconds = 0.0

@@ -1,4 +1,4 @@
-"""``device``: NVIDIA's compute-sanitizer watches the kernel on the GPU."""
+"""``device``: NVIDIA's compute-sanitizer monitors the kernel on the GPU."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ from pytest_pallas.spec import KernelSpec
 #: The command, on the PATH.
 COMMAND = "compute-sanitizer"
 
-#: The tools that look for what a kernel does wrong, and not for what it leaves.
+#: The tools that look for errors inside a kernel.
 TOOLS = ("memcheck", "racecheck")
 
-#: The exit status where the tool has found something.
+#: The exit status if the tool reports an error.
 FOUND = 86
 
 _LINE = re.compile(r"^=========(.*)$", re.MULTILINE)
 
-#: The first line of what is wrong: an access, or a hazard.
+#: The first line of a report: an access or a hazard.
 _HAZARD = re.compile(
     r"^ (?:Invalid __\w+__|Error: (?:Potential )?\w+ hazard|Error: Race reported"
     r"|Warning: Race reported|Misaligned|Invalid (?:read|write|atomic))"
 )
 
-#: What it says where it cannot watch.
+#: Messages of a tool that cannot run.
 _UNUSABLE = re.compile(
     r"^ (?:Error: )?((?:Device not supported|Unable to|Target application terminated before|"
     r"Internal Sanitizer Error|Failed to initialize|The application may have hit).*)$"
 )
 
-#: Lines of a finding that are shown, and findings.
+#: Number of lines of a report that are shown, and of reports.
 _SHOWN_LINES, _SHOWN = 3, 4
 
 
 @dataclass(frozen=True)
-class Report:
-    """What the tool says of one run.
+class SanitizerReport:
+    """The tool's report of one run.
 
     Attributes:
-      hazards: what is wrong, one text each.
-      unusable: why the tool cannot watch here, or "".
-      failed: how the program failed otherwise, or "".
+      hazards: one text for each error.
+      unusable: the reason why the tool cannot run on this machine, or "".
+      failed: another failure of the program, or "".
     """
 
     hazards: tuple[str, ...] = ()
@@ -73,8 +73,8 @@ def command(tool: str, program: Sequence[str]) -> list[str]:
     return [COMMAND, "--tool", tool, "--error-exitcode", str(FOUND), *program]
 
 
-def parse(text: str, status: int) -> Report:
-    """What a run's output and exit status say."""
+def parse(text: str, status: int) -> SanitizerReport:
+    """Parse a run's output and exit status."""
     lines = _LINE.findall(text)
     found: list[list[str]] = []
     unusable = ""
@@ -92,11 +92,11 @@ def parse(text: str, status: int) -> Report:
     if status and not hazards and not unusable:
         printed = [line for line in text.splitlines() if line and not line.startswith("=====")]
         failed = f"exit status {status}" + (f": {printed[-1]}" if printed else "")
-    return Report(hazards=tuple(hazards), unusable=unusable, failed=failed)
+    return SanitizerReport(hazards=tuple(hazards), unusable=unusable, failed=failed)
 
 
-#: A kernel under compute-sanitizer is slower by one or two orders of magnitude, and XLA's own
-#: kernels are watched, too.
+#: compute-sanitizer slows a kernel down by one or two orders of magnitude, and monitors XLA's own
+#: kernels, too.
 SLOWER = 10.0
 
 #: Seconds to import JAX, start CUDA and compile under the tool.
@@ -104,14 +104,18 @@ START = 120.0
 
 
 def requires_spec(spec: KernelSpec) -> str | None:
-    """The process that the tool watches has one device."""
-    return "compute-sanitizer is given calls on one device" if spec.meshes else None
+    """The monitored process has one device."""
+    return (
+        ("the check runs compute-sanitizer on one device, and the kernel runs on a mesh")
+        if spec.meshes
+        else None
+    )
 
 
 def requires_backend(backend: Backend) -> str | None:
-    """Code must run on a GPU, and NVIDIA's tool must be there."""
+    """Code must run on a GPU, and NVIDIA's tool must be installed."""
     if backend.kind != "hardware" or backend.platform != "gpu":
-        return f"{backend.name} is no GPU: compute-sanitizer watches code that runs on one"
+        return f"{backend.name} is not a GPU: compute-sanitizer needs code that runs on one"
     if shutil.which("compute-sanitizer") is None:
         return "compute-sanitizer is not on the PATH; it comes with NVIDIA's CUDA toolkit"
     return None
@@ -119,7 +123,7 @@ def requires_backend(backend: Backend) -> str | None:
 
 @declare_sanitizer(
     "device",
-    asks="does compute-sanitizer see an access out of bounds on the GPU, or a race in its memory?",
+    asks="does compute-sanitizer report an out-of-bounds access or a race on the GPU?",
     requires_spec=requires_spec,
     requires_backend=requires_backend,
     example_fraction=0.25,
@@ -133,19 +137,19 @@ def device(context: CheckContext) -> CheckResult:
     the second hazards in shared memory.
 
     Raises:
-      NotApplicableError: no other process can be given the function, or the tool does not work on
-        this machine; with what it said.
-      BoundsError: what memcheck says.
-      RaceError: what racecheck says.
+      NotApplicableError: the function cannot be pickled, or the tool does not work on this machine;
+        with its message.
+      BoundsError: memcheck reports an error.
+      RaceError: racecheck reports a hazard.
       HangError: it did not end in time.
       KernelError: the call failed for another reason.
     """
     try:
         payload = pickle.dumps(_call(context))
-    except Exception as error:  # whatever a function's module makes of being pickled
+    except Exception as error:  # pickling may call code of the function's module
         raise NotApplicableError(
-            f"another process cannot be given the call ({error}); compute-sanitizer needs a kernel "
-            "that can be imported by its name"
+            f"the call cannot be pickled for another process ({error}); compute-sanitizer needs a "
+            "kernel that can be imported by name"
         ) from None
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="pytest-pallas-") as folder:
@@ -157,7 +161,7 @@ def device(context: CheckContext) -> CheckResult:
 
 
 def _call(context: CheckContext) -> tuple[Any, ...]:
-    """What ``device_child`` reads: the module of the function, and then what to call."""
+    """The input of ``device_child``: the module of the function, and then the call."""
     arguments, function = context.arguments, inspect.unwrap(context.kernel)
     while isinstance(function, functools.partial):
         function = function.func
@@ -173,8 +177,8 @@ def _call(context: CheckContext) -> tuple[Any, ...]:
     )
 
 
-def _watched(tool: str, call: Path, timeout: float) -> Report:
-    """What the tool says of the call in a file."""
+def _watched(tool: str, call: Path, timeout: float) -> SanitizerReport:
+    """The tool's report of the call in a file."""
     child = [sys.executable, "-m", "pytest_pallas.sanitizers.device_child", str(call)]
     # This process may hold most of the GPU's memory already.
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -192,16 +196,16 @@ def _watched(tool: str, call: Path, timeout: float) -> Report:
     except subprocess.TimeoutExpired:
         raise HangError(
             f"the kernel did not end within {timeout:.0f} s under {COMMAND} --tool {tool}; "
-            "raise --pallas-timeout if it is only slow"
+            "if it is only slow, raise --pallas-timeout"
         ) from None
     return parse(done.stdout + done.stderr, done.returncode)
 
 
-def _judge(tool: str, report: Report) -> None:
+def _judge(tool: str, report: SanitizerReport) -> None:
     if report.hazards:
         kind = RaceError if tool == "racecheck" else BoundsError
         raise kind(f"{COMMAND} --tool {tool}: " + "\n  ".join(report.hazards))
     if report.unusable:
-        raise NotApplicableError(f"{COMMAND} does not work here: {report.unusable}")
+        raise NotApplicableError(f"{COMMAND} does not work on this machine: {report.unusable}")
     if report.failed:
         raise KernelError(f"the kernel failed under {COMMAND} --tool {tool}: {report.failed}")

@@ -1,4 +1,4 @@
-"""Run the call in a file, which ``device`` wrote: ``python -m ... FILE``."""
+"""Run the call in a file written by ``device``: ``python -m ... FILE``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def main(path: str) -> None:
-    """Load the call, run it on the first device, and wait for its answer."""
+    """Load the call, run it on the first device, and wait for its output."""
     import jax
 
     from pytest_pallas.backends.protocol import expected_warnings
@@ -27,7 +27,7 @@ def main(path: str) -> None:
 
 
 def _find(module: str, file: str) -> None:
-    """Import a module by its file if its name says nothing here, as that of a test module."""
+    """Import a module from its file if it cannot be imported by name, such as a test module."""
     if not file or module == "__main__":
         return
     try:

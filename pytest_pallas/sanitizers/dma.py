@@ -1,4 +1,4 @@
-"""``dma``: what a kernel leaves behind, and whom it reaches before they are there."""
+"""``dma``: leftover DMAs and semaphores, and accesses to devices that are not ready."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from pytest_pallas.strategies.declared import larger_first
     watches="dma",
 )
 def dma(context: CheckContext) -> CheckResult:
-    """Account for every DMA and semaphore of a kernel, under several schedules.
+    """Check every DMA and semaphore of a kernel, under several schedules.
 
-    Every DMA that is started is waited for, on both sides; every semaphore is 0 when the kernel
-    ends, as the next kernel needs it; no device copies to another, or signals a semaphore of it,
-    before it can know that the other has begun the kernel; and a kernel with a ``collective_id``
-    uses the barrier semaphore that it selects.
+    The kernel must wait for every DMA that it starts, on both sides. Every semaphore must be 0 at
+    the end, because the next kernel needs that. No device may copy to another device, or signal its
+    semaphore, before it knows that the other device has started the kernel. A kernel with a
+    ``collective_id`` must use the barrier semaphore that this selects.
 
     Raises:
-      NotApplicableError: the kernel has none of these.
+      NotApplicableError: the kernel has no DMAs and no semaphores.
       DmaError: with every line, program and device.
     """
     seconds = 0.0
@@ -49,7 +49,7 @@ def dma(context: CheckContext) -> CheckResult:
 
 
 def _unused_barriers(kernels: Any) -> Iterator[Finding]:
-    """Kernels that name a barrier semaphore and do not use it: the TPU's compiler refuses them."""
+    """Kernels that name a barrier semaphore and do not use it: the TPU's compiler rejects them."""
     for kernel in kernels:
         params = kernel.eqn.params.get("compiler_params")
         if getattr(params, "allow_collective_id_without_custom_barrier", False):
@@ -62,8 +62,8 @@ def _unused_barriers(kernels: Any) -> Iterator[Finding]:
                 kind="entry",
                 message=(
                     f"{kernel.name} ({kernel.source}) has collective_id={params.collective_id} and "
-                    "never asks for its barrier semaphore, so that each device enters when it "
-                    "likes. Let the devices wait for each other with "
-                    "pltpu.get_barrier_semaphore(), or leave out collective_id"
+                    "does not use its barrier semaphore, so the devices do not wait for each other "
+                    "at the start. Synchronize them with pltpu.get_barrier_semaphore(), or leave "
+                    "out collective_id"
                 ),
             )

@@ -1,4 +1,4 @@
-"""``donation``: an operand whose memory becomes an output's is used again, or read too late."""
+"""``donation``: an operand that shares memory with an output is used again, or read late."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from pytest_pallas.spec import KernelSpec
 #: Why the check does not apply to a kernel.
 NO_ALIAS = "no example aliases an input"
 
-_SHARED: tuple[Probe, str] = ("separate", "with the memory shared and not shared")
-_LATE: tuple[Probe, str] = ("late", "with blocks fetched ahead and just before they are read")
+_SHARED: tuple[Probe, str] = ("separate", "with and without shared memory")
+_LATE: tuple[Probe, str] = ("late", "with and without prefetching of blocks")
 
-#: Which other runs tell whether a block is read after it was overwritten, where a backend has them.
+#: Probes that show whether a block is read after it was overwritten, for backends that have them.
 _ORDERS: Sequence[tuple[Probe, str]] = (_SHARED, _LATE)
 
 
-#: Memory in which a kernel accesses an operand where the caller has it, when it likes.
+#: Memory spaces in which a kernel accesses the caller's array directly, at any time.
 _IN_PLACE = frozenset({"any", "hbm", "host", "gmem"})
 
 
 def requires_kernels(
     spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
 ) -> str | None:
-    """Why the check does not apply to the kernels of a call, or None if it does."""
+    """The reason why the check does not apply to the kernels of a call, or None."""
     del spec, backend
     return None if any(_in_place(kernel) for kernel in kernels) else NO_ALIAS
 
@@ -51,24 +51,24 @@ def requires_backend(backend: Backend) -> str | None:
 
 @declare_sanitizer(
     "donation",
-    asks="is an operand that shares an output's memory read before it is overwritten?",
+    asks="is every aliased operand read before the output overwrites it?",
     requires_backend=requires_backend,
     requires_kernels=requires_kernels,
     example_fraction=0.25,
 )
 def donation(context: CheckContext) -> CheckResult:
-    """Ask of a kernel with ``input_output_aliases``, or that changes refs in place, three things.
+    """Check a kernel with ``input_output_aliases``, or one that changes refs in place.
 
-    Whether its answer, and the operand, are the same if the caller uses the operand again, in the
-    same program; whether a second call with the same arrays gives the same; and, on a simulated
-    machine, whether the answer is the same if the output has memory of its own that starts as a
-    copy of the input, and on a simulated TPU also if no block is fetched ahead. If not, a block of
-    the input is read after it was overwritten: which of both a chip reads depends on how far it
-    fetches ahead. (An input that the call deletes is the matter of the check ``immutability``.)
+    The output and the operand must be the same if the caller uses the operand again in the same
+    program. A second call with the same arrays must return the same. On a simulated machine, the
+    output must be the same if it has memory of its own that starts as a copy of the input; on a
+    simulated TPU also without prefetching of blocks. Otherwise the kernel reads a block of the
+    input after it overwrites it, and the prefetching of a chip decides whether it reads the old or
+    the new contents. (The check ``immutability`` reports an input that the call deletes.)
 
     Raises:
       NotApplicableError: no kernel has aliases or changes a ref in place.
-      MismatchError: the last of these; with the kernel and the operands.
+      MismatchError: one of them does not hold; with the kernel and the operands.
       KernelError: the kernel raised.
     """
     args = context.arguments.args
@@ -81,16 +81,16 @@ def donation(context: CheckContext) -> CheckResult:
         context, functools.partial(_called_twice, context.kernel), args, races=False, jit=False
     )
     answer, operands = kept.values
-    comparisons += _same(answer, first.values, "where the operands are used again")
+    comparisons += _same(answer, first.values, "when the operands are used again")
     for number, (after, before) in enumerate(zip(operands, _arrays(args), strict=True)):
         where = f"input {number}, used again after the call"
         comparisons.append(bitwise(after, to_numpy(before), where=where))
-    comparisons += _same(twice.values[1], twice.values[0], "of a second call with the same arrays")
+    comparisons += _same(twice.values[1], twice.values[0], "in a second call with the same arrays")
     seconds += kept.seconds + twice.seconds
     orders = [each for each in _ORDERS if each[0] in getattr(context.backend, "probes", ())]
     overwritten = [each for each in first.findings if each.kind == "overwritten"]
     if _LATE in orders:
-        # The simulator sees which blocks could make a difference.
+        # The simulator records the blocks that could make a difference.
         pairs = [_shared(each) for each in overwritten]
     else:
         pairs = [pair for kernel in first.kernels for pair in _pipelined(kernel)]
@@ -101,13 +101,13 @@ def donation(context: CheckContext) -> CheckResult:
             seconds += other.seconds
             failed += [each for each in unchanged(first, other, words) if not each.passed]
         if failed:
-            told = "; ".join(dict.fromkeys(pairs))
+            shared = "; ".join(dict.fromkeys(pairs))
             explanation = failed[0].explanation or Explanation("wrong")
             summary = (
-                f"{told}: a block of that input is read after it was overwritten. A chip fetches "
-                "blocks ahead, so whether it reads the old or the new contents depends on its "
-                "schedule. Read each block in the program that overwrites it or before, or drop "
-                "the alias."
+                f"{shared}: the kernel reads a block of that input after it overwrites it. A chip "
+                "prefetches blocks, so its schedule decides whether it reads the old or the new "
+                "contents. Read each block in the program that overwrites it or in an earlier one, "
+                "or drop the alias."
             )
             seen = [Fact("accesses", "\n".join(map(str, each.accesses))) for each in overwritten]
             error = MismatchError.explained(explanation.under(summary).with_facts(*seen))
@@ -117,7 +117,7 @@ def donation(context: CheckContext) -> CheckResult:
 
 
 def _in_place(kernel: Any) -> bool:
-    """Whether a kernel has an output that shares the memory of an operand, or is one."""
+    """Whether an output of the kernel shares the memory of an operand, or an operand is a ref."""
     eqn = kernel.eqn
     return bool(eqn.params.get("input_output_aliases")) or any(
         hasattr(var.aval, "inner_aval") for var in eqn.invars

@@ -1,4 +1,4 @@
-"""``memory``: reads of what nobody has written, outputs nobody writes, accesses out of bounds."""
+"""``memory``: reads of uninitialized memory, unwritten outputs, out-of-bounds accesses."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from pytest_pallas.explanations import Explanation, Fact
 from pytest_pallas.findings import Finding
 from pytest_pallas.numerics import Comparison
 
-#: The fills of two runs. No element that is written holds 0 in one and the largest number in the
-#: other: what holds both was never written, or is copied from what was not.
+#: The fills of two runs. An element that holds 0 in one run and the largest number in the other was
+#: never written, or is a copy of uninitialized memory.
 PAIR: tuple[Contents, Contents] = ("zero", "high")
 
-#: How many blocks of an output are named.
+#: Number of blocks of an output that a message lists.
 _SHOWN = 4
 
-#: What a kernel was called with and returned: the parameters of its equation, and its outputs.
+#: The parameters of a kernel's equation, and its outputs.
 Told = tuple[Any, Sequence[Any]]
 
 
 def never_written(first: Sequence[Told], second: Sequence[Told]) -> Iterator[str]:
-    """What was never written, a line for each output that has such elements.
+    """One line for each output with elements that were never written.
 
     Args:
-      first: what the kernels of a run returned, in order, with outputs filled by ``PAIR[0]``.
-      second: that of a run with ``PAIR[1]``.
+      first: the outputs of the kernels of a run, in order, with outputs filled by ``PAIR[0]``.
+      second: those of a run with ``PAIR[1]``.
     """
-    said: set[str] = set()
+    seen: set[str] = set()
     for (params, before), (_, after) in zip(first, second, strict=False):
         for number, (old, new) in enumerate(zip(before, after, strict=True)):
             missing = _missing(np.asarray(old), np.asarray(new))
@@ -50,13 +50,13 @@ def never_written(first: Sequence[Told], second: Sequence[Told]) -> Iterator[str
                 block = grid_facts(SimpleNamespace(params=params)).outputs[number]
                 name, where = f"{name} ({block.name})", _blocks(missing, block.dims)
             text = f"{name} of {_kernel(params)}: {where}"
-            if text not in said:
-                said.add(text)
+            if text not in seen:
+                seen.add(text)
                 yield text
 
 
 def _missing(old: Any, new: Any) -> Any:
-    """Which elements hold the fill in both runs; None if the dtype has none."""
+    """The elements that hold the fill in both runs; None if the dtype has no such fills."""
     fills = [FILLS[name](old.dtype) for name in PAIR]
     if old.shape != new.shape or any(fill is None for fill in fills):
         return None
@@ -69,7 +69,7 @@ def _kernel(params: Any) -> str:
 
 
 def _box_of(missing: Any) -> str:
-    """What was never written of an output without blocks."""
+    """The unwritten elements of an output without blocks."""
     if missing.all():
         return "no element was ever written"
     count = f"{np.count_nonzero(missing)} of {missing.size} elements were never written"
@@ -77,7 +77,7 @@ def _box_of(missing: Any) -> str:
 
 
 def _blocks(missing: Any, dims: Sequence[tuple[str, int, tuple[int, int]]]) -> str:
-    """The blocks without a written element, and those with some: ``block (1, 0)``."""
+    """The blocks that are not written at all, and those written in part: ``block (1, 0)``."""
     if missing.all() or any(kind not in ("Blocked", "Squeezed") for kind, _, _ in dims):
         return _box_of(missing)
     count = f"{np.count_nonzero(missing)} of {missing.size} elements were never written"
@@ -101,7 +101,7 @@ def _blocks(missing: Any, dims: Sequence[tuple[str, int, tuple[int, int]]]) -> s
 
 
 def _box(missing: Any) -> str:
-    """The least box around the missing elements, ``[0:8, 3]``, and whether it has others."""
+    """The bounding box of the missing elements, ``[0:8, 3]``, and whether it has other elements."""
     where = np.argwhere(missing)
     low, high = where.min(axis=0), where.max(axis=0) + 1
     ranges = [
@@ -121,21 +121,21 @@ def requires_backend(backend: Backend) -> str | None:
 
 @declare_sanitizer(
     "memory",
-    asks="is everything written before it is read, and every index within bounds?",
+    asks="is all memory written before it is read, and is every index within bounds?",
     requires_backend=requires_backend,
     example_fraction=0.25,
 )
 def memory(context: CheckContext) -> CheckResult:
-    """Run the kernel with several contents of memory that nobody has written, and compare.
+    """Run the kernel with several fills of uninitialized memory, and compare.
 
-    Scratch and outputs hold NaN in the first run (integers an end of their range) and 0 in the
-    second; if the kernel could read them, the largest and the lowest numbers in two more. Where the
-    answer changes, it is told which memory is behind that, and which blocks of which output were
-    never written.
+    Scratch memory and outputs hold NaN in the first run (integers an end of their range) and 0 in
+    the second; if the kernel could read them, the largest and the lowest numbers in two more. If
+    the output changes, the message names the memory that causes it, and the blocks of each output
+    that were never written.
 
     Raises:
       BoundsError: an access is out of bounds; with the kernel's line.
-      MismatchError: the answer depends on what nobody has written.
+      MismatchError: the output depends on uninitialized memory.
       KernelError: the kernel raised.
     """
     args = context.arguments.args
@@ -154,11 +154,11 @@ def memory(context: CheckContext) -> CheckResult:
 
 
 def _fills(context: CheckContext, first: Outcome) -> Sequence[Fill]:
-    """What to fill memory with: 0 for outputs that are not read shows what was not written."""
+    """The fills: 0 for outputs that are not read shows what was not written."""
     kernels = first.kernels
     if not context.jit or any(unwritten_memory(kernel.eqn) for kernel in kernels):
         return (Fill("zero", "memory"), Fill("high", "memory"), Fill("low", "memory"))
-    # A bool or an unsigned integer that nobody has written may be 0 anyway, or the largest.
+    # An uninitialized bool or unsigned integer may be 0 already, or the largest number.
     dtypes = [var.aval.dtype for kernel in kernels for var in kernel.eqn.outvars]
     low = any(
         jnp.issubdtype(dtype, jnp.bool) or jnp.issubdtype(dtype, jnp.unsignedinteger)
@@ -171,7 +171,7 @@ def _fills(context: CheckContext, first: Outcome) -> Sequence[Fill]:
 def _error(
     context: CheckContext, first: Outcome, fill: Fill, explanation: Explanation
 ) -> MismatchError:
-    """What it was that changed the answer, by more runs with a part of the memory filled."""
+    """The memory that changed the output, found by more runs that fill a part of the memory."""
     args, value = context.arguments.args, fill.value
     rest: Any = {"races": False}
     scratch = run(context, context.kernel, args, fill=Fill(value, "scratch"), **rest)
@@ -205,14 +205,16 @@ def _error(
 
 
 def _load(context: CheckContext, fill: Fill) -> Finding | None:
-    """The first load that gives something else if memory is filled so; None if nobody knows."""
+    """The first load that returns other values with this fill; None if it is not known."""
     if "loads" not in getattr(context.backend, "probes", ()):
         return None
     from pytest_pallas.simulator.inspection.loads import uninitialized
 
     args = context.arguments.args
-    asked: Any = {"races": False, "probe": "loads"}
-    plain, other = (run(context, context.kernel, args, fill=each, **asked) for each in (None, fill))
+    settings: Any = {"races": False, "probe": "loads"}
+    plain, other = (
+        run(context, context.kernel, args, fill=each, **settings) for each in (None, fill)
+    )
     return uninitialized(plain.probe_results, other.probe_results)
 
 

@@ -1,4 +1,4 @@
-"""``races``: two accesses to one place that nothing orders, and one of them writes."""
+"""``races``: two unordered accesses to the same memory, at least one of them a write."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from pytest_pallas.strategies.declared import larger_first
     watches="races",
 )
 def races(context: CheckContext) -> CheckResult:
-    """Run the kernel under several schedules, in each of which races are looked for.
+    """Run the kernel under several schedules, each with the race detector.
 
-    The detector compares vector clocks (Lamport, 1978), so that a race shows although the numbers
-    are right; but only of accesses that happened, in an order that leaves a trace: hence several.
+    The detector compares vector clocks (Lamport, 1978), so it finds races although the output is
+    right. It sees only accesses that happen in a run, which depend on the schedule: therefore there
+    are several.
 
     Raises:
-      NotApplicableError: nothing in the kernel happens at the same time.
+      NotApplicableError: the kernel has no concurrency.
       RaceError: with both accesses, their lines, programs and devices, and the buffer.
     """
     seconds = 0.0

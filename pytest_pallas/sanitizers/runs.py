@@ -24,10 +24,10 @@ from pytest_pallas.errors import (
 )
 from pytest_pallas.spec import KernelSpec
 
-#: Errors that sanitizers are for.
+#: Errors that sanitizers report.
 SANITIZED = (RaceError, DeadlockError, DmaError)
 
-#: Seeds of schedules, besides the plain one.
+#: Seeds of schedules, besides the default schedule.
 SEEDS = (1, 2)
 
 #: Why the sanitizers of schedules do not apply to a kernel.
@@ -39,10 +39,10 @@ SEQUENTIAL = (
 
 @dataclass
 class Runs:
-    """The last runs: every sanitizer asks for the same ones.
+    """Cache of the last runs, which the sanitizers share.
 
     Attributes:
-      most: how many are kept.
+      most: the number of runs that it keeps.
     """
 
     most: int = 32
@@ -50,7 +50,7 @@ class Runs:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, context: CheckContext, schedule: Schedule) -> Outcome:
-        """The kernel's run on the context's backend, with races looked for."""
+        """The kernel's run on the context's backend, with the race detector."""
         arguments = context.arguments
         key = (
             identity(context.kernel),
@@ -70,14 +70,14 @@ class Runs:
 
 
 def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]:
-    """The runs of a context's kernel under every schedule that can make a difference, plain first.
+    """The kernel's runs under every schedule that can make a difference, the default first.
 
-    A kernel that raises in the first ends there.
+    It stops after the first run if the kernel raises there.
 
     Raises:
-      NotApplicableError: nothing in the kernel happens in an order that could be another; or it
-        raised what is no business of a sanitizer; or, after the last run, the kernel did one step
-        only, in which copies meet nothing.
+      NotApplicableError: there is only one order; or the kernel raised an error that is not a
+        sanitizer's; or, after the last run, the kernel had only one step, in which copies overlap
+        with nothing.
     """
     plain = Schedule()
     first = context.runs.get(context, plain)
@@ -93,28 +93,28 @@ def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]
     for schedule in others:
         yield schedule, context.runs.get(context, schedule)
     reason = one_step(kernels) if context.devices == 1 else None
-    if reason is not None:  # only now: what is wrong in one step is found all the same
+    if reason is not None:  # at the end, because an error in a single step must be reported
         raise NotApplicableError(f"{reason}; draw larger inputs")
 
 
 def requires_concurrency(backend: Backend) -> str | None:
-    """A backend must simulate what happens at the same time."""
+    """A backend must simulate concurrency."""
     if getattr(backend, "detects_races", False):
         return None
-    return f"{backend.name} does not simulate what happens at the same time"
+    return f"{backend.name} does not simulate concurrency"
 
 
 def requires_schedules(backend: Backend) -> str | None:
     """A backend must run a kernel in more than one order."""
-    return None if has_schedules(backend) else f"{backend.name} runs everything in one order"
+    return None if has_schedules(backend) else f"{backend.name} runs kernels in one order only"
 
 
 def requires_kernels(
     spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
 ) -> str | None:
-    """Why schedules make no difference to the kernels of a call, or None if they may.
+    """The reason why schedules make no difference to the kernels of a call, or None.
 
-    How many programs share a parallel dimension depends on shapes, and is not asked.
+    It does not count the programs of a parallel dimension, because that depends on shapes.
     """
     del spec
     if any(kernel.asynchronous for kernel in kernels):
@@ -129,20 +129,20 @@ def requires_kernels(
 
 
 def has_schedules(backend: Backend) -> bool:
-    """Whether a backend heeds ``Call.schedule``: the simulator does."""
+    """Whether a backend applies ``Call.schedule``: the simulator does."""
     return bool(getattr(backend, "reorders", False))
 
 
 def schedules(context: CheckContext, kernels: Sequence[Any]) -> list[Schedule]:
-    """The schedules besides the plain one that the backend can run these kernels in."""
+    """The schedules, besides the default, in which the backend can run these kernels."""
     if not has_schedules(context.backend):
         return []
     found: list[Schedule] = []
-    gpu = context.backend.platform == "gpu"  # where all programs of a grid run at once
+    gpu = context.backend.platform == "gpu"  # backends that run all programs of a grid at once
     count = grid_programs if gpu else parallel_programs
     programs = max((count(kernel.eqn) or 2 for kernel in kernels), default=1)
     if programs > 1 or any(kernel.asynchronous for kernel in kernels):
-        # A seed decides about copies, cores, devices and parallel programs alike.
+        # A seed determines the order of copies, cores, devices and parallel programs.
         found += [Schedule(seed=seed) for seed in SEEDS]
     target = context.backend.target
     if programs > 1 and not gpu and (target is None or target.cores > 1):

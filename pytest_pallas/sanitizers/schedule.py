@@ -1,4 +1,4 @@
-"""``schedule``: every legal order of DMAs and parallel programs gives the same bits."""
+"""``schedule``: the output is bitwise equal in every legal order of DMAs and parallel programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_pallas.strategies.declared import larger_first
 
 @declare_sanitizer(
     "schedule",
-    asks="does every legal order of DMAs and parallel programs give the same bits?",
+    asks="is the output bitwise equal in every legal order of DMAs and parallel programs?",
     requires_backend=requires_schedules,
     requires_kernels=requires_kernels,
     example_fraction=0.25,
@@ -26,8 +26,8 @@ from pytest_pallas.strategies.declared import larger_first
 def schedule(context: CheckContext) -> CheckResult:
     """Run the kernel under several schedules and compare bit for bit with the first.
 
-    Copies, devices, cores and programs along parallel grid dimensions in the orders of several
-    seeds; such programs also divided over two cores where the chip has them.
+    Each seed gives an order of copies, devices, cores and programs along parallel grid dimensions.
+    If the chip has two cores, such programs are also divided over them.
 
     Raises:
       NotApplicableError: there is only one order.
@@ -46,8 +46,8 @@ def schedule(context: CheckContext) -> CheckResult:
         for (path, actual), (_, wanted) in zip(
             flatten(outcome.values), flatten(first.values), strict=True
         ):
-            where = f"{path or 'output'}, with {other}, against the plain schedule"
+            where = f"{path or 'output'}, with {other}, compared with the default schedule"
             comparisons.append(bitwise(actual, wanted, where=where))
     if not others:
-        raise NotApplicableError("the kernel can run in one order only")
+        raise NotApplicableError("there is only one order in which the kernel can run")
     return CheckResult(comparisons=comparisons, outcome=first, seconds=seconds)

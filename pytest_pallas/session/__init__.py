@@ -1,4 +1,4 @@
-"""What checks share, in ``state``; what a run of pytest adds to that, in ``pytest_session``."""
+"""The state that checks share (``state``), and the additions for pytest (``pytest_session``)."""
 
 from pytest_pallas.session.pytest_session import (
     OUTPUT,

@@ -1,4 +1,4 @@
-"""What the ``pallas`` marks of a test say of backends."""
+"""The backends in the ``pallas`` marks of a test."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pytest_pallas.errors import OptionError
 if TYPE_CHECKING:
     from pytest_pallas.backends import Backend, Family
 
-#: What the ``pallas`` mark takes besides the options that it can set.
+#: Arguments of the ``pallas`` mark that are not options.
 MARK_ONLY = ("backends", "targets", "reason")
 
 
 def names_and_targets(
     marks: Sequence[pytest.Mark],
 ) -> tuple[list[str] | None, list[str] | None, str]:
-    """The names of backends and of targets, each None if no mark says it, and the reason.
+    """The names of backends and of targets, each None if no mark has them, and the reason.
 
     Args:
       marks: closest first.
@@ -50,7 +50,7 @@ def _names(value: Any) -> list[str]:
 def with_targets(
     wanted: Sequence[Backend], targets: Sequence[str], families: Mapping[str, Family]
 ) -> list[Backend]:
-    """The backends for chosen targets: a backend without one takes each that its family has.
+    """Backends for selected targets: one without a target gets each of its family's.
 
     Raises:
       OptionError: no family has such a target.
@@ -67,7 +67,7 @@ def with_targets(
     for backend in wanted:
         family = families[backend.name]
         if not family.targets:
-            found.append(backend)  # it stands for no chip in particular
+            found.append(backend)  # it has no targets
         elif backend.target is None:
             for target in targets:
                 if target in family.targets:

@@ -26,31 +26,31 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class PytestSession(Session):
-    """What the plugin knows of a session. One per process, made in ``pytest_configure``."""
+    """The plugin's state of a session. One per process, made in ``pytest_configure``."""
 
     config: pytest.Config
-    #: What ``pallas_backend`` gave to tests that cannot be repeated for each chosen backend.
+    #: The backend of ``pallas_backend`` in tests that cannot be repeated for each selected backend.
     unrepeated: Backend | None = None
-    #: The generators of ``pallas_rng``, which start anew in each test.
+    #: The generators of ``pallas_rng``, which are reset for each test.
     generators: list[Any] = field(default_factory=list[Any])
-    #: Mutants that a test or spec of this process, or an earlier run, has killed: key and name.
+    #: Mutants that a test or spec of this process, or an earlier run, killed: key and name.
     killed: dict[str, str] = field(default_factory=dict[str, str])
-    #: Keys of mutants that an earlier run did not catch, and that a spec said are no mistakes.
+    #: Keys of survivors of an earlier run that a spec marked as equivalent.
     marked: set[str] = field(default_factory=set[str])
-    #: How many items were collected, before some were deselected.
+    #: Number of collected items, before deselection.
     collected: int = 0
-    #: Checks that do not apply, by the node id that they would have.
+    #: Checks that do not apply, by their node id.
     not_applicable: dict[str, NotApplicable] = field(default_factory=dict[str, "NotApplicable"])
-    #: Which check raised first, by kernel, backend and mesh; see ``items.item``.
+    #: The check that raised first, by kernel, backend and mesh; see ``items.item``.
     raised: dict[str, tuple[str, str, bool]] = field(
         default_factory=dict[str, tuple[str, str, bool]]
     )
-    #: Whether a test of this process failed of which there is a timeline.
+    #: Whether this process has the timeline of a failed test.
     traced_failure: bool = False
 
     @cached_property
     def operator_names(self) -> tuple[str, ...]:
-        """Names of the known mutation operators, those of the hook included. It imports JAX.
+        """Names of the known mutation operators, including those of the hook. Imports JAX.
 
         Raises:
           OptionError: two have the same name.
@@ -76,7 +76,7 @@ class PytestSession(Session):
 
     @property
     def chosen_operators(self) -> bool:
-        """Whether only some of the mutation operators are used."""
+        """Whether only some mutation operators are used."""
         return set(self.operators) != set(self.operator_names)
 
     @property
@@ -86,19 +86,21 @@ class PytestSession(Session):
 
     @property
     def leaves_out(self) -> bool:
-        """Whether checks that apply to no kernel are left out: not where one example is chosen.
+        """Whether checks that apply to no kernel are left out; not if one example is selected.
 
-        The process of isolated tests collects everything, and is asked for what was left.
+        The process of isolated tests collects everything, and runs requested items.
         """
-        told = self.options.example or self.options.mutate is not None or self.replayed is not None
-        return not told and not self.in_worker
+        narrow = (
+            self.options.example or self.options.mutate is not None or self.replayed is not None
+        )
+        return not narrow and not self.in_worker
 
     @cached_property
     def replayed(self) -> Loaded | None:
         """The example of ``--pallas-replay``, if one is given.
 
         Raises:
-          OptionError: its file is none, or damaged, or safetensors is not installed.
+          OptionError: the file is missing or damaged, or safetensors is not installed.
         """
         if self.options.replay is None:
             return None
@@ -111,7 +113,7 @@ class PytestSession(Session):
 
 
 def harness_of(config: pytest.Config) -> Harness:
-    """pytest, as checks see it."""
+    """The ``Harness`` of pytest."""
 
     def families() -> Sequence[Family]:
         extra = config.hook.pytest_pallas_backends(config=config)
@@ -143,29 +145,29 @@ WORKER = "pallas-worker"
 
 SESSION = pytest.StashKey[PytestSession]()
 
-#: Set on an item whose kernel raised: where (``SpecItem.place``), the check, the item's name, and
-#: whether that was expected.
+#: Set on an item whose kernel raised: ``SpecItem.place``, the check, the item's name, and whether
+#: that was expected.
 RAISED = pytest.StashKey[tuple[str, str, str, bool]]()
 
-#: Set on an item that is not run because the kernel has raised: the name of the item where it did.
+#: Set on an item that does not run because the kernel raised: the name of the item where it did.
 STOPPED_BY = pytest.StashKey[str]()
 
-#: The attribute of a report that holds what ``RAISED`` says.
+#: The attribute of a report with the value of ``RAISED``.
 RAISED_ON = "pallas_raised"
 
-#: The attribute that holds what pytest is to call its test, where that was skipped for a reason of
-#: ours: then it is counted, and not listed by ``-ra``.
+#: The attribute with the status of a test that the plugin skipped: it is counted under that, and
+#: ``-ra`` does not list it.
 STATUS = "pallas_status"
 
-#: The key of what a worker of pytest-xdist tells when it ends: the checks that do not apply.
+#: The key of the checks that do not apply in the output of an xdist worker.
 OUTPUT = "pallas_not_applicable"
 
-#: What is wrong with the marks of a test; it fails with that, and other tests run.
+#: The error of a test's marks; the test fails with it, and other tests run.
 PROBLEM = pytest.StashKey[str]()
 
 
 def variant_of(item: pytest.Item) -> str:
-    """The parameters of a test of one's own, as in its node id, without the backend."""
+    """The parameters of a user-written test, as in its node id, without the backend."""
     callspec: Any = getattr(item, "callspec", None)
     if callspec is None:
         return ""
@@ -179,7 +181,7 @@ def variant_of(item: pytest.Item) -> str:
 
 
 def start(config: pytest.Config) -> PytestSession:
-    """Read and validate everything the user said, and keep the session in ``config.stash``.
+    """Parse and validate all options, and store the session in ``config.stash``.
 
     Raises:
       pytest.UsageError: an option, ini value or name is wrong.
@@ -200,12 +202,12 @@ def start(config: pytest.Config) -> PytestSession:
 
 
 def current(config: pytest.Config) -> PytestSession:
-    """The session that ``start`` made."""
+    """The session from ``start``."""
     return config.stash[SESSION]
 
 
 def _validated_places(session: PytestSession) -> None:
-    """Refuse places of examples that cannot be opened."""
+    """Reject places of ``--pallas-database`` that cannot be opened."""
     from pytest_pallas.database.opening import validate
 
     try:
@@ -215,9 +217,9 @@ def _validated_places(session: PytestSession) -> None:
 
 
 def look_for_named_backends(session: PytestSession) -> None:
-    """Look for the backends that were named: a wrong name must stop pytest before it collects.
+    """Check the named backends, so that a wrong name stops pytest before collection.
 
-    This starts JAX, so the number of devices must be settled.
+    This starts JAX, so the number of devices must be set before.
 
     Raises:
       OptionError: a name is unknown, or its backend is not available here.

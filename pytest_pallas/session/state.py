@@ -1,7 +1,7 @@
-"""``Session``: what checks share, with pytest or without.
+"""``Session``: the state that checks share, with pytest or without.
 
-Options, backends, checks, expectations, the running test. What it needs of the test
-framework, such as hooks, is in a ``Harness``; ``pytest_session`` makes that of pytest.
+It has options, backends, checks, expected values and the running test. A ``Harness`` has the
+services of the test framework, such as hooks; ``pytest_session`` makes that of pytest.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from pytest_pallas.oracle.expected import ExpectedCache
     from pytest_pallas.sanitizers.runs import Runs
 
-#: Seconds that a kernel with a mutant may wait for what never comes.
+#: Time limit in seconds for blocked devices of a kernel with a mutant.
 _MUTANT_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
 class LastRun:
-    """A call of a kernel that a test made: its name, where it ran, and the call."""
+    """The last call of a kernel in a test: name, backend and call."""
 
     kernel: str
     backend: Backend
@@ -50,16 +50,16 @@ class LastRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Harness:
-    """What runs the checks, as far as they need to know it; by default no test framework.
+    """The services of the test framework for checks; by default there is no test framework.
 
     Attributes:
-      families: gives the families of backends that it adds.
-      checks: gives the checks and sanitizers that it adds.
-      tolerance: gives the tolerance of a call by its kernel, check, backend and dtypes, or None.
-      root: the folder that relative names of files are seen from.
-      cache: gives a folder of some name that later runs have, too; None where there is none.
-      at_end: calls something when the run ends.
-      processes: how many processes share the cores of the machine, itself included.
+      families: returns additional families of backends.
+      checks: returns additional checks and sanitizers.
+      tolerance: returns the tolerance of a call by its kernel, check, backend and dtypes, or None.
+      root: the folder for relative paths.
+      cache: returns a persistent folder by name, or None.
+      at_end: registers a function to call at the end of the run.
+      processes: number of processes that share the cores of the machine, with this one.
     """
 
     families: Callable[[], Sequence[Family]] = tuple
@@ -73,38 +73,38 @@ class Harness:
 
 @dataclass(kw_only=True)
 class Session:
-    """What checks share. Backends and checks are looked up when they are first asked for."""
+    """The state that checks share. Backends and checks are loaded at their first use."""
 
     options: Options
     harness: Harness = field(default_factory=Harness)
-    #: What the running test has found so far, by (kernel, check, backend); see ``ResultBuilder``.
+    #: Results of the running test so far, by (kernel, check, backend); see ``ResultBuilder``.
     builders: dict[tuple[str, str, str], Any] = field(default_factory=dict[Any, Any])
     #: Drawn calls for compiling backends, by spec and count; see ``items.precompile``.
     drawn: dict[Any, tuple[Any, ...]] = field(default_factory=dict[Any, Any])
     #: Sizes of blocks by dim, for the specs that were bound; see ``items.learning``.
     tiles: dict[Any, dict[str, tuple[int, ...]]] = field(default_factory=dict[Any, Any])
-    #: Where the checks of a spec draw from; see ``sampling.diversity``.
+    #: Sources of examples, by spec; see ``sampling.diversity``.
     sources: dict[Any, Any] = field(default_factory=dict[Any, Any])
     #: The traces of one spec; see ``items.applicability``.
     traces: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    #: Why specs cannot be simulated, by file, name and simulator; None for one that can be.
+    #: Reasons why specs cannot be simulated, by file, name and simulator; None if they can.
     lacks: dict[tuple[str, str, str], str | None] = field(default_factory=dict[Any, Any])
     #: The running test; None outside of pytest.
     item: pytest.Item | None = None
-    #: Places of ``--pallas-database`` that could not be reached, and what that meant.
+    #: Places of ``--pallas-database`` that could not be reached, and the messages.
     lost_places: dict[str, str] = field(default_factory=dict[str, str])
-    #: Who is told of each example and call, where tests are isolated; see ``isolation``.
+    #: Receives events of examples and calls in isolated tests; see ``isolation``.
     observer: Any = None
-    #: The mistake that kernels are run with at the moment (``mutation.Mutant``), or None.
+    #: The current ``mutation.Mutant`` of kernels, or None.
     mutant: Any = None
-    #: What the running test ran last, kept for ``--pallas-trace`` only.
+    #: The last call of the running test, for ``--pallas-trace`` only.
     ran: LastRun | None = None
-    #: Whether a check left something behind in this process that could not be undone.
+    #: Whether a check changed state of this process that could not be undone.
     stained: bool = False
 
     @cached_property
     def replayed(self) -> Loaded | None:
-        """The example to run in place of all others, or None."""
+        """The only example to run, or None."""
         return None
 
     @property
@@ -113,13 +113,13 @@ class Session:
         return True
 
     def note_run(self, kernel: str, backend: Backend, make: Callable[[], Call]) -> None:
-        """Keep a call that a test is about to make, if somebody may want its timeline."""
+        """Record the next call of a test, if a timeline may be needed."""
         if self.options.trace is not None:
             self.ran = LastRun(kernel, backend, make())
 
     @cached_property
     def families(self) -> Mapping[str, Family]:
-        """The known backends by name, those of the hook included."""
+        """The known backends by name, including those of the hook."""
         from pytest_pallas.backends import FAMILIES, compiling
 
         own = (*FAMILIES, *compiling(lambda: self.service), *self.harness.families())
@@ -131,7 +131,7 @@ class Session:
 
     @cached_property
     def checks(self) -> Mapping[str, Check]:
-        """The known checks and sanitizers by name, those of the hook included. It imports JAX."""
+        """The known checks and sanitizers by name, including those of the hook. Imports JAX."""
         from pytest_pallas.checks import declared_checks
         from pytest_pallas.sanitizers import declared_sanitizers
 
@@ -140,47 +140,47 @@ class Session:
 
     @cached_property
     def check_names(self) -> tuple[str, ...]:
-        """The names of ``checks``, without JAX: options are read before it may be imported."""
+        """The names of ``checks``, without JAX: options are parsed before its import."""
         hooked = (check.name for check in self._added_checks)
         return tuple(dict.fromkeys((*CHECKS, *SANITIZERS, *hooked)))
 
     @cached_property
     def sanitizer_names(self) -> tuple[str, ...]:
-        """The names of those that are sanitizers, likewise."""
+        """The names of the sanitizers, likewise."""
         hooked = (check.name for check in self._added_checks if check.kind == "sanitizer")
         return tuple(dict.fromkeys((*SANITIZERS, *hooked)))
 
     @cached_property
     def base(self) -> Check:
-        """The check that every other one builds on."""
+        """The check that all other checks depend on."""
         from pytest_pallas.checks import declared_checks
 
         return self.checks[next(check.name for check in declared_checks() if check.base)]
 
     @cached_property
     def selection(self) -> Selection:
-        """The chosen backends. The first use may import jax, to look for hardware."""
+        """The selected backends. The first use may import jax, to look for hardware."""
         from pytest_pallas.backends import select
 
         return select(self.options.backend, self.families)
 
     @cached_property
     def cache(self) -> ExpectedCache:
-        """Expectations that checks and backends share."""
+        """The cache of expected values, which checks and backends share."""
         from pytest_pallas.oracle.expected import ExpectedCache
 
         return ExpectedCache()
 
     @cached_property
     def runs(self) -> Runs:
-        """Runs that sanitizers share."""
+        """The cache of runs, which sanitizers share."""
         from pytest_pallas.sanitizers.runs import Runs
 
         return Runs()
 
     @cached_property
     def service(self) -> Service:
-        """The workers and the cache of the compiling backends, ended with the session."""
+        """The workers and the cache of the compiling backends, closed with the session."""
         from pytest_pallas.compilers.service import Service
 
         options = self.options
@@ -195,7 +195,7 @@ class Session:
 
     @cached_property
     def costs(self) -> RecordedCosts | None:
-        """What the code of kernels may cost; None unless it is to be compared."""
+        """The recorded costs; None unless ``--pallas-cost=compare``."""
         if self.options.cost != "compare":
             return None
         from pytest_pallas.compilers.costs import load
@@ -204,7 +204,7 @@ class Session:
 
     @cached_property
     def goldens(self) -> Goldens | None:
-        """What is done with answers; None unless they are to be kept or compared."""
+        """The goldens; None without ``--pallas-golden``."""
         if self.options.golden == "off":
             return None
         from pytest_pallas.checks.golden import Goldens
@@ -219,9 +219,9 @@ class Session:
 
     @cached_property
     def database(self) -> ExampleDatabase | None:
-        """Where failing examples are kept: at the places asked for, or as hypothesis' profile says.
+        """The database of failing examples: of ``--pallas-database``, or of Hypothesis' profile.
 
-        None where none are kept.
+        None without a database.
         """
         from pytest_pallas.database.opening import default_database, open_places
 
@@ -231,7 +231,7 @@ class Session:
         return open_places(self.options.database, root, self.lost_places.setdefault)
 
     def database_for(self, owner: str) -> ExampleDatabase | None:
-        """The database as a test of this name sees it, whose key other tests share."""
+        """The database for a test with this name, which shares its key with other tests."""
         from pytest_pallas.database.guarded import Owned
 
         return None if self.database is None else Owned(self.database, owner)
@@ -242,20 +242,20 @@ class Session:
         return self.harness.root / self.options.cost_file
 
     def timeout(self, options: Options) -> float:
-        """Seconds that a kernel may wait at the moment: fewer with a mutant, which may hang."""
+        """The time limit of blocked devices in seconds: shorter with a mutant, which may hang."""
         return options.timeout if self.mutant is None else min(options.timeout, _MUTANT_SECONDS)
 
     def dump_folder(self, name: str) -> str | None:
-        """The folder that a test of this name dumps to; None unless dumps are wanted."""
+        """The dump folder of a test with this name; None without ``--pallas-dump``."""
         if self.options.dump is None:
             return None
         return str(self.options.dump / re.sub(r"[^\w.-]+", "-", name).strip("-"))
 
     def options_for(self, node: pytest.Item | pytest.Collector | None) -> Options:
-        """The session's options with what the marks of a test say.
+        """The session's options with the marks of a test.
 
         Raises:
-          OptionError: a mark has an argument or a value that it cannot have.
+          OptionError: a mark has a wrong argument or value.
         """
         options = self.options
         if node is None:
@@ -268,9 +268,9 @@ class Session:
         return options
 
     def checks_for(self, options: Options) -> list[Check]:
-        """The checks that options choose, without sanitizers that ``--pallas-sanitize`` leaves out.
+        """The checks that options select, without sanitizers that ``--pallas-sanitize`` leaves out.
 
-        Sanitizers that were chosen, by name or ``all``, run besides checks that were.
+        Selected sanitizers, by name or ``all``, run in addition to selected checks.
 
         Raises:
           OptionError: a check has an unknown name.
@@ -285,7 +285,7 @@ class Session:
         return [each for each in chosen if each.kind == "check" or each.name in {*watching, *opted}]
 
     def sanitizers_for(self, options: Options) -> tuple[str, ...]:
-        """Names of the sanitizers that ``--pallas-sanitize`` or a mark chooses.
+        """Names of the sanitizers that ``--pallas-sanitize`` or a mark selects.
 
         Raises:
           OptionError: an unknown name.
@@ -295,7 +295,7 @@ class Session:
         return choose(options.sanitize, known, "sanitize", usual)
 
     def watches(self, options: Options) -> frozenset[str]:
-        """What the runs of every check look for, because of the sanitizers that options choose.
+        """The detectors that the selected sanitizers enable in the runs of all checks.
 
         Raises:
           OptionError: a sanitizer has an unknown name.
@@ -306,9 +306,9 @@ class Session:
     def backends_for(
         self, marks: Sequence[pytest.Mark], *, every: bool = False
     ) -> tuple[list[Backend], str]:
-        """The backends of a test with these marks (closest first), and why there are none.
+        """The backends of a test with these marks (closest first), and the reason if none.
 
-        With ``every``, also those that only some kernels are run on.
+        With ``every``, also backends that run only some kernels.
 
         Raises:
           OptionError: a mark names an unknown backend or target, or gives positional arguments.
@@ -333,7 +333,7 @@ class Session:
         return [], f"{reason}: {why}" if reason else why
 
     def _takes(self, backend: Backend) -> bool:
-        """Whether a kernel of which nothing is known is run on a backend of the selection."""
+        """Whether a kernel without a spec runs on a backend of the selection."""
         from pytest_pallas.backends import label
 
         chosen = self.selection

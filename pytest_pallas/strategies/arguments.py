@@ -1,4 +1,4 @@
-"""What a strategy draws for one call of a kernel: arrays, options, and how they came about."""
+"""One drawn call of a kernel: arrays, options, and the recipe."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from pytest_pallas.budget import check_bytes, limited, max_bytes
 from pytest_pallas.errors import DrawTooLargeError, SpecError
 from pytest_pallas.strategies.bounded import bytes_in
 from pytest_pallas.strategies.declared import NOTHING, Declared, declare_keywords
-from pytest_pallas.strategies.value_variants import Kin
+from pytest_pallas.strategies.value_variants import VariantSource
 
-#: How often arrays are drawn again within half as many bytes, so that a whole call fits.
+#: Number of redraws, each with half as many bytes, until a whole call fits.
 _HALVINGS = 6
 
-#: Elements of an array that is shown whole.
+#: Limit on the elements of an array that is shown whole.
 _SHORT = 16
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
-#: Keyword arguments: strategies or constants by name, or a function from what was drawn to those.
+#: Keyword arguments: strategies or constants by name, or a function from the draw to those.
 Keywords = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
 
 
@@ -42,14 +42,14 @@ class Drawn(tuple[Any, ...]):
     """
 
     recipe: Mapping[str, Any]
-    kin: Kin | None
+    kin: VariantSource | None
     declared: Declared | None
 
     def __new__(
         cls,
         items: Iterable[Any],
         recipe: Mapping[str, Any] = _EMPTY,
-        kin: Kin | None = None,
+        kin: VariantSource | None = None,
         *,
         declared: Declared | None = None,
     ) -> Drawn:
@@ -61,7 +61,7 @@ class Drawn(tuple[Any, ...]):
         return self
 
     def with_values(self, values: Drawn) -> Drawn:
-        """Another draw in its place: see ``siblings``."""
+        """Replace the draw: see ``siblings``."""
         return values
 
     def __iter__(self) -> Iterator[Any]:
@@ -91,20 +91,20 @@ class Arguments:
       args: positional arguments, numpy arrays or pytrees of them.
       options: keyword arguments that change the answer (``causal=True``); given to both.
       tuning: keyword arguments that must not change it (block sizes); given to the kernel only.
-      recipe: how the arguments were drawn, for messages.
-      kin: what ``siblings`` makes others like it from.
-      declared: what could have been drawn, as far as it is known.
+      recipe: the drawn choices, for messages.
+      kin: the source of its variants.
+      declared: the possible choices, as far as they are known.
     """
 
     args: tuple[Any, ...]
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     tuning: Mapping[str, Any] = field(default_factory=dict[str, Any])
     recipe: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    kin: Kin | None = None
+    kin: VariantSource | None = None
     declared: Declared | None = None
 
     def with_values(self, values: Drawn) -> Arguments:
-        """The same call with other arrays in place of the first ones: see ``siblings``."""
+        """The same call with the first arrays replaced: see ``siblings``."""
         rest = _unseen(self)[len(values) :]
         recipe = {**self.recipe, **values.recipe}
         return dataclasses.replace(self, args=(*values, *rest), recipe=recipe, kin=None)
@@ -122,7 +122,7 @@ class Arguments:
         return f"Arguments({', '.join(part for part in parts if part)})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(repr(self))  # hypothesis would print the fields of a dataclass, elements too
+        printer.text(repr(self))  # Hypothesis would print all fields of a dataclass, with elements
 
 
 def arguments(
@@ -132,7 +132,7 @@ def arguments(
     options: Keywords = _EMPTY,
     tuning: Keywords = _EMPTY,
 ) -> SearchStrategy[Arguments]:
-    """A strategy for whole calls: arrays, and keyword arguments beside them.
+    """A strategy for whole calls: arrays and keyword arguments.
 
     Example::
 
@@ -151,16 +151,16 @@ def arguments(
     Args:
       arrays: draws the positional arguments: ``strategies.arrays(...)``, or any strategy for a
         tuple.
-      then: positional arguments after those, in order: strategies or constants by a name for
-        messages, or a function from what ``arrays`` drew to such a mapping.
-      options: keyword arguments of kernel and reference. The values are strategies or constants;
-        or it is a function from what ``arrays`` drew to such a mapping.
+      then: positional arguments after the arrays, in order: strategies or constants by a name for
+        messages, or a function from the draw of ``arrays`` to such a mapping.
+      options: keyword arguments of kernel and reference. A mapping to strategies or constants, or a
+        function from the draw of ``arrays`` to such a mapping.
       tuning: likewise, for the kernel only.
 
     Raises:
       SpecError: one of the arguments cannot be used, or ``options`` and ``tuning`` share a name.
-      DrawTooLargeError: when drawing: all arrays of a call have more bytes than
-        ``--pallas-max-bytes`` allows, however small those of ``arrays`` are.
+      DrawTooLargeError: when drawing: the arrays of a call exceed ``--pallas-max-bytes``, however
+        small those of ``arrays`` are.
     """
     if not isinstance(arrays, SearchStrategy):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise SpecError(
@@ -175,7 +175,7 @@ def arguments(
 
 
 def as_arguments(drawn: object) -> Arguments:
-    """The ``Arguments`` that a strategy meant by what it drew.
+    """The draw of a strategy as ``Arguments``.
 
     Raises:
       SpecError: ``drawn`` is neither ``Arguments`` nor a tuple of positional arguments.
@@ -205,7 +205,7 @@ def _arguments(
     most = max_bytes()
     too_large: DrawTooLargeError | None = None
     for halvings in range(_HALVINGS + 1):
-        # What goes with the arrays must fit as well, and is known only once they are drawn.
+        # The other arguments must fit, too, and depend on the drawn arrays.
         try:
             with limited(most >> halvings):
                 drawn = draw(arrays)
@@ -225,7 +225,7 @@ def _arguments(
 def _call(
     draw: DrawFn, drawn: Any, then: Keywords, options: Keywords, tuning: Keywords
 ) -> Arguments:
-    """The call with drawn arrays, and what goes with those."""
+    """The call with drawn arrays and the arguments that depend on them."""
     base = as_arguments(drawn)
     given: dict[str, dict[str, Any]] = {"then": {}, "options": {}, "tuning": {}}
     entries: dict[str, Mapping[str, Any]] = {}
@@ -247,7 +247,7 @@ def _call(
 
 
 def _unseen(drawn: Drawn | Arguments) -> tuple[Any, ...]:
-    """The positional arguments, without counting as somebody who looked at their values."""
+    """The positional arguments, without recording a read of their values."""
     if isinstance(drawn, Arguments):
         return drawn.__dict__["args"]
     return tuple.__getitem__(drawn, slice(None))
@@ -271,7 +271,7 @@ def _check_disjoint(options: Mapping[str, Any], tuning: Mapping[str, Any]) -> No
     if both:
         raise SpecError(
             f"options and tuning both have {', '.join(both)}; an option changes the answer and is "
-            "given to the reference too, tuning must not change it: keep each in one of them"
+            "given to the reference too, tuning must not change it: put each in one of them"
         )
 
 
@@ -291,7 +291,7 @@ def _items_text(items: Iterable[Any]) -> str:
 
 
 def _item_text(item: Any) -> str:
-    """An argument without its elements: ``float32[3, 4]``; pytrees by the name of their type."""
+    """An argument without its elements: ``float32[3, 4]``; for pytrees, the name of their type."""
     if hasattr(item, "shape") and hasattr(item, "dtype"):
         return f"{item.dtype}[{', '.join(str(size) for size in item.shape)}]"
     if isinstance(item, bool | int | float | str | None):
@@ -310,15 +310,15 @@ def _keyword_text(value: Any) -> str:
         return _item_text(value)
     name = getattr(value, "__qualname__", "<")
     if callable(value) and "<" not in name:
-        return f"{value.__module__}.{name}"  # its repr holds an address, another in every process
+        return f"{value.__module__}.{name}"  # its repr has an address
     text = repr(value)
     if len(text) <= 60:
         return text
-    return f"{text[:48]}...#{zlib.crc32(text.encode()):08x}"  # which tells it from others
+    return f"{text[:48]}...#{zlib.crc32(text.encode()):08x}"  # which identifies it
 
 
 def _elements_text(array: npt.NDArray[Any]) -> str:
-    """A short array by its elements, any other with a number that tells it from others."""
+    """A short array by its elements, any other with a hash that identifies it."""
     if array.size <= _SHORT and array.dtype.kind in "biu":
         return str(array.tolist()).replace(" ", "")
     number = zlib.crc32(np.ascontiguousarray(array).tobytes())

@@ -17,11 +17,11 @@ from pytest_pallas.errors import SpecError
 from pytest_pallas.strategies.arguments import Drawn
 from pytest_pallas.strategies.declared import Declared, declare_arrays
 from pytest_pallas.strategies.dtypes import as_dtype, floats
-from pytest_pallas.strategies.sizes.dims import MAX_ELEMENTS, Budget, Plan, draw_dims, plan_dims
+from pytest_pallas.strategies.sizes.dims import MAX_ELEMENTS, Budget, DimsPlan, draw_dims, plan_dims
 from pytest_pallas.strategies.sizes.learned import LearnedTiles, current_probe, current_tiles
 from pytest_pallas.strategies.sizes.pools import Sizes, Tiles, check_int
 from pytest_pallas.strategies.sizes.shapes import ShapeSpec, concrete, parse
-from pytest_pallas.strategies.value_variants import Kin, kth
+from pytest_pallas.strategies.value_variants import VariantSource, kth
 from pytest_pallas.strategies.values import check_classes, generate
 
 #: A dtype, or a strategy that draws one.
@@ -35,16 +35,17 @@ _SEEDS = st.integers(0, MAX_SEED)
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """What ``arrays`` draws from.
+class _ArraysPlan:
+    """The parts of ``arrays``.
 
     Attributes:
       shapes: of the arrays.
-      sizes: a strategy for the sizes, given the bytes of an element of each array, or of all.
+      sizes: returns a strategy for the sizes, given the bytes of an element of each array, or of
+        all.
       dtypes: one strategy for all arrays, or one for each.
       classes: the classes of values.
       values: draws one of them.
-      declared: says what may be drawn around tiles that were learned.
+      declared: returns the choices with learned tiles.
     """
 
     shapes: ShapeSpec
@@ -69,7 +70,7 @@ def arrays(
     max_elements: int = MAX_ELEMENTS,
     min_dim: int = 1,
 ) -> SearchStrategy[Drawn]:
-    """A strategy for a tuple of numpy arrays, with a recipe that says how they were drawn.
+    """A strategy for a tuple of numpy arrays, with a recipe that has the drawn choices.
 
     Example::
 
@@ -92,20 +93,20 @@ def arrays(
       around: see ``strategies.dims``, as for the next two.
       multiple_of: sizes that are one, two or three tiles.
       dims: explicit sizes by name.
-      values: one or more classes of values; docs/strategies.md lists them. Those with
-        NaN and infinities (``"special"``) or subnormals (``"tiny"``) have to be asked for: most
-        kernels promise nothing about them.
+      values: one or more classes of values; docs/strategies.md lists them. Classes with NaN and
+        infinities (``"special"``) or subnormals (``"tiny"``) must be named: most kernels do not
+        support them.
       unequal: see ``strategies.dims``.
-      max_bytes: the most bytes of all arrays together, whatever their dtypes. They never have
-        more than ``--pallas-max-bytes`` says, 64 MiB by default.
+      max_bytes: limit on the bytes of all arrays together, for all dtypes. ``--pallas-max-bytes``,
+        64 MiB by default, is an upper limit.
       max_dim: see ``strategies.dims``, as for the last.
-      max_elements: the most elements of one array.
-      min_dim: the smallest size; 0 asks for empty arrays as well.
+      max_elements: limit on the elements of one array.
+      min_dim: the smallest size; 0 draws empty arrays, too.
 
     Raises:
       ShapeLanguageError: ``shapes`` cannot be understood.
       SpecError: an argument that cannot be used, by name.
-      DrawTooLargeError: when drawing: ``--pallas-max-bytes`` is too little for the smallest arrays.
+      DrawTooLargeError: when drawing: ``--pallas-max-bytes`` is too small for the smallest arrays.
     """
     spec = shapes if isinstance(shapes, ShapeSpec) else parse(shapes)
     check_int("max_elements", max_elements, 1)
@@ -113,7 +114,9 @@ def arrays(
         check_int("max_bytes", max_bytes, 1)
 
     @lru_cache(maxsize=64)
-    def plan_within(option: int | None, itemsizes: tuple[int, ...], tiles: LearnedTiles) -> Plan:
+    def plan_within(
+        option: int | None, itemsizes: tuple[int, ...], tiles: LearnedTiles
+    ) -> DimsPlan:
         return plan_dims(
             spec,
             Budget(max_elements, max_bytes, itemsizes).within(option),
@@ -137,7 +140,7 @@ def arrays(
 
     @lru_cache(maxsize=4)
     def declared(tiles: LearnedTiles) -> Declared:
-        def plan(itemsizes: tuple[int, ...]) -> Plan:
+        def plan(itemsizes: tuple[int, ...]) -> DimsPlan:
             return plan_within(budget.max_bytes(), itemsizes, tiles)
 
         return declare_arrays(plan, strategies, classes)
@@ -151,7 +154,7 @@ def arrays(
     classes = check_classes(values)
     strategies = tuple(_dtype_strategy(entry) for entry in entries)
     return _arrays(
-        _Plan(
+        _ArraysPlan(
             spec,
             sizes,
             strategies,
@@ -169,9 +172,9 @@ def build(
     *,
     values: str,
     seed: int,
-    kin: Kin | None = None,
+    kin: VariantSource | None = None,
 ) -> Drawn:
-    """The arrays of one draw, made again from what was drawn.
+    """The arrays of one draw, from the drawn choices.
 
     Args:
       shapes: the shapes.
@@ -179,7 +182,7 @@ def build(
       dtypes: one for all arrays, or one for each.
       values: a class of values.
       seed: from 0 to ``MAX_SEED``.
-      kin: what siblings are made from.
+      kin: the source of its variants.
     """
     each = zip(concrete(shapes, sizes), _per_array(shapes, dtypes), strict=True)
     items = [
@@ -211,7 +214,7 @@ def _check_count(shapes: ShapeSpec, dtypes: Sequence[Any]) -> None:
 
 
 @st.composite
-def _arrays(draw: DrawFn, plan: _Plan) -> Drawn:
+def _arrays(draw: DrawFn, plan: _ArraysPlan) -> Drawn:
     drawn: list[Any] = [draw(strategy) for strategy in plan.dtypes]
     if len(drawn) == 1 and isinstance(drawn[0], tuple):
         drawn = [*drawn[0]]
@@ -227,7 +230,7 @@ def _arrays(draw: DrawFn, plan: _Plan) -> Drawn:
         other, number = kth(values, seed, k, classes=plan.classes, seeds=MAX_SEED + 1)
         return build(plan.shapes, sizes, dtypes, values=other, seed=number)
 
-    made = build(plan.shapes, sizes, dtypes, values=values, seed=seed, kin=Kin(sibling))
+    made = build(plan.shapes, sizes, dtypes, values=values, seed=seed, kin=VariantSource(sibling))
     made.declared = plan.declared(current_tiles())
     return made
 

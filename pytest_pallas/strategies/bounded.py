@@ -1,4 +1,4 @@
-"""``bounded``: a strategy for arrays of one size, refused where that is too much for a draw."""
+"""``bounded``: a strategy for arrays of one size, with an error if they are too large."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def bounded[T](
     """``strategy``, which draws arrays of ``shape``, within ``--pallas-max-bytes``.
 
     Args:
-      what: what is drawn, for the message.
+      what: name of the drawn object, for the message.
       shape: of each draw.
       strategy: draws it.
       itemsize: bytes of an element.

@@ -1,9 +1,9 @@
-"""What a strategy may draw, known before it draws: so that what it never drew can be named.
+"""What a strategy may draw, known in advance, so that undrawn choices can be reported.
 
 Each draw has a word for each aspect: its dtypes, its classes of values, each dim, each option, each
-tuning parameter. Of a dim the word is a kind of boundary, such as ``"tile+1"``, because kernels
-break at kinds of sizes and not at numbers. Only what is a choice between a few is declared: of a
-strategy that is not a plain ``sampled_from`` or ``booleans`` nobody can say what it may draw.
+tuning parameter. The word of a dim is a kind of boundary, such as ``"tile+1"``, because kernels
+fail at kinds of sizes, not at numbers. Only choices between a few values are declared: the choices
+of other strategies than a plain ``sampled_from`` or ``booleans`` are not known.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from typing import TYPE_CHECKING, Any
 from pytest_pallas.aspects import DTYPE, VALUES, Aspect
 from pytest_pallas.compat.fuzzing import sampled_elements
 from pytest_pallas.strategies.dtypes import as_dtype
-from pytest_pallas.strategies.sizes.dims import Plan, boundaries
+from pytest_pallas.strategies.sizes.dims import DimsPlan, boundaries
 
 if TYPE_CHECKING:
     from pytest_pallas.strategies.arguments import Arguments, Drawn
 
-#: More alternatives than this are no list that anybody means to see exhausted.
+#: Limit on the number of declared choices.
 MOST = 24
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-# Compared by identity: a strategy makes one, and gives it to all its draws.
+# compared by identity: all draws of a strategy share one
 @dataclass(frozen=True, eq=False)
 class Declared:
-    """What a strategy may draw.
+    """The choices of a strategy.
 
     Attributes:
-      words: for an aspect the words that may come up, the simplest first.
-      kinds: for each dim that has a pool the kind of boundary of each of its sizes.
-      tiles: for each dim whose sizes are chosen around tiles, these.
-      keyword_kinds: for an option or a tuning parameter the kinds of its values; see
+      words: for each aspect the possible words, the simplest first.
+      kinds: for each dim with a pool the kind of boundary of each size.
+      tiles: for each dim with sizes around tiles, the tiles.
+      keyword_kinds: for each option or tuning parameter the kinds of its values; see
         ``keyword_kind``.
     """
 
@@ -55,13 +55,13 @@ NOTHING = Declared()
 
 
 def declare_arrays(
-    plan: Callable[[tuple[int, ...]], Plan], dtypes: Iterable[Any], classes: Iterable[str]
+    plan: Callable[[tuple[int, ...]], DimsPlan], dtypes: Iterable[Any], classes: Iterable[str]
 ) -> Declared:
-    """What ``arrays`` may draw.
+    """The choices of ``arrays``.
 
     Args:
-      plan: of the dims, given the bytes of an element of each array, or of all.
-      dtypes: the strategies of the dtypes, one for all arrays or one for each.
+      plan: returns the plan of the dims, given the bytes of an element of each array, or of all.
+      dtypes: the strategies for dtypes, one for all arrays or one for each.
       classes: the classes of values.
     """
     words = {VALUES: tuple(classes)}
@@ -76,7 +76,7 @@ def declare_arrays(
         itemsizes = {tuple(dtype.itemsize for dtype in row) for row in joint}
     kinds: dict[str, dict[int, str]] = {}
     tiles: dict[str, tuple[int, ...]] = {}
-    for sizes in sorted(itemsizes):  # from the smallest on, which reach the largest dims
+    for sizes in sorted(itemsizes):  # from the smallest, which allow the largest dims
         made = plan(sizes)
         tiles.update((name, pool.tiles) for name, pool in made.pools.items() if pool.tiles)
         for name, kind_of in boundaries(made).items():
@@ -89,7 +89,7 @@ def declare_arrays(
 def declare_keywords(
     declared: Declared, options: Mapping[str, Any], tuning: Mapping[str, Any]
 ) -> Declared:
-    """``declared`` and what keyword arguments may be; the values are strategies or constants."""
+    """``declared`` with the choices of keyword arguments, which are strategies or constants."""
     words = dict(declared.words)
     kinds = dict(declared.keyword_kinds)
     for role, keywords in (("option", options), ("tuning", tuning)):
@@ -103,13 +103,13 @@ def declare_keywords(
 
 
 def alternatives(strategy: Any) -> tuple[Any, ...]:
-    """What a strategy may draw; empty if that is not known, or more than ``MOST``."""
+    """The choices of a strategy; empty if they are not known, or more than ``MOST``."""
     found = sampled_elements(strategy)
     return () if found is None or len(found) > MOST else tuple(found)
 
 
 def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[Aspect, str]]:
-    """The aspects of a draw, each with its word: those of the recipe, and what was declared."""
+    """The aspects of a draw, each with its word."""
     declared = drawn.declared or NOTHING
     for aspect, word in ((DTYPE, dtype_word), (VALUES, str)):
         if aspect.role in drawn.recipe:
@@ -125,10 +125,10 @@ def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[Aspect, str]]:
 
 
 def extents(drawn: Arguments | Drawn) -> frozenset[str]:
-    """How far a draw goes beyond the tiles that its sizes are chosen around.
+    """How a draw exceeds the tiles of its dims.
 
-    ``"several"``: more than one along every dim that has some. ``"ragged"``: the last of several
-    is not whole along one of these. Nothing where no dim has a tile.
+    ``"several"``: more than one tile along every dim with tiles. ``"ragged"``: the last of several
+    tiles is partial along one of them. Empty if no dim has tiles.
     """
     tiles = (drawn.declared or NOTHING).tiles
     sizes = {name: drawn.recipe.get(name, 0) for name in tiles}
@@ -139,7 +139,7 @@ def extents(drawn: Arguments | Drawn) -> frozenset[str]:
 
 
 def larger_first(spec: object, drawn: Arguments | Drawn) -> frozenset[str]:
-    """The ``subjects`` of a check that shows most with several blocks: all draws, those first."""
+    """The ``subjects`` of a check that needs several blocks: such draws come first."""
     del spec
     return extents(drawn) | {"drawn"}
 
@@ -165,10 +165,10 @@ SEVERAL = "several"
 
 
 def keyword_kind(value: Any) -> str:
-    """What kind of kernel a keyword argument asks for: ``SEVERAL`` for a number from 2 on.
+    """The kind of kernel of a keyword argument: ``SEVERAL`` for a number from 2 on.
 
-    More programs or larger blocks make no other kernel. Any other value is a kind of its own, by
-    its word.
+    More programs or larger blocks make no different kernel. Any other value is its own kind, by its
+    word.
     """
     try:
         several = not isinstance(value, str) and float(value) >= 2
@@ -178,5 +178,5 @@ def keyword_kind(value: Any) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """The ``repr`` of an object without where it is in memory, which differs in each process."""
+    """The ``repr`` of an object without its address, which differs in each process."""
     return _ADDRESS.sub("", text)

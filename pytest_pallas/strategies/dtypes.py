@@ -59,7 +59,7 @@ def dtypes(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
 def floats(*names: npt.DTypeLike) -> SearchStrategy[np.dtype[Any]]:
     """A strategy for floating dtypes, by default float32 and bfloat16.
 
-    float16 has to be asked for, because TPUs do not compute in it.
+    float16 must be named, because TPUs do not compute in it.
 
     Example::
 
@@ -97,8 +97,8 @@ def dtype_pairs(
         arrays("m k, k n, n", dtype=dtype_pairs(("bfloat16", "int8", "float32")))
 
     Args:
-      pairs: what may be drawn, the simplest first: a dtype for each array. Without any, the
-        pairs of float32 and bfloat16, equal ones first.
+      pairs: the choices, the simplest first: a dtype for each array. By default the pairs of
+        float32 and bfloat16, equal ones first.
 
     Draws tuples of ``numpy.dtype``.
 
@@ -114,18 +114,24 @@ def dtype_pairs(
     found: list[tuple[np.dtype[Any], ...]] = []
     for pair in pairs or default:
         if isinstance(pair, str) or not isinstance(pair, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise SpecError(f"dtype_pairs: {pair!r} is no pair; give ('bfloat16', 'float32')")
+            raise SpecError(
+                f"dtype_pairs: {pair!r} is not a pair of dtypes; give a tuple such as "
+                "('bfloat16', 'float32')"
+            )
         found.append(tuple(as_dtype(name, "dtype_pairs") for name in pair))
     if len({len(pair) for pair in found}) > 1 or not found[0]:
-        raise SpecError("dtype_pairs: give a dtype for each array in every pair, as many in each")
+        raise SpecError(
+            "dtype_pairs: every pair must have one dtype for each array, so all pairs must have "
+            "the same length"
+        )
     return st.sampled_from(found)
 
 
 def as_dtype(value: Any, argument: str = "dtype") -> np.dtype[Any]:
-    """The supported ``numpy.dtype`` that ``value`` means.
+    """The supported ``numpy.dtype`` of ``value``.
 
     Raises:
-      SpecError: it means none, or one that is not supported; the message names ``argument``.
+      SpecError: it is not a dtype, or not a supported one; the message names ``argument``.
     """
     found: np.dtype[Any] | None = None
     if isinstance(value, str):
@@ -133,8 +139,8 @@ def as_dtype(value: Any, argument: str = "dtype") -> np.dtype[Any]:
     elif value is int or value is float or value is complex:
         # numpy would make 64 bits of them, and JAX 32. ("in" would find np.dtype("float64") too.)
         raise SpecError(
-            f"{argument}: the width of Python's {value.__name__} is not the same in numpy and "
-            f"JAX; say '{value.__name__}32' or another name"
+            f"{argument}: Python's {value.__name__} has different widths in numpy and JAX; give a "
+            f"name such as '{value.__name__}32'"
         )
     elif value is not None:
         try:
@@ -143,7 +149,7 @@ def as_dtype(value: Any, argument: str = "dtype") -> np.dtype[Any]:
             found = None
     if found is None:
         raise SpecError(
-            f"{argument}: {value!r} is not a supported dtype; these are: {', '.join(SUPPORTED)}"
+            f"{argument}: {value!r} is not a supported dtype; supported: {', '.join(SUPPORTED)}"
         )
     return found
 
@@ -161,5 +167,7 @@ def is_int(dtype: np.dtype[Any]) -> bool:
 def _kind(function: str, belongs: Any, names: Any) -> SearchStrategy[np.dtype[Any]]:
     for name in names:
         if not belongs(as_dtype(name, function)):
-            raise SpecError(f"{function}: {name!r} is no such dtype; use dtypes(...) to mix kinds")
+            raise SpecError(
+                f"{function}: {name!r} is a dtype of another kind; use dtypes(...) to mix kinds"
+            )
     return dtypes(*names)

@@ -1,4 +1,4 @@
-"""``elements``: single values of any dtype, which hypothesis does not have for the narrow ones."""
+"""``elements``: single values of any dtype, also of the narrow ones, which Hypothesis lacks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def elements(
     allow_infinity: bool = False,
     allow_subnormal: bool = True,
 ) -> SearchStrategy[Any]:
-    """A strategy for one value of ``dtype``, whichever of numpy's and ml_dtypes' it is.
+    """A strategy for one value of ``dtype``, one of numpy's or ml_dtypes' dtypes.
 
     Example::
 
@@ -34,16 +34,16 @@ def elements(
 
         hnp.arrays(np.dtype(ml_dtypes.bfloat16), (3, 4), elements=elements("bfloat16"))
 
-    Half of the draws are boundaries: zeros of both signs, one, the largest and smallest values,
-    the least normal and subnormal ones, the neighbours of one. Every bit pattern of up to 16 bits
-    can be drawn. It shrinks to 0, and then towards 1 and what has few significant bits.
+    Half of the draws are boundaries: zeros of both signs, one, the largest and smallest values, the
+    least normal and subnormal ones, the neighbours of one. Every bit pattern of up to 16 bits can
+    be drawn. It shrinks to 0, and then towards 1 and values with few significant bits.
 
-    This draws element by element, for a few of them; ``arrays`` makes megabytes.
+    It draws element by element, which suits small arrays; ``arrays`` draws large ones.
 
     Args:
       dtype: a supported dtype.
-      min_value: the least, in any number that compares with the dtype's.
-      max_value: the largest.
+      min_value: the smallest value, as any comparable number.
+      max_value: the largest value.
       allow_nan: whether to draw NaN, where the dtype has it.
       allow_infinity: whether to draw infinities, where the dtype has them.
       allow_subnormal: whether to draw subnormal values.
@@ -51,8 +51,8 @@ def elements(
     Draws numpy scalars of the dtype.
 
     Raises:
-      SpecError: ``dtype`` is not supported, nothing lies between the bounds, or there are bounds
-        for complex numbers.
+      SpecError: ``dtype`` is not supported, has no value between the bounds, or is complex and has
+        bounds.
     """
     of_dtype = as_dtype(dtype)
     if of_dtype.kind == "c":
@@ -92,7 +92,7 @@ def elements(
             lambda pair: pair[0][pair[1] % pair[0].size]
         )
     elif is_float(of_dtype):
-        # hypothesis wants bounds that the width holds exactly.
+        # Hypothesis needs bounds that the width holds exactly.
         low, high = (_inward(bound, of_dtype, away) for bound, away in ((low, 1), (high, -1)))
         if not low <= high:
             raise _nothing(of_dtype, min_value, max_value)
@@ -132,7 +132,7 @@ def _as_float64(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 @lru_cache(maxsize=32)
 def _boundaries(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The values of ``dtype`` at which something changes, and two short ones to shrink to."""
+    """The boundary values of ``dtype``, and two short ones to shrink to."""
     held = limits(dtype)
     if not is_float(dtype):
         return np.array(
@@ -140,13 +140,13 @@ def _boundaries(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
             object,
         )
     info = ml_dtypes.finfo(dtype)
-    # Large ones and fractions stand together, because shrinking goes step by step.
+    # Large values and fractions are adjacent, because shrinking goes step by step.
     found = [1.0, 2.0, info.max, 0.5, 1 + float(info.eps), 1 - float(info.epsneg)]
     found = [*map(float, found), float(info.smallest_normal), float(info.smallest_subnormal)]
     found += [np.inf, np.nan]
     signed = [0.0, -0.0, *found, *(-value for value in found)]
     made = np.array(signed, np.float64).astype(dtype)
-    # What the dtype does not have was rounded to something else: keep one of each.
+    # Values that the dtype lacks were rounded: keep one of each.
     _, first = np.unique(made.view(f"V{dtype.itemsize}"), return_index=True)
     return made[np.sort(first)]
 
@@ -155,8 +155,8 @@ def _boundaries(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 def _every(dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], ...]:
     """Every value of a dtype of at most 16 bits, by order of magnitude; the simplest first.
 
-    Zeros come first and what is not finite last. In between the order is that of the distance
-    from 1, and for one magnitude that of the number of significant bits.
+    Zeros come first and non-finite values last. Between them the order is by distance from 1, and
+    for one magnitude by the number of significant bits.
     """
     if dtype.kind == "b":
         return (np.array([False, True]),)

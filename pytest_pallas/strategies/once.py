@@ -1,4 +1,4 @@
-"""``draw_once`` and ``draw_several``: a few examples of a strategy, to see what it is like."""
+"""``draw_once`` and ``draw_several``: a few examples of a strategy, to inspect it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def draw_once(strategy: Any) -> Arguments:
 
 
 def draw_several(strategy: Any, most: int) -> Sequence[Arguments]:
-    """Up to so many examples of a strategy, always the same; of the last few they are kept."""
+    """Up to so many examples of a strategy, always the same; cached for the last few strategies."""
     draw = _draw if current_probe() is not None else _kept
     return draw(strategy, most, max_bytes())
 
 
 def _draw(strategy: Any, most: int, budget: int) -> Sequence[Arguments]:
-    del budget  # strategies ask for it
+    del budget  # strategies need it
     drawn: list[Any] = []
 
     @hypothesis.settings(

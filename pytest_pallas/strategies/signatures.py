@@ -1,4 +1,4 @@
-"""``from_signature`` and ``kernel_args``: calls of functions and specs, for tests of one's own."""
+"""``from_signature`` and ``kernel_args``: calls of functions and specs, for user-written tests."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from pytest_pallas.strategies.sizes.dims import MAX_ELEMENTS
 from pytest_pallas.strategies.sizes.pools import Sizes, Tiles
 
 
-class Spec(Protocol):
-    """What is used of a ``KernelSpec``, which this layer does not know."""
+class SpecLike(Protocol):
+    """The used part of a ``KernelSpec``, which this layer cannot import."""
 
     @property
     def name(self) -> str:
@@ -43,8 +43,8 @@ class Spec(Protocol):
         ...
 
 
-def kernel_args(spec: Spec, *, mesh: Any = None) -> SearchStrategy[Arguments]:
-    """A strategy for the calls of a spec, for use in a test of one's own.
+def kernel_args(spec: SpecLike, *, mesh: Any = None) -> SearchStrategy[Arguments]:
+    """A strategy for the calls of a spec, for use in a user-written test.
 
     Example::
 
@@ -84,7 +84,7 @@ def kernel_args(spec: Spec, *, mesh: Any = None) -> SearchStrategy[Arguments]:
     return _calls(spec, spec.inputs(mesh))
 
 
-def _calls(spec: Spec, inputs: Any) -> SearchStrategy[Arguments]:
+def _calls(spec: SpecLike, inputs: Any) -> SearchStrategy[Arguments]:
     if not isinstance(inputs, SearchStrategy):
         raise SpecError(
             f"kernel_args: inputs of spec {spec.name!r} must be a strategy, not {inputs!r:.80}"
@@ -94,8 +94,8 @@ def _calls(spec: Spec, inputs: Any) -> SearchStrategy[Arguments]:
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
-#: Of what an annotation allows, the first of these that is in it: the defaults of ``floats()`` and
-#: ``ints()``, and then others.
+#: The first of these that an annotation allows is used: the defaults of ``floats()`` and
+#: ``ints()``, then others.
 _PREFERRED = (
     ("float32", "bfloat16"),
     ("int32", "int8"),
@@ -109,7 +109,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 @dataclass(frozen=True)
 class _Array:
-    """What the annotation of an array says.
+    """The annotation of an array.
 
     Attributes:
       name: of the parameter.
@@ -126,7 +126,7 @@ class _Array:
 
 @dataclass(frozen=True)
 class _Signature:
-    """What a function takes: arrays in order, and options that may be drawn, by name."""
+    """The parameters of a function: arrays in order, and drawable options by name."""
 
     arrays: tuple[_Array, ...]
     options: Mapping[str, SearchStrategy[Any]]
@@ -163,12 +163,12 @@ def from_signature(
     all arrays. Of ``Float`` float32 and bfloat16 are drawn, of ``Int`` int32 and int8, of ``UInt``
     uint32 and uint8; of ``BFloat16``, ``Bool`` and their like just these. Arrays with the same
     choice of dtypes share one. Parameters annotated with ``bool``, ``Literal`` or an ``Enum`` are
-    options; what else has a default keeps that.
+    options; other parameters keep their defaults.
 
     Args:
       function: the function; ``functools.partial`` and ``jax.jit`` of one will do.
-      dtype: as for ``arrays``, in place of what the annotations say; it must be allowed by them.
-      options: further keyword arguments of kernel and reference, or others than annotated:
+      dtype: as for ``arrays``, instead of the dtypes of the annotations, which must allow it.
+      options: keyword arguments of kernel and reference, besides or instead of the annotated ones:
         strategies or constants.
       tuning: likewise, for the kernel only.
       around: see ``arrays``, as for all that follow.
@@ -182,12 +182,12 @@ def from_signature(
       min_dim: see ``arrays``.
 
     Raises:
-      SpecError: the signature has no arrays, or something that cannot be drawn: dims that
-        broadcast (``#b``) or stand for several (``*b``, ``...``), an array that is keyword-only or
-        optional, dtypes that are not supported, or a parameter about which nothing is said.
+      SpecError: the signature has no arrays, or a parameter that cannot be drawn: dims that
+        broadcast (``#b``) or stand for several (``*b``, ``...``), a keyword-only or optional array,
+        unsupported dtypes, or a parameter without an annotation or default.
     """
-    told = {**options, **tuning}
-    found = _read(function, told)
+    given = {**options, **tuning}
+    found = _read(function, given)
     constraints = [text for array in found.arrays for text in array.constraints]
     text = ", ".join(array.dims for array in found.arrays)
     text = "; ".join([text, ", ".join(constraints)]) if constraints else text
@@ -213,31 +213,31 @@ def from_signature(
     return arguments(drawn, options={**found.options, **options}, tuning=tuning)
 
 
-def _read(function: Callable[..., Any], told: Mapping[str, Any]) -> _Signature:
-    """What a function takes; ``told`` are keyword arguments that need no annotation."""
+def _read(function: Callable[..., Any], given: Mapping[str, Any]) -> _Signature:
+    """What a function takes; ``given`` are keyword arguments that need no annotation."""
     where = f"from_signature({_name_of(function)})"
     if not callable(function):
-        raise SpecError(f"{where}: this is no function")
+        raise SpecError(f"{where}: this is not a function")
     try:
         signature = inspect.signature(function)
         hints = get_type_hints(_annotated(function), include_extras=True)
     except (TypeError, ValueError, NameError) as error:
         raise SpecError(f"{where}: its signature cannot be read: {error}") from None
-    unknown = sorted(set(told) - set(signature.parameters))
+    unknown = sorted(set(given) - set(signature.parameters))
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         raise SpecError(f"{where}: there is no parameter {unknown[0]!r} in {signature}")
     found: list[_Array] = []
     options: dict[str, SearchStrategy[Any]] = {}
-    skipped = ""  # a positional parameter that is left to its default or given by name
+    skipped = ""  # a positional parameter that keeps its default or is passed by name
     for name, parameter in signature.parameters.items():
         hint = hints.get(name)
         problem = f"{where}: the parameter {name!r}"
-        if _is_array(hint) and name not in told:
+        if _is_array(hint) and name not in given:
             if parameter.kind not in _POSITIONAL:
-                raise SpecError(f"{problem} is an array and not positional; make it positional")
+                raise SpecError(f"{problem} is a keyword-only array; make it positional")
             if skipped:
                 raise SpecError(
-                    f"{problem} is an array that follows {skipped!r}, which is none; put arrays "
+                    f"{problem} is an array after {skipped!r}, which is not an array; put arrays "
                     "first"
                 )
             found.append(_array(problem, name, hint))
@@ -247,12 +247,12 @@ def _read(function: Callable[..., Any], told: Mapping[str, Any]) -> _Signature:
         if parameter.kind in _POSITIONAL:
             skipped = skipped or name
         drawn = _option(hint)
-        if name in told or (drawn is None and parameter.default is not parameter.empty):
+        if name in given or (drawn is None and parameter.default is not parameter.empty):
             continue
         if drawn is None or parameter.kind is parameter.POSITIONAL_ONLY:
             raise SpecError(
-                f"{problem} has no default and is annotated with {_text(hint)}, which says not "
-                f"what to draw; annotate it, or give options={{{name!r}: ...}}"
+                f"{problem} has no default, and its annotation {_text(hint)} does not determine "
+                f"what to draw; change the annotation, or give options={{{name!r}: ...}}"
             )
         options[name] = drawn
     if not found:
@@ -264,7 +264,7 @@ def _read(function: Callable[..., Any], told: Mapping[str, Any]) -> _Signature:
 
 
 def _annotated(function: Any) -> Any:
-    """What has the annotations of a function that may be wrapped."""
+    """The object with the annotations of a function that may be wrapped."""
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.unwrap(function)
@@ -291,8 +291,8 @@ def _array(problem: str, name: str, hint: Any) -> _Array:
         size = token.partition("=")[2] or token  # "rows=4" is 4, with a name to read
         if size[0] in "*#?" or size == "..." or "..." in size:
             raise SpecError(
-                f"{problem}: the dim {token!r} cannot be drawn: it broadcasts or stands for "
-                "several; annotate it with names and sizes"
+                f"{problem}: cannot draw the dim {token!r}: it broadcasts or stands for several "
+                "dims; use names and sizes"
             )
         if size.startswith("_"):
             dims.append(own)
@@ -304,13 +304,13 @@ def _array(problem: str, name: str, hint: Any) -> _Array:
     allowed = _allowed(hint.dtypes)
     if not allowed:
         raise SpecError(
-            f"{problem}: no dtype of {_text(hint)} is supported; these are: {', '.join(SUPPORTED)}"
+            f"{problem}: no dtype of {_text(hint)} is supported; supported: {', '.join(SUPPORTED)}"
         )
     return _Array(name, " ".join(dims) or "()", tuple(constraints), allowed)
 
 
 def _allowed(dtypes: Any) -> tuple[str, ...]:
-    """The supported dtypes that an annotation allows; it names them, or allows any."""
+    """The supported dtypes that an annotation allows."""
     if not isinstance(dtypes, (tuple, list)):
         return tuple(SUPPORTED)
     names = [each for each in dtypes if isinstance(each, str)]
@@ -323,7 +323,7 @@ def _allowed(dtypes: Any) -> tuple[str, ...]:
 
 
 def _option(hint: Any) -> SearchStrategy[Any] | None:
-    """What draws a keyword argument with this annotation; None if that does not say."""
+    """The strategy for a keyword argument with this annotation, or None."""
     if hint is bool:
         return st.booleans()
     if get_origin(hint) is Literal:
@@ -334,7 +334,7 @@ def _option(hint: Any) -> SearchStrategy[Any] | None:
 
 
 def _dtypes(found: Sequence[_Array]) -> SearchStrategy[Any]:
-    """A strategy for one dtype, or for one of each array; with the same choice, the same."""
+    """A strategy for one dtype, or for one of each array; arrays with the same choice share one."""
     choices = list(dict.fromkeys(_choice(array.dtypes) for array in found))
     if not choices[1:]:
         return dtypes(*choices[0])
@@ -351,7 +351,7 @@ def _choice(allowed: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check_dtypes(where: str, dtype: Any, found: Sequence[_Array]) -> None:
-    """Refuse dtypes that an annotation does not allow; what a strategy draws is not known."""
+    """Reject dtypes that an annotation does not allow; the dtypes of a strategy are not known."""
     several = isinstance(dtype, Sequence) and not isinstance(dtype, str)
     for array, entry in zip(found, dtype if several else [dtype] * len(found), strict=False):
         if isinstance(entry, SearchStrategy):
@@ -359,6 +359,6 @@ def _check_dtypes(where: str, dtype: Any, found: Sequence[_Array]) -> None:
         name = np.dtype(as_dtype(entry)).name
         if name not in array.dtypes:
             raise SpecError(
-                f"from_signature({where}): dtype={name} is not what the parameter {array.name!r} "
-                f"is annotated with: {', '.join(array.dtypes)}"
+                f"from_signature({where}): the annotation of the parameter {array.name!r} does not "
+                f"allow dtype={name}; it allows {', '.join(array.dtypes)}"
             )

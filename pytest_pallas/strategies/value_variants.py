@@ -1,8 +1,8 @@
-"""Siblings of a draw: other values for the same shapes, dtypes and options.
+"""Variants of a draw: other values for the same shapes, dtypes and options.
 
-A new shape is traced and compiled, which takes a hundred times as long as running it again. So one
-draw stands for several calls: itself and its siblings, which differ by class of values and seed,
-and could each have been drawn.
+A new shape is traced and compiled, which takes a hundred times as long as a second run. So one draw
+gives several calls: itself and its variants, which differ in value class and seed, and which the
+strategy could have drawn, too.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_pallas.strategies.arguments import Drawn
 
-#: The most siblings of a draw, itself included.
+#: Limit on the variants of a draw, itself included.
 MOST = 16
 
 
 @dataclass
-class Kin:
-    """What a draw has besides itself.
+class VariantSource:
+    """The source of a draw's variants.
 
     Attributes:
-      make: gives the same arrays as the k-th sibling has them, for k from 1.
-      looked: whether anybody looked at the values while it was drawn. Who did may have dropped
-        draws for them (``filter``, ``assume``) or derived something: siblings would not fit.
-      drawn: whether drawing is over.
+      make: returns the arrays of the k-th variant, for k from 1.
+      looked: whether the strategy read the values while drawing. It may have rejected draws
+        (``filter``, ``assume``) or derived something from them, so variants would not fit.
+      drawn: whether the draw is complete.
     """
 
     make: Callable[[int], Drawn]
@@ -34,29 +34,29 @@ class Kin:
     drawn: bool = False
 
     def look(self) -> None:
-        """Note that somebody looks at the values."""
+        """Record that the values are read."""
         self.looked = self.looked or not self.drawn
 
 
 def settle(drawn: Any) -> None:
-    """Note that drawing is over: from now on, anybody may look at the values."""
+    """Record that the draw is complete: from now on, reads of the values do not count."""
     kin = getattr(drawn, "kin", None)
-    if isinstance(kin, Kin):
+    if isinstance(kin, VariantSource):
         kin.drawn = True
 
 
-def siblings(drawn: Any) -> Iterator[Any]:
-    """The siblings of what a strategy drew, at most ``MOST - 1``, made one after the other.
+def variants(drawn: Any) -> Iterator[Any]:
+    """The variants of a draw, at most ``MOST - 1``, made lazily.
 
-    There are none if its values were looked at before, or if it does not come from ``arrays``.
+    There are none if the strategy read its values, or if it does not come from ``arrays``.
     """
     kin = getattr(drawn, "kin", None)
-    if not isinstance(kin, Kin) or kin.looked:
+    if not isinstance(kin, VariantSource) or kin.looked:
         return iter(())
     return (drawn.with_values(kin.make(k)) for k in range(1, MOST))
 
 
 def kth(values: str, seed: int, k: int, *, classes: tuple[str, ...], seeds: int) -> tuple[str, int]:
-    """The class of values and the seed of the k-th sibling: every class, then the next seed."""
+    """The value class and the seed of the k-th variant: every class, then the next seed."""
     position = classes.index(values) + k
     return classes[position % len(classes)], (seed + k // len(classes)) % seeds

@@ -1,9 +1,8 @@
 """Value classes: what the elements of drawn arrays look like, each declared by ``@value_class``.
 
-Hypothesis draws only the class and a seed. The elements come from numpy's Philox generator
-(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11), keyed with the seed and the
-number of the array, so that a megabyte of them costs milliseconds and a seed is all it takes to
-have them again.
+Hypothesis draws only the class and a seed. The elements come from numpy's Philox generator (Salmon
+et al., "Parallel random numbers: as easy as 1, 2, 3", SC11), keyed with the seed and the number of
+the array, so that a megabyte takes milliseconds, and a seed reproduces it.
 """
 
 from __future__ import annotations
@@ -39,13 +38,14 @@ _SPREAD, _BOUND, _EXPONENT = 8, 1000, 16
 
 @dataclass(frozen=True)
 class Limits:
-    """What a dtype can hold.
+    """The range of a dtype.
 
     Attributes:
       low: the lowest finite value.
       high: the highest finite value.
-      exact: 0 to this are all exact (0 is not in float8_e8m0fnu, which starts at 2**-127).
-      unit: 1, or -1 where only that fits.
+      exact: all integers from 0 to this are exact (0 is not in float8_e8m0fnu, which starts at
+        2**-127).
+      unit: 1, or -1 if only that fits.
     """
 
     low: float
@@ -56,7 +56,7 @@ class Limits:
 
 @lru_cache(maxsize=64)
 def limits(dtype: np.dtype[Any]) -> Limits:
-    """What ``dtype`` can hold; bool holds 0 and 1."""
+    """The range of ``dtype``; bool holds 0 and 1."""
     if dtype.kind == "b":
         return Limits(0, 1, 1, 1)
     if not is_float(dtype):
@@ -69,12 +69,12 @@ def limits(dtype: np.dtype[Any]) -> Limits:
 
 @dataclass(frozen=True)
 class ValueRequest:
-    """What a value class gets to make an array from.
+    """The input of a value class.
 
     Attributes:
-      rng: where it draws from: the same numbers for the same seed, on every machine.
+      rng: the random generator: the same numbers for the same seed, on every machine.
       shape: the shape of the array.
-      dtype: its dtype; see ``generate`` for what becomes of values that it cannot hold.
+      dtype: its dtype; see ``generate`` for values that it cannot hold.
     """
 
     rng: np.random.Generator
@@ -93,8 +93,8 @@ class ValueClass:
 
     Attributes:
       name: as in ``values=`` of strategies.
-      make: gives an array of the requested shape, or one that broadcasts to it.
-      keeps: whether it gives values of the requested dtype, which are kept as they are.
+      make: returns an array of the requested shape, or one that broadcasts to it.
+      keeps: whether it returns values of the requested dtype, which stay unchanged.
     """
 
     name: str
@@ -111,7 +111,7 @@ def value_class(
 ) -> Callable[[Callable[[ValueRequest], Array]], Callable[[ValueRequest], Array]]:
     """Declare that a function makes the arrays of a class of values.
 
-    A class of one's own is known as soon as its module is imported. It shrinks to the others.
+    A user-defined class is available once its module is imported. It shrinks to the others.
 
     Example::
 
@@ -123,8 +123,8 @@ def value_class(
 
     Args:
       name: as in ``values=`` of strategies.
-      keeps: whether the function gives values of the requested dtype, which are kept as they are;
-        others are rounded and clipped to what the dtype can hold.
+      keeps: whether the function returns values of the requested dtype, which stay unchanged;
+        others are rounded and clipped to the range of the dtype.
 
     Raises:
       SpecError: another function makes a class of this name.
@@ -133,7 +133,7 @@ def value_class(
     def declare(make: Callable[[ValueRequest], Array]) -> Callable[[ValueRequest], Array]:
         known = CLASSES.get(name)
         if known is not None and _origin(known.make) != _origin(make):
-            raise SpecError(f"there are two value classes of the name {name!r}")
+            raise SpecError(f"there are two value classes with the name {name!r}; rename one")
         CLASSES[name] = ValueClass(name, make, keeps)
         return make
 
@@ -141,7 +141,7 @@ def value_class(
 
 
 def _origin(function: Callable[..., Any]) -> tuple[Any, ...]:
-    # A module that is imported again, by a reload or by another test session, declares its again.
+    # a reload or another test session declares the classes of a module again
     code = getattr(function, "__code__", None)
     return (function,) if code is None else (code.co_filename, function.__qualname__)
 
@@ -155,7 +155,7 @@ def _integers(request: ValueRequest) -> Array:
     chosen = request.rng.integers(0, len(_INTEGERS), request.shape, np.uint8)
     made = np.asarray(_INTEGERS[chosen])
     if limits(request.dtype).low > 0:
-        return np.maximum(np.abs(made), 1)  # its least number would spoil the exactness of sums
+        return np.maximum(np.abs(made), 1)  # its smallest number would make sums inexact
     if made.size and not np.any(np.clip(made, *_bounds(request.dtype))):
         made.flat[0] = limits(request.dtype).unit
     return made
@@ -304,9 +304,10 @@ def generate(
 ) -> Array:
     """An array of the class ``values``, the same for the same arguments.
 
-    What a dtype cannot hold is changed to what it can: integers are rounded, unsigned ones and
-    float8_e8m0fnu take absolute values, narrow ones are clipped to their finite range, and a
-    bool or uint1 says whether the value is positive. Complex numbers have both parts of the class.
+    Values are converted to the dtype: integers are rounded, unsigned integers and float8_e8m0fnu
+    get absolute values, narrow dtypes are clipped to their finite range, and a bool or uint1 is
+    whether the value is positive. Both parts of complex
+    numbers are of the class.
 
     Args:
       values: the name of the class.
@@ -338,11 +339,11 @@ def check_classes(values: object, argument: str = "values") -> tuple[str, ...]:
     """
     names: Any = (values,) if isinstance(values, str) else values
     if not isinstance(names, Collection):
-        raise SpecError(f"{argument} must name classes of values, not {values!r}")
+        raise SpecError(f"{argument} must be names of value classes, not {values!r}")
     for name in names:
         if name not in CLASSES:
             raise SpecError(
-                f"{argument}: there is no value class {name!r}; there are {', '.join(CLASSES)}"
+                f"{argument}: there is no value class {name!r}; valid: {', '.join(CLASSES)}"
             )
     if not names:
         raise SpecError(f"{argument} is empty; give at least one of {', '.join(CLASSES)}")

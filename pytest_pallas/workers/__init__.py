@@ -1,12 +1,12 @@
-"""Worker processes under supervision: for work that may hang, crash or fill the memory.
+"""Supervised worker processes, for work that may hang, crash or use too much memory.
 
-A ``Pool`` hands jobs (bytes in, bytes out) to processes that it starts, keeps warm, and kills when
-they misbehave. A job always ends with a ``Result``, whatever happens to its process.
+A ``WorkerPool`` gives jobs (bytes in, bytes out) to processes that it starts, keeps warm, and kills
+if they misbehave. A job always ends with a ``JobResult``, whatever happens to its process.
 """
 
 from __future__ import annotations
 
-from pytest_pallas.workers.jobs import Result, Setup
-from pytest_pallas.workers.pool import Pool
+from pytest_pallas.workers.jobs import JobResult, WorkerSetup
+from pytest_pallas.workers.pool import WorkerPool
 
-__all__ = ["Pool", "Result", "Setup"]
+__all__ = ["JobResult", "WorkerPool", "WorkerSetup"]

@@ -1,7 +1,7 @@
-"""What runs in a worker process: import the entry once, then answer one message after the other.
+"""The code of a worker process: import the entry once, then answer messages in order.
 
-The answers travel on a pipe of their own, because anything, C++ libraries too, may write to stdout
-and stderr. The process ends with its parent, also while C++ code holds the interpreter's lock.
+Answers have their own pipe, because any code, C++ libraries too, may write to stdout and stderr.
+The process ends with its parent, also while C++ code holds the GIL.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def main(entry: str, *, requests: int, replies: int, parent: int, talks: bool) -> None:
-    """Serve the pool until it is gone.
+    """Serve the pool until it closes.
 
     Args:
       entry: ``"module:function"``.
-      requests: descriptor of the pipe that jobs come from.
-      replies: descriptor of the pipe that answers go to.
+      requests: descriptor of the pipe for jobs.
+      replies: descriptor of the pipe for answers.
       parent: the process that started this one.
-      talks: whether the entry takes a second argument, to say what it is about to do.
+      talks: whether the entry takes a second argument, for notes about its next step.
     """
     for descriptor in (requests, replies):
         os.set_inheritable(descriptor, False)
@@ -81,11 +81,11 @@ def _load(entry: str) -> Callable[..., bytes]:
 
 
 def _call(function: Callable[[bytes], bytes], payload: bytes) -> tuple[bytes, bytes]:
-    # SystemExit and KeyboardInterrupt end the process, as they would end any other.
+    # SystemExit and KeyboardInterrupt end the process, as usual
     try:
         value = function(payload)
         if not isinstance(value, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"the entry of a worker returns bytes, not {type(value).__name__}")
+            raise TypeError(f"the entry of a worker must return bytes, not {type(value).__name__}")
     except Exception as error:
         return exchange.RAISED, _explain(error, frames_of_ours=1)
     return exchange.DONE, value
@@ -100,7 +100,7 @@ def _explain(error: Exception, *, frames_of_ours: int) -> bytes:
 
 
 def _restore_output(output: int) -> None:
-    """Give stdout and stderr back to the next job, in case this one has closed them."""
+    """Restore stdout and stderr for the next job, in case this one closed them."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         os.dup2(output, descriptor)
         stream = getattr(sys, name)
@@ -109,33 +109,33 @@ def _restore_output(output: int) -> None:
 
 
 def _limit_core_files() -> None:
-    """A compiler that aborts must not leave gigabytes in the folder of a project."""
+    """Disable core dumps: a compiler that aborts would leave gigabytes in the project's folder."""
     with contextlib.suppress(OSError, ValueError):
         _, hard = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def _end_with(parent: int, requests: int) -> None:
-    """Arrange that this process does not outlive ``parent``."""
+    """Make sure that this process does not outlive ``parent``."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # It ended before the line above.
+    if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
-    # For systems without that, and for children of this process, which the signal does not reach.
+    # for systems without it, and for children of this process, which get no signal
     threading.Thread(target=_watch, args=(parent, requests), daemon=True).start()
 
 
 def _watch(parent: int, requests: int) -> None:
     hangup = select.poll()
-    hangup.register(requests, 0)  # Nothing but the end of the other side is reported.
+    hangup.register(requests, 0)  # poll reports only the end of the other side
     while not hangup.poll(1000) and os.getppid() == parent:
         pass
     _end_group()
 
 
 def _end_group() -> None:
-    """End this process and what it started; where it leads no group, itself."""
+    """Kill the process group, or only this process if it does not lead a group."""
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)

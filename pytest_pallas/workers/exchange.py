@@ -1,4 +1,4 @@
-"""Messages between a pool and a worker: their frames, and the wait for the answer."""
+"""Messages between a pool and a worker: framing, and the wait for the answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RAISED = b"e"
 
 
 def header(kind: bytes, body: bytes) -> bytes:
-    """What goes before ``body`` on the wire."""
+    """The header of ``body``."""
     return _HEADER.pack(kind, len(body))
 
 
@@ -48,9 +48,9 @@ def write(stream: BinaryIO, kind: bytes, body: bytes) -> None:
 
 
 def parse(received: bytearray) -> tuple[bytes, bytes] | None:
-    """Take the message at the start of ``received`` away: its kind and body.
+    """Remove the message at the start of ``received``, and return its kind and body.
 
-    None while it is not whole.
+    None while it is incomplete.
     """
     if len(received) < _HEADER.size:
         return None
@@ -63,7 +63,7 @@ def parse(received: bytearray) -> tuple[bytes, bytes] | None:
     return kind, body
 
 
-#: How often memory and the size of the output are looked at, in seconds.
+#: Seconds between two checks of the memory and of the size of the output.
 _LOOK_SECONDS = 0.1
 
 #: A pipe on Linux holds this much: pipe(7).
@@ -72,16 +72,16 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """How an exchange with a worker ended.
+    """The end of an exchange with a worker.
 
     Attributes:
-      end: ``"answered"``; ``"gone"`` if the worker died or hung up; ``"late"``; ``"large"`` if it
-        used more memory than its setup allows; ``"stopped"`` if the pool was closed.
-      kind: of the answer, as in ``frames``.
-      body: of the answer.
-      resident: bytes of memory when it was found to be large.
-      note: the last one that came.
-      silence: seconds since that came, or since the beginning.
+      end: ``"answered"``; ``"gone"`` if the worker died or closed its pipe; ``"late"``; ``"large"``
+        if it used more memory than its setup allows; ``"stopped"`` if the pool was closed.
+      kind: the kind of the answer.
+      body: the body of the answer.
+      resident: bytes of memory when it exceeded its limit.
+      note: the last note.
+      silence: seconds since the last note, or since the start.
     """
 
     end: Literal["answered", "gone", "late", "large", "stopped"]
@@ -99,16 +99,16 @@ def exchange(
     stopping: threading.Event,
     patience: float | None = None,
 ) -> Exchange:
-    """Send ``message``, all parts of it in turn, and wait for one answer.
+    """Send all parts of ``message``, and wait for one answer.
 
     Sending does not block either: a worker that hangs may not read.
 
     Args:
       worker: a worker that is free.
-      message: what to send, which may be nothing.
+      message: the parts to send, which may be empty.
       deadline: when to give up, on the clock of ``time.monotonic``.
       stopping: set when the pool is being closed.
-      patience: seconds from each note of the worker to a new deadline; None: notes change nothing.
+      patience: seconds from each note to a new deadline; None: notes do not change the deadline.
     """
     begun = last = time.monotonic()
     note = b""
@@ -128,13 +128,13 @@ def exchange(
     while True:
         now = time.monotonic()
         if now >= deadline:
-            # Where time to look was short, too large a worker is told as that all the same.
+            # The memory limit has precedence over the time limit.
             return ended(_look(worker, stopping) or Exchange(end="late"))
         if now >= next_look:
             next_look = now + _LOOK_SECONDS
             if intervention := _look(worker, stopping):
                 return ended(intervention)
-        # Rounded up, or the last millisecond would be spent asking again and again.
+        # Rounded up, or the last millisecond would be a busy loop.
         milliseconds = math.ceil((min(next_look, deadline) - now) * 1000)
         ready = {descriptor for descriptor, _ in poll.poll(milliseconds)}
         if worker.requests in ready:
@@ -175,12 +175,12 @@ def _send(descriptor: int, unsent: list[memoryview]) -> None:
     except BlockingIOError:
         pass
     except BrokenPipeError:
-        # It closed its end. That it is gone shows where the answers come from.
+        # It closed its end. The pipe of the answers shows that it is gone.
         unsent.clear()
 
 
 def _receive(descriptor: int, received: bytearray, *, all_of_it: bool) -> bool:
-    """Add a part or all of what there is to ``received``; whether the end was seen."""
+    """Read available bytes into ``received``; returns whether the stream ended."""
     with contextlib.suppress(BlockingIOError):
         while chunk := os.read(descriptor, _CHUNK_BYTES):
             received += chunk

@@ -1,4 +1,4 @@
-"""What kind of worker a job wants, and what became of the job."""
+"""The setup of a job's worker, and the result of the job."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ Status = Literal["done", "raised", "timed out", "crashed", "out of memory"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class WorkerSetup:
     """A kind of worker. Jobs of equal setups share processes.
 
     Attributes:
       name: for messages, such as ``"libtpu"``.
-      job: what a job is called in messages.
+      job: the name of a job in messages.
       entry: ``"module:function"``. A worker imports the module once, with the ``sys.path`` that
         this process has then, and calls ``function(payload: bytes) -> bytes`` for each job.
-      environment: variables, as pairs, that are set in the worker beside those of this process.
-      memory_bytes: the resident memory of the worker and its children, in bytes, above which it is
-        killed; None for no limit. Pages that processes share count once for each. Watched on
-        Linux only.
-      talks: whether the function takes a second argument, ``say(note: bytes)``, to tell what it is
-        about to do. Each note gives the job its whole time anew.
+      environment: environment variables of the worker, as pairs, besides those of this process.
+      memory_bytes: limit on the resident memory of the worker and its children, in bytes; None for
+        no limit. Shared pages count once for each process. Enforced on Linux only.
+      talks: whether the function takes a second argument, ``say(note: bytes)``, with which it
+        reports its next step. Each note restarts the time limit of the job.
 
     Raises:
       ValueError: ``entry`` is not of that form, or ``memory_bytes`` is not positive.
@@ -50,23 +49,23 @@ class Setup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """What became of a job.
+class JobResult:
+    """The result of a job.
 
     Attributes:
       status: ``"done"`` if the function returned, ``"raised"`` if it raised an ``Exception``, or
-        how the worker ended that had the job.
-      value: what the function returned, if it is done.
-      message: the traceback of what it raised, or else what happened in a sentence.
-      fate: what became of the worker that had the job, as its message says it after the worker's
-        name: ``"died of SIGABRT (Aborted) during a job."``; "" if it answered.
-      output: the last 64 kB of what the worker wrote to its stdout and stderr during the job; of
-        what it wrote while it started, if it did not get further.
-      seconds: from handing the job to the worker until its end, without the start of a process.
-      started: whether a worker was ready for the job. If twice in a row none was, a pool tries no
-        more for that setup, and gives the same result to the jobs that follow.
-      note: the last that the worker said during the job, if it talks.
-      silence: seconds from that, or from the beginning, to the end of the job.
+        how its worker ended.
+      value: the return value of the function, if it is done.
+      message: the traceback of its error, or a sentence about the failure.
+      fate: the end of the worker, as in the message after the worker's name: ``"died of SIGABRT
+        (Aborted) during a job."``; "" if it answered.
+      output: the last 64 kB of the worker's stdout and stderr during the job, or during its start
+        if that failed.
+      seconds: from the handover to the worker until the end, without the start of a process.
+      started: whether a worker was ready for the job. After two failed starts in a row, a pool
+        gives the same result to all further jobs of that setup.
+      note: the last note of the worker during the job.
+      silence: seconds from the last note, or from the start, to the end of the job.
     """
 
     status: Status

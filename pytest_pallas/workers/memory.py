@@ -1,4 +1,4 @@
-"""Resident memory of a process and its descendants, as far as ``/proc`` tells."""
+"""Resident memory of a process and its descendants, from ``/proc``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def resident_bytes(pid: int) -> int:
     """Resident memory of process ``pid`` and all its descendants, in bytes.
 
-    Pages that several of them share count for each. What has ended, or cannot be read (there is no
+    Shared pages count for each process. A process that ended, or cannot be read (there is no
     ``/proc`` outside Linux), counts as 0.
     """
     return sum(_resident_pages(process) for process in _family(pid)) * _PAGE_BYTES

@@ -1,4 +1,4 @@
-"""Hand jobs to a limited number of workers, each supervised by a thread of its own."""
+"""Distribute jobs to a limited number of workers, each supervised by its own thread."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from pytest_pallas.workers.jobs import Result, Setup
+from pytest_pallas.workers.jobs import JobResult, WorkerSetup
 from pytest_pallas.workers.work import do
 
-#: How many jobs may be done before the oldest one, because a worker of their setup was at hand.
+#: Number of jobs that may overtake the oldest one, because a worker of their setup is ready.
 PATIENCE = 16
 
-#: How many jobs in a row may try in vain to start a worker of their setup.
+#: Number of consecutive failures to start a worker of a setup.
 STARTS = 2
 
-#: How long to wait for the threads that kill the workers, in seconds.
+#: Seconds to wait for the threads that kill the workers.
 _CLOSING_SECONDS = 15.0
 
 
-class Pool:
-    """Worker processes that are started when they are needed, kept warm, and killed on misconduct.
+class WorkerPool:
+    """Worker processes that start on demand, stay warm, and are killed if they misbehave.
 
-    There are at most ``size`` processes. A job goes to an idle worker of its setup, or else to a
-    new one, for which the one that was idle longest makes room. A pool that is forgotten or left
-    open when the interpreter ends is closed then.
+    There are at most ``size`` processes. A job goes to an idle worker of its setup, or to a new
+    worker, which may replace the one that was idle longest. A pool that is garbage-collected or
+    still open at exit is closed.
     """
 
     def __init__(self, size: int) -> None:
         """Start nothing yet.
 
         Args:
-          size: how many jobs may run at once.
+          size: the maximum number of concurrent jobs.
 
         Raises:
           ValueError: ``size`` is below 1.
         """
         if size < 1:
-            raise ValueError(f"A pool of {size} workers does nothing: give at least 1.")
-        # What the threads use, and not the pool itself: a pool that is forgotten shall go.
+            raise ValueError(f"A pool cannot have {size} workers: give at least 1.")
+        # The threads use this instead of the pool, so that an unused pool is garbage-collected.
         self._state = _State(size=size)
         self._finalizer = weakref.finalize(self, _stop, self._state)
 
-    def submit(self, setup: Setup, payload: bytes, *, timeout: float) -> Future[Result]:
-        """Have a job done, once, as soon as there is room.
+    def submit(self, setup: WorkerSetup, payload: bytes, *, timeout: float) -> Future[JobResult]:
+        """Run a job once, as soon as a worker is free.
 
         Args:
-          setup: the worker that it wants.
-          payload: what the setup's function is called with.
-          timeout: seconds that it may take once it is handed to a worker that is ready.
+          setup: the setup of its worker.
+          payload: the argument of the setup's function.
+          timeout: time limit in seconds, from the handover to a ready worker.
 
         Returns:
-          A future of the result. It raises nothing but ``CancelledError``, if it was cancelled
-          before it was begun, or an error of the operating system.
+          A future of the result. It raises only ``CancelledError``, if it was cancelled before its
+            start, or an error of the operating system.
 
         Raises:
           RuntimeError: the pool is closed, or was made before this process was forked.
@@ -66,22 +66,24 @@ class Pool:
           ValueError: ``timeout`` is not positive.
         """
         if not isinstance(payload, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"The payload of a job is bytes, not {type(payload).__name__}.")
+            raise TypeError(f"The payload of a job must be bytes, not {type(payload).__name__}.")
         if not timeout > 0:
-            raise ValueError(f"A job cannot be done within {timeout} s: give a positive number.")
+            raise ValueError(
+                f"The time limit of a job cannot be {timeout} s: give a positive number."
+            )
         state = self._state
         if state.owner != os.getpid():
             raise RuntimeError("This pool of workers belongs to another process: make a new one.")
         job = _Job(setup=setup, payload=payload, timeout=timeout)
         with state.lock:
             if state.stopping.is_set():
-                raise RuntimeError("This pool of workers is closed: nothing can be submitted.")
+                raise RuntimeError("This pool of workers is closed: it accepts no more jobs.")
             state.jobs.append(job)
             _dispatch(state)
         return job.future
 
     def close(self) -> None:
-        """End every worker at once, and cancel what has not been begun; again, does nothing."""
+        """Kill every worker at once, and cancel the waiting jobs; a second call does nothing."""
         self._finalizer.detach()
         state = self._state
         if state.owner != os.getpid():
@@ -90,7 +92,7 @@ class Pool:
             state.stopping.set()
         _stop(state)
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(
@@ -104,22 +106,22 @@ class Pool:
 
 @dataclass(kw_only=True, eq=False)
 class _Job:
-    setup: Setup
+    setup: WorkerSetup
     payload: bytes
     timeout: float
-    future: Future[Result] = field(default_factory=Future[Result])
+    future: Future[JobResult] = field(default_factory=Future[JobResult])
     overtaken: int = 0
 
 
 @dataclass(kw_only=True, eq=False)
-class _Place:
-    """Room for one worker, and the thread that supervises it.
+class _Slot:
+    """A slot for one worker, and the thread that supervises it.
 
-    ``setup`` is that of the worker that lives here or is about to; None if there is none.
+    ``setup`` is that of its current or next worker; None without a worker.
     """
 
     inbox: queue.SimpleQueue[_Job | None] = field(default_factory=queue.SimpleQueue)
-    setup: Setup | None = None
+    setup: WorkerSetup | None = None
     idle_since: float = 0.0
     busy: bool = True
     thread: threading.Thread | None = None
@@ -131,22 +133,24 @@ class _State:
     lock: threading.RLock = field(default_factory=threading.RLock)
     stopping: threading.Event = field(default_factory=threading.Event)
     jobs: deque[_Job] = field(default_factory=deque[_Job])
-    places: list[_Place] = field(default_factory=list[_Place])
+    places: list[_Slot] = field(default_factory=list[_Slot])
     size: int
     owner: int = field(default_factory=os.getpid)
-    # Results of jobs of which none got a worker since one last did.
-    unstartable: dict[Setup, list[Result]] = field(default_factory=dict[Setup, list[Result]])
+    # Results of consecutive jobs whose worker failed to start.
+    unstartable: dict[WorkerSetup, list[JobResult]] = field(
+        default_factory=dict[WorkerSetup, list[JobResult]]
+    )
 
 
 def _dispatch(state: _State) -> None:
-    """Hand out as many jobs as there is room for; the caller holds the lock."""
+    """Assign jobs to all free slots; the caller holds the lock."""
     while found := _choose(state):
         job, place = found
         state.jobs.remove(job)
         if not job.future.set_running_or_notify_cancel():
             continue
         if place is None:
-            place = _Place()
+            place = _Slot()
             place.thread = threading.Thread(
                 target=_supervise, args=(state, place), name="worker supervisor", daemon=True
             )
@@ -157,15 +161,15 @@ def _dispatch(state: _State) -> None:
         place.inbox.put(job)
 
 
-def _choose(state: _State) -> tuple[_Job, _Place | None] | None:
-    """The next job and its place, None for a new one; None if there is no job or no room."""
+def _choose(state: _State) -> tuple[_Job, _Slot | None] | None:
+    """The next job and its slot, None for a new slot; None without a job or a free slot."""
     idle = sorted((p for p in state.places if not p.busy), key=lambda place: place.idle_since)
     room = len(state.places) < state.size
     if not state.jobs or not (idle or room):
         return None
     oldest = state.jobs[0]
-    # Of several workers that would do, the one that worked last is the least likely to be needed
-    # as room for another setup.
+    # Of several suitable workers, use the last active one, so that the longest idle one can be
+    # replaced.
     warm = {place.setup: place for place in idle}
     if place := warm.get(oldest.setup):
         return oldest, place
@@ -181,11 +185,11 @@ def _choose(state: _State) -> tuple[_Job, _Place | None] | None:
     return oldest, idle[0]
 
 
-def _supervise(state: _State, place: _Place) -> None:
-    """Do what comes to a place, until the pool is closed."""
+def _supervise(state: _State, place: _Slot) -> None:
+    """Run the jobs of a slot, until the pool is closed."""
     worker = None
     while (job := place.inbox.get()) is not None:
-        result: Result | Exception
+        result: JobResult | Exception
         hopeless = state.unstartable.get(job.setup, [])
         try:
             if len(hopeless) < STARTS:
@@ -195,17 +199,17 @@ def _supervise(state: _State, place: _Place) -> None:
         except Exception as unforeseen:
             worker, result = None, unforeseen
         with state.lock:
-            # Before the result is known: who waits for it finds this worker idle.
+            # Before the result is set, so that its reader finds this worker idle.
             place.setup = worker.setup if worker else None
             place.idle_since = time.monotonic()
             place.busy = False
-            if isinstance(result, Result) and result.started:
+            if isinstance(result, JobResult) and result.started:
                 state.unstartable.pop(job.setup, None)
-            elif isinstance(result, Result) and len(hopeless) < STARTS:
+            elif isinstance(result, JobResult) and len(hopeless) < STARTS:
                 state.unstartable.setdefault(job.setup, []).append(result)
             if not state.stopping.is_set():
                 _dispatch(state)
-        if isinstance(result, Result):
+        if isinstance(result, JobResult):
             job.future.set_result(result)
         else:
             job.future.set_exception(result)
@@ -216,7 +220,7 @@ def _supervise(state: _State, place: _Place) -> None:
 
 
 def _cancel_jobs(state: _State) -> None:
-    """Cancel what has not been begun."""
+    """Cancel the waiting jobs."""
     with state.lock:
         jobs = list(state.jobs)
         state.jobs.clear()
@@ -226,17 +230,17 @@ def _cancel_jobs(state: _State) -> None:
 
 
 def _stop(state: _State) -> None:
-    """Let every thread kill its worker and end.
+    """Tell every thread to kill its worker and exit.
 
-    Takes no lock and leaves the lists alone, since the garbage collector may call it anywhere.
+    It takes no lock and does not change the lists, because the garbage collector may call it.
     """
     if state.owner != os.getpid():
-        return  # In a fork of the process that the workers and threads belong to.
+        return  # a fork of the process that owns the workers and threads
     state.stopping.set()
     threads = [place.thread for place in state.places if place.thread]
     for place in state.places:
         place.inbox.put(None)
-    # The callback of a future may close its pool, from a thread that others may wait for.
+    # The callback of a future may close its pool, from a thread that other threads wait for.
     if threading.current_thread() not in threads:
         for thread in threads:
             thread.join(_CLOSING_SECONDS)

@@ -1,4 +1,4 @@
-"""One worker process, seen from outside: start it, keep what it prints, end it."""
+"""One worker process, from the parent's side: start it, capture its output, end it."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ import sys
 import tempfile
 from collections.abc import Generator
 
-from pytest_pallas.workers.jobs import Setup
+from pytest_pallas.workers.jobs import WorkerSetup
 
-#: How much of the end of the output is kept.
+#: Number of bytes at the end of the output that are kept.
 KEPT_BYTES = 64 * 1024
 
-#: The file is emptied, but for its end, when it is larger than this.
+#: Size of the file above which only its end is kept.
 FILE_BYTES = 16 * 1024 * 1024
 
 
 class Capture:
-    """A file without a name for the output of one process, emptied for each job."""
+    """An unnamed file for the output of one process, cleared for each job."""
 
     def __init__(self) -> None:
-        # A pipe would block a worker whose supervisor is slow, and lose what a dead one wrote.
+        # A pipe would block a worker with a slow supervisor, and lose the output of a dead one.
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         self._earlier = b""
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
-        # Writers continue at the end of the file, wherever emptying it has put that.
+        # O_APPEND: writers continue at the end of the file after it is truncated.
         fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
 
     def fileno(self) -> int:
-        """The descriptor to give to a process as its stdout and stderr."""
+        """The descriptor for a process's stdout and stderr."""
         return self._file.fileno()
 
     def clear(self) -> None:
-        """Forget what was written."""
+        """Clear the file."""
         self._earlier = b""
         os.ftruncate(self.fileno(), 0)
 
     def trim(self) -> None:
-        """Empty the file but for its end, if it has become large."""
+        """Keep only the end of the file, if it is large."""
         if os.fstat(self.fileno()).st_size > FILE_BYTES:
             self._earlier = self._tail()
             os.ftruncate(self.fileno(), 0)
 
     def text(self) -> str:
-        """The end of what was written since ``clear``; bytes that are no UTF-8 are replaced."""
+        """The end of the output since ``clear``; invalid UTF-8 is replaced."""
         return self._tail().decode(errors="replace")
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._file.close()
 
     def _tail(self) -> bytes:
@@ -70,32 +70,32 @@ _BOOTSTRAP = (
     "from pytest_pallas.workers.child import main; main(**a)"
 )
 
-#: How long a killed process may take to be gone, in seconds.
+#: Time limit in seconds for a killed process to disappear.
 _LAST_SECONDS = 10.0
 
 
 class Worker:
     """A process in a session and process group of its own, with pipes to and from it.
 
-    To be started, used and ended by one thread: on Linux the process is killed when the thread
-    that started it ends.
+    One thread must start, use and end it: on Linux the process is killed when the thread that
+    started it ends.
 
     Attributes:
-      setup: what kind of worker it is.
-      output: what it writes to stdout and stderr.
-      requests: descriptor of the pipe to it, not blocking.
-      replies: descriptor of the pipe from it, not blocking.
-      death: descriptor that becomes readable when it has died, or None where there is no such thing
-        (Linux before 5.3, macOS).
-      ready: whether it has imported its entry and waits for jobs.
+      setup: its setup.
+      output: its stdout and stderr.
+      requests: descriptor of the pipe to it, non-blocking.
+      replies: descriptor of the pipe from it, non-blocking.
+      death: descriptor that becomes readable when it dies, or None on systems without one (Linux
+        before 5.3, macOS).
+      ready: whether it imported its entry and waits for jobs.
       fresh_bytes: resident memory when it was ready for its first job.
     """
 
-    def __init__(self, setup: Setup) -> None:
-        """Start the process, without waiting until it is ready.
+    def __init__(self, setup: WorkerSetup) -> None:
+        """Start the process; does not wait until it is ready.
 
         Raises:
-          OSError: the system refuses.
+          OSError: the system cannot start it.
         """
         self.setup = setup
         self.ready = False
@@ -118,34 +118,33 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Its process number."""
+        """Its process id."""
         return self._process.pid
 
     def dies_within(self, seconds: float) -> bool:
-        """Whether it has died, or does so within some seconds."""
+        """Whether it is dead, or dies within some seconds."""
         poll = select.poll()
         if self.death is not None:
             poll.register(self.death, select.POLLIN)
-        else:  # The end of the pipe stands for it; that is reported without being asked for.
+        else:  # The end of the pipe shows it; poll always reports that.
             poll.register(self.replies, 0)
         return bool(poll.poll(math.ceil(seconds * 1000)))
 
     def end(self) -> int | None:
-        """Kill the process and its group, and let everything go; again, does nothing.
+        """Kill the process and its group, and release all resources; a second call does nothing.
 
         Returns:
-          How it had died by itself, as ``subprocess.Popen.returncode`` tells it; None if it had to
-          be killed.
+          The return code of ``subprocess.Popen`` if it died by itself; None if it had to be killed.
         """
         if self._ended:
             return None
         self._ended = True
         by_itself = self.dies_within(0)
         if by_itself and self.death is None:
-            # It may still be on its way out, where killing it would change what it says.
+            # It may be exiting, and killing it would change its return code.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1)
-        # Before anything waits for it: until then its number belongs to nobody else.
+        # Before anything waits for it: until then its process id is not reused.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.dies_within(_LAST_SECONDS)
@@ -158,7 +157,9 @@ class Worker:
         return self._process.returncode if by_itself else None
 
 
-def _launch(setup: Setup, requests: int, replies: int, output: Capture) -> subprocess.Popen[bytes]:
+def _launch(
+    setup: WorkerSetup, requests: int, replies: int, output: Capture
+) -> subprocess.Popen[bytes]:
     arguments = {
         "path": _search_path(),
         "entry": setup.entry,
@@ -168,8 +169,7 @@ def _launch(setup: Setup, requests: int, replies: int, output: Capture) -> subpr
         "talks": setup.talks,
     }
     return subprocess.Popen(
-        # -u: what was printed before a crash is not lost, by C's stdio neither. -P: no folder is
-        # put before the path.
+        # -u: no output is lost in a crash. -P: no folder is put before the path.
         [sys.executable, "-u", "-P", "-c", _BOOTSTRAP, json.dumps(arguments)],
         stdin=subprocess.DEVNULL,
         stdout=output.fileno(),

@@ -1,4 +1,4 @@
-"""Do one job in a worker: the worker that there is if it will do, or else a fresh one."""
+"""Run one job in a worker: in the existing one if it is suitable, otherwise in a new one."""
 
 from __future__ import annotations
 
@@ -8,31 +8,35 @@ import threading
 import time
 
 from pytest_pallas.workers.exchange import DONE, JOB, READY, Exchange, exchange, header
-from pytest_pallas.workers.jobs import Result, Setup, Status
+from pytest_pallas.workers.jobs import JobResult, Status, WorkerSetup
 from pytest_pallas.workers.memory import resident_bytes
 from pytest_pallas.workers.process import Worker
 
-#: How long a worker may take to start and to import its entry, in seconds.
+#: Time limit in seconds for a worker to start and to import its entry.
 START_SECONDS = 60.0
 
-#: How long a worker that hung up may take to die, in seconds.
+#: Time limit in seconds for a worker to exit after it closed its pipe.
 _DYING_SECONDS = 1.0
 
 
 def do(
-    worker: Worker | None, setup: Setup, payload: bytes, timeout: float, stopping: threading.Event
-) -> tuple[Worker | None, Result]:
-    """Do one job, once.
+    worker: Worker | None,
+    setup: WorkerSetup,
+    payload: bytes,
+    timeout: float,
+    stopping: threading.Event,
+) -> tuple[Worker | None, JobResult]:
+    """Run one job, once.
 
     Args:
-      worker: a free worker, of any setup, or None. Belongs to this function from now on.
-      setup: the worker that the job wants.
-      payload: what the function is called with.
-      timeout: seconds that the job may take, once it is handed to the worker.
+      worker: a free worker, of any setup, or None. This function takes ownership.
+      setup: the setup of the job's worker.
+      payload: the argument of the function.
+      timeout: time limit in seconds, from the handover to the worker.
       stopping: set when the pool is being closed.
 
     Returns:
-      The worker, if it is there and fit for another job, and the result.
+      The worker, if it can run another job, and the result.
     """
     if worker is not None and (worker.setup != setup or worker.dies_within(0)):
         worker.end()
@@ -42,7 +46,7 @@ def do(
             worker = Worker(setup)
         except OSError as error:
             message = f"The {setup.name} worker could not be started: {error}."
-            return None, Result(status="crashed", message=message, started=False)
+            return None, JobResult(status="crashed", message=message, started=False)
     try:
         failure = None if worker.ready else _get_ready(worker, stopping)
         if failure is not None:
@@ -55,8 +59,8 @@ def do(
 
 def _ask(
     worker: Worker, payload: bytes, timeout: float, stopping: threading.Event
-) -> tuple[Worker | None, Result]:
-    """Hand a job to a worker that is ready, and wait for its end."""
+) -> tuple[Worker | None, JobResult]:
+    """Send a job to a ready worker, and wait for its end."""
     worker.output.clear()
     begin = time.monotonic()
     head = header(JOB, payload)
@@ -76,13 +80,13 @@ def _ask(
         worker.end()
     left = None if bloated else worker
     if found.kind == DONE:
-        return left, Result(status="done", value=found.body, output=text, seconds=seconds)
+        return left, JobResult(status="done", value=found.body, output=text, seconds=seconds)
     message = found.body.decode(errors="replace")
-    return left, Result(status="raised", message=message, output=text, seconds=seconds)
+    return left, JobResult(status="raised", message=message, output=text, seconds=seconds)
 
 
-def _get_ready(worker: Worker, stopping: threading.Event) -> Result | None:
-    """Wait until the worker is ready; the result of its job if it never will be."""
+def _get_ready(worker: Worker, stopping: threading.Event) -> JobResult | None:
+    """Wait until the worker is ready; returns the result of the job if it fails to start."""
     deadline = time.monotonic() + START_SECONDS
     found = exchange(worker, deadline=deadline, stopping=stopping)
     if found.kind == READY:
@@ -96,15 +100,15 @@ def _get_ready(worker: Worker, stopping: threading.Event) -> Result | None:
         name, entry = worker.setup.name, worker.setup.entry
         message = f"The {name} worker could not import its entry {entry!r}:\n"
         message += found.body.decode(errors="replace")
-        return Result(status="raised", message=message, output=text, started=False)
+        return JobResult(status="raised", message=message, output=text, started=False)
     result = _end(worker, found, task="its start", limit=START_SECONDS, seconds=0.0)
     return dataclasses.replace(result, started=False)
 
 
-def _end(worker: Worker, found: Exchange, *, task: str, limit: float, seconds: float) -> Result:
-    """End a worker that did not answer, and say what happened to it during ``task``."""
+def _end(worker: Worker, found: Exchange, *, task: str, limit: float, seconds: float) -> JobResult:
+    """Kill a worker that did not answer, and describe its end during ``task``."""
     if found.end == "gone":
-        # Its last words may still be on their way.
+        # Its last output may still be in the pipe.
         worker.dies_within(_DYING_SECONDS)
     text = worker.output.text()
     code = worker.end()
@@ -112,30 +116,30 @@ def _end(worker: Worker, found: Exchange, *, task: str, limit: float, seconds: f
     match found.end:
         case "late":
             status = "timed out"
-            what = f"was killed: it was not done with {task} within {limit:g} s"
+            what = f"was killed: {task} exceeded its time limit of {limit:g} s"
         case "large":
             status = "out of memory"
             allowed = worker.setup.memory_bytes or 0
             what = (
-                f"was killed during {task}: it used {_mebibytes(found.resident)} MiB of memory "
-                f"and may use {_mebibytes(allowed)} MiB"
+                f"was killed during {task}: it used {_mebibytes(found.resident)} MiB of memory, "
+                f"and the limit is {_mebibytes(allowed)} MiB"
             )
         case "stopped":
             what = f"was killed during {task}: its pool was closed"
         case _:
             what = f"{_describe(code)} during {task}"
     message = f"The {worker.setup.name} worker {what}."
-    return Result(status=status, message=message, fate=f"{what}.", output=text, seconds=seconds)
+    return JobResult(status=status, message=message, fate=f"{what}.", output=text, seconds=seconds)
 
 
 def _describe(code: int | None) -> str:
-    """What a return code of ``subprocess`` means, with a verb."""
+    """The meaning of a return code of ``subprocess``, as a predicate."""
     if code is None:
         return "closed its connection and was killed"
     if code >= 0:
         return f"exited with code {code}"
     if code == -signal.SIGKILL:
-        return "was killed by SIGKILL from elsewhere (the system may have run out of memory)"
+        return "was killed by SIGKILL from outside (the system may have run out of memory)"
     try:
         name = signal.Signals(-code).name
     except ValueError:
@@ -144,7 +148,7 @@ def _describe(code: int | None) -> str:
 
 
 def _is_bloated(worker: Worker) -> bool:
-    """Whether earlier jobs left less than half of the memory that a fresh worker offers."""
+    """Whether earlier jobs left less than half of the memory of a fresh worker."""
     limit = worker.setup.memory_bytes
     return limit is not None and resident_bytes(worker.pid) > (worker.fresh_bytes + limit) / 2
 

@@ -59,7 +59,7 @@ CATCHES = (
         (r"contracts\.py:\d+", r"writes to the ref of its operand 0", "input_output_aliases"),
         "immutability",
     ),
-    Catch("falls_back", (r"falls_back traces to no Pallas kernel", r"compare jnp with jnp")),
+    Catch("falls_back", (r"falls_back has no Pallas kernel", r"compare jnp with jnp")),
     Catch("any_order", (r"run \d against run 1", "ulp"), "determinism"),
     # How a race is told is tested apart, because it depends on the version of JAX.
     Catch("read_before_wait", (r"\bread of|all NaN \(read before they were written",)),
@@ -123,7 +123,7 @@ CATCHES = (
     Catch("mean_of_padded", (r"relation on .* \(row twice: ",), "relation"),
     Catch(
         "wrong_twin",
-        (r"one of two departs from the oracle: last_block_dropped by NaN .*; \S+ equals it",),
+        (r"one of two differs from the oracle: last_block_dropped by NaN .*; \S+ equals it",),
         "cross",
     ),
     Catch(

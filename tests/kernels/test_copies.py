@@ -21,7 +21,7 @@ from pytest_pallas.collection.suite import suite
 from pytest_pallas.devices.gpus import attributes
 from pytest_pallas.devices.mesh import make_mesh
 from pytest_pallas.devices.targets import TARGETS, Target
-from pytest_pallas.sampling.diversity import Source
+from pytest_pallas.sampling.diversity import ExampleSource
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import as_arguments
 
@@ -168,7 +168,7 @@ def chip_of(spec: KernelSpec) -> Target:
 
 def ran(spec: KernelSpec) -> tuple[Any, ...]:
     """A drawn call, as ``copied_kernels.run`` takes it."""
-    [drawn] = Source(spec.inputs).choose(0, 1).chosen.values()
+    [drawn] = ExampleSource(spec.inputs).choose(0, 1).chosen.values()
     call = as_arguments(drawn)
     return kernels_of(spec)[0], spec.reference, tuple(call.args), call.options, call.tuning
 

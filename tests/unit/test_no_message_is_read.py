@@ -43,6 +43,7 @@ NAMES = frozenset(
 #: By file and function: why a text that is read there is from outside, or is not read for a fact.
 OUTSIDE: dict[tuple[str, str], str] = {
     # From outside.
+    ("analysis/refusals/message.py", "_only_names"): "a line of a compiler's message",
     ("analysis/refusals/message.py", "full_text"): "an exception of JAX may have no message",
     ("backends/compilation.py", "_described"): "what a compiler said, cut to its first line",
     ("backends/execution.py", "readable"): "the traceback of a callback, which JAX has as text",

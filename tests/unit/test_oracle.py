@@ -70,7 +70,9 @@ def test_a_reference_that_raises_is_named():
     def attention(q):
         raise TypeError("no such axis")
 
-    with pytest.raises(ReferenceError, match=r"attention raised .* on \(float32\[3\]\): TypeError"):
+    with pytest.raises(
+        ReferenceError, match=r"attention, evaluated .* on \(float32\[3\]\): TypeError"
+    ):
         expected(attention, (np.ones(3, np.float32),), {})
 
 

@@ -184,9 +184,9 @@ def test_what_must_hold_besides_is_told():
     doubled = Relation("twice", lambda call, _: Arguments((2 * call.args[0],)))
     with pytest.raises(MismatchError, match=r"biased: relation on tpu-sim .twice"):
         check(biased, X, **promises, checks="relation", relations=[doubled])
-    with pytest.raises(MismatchError, match="one of two departs from the oracle: twin by"):
+    with pytest.raises(MismatchError, match="one of two differs from the oracle: twin by"):
         check(biased, X, **promises, checks="cross", implementations={"twin": plus_one})
-    with pytest.raises(MismatchError, match="one of two departs from the oracle: interpret by"):
+    with pytest.raises(MismatchError, match="one of two differs from the oracle: interpret by"):
         check(biased, X, **promises, checks="cross", peers={"interpret": plus_two})
     assert check(biased, X, **promises, checks="cross", peers="interpret") is None
     loose = Tolerance(atol=1.5)

@@ -17,6 +17,9 @@ from pytest_pallas.compat.compilers import is_compiler_error
 #: What says by itself which operand, shape or operation is meant.
 _SPECIFIC = re.compile(r"[\[(]\d|\dx\d|args\[|(?:in|out)put \d|[Uu]nimplemented primitive")
 
+#: A line with nothing but ``file:line``.
+_ONLY_A_PLACE = re.compile(r"\s*at (\S+:\d+)\s*")
+
 
 def short(
     error_or_text: BaseException | str, *, kernels: Sequence[KernelCall] = (), jaxpr: Any = None
@@ -46,9 +49,11 @@ def short(
         elif not _SPECIFIC.search(text):
             arrays = [str(operand) for operand in operands.all if operand.nbytes]
             lines += [f"operands: {', '.join(arrays[:6])}"] if arrays else []
+    place = _place(error_or_text, text, meant)
     if not lines or (isinstance(error_or_text, BaseException) and not str(error_or_text)):
-        lines = [_wordless(error_or_text)]
-    return "\n".join([*lines, *_where(error_or_text, text, message, meant)])
+        lines = [_wordless(error_or_text, place)]
+    lines = [line for line in lines if not _only_names(line, place)]
+    return "\n".join([*lines, *_where(place, message, meant)])
 
 
 def full_text(error: BaseException) -> str:
@@ -63,26 +68,38 @@ def full_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
-def _wordless(error_or_text: BaseException | str) -> str:
-    """For an error that says nothing, such as a bare assertion: where it was raised."""
+def _wordless(error_or_text: BaseException | str, place: str | None) -> str:
+    """The line for an error without a message, such as a bare assertion.
+
+    It has the line that raised, unless that is ``place``, which the last line names.
+    """
     if isinstance(error_or_text, str):
         return "the compiler gave no message"
     frames = traceback.extract_tb(error_or_text.__traceback__)
-    where = f" at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    where = ""
+    if frames and f"{frames[-1].filename}:{frames[-1].lineno}" != place:
+        where = f" at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
     return f"{type(error_or_text).__name__} without a message{where}"
 
 
-def _where(
-    error_or_text: BaseException | str,
-    text: str,
-    message: CompilerMessage,
-    kernels: Sequence[KernelCall],
-) -> list[str]:
-    """The line of the user's kernel, and its text."""
+def _place(
+    error_or_text: BaseException | str, text: str, kernels: Sequence[KernelCall]
+) -> str | None:
+    """``file:line`` of the user's kernel."""
     place = places.in_text(text)
     if place is None and isinstance(error_or_text, BaseException):
         place = places.in_traceback(error_or_text)
-    place = place or places.in_kernels(text, kernels) or places.spoken(text)
+    return place or places.in_kernels(text, kernels) or places.spoken(text)
+
+
+def _only_names(line: str, place: str | None) -> bool:
+    """Whether a line of the message has only the place, in full or without its folder."""
+    named = _ONLY_A_PLACE.fullmatch(line)
+    return named is not None and f"/{place}".endswith(f"/{named[1]}")
+
+
+def _where(place: str | None, message: CompilerMessage, kernels: Sequence[KernelCall]) -> list[str]:
+    """The line of the user's kernel, and its text."""
     name = message.kernel or (kernels[0].name if len(kernels) == 1 else "")
     if place is None:
         return [f"in kernel {name}"] if name else []

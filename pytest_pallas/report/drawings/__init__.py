@@ -1,1 +1,1 @@
-"""Pictures as inline SVG, from ``Record.pictures`` only: a function each, and no library."""
+"""Pictures as inline SVG, from ``Record.pictures`` only: one function for each, no library."""

@@ -1,4 +1,4 @@
-"""Charts of errors, bars of shares and outcomes, and the scale that they are read on."""
+"""Charts of errors, bars of shares and outcomes, and their scales."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def short(number: float) -> str:
 
 
 def number(value: float | str | None) -> float | None:
-    """A number as records hold it: JSON has no infinities."""
+    """A number of a record: JSON has no infinities."""
     return None if value is None else float(value)
 
 
 def share(value: float, limit: float, title: str, *, before: float | None = None) -> Svg:
-    """A bar of what is used of a limit, with a mark where it was before."""
+    """A bar of the used part of a limit, with a mark at the recorded value."""
     wide = 110.0
     used = min(1.0, value / limit) if limit else 0.0
     kind = "fill-bad" if value > limit else "fill-warn" if used > 0.85 else "fill"
@@ -46,18 +46,18 @@ def share(value: float, limit: float, title: str, *, before: float | None = None
 
 
 def slots(shares: Mapping[str, float], title: str) -> Svg:
-    """A small column for each unit: which share of its slots the main loop uses."""
+    """A small column for each unit: the share of its slots that the main loop uses."""
     parts: list[Svg] = []
     for place, (unit, value) in enumerate(shares.items()):
         high = 22 * min(1.0, value)
-        said = f"{unit}: {100 * value:.0f} %"
-        parts.append(rect(place * 11, 1, 8, 22, "track", said))
-        parts.append(rect(place * 11, 23 - high, 8, high, "fill", said))
+        tooltip = f"{unit}: {100 * value:.0f} %"
+        parts.append(rect(place * 11, 1, 8, 22, "track", tooltip))
+        parts.append(rect(place * 11, 23 - high, 8, high, "fill", tooltip))
     return picture(max(11.0 * len(shares), 1.0), 24, title, *parts)
 
 
 def stacked(counts: Sequence[tuple[str, int]], title: str) -> Svg:
-    """Outcomes side by side, as wide as there are of them."""
+    """A bar of outcomes, with widths proportional to their numbers."""
     total = sum(count for _, count in counts) or 1
     parts: list[Svg] = []
     x = 0.0
@@ -71,12 +71,12 @@ def stacked(counts: Sequence[tuple[str, int]], title: str) -> Svg:
 
 _LEFT, _TOP, _WIDE, _HIGH = 52.0, 26.0, 380.0, 150.0
 
-#: Charts of one failure, one for each dim that was drawn.
+#: Limit on the charts of one failure, one for each drawn dim.
 _DIMS = 3
 
 
 def histogram(counts: Mapping[str, Sequence[int]], unit: str = "ulps") -> Svg:
-    """How many elements have which error, of the kernel and of the baseline."""
+    """Histogram of the errors of the kernel and the baseline."""
     kernel, baseline = list(counts["kernel"]), list(counts["baseline"])
     strange = kernel.pop()
     baseline.pop()
@@ -97,9 +97,9 @@ def histogram(counts: Mapping[str, Sequence[int]], unit: str = "ulps") -> Svg:
         ):
             high = _HIGH * math.log10(1 + count) / top
             if count:
-                said = f"{name}: {count:,} elements at {label}"
+                tooltip = f"{name}: {count:,} elements at {label}"
                 y = _TOP + _HIGH - high
-                parts.append(rect(x + shift * step, y, 0.42 * step, high, kind, said))
+                parts.append(rect(x + shift * step, y, 0.42 * step, high, kind, tooltip))
         if len(bars) <= 12 or place % math.ceil(len(bars) / 10) == 0 or place == len(bars) - 1:
             middle, y = x + step / 2, _TOP + _HIGH + 14
             parts.append(text(middle, y, label, anchor="middle", kind="t small"))
@@ -116,7 +116,7 @@ def _label(level: int) -> str:
 
 
 def _count_axis(top: float) -> Iterator[Svg]:
-    """Powers of ten, so that one wrong element of a million is seen."""
+    """Powers of ten, so that one wrong element in a million is visible."""
     yield line(_LEFT, _TOP + _HIGH, _LEFT + _WIDE, _TOP + _HIGH, "axis")
     ticks = [10**power for power in range(12) if math.log10(1 + 10**power) <= top]
     for tick in ticks[:: max(1, len(ticks) // 5)]:
@@ -178,7 +178,7 @@ def _scatter(name: str, examples: Sequence[Mapping[str, Any]]) -> Svg:
             crosses[f"{x:.0f} {y:.0f}"] = _cross(x, y, error, example)
         else:
             dots[f"M{x:.0f} {y:.0f}h0"] = None
-    # All dots are one path: there may be a hundred, and each failure may have three charts.
+    # All dots are one path: there may be a hundred, in three charts for each failure.
     parts += [element("path", d="".join(dots), class_="points")] if dots else []
     parts += crosses.values()
     parts += _key_of_points()
@@ -189,11 +189,11 @@ def _scatter(name: str, examples: Sequence[Mapping[str, Any]]) -> Svg:
 
 
 def _cross(x: float, y: float, error: float, example: Mapping[str, Any]) -> Svg:
-    """A failure: told apart from dots without colours."""
+    """A failure: distinguishable from dots without colours."""
     dims = ", ".join(f"{k}={v}" for k, v in example["dims"].items())
-    said = element("title", f"{dims}: {short(error)} ulps, failed")
+    tooltip = element("title", f"{dims}: {short(error)} ulps, failed")
     shape = f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"
-    return element("path", said, d=shape, class_="point-failed")
+    return element("path", tooltip, d=shape, class_="point-failed")
 
 
 def _key_of_points() -> Iterator[Svg]:
@@ -213,7 +213,7 @@ def _across(size: int, low: int, high: int) -> float:
 
 
 def _some(sizes: Sequence[int]) -> list[int]:
-    """Sizes to write below the axis: so few that they do not touch."""
+    """Sizes below the axis, so few that they do not overlap."""
     low, high = sizes[0], sizes[-1]
     shown: list[int] = []
     for size in sizes:

@@ -1,4 +1,4 @@
-"""Blocks of an operand and how often each is written; races and deadlocks."""
+"""Blocks of an operand and the number of their writes; races and deadlocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMED = (40.0, 14.0)
 
 
 def grid(operand: Mapping[str, Any]) -> Svg:
-    """An operand with the blocks of its programs; what no block covers keeps its hatching."""
+    """An operand with the blocks of its programs; parts without a block stay hatched."""
     shape = tuple(int(n) for n in operand["shape"])
     matrix = Matrix(shape)
     blocks: dict[tuple[tuple[int, ...], tuple[int, ...]], list[list[int]]] = {}
@@ -32,9 +32,9 @@ def grid(operand: Mapping[str, Any]) -> Svg:
         kind = "block-bad" if accused else "block-twice" if several else "block"
         names = ", ".join(f"({', '.join(map(str, p))})" for p in programs[:3])
         names += " …" if len(programs) > 3 else ""
-        said = f"{verb} by program {names}" + ("; reaches beyond the array" if beyond else "")
+        tooltip = f"{verb} by program {names}" + ("; reaches beyond the array" if beyond else "")
         for x, y, width, height in matrix.parts(starts, lengths):
-            parts.append(rect(x, y, width, height, kind, said))
+            parts.append(rect(x, y, width, height, kind, tooltip))
             if width >= _NAMED[0] + 6 * len(names) - 30 and height >= _NAMED[1]:
                 parts.append(text(x + 3, y + 12, names, kind="t halo"))
     right, bottom = matrix.x + matrix.width, matrix.y + matrix.height
@@ -55,12 +55,12 @@ def grid(operand: Mapping[str, Any]) -> Svg:
 
 _WIDE = 520.0
 
-#: The most waits that are drawn.
+#: Limit on the waits that are drawn.
 MOST_WAITS = 16
 
 
 def timeline(accesses: Sequence[Access]) -> Svg:
-    """The two accesses of a race, a lane each, at a time that nothing decides."""
+    """The two accesses of a race, one lane for each, at an undetermined time."""
     parts: list[Svg] = [text(112, 14, "time", kind="t"), _arrow(142, 10, _WIDE - 8, 10)]
     for lane, access in enumerate(accesses):
         y = 34.0 + 74 * lane
@@ -75,10 +75,10 @@ def timeline(accesses: Sequence[Access]) -> Svg:
         ]
     parts += [
         line(300, 84, 300, 108, "bad-line"),
-        text(310, 100, "nothing orders these", kind="t bad"),
+        text(310, 100, "not ordered", kind="t bad"),
     ]
     first, second = (f"{_who(a)} {a.kind}s {part(a)}" for a in accesses)
-    title = f"Race: {first}, and {second}; nothing orders the two accesses"
+    title = f"Race: {first}, and {second}; the two accesses are not ordered"
     return picture(_WIDE, 170, title, *parts)
 
 
@@ -94,7 +94,7 @@ def point(program: tuple[int, ...]) -> str:
 
 
 def _who(access: Access) -> str:
-    """Who makes an access."""
+    """The owner of an access."""
     return _name(access.owner) + (", copy" if access.copy else "")
 
 
@@ -105,14 +105,14 @@ def _name(owner: Owner) -> str:
 
 
 def _where(access: Access) -> str:
-    """The device whose memory it is, or the program that makes an access."""
+    """The device of the memory, or the program of the access."""
     if access.home is not None and access.home != access.owner.device:
         return f"to device {access.home}"
     return f"program {point(access.program)}" if access.program else ""
 
 
 def graph(waits: Sequence[Wait]) -> Svg:
-    """Who waits (left) for what (right), and what it is now."""
+    """Blocked cores (left), what each waits for (right), and its value."""
     waits = waits[:MOST_WAITS]
     resources = list(dict.fromkeys(resource(wait) or "nothing" for wait in waits))
     count = max(len(waits), len(resources), 1)
@@ -140,7 +140,7 @@ def graph(waits: Sequence[Wait]) -> Svg:
 
 
 def resource(wait: Wait) -> str:
-    """What somebody waits for; "" of one that is at the end."""
+    """The resource of a wait; "" at the end of the kernel."""
     if not wait.on and wait.unit == "arrivals":
         return f"the barrier at {short(wait.line) or 'an unknown line'}"
     return wait.on

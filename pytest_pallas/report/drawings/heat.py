@@ -32,7 +32,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-#: Errors that are allowed, from the smallest; seen on white and on black.
+#: Allowed errors, from the smallest; visible on white and on black.
 _RIGHT: tuple[Color, ...] = ((120, 144, 168, 50), (96, 128, 160, 150))
 
 #: Wrong elements, from the smallest error to the largest.
@@ -43,10 +43,10 @@ _WRONG: tuple[Color, ...] = (
 _NOTHING: Color = (0, 0, 0, 0)
 _CLASS: Color = (148, 70, 216, 255)
 
-#: Lines of blocks that are drawn; more of them would be a grey area.
+#: Limit on the lines between blocks; more would be a grey area.
 _LINES = 64
 
-#: A block of this size or more has room for the name of its program.
+#: Smallest size of a block with room for the name of its program.
 _NAMED = (34.0, 13.0)
 
 
@@ -82,7 +82,7 @@ def heat(errors: Mapping[str, Any], programs: Mapping[str, Any] | None = None) -
 
 
 def _pixels(matrix: Matrix, source: str, errors: Mapping[str, Any]) -> Svg:
-    """The cells; of the last ones some lie beyond the array, and are cut off."""
+    """The cells; the part beyond the array is cut off."""
     rows, columns = len(errors["rows"]), len(errors["rows"][0])
     high, wide = errors["cell"]
     image = element(
@@ -97,7 +97,7 @@ def _pixels(matrix: Matrix, source: str, errors: Mapping[str, Any]) -> Svg:
 
 
 def _palette(rows: Sequence[str]) -> tuple[list[Color], dict[str, int], tuple[int, int]]:
-    """Colours, the colour of each letter, and the levels of the least and the worst wrong cell."""
+    """Colours, the colour of each letter, and the levels of the smallest and largest wrong cell."""
     letters = sorted(set("".join(rows)))
     wrong = [ord(c) - ord("A") + 1 for c in letters if c.isupper()]
     low, high = min(wrong, default=1), max(wrong, default=LEVELS)
@@ -116,7 +116,7 @@ def _palette(rows: Sequence[str]) -> tuple[list[Color], dict[str, int], tuple[in
 
 
 def _between(colors: Sequence[Color], share: float) -> Color:
-    """A colour on the way from the first to the last."""
+    """A colour between the first and the last."""
     place = min(max(share, 0.0), 1.0) * (len(colors) - 1)
     first = min(int(place), len(colors) - 2)
     rest = place - first
@@ -134,9 +134,9 @@ def _blocks(matrix: Matrix, programs: Mapping[str, Any]) -> Iterator[Svg]:
     for each in programs["wrong"]:
         starts = [int(i) * n for i, n in zip(each["block"], sizes, strict=True)]
         names = ", ".join(f"({', '.join(map(str, p))})" for p in each["programs"])
-        said = f"program {names or 'unknown'}: {each['wrong']:,} wrong elements"
+        tooltip = f"program {names or 'unknown'}: {each['wrong']:,} wrong elements"
         for x, y, width, height in matrix.parts(starts, sizes):
-            yield rect(x, y, width, height, "wrong-block", said)
+            yield rect(x, y, width, height, "wrong-block", tooltip)
             if width >= _NAMED[0] + 6 * len(names) - 24 and height >= _NAMED[1] and names:
                 yield text(x + 3, y + 11, names, kind="t halo")
 

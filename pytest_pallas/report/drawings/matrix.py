@@ -1,4 +1,4 @@
-"""An array of any rank as the matrix that pictures show: rows of its last axis."""
+"""An array of any rank as a matrix for pictures: rows of its last axis."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 #: The largest picture of an array.
 _WIDTH, _HEIGHT, _LEAST = 440.0, 300.0, 44.0
 
-#: So many parts of one block are drawn: of an array of rank 4 it may be in many places.
+#: Limit on the parts of one block that are drawn: a block of an array of rank 4 may have many.
 _PARTS = 64
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Where the elements of an array are in a picture.
+    """Positions of the elements of an array in a picture.
 
     Attributes:
       shape: of the array.
@@ -51,7 +51,7 @@ class Matrix:
         return min(_HEIGHT, max(_LEAST, high))
 
     def place(self, row: float, column: float) -> tuple[float, float]:
-        """Where an element begins."""
+        """The position of an element."""
         return (
             self.x + self.width * column / max(1, self.columns),
             self.y + self.height * row / max(1, self.rows),
@@ -60,7 +60,7 @@ class Matrix:
     def parts(
         self, starts: Sequence[int], lengths: Sequence[int]
     ) -> Iterator[tuple[float, float, float, float]]:
-        """Rectangles (x, y, width, height) of a block; what is beyond the array is cut off."""
+        """Rectangles (x, y, width, height) of a block, cut at the edges of the array."""
         if len(starts) != len(self.shape):
             return
         whole = [(0, 1)] * (2 - len(starts))

@@ -1,4 +1,4 @@
-"""The few things that pictures are made of. Whatever is put into one is escaped."""
+"""Elements of pictures. All text in them is escaped."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def element(name: str, *children: str, **attributes: object) -> Svg:
 
 
 def picture(width: float, height: float, title: str, *children: Svg) -> Svg:
-    """A whole picture, with a title that a screen reader says."""
+    """A whole picture, with a title for screen readers."""
     return _whole(width, height, title, children)
 
 
 def stretched(width: float, height: float, title: str, *children: Svg) -> Svg:
-    """A picture that becomes as wide as there is room."""
+    """A picture that fills the available width."""
     return _whole(width, height, title, children, preserveAspectRatio="none")
 
 
@@ -52,12 +52,12 @@ def _whole(width: float, height: float, title: str, children: Sequence[Svg], **m
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = "t") -> Svg:
-    """Words at a place, in the style ``kind`` of the page."""
+    """Text at a position, in the style ``kind`` of the page."""
     return element("text", words, x=x, y=y, text_anchor=anchor, class_=kind)
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> Svg:
-    """A rectangle, with what is said where the mouse is over it."""
+    """A rectangle with a tooltip."""
     children = [element("title", title)] if title else []
     return element("rect", *children, x=x, y=y, width=width, height=height, class_=kind)
 
@@ -68,12 +68,12 @@ def line(x: float, y: float, x2: float, y2: float, kind: str) -> Svg:
 
 
 def cut(words: str, most: int) -> str:
-    """Words that fit, with their end, which of paths says most."""
+    """Text cut at its beginning, because the end of a path is the most useful part."""
     return words if len(words) <= most else "…" + words[-(most - 1) :]
 
 
 def clean(words: str) -> str:
-    """Words without control characters, which no page may hold."""
+    """Text without control characters, which HTML does not allow."""
     return "".join(c if c in "\n\t" or c.isprintable() else "�" for c in words)
 
 

@@ -1,4 +1,4 @@
-"""One failed check as the page shows it: what is known of it, and pictures."""
+"""One failed check on the page: facts and pictures."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from pytest_pallas.report.drawings.grids import (
 from pytest_pallas.report.drawings.heat import heat
 from pytest_pallas.report.drawings.svg import Svg
 
-#: What facts are called on the page, where that is not their name.
+#: Titles of facts on the page, if they differ from their names.
 _TITLES = {"worst": "worst element", "baseline": "jnp baseline"}
 
-#: Of so many findings of a failure there are pictures.
+#: Number of findings of a failure with pictures.
 _FINDINGS = 4
 
-#: Facts that say what was drawn; the others compare.
+#: Facts about the drawn call; the others are about the output.
 _DRAWN = ("inputs", "drawn", "options", "tuning")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with what it shows in words.
+    """A picture with its caption.
 
     Attributes:
       kind: of picture, such as ``"heat"``.
       picture: as SVG.
-      caption: what it shows.
-      table: rows of words below it, the first of which are the titles; empty for none.
+      caption: a description.
+      table: rows of words below it, beginning with the titles; empty for none.
     """
 
     kind: str
@@ -51,25 +51,25 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class FailureCard:
     """A failed check.
 
     Attributes:
-      record: what failed.
+      record: the record of the check.
       where: backend and mesh.
       headline: what is wrong, without kernel, check and backend.
-      said: further lines.
-      compared: facts about the answer, as (name, lines).
-      drawn: facts about the call, likewise.
+      details: further lines.
+      compared: facts about the output, as (name, lines).
+      drawn: facts about the drawn call, likewise.
       figures: pictures.
-      unavailable: why a picture could not be made, or "".
-      likewise: other failures of the same cause, which have no card of their own.
+      unavailable: the reason why a picture is missing, or "".
+      likewise: other failures with the same cause, which have no card of their own.
     """
 
     record: Record
     where: str
     headline: str
-    said: Sequence[str]
+    details: Sequence[str]
     compared: Sequence[tuple[str, Sequence[str]]]
     drawn: Sequence[tuple[str, Sequence[str]]]
     figures: Sequence[Figure]
@@ -77,24 +77,33 @@ class Failure:
     likewise: Sequence[Record] = ()
 
 
-def failure(record: Record, *, drawn: bool = True, likewise: Sequence[Record] = ()) -> Failure:
-    """A failed record as it is shown; without pictures unless ``drawn``."""
-    told = from_json(record.explanation) if record.explanation else explanation_of(record.message)
+def failure(record: Record, *, drawn: bool = True, likewise: Sequence[Record] = ()) -> FailureCard:
+    """A failed record; without pictures unless ``drawn``."""
+    explanation = (
+        from_json(record.explanation) if record.explanation else explanation_of(record.message)
+    )
     facts: dict[str, list[str]] = {}
-    for fact in told.facts:
+    for fact in explanation.facts:
         facts.setdefault(fact.name, []).extend(fact.text.splitlines())
-    said = [line.strip() for line in told.details if line.strip()]
-    return Failure(
+    details = [line.strip() for line in explanation.details if line.strip()]
+    return FailureCard(
         record=record,
         where=place(record),
-        headline=told.summary or f"passed, but is expected to fail: {record.reason}",
-        said=said,
+        headline=explanation.summary or _without_message(record),
+        details=details,
         compared=[(_TITLES.get(k, k), v) for k, v in facts.items() if k not in _DRAWN],
         drawn=[(_TITLES.get(k, k), v) for k, v in facts.items() if k in _DRAWN],
         figures=list(_figures(record)) if drawn else [],
         unavailable=str(record.pictures.get("unavailable", "")),
         likewise=likewise,
     )
+
+
+def _without_message(record: Record) -> str:
+    """The headline of a record without an error message."""
+    passed = record.outcome == "xpassed"
+    text = "passed, but is expected to fail" if passed else "failed without a message"
+    return f"{text}: {record.reason}" if record.reason else text
 
 
 def place(record: Record) -> str:
@@ -111,8 +120,8 @@ def _figures(record: Record) -> Iterator[Figure]:
         yield Figure(
             "histogram",
             histogram(pictures["histogram"], pictures["errors"]["unit"]),
-            "How many elements have which error. The counts are logarithmic: one wrong element "
-            "of a million is seen.",
+            "Number of elements by error. The scale of counts is logarithmic, so that one wrong "
+            "element in a million is visible.",
         )
     for name, chart in against_dims(pictures.get("examples", ())):
         yield Figure("scatter", chart, f"The worst error of each example by the size of {name}.")
@@ -143,7 +152,7 @@ def _race(finding: Finding) -> Figure:
     return Figure(
         "race",
         timeline(finding.accesses),
-        "Two accesses to one place, at least one of which writes. Either may come first.",
+        "Two accesses to the same memory, at least one of them a write. Either may come first.",
         [("access", "buffer", "by", "at", "program"), *rows],
     )
 
@@ -163,13 +172,13 @@ def _deadlock(finding: Finding) -> Figure:
     return Figure(
         "waits",
         graph(finding.waits),
-        "Who waits (left) for what (right) when nobody is left to signal.",
+        "Blocked cores (left) and what each waits for (right): no signal is pending.",
         [("who", "waits for", "needs", "has", "at", "program"), *rows],
     )
 
 
 def _map_words(pictures: Mapping[str, Any]) -> tuple[str, Sequence[Sequence[str]]]:
-    """What a map shows, and the programs that are wrong."""
+    """The caption of an error map, and the programs with wrong elements."""
     errors, programs = pictures["errors"], pictures.get("programs")
     shape = ", ".join(map(str, errors["shape"]))
     text = f"The worst error of each cell of {errors['output']}, {errors['dtype']}[{shape}]"
@@ -185,7 +194,7 @@ def _map_words(pictures: Mapping[str, Any]) -> tuple[str, Sequence[Sequence[str]
         f". Lines are blocks of ({block}) of {programs['kernel']}, grid ({grid_}); "
         f"{count:,} {noun} with wrong elements"
     )
-    text += f", of which {shown} with the most are framed." if shown < count else ", framed."
+    text += f"; the {shown} with the most are framed." if shown < count else ", framed."
     rows = [
         (
             ", ".join(f"({', '.join(map(str, p))})" for p in each["programs"]) or "unknown",

@@ -1,4 +1,4 @@
-"""Kernels by backends: the rows of the page's first table, and what opens below it."""
+"""Kernels by backends: the rows of the page's first table, and their details."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from dataclasses import dataclass
 
 from pytest_pallas.record import OUTCOMES, Record
 from pytest_pallas.report.causes import grouped
-from pytest_pallas.report.html.failures import Failure, failure
+from pytest_pallas.report.html.failures import FailureCard, failure
 from pytest_pallas.report.summary import worst
 
-#: Outcomes that turn a run red.
+#: Outcomes that fail a run.
 BAD = ("failed", "xpassed")
 
-#: What a row or a cell is as a whole, worst first.
+#: States of a row or a cell, worst first.
 STATES = ("failed", "xfailed", "passed", "skipped", "none")
 
 _WORDS = {"failed": "failed", "passed": "ok", "xfailed": "xfail", "skipped": "skipped"}
 
-#: Of so many failures pictures are drawn: a page of thousands would be too large to open.
+#: Number of failures with pictures, which limits the size of the page.
 MOST_DRAWN = 400
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
-    """What came of a kernel on one backend.
+class KernelCell:
+    """The result of a kernel on one backend.
 
     Attributes:
       state: one of ``STATES``.
-      words: what the cell says, such as ``2 failed``.
+      words: the text of the cell, such as ``2 failed``.
       multiple: the worst error of checks that passed as a multiple of the baseline's, in words.
       title: counts of all outcomes.
-      rank: by which a column is sorted, the worst first.
+      rank: the sort key of a column, the worst first.
     """
 
     state: str
@@ -43,18 +43,18 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel:
-    """A kernel with everything that was asked of it.
+class KernelRow:
+    """A kernel with all its checks.
 
     Attributes:
-      anchor: the page's name for it.
+      anchor: its anchor on the page.
       name: of the kernel.
       family: of its spec.
       file: of its tests.
-      state: of all its cells, the worst.
+      state: the worst state of its cells.
       cells: one for each backend of the page.
-      failures: what failed.
-      records: everything, failures first.
+      failures: the failed checks.
+      records: all records, failures first.
       examples: how many ran.
       seconds: how long they took.
       multiple: the worst error as a multiple of the baseline's, or None.
@@ -65,8 +65,8 @@ class Kernel:
     family: str
     file: str
     state: str
-    cells: Sequence[Cell]
-    failures: Sequence[Failure]
+    cells: Sequence[KernelCell]
+    failures: Sequence[FailureCard]
     records: Sequence[Record]
     examples: int
     seconds: float
@@ -74,18 +74,18 @@ class Kernel:
 
     @property
     def rank(self) -> float:
-        """By which kernels are sorted, the worst first."""
+        """The sort key of kernels, the worst first."""
         return _rank(self.state, len(self.failures), self.multiple)
 
 
-def kernels(records: Sequence[Record], backends: Sequence[str]) -> list[Kernel]:
+def kernels(records: Sequence[Record], backends: Sequence[str]) -> list[KernelRow]:
     """The kernels, worst first. Two files may have kernels of the same name."""
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
         file = record.test.partition("::")[0]
         groups.setdefault((record.family, file, record.kernel), []).append(record)
     left = MOST_DRAWN
-    found: list[Kernel] = []
+    found: list[KernelRow] = []
     for number, ((family, file, name), rows) in enumerate(groups.items()):
         bad = [row for row in rows if row.outcome in BAD]
         causes = grouped(bad)
@@ -96,7 +96,7 @@ def kernels(records: Sequence[Record], backends: Sequence[str]) -> list[Kernel]:
         left = max(0, left - len(causes))
         cells = [_cell([row for row in rows if row.backend == b]) for b in backends]
         found.append(
-            Kernel(
+            KernelRow(
                 anchor=f"kernel-{number}",
                 name=name,
                 family=family,
@@ -133,12 +133,12 @@ def _worst(rows: Sequence[Record]) -> float | None:
     return None if found < 0 else found
 
 
-def _cell(rows: Sequence[Record]) -> Cell:
+def _cell(rows: Sequence[Record]) -> KernelCell:
     count = Counter(row.outcome for row in rows)
     failed = sum(count[outcome] for outcome in BAD)
     passed = [row for row in rows if row.outcome == "passed"]
     multiple = _worst(passed)
-    # As in the terminal: what passed says more than what was expected to fail.
+    # As in the terminal: passed checks have precedence over expected failures.
     numbers = {
         "failed": failed,
         "passed": count["passed"],
@@ -147,11 +147,11 @@ def _cell(rows: Sequence[Record]) -> Cell:
     }
     state = next((name for name, number in numbers.items() if number), "none")
     if state == "none":
-        return Cell(state="none", words="-", multiple="", title="not asked", rank=-1.0)
+        return KernelCell(state="none", words="-", multiple="", title="not run", rank=-1.0)
     words = f"{numbers[state]} {_WORDS[state]}"
     if state == "passed" and count["xfailed"]:
         words += f", {count['xfailed']} xfail"
-    return Cell(
+    return KernelCell(
         state=state,
         words=words,
         multiple="" if failed else times(multiple),

@@ -1,4 +1,4 @@
-"""The mutants of each kernel: a row of a table, and below it those that nothing killed."""
+"""The mutants of each kernel: a row of a table, and the survivors below it."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_pallas.mutation_runner.verdict import Verdict, who
+from pytest_pallas.mutation_runner.verdict import MutantVerdict, who
 from pytest_pallas.notes import Note
 from pytest_pallas.record import Record
-from pytest_pallas.report.sections.mutants import Group, groups, has_none, together
+from pytest_pallas.report.sections.mutants import KernelMutants, groups, has_none, together
 
-#: What a row can be as a whole: a survivor is worth a look whatever else there is.
+#: States of a row: a survivor has precedence.
 STATES = ("survived", "killed", "unscored")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A mutant that is written out.
+class MutantEntry:
+    """A mutant with details.
 
     Attributes:
-      operator: which kind of mistake.
-      change: what was changed, and of which part.
-      body: name of the body that it is in, where that is not the kernel's own.
+      operator: the mutation operator.
+      change: the change, and the part that it changes.
+      body: name of its body, if it is not the kernel's own.
       where: ``file:line``.
-      callers: the lines it was called from, in short; or "".
+      callers: the lines of its callers, in short; or "".
       source: the line of code; "" if it cannot be read.
-      effort: how many examples were asked about, and for how long; "" if none was.
+      effort: number of examples that ran on it, and their time; "" if none ran.
       reason: why it is equivalent or was not tried.
     """
 
@@ -42,21 +42,21 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """The mutants of a kernel, or of all.
+class MutantRow:
+    """The mutants of one kernel, or of all kernels.
 
     Attributes:
       anchor: the page's name for it.
       kernel: its name.
-      family: of its spec; "" for kernels of tests of one's own.
+      family: the family of its spec; "" for kernels of user-written tests.
       state: one of ``STATES``.
       score: the percentage of mutants that were killed, in words.
       mutants: how many there are.
-      killed, survived, equivalent, untried: how many became that.
-      by: which checks or tests killed how many, the most first.
-      survivors: those that no check killed.
-      folded: mutants that are listed only to whoever asks, with what they have in common.
-      notes: marks of equivalent mutants that are none, and checks that fail without a mutant.
+      killed, survived, equivalent, untried: the number of mutants with each status.
+      by: the checks or tests with the number of mutants that they killed, the most first.
+      survivors: the mutants that no check killed.
+      folded: groups of mutants that the page shows on demand, with their titles.
+      notes: stale EquivalentMutant marks, and checks that fail without a mutant.
     """
 
     anchor: str
@@ -70,43 +70,43 @@ class Row:
     equivalent: int
     untried: int
     by: Sequence[tuple[str, int]]
-    survivors: Sequence[Entry]
-    folded: Sequence[tuple[str, Sequence[Entry]]]
+    survivors: Sequence[MutantEntry]
+    folded: Sequence[tuple[str, Sequence[MutantEntry]]]
     notes: Sequence[Note]
 
 
 @dataclass(frozen=True)
-class Mutants:
+class MutantSummary:
     """The section of the page.
 
     Attributes:
       rows: one for each kernel, the worst score first.
-      every: all of them in one row.
-      without: kernels of which no mutant was found.
+      every: all kernels in one row.
+      without: kernels without mutants.
     """
 
-    rows: Sequence[Row]
-    every: Row
+    rows: Sequence[MutantRow]
+    every: MutantRow
     without: Sequence[str]
 
 
-def mutants(records: Sequence[Record]) -> Mutants | None:
-    """What became of the mutants of all kernels; None if nobody asked."""
+def mutants(records: Sequence[Record]) -> MutantSummary | None:
+    """The verdicts of the mutants of all kernels; None without ``--pallas-mutate``."""
     made = groups(records)
     without = list(dict.fromkeys(record.kernel for record in records if has_none(record)))
     if not made and not without:
         return None
-    return Mutants(
+    return MutantSummary(
         rows=[_row(f"mutants-{number}", group) for number, group in enumerate(made)],
         every=_row("", together(made)),
         without=without,
     )
 
 
-def _row(anchor: str, group: Group) -> Row:
+def _row(anchor: str, group: KernelMutants) -> MutantRow:
     score = group.score
     survived = _entries(group, [v for v in group.verdicts if v.status == "survived"])
-    return Row(
+    return MutantRow(
         anchor=anchor,
         kernel=group.kernel,
         family=group.family,
@@ -133,13 +133,13 @@ def _percent(score: float | None) -> str:
     return "-" if score is None else f"{math.floor(10 * score) / 10:g} %"
 
 
-def _by(verdicts: Sequence[Verdict]) -> list[tuple[str, int]]:
-    """What killed how many. A process may die before anybody knows who was asked."""
+def _by(verdicts: Sequence[MutantVerdict]) -> list[tuple[str, int]]:
+    """The number of mutants that each check killed; after a crash the check may be unknown."""
     counts = Counter(who(v) or v.how or "unknown" for v in verdicts if v.status == "killed")
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-def _folded(verdicts: Sequence[Verdict]) -> Mapping[str, list[Verdict]]:
+def _folded(verdicts: Sequence[MutantVerdict]) -> Mapping[str, list[MutantVerdict]]:
     equivalent = [v for v in verdicts if v.status == "equivalent"]
     return {
         "equivalent: the spec says why": [v for v in equivalent if v.marked],
@@ -148,16 +148,16 @@ def _folded(verdicts: Sequence[Verdict]) -> Mapping[str, list[Verdict]]:
     }
 
 
-def _entries(group: Group, verdicts: Sequence[Verdict]) -> list[Entry]:
+def _entries(group: KernelMutants, verdicts: Sequence[MutantVerdict]) -> list[MutantEntry]:
     return [_entry(group, verdict) for verdict in verdicts]
 
 
-def _entry(group: Group, verdict: Verdict) -> Entry:
+def _entry(group: KernelMutants, verdict: MutantVerdict) -> MutantEntry:
     change, part = verdict.change, verdict.part
     if part and part not in change.split():  # "sub -> add" needs no "(sub)"
         change = f"{change} ({part})"
     count = "1 example" if verdict.examples == 1 else f"{verdict.examples:,} examples"
-    return Entry(
+    return MutantEntry(
         operator=verdict.operator,
         change=change,
         body="" if verdict.kernel == group.kernel else verdict.kernel,

@@ -1,4 +1,4 @@
-"""The whole page, from records and what is known of the session."""
+"""The whole page, from records and the session's data."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pytest_pallas.record import OUTCOMES, Record
 from pytest_pallas.report.drawings.charts import stacked
 from pytest_pallas.report.drawings.svg import clean
 from pytest_pallas.report.html import tables
-from pytest_pallas.report.html.kernels import BAD, MOST_DRAWN, Kernel, kernels, times
-from pytest_pallas.report.html.mutants import Mutants, mutants
+from pytest_pallas.report.html.kernels import BAD, MOST_DRAWN, KernelRow, kernels, times
+from pytest_pallas.report.html.mutants import MutantSummary, mutants
 from pytest_pallas.report.html.tables import coverage
 from pytest_pallas.report.sections.mutants import others
 from pytest_pallas.report.summary import backends_of
@@ -25,10 +25,10 @@ _HERE = Path(__file__).parent
 
 
 def check_installed(flag: str) -> None:
-    """Find out before anything runs whether a page can be made.
+    """Check before any test runs that the page can be made.
 
     Raises:
-      OptionError: it cannot: the extra is not installed.
+      OptionError: the extra is not installed.
     """
     if find_spec("jinja2") is None:
         raise OptionError(f"{flag} needs jinja2: pip install 'pytest-pallas[report]'")
@@ -42,12 +42,12 @@ def page(
     recorded: tables.Recorded | None = None,
     families: Sequence[str] = (),
 ) -> str:
-    """The page as HTML that needs nothing else.
+    """The page as self-contained HTML.
 
     Args:
-      records: what was found.
+      records: the records of the session.
       environment: versions and machine, by name.
-      options: what the session was asked to do, by name.
+      options: the options of the session, by name.
       recorded: the costs to compare with.
       families: names of the known backends, in the order of the columns.
     """
@@ -85,7 +85,7 @@ def page(
         seconds=sum(record.seconds for record in records),
         examples=sum(record.examples for record in records),
         backends=backends,
-        # Records of mutants are of all backends that were asked for.
+        # Records of mutants cover all selected backends.
         ran=backends or (options["backends"] if tried else ()),
         families=sorted({row.family for row in rows if row.family}),
         kernels=rows,
@@ -99,8 +99,8 @@ def page(
     )
 
 
-def _verdict(rows: Sequence[Kernel], bad: int, tried: Mutants | None) -> str:
-    """What came of it all, in one line."""
+def _verdict(rows: Sequence[KernelRow], bad: int, tried: MutantSummary | None) -> str:
+    """The result of the run, in one line."""
     told = [] if tried is None else [_of_mutants(tried)]
     if rows:
         told.insert(0, _of_checks(rows, bad))
@@ -108,7 +108,7 @@ def _verdict(rows: Sequence[Kernel], bad: int, tried: Mutants | None) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _of_checks(rows: Sequence[Kernel], bad: int) -> str:
+def _of_checks(rows: Sequence[KernelRow], bad: int) -> str:
     total = "1 kernel" if len(rows) == 1 else f"{len(rows):,} kernels"
     if not bad:
         return f"Nothing failed in {total}"
@@ -117,7 +117,7 @@ def _of_checks(rows: Sequence[Kernel], bad: int) -> str:
     return f"{checks}, in {failing:,} of {total}"
 
 
-def _of_mutants(tried: Mutants) -> str:
+def _of_mutants(tried: MutantSummary) -> str:
     every = tried.every
     judged = every.killed + every.survived
     survived = f"{every.survived:,}" if every.survived else "none"
@@ -125,8 +125,8 @@ def _of_mutants(tried: Mutants) -> str:
     return f"{told}, {every.untried:,} not tried" if every.untried else told
 
 
-def _mood(rows: Sequence[Kernel], bad: int, tried: Mutants | None) -> str:
-    """The colour of that line: a survivor turns no run red, and yet is nothing good."""
+def _mood(rows: Sequence[KernelRow], bad: int, tried: MutantSummary | None) -> str:
+    """The colour of that line: a surviving mutant does not fail the run, but is a warning."""
     if bad:
         return "is-bad"
     state = "killed" if tried is None else tried.every.state
@@ -134,6 +134,6 @@ def _mood(rows: Sequence[Kernel], bad: int, tried: Mutants | None) -> str:
 
 
 def _hash(text: str) -> str:
-    """The name by which the page's policy knows its own style or script, and no other."""
+    """The hash of a style or script for the page's content security policy."""
     digest = hashlib.sha256(text.encode("utf-8")).digest()
     return "sha256-" + base64.b64encode(digest).decode("ascii")

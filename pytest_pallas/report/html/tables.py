@@ -13,13 +13,13 @@ from pytest_pallas.report.drawings.svg import Svg
 from pytest_pallas.report.sections.costs import shown_report, size_words, with_mesh
 from pytest_pallas.report.sections.inputs import covered
 
-#: Words of one aspect that are written out.
+#: CostNumber of words of one aspect that are listed.
 _WORDS = 40
 
 
 @dataclass(frozen=True)
-class Words:
-    """What was tried of one thing that is drawn, such as a dim, and what was not."""
+class AspectCoverage:
+    """Drawn and undrawn words of one aspect, such as a dim."""
 
     name: str
     tried: Sequence[str]
@@ -27,36 +27,38 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Coverage:
-    """What was tried of one kernel's inputs."""
+class KernelCoverage:
+    """Coverage of one kernel's inputs."""
 
     kernel: str
     shapes: int
     tried: int
     every: int
     bar: Svg
-    aspects: Sequence[Words]
+    aspects: Sequence[AspectCoverage]
 
     @property
     def missed(self) -> str:
-        """What was never drawn, in words."""
+        """The words that were never drawn."""
         return "; ".join(
             f"{each.name}: {', '.join(each.never)}" for each in self.aspects if each.never
         )
 
 
-def coverage(records: Sequence[Record]) -> list[Coverage]:
-    """What was tried of each kernel, the least covered first. A kernel that compiles has none."""
-    found: list[Coverage] = []
+def coverage(records: Sequence[Record]) -> list[KernelCoverage]:
+    """Coverage of each executed kernel, the least covered first."""
+    found: list[KernelCoverage] = []
     for one in covered([record for record in records if not record.compiled]):
         aspects = [
-            Words(str(each), _some(one.tried.get(each, {})), _some(one.never.get(each, {})))
+            AspectCoverage(
+                str(each), _some(one.tried.get(each, {})), _some(one.never.get(each, {}))
+            )
             for each in dict.fromkeys((*one.tried, *one.never))
         ]
         tried = sum(len(words) for words in one.tried.values())
         every = tried + sum(len(words) for words in one.never.values())
-        bar = share(tried, every, f"{tried} of {every} declared choices were tried")
-        found.append(Coverage(one.kernel, len(one.shapes), tried, every, bar, aspects))
+        bar = share(tried, every, f"{tried} of {every} declared choices were drawn")
+        found.append(KernelCoverage(one.kernel, len(one.shapes), tried, every, bar, aspects))
     return sorted(found, key=lambda each: (each.tried / max(1, each.every), each.kernel))
 
 
@@ -68,7 +70,7 @@ def _some(words: Mapping[str, None]) -> list[str]:
 #: Recorded costs by ``RecordedCost.key``.
 Recorded = Mapping[tuple[str, str, str, str], RecordedCost]
 
-#: Numbers of a program, by their names in ``Cost``: title, whether more of it is bad at all.
+#: Numbers of a program, by their names in ``Cost``: title, and whether any value above 0 is bad.
 _NUMBERS = {
     "bundles": "bundles",
     "loop_bundles": "loop",
@@ -81,13 +83,13 @@ _NUMBERS = {
 
 _NEVER = ("spills", "fills", "spill_store_bytes", "spill_load_bytes")
 
-#: The units whose slots are drawn, as in the terminal's table.
+#: The units whose slots are shown, as in the terminal's table.
 _UNITS = ("mxu", "xlu", "valu", "eup", "load", "store", "scalar")
 
 
 @dataclass(frozen=True)
-class Number:
-    """A number, what it was, and whether it is worth a look."""
+class CostNumber:
+    """A number, its recorded value, and its state."""
 
     words: str
     change: str = ""
@@ -95,15 +97,15 @@ class Number:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """What one program costs on one chip.
+class CostRow:
+    """The costs of one program on one chip.
 
     Attributes:
       kernel: its name, with the mesh.
-      signature: what it was compiled for.
+      signature: dtypes and shapes of its arguments.
       chip: the chip.
       memory: VMEM or shared memory in words, with a change.
-      bar: the same against the chip's limit, or None.
+      bar: the same relative to the chip's limit, or None.
       slots: the use of slots in the main loop, or None.
       numbers: one for each title of the table.
     """
@@ -111,23 +113,23 @@ class Row:
     kernel: str
     signature: str
     chip: str
-    memory: Number
+    memory: CostNumber
     bar: Svg | None
     slots: Svg | None
-    numbers: Sequence[Number]
+    numbers: Sequence[CostNumber]
 
 
 @dataclass(frozen=True)
-class Table:
+class CostTable:
     """Rows, and the titles of the numbers that some of them have."""
 
     titles: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[CostRow]
     has_slots: bool
     compared: bool
 
 
-def table(records: Sequence[Record], recorded: Recorded) -> Table | None:
+def table(records: Sequence[Record], recorded: Recorded) -> CostTable | None:
     """The costs of everything that compiled, as in the terminal; None if nothing did."""
     found = [
         (record, report)
@@ -139,7 +141,7 @@ def table(records: Sequence[Record], recorded: Recorded) -> Table | None:
     names = [name for name in _NUMBERS if any(r.get(name) is not None for _, r in found)]
     rows = [_row(record, report, names, recorded) for record, report in found]
     rows.sort(key=lambda row: (row.kernel, row.chip))
-    return Table(
+    return CostTable(
         titles=[_NUMBERS[name] for name in names],
         rows=rows,
         has_slots=any(row.slots for row in rows),
@@ -149,7 +151,7 @@ def table(records: Sequence[Record], recorded: Recorded) -> Table | None:
 
 def _row(
     record: Record, report: Mapping[str, Any], names: Sequence[str], recorded: Recorded
-) -> Row:
+) -> CostRow:
     key = (record.kernel, record.check, report["target"], report.get("signature", ""))
     old = recorded.get(key)
     before: Mapping[str, int] = {} if old is None else old.cost
@@ -164,35 +166,35 @@ def _row(
             title += f"; recorded: {size_words(before[name])}"
         bar = share(used, most, title, before=before.get(name))
     shares = {u: s for u in _UNITS if (s := report.get("loop_slots", {}).get(u)) is not None}
-    said = ", ".join(f"{unit} {100 * value:.0f} %" for unit, value in shares.items())
-    return Row(
+    words = ", ".join(f"{unit} {100 * value:.0f} %" for unit, value in shares.items())
+    return CostRow(
         kernel=with_mesh(record),
         signature=report.get("signature", ""),
         chip=report["target"],
-        memory=Number(
+        memory=CostNumber(
             "-"
             if used is None
             else size_words(used) + (f", {100 * used / most:.0f} %" if most else ""),
             *_change(used, before.get(name)),
         ),
         bar=bar,
-        slots=slots(shares, f"Slots in use in the main loop: {said}") if shares else None,
+        slots=slots(shares, f"Used slots in the main loop: {words}") if shares else None,
         numbers=list(_numbers(report, names, before)),
     )
 
 
 def _numbers(
     report: Mapping[str, Any], names: Sequence[str], before: Mapping[str, int]
-) -> Iterator[Number]:
+) -> Iterator[CostNumber]:
     for name in names:
         value = report.get(name)
         words = "-" if value is None else f"{value:,}"
         change, state = _change(value, before.get(name))
-        yield Number(words, change, state or ("warn" if name in _NEVER and value else ""))
+        yield CostNumber(words, change, state or ("warn" if name in _NEVER and value else ""))
 
 
 def _change(value: int | None, before: int | None) -> tuple[str, str]:
-    """How a number differs from the recorded one, in words and as a state."""
+    """The difference of a number from the recorded one, in words and as a state."""
     if value is None or before is None or value == before:
         return "", ""
     share_ = f"{100 * (value - before) / before:+.0f} %" if before else f"was {before}"

@@ -1,6 +1,6 @@
-"""What can be drawn of a failure, as small plain values: ``Record.pictures``.
+"""Pictures of a failure as small plain values: ``Record.pictures``.
 
-Drawn by ``report.drawings``, from records only. Races and deadlocks are drawn of the record's
+``report.drawings`` draws them, from records only. It draws races and deadlocks from the record's
 findings.
 """
 

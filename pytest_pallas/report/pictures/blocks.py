@@ -9,15 +9,15 @@ import numpy as np
 from pytest_pallas.analysis.grid import Analysis, GridFinding
 from pytest_pallas.analysis.grid.model import GridCall, GridWindow
 
-#: Of so many findings the operand is drawn.
+#: Number of findings whose operand is drawn.
 _OPERANDS = 3
 
-#: So many programs of a grid are drawn.
+#: Number of programs of a grid that are drawn.
 PROGRAMS = 256
 
 
 def grids_of(analysis: Analysis) -> list[dict[str, Any]]:
-    """The operands that findings are about, each with the blocks of its programs."""
+    """The operands of findings, each with the blocks of its programs."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for finding in analysis.findings:
         for call in analysis.calls:
@@ -39,7 +39,7 @@ def _say(drawn: dict[str, Any], finding: GridFinding) -> None:
 
 
 def _drawn(call: GridCall, window: GridWindow) -> dict[str, Any]:
-    """An operand, and of its first programs the place of the block, as rows and columns."""
+    """An operand, with the rows and columns of the blocks of its first programs."""
     assert window.starts is not None
     lengths = np.broadcast_to(window.lengths, window.starts.shape)
     count = min(window.starts.shape[1], PROGRAMS)

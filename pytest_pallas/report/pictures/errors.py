@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.analysis import writers_of
-from pytest_pallas.checks.context import Answer, CheckResult
+from pytest_pallas.checks.context import CheckResult, ComparedOutputs
 from pytest_pallas.checks.verdict import writer_of
 from pytest_pallas.numerics import Comparison, is_exact, wide
 from pytest_pallas.numerics.dtypes import Array, is_complex
@@ -18,10 +18,10 @@ from pytest_pallas.numerics.measure import measure
 #: Cells of a map along each side, at most.
 CELLS = 96
 
-#: Levels of errors: ``a`` is below 2**-3 ulps, each next one twice as much, ``z`` all beyond.
+#: Levels of errors: ``a`` is below 2**-3 ulps, each next one doubles, ``z`` is everything beyond.
 LEVELS = 26
 
-#: Of so many wrong blocks the programs are looked up.
+#: Number of wrong blocks whose programs are looked up.
 _BLOCKS = 24
 
 
@@ -36,7 +36,7 @@ class _Measured:
 
 
 def errors_of(finding: CheckResult) -> dict[str, Any]:
-    """The pictures of a wrong answer; of one without arrays to compare there are none."""
+    """The pictures of a wrong output; none without arrays to compare."""
     failed = finding.failed
     if failed is None or failed.mask is None or not failed.mask.size:
         return {}
@@ -57,8 +57,8 @@ def errors_of(finding: CheckResult) -> dict[str, Any]:
     return found
 
 
-def _measured(answer: Answer | None, failed: Comparison) -> _Measured | None:
-    """How far a kernel is from the oracle; None where its arrays were not kept."""
+def _measured(answer: ComparedOutputs | None, failed: Comparison) -> _Measured | None:
+    """The errors of a kernel against the oracle; None if its arrays were not kept."""
     if answer is None:
         return None
     where = "" if failed.where == "output" else failed.where
@@ -72,7 +72,7 @@ def _measured(answer: Answer | None, failed: Comparison) -> _Measured | None:
     if is_exact(dtype):
         with np.errstate(all="ignore"):
             errors = np.abs(wide(actual).astype(np.float64) - wide(baseline).astype(np.float64))
-        nothing = np.zeros(0)  # the baseline is what is right
+        nothing = np.zeros(0)  # the baseline is the right value
         return _Measured(errors, None, nothing, "difference")
     kind = np.complex128 if is_complex(dtype) else np.float64
     right, near = wide(oracle).astype(kind), wide(baseline).astype(kind)
@@ -80,7 +80,7 @@ def _measured(answer: Answer | None, failed: Comparison) -> _Measured | None:
     return _Measured(found.errors, found.misclassed, found.baseline_errors)
 
 
-def _expected(answer: Answer) -> Sequence[Any]:
+def _expected(answer: ComparedOutputs) -> Sequence[Any]:
     return answer.expected.oracle, answer.expected.baseline
 
 
@@ -97,7 +97,7 @@ def _map(failed: Comparison, measured: _Measured | None) -> dict[str, Any]:
     assert failed.mask is not None
     errors, classes = (None, None) if measured is None else (measured.errors, measured.classes)
     wrong, sizes = _cells(failed.mask)
-    # Without measured errors it still shows which elements are wrong.
+    # without measured errors, it still shows the wrong elements
     levels = wrong.astype(np.int64) if errors is None else _cells(level(errors))[0]
     other = np.zeros(wrong.shape, bool) if classes is None else _cells(classes)[0]
     rows: list[str] = []
@@ -160,8 +160,8 @@ def _programs(kernel: Any, output: int, failed: Comparison) -> dict[str, Any]:
     wrong: list[dict[str, Any]] = []
     for number in sorted(order.tolist()):
         block = blocks[:, number]
-        told = writers_of(kernel, output, (block * sizes[:, 0]).tolist())
-        programs = [] if told is None else told[2]
+        writers = writers_of(kernel, output, (block * sizes[:, 0]).tolist())
+        programs = [] if writers is None else writers[2]
         wrong.append(
             {
                 "block": block.tolist(),

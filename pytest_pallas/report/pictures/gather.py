@@ -1,4 +1,4 @@
-"""Everything that can be drawn of one failure."""
+"""All pictures of one failure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def pictures_of(error: BaseException, builder: ResultBuilder) -> dict[str, Any]:
-    """What can be drawn of a failure; at most some 15 KiB as JSON.
+    """The pictures of a failure; at most about 15 KiB as JSON.
 
-    A picture must not cost the report that it belongs to: one that cannot be made is an entry
-    ``unavailable`` with the reason.
+    A picture must not break its report: if one cannot be made, the entry ``unavailable`` has the
+    reason.
     """
     found: dict[str, Any] = {}
     try:
@@ -29,7 +29,7 @@ def pictures_of(error: BaseException, builder: ResultBuilder) -> dict[str, Any]:
 
 
 def _seen(error: PallasTestError) -> Mapping[str, Any]:
-    """What the arrays and the grids show."""
+    """The pictures of arrays and grids."""
     found: dict[str, Any] = {}
     failure = error.failure
     if failure is not None and failure.finding is not None:
@@ -58,5 +58,5 @@ def _examples(builder: ResultBuilder) -> list[dict[str, Any]]:
 
 
 def plain(number: float) -> float | str:
-    """A number as JSON has it, with the digits that a picture needs."""
+    """A number for JSON, with the digits that a picture needs."""
     return float(f"{number:.4g}") if math.isfinite(number) else str(number)

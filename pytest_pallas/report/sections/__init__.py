@@ -1,4 +1,4 @@
-"""What the terminal and the files say of one subject each.
+"""Sections of the report, one module for each subject.
 
 A module of this folder declares its sections of the terminal by ``@section``.
 """

@@ -11,7 +11,7 @@ from pytest_pallas.report.section import Results, section
 from pytest_pallas.report.sections.costs import costs
 from pytest_pallas.report.terminal import footnotes, rendered
 
-#: How a cell says what a compiler did with a kernel, worst first.
+#: Texts of a cell for the status of a compilation, worst first.
 _WORDS = {
     "timed out": "TIMED OUT",
     "crashed": "CRASHED",
@@ -36,7 +36,7 @@ def split(
 def sections(
     records: Sequence[Record], *, width: int, color: bool, every: bool = False
 ) -> Iterator[str]:
-    """What to print of the records that compiling backends made; nothing without one.
+    """The text for the records of compiling backends; nothing without one.
 
     Args:
       records: of compiling backends only.
@@ -46,20 +46,20 @@ def sections(
     """
     if not records:
         return
-    asked = [record for record in records if record.outcome != "skipped"]
+    ran = [record for record in records if record.outcome != "skipped"]
     for platform in dict.fromkeys(target.platform for target in TARGETS.values()):
-        rows = [record for record in asked if _platform(record) == platform]
+        rows = [record for record in ran if _platform(record) == platform]
         if rows:
             yield matrix(rows, width=width, color=color)
-    if asked:
-        yield counts(asked)
+    if ran:
+        yield counts(ran)
     yield from footnotes(records, every=every)
-    yield from reasons(asked)
-    yield from costs(asked, width=width, color=color)
+    yield from reasons(ran)
+    yield from costs(ran, width=width, color=color)
 
 
 def matrix(records: Sequence[Record], *, width: int, color: bool) -> str:
-    """Kernels by chips: compiled, or what else."""
+    """Kernels by chips, with the status of the compilation."""
     from rich.table import Table
     from rich.text import Text
 
@@ -73,13 +73,13 @@ def matrix(records: Sequence[Record], *, width: int, color: bool) -> str:
         rows = [record for record in records if record.kernel == kernel]
         cells = [_cell([r for r in rows if _chip(r) == chip]) for chip in chips]
         table.add_row(Text(kernel), *(Text(text, style=style) for text, style in cells))
-    # A word that is cut says less than a line that is broken.
+    # a broken line is better than a cut word
     longest = max(len(record.kernel) for record in records) + 24 * len(chips)
     return rendered(table, width=max(width, longest), color=color)
 
 
 def counts(records: Iterable[Record]) -> str:
-    """How many programs there were, and how many of them an earlier run had compiled."""
+    """The number of programs, and how many of them an earlier run compiled."""
     reports = [report for record in records for report in record.compiled]
     compilers = dict.fromkeys(r["compiler"] for r in reports if r.get("cached") or r.get("seconds"))
     cached = sum(bool(report.get("cached")) for report in reports)
@@ -91,7 +91,7 @@ def counts(records: Iterable[Record]) -> str:
 def reasons(records: Iterable[Record]) -> Iterator[str]:
     """One line for each reason why a kernel failed, with the chips that it failed on.
 
-    Messages that differ in numbers only are one reason. Expected failures have footnotes.
+    Messages that differ only in numbers count as one reason. Expected failures have footnotes.
     """
     texts: dict[tuple[str, str, str], str] = {}
     chips: dict[tuple[str, str, str], list[str]] = {}
@@ -110,7 +110,7 @@ def reasons(records: Iterable[Record]) -> Iterator[str]:
 
 
 def _problems(record: Record) -> Iterator[tuple[str, str]]:
-    """What went wrong, in a word and a line."""
+    """The failure, in a word and a line."""
     bad = [report for report in record.compiled if report["status"] != "compiled"]
     for report in bad:
         yield report["status"], _first_line(report.get("message", ""))
@@ -121,7 +121,7 @@ def _problems(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def _platform(record: Record) -> str:
-    """The platform of the record's chip; what a project adds is shown with the first."""
+    """The platform of the record's chip; chips of a project are shown with the first platform."""
     chip = TARGETS.get(_chip(record)) or next(iter(TARGETS.values()))
     return chip.platform
 
@@ -160,7 +160,7 @@ def _first_line(text: str) -> str:
 
 @section("compilers")
 def section_of_compilers(results: Results) -> Iterator[str]:
-    """What compilers said, and what their code costs."""
+    """The results of compilers, and the costs of their code."""
     yield from sections(
         results.compiled, width=results.wide, color=results.color, every=results.every
     )

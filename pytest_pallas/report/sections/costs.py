@@ -1,4 +1,4 @@
-"""What the machine code of kernels costs, as tables, and the file of ``--pallas-cost``."""
+"""The costs of the machine code of kernels as tables, and the file of ``--pallas-cost``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIGNATURE = 40
 
 @dataclass(frozen=True)
 class _Column:
-    """A column: its title, its text in a row, and the order in which columns are given up."""
+    """A column: its title, its text in a row, and the order in which columns are omitted."""
 
     title: str
     text: Callable[[Report], str]
@@ -37,9 +37,9 @@ class _Column:
 
 
 def costs(records: Sequence[Record], *, width: int, color: bool) -> Iterator[str]:
-    """What the code of each kernel costs on each chip: a table for TPUs, one for GPUs.
+    """The costs of the code of each kernel on each chip: a table for TPUs, one for GPUs.
 
-    Of a spec's typical calls, or else of all, the one with the longest code.
+    A row is the typical call of a spec with the longest code, or the call with the longest code.
     """
     found = [
         (with_mesh(record), report)
@@ -90,16 +90,16 @@ def _legend(platform: str, kept: Sequence[_Column], dropped: Sequence[_Column]) 
         text = "loop: bundles of the main loop"
         if units:
             text += f"; {units[0]} to {units[-1]}: its slots in use, in %"
-        yield f"{text}. Bundles are code, not time: DMAs are not in them"
+        yield f"{text}. Bundles measure code, not time: they do not include DMAs"
     if dropped:
         names = ", ".join(column.title for column in dropped)
-        yield f"no room for {names}: widen the terminal, or see --pallas-results"
+        yield f"omitted columns: {names}; widen the terminal, or see --pallas-results"
 
 
 def _fitting(
     columns: Sequence[_Column], rows: Sequence[tuple[str, Report]], width: int
 ) -> tuple[list[_Column], list[_Column]]:
-    """The columns that there is room for, and those that there is none for."""
+    """The columns that fit, and those that do not."""
     kept = list(columns)
     while len(kept) > 1 and _width(kept, rows) > width:
         kept.remove(min(kept, key=lambda column: column.keep))
@@ -118,7 +118,7 @@ def _width(columns: Sequence[_Column], rows: Sequence[tuple[str, Report]]) -> in
 
 
 def _named(reports: Sequence[tuple[str, Report]]) -> list[tuple[str, Report]]:
-    """The rows in order, each once; with its signature where a chip has several of a name."""
+    """The rows in order, each once; with its signature if a chip has several rows of a name."""
     distinct: dict[tuple[str, str], dict[str, Report]] = {}
     for name, report in reports:
         distinct.setdefault((name, report["target"]), {})[report.get("signature", "")] = report
@@ -142,7 +142,7 @@ def with_mesh(record: Record) -> str:
 
 
 def shown_report(record: Record) -> Report | None:
-    """The report of a record to show the costs of: of typical calls, or else of all, the worst."""
+    """The report whose costs are shown: the worst of the typical calls, or of all calls."""
     done = [report for report in record.compiled if report["status"] == "compiled"]
     chosen = [report for report in done if report.get("typical")] or done
     return max(chosen, key=lambda r: (r.get("bundles", 0), r.get("registers", 0)), default=None)
@@ -223,17 +223,17 @@ _GPU = (
 
 
 def settle(session: PytestSession, records: Iterable[Record]) -> str:
-    """Write the costs file, or count what it lacks; the text says which.
+    """Write the costs file, or compare with it; returns the line of the report.
 
     Raises:
-      OptionError: the file holds something else.
+      OptionError: the file is not a costs file.
       OSError: the file cannot be written.
     """
     entries = list(_entries(records))
     path = session.options.cost_file
     if not entries:
         return (
-            f"--pallas-cost={session.options.cost}: nothing was compiled; choose a compiling "
+            f"--pallas-cost={session.options.cost}: no kernel was compiled; choose a compiling "
             "backend, such as --pallas-backend=tpu-compile:v6e"
         )
     if session.options.cost == "record":
@@ -244,12 +244,12 @@ def settle(session: PytestSession, records: Iterable[Record]) -> str:
     text = f"costs of {len(entries) - len(unknown)} programs compared with {path}"
     if unknown:
         names = ", ".join(dict.fromkeys(f"{e.kernel} ({e.target})" for e in unknown))
-        text += f"; not recorded there: {len(unknown)}, of {names}; --pallas-cost=record adds them"
+        text += f"; not in the file: {len(unknown)} ({names}); --pallas-cost=record adds them"
     return text
 
 
 def _entries(records: Iterable[Record]) -> Iterator[RecordedCost]:
-    """The costs of everything that compiled; of a spec with typical calls, those only."""
+    """The costs of all compiled programs; for a spec with typical calls, of those only."""
     for record in records:
         reports = [from_json(plain) for plain in record.compiled]
         typical = [report for report in reports if report.typical]
@@ -260,6 +260,6 @@ def _entries(records: Iterable[Record]) -> Iterator[RecordedCost]:
 
 @section("costs")
 def section_of_costs(results: Results) -> Iterator[str]:
-    """What came of recording or comparing costs."""
+    """The result of recording or comparing costs."""
     if results.costs:
         yield results.costs

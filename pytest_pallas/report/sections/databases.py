@@ -1,4 +1,4 @@
-"""Say which database of examples was asked for, and once when it cannot be reached."""
+"""Report the database of examples, and once if it cannot be reached."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ import pytest
 
 from pytest_pallas.session import PytestSession
 
-#: What a worker of pytest-xdist tells the controller when it ends.
+#: Key of the data that an xdist worker sends to the controller at its end.
 _OUTPUT = "pallas_lost_places"
 
 
 class DatabaseReporter:
-    """Tells the places that could not be reached, those of workers too."""
+    """Reports the databases that could not be reached, also by workers."""
 
     def __init__(self, session: PytestSession) -> None:
         """Report for ``session``."""
         self.session = session
-        self.said: set[str] = set()
+        self.reported: set[str] = set()
 
     def pytest_report_header(self) -> list[str]:
-        """Name the places, and ask each server whether it is there."""
+        """List the databases, and try to reach each server."""
         database = self.session.database
         if database is not None:
             list(database.fetch(b"reached"))  # what fails is remembered
         names = ", ".join(place.shown for place in self.session.options.database)
-        self.said = set(self.session.lost_places)
+        self.reported = set(self.session.lost_places)
         return [f"pallas: examples in {names}", *map("pallas: warning: {}".format, self._lost())]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Hand what a worker knows to the controller."""
+        """Send the lost databases of a worker to the controller."""
         output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
         if output is not None:
             output[_OUTPUT] = dict(self.session.lost_places)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take what a worker knew. One that died knew nothing."""
+        """Receive the lost databases of a worker. A crashed worker sends nothing."""
         output: dict[str, Any] = getattr(node, "workeroutput", None) or {}
         for name, text in output.get(_OUTPUT, {}).items():
             self.session.lost_places.setdefault(name, text)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Say what the header could not."""
-        for line in self._lost(without=self.said):
+        """Report databases that were lost after the header."""
+        for line in self._lost(without=self.reported):
             terminalreporter.write_line(f"pallas: warning: {line}", yellow=True)
 
     def _lost(self, without: Collection[str] = ()) -> list[str]:

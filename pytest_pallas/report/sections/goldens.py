@@ -1,4 +1,4 @@
-"""What was done with goldens, in a line or two, from records."""
+"""Counts of goldens, from records."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pytest_pallas.record import Record
 from pytest_pallas.report.section import Results, section
 from pytest_pallas.session import PytestSession
 
-#: What is counted, in the order of the line.
+#: The counts, in the order of the line.
 _COUNTED = ("recorded", "replaced", "unchanged", "compared", "different", "missing", "lost")
 
 _USED = "used "
 
-#: So many kernels of unused goldens are named.
+#: Number of kernels with unused goldens that are named.
 _NAMED = 4
 
 
 def summary(session: PytestSession, records: Sequence[Record]) -> Iterator[str]:
-    """How many goldens were recorded or compared, and which of the folder were not asked for."""
+    """The number of goldens that were recorded or compared, and the unused ones of the folder."""
     if session.goldens is None:
         return
     folder = session.goldens.store.folder
@@ -28,9 +28,15 @@ def summary(session: PytestSession, records: Sequence[Record]) -> Iterator[str]:
     words = [f"{counts[name]} {name}" for name in _COUNTED if counts[name]]
     yield f"goldens in {folder}: {', '.join(words) or 'none'}"
     if counts["missing"]:
-        yield "missing: these calls were not recorded; record again where the goldens are from"
+        yield (
+            "missing: the folder has no golden of these calls; record again on the machine of "
+            "the goldens"
+        )
     if counts["lost"]:
-        yield "lost: these calls were too large to keep, and other ones are drawn by now"
+        yield (
+            "lost: these calls were too large to keep, and the same seed now draws different "
+            "ones; record again"
+        )
     if session.goldens.mode == "replay":
         yield from _unused(session, records, counts)
 
@@ -38,7 +44,7 @@ def summary(session: PytestSession, records: Sequence[Record]) -> Iterator[str]:
 def _unused(
     session: PytestSession, records: Sequence[Record], counts: Counter[str]
 ) -> Iterator[str]:
-    """Goldens of kernels that ran which nobody asked for."""
+    """Goldens of kernels that ran, which no test used."""
     assert session.goldens is not None
     ran = {record.kernel for record in records}
     unused: Counter[str] = Counter()
@@ -48,14 +54,14 @@ def _unused(
                 if golden.kernel in ran and not counts[_USED + golden.name]:
                     unused[f"{golden.kernel} {golden.check}"] += 1
     except GoldenError:
-        return  # which has failed tests
+        return  # the tests fail with this error
     if unused:
         names = [f"{name} ({count})" for name, count in unused.most_common(_NAMED)]
         more = ["..."] if len(unused) > _NAMED else []
-        yield f"unused: {unused.total()} goldens were not asked for: {', '.join(names + more)}"
+        yield f"unused: no test used {unused.total()} goldens: {', '.join(names + more)}"
 
 
 @section("goldens")
 def section_of_goldens(results: Results) -> Iterator[str]:
-    """What was done with goldens."""
+    """The counts of goldens."""
     yield from summary(results.session, results.records)

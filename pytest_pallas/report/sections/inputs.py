@@ -1,4 +1,4 @@
-"""What a run tried of the inputs that specs declare, from records only."""
+"""Coverage of the inputs that specs declare, from records only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_pallas.aspects import DTYPE, VALUES, Aspect
 from pytest_pallas.record import Record
 from pytest_pallas.report.section import Line, Results, section
 
-#: Kernels that get a line of their own, and words in each.
+#: Number of kernels with a line of their own, and of words in each.
 LINES, WORDS = 5, 6
 
 Words = dict[Aspect, dict[str, None]]
@@ -18,15 +18,15 @@ Words = dict[Aspect, dict[str, None]]
 
 @dataclass
 class Covered:
-    """What all checks of one kernel on all backends tried together.
+    """The inputs that all checks of one kernel drew on all backends.
 
     Attributes:
       kernel: its name.
-      shapes: the different shapes.
-      dtypes: the different dtypes.
-      tried: for each aspect (see ``strategies.declared``) what was tried of it.
-      never: for each aspect what was declared and not tried.
-      finished: whether a check went through all its examples; one that fails stops at once.
+      shapes: the distinct shapes.
+      dtypes: the distinct dtypes.
+      tried: for each aspect (see ``strategies.declared``) the drawn words.
+      never: for each aspect the declared words that were not drawn.
+      finished: whether a check ran all its examples; a failure stops a check.
     """
 
     kernel: str
@@ -38,7 +38,7 @@ class Covered:
 
 
 def covered(records: Iterable[Record]) -> list[Covered]:
-    """What was tried of each kernel. Two files may have kernels of the same name."""
+    """Coverage of each kernel. Two files may have kernels of the same name."""
     found: dict[tuple[str, str], Covered] = {}
     for record in records:
         if not record.inputs:
@@ -50,7 +50,7 @@ def covered(records: Iterable[Record]) -> list[Covered]:
         for title, into in (("tried", one.tried), ("never", one.never)):
             for aspect, words in aspects.from_json(record.inputs[title]).items():
                 into.setdefault(aspect, {}).update(dict.fromkeys(words))
-        # Records of schema 1 have no dtypes but the words.
+        # records of schema 1 have dtypes only as words
         one.dtypes.update(record.inputs.get("dtypes", one.tried.get(DTYPE, ())))
     for one in found.values():
         for aspect, words in one.never.items():
@@ -60,7 +60,7 @@ def covered(records: Iterable[Record]) -> list[Covered]:
 
 
 def summary(kernels: Sequence[Covered]) -> str:
-    """One line that counts what was tried."""
+    """One line that counts the drawn inputs."""
     dtypes = {dtype for one in kernels for dtype in one.dtypes}
     classes = {word for one in kernels for word in one.tried.get(VALUES, ())}
     counts = [
@@ -78,9 +78,9 @@ def summary(kernels: Sequence[Covered]) -> str:
 
 
 def warnings(kernels: Sequence[Covered], *, every: bool = False) -> list[str]:
-    """A line for each of the first kernels of which something declared was never drawn.
+    """A line for each of the first kernels with declared words that were never drawn.
 
-    With ``every``, for each kernel, with all that was not.
+    With ``every``, a line for each kernel, with all such words.
     """
     if every:
         missed = [one for one in kernels if one.finished and any(one.never.values())]
@@ -89,14 +89,14 @@ def warnings(kernels: Sequence[Covered], *, every: bool = False) -> list[str]:
     missed = [one for one in kernels if one.finished and any(one.never.values())]
     lines = [f"never drawn: {one.kernel}: {_missed(one.never)}" for one in missed[:LINES]]
     if missed[LINES:]:
-        lines.append(f"never drawn: something of {len(missed) - LINES} more kernels")
+        lines.append(f"never drawn: choices of {len(missed) - LINES} more kernels")
     if lines:
         lines[-1] += " (--pallas-max-examples draws more, --pallas-results lists all)"
     return lines
 
 
 def _choices(kernels: Sequence[Covered], roles: Sequence[str]) -> tuple[int, int]:
-    """How many words were tried, and how many there are, where there is more than one."""
+    """The number of drawn words and of all words, for aspects with more than one."""
     tried = every = 0
     for one in kernels:
         for aspect in dict.fromkeys((*one.tried, *one.never)):
@@ -108,7 +108,7 @@ def _choices(kernels: Sequence[Covered], roles: Sequence[str]) -> tuple[int, int
 
 
 def _missed(never: Words, most: int = WORDS) -> str:
-    """Some of what was never drawn: few words of each aspect, of many aspects."""
+    """Some words that were never drawn: few words of each aspect, of many aspects."""
     left = most
     parts: list[str] = []
     for aspect, words in never.items():
@@ -126,7 +126,7 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 @section("inputs", quiet=False)
 def section_of_inputs(results: Results) -> Iterator[str]:
-    """What was drawn. What a compiler gets has no values."""
+    """The drawn inputs. Compilers get no values."""
     kernels = covered(results.executed)
     if kernels:
         yield summary(kernels)
@@ -134,6 +134,6 @@ def section_of_inputs(results: Results) -> Iterator[str]:
 
 @section("untried inputs", quiet=False)
 def section_of_untried(results: Results) -> Iterator[Line]:
-    """What was declared and not drawn."""
+    """The declared inputs that were not drawn."""
     for line in warnings(covered(results.executed), every=results.every):
         yield Line(line, "yellow")

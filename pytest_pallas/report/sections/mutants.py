@@ -1,4 +1,4 @@
-"""What became of the mutants of each kernel, from records only."""
+"""The verdicts of the mutants of each kernel, from records only."""
 
 from __future__ import annotations
 
@@ -8,53 +8,53 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pytest_pallas.mutation_runner.verdict import Verdict, from_json, score
+from pytest_pallas.mutation_runner.verdict import MutantVerdict, from_json, score
 from pytest_pallas.notes import Note
 from pytest_pallas.record import Record
 from pytest_pallas.report.section import Line, Results, section
 from pytest_pallas.report.terminal import rendered
 
-#: Outcomes that turn a run red.
+#: Outcomes that fail a run.
 _BAD = ("failed", "xpassed")
 
-#: How verdicts are counted, in the order of the last line.
+#: The counted statuses, in the order of the last line.
 _STATUSES = ("killed", "survived", "equivalent", "untried")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class KernelMutants:
     """The mutants of a kernel.
 
     Attributes:
       kernel: its name.
-      family: of its spec; "" for kernels of tests of one's own.
+      family: the family of its spec; "" for kernels of user-written tests.
       verdicts: one for each mutant, in the order of the source.
-      notes: marks of equivalent mutants that are none, and checks that fail without a mutant.
+      notes: stale EquivalentMutant marks, and checks that fail without a mutant.
       seconds: how long it took.
     """
 
     kernel: str
     family: str
-    verdicts: list[Verdict]
+    verdicts: list[MutantVerdict]
     notes: list[Note] = field(default_factory=list[Note])
     seconds: float = 0.0
 
     @property
     def score(self) -> float | None:
-        """The percentage of mutants that were killed; None if none was tried."""
+        """The percentage of killed mutants; None if no mutant ran."""
         return score(self.verdicts)
 
     def count(self, status: str) -> int:
-        """How many mutants have a status."""
+        """The number of mutants with a status."""
         return sum(verdict.status == status for verdict in self.verdicts)
 
 
-def groups(records: Sequence[Record]) -> list[Group]:
+def groups(records: Sequence[Record]) -> list[KernelMutants]:
     """The mutants by kernel, the worst score first.
 
-    Several tests or specs may have tried a mutant: it is killed if one of them killed it.
+    Several tests or specs may run a mutant: it is killed if one of them kills it.
     """
-    found: dict[tuple[str, str], dict[str, Verdict]] = {}
+    found: dict[tuple[str, str], dict[str, MutantVerdict]] = {}
     notes: dict[tuple[str, str], list[Note]] = {}
     seconds: Counter[tuple[str, str]] = Counter()
     for record in records:
@@ -75,7 +75,7 @@ def groups(records: Sequence[Record]) -> list[Group]:
         for verdict in verdicts.values()
     )
     made = [
-        Group(
+        KernelMutants(
             kernel=kernel,
             family=family,
             verdicts=[_elsewhere(verdict, *best[key]) for key, verdict in verdicts.items()],
@@ -87,19 +87,21 @@ def groups(records: Sequence[Record]) -> list[Group]:
     return sorted(made, key=lambda group: 101.0 if group.score is None else group.score)
 
 
-def together(made: Sequence[Group]) -> Group:
+def together(made: Sequence[KernelMutants]) -> KernelMutants:
     """All mutants, each once."""
     best = _best((group.kernel, verdict) for group in made for verdict in group.verdicts)
-    return Group(kernel="", family="", verdicts=[verdict for _, verdict in best.values()])
+    return KernelMutants(kernel="", family="", verdicts=[verdict for _, verdict in best.values()])
 
 
-def total(made: Sequence[Group]) -> float | None:
+def total(made: Sequence[KernelMutants]) -> float | None:
     """The score over all kernels."""
     return together(made).score
 
 
-def sections(made: Sequence[Group], *, width: int, color: bool, every: bool) -> Iterator[str]:
-    """The table of kernels, what survived, and the score, as text.
+def sections(
+    made: Sequence[KernelMutants], *, width: int, color: bool, every: bool
+) -> Iterator[str]:
+    """The table of kernels, the survivors, and the score, as text.
 
     Args:
       made: the mutants by kernel.
@@ -112,24 +114,24 @@ def sections(made: Sequence[Group], *, width: int, color: bool, every: bool) -> 
     yield "mutants"
     yield _table(made, width=width, color=color)
     for group in made:
-        listed = [v for v in group.verdicts if v.status == "survived" or (every and _told(v))]
+        listed = [v for v in group.verdicts if v.status == "survived" or (every and _listed(v))]
         for verdict in listed:
             yield from _lines(group, verdict)
         for note in group.notes:
             yield f"  {group.kernel}: {note}"
     every_one = together(made)
     overall = every_one.score
-    told = [
+    counts = [
         f"{len(every_one.verdicts)} mutants",
         *(f"{every_one.count(s)} {s}" for s in _STATUSES if every_one.count(s)),
     ]
-    yield f"score {'-' if overall is None else f'{overall:.1f} %'}: {', '.join(told)}"
+    yield f"score {'-' if overall is None else f'{overall:.1f} %'}: {', '.join(counts)}"
 
 
 def others(records: Sequence[Record]) -> list[Record]:
-    """The records that other tables are about.
+    """The records of other tables.
 
-    One that turned the run red is among them even if it has mutants: failures are told there.
+    They include failed records with mutants, because those tables report failures.
     """
     return [
         record
@@ -139,32 +141,32 @@ def others(records: Sequence[Record]) -> list[Record]:
 
 
 def has_none(record: Record) -> bool:
-    """Whether it was asked for the mutants of a spec that has none, of the chosen operators."""
-    asked = record.check == "mutants" and record.backend == "all"
-    return asked and record.outcome == "passed" and not record.mutants
+    """Whether a record is of a spec without mutants of the selected operators."""
+    whole_spec = record.check == "mutants" and record.backend == "all"
+    return whole_spec and record.outcome == "passed" and not record.mutants
 
 
-def _rank(verdict: Verdict) -> int:
-    """Which of several verdicts about a mutant counts: one test that catches it is enough.
+def _rank(verdict: MutantVerdict) -> int:
+    """The precedence of several verdicts on a mutant: one test that kills it is enough.
 
-    Being the same program in what one test calls says nothing of what another one calls.
+    An equivalent mutant in the calls of one test may differ in the calls of another one.
     """
     if verdict.status == "equivalent" and verdict.marked:
         return 1
     return {"killed": 0, "survived": 2, "equivalent": 3, "untried": 4}[verdict.status]
 
 
-def _best(told: Iterable[tuple[str, Verdict]]) -> dict[str, tuple[str, Verdict]]:
-    """The verdict that counts, and who gave it, by key of the mutant."""
-    best: dict[str, tuple[str, Verdict]] = {}
-    for kernel, verdict in told:
+def _best(pairs: Iterable[tuple[str, MutantVerdict]]) -> dict[str, tuple[str, MutantVerdict]]:
+    """The verdict that counts, and its record, by key of the mutant."""
+    best: dict[str, tuple[str, MutantVerdict]] = {}
+    for kernel, verdict in pairs:
         if verdict.key not in best or _rank(verdict) < _rank(best[verdict.key][1]):
             best[verdict.key] = kernel, verdict
     return best
 
 
-def _elsewhere(verdict: Verdict, kernel: str, best: Verdict) -> Verdict:
-    """A verdict; of a survivor that another spec killed, or says to be none, that."""
+def _elsewhere(verdict: MutantVerdict, kernel: str, best: MutantVerdict) -> MutantVerdict:
+    """A verdict; for a survivor that another spec killed or marked as equivalent, that one."""
     if _rank(best) > 1 or verdict.status not in ("survived", "untried"):
         return verdict
     by, on = (kernel, "") if best.status == "killed" else ("", "")
@@ -173,11 +175,11 @@ def _elsewhere(verdict: Verdict, kernel: str, best: Verdict) -> Verdict:
     )
 
 
-def _told(verdict: Verdict) -> bool:
+def _listed(verdict: MutantVerdict) -> bool:
     return verdict.status in ("equivalent", "untried")
 
 
-def _lines(group: Group, verdict: Verdict) -> Iterator[str]:
+def _lines(group: KernelMutants, verdict: MutantVerdict) -> Iterator[str]:
     part = f" ({verdict.part})" if verdict.part else ""
     yield f"  {verdict.status}  {group.kernel}  {verdict.operator}: {verdict.change}{part}"
     callers = "".join(f", called in {place}" for place in verdict.called_from)
@@ -188,7 +190,7 @@ def _lines(group: Group, verdict: Verdict) -> Iterator[str]:
         yield f"            {verdict.reason}"
 
 
-def _table(made: Sequence[Group], *, width: int, color: bool) -> str:
+def _table(made: Sequence[KernelMutants], *, width: int, color: bool) -> str:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_edge=False)
@@ -208,21 +210,21 @@ def _table(made: Sequence[Group], *, width: int, color: bool) -> str:
     return rendered(table, width=width, color=color)
 
 
-def _by(group: Group) -> str:
-    """Which checks killed how many, the most first."""
+def _by(group: KernelMutants) -> str:
+    """The checks with the number of mutants that they killed, the most first."""
     counts = Counter(v.by for v in group.verdicts if v.status == "killed")
     return ", ".join(f"{name} {count}" for name, count in counts.most_common(3))
 
 
 @section("mutants")
 def section_of_mutants(results: Results) -> Iterator[str]:
-    """Which mutants were killed."""
+    """The mutants and their verdicts."""
     made = groups(results.records)
     yield from sections(made, width=results.wide, color=results.color, every=results.every)
 
 
 @section("mutation score")
 def section_of_score(results: Results) -> Iterator[Line]:
-    """Whether too few were killed."""
+    """The failure of ``--pallas-mutate-min``."""
     if results.score:
         yield Line(results.score, "red")

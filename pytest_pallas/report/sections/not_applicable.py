@@ -11,7 +11,7 @@ from pytest_pallas.report.section import Results, section
 def entries(
     left_out: Mapping[str, NotApplicable], records: Iterable[Record]
 ) -> Sequence[NotApplicable]:
-    """What was left out at collection, and then what the tests found out when they ran."""
+    """Checks that collection left out, then those that tests found not applicable."""
     found = dict(left_out)
     for record in records:
         entry = not_applicable_of(record)
@@ -25,9 +25,9 @@ def lines(found: Sequence[NotApplicable], *, every: bool) -> Iterator[str]:
     if not found:
         return
     late = sum(entry.found == "run" for entry in found)
-    told = f", {late:,} of them found when run" if late else ""
+    during_run = f", {late:,} of them found during the run" if late else ""
     hint = "" if every else " (-v lists them)"
-    yield f"not applicable: {count(found)}{told}{hint}"
+    yield f"not applicable: {count(found)}{during_run}{hint}"
     if not every:
         return
     groups: dict[str, list[NotApplicable]] = {}
@@ -42,7 +42,7 @@ def lines(found: Sequence[NotApplicable], *, every: bool) -> Iterator[str]:
 
 
 def count(found: Sequence[NotApplicable | Record]) -> str:
-    """How many checks of how many kernels."""
+    """The numbers of checks and kernels."""
     kernels = len({(each.test.rpartition("::")[0], each.kernel) for each in found})
     return f"{number(len(found), 'check')} of {number(kernels, 'kernel')}"
 
@@ -54,5 +54,5 @@ def number(many: int, noun: str) -> str:
 
 @section("not applicable", quiet=False)
 def section_of_requirements(results: Results) -> Iterator[str]:
-    """How many checks do not apply."""
+    """The number of checks that do not apply."""
     yield from lines(results.not_applicable, every=results.every)

@@ -1,4 +1,4 @@
-"""The table of what was executed, and the lines below it."""
+"""The table of executed checks, and the lines below it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def table(results: Results) -> Iterator[str]:
 
 @section("footnotes", quiet=False)
 def footnotes(results: Results) -> Iterator[str]:
-    """Why tests were skipped or expected to fail, and what checks noted."""
+    """The reasons of skips and expected failures, and the notes of checks."""
     yield from terminal.footnotes(results.executed, every=results.every)
 
 
 @section("distinct", quiet=False)
 def distinct(results: Results) -> Iterator[str]:
-    """How many different examples were run."""
+    """The number of distinct examples."""
     found = terminal.distinct((*results.executed, *results.compiled))
     if found.triples:
         yield terminal.line(found)

@@ -1,1 +1,1 @@
-"""Strategies for what some kinds of kernels take: block sizes, lengths, page tables, masks."""
+"""Strategies for specific kernels: block sizes, lengths, page tables, masks."""

@@ -1,4 +1,4 @@
-"""``block_sizes`` and ``grids``: how a kernel cuts its arrays, and how often it runs."""
+"""``block_sizes`` and ``grids``: the blocks of a kernel's arrays, and its grid."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tile_rows(dtype: np.dtype[Any]) -> int:
 def tpu_candidates(
     shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> list[tuple[list[int], list[int]]]:
-    """For each dim of ``shape`` some sizes that a TPU accepts, and some that it refuses."""
+    """For each dim of ``shape`` some sizes that a TPU accepts, and some that it rejects."""
     rank = len(shape)
     if rank == 1:
         return [_one_dim(shape[0], LANES * max(1, 32 // bits(dtype)))]
@@ -130,14 +130,14 @@ def block_sizes(
 
     Legal blocks are the array itself, whole tiles, blocks that do not divide the array and blocks
     that reach beyond it. A block of whole tiles has 8, 16, 32 or 64 rows at least, for 32, 16, 8
-    and 4 bits. Blocks that are not legal are wrong in one dim and right in the others; the
-    compiler must refuse them: give them to a test of the kernel's own error message.
+    and 4 bits. Illegal blocks are wrong in one dim and right in the others. The compiler must
+    reject them; use them to test the kernel's own error message.
 
     Args:
       shape: the shape of the array, at least one dim, none of them 0.
       dtype: its dtype.
       target: ``"tpu"``, ``"gpu"``, or the name of a chip such as ``"v6e"``.
-      legal: False for blocks that the chip's compiler refuses.
+      legal: False for blocks that the chip's compiler rejects.
       max_blocks: the most blocks that the array may be cut into.
       max_bytes: the most bytes of one block, on the device.
 
@@ -146,7 +146,7 @@ def block_sizes(
     """
     sizes = tuple(check_int("shape", size, 1) for size in shape)
     if not sizes:
-        raise SpecError("shape: a scalar has no blocks; give at least one dim")
+        raise SpecError("shape: a scalar has no blocks; give a shape with at least one dim")
     check_int("max_blocks", max_blocks, 1)
     check_int("max_bytes", max_bytes, 1)
     of_dtype = as_dtype(dtype)
@@ -163,7 +163,7 @@ def block_sizes(
             f"for {target} is within max_bytes={max_bytes} and max_blocks={max_blocks}; "
             "raise one of them"
         )
-    # Fewest blocks first; among those the array itself, and then the smallest.
+    # fewest blocks first; of those the array itself, then the smallest
     return st.sampled_from(
         sorted(found, key=lambda b: (_blocks(sizes, b), b != sizes, math.prod(b), b))
     )
@@ -181,7 +181,7 @@ def grids(
     Args:
       rank: how many axes, up to 6; 0 gives ``()``.
       max_programs: the most programs, that is the product of the sizes.
-      min_size: the smallest size of an axis; 0 asks for empty grids as well.
+      min_size: the smallest size of an axis; 0 draws empty grids, too.
 
     Raises:
       SpecError: an argument that cannot be used.
@@ -190,7 +190,7 @@ def grids(
     check_int("max_programs", max_programs, 1)
     check_int("min_size", min_size, 0)
     if rank > 6:
-        raise SpecError(f"rank={rank}: a grid has at most 6 axes here; fold some of them into one")
+        raise SpecError(f"rank={rank}: a grid can have at most 6 axes; merge some of them")
     steps = [size for size in (0, *_STEPS, min_size) if size >= min_size]
     found = {
         grid
@@ -202,7 +202,7 @@ def grids(
             f"grids: no grid of {rank} axes of at least {min_size} has at most "
             f"max_programs={max_programs} programs; raise it"
         )
-    # An empty grid says less than one of a single program.
+    # an empty grid is less useful than a single program
     return st.sampled_from(sorted(found, key=lambda g: (math.prod(g) or 1.5, max(g, default=0), g)))
 
 
@@ -211,7 +211,7 @@ def _platform(target: str) -> str:
     if target in _PLATFORMS:
         return target
     if target not in TARGETS:
-        raise SpecError(f"target: {target!r} is none of {', '.join([*_PLATFORMS, *TARGETS])}")
+        raise SpecError(f"target: {target!r} must be one of {', '.join([*_PLATFORMS, *TARGETS])}")
     return TARGETS[target].platform
 
 

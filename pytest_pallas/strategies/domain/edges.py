@@ -24,18 +24,18 @@ def edges(
 ) -> SearchStrategy[int]:
     """A strategy for a number from ``least`` to ``most``, at an edge of a tile or of the range.
 
-    These are the first two tiles and the last one, each less one, exactly, and more one; the ends
-    of the range, one less than its end, and its middle; and what is in ``also``. Shrinks to 1, or
-    to ``least`` above it.
+    These are the first two tiles and the last one, each minus one, exactly, and plus one; the ends
+    of the range, one less than its end, and its middle; and the numbers in ``also``. Shrinks to 1,
+    or to ``least`` above it.
 
-    Numbers for several places of an array need strategies of different ``place``: hypothesis
-    copies what it drew from one strategy to where it drew from an equal one, over and over.
+    Numbers for several positions of an array need strategies with different ``place``, because
+    Hypothesis often copies draws between equal strategies.
     """
     found = {1, least, (least + most) // 2, most - 1, most, *also}
     for tile in tiles:
         starts = {tile, 2 * tile, most // tile * tile}
         found |= {start + step for start in starts for step in (-1, 0, 1)}
-    # As for dims: a failure at 1 says more than one at 0.
+    # as for dims, a failure at 1 is more useful than one at 0
     within = sorted((n for n in found if least <= n <= most), key=lambda n: n or 1.5)
     return st.sampled_from([(number, place) for number in within]).map(lambda pair: pair[0])
 

@@ -1,4 +1,4 @@
-"""``permutations``, ``indices`` and ``page_tables``: where a kernel is to look."""
+"""``permutations``, ``indices`` and ``page_tables``: indices for gathers and scatters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_pallas.strategies.values import limits
 
 Ints = npt.NDArray[Any]
 
-#: The largest numbers of 15, 16 and 8 bits and what follows them: where narrow indices wrap.
+#: The largest numbers of 15, 16 and 8 bits and their successors, where narrow indices wrap.
 _WRAPS = (32_767, 32_768, 65_535, 65_536, 127, 128, 255, 256)
 
 
@@ -30,7 +30,7 @@ def permutations(length: int) -> SearchStrategy[Ints]:
 
         permutations(4)  # draws [3, 2, 1, 0], [1, 2, 3, 0], [0, 1, 3, 2]; shrinks to [0, 1, 2, 3]
 
-    It leaves all as it is, reverses it, moves it by some places, swaps two, or shuffles.
+    It is the identity, a reversal, a rotation, a swap of two, or a shuffle.
 
     Draws int32 arrays of shape ``(length,)``.
 
@@ -76,14 +76,14 @@ def indices(
     check_int("size", size, 1)
     of_dtype = as_dtype(dtype)
     if not is_int(of_dtype):
-        raise SpecError(f"dtype: indices are integers, not {of_dtype.name}; use int32")
+        raise SpecError(f"dtype: indices must be integers, not {of_dtype.name}; use int32")
     if size - 1 > limits(of_dtype).high:
         raise SpecError(
             f"dtype: {of_dtype.name} cannot hold the index {size - 1}; use a wider one or a "
             "smaller size"
         )
     if unique and size < count:
-        raise SpecError(f"size={size} has no {count} different indices; raise it")
+        raise SpecError(f"size={size} has fewer than {count} different indices; raise it")
     tiles = check_tiles("around", around)
     places = tuple(edges(0, size - 1, tiles, place=at, also=_WRAPS) for at in range(count))
     drawn = _indices(size, of_dtype, unique, places)
@@ -123,7 +123,8 @@ def page_tables(
     if not shared and pages < sequences * pages_each:
         raise SpecError(
             f"pages={pages} is less than the {sequences * pages_each} that {sequences} sequences "
-            f"of {pages_each} pages need; raise it or let them share with shared=True"
+            f"of {pages_each} pages need; raise it, or allow sequences to share pages with "
+            "shared=True"
         )
     table = _page_tables(sequences, pages_each, pages, shared)
     return bounded("page_tables", (sequences, pages_each), table)

@@ -20,7 +20,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class _Request:
+class _MaskRequest:
     """What a kind of mask is made from.
 
     Attributes:
@@ -44,19 +44,19 @@ class _Request:
         return self.query.size, self.key.size
 
 
-def _full(request: _Request) -> Any:
+def _full(request: _MaskRequest) -> Any:
     return np.ones(request.shape, bool)
 
 
-def _causal(request: _Request) -> Any:
+def _causal(request: _MaskRequest) -> Any:
     return request.key <= request.query + request.shift
 
 
-def _local(request: _Request) -> Any:
+def _local(request: _MaskRequest) -> Any:
     return _causal(request) & (request.key > request.query + request.shift - request.window)
 
 
-def _blocks(request: _Request) -> Any:
+def _blocks(request: _MaskRequest) -> Any:
     rows, columns = request.block
     counts = -(-request.shape[0] // rows), -(-request.shape[1] // columns)
     chosen = request.rng.random(counts) < 0.5
@@ -64,23 +64,23 @@ def _blocks(request: _Request) -> Any:
     return chosen[request.query // rows, request.key // columns]
 
 
-def _rows(request: _Request) -> Any:
+def _rows(request: _MaskRequest) -> Any:
     shown = request.rng.random(request.shape) < 0.7
     shown[request.rng.random(request.shape[0]) < 0.3] = False
     shown[request.rng.integers(request.shape[0])] = False
     return shown
 
 
-def _random(request: _Request) -> Any:
+def _random(request: _MaskRequest) -> Any:
     return request.rng.random(request.shape) < 0.5
 
 
-def _none(request: _Request) -> Any:
+def _none(request: _MaskRequest) -> Any:
     return np.zeros(request.shape, bool)
 
 
 #: The kinds of mask from the simplest on; shrinking goes towards the first.
-KINDS: dict[str, Callable[[_Request], Any]] = {
+KINDS: dict[str, Callable[[_MaskRequest], Any]] = {
     "full": _full,
     "causal": _causal,
     "local": _local,
@@ -107,7 +107,7 @@ def masks(
         masks(100, 130, block=(16, 128))
         masks(64, 64, kinds=("causal", "local"), empty_rows=False)
 
-    The kinds are, and it shrinks to the first of those asked for:
+    The kinds are, and it shrinks to the first of the selected ones:
 
     - ``"full"``: every query sees every key;
     - ``"causal"``: query ``i`` sees the keys up to ``i``; or up to ``i + keys - queries``, so that
@@ -148,16 +148,16 @@ def masks(
 
 
 def _check_kinds(kinds: Any, empty_rows: bool) -> tuple[str, ...]:
-    """The kinds asked for, from the simplest on."""
-    asked: tuple[Any, ...] = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-    for name in asked:
+    """The selected kinds, from the simplest on."""
+    wanted: tuple[Any, ...] = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    for name in wanted:
         if name not in KINDS:
-            raise SpecError(f"kinds: there is no kind {name!r}; there are {', '.join(KINDS)}")
-    found = tuple(name for name in KINDS if name in asked and (empty_rows or name != "none"))
+            raise SpecError(f"kinds: there is no kind {name!r}; valid: {', '.join(KINDS)}")
+    found = tuple(name for name in KINDS if name in wanted and (empty_rows or name != "none"))
     if not found:
         raise SpecError(
             f"kinds={kinds!r} leaves no kind of mask; give at least one"
-            + (", or allow empty_rows" if asked else "")
+            + (", or allow empty_rows" if wanted else "")
         )
     return found
 
@@ -173,7 +173,7 @@ def _masks(
 ) -> Mask:
     # As many choices for every kind, because hypothesis takes fewer ones for simpler.
     kind = draw(st.sampled_from(names))
-    request = _Request(
+    request = _MaskRequest(
         query=np.arange(queries)[:, None],
         key=np.arange(keys)[None, :],
         block=block,

@@ -51,7 +51,7 @@ def device_meshes(
     dims = dict(divides or {})
     for name, dim in dims.items():
         if name not in names:
-            raise SpecError(f"divides: there is no axis {name!r}; there are {', '.join(names)}")
+            raise SpecError(f"divides: there is no axis {name!r}; valid: {', '.join(names)}")
         check_int(f"divides[{name!r}]", dim, 1)
     found = [
         sizes

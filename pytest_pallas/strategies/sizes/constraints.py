@@ -38,7 +38,7 @@ class Constraint:
     """A comparison between dims.
 
     Attributes:
-      text: what it was written as.
+      text: its source text.
       names: the dims in it, each once, in order of appearance.
       defines: the dim that stands alone left of the only ``=``, and nowhere right of it.
       comparison: its syntax tree.
@@ -54,7 +54,7 @@ def parse_constraint(text: str) -> Constraint:
     """Parse one constraint.
 
     Raises:
-      ValueError: what is wrong with it.
+      ValueError: it is not a constraint; the message has the reason.
     """
     try:
         parsed = ast.parse(_EQUALS.sub("==", text.strip()), mode="eval").body
@@ -62,7 +62,7 @@ def parse_constraint(text: str) -> Constraint:
         parsed = None
     if not isinstance(parsed, ast.Compare):
         raise ValueError(
-            f"{text.strip()!r} is no constraint; a constraint compares dims, such as "
+            f"{text.strip()!r} is not a constraint; a constraint compares dims, such as "
             "'h = g*r', 'q < k' or 'k % 8 = 0'"
         )
     for side in _sides(parsed):
@@ -140,16 +140,16 @@ def _without(defining: Mapping[str, Constraint], name: str) -> Mapping[str, Cons
 
 
 def _check(node: ast.AST) -> None:
-    """Raise a ValueError if a part of a comparison is none of the language."""
+    """Raise a ValueError if a part of a comparison is not in the language."""
     allowed = (ast.BinOp, ast.Name, ast.Load, *_ARITHMETIC, *_COMPARISONS)
     if isinstance(node, allowed):
         return
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return
     if isinstance(node, ast.Div):
-        raise ValueError("'/' is no division of sizes; write '//'")
+        raise ValueError("'/' is not allowed for sizes; write '//'")
     raise ValueError(
-        "a constraint has only dims, integers, + - * // % and comparisons, and no "
+        "a constraint may have dims, integers, + - * // % and comparisons, but not "
         f"{type(node).__name__.lower()}"
     )
 

@@ -23,17 +23,24 @@ from pytest_pallas.strategies.sizes.constraints import (
     parse_constraint,
 )
 from pytest_pallas.strategies.sizes.learned import LearnedTiles, Probe, current_probe
-from pytest_pallas.strategies.sizes.pools import Pool, Sizes, Tiles, boundary, check_int, make_pools
+from pytest_pallas.strategies.sizes.pools import (
+    SizePool,
+    Sizes,
+    Tiles,
+    boundary,
+    check_int,
+    make_pools,
+)
 from pytest_pallas.strategies.sizes.shapes import ShapeSpec, concrete, parse
 
-#: How often each size of the longest pool appears in the table.
+#: Number of occurrences of each size of the longest pool in the table.
 _CYCLES = 3
 
-#: How many random rows are tried for a size that constraints leave in none.
+#: Number of random rows to try for a size that no row has after constraints.
 _TRIES = 300
 
 
-def make_table(pools: Sequence[Pool]) -> tuple[tuple[int, ...], ...]:
+def make_table(pools: Sequence[SizePool]) -> tuple[tuple[int, ...], ...]:
     """Rows of positions in ``pools``, without constraints. Row 0 is the largest."""
     largest = tuple(len(pool.sizes) - 1 for pool in pools)
     plain = tuple(pool.plain for pool in pools)
@@ -54,7 +61,7 @@ def _shuffled(count: int, length: int, chance: random.Random) -> list[int]:
     return column
 
 
-def _spread(columns: list[list[int]], pools: Sequence[Pool]) -> None:
+def _spread(columns: list[list[int]], pools: Sequence[SizePool]) -> None:
     """Swap within columns until the sizes of each row differ, as far as that helps."""
 
     def clashes(row: int) -> int:
@@ -75,7 +82,7 @@ def _spread(columns: list[list[int]], pools: Sequence[Pool]) -> None:
 
 def keep_fitting(
     table: Sequence[tuple[int, ...]],
-    pools: Sequence[Pool],
+    pools: Sequence[SizePool],
     fits: Callable[[tuple[int, ...]], bool],
 ) -> tuple[tuple[int, ...], ...]:
     """The rows that fit, and more such rows for the sizes that are in none of those.
@@ -105,19 +112,19 @@ def keep_fitting(
 #: Elements of the largest array that is drawn by default: 4 MiB of float32.
 MAX_ELEMENTS = 2**20
 
-#: One draw in about this many caps a dim for no other reason than variety.
+#: About one draw in this many caps a dim, for diversity.
 _RARELY = 12
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How large arrays may be.
+    """Limits on the size of arrays.
 
     Attributes:
       max_elements: of each array.
       max_bytes: of all arrays together; None if that does not matter.
       itemsizes: bytes of an element of each array, or of all; for ``max_bytes``.
-      by_option: whether ``max_bytes`` is what ``--pallas-max-bytes`` says.
+      by_option: whether ``max_bytes`` is that of ``--pallas-max-bytes``.
     """
 
     max_elements: int
@@ -134,35 +141,35 @@ class Budget:
         return f"{words}, max_bytes={self.max_bytes}"
 
     def within(self, number: int | None) -> Budget:
-        """This budget with what the option says, if that is less."""
+        """This budget with the limit of the option, if that is smaller."""
         if number is None or (self.max_bytes is not None and self.max_bytes <= number):
             return self
         return replace(self, max_bytes=number, by_option=True)
 
     def error(self, problem: str) -> SpecError:
-        """The error that no draw fits within this budget."""
+        """The error for a budget that no draw fits."""
         return DrawTooLargeError(problem) if self.by_option else SpecError(problem)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What ``dims`` draws from.
+class DimsPlan:
+    """The data from which ``dims`` draws.
 
     Attributes:
       shapes: the shapes that the dims are for.
       pools: of the dims that have one.
       free: strategies of the other dims.
-      table: rows of positions, one a pool. Row 0 is the largest of everything: with it, the caps
-        alone say the sizes, so that shrinking to row 0 frees each dim.
-      row: draws the number of a row.
+      table: rows with one position for each pool. Row 0 has the largest sizes: with it, only the
+        caps determine the sizes, so that shrinking to row 0 frees each dim.
+      row: strategy for the number of a row.
       caps: for each pool a number to subtract, and what to subtract it from.
-      budget: what the arrays may have.
+      budget: the limits of the arrays.
       defining: constraints that give the size of a dim that is not drawn, in order.
       checked: the other constraints.
     """
 
     shapes: ShapeSpec
-    pools: Mapping[str, Pool]
+    pools: Mapping[str, SizePool]
     free: Mapping[str, SearchStrategy[int]]
     table: Sequence[tuple[int, ...]]
     row: SearchStrategy[int]
@@ -193,8 +200,8 @@ def dims(
         dims("b h q d, b g k d; h = g*r, q <= k, d % 8 = 0", around={"q": 16, "k": 16})
 
     Args:
-      shapes: as for ``strategies.arrays``. A constraint ``h = g*r`` says the size of ``h``, unless
-        another argument says it by name.
+      shapes: as for ``strategies.arrays``. A constraint ``h = g*r`` gives the size of ``h``, unless
+        another argument gives it by name.
       around: a tile ``b``, several of them, or a mapping from dim to those. Sizes are then 1,
         ``b-1``, ``b``, ``b+1``, ``2b-1``, ``2b``, ``2b+1`` and some primes (with ``max_dim``,
         ``3b`` and ``3b+1`` too). Dims without it have small sizes.
@@ -202,9 +209,9 @@ def dims(
       dims: a mapping from dim to its size, to a list of sizes, or to a strategy for it.
       unequal: names of dims that never have the same size, or True for those of all arrays. Most
         draws have different sizes anyway, but some are square.
-      max_dim: the largest size, except for what ``dims`` or a constraint says.
+      max_dim: the largest size, except for sizes from ``dims`` or a constraint.
       max_elements: the most elements that one array may have; larger draws are made smaller.
-      min_dim: the smallest size, except for what ``dims`` says. 0 asks for empty arrays as well.
+      min_dim: the smallest size, except for sizes from ``dims``. 0 draws empty arrays, too.
 
     Raises:
       ShapeLanguageError: ``shapes`` cannot be understood.
@@ -234,19 +241,19 @@ def plan_dims(
     max_dim: int | None = None,
     min_dim: int = 1,
     learned: LearnedTiles = (),
-) -> Plan:
-    """What ``dims`` draws from within a budget; the other arguments and errors are the same.
+) -> DimsPlan:
+    """The plan of ``dims`` for a budget; the other arguments and errors are the same.
 
-    Dims about which they say nothing are around the tiles in ``learned``.
+    Dims without sizes are drawn around the tiles in ``learned``.
     """
     spec = shapes if isinstance(shapes, ShapeSpec) else parse(shapes)
-    said = [
+    specified = [
         name
         for argument in (around, multiple_of, dims)
         if isinstance(argument, Mapping)
         for name in argument
     ]
-    defining, checked = definitions(spec.constraints, said)
+    defining, checked = definitions(spec.constraints, specified)
     computed = {constraint.defines for constraint in defining}
     positive = [parse_constraint(f"{name} >= {min_dim}") for name in computed]
     made = make_pools(
@@ -258,16 +265,16 @@ def plan_dims(
         min_dim=min_dim,
         learned=dict(learned),
     )
-    pools = {name: pool for name, pool in made.items() if isinstance(pool, Pool)}
-    free = {name: sizes for name, sizes in made.items() if not isinstance(sizes, Pool)}
+    pools = {name: pool for name, pool in made.items() if isinstance(pool, SizePool)}
+    free = {name: sizes for name, sizes in made.items() if not isinstance(sizes, SizePool)}
     if not spec.constraints:
         least = {name: pool.sizes[0] for name, pool in pools.items()} | dict.fromkeys(free, 1)
         if _too_large(spec, least, budget):
             raise budget.error(
-                f"{budget} is less than the smallest array of {spec.text!r} has ({least}); "
-                "raise it or allow smaller dims"
+                f"{budget} is too small for the smallest array of {spec.text!r} ({least}); raise "
+                "it or allow smaller dims"
             )
-    plan = Plan(
+    plan = DimsPlan(
         shapes=spec,
         pools=pools,
         free=free,
@@ -284,7 +291,7 @@ def plan_dims(
     return replace(plan, table=table, row=row, caps=caps)
 
 
-def boundaries(plan: Plan) -> dict[str, dict[int, str]]:
+def boundaries(plan: DimsPlan) -> dict[str, dict[int, str]]:
     """For each dim with a pool, the sizes that it can have and the kind of boundary of each."""
     least = {name: pool.sizes[0] for name, pool in plan.pools.items()} | dict.fromkeys(plan.free, 1)
     kinds: dict[str, dict[int, str]] = {}
@@ -314,8 +321,8 @@ def _differences(shapes: ShapeSpec, unequal: bool | Sequence[str]) -> list[Const
     return [parse_constraint(f"{one} != {other}") for one, other in combinations(names, 2)]
 
 
-def _fitting_table(plan: Plan) -> Sequence[tuple[int, ...]]:
-    """The rows of a plan's table, and more, that satisfy what can be known before drawing."""
+def _fitting_table(plan: DimsPlan) -> Sequence[tuple[int, ...]]:
+    """The rows of a plan's table, and more, that satisfy the constraints known before drawing."""
 
     def fits(row: tuple[int, ...]) -> bool:
         sizes = {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), row, strict=True)}
@@ -327,12 +334,12 @@ def _fitting_table(plan: Plan) -> Sequence[tuple[int, ...]]:
         pools = {name: pool.sizes for name, pool in plan.pools.items()}
         raise plan.budget.error(
             f"dims: no sizes satisfy {', '.join(wanted)} within {plan.budget} among {pools}; "
-            "give sizes that do with dims={...}"
+            "give sizes that satisfy them with dims={...}"
         )
     return table
 
 
-def _complete(plan: Plan, sizes: dict[str, int]) -> bool:
+def _complete(plan: DimsPlan, sizes: dict[str, int]) -> bool:
     """Add the dims that constraints define to ``sizes``; whether all constraints hold."""
     for constraint in plan.defining:
         assert constraint.defines is not None
@@ -345,7 +352,7 @@ def _complete(plan: Plan, sizes: dict[str, int]) -> bool:
 
 
 @st.composite
-def draw_dims(draw: DrawFn, plan: Plan) -> dict[str, int]:
+def draw_dims(draw: DrawFn, plan: DimsPlan) -> dict[str, int]:
     """A strategy for the sizes of a plan."""
     sizes = {
         name: check_int(f"what dims[{name!r}] drew", draw(strategy), 0)
@@ -368,8 +375,8 @@ def draw_dims(draw: DrawFn, plan: Plan) -> dict[str, int]:
     return {name: sizes[name] for name in plan.shapes.variables}
 
 
-def _probed(plan: Plan, probe: Probe, drawn: Mapping[str, int]) -> dict[str, int]:
-    """Large and different sizes where nothing is said, and plain ones elsewhere."""
+def _probed(plan: DimsPlan, probe: Probe, drawn: Mapping[str, int]) -> dict[str, int]:
+    """Large, different sizes for dims without sizes, and plain sizes for the others."""
     unlimited = replace(plan, budget=Budget(sys.maxsize))
     plain = {name: pool.sizes[pool.plain] for name, pool in plan.pools.items()}
     for order in probe.orders([name for name, pool in plan.pools.items() if pool.unsaid]):
@@ -380,7 +387,7 @@ def _probed(plan: Plan, probe: Probe, drawn: Mapping[str, int]) -> dict[str, int
     reject()
 
 
-def _caps(pools: Iterable[Pool], base: int) -> tuple[tuple[int, SearchStrategy[int]], ...]:
+def _caps(pools: Iterable[SizePool], base: int) -> tuple[tuple[int, SearchStrategy[int]], ...]:
     """Strategies for the caps, on disjoint ranges of integers from ``base`` on.
 
     Disjoint, because hypothesis spends most of its examples on copying what it drew from one
@@ -394,7 +401,7 @@ def _caps(pools: Iterable[Pool], base: int) -> tuple[tuple[int, SearchStrategy[i
     return tuple(caps)
 
 
-def _reduce(plan: Plan, sizes: dict[str, int], first: int) -> None:
+def _reduce(plan: DimsPlan, sizes: dict[str, int], first: int) -> None:
     """Make ``sizes`` smaller in place, until no array is too large.
 
     Dims are granted their size one after the other while the rest are at their simplest. Which
@@ -403,7 +410,7 @@ def _reduce(plan: Plan, sizes: dict[str, int], first: int) -> None:
     wanted = dict(sizes)
     sizes |= {name: pool.sizes[0] for name, pool in plan.pools.items()}
     if _too_large(plan.shapes, sizes, plan.budget):
-        reject()  # only the user's own strategies can come here
+        reject()  # only user strategies can reach this
     names = list(plan.pools)
     for name in names[first:] + names[:first]:
         for size in reversed(plan.pools[name].sizes):

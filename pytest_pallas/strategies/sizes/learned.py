@@ -1,9 +1,9 @@
-"""Sizes of dims about which a strategy says nothing, learned from the kernel that they are for.
+"""Sizes of dims that a strategy does not specify, learned from the kernel.
 
 A kernel with blocks of 128 rows has one program for every array of up to 128 rows, and most of its
-mistakes need two. ``arrays("m n")`` says nothing about blocks, so whoever draws for a kernel first
-draws a probe, an abstract call with large and different sizes, reads the blocks off its trace, and
-draws around these.
+mistakes need two. ``arrays("m n")`` does not specify blocks. So the plugin first draws a probe,
+which is an abstract call with large, different sizes, reads the blocks from its trace, and draws
+around these.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-#: Sizes by dim that strategies draw around where they say nothing themselves.
+#: Tiles by dim, for dims that a strategy does not specify.
 type LearnedTiles = tuple[tuple[str, tuple[int, ...]], ...]
 
 #: Probed sizes are multiples of it: more than most blocks, and divisible by them.
 STEP = 2048
 
-#: Orders of sizes that are tried where constraints refuse the first.
+#: Orders of sizes to try if constraints reject the first.
 _ORDERS = 24
 
 _TILES: ContextVar[LearnedTiles] = ContextVar("tiles", default=())
@@ -32,7 +32,7 @@ _TILES: ContextVar[LearnedTiles] = ContextVar("tiles", default=())
 
 @dataclass
 class Probe:
-    """What a probe gave the dims about which nothing is said.
+    """The sizes of a probe for unspecified dims.
 
     Attributes:
       sizes: by dim, each another multiple of ``STEP``.
@@ -54,7 +54,7 @@ _PROBE: ContextVar[Probe | None] = ContextVar("probe", default=None)
 
 @contextmanager
 def probing() -> Generator[Probe]:
-    """Let ``arrays`` draw abstract arrays of probed sizes meanwhile.
+    """Let ``arrays`` draw abstract arrays of probed sizes inside this context.
 
     They are of ``jax.ShapeDtypeStruct``, since real ones would need gigabytes.
     """
@@ -73,12 +73,12 @@ def current_probe() -> Probe | None:
 
 
 def current_tiles() -> LearnedTiles:
-    """What was learned for the draw that is being made."""
+    """The learned tiles of the current draw."""
     return _TILES.get()
 
 
 def around(strategy: SearchStrategy[Any], tiles: Mapping[str, tuple[int, ...]]) -> Any:
-    """The strategy, drawing around ``tiles`` where it says nothing itself."""
+    """The strategy, with draws around ``tiles`` for dims that it does not specify."""
     return _around(strategy, tuple(sorted(tiles.items()))) if tiles else strategy
 
 

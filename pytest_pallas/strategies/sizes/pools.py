@@ -1,8 +1,8 @@
 """Pools: the few sizes that a dim may have, chosen where kernels break.
 
-A kernel that works on tiles of ``b`` breaks at the edges of a tile: one element alone, one short
-of a tile, a full tile, one over, and the same for two tiles. A pool holds those and a few primes,
-and nothing else: every new shape costs a trace and a compile (0.3 to 1 s), so shapes must repeat.
+A kernel that works on tiles of ``b`` fails at the edges of a tile: one element alone, one short of
+a tile, a full tile, one over, and the same for two tiles. A pool holds those and a few primes, and
+nothing else: every new shape costs a trace and a compile (0.3 to 1 s), so shapes must repeat.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _NOTHING: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 #: Primes fill a pool up to this many sizes; boundaries are never left out.
 POOL_SIZE = 9
 
-#: Sizes of a dim about which nothing is said.
+#: Sizes of a dim that is not specified.
 SMALL = (1, 2, 3, 4, 5, 7, 8, 13, 17)
 
 
 @dataclass(frozen=True)
-class Pool:
+class SizePool:
     """The sizes that a dim may have.
 
     Attributes:
@@ -40,7 +40,7 @@ class Pool:
       plain: position in ``sizes`` of the ordinary case, e.g. one full tile.
       tiles: that the sizes were chosen around, or are multiples of.
       listed: whether the user listed the sizes.
-      unsaid: whether the user said nothing about them.
+      unsaid: whether the user did not specify them.
     """
 
     sizes: tuple[int, ...]
@@ -59,12 +59,12 @@ def make_pools(
     max_dim: int | None = None,
     min_dim: int = 1,
     learned: Mapping[str, tuple[int, ...]] = _NOTHING,
-) -> dict[str, Pool | SearchStrategy[int]]:
+) -> dict[str, SizePool | SearchStrategy[int]]:
     """The pool, or the strategy in its stead, of each dim in ``names``.
 
-    What is said by name goes before what is said for all dims, and ``multiple_of`` for all dims
-    goes before ``around`` for all dims. The arguments are those of ``strategies.dims``; dims that
-    none of them speaks of are around the tiles in ``learned``, or small.
+    Arguments by name have precedence over arguments for all dims, and ``multiple_of`` for all dims
+    over ``around`` for all dims. The arguments are those of ``strategies.dims``; unspecified dims
+    are around the tiles in ``learned``, or small.
 
     Raises:
       SpecError: an argument that cannot be used, by name.
@@ -75,7 +75,7 @@ def make_pools(
     if dims is not None and not isinstance(dims, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise SpecError(f"dims must be a mapping from dim to sizes, not {dims!r}")
     mappings = {"around": around, "multiple_of": multiple_of, "dims": dims or {}}
-    said: dict[str, str] = {}
+    specified: dict[str, str] = {}
     for argument, value in mappings.items():
         for name in value if isinstance(value, Mapping) else ():
             if name not in names:
@@ -83,15 +83,16 @@ def make_pools(
                     f"{argument}: there is no dim {name!r} in the shapes; "
                     f"their dims are {', '.join(names) or 'none'}"
                 )
-            if name in said:
+            if name in specified:
                 raise SpecError(
-                    f"{argument}: {said[name]} already says the sizes of dim {name!r}; drop one"
+                    f"{argument}: {specified[name]} already gives the sizes of dim {name!r}; drop "
+                    "one"
                 )
-            said[name] = argument
+            specified[name] = argument
     by_argument = {"around": _around, "multiple_of": _multiples}
-    pools: dict[str, Pool | SearchStrategy[int]] = {}
+    pools: dict[str, SizePool | SearchStrategy[int]] = {}
     for name in names:
-        argument = said.get(name) or _for_all(around, multiple_of)
+        argument = specified.get(name) or _for_all(around, multiple_of)
         if argument == "dims":
             assert dims is not None
             pools[name] = _explicit(f"dims[{name!r}]", dims[name])
@@ -106,7 +107,7 @@ def make_pools(
     return pools
 
 
-def boundary(size: int, pool: Pool) -> str:
+def boundary(size: int, pool: SizePool) -> str:
     """The kind of boundary that a size of a pool is.
 
     ``"fixed"`` in a pool of one size, and the size itself where the user listed several. Else
@@ -150,7 +151,7 @@ def _as_int(value: object) -> int | None:
 
 
 def _for_all(around: Tiles | None, multiple_of: Tiles | None) -> str | None:
-    """Which argument speaks for the dims that are not named."""
+    """The argument for the dims that are not named."""
     for argument, value in (("multiple_of", multiple_of), ("around", around)):
         if value is not None and not isinstance(value, Mapping):
             return argument
@@ -170,14 +171,14 @@ def _several(value: Any) -> Sequence[Any]:
     return value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
-def _around(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> Pool:
+def _around(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> SizePool:
     """Sizes around the edges of tiles, with primes where there is room."""
     if high is not None and high < max(tiles):
         raise SpecError(f"{label}: max_dim={high} is smaller than the tile {max(tiles)}")
     sizes = {1}
     for tile in tiles:
         sizes |= {tile - 1, tile, tile + 1, 2 * tile - 1, 2 * tile, 2 * tile + 1}
-        if high is not None:  # three tiles are dear, so only when asked for
+        if high is not None:  # three tiles are expensive, so only on request
             sizes |= {3 * tile, 3 * tile + 1}
     pool = _pool(sizes, low, high, plain=max(tiles))
     for prime in (7, _prime_above(3 * max(tiles) // 2), 3):
@@ -186,8 +187,8 @@ def _around(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> P
     return replace(pool, tiles=tiles)
 
 
-def _unsaid(tiles: Sequence[int], low: int, high: int | None) -> Pool:
-    """Sizes around what was learned, as far as they may be so large; else small ones."""
+def _unsaid(tiles: Sequence[int], low: int, high: int | None) -> SizePool:
+    """Sizes around the learned tiles, if they may be so large; otherwise small ones."""
     fitting = tuple(tile for tile in tiles if high is None or tile < high)
     if fitting:
         return _around("learned", fitting, low, high)
@@ -195,7 +196,7 @@ def _unsaid(tiles: Sequence[int], low: int, high: int | None) -> Pool:
     return _pool((*SMALL, limit), low, high, plain=8)
 
 
-def _multiples(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> Pool:
+def _multiples(label: str, tiles: tuple[int, ...], low: int, high: int | None) -> SizePool:
     """One, two and three tiles."""
     multiples = [n * tile for tile in tiles for n in (1, 2, 3)]
     kept = [size for size in multiples if low <= size and (high is None or size <= high)]
@@ -205,28 +206,28 @@ def _multiples(label: str, tiles: tuple[int, ...], low: int, high: int | None) -
         )
     if low == 0:
         kept.append(0)
-    return Pool(tuple(sorted(set(kept), key=_simplicity)), tiles=tiles)
+    return SizePool(tuple(sorted(set(kept), key=_simplicity)), tiles=tiles)
 
 
-def _explicit(label: str, value: Any) -> Pool | SearchStrategy[int]:
-    """What ``dims`` says of one dim: exactly that, whatever min_dim and max_dim say."""
+def _explicit(label: str, value: Any) -> SizePool | SearchStrategy[int]:
+    """The sizes that ``dims`` gives for one dim, regardless of min_dim and max_dim."""
     if isinstance(value, SearchStrategy):
         return value
     sizes = {check_int(label, size, 0) for size in _several(value)}
     if not sizes:
         raise SpecError(f"{label} is empty; give at least one size")
-    return Pool(tuple(sorted(sizes, key=_simplicity)), listed=True)
+    return SizePool(tuple(sorted(sizes, key=_simplicity)), listed=True)
 
 
-def _pool(sizes: Iterable[int], low: int, high: int | None, *, plain: int) -> Pool:
+def _pool(sizes: Iterable[int], low: int, high: int | None, *, plain: int) -> SizePool:
     """The ``sizes`` within the bounds, and the lower bound itself."""
     within = {size for size in sizes if low <= size and size and (high is None or size <= high)}
     ordered = sorted(within | {low, max(low, 1)}, key=_simplicity)
-    return Pool(tuple(ordered), ordered.index(plain) if plain in ordered else 0)
+    return SizePool(tuple(ordered), ordered.index(plain) if plain in ordered else 0)
 
 
 def _simplicity(size: int) -> float:
-    """Ascending, but 0 after 1: a failure at size 1 says more than one of an empty array."""
+    """Ascending, but 0 after 1: a failure at size 1 is more useful than one of an empty array."""
     return size or 1.5
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pytest_pallas.errors import ShapeLanguageError
 from pytest_pallas.strategies.sizes.constraints import Constraint, parse_constraint
 
-#: Words that a recipe uses for something else than the size of a dim.
+#: Reserved words of a recipe, which cannot be dims.
 RESERVED = frozenset({"dtype", "values", "seed"})
 
 _TOKEN = re.compile(r"\(\)|,|[^\s,()]+|[()]")
@@ -32,7 +32,7 @@ class ShapeSpec:
     """Shapes of some arrays with named sizes.
 
     Attributes:
-      text: what it was written as.
+      text: its source text.
       arrays: per array its dims, each a name or a size; ``()`` for a scalar.
       constraints: what must hold between the sizes.
     """
@@ -62,7 +62,7 @@ def parse(text: str) -> ShapeSpec:
         parse("m k, k n, ()").arrays == (("m", "k"), ("k", "n"), ())
 
     Raises:
-      ShapeLanguageError: what is wrong, with a caret under the place.
+      ShapeLanguageError: the text is wrong; the message has a caret under the position.
     """
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ShapeLanguageError(
@@ -79,7 +79,9 @@ def parse(text: str) -> ShapeSpec:
             dims, scalar_at = [], None
         elif token == "()":
             if dims or scalar_at is not None:
-                raise _error(text, position, "'()' is a scalar and stands alone; put a comma here")
+                raise _error(
+                    text, position, ("'()' is a scalar and must stand alone; put a comma here")
+                )
             scalar_at = position
         elif scalar_at is not None:
             raise _error(text, position, "a dim after '()', which is a scalar; put a comma here")
@@ -108,7 +110,7 @@ def _dim(text: str, token: str, position: int) -> str | int:
         problem = f"{token!r} is not a dim; a dim is a name or a positive integer"
         raise _error(text, position, problem)
     if token in RESERVED:
-        raise _error(text, position, f"{token!r} is a word of the recipe; rename the dim")
+        raise _error(text, position, f"{token!r} is a reserved word of the recipe; rename the dim")
     return token
 
 

@@ -75,7 +75,7 @@ def test_what_is_no_kernel_fails_loudly(compiling):
         compiling, "pallas_check(twice, X, reference=twice)", "--pallas-backend=tpu-compile:v6e"
     )
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*twice, lowered for tpu, holds none of tpu_custom_call*"])
+    result.stdout.fnmatch_lines(["*twice, lowered for tpu, has none of tpu_custom_call*"])
 
 
 def test_a_kernel_whose_result_nobody_uses_fails_loudly(compiling):

@@ -103,7 +103,7 @@ class TestReplay:
             *BASIC, ON, golden("record"), "--pallas-checks=determinism,forward", "--pallas-seed=3"
         )
         result = recorded.run(*BASIC, ON, golden("replay"), "--pallas-checks=determinism")
-        assert lines(result, "unused") == ["unused: 3 goldens were not asked for: add forward (3)"]
+        assert lines(result, "unused") == ["unused: no test used 3 goldens: add forward (3)"]
 
     def test_a_worker_of_xdist_and_one_of_isolation(self, recorded: Any) -> None:
         shutil.rmtree(recorded.path / "pallas_goldens")
@@ -149,7 +149,7 @@ class TestRecord:
         result = recorded.run(*BASIC, ON, golden(mode))
         result.assert_outcomes(**outcome)
         if "failed" in outcome:
-            result.stdout.fnmatch_lines(["*another golden of add forward on tpu-sim*CI=true*"])
+            result.stdout.fnmatch_lines(["*a different golden of add forward on tpu-sim*CI=true*"])
         else:
             assert lines(result)[0].endswith(": 2 replaced")
 
@@ -196,7 +196,7 @@ class TestOwnTests:
         project.write(test_add=self.TEST.format(value=2))
         result = project.run(ELSEWHERE, golden("replay"))
         assert lines(result)[0].endswith(": 1 missing")
-        assert lines(result, "unused") == ["unused: 1 goldens were not asked for: add forward (1)"]
+        assert lines(result, "unused") == ["unused: no test used 1 goldens: add forward (1)"]
 
 
 def _with_answer(each: Any, answer: Any) -> Any:

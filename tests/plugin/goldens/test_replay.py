@@ -74,7 +74,7 @@ class TestOwn:
         result = pytester.runpytest_inprocess(f"--pallas-replay={example}")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines(
-            ["*nothing that was collected asks forward of wrong*test_own.py::test_add on inter*"]
+            ["*no collected test runs forward of wrong*test_own.py::test_add on inter*"]
         )
 
 

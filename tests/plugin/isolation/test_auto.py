@@ -76,13 +76,13 @@ def test_kernels_with_semaphores_are_found_once_and_remembered(project, taken, m
     project.write(waiting=WAITING)
     project.specs('name="waits", kernel=__import__("waiting").waits', 'name="add", kernel=add')
     looks: list[object] = []
-    traced = isolator._Asking.traced
+    traced = isolator._HazardObserver.traced
 
     def look(self, call, jaxpr, kernels):
         looks.append([kernel.name for kernel in kernels])
         traced(self, call, jaxpr, kernels)
 
-    monkeypatch.setattr(isolator._Asking, "traced", look)
+    monkeypatch.setattr(isolator._HazardObserver, "traced", look)
     for session in (1, 2):
         suite(project).assert_outcomes(passed=4)
         assert taken == session * ["waits-forward[tpu-interpret]", "waits-jit[tpu-interpret]"]

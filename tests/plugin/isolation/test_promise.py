@@ -11,7 +11,7 @@ MISBEHAVING = Path(__file__).parent / "misbehaving.py"
 #: What the message of each of the ten must say.
 SAID = {
     "hang_while": ("did not end within 4.5 s", "running   body at"),
-    "hang_python": ("did not end within 4.5 s", "it was in", "in _spin"),
+    "hang_python": ("did not end within 4.5 s", "location", "in _spin"),
     "hang_semaphore": ("the kernel did not finish within 3 s",),
     "crash_abort": ("died of SIGABRT", "example   number 1"),
     "crash_segfault": ("died of SIGSEGV", "in _segfault"),

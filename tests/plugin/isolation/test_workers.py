@@ -103,7 +103,7 @@ def test_a_project_that_cannot_be_set_up_twice(project):
     )
     result = run(project, "--pallas-suite=specs", "--pallas-checks=forward")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*the port is taken*", "*cannot be set up twice*"])
+    result.stdout.fnmatch_lines(["*the port is taken*", "*a set-up that cannot run twice*"])
 
 
 def test_a_test_whose_name_depends_on_the_process(project):
@@ -119,7 +119,7 @@ def test_a_test_whose_name_depends_on_the_process(project):
     )
     result = run(project)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*found no test of this name*"])
+    result.stdout.fnmatch_lines(["*collected no test with this name*"])
 
 
 def test_a_worker_that_is_spoilt_is_retired(project):
@@ -142,7 +142,7 @@ def test_a_worker_that_is_spoilt_is_retired(project):
     )
     result = run(project, "-rP")
     result.assert_outcomes(failed=1, passed=2)
-    assert "could not be undone" in result.stdout.str()
+    assert "The plugin could not undo" in result.stdout.str()
     before, after = (line for line in result.outlines if line.startswith("pid "))
     assert before != after
 

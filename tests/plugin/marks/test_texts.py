@@ -9,9 +9,9 @@ import pytest
     ("mark", "words"),
     [
         ("pallas(backends=..., targets=..., reason=...", "run this test on these backends"),
-        ("pallas_mesh(x=4)", "skipped where there are too few devices"),
+        ("pallas_mesh(x=4)", "skips the test if there are too few devices"),
         ("pallas_tolerance(rtol=, atol=, ulp=, fraction=", "for one backend or dtype"),
-        ("pallas_xfail(backend, *, reason, strict=True)", "the day that it passes is noticed"),
+        ("pallas_xfail(backend, *, reason, strict=True)", "with strict=True, a pass is a failure"),
     ],
 )
 def test_markers(project, mark, words):

@@ -121,7 +121,7 @@ def test_a_backend_without_answers_is_not_asked(rows):
     args = (*RUN, "--pallas-mutate-operators=store")
     result = project.run(*args, "--pallas-backend=interpret", "-rs")
     result.assert_outcomes(skipped=1)
-    said = "*mutants run on the simulator and on interpreters, and * asked on interpret"
+    said = "*mutants run on the simulator and on interpreters, and * cannot run on interpret"
     result.stdout.fnmatch_lines([said])
     for other in ("tpu-interpret", "tpu-sim"):
         [record] = project.records(*args, f"--pallas-backend=interpret,{other}")
@@ -185,8 +185,8 @@ def test_a_mark_makes_a_survivor_equivalent_and_gives_the_reason(rows):
 @pytest.mark.parametrize(
     ("operator", "source", "told"),
     [
-        ("store", "o_ref", "*equivalent mutant store at 'o_ref' is none: forward on tpu-sim*"),
-        ("mask", "nowhere", "*equivalent mutant mask at 'nowhere' does not exist*"),
+        ("store", "o_ref", "*stale EquivalentMutant('store', source='o_ref'): forward on tpu-sim*"),
+        ("mask", "nowhere", "*stale EquivalentMutant('mask', source='nowhere'): no mutant*"),
     ],
 )
 def test_a_stale_mark_is_told(rows, operator, source, told):

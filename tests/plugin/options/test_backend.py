@@ -393,5 +393,5 @@ def test_a_test_of_ones_own_that_is_interpreted_says_so_in_its_record(here):
     assert (interpreted["kernel"], interpreted["backend"]) == ("first", "tpu-sim")
     assert {
         "kind": "run",
-        "text": "run on tpu-interpret, not simulated yet",
+        "text": "run on tpu-interpret, because the simulator does not support it yet",
     } in interpreted["notes"]

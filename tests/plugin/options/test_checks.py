@@ -102,7 +102,10 @@ def test_export_is_left_out_where_kernels_are_callbacks(project):
         ("linearity", "the spec declares no Linear among its relations"),
         ("permutation", "the spec declares no Permuted among its relations"),
         ("relation", "the spec declares no Relation among its relations"),
-        ("cross", "the spec names no other implementations, and claims no other chosen backend"),
+        (
+            "cross",
+            "there is nothing to compare with: the spec has no implementations, and no selected",
+        ),
     ],
 )
 def test_checks_that_need_more_of_a_spec(project, check, reason):
@@ -128,7 +131,7 @@ def test_a_check_that_a_spec_asks_for_and_that_does_not_apply_is_told(project):
     ("words", "why"),
     [
         (("--pallas-checks=races",), "  races: not applicable (interpret does not simulate"),
-        (("--pallas-checks=device",), "  device: not applicable (interpret is no GPU"),
+        (("--pallas-checks=device",), "  device: not applicable (interpret is not a GPU"),
         (
             ("--pallas-checks=sharding,races",),
             "  sharding: not applicable (the spec names no batch_axes)",

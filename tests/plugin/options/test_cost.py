@@ -73,7 +73,7 @@ def test_what_was_never_recorded_is_named(run):
     (run.project.path / "costs.json").write_text('{"schema": 1, "costs": []}')
     result = run("* 2", "--pallas-cost=compare", "--pallas-cost-file=costs.json")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*not recorded there: 1, of kernel (v6e)*"])
+    result.stdout.fnmatch_lines(["*not in the file: 1 (kernel (v6e))*"])
 
 
 def test_it_needs_a_compiling_backend(project):
@@ -81,4 +81,4 @@ def test_it_needs_a_compiling_backend(project):
     result = project.run("--pallas-backend=tpu-sim", "--pallas-cost=record")
     result.assert_outcomes(passed=1)
     assert not (project.path / "pallas_costs.json").exists()
-    result.stdout.fnmatch_lines(["*--pallas-cost=record: nothing was compiled*"])
+    result.stdout.fnmatch_lines(["*--pallas-cost=record: no kernel was compiled*"])

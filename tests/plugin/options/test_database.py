@@ -215,11 +215,11 @@ def test_a_relative_folder_is_seen_from_the_root(project):
     ("value", "message"),
     [
         ("mysql://me:secret@host", "unknown scheme mysql:"),
-        ("redis://me:secret@host/name", "wants a host and at most a number"),
-        ("kernels.py", "kernels.py: cannot write there"),
-        ("kernels.py/deeper", "kernels.py/deeper: cannot write there"),
+        ("redis://me:secret@host/name", "must be a host and at most a number"),
+        ("kernels.py", "kernels.py: cannot write to it"),
+        ("kernels.py/deeper", "kernels.py/deeper: cannot write to it"),
         ("readonly+nowhere", "readonly+nowhere: there is no folder"),
-        ("kept,none", "none stands alone"),
+        ("kept,none", "none must stand alone"),
     ],
 )
 def test_a_wrong_one(project, value, message):

@@ -15,5 +15,5 @@ def test_one_that_is_none(project, blob):
     text = result.stdout.str()
     assert "Traceback" not in text
     assert "site-packages" not in text
-    assert f"--pallas-example={blob}: this is no example of add/forward" in text
+    assert f"--pallas-example={blob}: cannot replay add/forward" in text
     assert "Run it again without --pallas-example" in text

@@ -58,7 +58,7 @@ def test_a_spec_whose_smallest_call_is_too_large(project):
     project.specs(SPEC)
     result = project.run(*RUN, "--pallas-max-bytes=4KiB")
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*spec 'add' in *--pallas-max-bytes=4KiB is less than*"])
+    result.stdout.fnmatch_lines(["*spec 'add' in *--pallas-max-bytes=4KiB is too small*"])
     assert "Traceback" not in result.stdout.str()
 
 
@@ -66,7 +66,7 @@ def test_a_test_whose_smallest_call_is_too_large(project):
     project.write(test_draw=GIVEN.replace("around=32", "dims={'m': 64}"))
     result = project.run("--pallas-max-bytes=256")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E*DrawTooLargeError: *--pallas-max-bytes=256 is less than*"])
+    result.stdout.fnmatch_lines(["E*DrawTooLargeError: *--pallas-max-bytes=256 is too small*"])
 
 
 def test_a_failure_is_replayed_within_it(project):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pallas.database import Place
+from pytest_pallas.database import DatabasePlace
 from pytest_pallas.goldens.example import Example, content_of
 from pytest_pallas.options.table import TABLE
 
@@ -51,8 +51,8 @@ CASES = {
     "example": ("", ("AAA=", "AAA="), ("AAE=", "AAE="), None),
     "database": (
         [],
-        ("none", [str(Place(kind="none", address="", shown="none"))]),
-        ("a", [str(Place(kind="folder", address="a", shown="a"))]),
+        ("none", [str(DatabasePlace(kind="none", address="", shown="none"))]),
+        ("a", [str(DatabasePlace(kind="folder", address="a", shown="a"))]),
         None,
     ),
 }

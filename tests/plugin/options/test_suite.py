@@ -79,7 +79,7 @@ class TestSpecsBesideAKernel:
         result = beside.run("--pallas-suite=package.kernel", *QUICK)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         assert "no KernelSpec is defined in" in result.stderr.str()
-        assert "or matmul_spec beside it" in result.stderr.str()
+        assert "or of matmul_spec beside it" in result.stderr.str()
 
 
 def test_several(project):

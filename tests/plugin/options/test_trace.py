@@ -65,7 +65,7 @@ def test_the_last_test_if_all_pass(project):
     result = project.run(*ON_SIM)
     result.assert_outcomes(passed=2)
     text = result.stdout.str()
-    assert "timeline written to run.json (https://ui.perfetto.dev shows it)" in text
+    assert "timeline written to run.json (open it in https://ui.perfetto.dev)" in text
     assert "  of the last example of test_own.py::test_runs[tpu-sim]: add on tpu-sim" in text
     about, kernels = read(project)
     assert (about["test"], about["failed"]) == ("test_own.py::test_runs[tpu-sim]", False)
@@ -130,14 +130,14 @@ def test_a_call_without_a_kernel(project):
 
 def test_a_folder_that_is_not_there(project):
     line = refusal(project.run("--pallas-backend=tpu-sim", "--pallas-trace=none/run.json"))
-    assert "--pallas-trace=none/run.json: cannot write there" in line
+    assert "--pallas-trace=none/run.json: cannot write the file" in line
 
 
 def test_a_backend_that_simulates_nothing(project):
     line = refusal(project.run("--pallas-backend=interpret", "--pallas-trace=run.json"))
     assert line == (
-        "ERROR: --pallas-trace=run.json: only the simulator has timelines, and the backend is "
-        "interpret; give --pallas-backend=tpu-sim or gpu-sim"
+        "ERROR: --pallas-trace=run.json: only simulators have timelines, and the backend is "
+        "interpret; use --pallas-backend=tpu-sim or gpu-sim"
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 BAD = [
-    ("--pallas-devices=0", "must be a whole number of at least 1, not '0'"),
-    ("--pallas-devices=two", "must be a whole number of at least 1, not 'two'"),
-    ("--pallas-max-examples=-1", "must be a whole number of at least 1, not '-1'"),
-    ("--pallas-max-examples=1.5", "must be a whole number of at least 1, not '1.5'"),
+    ("--pallas-devices=0", "must be an integer of at least 1, not '0'"),
+    ("--pallas-devices=two", "must be an integer of at least 1, not 'two'"),
+    ("--pallas-max-examples=-1", "must be an integer of at least 1, not '-1'"),
+    ("--pallas-max-examples=1.5", "must be an integer of at least 1, not '1.5'"),
     ("--pallas-max-bytes=64MB", "must be a number of bytes such as 64MiB, 1GiB or 65536"),
-    ("--pallas-seed=-1", "must be a whole number of at least 0, not '-1'"),
+    ("--pallas-seed=-1", "must be an integer of at least 0, not '-1'"),
     ("--pallas-timeout=0", "must be a number of seconds above 0, not '0'"),
     ("--pallas-timeout=nan", "must be a number of seconds above 0, not 'nan'"),
     ("--pallas-timeout=inf", "must be a number of seconds above 0, not 'inf'"),
@@ -63,7 +63,7 @@ def test_the_ini_file_is_named(project):
 @pytest.mark.parametrize(
     ("mark", "message"),
     [
-        ("max_examples=0", "mark pallas(max_examples=...): must be a whole number of at least 1"),
+        ("max_examples=0", "mark pallas(max_examples=...): must be an integer of at least 1"),
         ("timeout='soon'", "mark pallas(timeout=...): must be a number of seconds above 0"),
         ("missing='no'", "mark pallas(missing=...): must be one of skip, error, not 'no'"),
         ("checks='nope'", "mark pallas(checks=...): unknown 'nope'; valid: all, none, forward"),

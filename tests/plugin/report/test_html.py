@@ -91,7 +91,7 @@ def test_unwritable(suite, path):
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     text = result.stderr.str()
     assert "Traceback" not in text
-    assert f"--pallas-html={path}: cannot write there" in text
+    assert f"--pallas-html={path}: cannot write the file" in text
     assert "passed" not in result.stdout.str()
 
 
@@ -110,8 +110,8 @@ def test_a_folder_that_goes_away(suite):
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     text = result.stdout.str() + result.stderr.str()
     assert "Traceback" not in text
-    assert f"--pallas-html=out{os.sep}a.html: cannot write there any more" in text
-    assert f"--pallas-results=out{os.sep}a.json: cannot write there any more" in text
+    assert f"--pallas-html=out{os.sep}a.html: cannot write the file" in text
+    assert f"--pallas-results=out{os.sep}a.json: cannot write the file" in text
     assert "FAILED" in text
 
 

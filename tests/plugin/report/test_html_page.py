@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from html.parser import HTMLParser
 
 import pytest
@@ -116,6 +117,20 @@ def test_costs_against_recorded_ones():
     assert plain is not None
     assert plain.rows[0].memory.change == ""
     assert table(samples()[:3], {}) is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "headline"),
+    [
+        ("xpassed", "#12", "passed, but is expected to fail: #12"),
+        ("xpassed", "", "passed, but is expected to fail"),
+        ("failed", "", "failed without a message"),
+        ("failed", "#12", "failed without a message: #12"),
+    ],
+)
+def test_the_headline_of_a_record_without_a_message_is_its_outcome(outcome, reason, headline):
+    record = dataclasses.replace(samples()[0], outcome=outcome, reason=reason)
+    assert failure(dataclasses.replace(record, message="", explanation={})).headline == headline
 
 
 def test_of_very_many_failures_the_first_have_pictures(monkeypatch):

@@ -94,7 +94,7 @@ def test_unwritable(suite, path):
     text = result.stderr.str()
     assert "Traceback" not in text
     assert "--pallas-results=" in text
-    assert "cannot write there" in text
+    assert "cannot write the file" in text
 
 
 def test_a_path_that_becomes_unwritable(suite):
@@ -113,7 +113,7 @@ def test_a_path_that_becomes_unwritable(suite):
     text = result.stdout.str() + result.stderr.str()
     assert "Traceback" not in text
     assert "1 ok 1 FAILED" in text
-    assert f"--pallas-results=out{os.sep}results.json: cannot write there any more" in text
+    assert f"--pallas-results=out{os.sep}results.json: cannot write the file" in text
 
 
 def test_outcomes_of_tests_of_ones_own(project):

@@ -156,7 +156,7 @@ def test_an_example_of_another_kind_is_asked_about_all_the_same(aliasing):
     [record] = results["records"]
     assert (record["check"], record["outcome"]) == ("forward", "failed")
     assert "k: late on tpu-sim: asked about a kernel with an alias" in record["message"]
-    assert any(note["text"].startswith("asked late, too") for note in record["notes"])
+    assert any(note["text"].startswith("ran late, too") for note in record["notes"])
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_what_a_test_finds_out_is_counted_and_not_listed(project):
     words = (*RUN, "--pallas-checks=forward,donation")
     result = project.run(*words, "-ra")
     text = result.stdout.str()
-    assert "not applicable: 1 check of 1 kernel, 1 of them found when run (-v lists" in text
+    assert "not applicable: 1 check of 1 kernel, 1 of them found during the run (-v lists" in text
     assert "SKIPPED" not in text
     result.stdout.fnmatch_lines(["*1 passed, 1 not applicable in*"])
     results = project.results(*words)

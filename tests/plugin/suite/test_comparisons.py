@@ -38,7 +38,7 @@ def test_a_backend_of_the_other_platform_runs_its_own_kernel(project):
     )
     records = project.records(*CROSS, "--pallas-backend=interpret,gpu-interpret")
     assert [(r["backend"], r["outcome"]) for r in records] == [("gpu-interpret", "failed")]
-    assert "one of two departs from the oracle: gpu-interpret by" in records[0]["message"], records[
+    assert "one of two differs from the oracle: gpu-interpret by" in records[0]["message"], records[
         0
     ]["message"]
 
@@ -71,7 +71,7 @@ def test_implementations(project):
     records = project.records(*CROSS, "--pallas-backend=interpret")
     assert [r["outcome"] for r in records] == ["failed"]
     message = records[0]["message"]
-    assert "cross on interpret (one of two departs from the oracle: wrong by" in message
+    assert "cross on interpret (one of two differs from the oracle: wrong by" in message
     assert "output of wrong, float32[8, 128]" in message
     project.specs('name="add", kernel=add, implementations={"right": reference}')
     project.run(*CROSS, "--pallas-backend=interpret").assert_outcomes(passed=1)
@@ -123,4 +123,4 @@ def test_relations_are_asked_about_draws_for_which_they_hold(project):
         "wrong_5": "failed",
     }
     (reason,) = (r["reason"] for r in records if r["kernel"] == "never")
-    assert "no Permuted of the spec holds for what was drawn" in reason
+    assert "no Permuted of the spec holds for the drawn call" in reason

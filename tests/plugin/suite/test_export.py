@@ -33,7 +33,7 @@ def test_a_call_of_the_host_is_found_with_auto(project):
     ]
     message = found[1]["message"]
     assert "export on tpu-sim" in message
-    assert "jax.export refuses it: it holds a callback to Python" in message
+    assert "jax.export rejects it: it has a callback to Python" in message
 
 
 def test_a_script_shows_it_on_an_interpreter(project, tmp_path):

@@ -128,7 +128,7 @@ def test_not_asked_where_nothing_is_interpreted(project):
 
 def test_what_the_kernel_raises_is_its_error(project):
     found = records(project, f'name="add", kernel=add_raises, {SOME}')["add"]
-    assert "the kernel raised ValueError while it was traced" in found["message"]
+    assert "the kernel raised ValueError while JAX traced it" in found["message"]
 
 
 def test_in_tests_of_ones_own(project):

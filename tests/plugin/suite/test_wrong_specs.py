@@ -15,8 +15,8 @@ WRONG = {
     ),
     "argument count": (
         'name="bad", kernel=add, inputs=pst.arrays("m n", dims={"m": [8], "n": [128]})',
-        "its inputs draw 1 positional arguments and no keywords, but the kernel cannot be called "
-        "with them: add(x: 'Any', y: 'Any') -> 'Any' (",
+        "its inputs draw 1 positional arguments and no keywords, but these do not fit the kernel: "
+        "add(x: 'Any', y: 'Any') -> 'Any' (",
     ),
     "batch axes": (
         'name="bad", kernel=add, batch_axes=(0,)',
@@ -24,7 +24,7 @@ WRONG = {
     ),
     "reference's arguments": (
         'name="bad", kernel=add, reference=lambda x: x',
-        "but the reference cannot be called with them: <lambda>(x) (",
+        "but these do not fit the reference: <lambda>(x) (",
     ),
     "unknown keyword": (
         'name="bad", kernel=add, inputs=pst.arguments(INPUTS, tuning={"block": 8})',
@@ -32,15 +32,15 @@ WRONG = {
     ),
     "unknown check": (
         'name="bad", kernel=add, checks=("forwards",)',
-        "unknown checks ['forwards']; there are forward, gradient, vmap",
+        "unknown checks ['forwards']; valid: forward, gradient, vmap",
     ),
     "unknown backend": (
         'name="bad", kernel=add, backends=("tpu-interprett",)',
-        "unknown backends ['tpu-interprett']; there are gpu",
+        "unknown backends ['tpu-interprett']; valid: gpu",
     ),
     "unknown backend in xfail": (
         'name="bad", kernel=add, xfail={"nope": ExpectedFailure(reason="#1", jax="0.12")}',
-        "unknown backends ['nope']; there are gpu",
+        "unknown backends ['nope']; valid: gpu",
     ),
     "strategy that raises": (
         'name="bad", kernel=add, inputs=INPUTS.map(lambda drawn: 1 / 0)',

@@ -531,6 +531,26 @@ def test_an_error_without_words_is_placed() -> None:
     assert message.startswith(f"AssertionError without a message at {__file__}:")
 
 
+def test_a_line_that_only_names_the_place_is_not_repeated() -> None:
+    text = "INTERNAL: Mosaic failed to compile TPU kernel: bad tile\n\nat /home/me/k.py:3"
+    assert short(text) == "Mosaic failed to compile TPU kernel: bad tile\nat /home/me/k.py:3"
+
+
+def test_an_error_without_a_message_names_a_kernel_line_once(tmp_path: Path) -> None:
+    file = tmp_path / "kernels.py"
+    file.write_text("def k(x_ref, o_ref):\n    raise AssertionError\n")
+    namespace: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), namespace)
+    with pytest.raises(AssertionError) as caught:
+        jax.make_jaxpr(
+            pl.pallas_call(namespace["k"], out_shape=Shape((8, 128), jnp.float32), name="k")
+        )(X)
+    assert short(caught.value).splitlines() == [
+        "AssertionError without a message",
+        f"at {file}:2: raise AssertionError",
+    ]
+
+
 def test_other_kinds_of_errors_keep_their_name() -> None:
     assert short(TypeError("add got incompatible shapes")) == (
         "TypeError: add got incompatible shapes"

@@ -141,7 +141,7 @@ def test_a_kernel_may_ask_which_chip_it_is_for():
 def test_without_a_kernel_it_fails_loudly():
     error = refusal(jnp.sin, X).error
     assert isinstance(error, errors.NoPallasCallError)
-    assert str(error).startswith("sin, lowered for tpu, holds none of tpu_custom_call: ")
+    assert str(error).startswith("sin, lowered for tpu, has none of tpu_custom_call: ")
 
 
 def test_a_kernel_whose_result_is_dropped_counts_as_none():

@@ -94,8 +94,8 @@ def test_one_place_alone():
 
 
 def test_the_place_of_a_fill_in_words():
-    assert str(Fill("zero", "output")) == "0 (of bools False) in outputs that nobody has written"
-    assert "in memory that nobody has written" in str(Fill("high"))
+    assert str(Fill("zero", "output")) == "0 (for bools, False) in uninitialized outputs"
+    assert "in uninitialized memory" in str(Fill("high"))
 
 
 def test_semaphores_start_at_zero():

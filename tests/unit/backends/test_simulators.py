@@ -196,7 +196,10 @@ class TestGpu:
         chosen = {each.name: each for each in select(["auto"], families).backends}
         call = Call(function=lambda x: unknown(kernels.add_one(x)), args=(X,))
         outcome = chosen["gpu-sim"].run(call)
-        assert Note("run on gpu-interpret, not simulated yet", "run") in outcome.notes
+        assert (
+            Note("run on gpu-interpret, because the simulator does not support it yet", "run")
+            in outcome.notes
+        )
         assert isinstance(backend("gpu-sim").run(call).error, MissingRuleError)
 
 
@@ -296,7 +299,10 @@ class TestWhatIsNotSimulatedYet:
         )
         assert outcome.error is None
         np.testing.assert_array_equal(outcome.values, X)
-        assert Note("run on tpu-interpret, not simulated yet", "run") in outcome.notes
+        assert (
+            Note("run on tpu-interpret, because the simulator does not support it yet", "run")
+            in outcome.notes
+        )
 
     def test_the_interpreter_finds_what_it_finds(self):
         def function(x):

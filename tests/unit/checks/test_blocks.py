@@ -27,7 +27,7 @@ def context(context_of, kernel, **rest):
 
 @pytest.mark.parametrize(
     ("wrong", "subject"),
-    [({}, None), ({64: 1}, "default tuning instead of what was drawn"), ({8: 1}, "")],
+    [({}, None), ({64: 1}, "default tuning instead of the drawn one"), ({8: 1}, "")],
 )
 def test_both_are_judged(context_of, doubled, wrong, subject):
     finding = blocks(context(context_of, off_by(doubled, wrong)))

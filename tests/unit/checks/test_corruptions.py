@@ -45,7 +45,7 @@ def test_what_is_done():
     assert wrong["scaled by 1.1"].tolist() == (answer * np.float64(1.1)).astype("f4").tolist()
     assert wrong["the largest element with the other sign"][0].tolist() == [1, 2, 8]
     assert wrong["rolled by one along axis 1"][0].tolist() == [-8, 1, 2]
-    assert wrong["zeros in the last place of axis 0"].tolist()[1:] == [[4, 5, 6], [0, 0, 0]]
+    assert wrong["zeros at the last index of axis 0"].tolist()[1:] == [[4, 5, 6], [0, 0, 0]]
     assert wrong["one row replaced by its neighbour"].tolist()[1] == [1, 2, -8]
     assert (wrong["last two axes transposed"] == answer.T).all()
     assert len(wrong) == 8

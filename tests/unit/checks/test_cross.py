@@ -10,7 +10,7 @@ import pytest
 
 from pytest_pallas.backends.interpreters import tpu_interpret
 from pytest_pallas.backends.simulators import tpu_sim
-from pytest_pallas.checks.context import Other
+from pytest_pallas.checks.context import ComparisonPeer
 from pytest_pallas.checks.cross import accepted, cross
 from pytest_pallas.errors import KernelError, NotApplicableError
 from pytest_pallas.numerics import Tolerance
@@ -18,7 +18,7 @@ from pytest_pallas.strategies.arguments import Arguments
 
 
 def twin(function, name="twin", **rest):
-    return Other(name=name, function=function, backend=tpu_sim(), is_kernel=False, **rest)
+    return ComparisonPeer(name=name, function=function, backend=tpu_sim(), is_kernel=False, **rest)
 
 
 def off(factor):
@@ -29,7 +29,7 @@ SMALL = Arguments((np.arange(1024, dtype=np.float32).reshape(8, 128) % 16,))
 
 
 def test_another_backend_with_the_same_bits(context_of, doubled):
-    other = Other(name="tpu-interpret:v6e", function=doubled, backend=tpu_interpret(None))
+    other = ComparisonPeer(name="tpu-interpret:v6e", function=doubled, backend=tpu_interpret(None))
     finding = cross(context_of(doubled, others=(other,)))
     assert finding.failed is None
     assert finding.notes == ()
@@ -43,7 +43,7 @@ def test_one_that_agrees_with_other_bits_is_noted(context_of, doubled):
     finding = cross(context_of(doubled, others=(twin(off(1 + 2.0**-23)),)))
     assert finding.failed is None
     assert [str(note) for note in finding.notes] == [
-        "not the bits of twin: up to 2 ulps of the output scale apart"
+        "not bitwise equal to twin: the difference is up to 2 ulps of the output scale"
     ]
 
 
@@ -53,9 +53,9 @@ def test_which_of_two_departs(context_of, doubled):
 
     right, bad = twin(lambda x: 2 * x), twin(off(1.5))
     for kernel, other, words in (
-        (doubled, bad, "one of two departs from the oracle: twin by {} ulps, .*; tpu-sim does"),
-        (wrong, right, "one of two departs from the oracle: tpu-sim by {} ulps, .*; twin does"),
-        (wrong, bad, "both depart from the oracle: tpu-sim by {} ulps, .* and twin by {} ulps"),
+        (doubled, bad, "one of two differs from the oracle: twin by {} ulps, .*; tpu-sim does"),
+        (wrong, right, "one of two differs from the oracle: tpu-sim by {} ulps, .*; twin does"),
+        (wrong, bad, "both differ from the oracle: tpu-sim by {} ulps, .* and twin by {} ulps"),
     ):
         finding = cross(context_of(kernel, others=(other,)))
         assert finding.failed is not None
@@ -73,7 +73,7 @@ def test_two_that_are_near_the_oracle_and_not_near_each_other(context_of, double
         context_of(above, others=(twin(off(1 - 5 * 2.0**-23)),), tolerance=ulps, arguments=SMALL)
     )
     assert finding.failed is not None
-    assert finding.subject == ("tpu-sim and twin: each is near the oracle, but not near the other")
+    assert finding.subject == ("tpu-sim and twin differ, although each agrees with the oracle")
     assert cross(context_of(above, others=(twin(off(1)),), tolerance=ulps)).failed is None
 
 
@@ -119,7 +119,7 @@ def test_who_raised_is_said(context_of, doubled):
     def other(x):
         raise ValueError("no such size")
 
-    with pytest.raises(KernelError, match=r"twin, which it is compared with: .* no such size"):
+    with pytest.raises(KernelError, match=r"the other side, twin, raised: .* no such size"):
         cross(context_of(doubled, others=(twin(other),)))
 
 

@@ -46,7 +46,7 @@ def context(semantics):
 def test_programs_in_another_order():
     found = determinism(context(("parallel",))).failed
     assert found is not None
-    assert "of run 2 against run 1, with seed 1 of the schedule" in found.where
+    assert "of run 2 compared with run 1, with seed 1 of the schedule" in found.where
 
 
 def test_programs_in_their_order():

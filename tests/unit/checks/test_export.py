@@ -61,7 +61,7 @@ def test_what_cannot_be_exported_is_said(exporting, doubled):
     def calls_back(x):
         return doubled(jax.pure_callback(lambda x: x, x, x))
 
-    with pytest.raises(KernelError, match=r"jax\.export refuses it: .*Python on the host"):
+    with pytest.raises(KernelError, match=r"jax\.export rejects it: .*Python on the host"):
         export(exporting(calls_back))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_pallas.backends.interpreters import interpret
 from pytest_pallas.checks.check import Check
-from pytest_pallas.checks.context import Answer, CheckContext, CheckResult
+from pytest_pallas.checks.context import CheckContext, CheckResult, ComparedOutputs
 from pytest_pallas.checks.golden import SAMPLE, GoldenRequest, Goldens, keeping
 from pytest_pallas.goldens.store import Store
 from pytest_pallas.oracle.expected import Expected
@@ -38,7 +38,7 @@ def finding(folder: Path, mode: Any, answer: Any, kernel: Any = double) -> Check
     )
     wide = 2 * LARGE.astype(np.float64)
     expected = Expected([("", wide)], [("", wide.astype(np.float32))], 1, {"": 0.0})
-    found = CheckResult(comparisons=(), answer=Answer([("", answer)], expected))
+    found = CheckResult(comparisons=(), answer=ComparedOutputs([("", answer)], expected))
     check = Check(name="forward", asks="?", run=lambda _: found)
     return keeping(check, "double", asked(folder, mode)).run(context)
 

@@ -78,9 +78,9 @@ def test_no_element_is_no_mask():
     [
         ((None,), "for each of the 2 positional arguments, not 1 entries"),
         (None, "for each of the 2 positional arguments, not <class 'NoneType'>"),
-        ((np.zeros((3, 2), bool), None), r"argument 0 has the shape \(3, 2\), .* \(2, 3\)"),
-        ((np.zeros((2, 3)), None), "argument 0 is float64 and not bool"),
-        ((None, np.zeros(1, bool)), r"argument 1 has the shape \(1,\), .* no array"),
+        ((np.zeros((3, 2), bool), None), r"argument 0 has shape \(3, 2\), .* \(2, 3\)"),
+        ((np.zeros((2, 3)), None), "argument 0 has dtype float64"),
+        ((None, np.zeros(1, bool)), r"argument 1 has shape \(1,\), .* is no array"),
     ],
 )
 def test_what_cannot_be_a_mask(returned, words):

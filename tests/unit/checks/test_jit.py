@@ -34,7 +34,7 @@ def test_other_bits_are_judged_by_the_oracle(context_of, doubled):
     finding = jit(context_of(scaled_when_eager(doubled, 1 + 2**-23)))
     assert finding.failed is None
     assert [comparison.kind for comparison in finding.comparisons] == ["close"]
-    assert [str(note) for note in finding.notes] == ["not the bits of the jitted call"]
+    assert [str(note) for note in finding.notes] == ["not bitwise equal to the jitted call"]
     assert jit(context_of(scaled_when_eager(doubled, 1.001))).failed is not None
 
 

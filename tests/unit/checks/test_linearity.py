@@ -142,7 +142,7 @@ def test_it_needs_a_relation(context_of):
 
 def test_it_needs_numbers(context_of, doubled):
     arguments = Arguments((np.ones((8, 128), bool),))
-    with pytest.raises(SpecError, match=r"Linear\(0\): there are no numbers"):
+    with pytest.raises(SpecError, match=r"Linear\(0\): the argument holds no numbers"):
         linearity(
             context_of(
                 lambda x: doubled(x * 1.0),

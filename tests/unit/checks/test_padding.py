@@ -79,7 +79,7 @@ def test_nan_hides_from_comparisons(asked):
 
 
 def test_a_kernel_without_padding_has_no_such_question(context_of):
-    with pytest.raises(NotApplicableError, match="no block hangs over the edge of its array"):
+    with pytest.raises(NotApplicableError, match="no block extends beyond its array"):
         padding(context_of())
 
 
@@ -94,7 +94,7 @@ def test_it_says_with_what_a_kernel_raises(context_of):
         return in_blocks(body, x, shape=(2, 128), out_block=(1, 128))
 
     arguments = Arguments((np.ones((11, 128), np.int32),))
-    with pytest.raises(KernelError, match=r"with the lowest finite number .* without, the kernel"):
+    with pytest.raises(KernelError, match=r"with the lowest finite number .* otherwise the kernel"):
         padding(context_of(row_by_padding, backend=tpu_sim(), arguments=arguments))
 
 

@@ -54,7 +54,7 @@ def test_other_axes_whole_arguments_and_plain_numbers(context_of, doubled):
 
 
 @pytest.mark.parametrize(
-    ("axes", "words"), [((0, 0), "2 entries for 1"), ((2,), r"\(8, 128\), which has no axis 2")]
+    ("axes", "words"), [((0, 0), "2 entries for 1"), ((2,), r"\(8, 128\) and no axis 2")]
 )
 def test_axes_that_do_not_fit(context_of, axes, words):
     with pytest.raises(SpecError, match=words):

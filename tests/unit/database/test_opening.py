@@ -87,7 +87,7 @@ def test_several(opened):
 
 def test_a_folder_that_cannot_be_written(opened, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OptionError, match=r"file/a: cannot write there: .*; valid: DIR,"):
+    with pytest.raises(OptionError, match=r"file/a: cannot write to it: .*; valid: DIR,"):
         opened("file/a")
     with pytest.raises(OptionError, match=r"readonly\+b: there is no folder"):
         opened("readonly+b")
@@ -104,7 +104,7 @@ def test_a_missing_package(opened, monkeypatch):
 @pytest.mark.parametrize("query", ["socket_timeout=pw", "pw=1", "db=pw"])
 def test_a_query_that_redis_refuses(opened, query):
     pytest.importorskip("redis")
-    with pytest.raises(OptionError, match=r"redis://host: the package redis refuses") as caught:
+    with pytest.raises(OptionError, match=r"redis://host: the package redis rejects") as caught:
         opened(f"redis://host?{query}")
     assert "pw" not in str(caught.value)
 

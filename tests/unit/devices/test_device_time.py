@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pytest_pallas.backends.timing import Span, device_seconds, median_seconds, spans
+from pytest_pallas.backends.timing import BusyInterval, device_seconds, median_seconds, spans
 
 #: Times are in picoseconds, offsets in their line.
 GPU = """
@@ -45,15 +45,15 @@ def profile(text):
 
 def test_streams_of_a_gpu():
     assert spans(profile(GPU)) == [
-        Span(1000, 3000),
-        Span(4000, 5000),
-        Span(11000, 13000),
-        Span(16000, 17000),
+        BusyInterval(1000, 3000),
+        BusyInterval(4000, 5000),
+        BusyInterval(11000, 13000),
+        BusyInterval(16000, 17000),
     ]
 
 
 def test_programs_of_a_tpu():
-    assert spans(profile(TPU)) == [Span(0, 7000)]
+    assert spans(profile(TPU)) == [BusyInterval(0, 7000)]
 
 
 def test_a_call_is_from_its_first_kernel_to_its_last():

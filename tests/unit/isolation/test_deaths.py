@@ -6,10 +6,10 @@ import pytest
 
 from pytest_pallas.errors import CrashError, HangError, IsolationError, OutOfMemoryError
 from pytest_pallas.isolation.crash_reports import error_of, place_of
-from pytest_pallas.isolation.messages import Note
-from pytest_pallas.workers import Result
+from pytest_pallas.isolation.messages import StepNote
+from pytest_pallas.workers import JobResult
 
-NOTE = Note(
+NOTE = StepNote(
     step="a kernel",
     limit=5.0,
     examples=3,
@@ -30,7 +30,7 @@ Thread 0x00007f00 (most recent call first):
 
 
 def died(status="crashed", fate="died of SIGABRT during the test.", **rest):
-    return error_of(Result(status=status, fate=fate, note=NOTE.encode(), **rest), "here")
+    return error_of(JobResult(status=status, fate=fate, note=NOTE.encode(), **rest), "here")
 
 
 def test_a_hang_by_what_faulthandler_wrote():
@@ -38,7 +38,7 @@ def test_a_hang_by_what_faulthandler_wrote():
     assert isinstance(error, HangError)
     text = str(error)
     assert text.startswith("here: the kernel did not end within 5 s")
-    for words in ("it was in /k/matmul.py:12 in spin", "running   matmul at /k/matmul.py:7"):
+    for words in ("location  /k/matmul.py:12 in spin", "running   matmul at /k/matmul.py:7"):
         assert words in text
     assert "example   number 3\n  inputs    float32[8]" in text
 
@@ -52,7 +52,7 @@ def test_a_hang_by_the_silence_before():
 def test_a_crash():
     text = str(died(silence=0.3, output="Check failed: index < size\n"))
     assert text.startswith("here: its process died of SIGABRT during the test.")
-    assert "it said   Check failed: index < size" in text
+    assert "output    Check failed: index < size" in text
     assert "compiled code" not in text  # nothing says so
 
 
@@ -63,13 +63,13 @@ def test_memory():
 
 
 def test_a_worker_that_does_not_start():
-    error = error_of(Result(status="crashed", message="No.", started=False), "here")
+    error = error_of(JobResult(status="crashed", message="No.", started=False), "here")
     assert isinstance(error, IsolationError)
     assert "--pallas-isolate=never" in str(error)
 
 
 def test_a_death_of_which_nothing_is_known():
-    assert isinstance(error_of(Result(status="crashed", fate="is gone."), "here"), CrashError)
+    assert isinstance(error_of(JobResult(status="crashed", fate="is gone."), "here"), CrashError)
 
 
 @pytest.mark.parametrize(

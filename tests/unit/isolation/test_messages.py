@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 
-from pytest_pallas.isolation.messages import Note, Reply, decoded, encoded
+from pytest_pallas.isolation.messages import StepNote, TestReply, decoded, encoded
 
 
 def test_notes():
-    note = Note(step="a kernel", limit=5.0, drawn=[["drawn", "m=1"]], running=["k"])
-    assert Note.decode(note.encode()) == note
-    assert Note.decode(b"") is None
+    note = StepNote(step="a kernel", limit=5.0, drawn=[["drawn", "m=1"]], running=["k"])
+    assert StepNote.decode(note.encode()) == note
+    assert StepNote.decode(b"") is None
 
 
 def test_what_cannot_be_pickled_becomes_its_repr():
     reports = [{"user_properties": [("lock", threading.Lock()), ("n", 1)], "longrepr": (1, "a")}]
-    [report] = decoded(encoded(Reply(reports=reports))).reports
+    [report] = decoded(encoded(TestReply(reports=reports))).reports
     assert report["longrepr"] == (1, "a")
     [(_, lock), n] = report["user_properties"]
     assert "lock" in lock

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_pallas.items import time_budget
-from pytest_pallas.items.time_budget import Clock, fuzz_for
+from pytest_pallas.items.time_budget import TimeBudget, fuzz_for
 from pytest_pallas.sampling import diversity, fuzzing
 from pytest_pallas.sampling.fuzzing import Fuzz
 
@@ -14,7 +14,7 @@ WEIGHTS = {"a1": 0.5, "a2": 0.5, "b": 1.0}
 
 
 def test_kernels_share_alike_and_items_share_a_kernel():
-    clock = Clock(60.0, WEIGHTS)
+    clock = TimeBudget(60.0, WEIGHTS)
     assert clock.slot("a1") == pytest.approx(15, abs=0.1)
     clock.started -= 15
     assert clock.slot("a2") == pytest.approx(15, abs=0.1)
@@ -23,30 +23,30 @@ def test_kernels_share_alike_and_items_share_a_kernel():
 
 
 def test_what_one_leaves_the_others_share():
-    clock = Clock(60.0, WEIGHTS)
+    clock = TimeBudget(60.0, WEIGHTS)
     clock.slot("a1")
     clock.slot("a2")
     assert clock.slot("b") == pytest.approx(60, abs=0.1)
 
 
 def test_nothing_is_left_after_the_time():
-    clock = Clock(60.0, WEIGHTS)
+    clock = TimeBudget(60.0, WEIGHTS)
     clock.started -= 61
     assert clock.slot("b") == 0.0
 
 
 def test_two_processes_have_twice_the_time():
-    clock = Clock(60.0, WEIGHTS, processes=2)
+    clock = TimeBudget(60.0, WEIGHTS, processes=2)
     assert clock.slot("b") == pytest.approx(60, abs=0.1)
 
 
 def test_an_item_that_does_not_fuzz_takes_nothing():
-    assert Clock(60.0, WEIGHTS).slot("other") == 0.0
+    assert TimeBudget(60.0, WEIGHTS).slot("other") == 0.0
 
 
 def fuzz_seconds(strategy, seconds, ask=lambda _: None):
     pulses = []
-    what = Fuzz(run=ask, source=diversity.Source(strategy), key="clock")
+    what = Fuzz(run=ask, source=diversity.ExampleSource(strategy), key="clock")
     started = time.monotonic()
     fuzz_for(what, seconds, seed=0, max_examples=4, pulse=lambda: pulses.append(len(what.passed)))
     return what, pulses, time.monotonic() - started

@@ -16,8 +16,8 @@ from pytest_pallas.mutation import Mutant
 from pytest_pallas.mutation_runner.earlier import Earlier, read_earlier
 from pytest_pallas.mutation_runner.journal import Journal, died_of_a_mutant
 from pytest_pallas.mutation_runner.running import (
-    Killed,
-    Tried,
+    KilledBy,
+    MutantRun,
     run_mutants,
     sampled,
     stale,
@@ -57,9 +57,9 @@ def test_no_limit_is_all():
 @pytest.mark.parametrize(
     ("tried", "status"),
     [
-        (Tried(Killed("forward", "MismatchError"), 2), "killed"),
-        (Tried(None, 8), "survived"),
-        (Tried(None, 0, "no such operand"), "untried"),
+        (MutantRun(KilledBy("forward", "MismatchError"), 2), "killed"),
+        (MutantRun(None, 8), "survived"),
+        (MutantRun(None, 0, "no such operand"), "untried"),
     ],
 )
 def test_what_becomes_of_a_mutant(tried, status):
@@ -70,7 +70,7 @@ def test_what_becomes_of_a_mutant(tried, status):
 
 def test_what_is_tried_and_the_same_program_is_equivalent():
     def attempt(_):
-        return Tried(None, 1, same="the same")
+        return MutantRun(None, 1, same="the same")
 
     [verdict] = _run_mutants(MANY[:1], attempt, journal=Journal(), same=_never)
     assert (verdict.status, verdict.reason) == ("equivalent", "the same")
@@ -86,7 +86,7 @@ def test_the_same_program_is_equivalent_although_nobody_has_time_to_try_it():
 
 def test_a_mutant_is_caught_before_anybody_compares_programs():
     def attempt(_):
-        return Tried(Killed("forward on tpu-sim", "MismatchError"), 1)
+        return MutantRun(KilledBy("forward on tpu-sim", "MismatchError"), 1)
 
     [verdict] = _run_mutants(MANY[:1], attempt, journal=Journal(), same=_never)
     assert verdict.status == "killed"
@@ -99,7 +99,7 @@ def test_nothing_is_tried_when_time_is_over():
 
 def test_what_a_journal_knows_is_not_tried_again(tmp_path):
     path = tmp_path / "journal"
-    tried = Tried(Killed("forward", "MismatchError"), 1)
+    tried = MutantRun(KilledBy("forward", "MismatchError"), 1)
     first = _run_mutants(MANY[:1], lambda _: tried, journal=Journal(path))
     assert _run_mutants(MANY[:1], _never, journal=Journal(path)) == first
 
@@ -125,14 +125,14 @@ def test_other_errors_are_no_mutants(tmp_path, begun):
 def test_a_mutant_that_another_spec_caught_is_not_tried_again(until):
     """It takes no time, so that none is needed."""
     killed = {}
-    found = Tried(Killed("forward", "MismatchError"), 1)
+    found = MutantRun(KilledBy("forward", "MismatchError"), 1)
 
     def tried(mutants, attempt, **more):
         return _run_mutants(mutants, attempt, journal=Journal(), killed=killed, **more)[0]
 
     assert tried(MANY[:1], lambda _: found, name="first").by == "forward"
     assert tried(MANY[:1], _never, name="second", until=until).by == "first"
-    survived = Tried(None, 8)
+    survived = MutantRun(None, 8)
     assert tried(MANY[1:2], lambda _: survived, name="second").status == "survived"
     assert tried(MANY[1:2], lambda _: found, name="third").by == "forward"
     assert tried(MANY[1:2], lambda _: found, name="third").by == "forward"  # its own, asked again
@@ -146,7 +146,7 @@ def _results(folder, verdicts):
 
 
 def test_what_an_earlier_run_knows_is_known_until_its_line_is_another(tmp_path):
-    results = iter([Tried(Killed("forward", "MismatchError"), 1)] * 2 + [Tried(None, 8)])
+    results = iter([MutantRun(KilledBy("forward", "MismatchError"), 1)] * 2 + [MutantRun(None, 8)])
     first, second, third = _run_mutants(MANY[:3], lambda _: next(results), journal=Journal())
     fourth, fifth, sixth = (
         dataclasses.replace(unknown(each), status="equivalent", marked=marked)
@@ -163,7 +163,7 @@ def test_a_marked_survivor_is_tried_again_when_its_mark_is_gone():
     known = {unknown(here).key}
     [verdict] = _run_mutants([here], _never, journal=Journal(), equivalents=(mark,), marked=known)
     assert (verdict.status, verdict.reason) == ("equivalent", "why")
-    [verdict] = _run_mutants([here], lambda _: Tried(None, 8), journal=Journal(), marked=known)
+    [verdict] = _run_mutants([here], lambda _: MutantRun(None, 8), journal=Journal(), marked=known)
     assert (verdict.status, verdict.examples) == ("survived", 8)
 
 
@@ -171,12 +171,12 @@ def test_a_marked_survivor_is_tried_again_when_its_mark_is_gone():
 def test_other_files_are_no_results(tmp_path, text):
     path = tmp_path / "results.json"
     path.write_text(text)
-    with pytest.raises(OptionError, match="was not written by --pallas-results"):
+    with pytest.raises(OptionError, match="is not a file of --pallas-results"):
         read_earlier(path)
 
 
 def test_a_mark_is_about_operator_line_and_change():
-    survived = Tried(None, 8)
+    survived = MutantRun(None, 8)
     here = mutant("mask", 1)
     mark = EquivalentMutant(operator="mask", source=here.source[:8], reason="why")
     other = EquivalentMutant(operator="mask", source=here.source[:8], change="else", reason="?")
@@ -185,7 +185,7 @@ def test_a_mark_is_about_operator_line_and_change():
     )
     assert (verdict.status, verdict.reason, verdict.marked) == ("equivalent", "why", True)
     assert stale((mark,), [verdict], whole=True) == []
-    assert "does not exist" in stale((other,), [verdict], whole=True)[0].text
+    assert "no mutant has this operator" in stale((other,), [verdict], whole=True)[0].text
     assert stale((other,), [verdict], whole=False) == []
 
 
@@ -197,7 +197,9 @@ def test_a_mark_may_name_the_line_that_calls():
     ]
     assert [each.callers for each in both] == [(LINES[0],), (LINES[4],)]
     mark = EquivalentMutant(operator="mask", source="", caller=LINES[4][:6], reason="why")
-    verdicts = _run_mutants(both, lambda _: Tried(None, 8), journal=Journal(), equivalents=(mark,))
+    verdicts = _run_mutants(
+        both, lambda _: MutantRun(None, 8), journal=Journal(), equivalents=(mark,)
+    )
     assert [each.status for each in verdicts] == ["survived", "equivalent"]
     assert from_json(json.loads(json.dumps(to_json(verdicts[1])))) == verdicts[1]
 
@@ -205,16 +207,18 @@ def test_a_mark_may_name_the_line_that_calls():
 def test_a_mark_of_a_mutant_that_was_caught_is_stale():
     here = mutant("mask", 1)
     mark = EquivalentMutant(operator="mask", source=here.source[:8], reason="why")
-    killed = Tried(Killed("forward", "MismatchError", "interpret"), 1)
+    killed = MutantRun(KilledBy("forward", "MismatchError", "interpret"), 1)
     [verdict] = _run_mutants([here], lambda _: killed, journal=Journal(), equivalents=(mark,))
     assert verdict.status == "killed"
     [note] = stale((mark,), [verdict], whole=True)
-    assert "is none: forward on interpret killed it" in note.text
+    assert "forward on interpret killed the mutant" in note.text
     assert note.kind == "mutants"
 
 
 def test_the_score_is_of_mutants_that_were_caught_or_survived():
-    results = iter([Tried(Killed("a", "b"), 1), Tried(None, 1), Tried(None, 0, "impossible")])
+    results = iter(
+        [MutantRun(KilledBy("a", "b"), 1), MutantRun(None, 1), MutantRun(None, 0, "impossible")]
+    )
     verdicts = _run_mutants(MANY[:3], lambda _: next(results), journal=Journal())
     assert score(verdicts) == 50.0
     assert score(verdicts[2:]) is None

@@ -106,4 +106,4 @@ def test_many_kernels_are_cut():
     )
     assert len(lines) == 6
     assert lines[0] == "never drawn: k0: dtype int8"
-    assert lines[-1].startswith("never drawn: something of 3 more kernels (--pallas-max-examples")
+    assert lines[-1].startswith("never drawn: choices of 3 more kernels (--pallas-max-examples")

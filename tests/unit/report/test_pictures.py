@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pytest_pallas.checks.context import Answer, CheckResult
+from pytest_pallas.checks.context import CheckResult, ComparedOutputs
 from pytest_pallas.errors import KernelError, MismatchError
 from pytest_pallas.numerics import compare
 from pytest_pallas.record import from_json, to_json
@@ -21,7 +21,7 @@ def finding(actual, oracle, baseline=None):
     baseline = np.asarray(oracle, actual.dtype) if baseline is None else baseline
     expected = SimpleNamespace(oracle=[("", oracle)], baseline=[("", baseline)])
     comparison = compare(actual, oracle, baseline)
-    return CheckResult(comparisons=[comparison], answer=Answer([("", actual)], expected))
+    return CheckResult(comparisons=[comparison], answer=ComparedOutputs([("", actual)], expected))
 
 
 def builder():

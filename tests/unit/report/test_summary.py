@@ -49,17 +49,18 @@ MANY_LEFT = [left_out(f"k{i}", "donation", on, "no alias") for i in range(600) f
 
 def test_checks_that_do_not_apply_have_one_line_of_counts():
     assert list(lines_of([*FEW, *MANY_LEFT], every=False)) == [
-        "not applicable: 1,202 checks of 601 kernels, 2 of them found when run (-v lists them)"
+        "not applicable: 1,202 checks of 601 kernels, 2 of them found during the run "
+        "(-v lists them)"
     ]
     assert list(lines_of(FEW[:1], every=False)) == [
-        "not applicable: 1 check of 1 kernel, 1 of them found when run (-v lists them)"
+        "not applicable: 1 check of 1 kernel, 1 of them found during the run (-v lists them)"
     ]
     assert list(lines_of([], every=True)) == []
 
 
 def test_checks_that_do_not_apply_are_listed_by_requirement():
     assert list(lines_of([*FEW, *MANY_LEFT[:4]], every=True)) == [
-        "not applicable: 6 checks of 3 kernels, 2 of them found when run",
+        "not applicable: 6 checks of 3 kernels, 2 of them found during the run",
         "  no alias (4): donation on b, c: k0, k1",
         "  no DMA (2): races, dma on b: a",
     ]

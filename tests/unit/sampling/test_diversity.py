@@ -13,7 +13,7 @@ from pytest_pallas.sampling import diversity
 from pytest_pallas.sampling.diversity import BASE, choose, words_of
 from pytest_pallas.strategies.arguments import Drawn
 from pytest_pallas.strategies.declared import Declared, aspects, extents
-from pytest_pallas.strategies.value_variants import siblings
+from pytest_pallas.strategies.value_variants import variants
 
 CALL = pst.arguments(
     pst.arrays("m k", dtype=pst.floats(), around={"m": 16, "k": 128}),
@@ -89,7 +89,7 @@ def test_no_more_examples_than_there_are():
 def test_a_source_is_drawn_from_once_and_keeps_its_siblings():
     draws = []
     strategy = pst.arrays("m k", around=8, dtype="float32").map(lambda x: draws.append(1) or x)
-    source = diversity.Source(strategy)
+    source = diversity.ExampleSource(strategy)
     first = source.choose(0, 8)
     count = len(draws)
     for drawn in first.chosen.values():
@@ -97,12 +97,12 @@ def test_a_source_is_drawn_from_once_and_keeps_its_siblings():
     again = source.choose(0, 4)
     assert len(draws) == count
     assert len(again.chosen) == 4
-    assert all(list(siblings(drawn)) for drawn in again.chosen.values())
+    assert all(list(variants(drawn)) for drawn in again.chosen.values())
 
 
 def test_large_draws_are_not_kept(monkeypatch):
     monkeypatch.setattr(diversity, "MOST_BYTES", 0)
-    source = diversity.Source(pst.arrays("m k", around=8, dtype="float32"))
+    source = diversity.ExampleSource(pst.arrays("m k", around=8, dtype="float32"))
     choice = source.choose(0, 4)
     assert not source.pools[0, diversity.pool_size(4)].values
     assert all(diversity.words_of(drawn) == words for words, drawn in choice.chosen.items())
@@ -150,7 +150,7 @@ def test_with_one_subject_the_choice_is_the_plain_one():
 
 def choose_with(subjects, examples=2):
     """The draws of ``CALL`` that are chosen for what there is to ask about them."""
-    return diversity.Source(CALL).choose(0, examples, subjects).chosen
+    return diversity.ExampleSource(CALL).choose(0, examples, subjects).chosen
 
 
 def _draws(strategy):

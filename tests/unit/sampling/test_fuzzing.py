@@ -20,7 +20,7 @@ CALLS = pst.arguments(
 
 
 def run(ask, *, strategy=CALLS, examples=4, seed=0, **rest):
-    what = fuzzing.Fuzz(run=ask, source=diversity.Source(strategy), key="unit", **rest)
+    what = fuzzing.Fuzz(run=ask, source=diversity.ExampleSource(strategy), key="unit", **rest)
     fuzzing.fuzz(what, seed=seed, max_examples=examples)
 
 
@@ -79,7 +79,7 @@ def test_a_failure_is_shrunk_and_has_a_blob():
 
     with pytest.raises(AssertionError):
         fuzzing.replay(
-            fuzzing.Fuzz(run=ask_again, source=diversity.Source(CALLS), key="unit"), blob
+            fuzzing.Fuzz(run=ask_again, source=diversity.ExampleSource(CALLS), key="unit"), blob
         )
     assert {call.args[0].shape for call in again} == {(9, 1)}
 
@@ -177,7 +177,7 @@ def test_a_failure_that_only_a_sibling_has_is_shrunk_and_replayed():
     assert "k=1, n=1" in str(caught.value)
     with pytest.raises(ValueError, match=re.escape(str(caught.value))):
         fuzzing.replay(
-            fuzzing.Fuzz(run=ask, source=diversity.Source(CALLS), key="unit"),
+            fuzzing.Fuzz(run=ask, source=diversity.ExampleSource(CALLS), key="unit"),
             fuzzing.blob_of(caught.value),
         )
 
@@ -201,7 +201,7 @@ def test_siblings_as_long_as_they_are_cheap():
             time.sleep(slow if shape not in shapes else 0.001)
             shapes.append(shape)
 
-        what = fuzzing.Fuzz(run=ask, source=diversity.Source(CALLS), key="unit")
+        what = fuzzing.Fuzz(run=ask, source=diversity.ExampleSource(CALLS), key="unit")
         fuzzing.fuzz_until(what, seed=0, until=time.monotonic() + 60)
         counts.append(len(shapes))
     assert counts[0] > 2 * counts[1]
@@ -212,7 +212,7 @@ def test_rounds_go_on_to_new_shapes():
     rounds = []
     what = fuzzing.Fuzz(
         run=lambda call: rounds[-1].add(inputs_of(call).signature),
-        source=diversity.Source(CALLS),
+        source=diversity.ExampleSource(CALLS),
         key="unit",
     )
     for seed in (1, 2):
@@ -237,7 +237,7 @@ def test_siblings_that_are_not_asked_about_are_not_made(monkeypatch):
         asked.append(shape)
 
     monkeypatch.setattr(pst.Arguments, "with_values", making)
-    what = fuzzing.Fuzz(run=ask, source=diversity.Source(CALLS), key="unit")
+    what = fuzzing.Fuzz(run=ask, source=diversity.ExampleSource(CALLS), key="unit")
     fuzzing.fuzz_until(what, seed=0, until=time.monotonic() + 60)
     assert len(made) <= len(asked) - len(set(asked)) + 5  # what was asked about before is skipped
 

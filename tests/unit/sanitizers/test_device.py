@@ -20,7 +20,7 @@ from pytest_pallas.errors import (
     RaceError,
 )
 from pytest_pallas.sanitizers import device as module
-from pytest_pallas.sanitizers.device import Report
+from pytest_pallas.sanitizers.device import SanitizerReport
 from pytest_pallas.sanitizers.device import parse as parse_output
 from pytest_pallas.strategies.arguments import Arguments
 
@@ -85,7 +85,7 @@ def tool(tmp_path, monkeypatch):
 class TestOutput:
     def test_an_access_out_of_bounds(self):
         found = parse_output(MEMCHECK, 86)
-        assert found == Report(
+        assert found == SanitizerReport(
             hazards=(
                 "Invalid __global__ write of size 4 bytes; at oob_kernel+0x70; "
                 "by thread (31,0,0) in block (7,0,0)",
@@ -109,15 +109,15 @@ class TestOutput:
 
     def test_nothing(self):
         text = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
-        assert parse_output(text, 0) == Report()
+        assert parse_output(text, 0) == SanitizerReport()
 
     def test_a_machine_on_which_it_does_not_work(self):
         text = "========= COMPUTE-SANITIZER\n========= Error: Device not supported\n"
-        assert parse_output(text, 1) == Report(unusable="Device not supported")
+        assert parse_output(text, 1) == SanitizerReport(unusable="Device not supported")
 
     def test_a_program_that_fails(self):
         text = "========= COMPUTE-SANITIZER\nTraceback:\nValueError: no\n"
-        assert parse_output(text, 1) == Report(failed="exit status 1: ValueError: no")
+        assert parse_output(text, 1) == SanitizerReport(failed="exit status 1: ValueError: no")
 
 
 class TestRun:
@@ -154,16 +154,18 @@ class TestRun:
 
     def test_where_it_does_not_work(self, tool):
         tool("print('========= Error: Device not supported'); sys.exit(1)")
-        with pytest.raises(NotApplicableError, match="does not work here: Device not supported"):
+        with pytest.raises(
+            NotApplicableError, match="does not work on this machine: Device not supported"
+        ):
             module.device(context(add, 1.0, 2.0))
 
     def test_a_function_without_a_name(self):
-        with pytest.raises(NotApplicableError, match="imported by its name"):
+        with pytest.raises(NotApplicableError, match="imported by name"):
             module.device(context(lambda x: x, 1.0))
 
 
 def test_it_is_for_gpus_only():
-    assert "interpret is no GPU" in DEVICE.requires_backend(INTERPRET)
+    assert "interpret is not a GPU" in DEVICE.requires_backend(INTERPRET)
 
 
 @pytest.mark.parametrize(

@@ -405,4 +405,4 @@ def test_what_a_fill_makes_of_a_kernel(backend):
 
     with pytest.raises((KernelError, MismatchError)) as raised:
         ask(kernel, backend)
-    assert "0 (of bools False)" in str(raised.value)
+    assert "0 (for bools, False)" in str(raised.value)

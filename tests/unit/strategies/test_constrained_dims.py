@@ -121,7 +121,7 @@ def test_bytes_of_arrays_of_different_dtypes(draws):
         (lambda: pst.dims("m n", dims={"m": 3, "n": 3}, unequal=True), "satisfy m != n"),
         (lambda: pst.dims("m; m = 2*r", around={"x": 3}), "around: there is no dim 'x'"),
         (lambda: pst.arrays("m", max_bytes=0), "max_bytes must be"),
-        (lambda: pst.arrays("8 m", max_bytes=4), "max_elements=.*, max_bytes=4 is less than"),
+        (lambda: pst.arrays("8 m", max_bytes=4), "max_elements=.*, max_bytes=4 is too small"),
     ],
 )
 def test_arguments_are_checked_at_once(make, words):
@@ -130,7 +130,7 @@ def test_arguments_are_checked_at_once(make, words):
 
 
 def test_a_budget_that_only_one_dtype_exceeds(draws):
-    with pytest.raises(SpecError, match="max_bytes=20 is less than the smallest array"):
+    with pytest.raises(SpecError, match="max_bytes=20 is too small for the smallest array"):
         draws(pst.arrays("8 m", dtype="float32", max_bytes=20), 1)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.strategies.arrays import MAX_SEED
 from pytest_pallas.strategies.once import draw_once
-from pytest_pallas.strategies.value_variants import MOST, siblings
+from pytest_pallas.strategies.value_variants import MOST, variants
 from pytest_pallas.strategies.values import generate
 
 ARRAYS = pst.arrays("m k, k", around=8, dtype="float32", values=("integers", "normal", "wide"))
@@ -30,7 +30,7 @@ def drawn_from(strategy):
 
 def test_same_shapes_other_values():
     drawn = drawn_from(ARRAYS)
-    others = list(siblings(drawn))
+    others = list(variants(drawn))
     assert len(others) == MOST - 1
     for other in others:
         assert [x.shape for x in other] == [x.shape for x in drawn]
@@ -44,7 +44,7 @@ def test_same_shapes_other_values():
 
 
 def test_each_is_made_by_its_recipe():
-    for other in siblings(drawn_from(ARRAYS)):
+    for other in variants(drawn_from(ARRAYS)):
         recipe = other.recipe
         assert 0 <= recipe["seed"] <= MAX_SEED
         for index, array in enumerate(other):
@@ -62,7 +62,7 @@ def test_calls_keep_options_and_what_comes_after_the_arrays():
         tuning={"block": 8},
     )
     drawn = drawn_from(strategy)
-    others = list(siblings(drawn))
+    others = list(variants(drawn))
     assert len(others) == MOST - 1
     for other in others:
         assert other.options == drawn.options
@@ -85,12 +85,12 @@ def test_calls_keep_options_and_what_comes_after_the_arrays():
     ids=["filter", "iterate", "map", "arguments", "options", "other"],
 )
 def test_none_where_the_values_were_looked_at(strategy):
-    assert not list(siblings(drawn_from(strategy)))
+    assert not list(variants(drawn_from(strategy)))
 
 
 def test_a_recipe_may_be_looked_at():
     strategy = pst.arguments(ARRAYS.filter(lambda drawn: drawn.recipe["m"] > 1))
-    assert len(list(siblings(drawn_from(strategy)))) == MOST - 1
+    assert len(list(variants(drawn_from(strategy)))) == MOST - 1
 
 
 def test_a_draw_is_a_tuple_still():

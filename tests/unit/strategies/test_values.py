@@ -222,7 +222,7 @@ def test_classes_are_sorted_from_the_simplest_on():
         ("gaussian", "values: there is no value class 'gaussian'.*integers"),
         (["normal", 3], "no value class 3"),
         ((), "values is empty"),
-        (None, "values must name classes"),
+        (None, "values must be names of value classes"),
     ],
 )
 def test_unknown_classes(values, words):
@@ -250,5 +250,5 @@ def test_a_class_of_ones_own(classes):
 
 
 def test_two_classes_of_one_name(classes):
-    with pytest.raises(SpecError, match="two value classes of the name 'rows'"):
+    with pytest.raises(SpecError, match="two value classes with the name 'rows'"):
         value_class("rows")(lambda request: np.zeros(request.shape))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pallas.workers import Pool, Result, Setup
+from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
 
 
 @pytest.fixture(autouse=True)
@@ -17,29 +17,29 @@ def buffered(monkeypatch):
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
-    with Pool(1) as pool:
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(1) as pool:
         yield pool
 
 
 @pytest.fixture(scope="session")
-def setup_for() -> Callable[..., Setup]:
-    def make(entry: str, **rest) -> Setup:
-        return Setup(name=rest.pop("name", "test"), entry=f"worker_entries:{entry}", **rest)
+def setup_for() -> Callable[..., WorkerSetup]:
+    def make(entry: str, **rest) -> WorkerSetup:
+        return WorkerSetup(name=rest.pop("name", "test"), entry=f"worker_entries:{entry}", **rest)
 
     return make
 
 
 @pytest.fixture
-def do(pool, setup_for) -> Iterator[Callable[..., Result]]:
+def do(pool, setup_for) -> Iterator[Callable[..., JobResult]]:
     """Run one function of ``worker_entries`` in the pool and wait for what becomes of it.
 
     All are run by one entry, in one worker while that lives. Whatever a test does to it, a job that
     comes afterwards must be served.
     """
-    used: set[Setup] = set()
+    used: set[WorkerSetup] = set()
 
-    def run(name: str, payload: bytes = b"", *, timeout: float = 20.0, **rest) -> Result:
+    def run(name: str, payload: bytes = b"", *, timeout: float = 20.0, **rest) -> JobResult:
         setup = setup_for("call", **rest)
         used.add(setup)
         job = pool.submit(setup, name.encode() + b" " + payload, timeout=timeout)

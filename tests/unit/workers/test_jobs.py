@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from pytest_pallas.workers import Pool, Setup
+from pytest_pallas.workers import WorkerPool, WorkerSetup
 
 
 def test_bytes_go_in_and_come_out(do):
@@ -47,7 +47,7 @@ def test_the_entry_is_found_on_the_search_path_of_this_process(pool, tmp_path, m
     tmp_path.joinpath("late_module.py").write_text("def answer(payload): return b'found'\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    job = pool.submit(Setup(name="late", entry="late_module:answer"), b"", timeout=10)
+    job = pool.submit(WorkerSetup(name="late", entry="late_module:answer"), b"", timeout=10)
     assert job.result(timeout=30).value == b"found"
 
 
@@ -68,11 +68,11 @@ def test_a_worker_that_raised_is_kept(do):
 def test_an_entry_that_returns_something_else_raises(do):
     result = do("text")
     assert result.status == "raised"
-    assert "returns bytes, not str" in result.message
+    assert "must return bytes, not str" in result.message
 
 
 def test_submitting_to_a_closed_pool(setup_for):
-    pool = Pool(1)
+    pool = WorkerPool(1)
     pool.close()
     pool.close()
     with pytest.raises(RuntimeError, match="closed"):
@@ -80,7 +80,7 @@ def test_submitting_to_a_closed_pool(setup_for):
 
 
 def test_closing_cancels_what_waits_and_ends_what_runs(setup_for):
-    pool = Pool(1)
+    pool = WorkerPool(1)
     running = pool.submit(setup_for("hang"), b"", timeout=60)
     waiting = pool.submit(setup_for("echo"), b"", timeout=60)
     begin = time.monotonic()
@@ -103,7 +103,7 @@ def test_a_job_cancelled_before_its_turn_is_not_done(pool, setup_for, tmp_path):
 
 
 def test_a_callback_may_close_its_pool(setup_for):
-    pool = Pool(2)
+    pool = WorkerPool(2)
     job = pool.submit(setup_for("pid"), b"0.1", timeout=10)
     closed = []
     job.add_done_callback(lambda _: closed.append(pool.close()))
@@ -114,7 +114,7 @@ def test_a_callback_may_close_its_pool(setup_for):
 
 def test_a_pool_has_room_for_somebody():
     with pytest.raises(ValueError, match="at least 1"):
-        Pool(0)
+        WorkerPool(0)
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
@@ -131,9 +131,9 @@ def test_a_payload_is_bytes(pool, setup_for):
 @pytest.mark.parametrize("entry", ["module", "module:", ":function"])
 def test_an_entry_names_module_and_function(entry):
     with pytest.raises(ValueError, match=re.escape(repr(entry))):
-        Setup(name="x", entry=entry)
+        WorkerSetup(name="x", entry=entry)
 
 
 def test_a_memory_limit_is_positive():
     with pytest.raises(ValueError, match="memory limit"):
-        Setup(name="x", entry="a:b", memory_bytes=0)
+        WorkerSetup(name="x", entry="a:b", memory_bytes=0)

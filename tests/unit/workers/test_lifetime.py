@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pallas.workers import Pool, Setup
+from pytest_pallas.workers import WorkerPool, WorkerSetup
 from pytest_pallas.workers.exchange import JOB, exchange, header
 from pytest_pallas.workers.process import Worker
 
@@ -22,10 +22,11 @@ SUPPORT = Path(__file__).parents[2] / "support"
 PROLOGUE = f"""\
 import os, signal, sys, time
 sys.path.insert(0, {str(SUPPORT)!r})
-from pytest_pallas.workers import Pool, Setup
+from pytest_pallas.workers import WorkerPool, WorkerSetup
 def submit(entry, payload=b"", timeout=60):
-    return pool.submit(Setup(name="t", entry="worker_entries:" + entry), payload, timeout=timeout)
-pool = Pool(2)
+    setup = WorkerSetup(name="t", entry="worker_entries:" + entry)
+    return pool.submit(setup, payload, timeout=timeout)
+pool = WorkerPool(2)
 """
 
 
@@ -146,7 +147,7 @@ pool.close()
 
 
 def test_a_pool_that_is_forgotten_ends_its_workers(setup_for, gone):
-    pool = Pool(1)
+    pool = WorkerPool(1)
     pid = int(pool.submit(setup_for("pid"), b"", timeout=10).result(timeout=60).value)
     del pool
     assert gone(pid)
@@ -154,7 +155,7 @@ def test_a_pool_that_is_forgotten_ends_its_workers(setup_for, gone):
 
 def test_closing_leaves_no_process_thread_or_descriptor(setup_for):
     def use() -> int:
-        with Pool(2) as pool:
+        with WorkerPool(2) as pool:
             jobs = [pool.submit(setup_for("pid"), b"0.05", timeout=10) for _ in range(3)]
             pool.submit(setup_for("hang"), b"", timeout=0.1).result(timeout=10)
             return int(jobs[0].result(timeout=10).value)
@@ -169,7 +170,7 @@ def test_closing_leaves_no_process_thread_or_descriptor(setup_for):
 
 def test_a_worker_without_pidfd_is_supervised_too(setup_for, monkeypatch, gone):
     monkeypatch.setattr("pytest_pallas.workers.process._death_of", lambda pid: None)
-    with Pool(1) as pool:
+    with WorkerPool(1) as pool:
 
         def do(entry: str, payload: bytes = b"", timeout: float = 10):
             return pool.submit(setup_for(entry), payload, timeout=timeout).result(timeout=60)
@@ -194,5 +195,5 @@ def test_a_worker_leaves_no_core_file(tmp_path, monkeypatch, pool, request):
         "def run(payload): return b'%d' % resource.getrlimit(resource.RLIMIT_CORE)[0]\n"
     )
     tmp_path.joinpath("core_limit.py").write_text(source)
-    job = pool.submit(Setup(name="core", entry="core_limit:run"), b"", timeout=5)
+    job = pool.submit(WorkerSetup(name="core", entry="core_limit:run"), b"", timeout=5)
     assert job.result(timeout=10).value == b"0"

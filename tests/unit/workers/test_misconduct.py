@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pytest_pallas.workers import Setup, exchange, work
+from pytest_pallas.workers import WorkerSetup, exchange, work
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc or pidfd")
 
@@ -16,7 +16,7 @@ def test_a_job_that_hangs_is_killed(do):
     begin = time.monotonic()
     result = do("hang", timeout=0.2)
     assert (result.status, result.value) == ("timed out", b"")
-    assert "The test worker was killed: it was not done with a job within 0.2 s" in result.message
+    assert "The test worker was killed: a job exceeded its time limit of 0.2 s" in result.message
     assert 0.2 <= result.seconds < 10
     assert time.monotonic() - begin < 15
 
@@ -42,7 +42,7 @@ def test_a_worker_that_dies_while_it_is_sent_a_job(do):
     time.sleep(0.2)
     result = do("echo", b"x" * 2**22)
     assert result.status == "crashed"
-    assert "SIGKILL from elsewhere" in result.message
+    assert "SIGKILL from outside" in result.message
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGILL", "SIGABRT", "SIGTERM"])
@@ -110,7 +110,7 @@ def test_a_worker_that_dies_between_jobs_fails_none(do):
 def test_a_job_above_its_memory_limit_is_killed(do, entry):
     result = do(entry, b"300", memory_bytes=200 * 2**20)
     assert result.status == "out of memory"
-    assert "MiB of memory and may use 200 MiB" in result.message
+    assert "MiB of memory, and the limit is 200 MiB" in result.message
     assert result.seconds < 15
 
 
@@ -135,7 +135,7 @@ def test_a_worker_that_earlier_jobs_have_filled_is_replaced(do):
 
 
 def test_an_entry_that_cannot_be_imported(pool):
-    job = pool.submit(Setup(name="lost", entry="no_such_module:run"), b"", timeout=5)
+    job = pool.submit(WorkerSetup(name="lost", entry="no_such_module:run"), b"", timeout=5)
     result = job.result(timeout=10)
     assert result.status == "raised"
     assert "The lost worker could not import its entry 'no_such_module:run'" in result.message
@@ -148,7 +148,7 @@ def test_a_function_that_is_not_there(pool, setup_for):
 
 
 def test_a_worker_that_dies_at_its_start(pool):
-    setup = Setup(name="frail", entry="worker_that_dies_at_import:run")
+    setup = WorkerSetup(name="frail", entry="worker_that_dies_at_import:run")
     for _ in range(2):  # The second job has its own attempt.
         result = pool.submit(setup, b"", timeout=5).result(timeout=10)
         assert result.status == "crashed"
@@ -158,10 +158,10 @@ def test_a_worker_that_dies_at_its_start(pool):
 
 def test_a_worker_that_hangs_at_its_start(pool, monkeypatch):
     monkeypatch.setattr(work, "START_SECONDS", 0.5)
-    setup = Setup(name="slow", entry="worker_that_hangs_at_import:run")
+    setup = WorkerSetup(name="slow", entry="worker_that_hangs_at_import:run")
     result = pool.submit(setup, b"", timeout=5).result(timeout=10)
     assert result.status == "timed out"
-    assert "not done with its start within 0.5 s" in result.message
+    assert "its start exceeded its time limit of 0.5 s" in result.message
 
 
 def test_a_process_that_cannot_be_started(do, monkeypatch):
@@ -180,7 +180,7 @@ def test_an_unforeseen_error_reaches_who_waits(pool, setup_for):
 
 def test_a_worker_that_cannot_start_is_not_tried_for_ever(pool, tmp_path):
     starts = tmp_path / "starts"
-    setup = Setup(
+    setup = WorkerSetup(
         name="counted",
         entry="worker_that_dies_at_import:run",
         environment=(("COUNT_STARTS", str(starts)),),
@@ -192,7 +192,7 @@ def test_a_worker_that_cannot_start_is_not_tried_for_ever(pool, tmp_path):
 
 
 def test_another_worker_may_start_all_the_same(pool, setup_for):
-    broken = Setup(name="frail", entry="worker_that_dies_at_import:run")
+    broken = WorkerSetup(name="frail", entry="worker_that_dies_at_import:run")
     for _ in range(3):
         pool.submit(broken, b"", timeout=5.0).result()
     result = pool.submit(setup_for("echo"), b"here", timeout=5.0).result()

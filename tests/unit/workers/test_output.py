@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from pytest_pallas.workers import Setup, process
+from pytest_pallas.workers import WorkerSetup, process
 from pytest_pallas.workers.process import KEPT_BYTES, Capture
 
 
@@ -47,7 +47,7 @@ def run(payload):
 """
     tmp_path.joinpath("closing_module.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    setup = Setup(name="closing", entry="closing_module:run")
+    setup = WorkerSetup(name="closing", entry="closing_module:run")
     one, two = (pool.submit(setup, p, timeout=10).result(timeout=20) for p in (b"one", b"two"))
     assert one.value == two.value
     assert (one.output, two.output) == ("one\nerr one\n", "two\nerr two\n")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pytest_pallas.workers import Pool
+from pytest_pallas.workers import WorkerPool
 from pytest_pallas.workers import pool as pool_module
 
 
@@ -16,14 +16,14 @@ def kinds(setup_for):
 
 
 def test_jobs_run_side_by_side_up_to_the_size(kinds):
-    with Pool(2) as pool:
+    with WorkerPool(2) as pool:
         jobs = [pool.submit(kinds[0], b"0.3", timeout=10) for _ in range(4)]
         pids = [job.result(timeout=20).value for job in jobs]
     assert len(set(pids)) == 2
 
 
 def test_one_after_the_other_needs_one_worker(kinds):
-    with Pool(2) as pool:
+    with WorkerPool(2) as pool:
         pids = {pool.submit(kinds[0], b"", timeout=10).result(timeout=20).value for _ in range(5)}
     assert len(pids) == 1
 
@@ -31,7 +31,7 @@ def test_one_after_the_other_needs_one_worker(kinds):
 def test_a_new_setup_takes_the_place_that_was_idle_longest(kinds, gone):
     a, b, c = kinds
 
-    with Pool(2) as pool:
+    with WorkerPool(2) as pool:
 
         def ask(setup) -> bytes:
             return pool.submit(setup, b"", timeout=10).result(timeout=20).value
@@ -45,14 +45,14 @@ def test_a_new_setup_takes_the_place_that_was_idle_longest(kinds, gone):
 
 def test_a_busy_worker_is_left_alone(kinds):
     a, b, _ = kinds
-    with Pool(1) as pool:
+    with WorkerPool(1) as pool:
         busy = pool.submit(a, b"0.4", timeout=10)
         other = pool.submit(b, b"", timeout=10)
         assert busy.result(timeout=10).status == "done"
         assert other.result(timeout=10).status == "done"
 
 
-def order_of(pool: Pool, setups) -> str:
+def order_of(pool: WorkerPool, setups) -> str:
     """The names of the setups of jobs that are all waiting, in the order in which they end."""
     ended: list[str] = []
     jobs = [pool.submit(setups[0], b"0.3", timeout=10)]
@@ -69,7 +69,7 @@ def order_of(pool: Pool, setups) -> str:
 
 
 def test_jobs_of_one_setup_are_done_in_order_of_submission(kinds):
-    with Pool(1) as pool:
+    with WorkerPool(1) as pool:
         jobs = [pool.submit(kinds[0], b"", timeout=10) for _ in range(5)]
         jobs[-1].result(timeout=20)
         assert all(job.done() for job in jobs)
@@ -77,14 +77,14 @@ def test_jobs_of_one_setup_are_done_in_order_of_submission(kinds):
 
 def test_jobs_whose_worker_is_warm_go_first(kinds):
     a, b, _ = kinds
-    with Pool(1) as pool:
+    with WorkerPool(1) as pool:
         assert order_of(pool, [a, b, a, b, a]) == "aabb"
 
 
 def test_but_no_job_waits_for_ever(kinds, monkeypatch):
     monkeypatch.setattr(pool_module, "PATIENCE", 1)
     a, b, _ = kinds
-    with Pool(1) as pool:
+    with WorkerPool(1) as pool:
         assert order_of(pool, [a, b, a, a, a]) == "abaa"
 
 
@@ -93,4 +93,4 @@ def test_no_process_before_there_is_a_job(monkeypatch):
         raise AssertionError("a worker was started")
 
     monkeypatch.setattr("pytest_pallas.workers.work.Worker", refuse)
-    Pool(4).close()
+    WorkerPool(4).close()

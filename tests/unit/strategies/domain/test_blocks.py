@@ -115,7 +115,10 @@ def test_empty_grids_only_if_asked_for(draws):
         (lambda: pst.block_sizes((), "float32"), "shape: a scalar has no blocks"),
         (lambda: pst.block_sizes((0, 3), "float32"), "shape must be an integer of at least 1"),
         (lambda: pst.block_sizes((8,), "float31"), "dtype: 'float31' is not"),
-        (lambda: pst.block_sizes((8,), "int8", target="v3"), "target: 'v3' is none of tpu, gpu"),
+        (
+            lambda: pst.block_sizes((8,), "int8", target="v3"),
+            "target: 'v3' must be one of tpu, gpu",
+        ),
         (lambda: pst.block_sizes((8,), "int8", max_blocks=0), "max_blocks must be"),
         (lambda: pst.block_sizes((8,), "int8", max_bytes=4), "no legal block of .* raise one"),
         (lambda: pst.grids(rank=-1), "rank must be"),
