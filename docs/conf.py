@@ -67,7 +67,7 @@ nitpick_ignore_regex = [
 ]
 #: Types of this package that public ones hold and that no page describes: aliases, and internals.
 _INNER = (
-    "analysis.grid.model.Window",
+    "analysis.grid.model.GridWindow",
     "backends.protocol.Observer",
     "checks.check.KernelRequirement",
     "checks.check.Program",
@@ -78,11 +78,12 @@ _INNER = (
     "collection.suite.Suite",
     "compat.grids.GridFacts",
     "compat.source.Spot",
-    "compilers.costs.Costs",
+    "compilers.costs.RecordedCosts",
     "items.checking.Peers",
     "items.checking.Promises",
     "mutation.declaring.OperateOnCall",
-    "mutation.model.Scope",
+    "mutation.model.EquationSite",
+    "mutation.model.KernelSite",
     "numerics.comparison.Scalar",
     "numerics.dtypes.Array",
     "oracle.expected.ExpectedCache",
@@ -90,6 +91,7 @@ _INNER = (
     "relations.When",
     "report.section.Lines",
     "session.pytest_session.PytestSession",
+    "simulator.inspection.changes.RefChange",
     "simulator.machine.Machine",
     "strategies.declared.Declared",
     "strategies.signatures.SpecLike",
