@@ -186,12 +186,12 @@ def test_a_rule_a_check_and_a_sanitizer(outcomes):
         assert outcomes["cubed", check, "tpu-sim"] == "passed"
 
 
-def test_a_chip(outcomes):
+def test_a_chip_is_one_entry_in_one_file(outcomes):
     """The reference says how many multiprocessors the kernel must have found."""
     assert outcomes["by_cores", "forward", "gpu-sim:h20"] == "passed"
 
 
-def test_a_backend(outcomes):
+def test_a_backend_is_one_module_and_one_row(outcomes):
     assert outcomes["twice", "forward", "plain"] == "passed"
 
 
@@ -201,12 +201,12 @@ def test_a_value_class(runs):
     assert all("ramp" in str(record["inputs"]) for record in ran)
 
 
-def test_a_section(runs):
+def test_a_report_section_is_one_module(runs):
     text, records = runs["checks"]
     assert f"tested: {len(records)} checks" in text
 
 
-def test_an_operator(runs):
+def test_a_mutation_operator_is_one_module(runs):
     text, records = runs["mutants"]
     assert "score 100.0 %: 1 mutants, 1 killed" in text
     assert [m["operator"] for r in records for m in r["mutants"]] == ["square"]

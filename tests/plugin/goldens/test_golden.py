@@ -114,7 +114,7 @@ class TestReplay:
 
 
 class TestRecord:
-    def test_again(self, recorded: Any) -> None:
+    def test_recording_the_same_outputs_again_changes_no_file(self, recorded: Any) -> None:
         before = {
             path: path.stat().st_mtime_ns for path in recorded.path.rglob("pallas_goldens/*/*")
         }
@@ -127,7 +127,7 @@ class TestRecord:
         project.run(*BASIC, ON, golden("record")).assert_outcomes(failed=1)
         assert not (project.path / "pallas_goldens").exists()
 
-    def test_gradients(self, project: Any) -> None:
+    def test_gradients_are_recorded_and_replayed(self, project: Any) -> None:
         project.specs('name="add", kernel=add_vjp, differentiable=(0, 1)')
         args = ("--pallas-suite=specs", "--pallas-checks=gradient", "--pallas-max-examples=1")
         assert lines(project.run(*args, ON, golden("record")))[0].endswith(": 1 recorded")
@@ -155,7 +155,7 @@ class TestRecord:
 
 
 class TestRefusals:
-    def test_no_folder(self, project: Any) -> None:
+    def test_a_replay_without_a_folder_is_a_usage_error(self, project: Any) -> None:
         project.specs('name="add", kernel=add')
         result = project.run(*BASIC, ON, golden("replay"), "--pallas-golden-dir=nowhere")
         assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -53,7 +53,9 @@ class TestOwn:
         result.assert_outcomes(passed=2, failed=1)
         return example_of(result)
 
-    def test_elsewhere(self, example: Path, pytester: pytest.Pytester) -> None:
+    def test_an_example_replays_on_another_backend(
+        self, example: Path, pytester: pytest.Pytester
+    ) -> None:
         result = pytester.runpytest_inprocess(
             f"--pallas-replay={example}", "--pallas-backend=tpu-interpret"
         )
@@ -92,7 +94,9 @@ class TestSpec:
         return example_of(result)
 
     @pytest.mark.parametrize("words", [(), ("--pallas-isolate=always",)])
-    def test_elsewhere(self, example: Path, project: Any, words: tuple[str, ...]) -> None:
+    def test_an_example_replays_on_another_backend(
+        self, example: Path, project: Any, words: tuple[str, ...]
+    ) -> None:
         result = project.run(f"--pallas-replay={example}", "--pallas-backend=tpu-interpret", *words)
         outcomes = result.parseoutcomes()
         assert outcomes.pop("deselected") > 3

@@ -52,7 +52,7 @@ def test_a_backend_of_ones_own(project):
 
 
 @pytest.mark.parametrize("implied", [False, True])
-def test_auto(project, implied):
+def test_auto_includes_implied_backends_only(project, implied):
     project.write(
         conftest=CONFTEST.format(name="doubled", available=None, implied=implied), test_add=TEST
     )

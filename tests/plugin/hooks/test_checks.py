@@ -168,7 +168,7 @@ SANITIZER = """
         (("--pallas-checks=heat", "--pallas-sanitize=none"), []),
     ],
 )
-def test_a_sanitizer(project, options, found):
+def test_a_sanitizer_of_a_project_sets_its_detector_in_all_runs(project, options, found):
     """It is chosen like those of this package, and sets what it watches in the runs of all."""
     project.specs('name="add", kernel=add, checks=("heat", "rare")')
     project.write(conftest=SANITIZER)

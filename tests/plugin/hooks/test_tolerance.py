@@ -48,7 +48,7 @@ def test_it_is_asked_where_nothing_else_says(project, backend, passing):
     assert asked == [f"add_off forward {backend} ['float32']"]
 
 
-def test_specs(project):
+def test_the_tolerance_of_a_spec_has_precedence_over_the_hook(project):
     project.specs(
         'name="hooked", kernel=add_off',
         'name="own", kernel=add_off, tolerance=__import__("pytest_pallas").Tolerance(atol=0.5)',

@@ -12,7 +12,7 @@ HEAVY = ("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "rich")
 
 
 @pytest.mark.parametrize("module", ["pytest_pallas", "pytest_pallas.plugin"])
-def test_import(module):
+def test_an_import_of_the_package_loads_no_heavy_module(module):
     code = f"import sys, {module}; print(sorted(set({HEAVY}) & sys.modules.keys()))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

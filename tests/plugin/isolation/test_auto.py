@@ -195,7 +195,7 @@ class TestTheSimulator:
             self.run(project, checks="forward").assert_outcomes(failed=1, passed=1)
         assert not taken
 
-    def test_always(self, project, taken):
+    def test_always_isolates_a_spec_without_hazards(self, project, taken):
         project.specs('name="add", kernel=add')
         self.run(project, "--pallas-isolate=always", checks="forward")
         assert taken == ["add-forward[tpu-sim]"]
@@ -224,7 +224,7 @@ class TestTheSimulator:
         self.run(project)
         assert taken == ["add-forward[tpu-sim]"]
 
-    def test_mutants(self, project, taken):
+    def test_mutants_of_a_spec_are_isolated(self, project, taken):
         project.specs('name="add", kernel=add')
         self.run(project, "--pallas-mutate=2", checks="forward")
         assert not taken

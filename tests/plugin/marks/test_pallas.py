@@ -35,7 +35,7 @@ def places(project, mark, *args):
         ("reason='why'", (), ["tpu-sim"]),
     ],
 )  # fmt: skip
-def test_choice(project, mark, args, expected):
+def test_the_mark_selects_backends_and_targets(project, mark, args, expected):
     assert places(project, mark, *args) == expected
 
 

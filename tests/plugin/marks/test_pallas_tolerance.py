@@ -59,7 +59,7 @@ def test_by_dtype_and_backend(project, marks, tolerance, passing):
         ("atol=1, dtype='flaot32'", "mark pallas_tolerance: unknown dtype 'flaot32'"),
     ],
 )
-def test_bad_arguments(project, mark, message):
+def test_a_bad_argument_of_the_mark_fails_its_test(project, mark, message):
     project.write(
         test_off=TEST.format(marks=f"@pytest.mark.pallas_tolerance({mark})", tolerance="None")
     )

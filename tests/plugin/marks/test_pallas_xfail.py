@@ -52,7 +52,7 @@ def test_it_is_strict(project, mark, outcome):
     assert '"outcome": "xpassed"' in (project.path / "r.json").read_text()
 
 
-def test_several(project):
+def test_several_marks_expect_failures_on_several_backends(project):
     project.write(
         test_x=TEST.format(
             mark="'interpret', reason='#1')\n"
@@ -83,7 +83,7 @@ def test_other_arguments_are_those_of_pytest(project, raises):
         ("'interpret', reason='#1', stricd=True", "the pallas_xfail mark has no argument 'stricd'"),
     ],
 )
-def test_bad_arguments(project, mark, message):
+def test_a_bad_argument_of_the_mark_is_an_error(project, mark, message):
     project.write(test_x=TEST.format(mark=mark, kernel="add"))
     result = project.run("--pallas-backend=interpret")
     result.assert_outcomes(errors=1)

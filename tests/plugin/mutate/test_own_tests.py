@@ -88,7 +88,7 @@ def test_a_test_that_fails_is_not_mutated(project):
     result.stdout.no_fnmatch_line("score*")
 
 
-def test_with_xdist(project):
+def test_mutants_of_tests_run_under_xdist(project):
     project.write(kernels=KERNELS, test_loose=LOOSE, test_strict=STRICT)
     result = project.run("--pallas-mutate", "-n2", "--pallas-isolate=auto")
     result.assert_outcomes(passed=2)

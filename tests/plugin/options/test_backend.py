@@ -48,7 +48,7 @@ def ids(result: pytest.RunResult) -> list[str]:
         ("gpu-interpret:h100", ["gpu-interpret:h100"]),
     ],
 )
-def test_choice(here, flag, places):
+def test_the_flag_selects_backends_of_tests(here, flag, places):
     result = here.run(f"--pallas-backend={flag}", "--collect-only", "-q")
     assert ids(result) == places
 
@@ -193,7 +193,9 @@ class TestSpecs:
             ("tpu-sim:v5e,interpret", ["tpu-sim:v5e", "interpret"], ["tpu-sim:v5e", "interpret"]),
         ],
     )
-    def test_choice(self, here, flag, simulable, others):
+    def test_the_flag_selects_simulators_or_interpreters_of_specs(
+        self, here, flag, simulable, others
+    ):
         result = here.run(*ALL_SPECS, f"--pallas-backend={flag}", "--collect-only", "-q")
         found = [line.partition("::")[2] for line in result.outlines if "::" in line]
         assert [name for name in found if "gpu-" not in name and "-compile" not in name] == [
@@ -243,7 +245,7 @@ class TestSpecs:
         ]
         assert "has no rule for the primitive 'unknown'" in records[1]["message"]
 
-    def test_results(self, here):
+    def test_specs_run_on_the_simulator_or_on_interpreters(self, here):
         records = here.records(*ALL_SPECS)
         assert [(r["kernel"], r["backend"], r["outcome"]) for r in records] == [
             ("add", "tpu-sim", "passed"),
@@ -306,7 +308,7 @@ class TestPortableSpecs:
             ),
         ],
     )
-    def test_choice(self, here, flag, both, gpu, lost):
+    def test_the_flag_selects_backends_by_platform(self, here, flag, both, gpu, lost):
         result = here.run(*ALL_SPECS, f"--pallas-backend={flag}", "--collect-only", "-q")
         found = [line.partition("::")[2] for line in result.outlines if "::" in line]
         assert [name for name in found if "unclaimed" not in name] == [
@@ -339,7 +341,7 @@ class TestPortableSpecs:
         wanted = [f"gpu-forward[{name}]" for name in found]
         assert [name for name in names if "unclaimed" not in name] == wanted
 
-    def test_results(self, here):
+    def test_each_simulator_runs_the_kernel_of_its_platform(self, here):
         records = here.records(*ALL_SPECS, "--pallas-backend=tpu-sim,gpu-sim", "-k", "not lost")
         assert [(r["kernel"], r["backend"], r["outcome"]) for r in records] == [
             ("both", "tpu-sim", "passed"),
@@ -350,7 +352,7 @@ class TestPortableSpecs:
             ("gpu", "gpu-sim", "passed"),
         ]
 
-    def test_fixtures(self, here):
+    def test_fixtures_run_the_kernel_of_the_backend(self, here):
         here.write(
             test_where="""
             import numpy as np

@@ -52,7 +52,7 @@ ALIASED = """
         ("none", []),
     ],
 )
-def test_choice(project, flag, names):
+def test_checks_are_selected_by_name(project, flag, names):
     project.write(aliased=ALIASED)
     project.specs(
         'name="add", kernel=__import__("aliased").add_into, differentiable=(0, 1), '

@@ -126,7 +126,7 @@ def test_passing_elsewhere_does_not_forget_it(picky, tmp_path):
     picky.run(*LOOK, "--pallas-backend=tpu-interpret", shared).assert_outcomes(failed=1)
 
 
-def test_damaged_entries(picky, tmp_path):
+def test_damaged_entries_of_the_database_are_ignored(picky, tmp_path):
     shared = tmp_path / "shared"
     args = f"--pallas-database={shared}"
     picky.run(*FIND, args).assert_outcomes(failed=1)
@@ -168,7 +168,7 @@ def test_values_are_hypothesis_choices_and_no_pickles(picky, tmp_path):
             pickle.loads(choices)
 
 
-def test_none(picky):
+def test_none_writes_no_examples(picky):
     picky.run(*FIND, "--pallas-database=none").assert_outcomes(failed=1)
     assert not (picky.path / ".hypothesis/examples").exists()
 

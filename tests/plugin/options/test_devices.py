@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 COUNT = """
-    def test_count(pallas_devices, pallas_backend):
+    def test_jax_starts_with_the_number_of_devices(pallas_devices, pallas_backend):
         import jax
 
         assert len(pallas_devices) == {count}
@@ -31,7 +31,7 @@ def clean(project, monkeypatch):
         (("--pallas-backend=auto,interpret",), 8, 2),
     ],
 )
-def test_count(clean, args, count, passed):
+def test_jax_starts_with_the_number_of_devices(clean, args, count, passed):
     clean.write(test_count=COUNT.format(count=count))
     clean.spawn(*args).assert_outcomes(passed=passed)
 
@@ -43,7 +43,7 @@ def test_the_environment_gives_way_only_to_the_option(clean, monkeypatch, args, 
     clean.spawn(*args).assert_outcomes(passed=1)
 
 
-def test_too_late(clean):
+def test_devices_after_the_start_of_jax_are_a_usage_error(clean):
     clean.write(conftest="import jax\njax.devices()\n", test_count=COUNT.format(count=3))
     result = clean.spawn("--pallas-devices=3")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

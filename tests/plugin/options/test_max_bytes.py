@@ -40,7 +40,7 @@ def test_tests_of_ones_own(project):
     assert max(drawn(project)) > 16_000  # and no run leaves its limit behind
 
 
-def test_specs(project):
+def test_specs_draw_within_the_limit(project):
     """The smallest call has 8 KiB, and the largest 128 KiB."""
     project.specs(SPEC)
     (record,) = project.records(*RUN, "--pallas-max-bytes=16KiB")

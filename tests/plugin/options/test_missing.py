@@ -33,7 +33,7 @@ def test_tests_of_ones_own(project, flag, mark, outcome):
 
 
 @pytest.mark.parametrize("flag", ["skip", "error"])
-def test_specs(project, flag):
+def test_specs_without_enough_devices_are_skipped_or_fail(project, flag):
     project.specs(
         'name="add", kernel=add_sharded, reference=reference_on_mesh, '
         'meshes=({"x": 2}, {"x": 1024}), inputs=lambda mesh: INPUTS'

@@ -101,7 +101,7 @@ def test_every_option_is_in_the_table():
 
 
 @pytest.mark.parametrize("option", TABLE, ids=lambda option: option.name)
-def test_precedence(project, option):
+def test_mark_beats_command_line_beats_ini_beats_default(project, option):
     default, (ini, from_ini), (line, from_line), mark = CASES[option.name]
     if option.name == "isolate":
         project = dataclasses.replace(project, isolate=None)

@@ -23,7 +23,7 @@ def suite(project):
     ],
     ids=["default", "quick", "ci", "overruled"],
 )
-def test_examples(suite, words, examples):
+def test_the_profile_sets_the_number_of_examples(suite, words, examples):
     records = suite.records(*RUN, "--pallas-backend=interpret", *words)
     assert [record["examples"] for record in records] == [examples]
 

@@ -61,7 +61,7 @@ TWICE = """
         (("--pallas-sanitize=none",), "pytest.mark.pallas(sanitize='races')", ["forward"]),
     ],
 )
-def test_races(project, flag, mark, races):
+def test_a_selected_sanitizer_sets_its_detector_in_other_checks(project, flag, mark, races):
     """A sanitizer watches other checks, too, unless it is left out."""
     project.write(twice=TWICE)
     project.specs('name="add", kernel=__import__("twice").add_twice')
@@ -97,7 +97,7 @@ def test_races(project, flag, mark, races):
     ],
 )
 @pytest.mark.parametrize("where", ["flag", "ini", "besides a check"])
-def test_choice(project, where, value, names):
+def test_sanitizers_are_selected_by_name(project, where, value, names):
     project.write(aliased=ALIASED)
     project.specs('name="add", kernel=__import__("aliased").add_into')
     chosen = [f"-opallas_sanitize={value}" if where == "ini" else f"--pallas-sanitize={value}"]

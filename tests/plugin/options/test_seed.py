@@ -52,7 +52,7 @@ def draws(project, *args):
     return {line for path in files for line in path.read_text().splitlines()}
 
 
-def test_specs(project):
+def test_a_seed_draws_the_same_examples_of_a_spec(project):
     project.specs('name="one", kernel=add', 'name="two", kernel=add')
     project.write(conftest=NOTE)
     suite = ("--pallas-suite=specs", "--pallas-checks=note", "--pallas-backend=interpret")

@@ -7,7 +7,7 @@ import pytest
 QUICK = ("--pallas-backend=tpu-sim", "--pallas-checks=forward", "--pallas-max-examples=1")
 
 
-def test_module(project):
+def test_a_module_is_a_suite(project):
     project.specs('name="add", kernel=add')
     project.run("--pallas-suite=specs", *QUICK).assert_outcomes(passed=1)
 
@@ -82,7 +82,7 @@ class TestSpecsBesideAKernel:
         assert "or of matmul_spec beside it" in result.stderr.str()
 
 
-def test_several(project):
+def test_several_modules_make_one_run(project):
     project.specs('name="one", kernel=add', name="first")
     project.specs('name="two", kernel=add', name="second")
     project.run("--pallas-suite=first,second", *QUICK).assert_outcomes(passed=2)

@@ -84,7 +84,7 @@ def test_the_test_that_fails(project):
     assert kernels == ["_off_body"]
 
 
-def test_a_race(project):
+def test_the_timeline_of_a_race_ends_with_the_race(project):
     project.specs('name="early", kernel=early')
     text = (project.path / "specs.py").read_text()
     (project.path / "specs.py").write_text(text.replace("SPEC_0", f"{RACES}\nSPEC_0"))
@@ -96,7 +96,7 @@ def test_a_race(project):
     assert document["otherData"]["raised"].startswith("race on buffer: ")
 
 
-def test_ini(project):
+def test_the_ini_value_names_the_file(project):
     project.ini(pallas_trace="run.json")
     project.write(test_own=OWN)
     project.run("--pallas-backend=tpu-sim", "-k", "checks").assert_outcomes(passed=1)

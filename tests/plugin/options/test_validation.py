@@ -75,7 +75,7 @@ def test_the_ini_file_is_named(project):
         ("'interpret'", "the pallas mark takes keywords only, such as backends=[...]"),
     ],
 )
-def test_marks(project, mark, message):
+def test_a_bad_mark_fails_its_own_test_only(project, mark, message):
     """A bad mark fails its own test, whether its value is used or not; others run."""
     project.write(
         test_bad=f"""

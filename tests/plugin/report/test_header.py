@@ -11,7 +11,7 @@ def header(result):
     return [line for line in result.outlines if line.startswith("pallas: ")]
 
 
-def test_plain(project):
+def test_the_header_has_versions_backends_and_seed(project):
     project.write(test_a="def test_a(): pass")
     (line,) = header(project.run())
     assert f"jax {metadata.version('jax')}" in line
@@ -31,7 +31,7 @@ def test_what_was_asked_for(project):
     assert second == "pallas: runs on interpret, tpu-interpret:v5e (as TPU v5 lite)"
 
 
-def test_devices(project, monkeypatch):
+def test_the_header_has_the_devices_of_the_environment(project, monkeypatch):
     """The count is the one that JAX starts with, also where the environment has set it."""
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
     project.write(
@@ -48,7 +48,7 @@ def test_devices(project, monkeypatch):
 
 
 @pytest.mark.parametrize("profile", ["quick", "default"])
-def test_hypothesis_profile(project, profile):
+def test_the_header_has_the_hypothesis_profile(project, profile):
     project.write(
         conftest="""
         from hypothesis import settings
@@ -61,6 +61,6 @@ def test_hypothesis_profile(project, profile):
     assert f"hypothesis profile {profile}" in header(result)[0]
 
 
-def test_quiet(project):
+def test_quiet_has_no_header(project):
     project.write(test_a="def test_a(): pass")
     assert header(project.run("-q")) == []

@@ -71,7 +71,7 @@ def test_passwords_are_not_on_the_page(suite):
     assert "redis://***@h/1" in page(suite)
 
 
-def test_ini(suite):
+def test_the_ini_value_names_the_file(suite):
     suite.ini(pallas_html="from_ini.html")
     suite.run(*SUITE[:-1])
     assert "bad" in page(suite, "from_ini.html")
@@ -86,7 +86,7 @@ def test_written_when_the_run_stops_early_and_over_an_older_one(suite):
 
 
 @pytest.mark.parametrize("path", ["missing/report.html", ".", "kernels.py/report.html"])
-def test_unwritable(suite, path):
+def test_an_unwritable_file_is_a_usage_error(suite, path):
     result = suite.run(*SUITE[:-1], f"--pallas-html={path}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     text = result.stderr.str()

@@ -117,7 +117,7 @@ KILLED, SURVIVED = mutated("a", verdict(1, "killed")), mutated("b", verdict(2, "
         ([SURVIVED, *samples()], "6 checks failed, in 5 of 7 kernels; 1 of 1 mutants survived"),
     ],
 )
-def test_headline(records, words):
+def test_the_headline_counts_checks_and_mutants(records, words):
     assert headline(*records) == words
 
 

@@ -59,7 +59,7 @@ def test_what_is_never_drawn(suite):
     result.assert_outcomes(passed=2)
 
 
-def test_records(suite):
+def test_a_record_has_the_drawn_and_undrawn_words(suite):
     (record,) = suite.records(*RUN, "--pallas-checks=forward", "--pallas-max-examples=1")
     inputs = record["inputs"]
     assert inputs["signatures"] == len(inputs["shapes"]) == 1

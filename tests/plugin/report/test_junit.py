@@ -21,7 +21,7 @@ RUN = ("--pallas-suite=specs", "--pallas-backend=interpret,tpu-interpret:v5e",
        "--pallas-checks=forward", "--pallas-max-examples=2", "--pallas-seed=5")  # fmt: skip
 
 
-def test_of_specs(project):
+def test_junit_properties_of_specs(project):
     project.specs('name="good", kernel=add, exact=False', 'name="bad", kernel=add_off')
     found = properties(project, *RUN)
     good, bad = (

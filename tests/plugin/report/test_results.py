@@ -23,7 +23,7 @@ def read(project, name="results.json"):
     return json.loads((project.path / name).read_text())
 
 
-def test_document(suite):
+def test_the_document_has_schema_environment_options_and_records(suite):
     result = suite.run(*SUITE, "--pallas-results=results.json", "--pallas-seed=5")
     assert "4 records written to results.json" in result.stdout.str()
     document = read(suite)
@@ -50,7 +50,7 @@ def test_document(suite):
     assert bad["replay"].startswith("pytest --pallas-suite=specs --pallas-backend=tpu-sim ")
 
 
-def test_ini(suite):
+def test_the_ini_value_names_the_file(suite):
     suite.ini(pallas_results="from_ini.json")
     suite.run(*SUITE)
     assert len(read(suite, "from_ini.json")["records"]) == 4
@@ -88,7 +88,7 @@ def test_a_run_without_kernels(project):
 
 
 @pytest.mark.parametrize("path", ["missing/results.json", ".", "kernels.py/results.json"])
-def test_unwritable(suite, path):
+def test_an_unwritable_file_is_a_usage_error(suite, path):
     result = suite.run(*SUITE, f"--pallas-results={path}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     text = result.stderr.str()

@@ -38,7 +38,7 @@ def rows(lines: list[str]) -> dict[str, list[str]]:
     return {cells[0]: cells[1:] for cells in split}
 
 
-def test_cells(mixed):
+def test_cells_count_outcomes_of_kernels_by_backend(mixed):
     result = mixed.run(*RUN)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     found = rows(table(result))
@@ -55,7 +55,7 @@ def test_cells(mixed):
     assert int(good[3]) == 6  # forward draws 2, determinism 1, on two backends
 
 
-def test_reasons(mixed):
+def test_reasons_of_skips_and_expected_failures_are_listed(mixed):
     text = "\n".join(table(mixed.run(*RUN)))
     assert "expected failure (2) on interpret, tpu-sim:v5e: refused: #12 (JAX 0.12)" in text
     assert "not run (1) on interpret: refused: forward raised; see `refused-forward[inte" in text
@@ -65,7 +65,7 @@ def test_reasons(mixed):
     )
 
 
-def test_color(mixed):
+def test_failures_are_red_and_passes_green(mixed):
     plain, color = mixed.run(*RUN), mixed.run(*RUN, "--color=yes")
     assert "\x1b[" not in plain.stdout.str()
     text = color.stdout.str()
@@ -90,7 +90,7 @@ def test_an_expected_failure_shows_no_multiple(project):
     result.stdout.re_match_lines([r"refused +1 xfail +\d+ +[\d.]+$"])
 
 
-def test_quiet(mixed):
+def test_quiet_shows_failed_kernels_and_counts_the_rest(mixed):
     """Only what failed, and how many kernels did not."""
     text = "\n".join(table(mixed.run(*RUN, "-q")))
     assert list(rows(text.splitlines())) == [
@@ -103,7 +103,7 @@ def test_quiet(mixed):
     assert "skipped (" not in text
 
 
-def test_verbose(project):
+def test_verbose_lists_all_kernels_and_requirements(project):
     """All kernels and requirements are listed, and nothing that was never drawn is left out."""
     project.specs(*(f'name="k{number}", kernel=add' for number in range(30)))
     run = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-checks=forward,donation",
@@ -121,7 +121,7 @@ def test_verbose(project):
     assert len(re.findall("never drawn: k", whole)) == 30
 
 
-def test_narrow(mixed, monkeypatch):
+def test_a_narrow_terminal_has_a_list_instead_of_a_table(mixed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "50")
     found = table(mixed.run(*RUN))
     at = next(i for i, line in enumerate(found) if re.match(r"wrong  \d+ in", line))

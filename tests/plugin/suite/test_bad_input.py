@@ -62,7 +62,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_bad_input(project, kind):
+def test_a_bad_spec_fails_alone_with_its_message(project, kind):
     spec, messages = BAD[kind]
     project.specs(f'name="bad", {spec}', 'name="good", kernel=add')
     result = project.run(*SUITE, "--pallas-results=results.json")

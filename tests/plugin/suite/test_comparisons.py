@@ -66,7 +66,7 @@ def test_on_a_mesh(project):
     project.run(*CROSS, backends, "-v").assert_outcomes(passed=2)
 
 
-def test_implementations(project):
+def test_cross_names_the_wrong_implementation(project):
     project.specs('name="add", kernel=add, implementations={"right": reference, "wrong": add_off}')
     records = project.records(*CROSS, "--pallas-backend=interpret")
     assert [r["outcome"] for r in records] == ["failed"]
@@ -77,7 +77,7 @@ def test_implementations(project):
     project.run(*CROSS, "--pallas-backend=interpret").assert_outcomes(passed=1)
 
 
-def test_relations(project):
+def test_relations_of_a_spec_are_checked(project):
     project.specs(
         'name="both", kernel=add, relations=(Linear((0, 1)), Permuted({0: 1, 1: 1}, output=1), '
         'Relation("same", lambda arguments, rng: arguments))',

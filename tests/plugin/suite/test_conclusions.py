@@ -56,7 +56,7 @@ def spec(name, *widths):
         ),
     ],
 )
-def test_a_conclusion(project, widths, outcome, examples, words):
+def test_a_conclusion_is_over_all_examples(project, widths, outcome, examples, words):
     project.write(conftest=CONFTEST)
     project.specs(spec("wide", *widths))
     [record] = project.records(*ONE, "--pallas-max-examples=3")

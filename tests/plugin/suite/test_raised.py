@@ -14,7 +14,7 @@ def outcomes(records):
     return {record["check"]: (record["outcome"], record["reason"]) for record in records}
 
 
-def test_one_failure(project):
+def test_after_the_kernel_raises_its_other_checks_do_not_run(project):
     project.specs('name="refused", kernel=add_raises', 'name="good", kernel=add')
     records = project.records(*RUN)
     assert outcomes(records[:4]) == {
@@ -111,7 +111,7 @@ def test_an_error_of_one_check_alone_stops_no_other(project):
     assert "no backward kernel" in records[0]["message"]
 
 
-def test_last_failed(project):
+def test_last_failed_reruns_only_the_check_that_raised(project):
     project.specs('name="refused", kernel=add_raises')
     project.run(*RUN)
     result = project.run(*RUN, "--lf")
@@ -128,7 +128,7 @@ def test_workers_find_out_for_themselves(project):
     assert found.count("failed") + found.count("skipped") == 4
 
 
-def test_isolated(project):
+def test_other_checks_stop_after_an_isolated_kernel_raises(project):
     project.specs('name="refused", kernel=add_raises')
     records = project.records(*RUN, "--pallas-isolate=always")
     assert [record["outcome"] for record in records] == ["failed", *["skipped"] * 3]

@@ -29,7 +29,7 @@ def collected(result):
     return [line for line in result.outlines if line.startswith("specs.py::")]
 
 
-def test_collect_only(suite):
+def test_collect_only_lists_spec_check_and_backend(suite):
     assert collected(suite.run(*SUITE, "--collect-only", "-q")) == IDS
 
 
@@ -43,13 +43,13 @@ def test_collect_only(suite):
         ("v6e and plus", [2, 3]),
     ],
 )
-def test_keywords(suite, expression, chosen):
+def test_keywords_select_parts_of_the_item_name(suite, expression, chosen):
     result = suite.run(*SUITE, "--collect-only", "-q", "-k", expression)
     assert collected(result) == [IDS[number] for number in chosen]
 
 
 @pytest.mark.parametrize("extra", [(), ("--pallas-suite=specs",)], ids=["alone", "with suite"])
-def test_node_id(suite, extra):
+def test_a_node_id_of_a_spec_needs_its_suite(suite, extra):
     """A node id needs the suite to be named, or it is no file of specs."""
     result = suite.run(*SUITE[1:], *extra, IDS[2], "-v")
     if extra:
@@ -66,7 +66,7 @@ def test_stop_at_the_first_failure(suite):
     assert "stopping after 1 failures" in result.stdout.str()
 
 
-def test_last_failed(suite):
+def test_last_failed_selects_the_failed_item(suite):
     suite.run(*SUITE).assert_outcomes(failed=1, passed=3)
     result = suite.run(*SUITE, "--lf", "-v")
     result.assert_outcomes(failed=1, deselected=3)
@@ -80,7 +80,7 @@ def test_last_failed_of_several_suites(suite):
     suite.run(*args, "--lf").assert_outcomes(failed=1, deselected=1)
 
 
-def test_deselect(suite):
+def test_deselect_takes_the_node_id_of_an_item(suite):
     suite.run(*SUITE, "--deselect", IDS[0]).assert_outcomes(passed=3, deselected=1)
 
 
@@ -93,7 +93,7 @@ def test_a_backend_that_a_spec_does_not_claim(suite):
     assert "gpu-interpret" not in "".join(collected(result))
 
 
-def test_expected_failures(project):
+def test_expected_failures_of_specs_are_strict(project):
     project.specs(
         'name="add", kernel=add, checks=("forward", "determinism"), xfail={'
         '"interpret": ExpectedFailure(reason="#1", jax="0.12", checks=("forward",))}',

@@ -123,7 +123,7 @@ def test_all_says_what_it_leaves_out():
     assert selection.left_out == {"tpu": "no TPU"}
 
 
-def test_targets():
+def test_names_and_targets_select_backends():
     assert [label(b) for b in parse("tpu-interpret:v5e", KNOWN)] == ["tpu-interpret:v5e"]
     assert [label(b) for b in parse("tpu-sim:all", KNOWN)] == [
         f"tpu-sim:{target}" for target in ("v4", "v5e", "v5p", "v6e", "tpu7x")

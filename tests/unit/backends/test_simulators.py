@@ -356,7 +356,7 @@ class TestWhatIsNotSimulatedYet:
         )
         assert [each for each in noting.told if each != "ended"] == [("traced", True, ["body"])]
 
-    def test_lacks(self):
+    def test_lacks_names_the_missing_rule(self):
         simulator = backend()
         assert simulator.lacks(Call(function=kernels.copy_by_dma, args=(X,))) is None
         why = simulator.lacks(Call(function=copy_of_unknown, args=(X,)))
@@ -452,7 +452,7 @@ class TestWithoutJit:
         assert isinstance(outcome.error, jax.errors.ConcretizationTypeError)
 
     @pytest.mark.parametrize("jit", [True, False])
-    def test_transformations(self, jit):
+    def test_kernels_inside_vjp_and_vmap_are_simulated(self, jit):
         @jax.custom_vjp
         def twice(x):
             return kernels.add_one(x) + kernels.add_one(x) - 2
@@ -472,7 +472,7 @@ class TestWithoutJit:
 
 
 @pytest.mark.parametrize("jit", [True, False])
-def test_custom_batching(jit):
+def test_custom_vmap_is_simulated(jit):
     @jax.custom_batching.custom_vmap
     def twice(x):
         return kernels.add_one(x) - 1 + x

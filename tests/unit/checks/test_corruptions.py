@@ -1,4 +1,4 @@
-"""``checks.corruptions``."""
+"""Corruptions of right outputs, which the check ``oracle-strength`` makes."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_nothing_is_executed(context_of, doubled):
         ),
     ],
 )
-def test_differences(context_of, doubled, reference, words):
+def test_every_difference_of_types_is_named(context_of, doubled, reference, words):
     with pytest.raises(MismatchError) as caught:
         dtype(context_of(doubled, reference))
     assert words in str(caught.value)

@@ -78,7 +78,7 @@ def test_a_callback_inside_of_a_kernel(context_of):
         export(context_of(kernel))
 
 
-def test_kernels_anywhere(context_of, doubled):
+def test_kernels_anywhere_in_a_program_are_exported(context_of, doubled):
     """In branches, loops, batches, gradients; of keys and of arrays of every dtype."""
 
     @jax.custom_vjp

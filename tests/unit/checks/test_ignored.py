@@ -24,7 +24,7 @@ def poison_of(array, mask=MASK):
     return found
 
 
-def test_floats():
+def test_floats_get_nan_infinities_and_extremes():
     top = float(np.finfo(np.float32).max)
     found = poison_of(jnp.arange(4.0, dtype=jnp.float32))
     assert np.isnan(found.pop("with NaN")).all()

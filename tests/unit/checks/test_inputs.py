@@ -48,7 +48,7 @@ def test_a_call_without_arrays_has_no_shape():
     assert (plain["shapes"], plain["tried"]) == ([], [])
 
 
-def test_no_calls():
+def test_no_calls_have_no_inputs():
     assert to_json([]) == {}
 
 

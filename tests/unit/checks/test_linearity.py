@@ -154,6 +154,6 @@ def test_it_needs_numbers(context_of, doubled):
 
 
 @pytest.mark.parametrize("argument", [-1, (), True, "x"])
-def test_positions(argument):
+def test_the_argument_of_linear_must_be_positions(argument):
     with pytest.raises(SpecError, match="Linear: argument must be the position"):
         Linear(argument)

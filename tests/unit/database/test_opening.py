@@ -55,7 +55,7 @@ def refuse(*args, **rest):
     raise ConnectionError("gone")
 
 
-def test_none(opened):
+def test_none_opens_no_database(opened):
     assert opened("none") is None
 
 
@@ -65,7 +65,7 @@ def test_a_folder_is_made_and_shared(opened):
     assert list(opened("other").fetch(b"key")) == []
 
 
-def test_read_only(opened):
+def test_a_read_only_database_is_not_changed(opened):
     opened("a").save(b"key", b"value")
     database = opened("readonly+a")
     database.save(b"key", b"more")
@@ -74,7 +74,7 @@ def test_read_only(opened):
     assert list(database.fetch(b"key")) == [b"value"]
 
 
-def test_several(opened):
+def test_several_databases_read_all_and_write_the_writable_ones(opened):
     opened("a").save(b"key", b"of a")
     opened("b").save(b"key", b"of b")
     database = opened("a,b,readonly+a")
@@ -259,7 +259,7 @@ def test_what_came_before_simplifying_is_ones_own():
         assert len(list(two.fetch(key))) == (len(shared.data[key]) if key == simplest else 0)
 
 
-def test_moving():
+def test_a_moved_value_keeps_its_owner():
     shared = InMemoryExampleDatabase()
     one, two = Owned(shared, "one"), Owned(shared, "two")
     one.save(b"key", b"value")

@@ -24,7 +24,7 @@ from pytest_pallas.errors import OptionError
         ("unix:///run/a?db=1", "redis", "unix:///run/a?db=1", "unix:///run/a"),
     ],
 )
-def test_one_place(text, kind, address, shown):
+def test_each_form_gives_kind_address_and_safe_text(text, kind, address, shown):
     (place,) = parse_places(text)
     assert (place.kind, place.address, place.shown) == (kind, address, shown)
     assert place.read_only == (kind == "github")

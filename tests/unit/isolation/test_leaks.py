@@ -91,7 +91,7 @@ def test_told_and_undone(name, monkeypatch):
     assert not leaks(before, state())
 
 
-def test_nothing_left():
+def test_contexts_that_end_are_no_leak():
     with guarded(session(), "here"), jax.enable_x64(True):
         jax.numpy.ones(3)
 

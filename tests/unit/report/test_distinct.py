@@ -21,6 +21,6 @@ def test_backends_count_together_and_checks_and_files_apart():
     assert distinct(records) == Distinct(triples=5, examples=12)
 
 
-def test_line():
+def test_the_line_counts_triples_and_examples():
     found = Distinct(triples=1234, examples=5678)
     assert line(found) == "distinct: 1,234 (spec, check, shape) triples in 5,678 examples"

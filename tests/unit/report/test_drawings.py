@@ -149,7 +149,7 @@ def test_no_chart_of_a_dim_with_one_size():
     [(0.0, "0"), (0.25, "0.25"), (8.0, "8"), (2048.0, "2,048"), (2.0**21, "2e6"), (1e-5, "1e-5"),
      (float("inf"), "∞")],
 )  # fmt: skip
-def test_short_numbers(value, words):
+def test_numbers_are_shown_in_a_few_characters(value, words):
     assert short(value) == words
 
 

@@ -43,7 +43,7 @@ def test_checks_and_backends_count_together():
     }
 
 
-def test_summary():
+def test_the_summary_counts_drawn_inputs():
     """Shapes are counted for each kernel, dtypes of pairs apart; what is fixed is no boundary."""
     kernels = inputs.covered([FORWARD, VMAP, record(kernel="copy", shapes=["8"])])
     assert inputs.summary(kernels) == (
@@ -74,7 +74,7 @@ def test_records_without_inputs_are_left_out():
     assert inputs.covered([skipped]) == []
 
 
-def test_warning():
+def test_a_warning_names_what_was_never_drawn():
     assert inputs.warnings(inputs.covered([FORWARD, VMAP])) == [
         "never drawn: matmul: dim m tile+1; option causal False; dtype float32 "
         "(--pallas-max-examples draws more, --pallas-results lists all)"

@@ -35,7 +35,7 @@ def listed(texts: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> str:
     )
 
 
-def test_findings():
+def test_texts_of_findings_are_those_stored():
     found = samples.FINDINGS.items()
     texts = [(kind, str(finding)) for kind, finding in found]
     plain = [(f"{kind} as JSON", findings.to_json(finding)) for kind, finding in found]
@@ -47,7 +47,7 @@ def test_findings_of_grids():
     assert_stored(STORED / "grid_findings.txt", listed(texts))
 
 
-def test_explanations():
+def test_texts_of_explanations_are_those_stored():
     texts = {name: str(each) for name, each in samples.EXPLANATIONS.items()}
     plain = {
         f"{name} as JSON": explanations.to_json(each) for name, each in samples.EXPLANATIONS.items()
@@ -58,7 +58,7 @@ def test_explanations():
     assert_stored(STORED / "explanations.txt", listed({**texts, **plain, **found}))
 
 
-def test_refusals():
+def test_texts_of_refusals_are_those_stored():
     texts = {name: message.short(each) for name, each in samples.REFUSALS.items()}
     lines = compilers.sections(samples.COMPILED, width=100, color=False, every=True)
     plain = {f"{name} as JSON": report.to_json(each) for name, each in samples.REPORTS.items()}
@@ -67,14 +67,14 @@ def test_refusals():
     )
 
 
-def test_errors():
+def test_texts_of_errors_are_those_stored():
     found = samples.error_samples()
     texts = {name: f"{type(error).__module__}.{name}: {error}" for name, error in found.items()}
     assert set(errors.DIED) <= {type(error) for error in found.values()}
     assert_stored(STORED / "errors.txt", listed(texts))
 
 
-def test_records():
+def test_texts_of_records_are_those_stored():
     """Skips, expected failures, notes, and what does not apply, in the terminal and as JSON."""
     assert {each.outcome for each in samples.RECORDS} == set(record.OUTCOMES)
     some = samples.RECORDS[:7]
@@ -100,7 +100,7 @@ def test_verdicts_of_mutants():
     )
 
 
-def test_the_page():
+def test_texts_of_the_page_are_those_stored():
     pytest.importorskip("jinja2")
     records = [*samples.RECORDS, *samples.COMPILED, *samples.MUTANTS]
     html = page(records, environment=ENVIRONMENT, options=OPTIONS, families=["tpu-sim"])

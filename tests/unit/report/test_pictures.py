@@ -28,7 +28,7 @@ def builder():
     return ResultBuilder(kernel="k", check="forward", backend="interpret")
 
 
-def test_levels_double():
+def test_each_level_of_errors_doubles_the_last():
     errors = np.array([0.0, 1e-9, 0.12, 0.13, 1.0, 1.9, 2.0, 2.0**20, 2.0**30, np.inf])
     assert level(errors).tolist() == [0, 1, 1, 2, 5, 5, 6, 25, 26, 26]
 

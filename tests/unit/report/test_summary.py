@@ -172,7 +172,7 @@ def test_a_narrow_table_that_fits_stays_a_table():
     ]  # fmt: skip
 
 
-def test_quiet():
+def test_only_failed_kernels_are_shown_and_others_counted():
     found = lines(MANY, only_failed=True)
     assert names(found)[1:3] == ["matmul", "wrong"]
     assert found[-1] == "6 kernels without failures"

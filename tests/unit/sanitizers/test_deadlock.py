@@ -26,7 +26,7 @@ from . import rings
     ],
     ids=["one device", "four devices"],
 )
-def test_who_waits(context, kernel, devices, on, needed, had):
+def test_each_blocked_device_reports_its_wait(context, kernel, devices, on, needed, had):
     x = rings.SHARDS if devices > 1 else rings.BLOCKS
     with pytest.raises(DeadlockError) as raised:
         deadlock(context(rings.other(kernel, waits=2), x, devices=devices))

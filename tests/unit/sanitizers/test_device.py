@@ -92,7 +92,7 @@ class TestOutput:
             )
         )
 
-    def test_a_race(self):
+    def test_a_race_is_parsed_with_both_accesses(self):
         (told,) = parse_output(RACECHECK, 86).hazards
         assert told == (
             "Error: Race reported between Write access at body+0x90; "
@@ -107,7 +107,7 @@ class TestOutput:
         assert len(told) == 5
         assert told[-1] == "and 2 more"
 
-    def test_nothing(self):
+    def test_a_run_without_errors_has_an_empty_report(self):
         text = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
         assert parse_output(text, 0) == SanitizerReport()
 

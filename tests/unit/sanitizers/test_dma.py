@@ -26,7 +26,7 @@ def test_a_kernel_without_barrier_has_the_one_of_its_launch(context):
     dma(context(rings.other(rings.ring, barrier="", collective_id=None), rings.SHARDS, devices=4))
 
 
-def test_nobody_asked():
+def test_leftover_semaphores_are_no_error_without_the_sanitizer():
     call = Call(
         function=rings.other(rings.waiting, signals=4),
         args=(rings.BLOCKS,),

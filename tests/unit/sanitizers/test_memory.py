@@ -235,7 +235,7 @@ def plgpu_kernel(body, x):
     )(x)
 
 
-def test_mosaic_gpu():
+def test_uninitialized_shared_memory_of_mosaic_gpu_is_found():
     def half(x):
         def body(x_ref, o_ref, smem):
             smem[...] = x_ref[0:8]
@@ -350,7 +350,7 @@ def test_accesses_out_of_bounds(kernel, said):
 
 
 @pytest.mark.parametrize("extra", [0, 1])
-def test_masked_accesses(backend, extra):
+def test_masked_accesses_beyond_the_end(backend, extra):
     """Of blocks that reach beyond the end, with masks that end where the array does, or later."""
 
     def kernel(x):

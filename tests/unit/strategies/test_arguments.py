@@ -116,7 +116,7 @@ def test_drawn_is_a_tuple_for_everybody_else():
         drawn.recipe["m"] = 4
 
 
-def test_as_arguments():
+def test_a_tuple_becomes_arguments_and_a_list_is_an_error():
     call = pst.Arguments((1,))
     assert pst.as_arguments(call) is call
     assert pst.as_arguments((1, 2)).args == (1, 2)

@@ -34,7 +34,7 @@ def test_arrays_of_one_draw_differ(draws):
     assert not any(np.array_equal(a, b) for a, b in draws(strategy, 10))
 
 
-def test_shared_dtype(draws):
+def test_arrays_share_one_dtype(draws):
     drawn = draws(pst.arrays(MATMUL, dtype=pst.floats("float16", "float32")))
     assert {d.recipe["dtype"] for d in drawn} == {"float16", "float32"}
     assert all(d[0].dtype == d[1].dtype for d in drawn)
@@ -57,7 +57,7 @@ def test_dtypes_that_are_drawn_together(draws):
         draws(pst.arrays(MATMUL, dtype=pst.dtype_pairs(("int8",) * 3)), 1)
 
 
-def test_value_classes(draws):
+def test_value_classes_are_the_given_ones(draws):
     assert {d.recipe["values"] for d in draws(pst.arrays("m"))} == {"normal", "integers"}
     chosen = pst.arrays("m", values=("special", "rows"))
     assert {d.recipe["values"] for d in draws(chosen)} == {"special", "rows"}
@@ -68,7 +68,7 @@ def test_nan_and_infinity_only_if_asked_for(draws):
     assert all(np.isfinite(d[0]).all() for d in drawn)
 
 
-def test_seeds_vary(draws):
+def test_draws_have_different_seeds(draws):
     assert len({d.recipe["seed"] for d in draws(pst.arrays("m"))}) > 50
 
 

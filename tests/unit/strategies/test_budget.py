@@ -81,7 +81,7 @@ def test_every_boundary_that_fits_is_still_drawn(draws):
     assert {each.recipe["m"] for each in drawn} >= {1, 15, 16, 17, 31, 32, 33}
 
 
-def test_with_constraints(draws):
+def test_draws_with_constraints_keep_to_the_limit(draws):
     with limited(2_000):
         drawn = draws(pst.arrays("h d, g d; h = g*r, r >= 1", dims={"d": [8, 64]}, around=8))
     assert max(bytes_in(each) for each in drawn) <= 2_000

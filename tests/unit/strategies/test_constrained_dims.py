@@ -32,7 +32,7 @@ def test_constraints_hold_and_boundaries_stay(draws, number):
     assert any(sizes["q"] == sizes["k"] > 1 for sizes in drawn)
 
 
-def test_divisibility(draws):
+def test_a_divisibility_constraint_holds_for_all_draws(draws):
     drawn = draws(pst.dims("m k; k % 8 = 0", around=16))
     assert sizes_of(drawn, "k") == {16, 32}
     assert sizes_of(drawn, "m") >= {1, 15, 16, 17, 31, 32, 33}
@@ -55,7 +55,7 @@ def test_constraints_with_a_strategy_for_a_dim(draws):
 
 
 @pytest.mark.parametrize("unequal", [True, ("m", "k", "n")])
-def test_unequal(draws, unequal):
+def test_unequal_dims_never_have_the_same_size(draws, unequal):
     drawn = draws(pst.dims("m k, k n", around=128, unequal=unequal), 300)
     assert all(len(set(sizes.values())) == 3 for sizes in drawn)
     assert sizes_of(drawn, "n") >= {1, 127, 128, 129, 255, 256, 257}

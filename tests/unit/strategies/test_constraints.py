@@ -24,7 +24,7 @@ SIZES = {"a": 2, "b": 3, "c": 6, "z": 0}
         ("c % z != 1", False),
     ],
 )
-def test_holds(text, expected):
+def test_a_constraint_holds_for_sizes_or_not(text, expected):
     assert holds(parse_constraint(text), SIZES) is expected
 
 

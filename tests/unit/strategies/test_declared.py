@@ -87,7 +87,7 @@ def test_what_constraints_forbid_is_not_declared():
     assert "dim n" not in words  # computed
 
 
-def test_dtypes():
+def test_dtypes_are_declared_if_they_are_known():
     mixed = ("float32, float32", "bfloat16, bfloat16", "bfloat16, float32", "float32, bfloat16")
     each = ("float32", pst.dtypes("int8", "int32"))
     anything = st.sampled_from(["float32", "int8"]).filter(bool)
@@ -98,7 +98,7 @@ def test_dtypes():
     assert "dtype" not in declared(pst.arrays("m", dtype=anything))
 
 
-def test_values():
+def test_value_classes_are_declared():
     arrays = pst.arrays("m", values=["normal", "tiny"])
     assert set(declared(arrays)["values"]) == {"normal", "tiny"}
 

@@ -52,7 +52,7 @@ def test_tiles_by_name_and_small_sizes_for_the_rest(draws):
     assert sizes_of(drawn, "n") == set(SMALL)
 
 
-def test_multiples(draws):
+def test_multiples_are_one_two_or_three_tiles(draws):
     drawn = draws(dims(MATMUL, around=8, multiple_of={"k": 128}))
     assert sizes_of(drawn, "k") == {128, 256, 384}
     assert 7 in sizes_of(drawn, "m")
@@ -60,7 +60,7 @@ def test_multiples(draws):
     assert sizes_of(draws(dims("m", multiple_of=8, min_dim=16)), "m") == {16, 24}
 
 
-def test_explicit_sizes(draws):
+def test_explicit_sizes_are_the_only_ones(draws):
     explicit = {"m": 5, "k": [128, 64], "n": st.integers(20, 22)}
     drawn = draws(dims(MATMUL, dims=explicit, around=16, max_dim=16))
     assert sizes_of(drawn, "m") == {5}
@@ -96,7 +96,7 @@ def test_dims_that_cannot_differ_are_equal(draws):
     assert draws(dims("m k", dims={"m": 4, "k": 4})) == [{"m": 4, "k": 4}]
 
 
-def test_shapes_repeat(draws):
+def test_a_hundred_draws_have_few_shapes(draws):
     # Nine sizes for each of three dims make 729 shapes, of which 100 examples saw over 90.
     drawn = draws(dims(MATMUL, around=128))
     assert len({tuple(sizes.values()) for sizes in drawn}) <= 50

@@ -11,12 +11,12 @@ def names(drawn):
     return {dtype.name for dtype in drawn}
 
 
-def test_defaults(draws):
+def test_default_dtypes_of_floats_and_ints(draws):
     assert names(draws(floats())) == {"float32", "bfloat16"}
     assert names(draws(ints())) == {"int32", "int8"}
 
 
-def test_chosen(draws):
+def test_only_the_given_dtypes_are_drawn(draws):
     assert names(draws(floats("float16", "float8_e4m3fn"))) == {"float16", "float8_e4m3fn"}
     assert names(draws(ints("uint4", np.int16))) == {"uint4", "int16"}
     drawn = draws(dtypes("bool", "bfloat16"))
@@ -24,7 +24,7 @@ def test_chosen(draws):
     assert all(isinstance(dtype, np.dtype) for dtype in drawn)
 
 
-def test_pairs(draws, shrunk):
+def test_pairs_of_dtypes_are_drawn_together_and_shrink(draws, shrunk):
     drawn = {tuple(d.name for d in pair) for pair in draws(dtype_pairs())}
     both = ("float32", "bfloat16")
     assert drawn == {(one, other) for one in both for other in both}

@@ -38,7 +38,7 @@ def test_boundaries_within_100_examples(draws, name):
     assert 1 + float(info.eps) in found
 
 
-def test_both_zeros(draws):
+def test_zeros_of_both_signs_are_drawn(draws):
     zeros = {math.copysign(1, x) for x in numbers(draws(pst.elements("bfloat16"))) if x == 0}
     assert zeros == {1, -1}
 
@@ -55,7 +55,7 @@ def test_nan_infinity_and_subnormals_only_if_asked_for(draws, name):
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e4m3fn", "int8", "int64", "uint4"])
-def test_bounds(draws, name):
+def test_elements_lie_within_their_bounds(draws, name):
     found = numbers(draws(pst.elements(name, min_value=0.3, max_value=5)))
     assert min(found) >= 0.3
     assert max(found) <= 5

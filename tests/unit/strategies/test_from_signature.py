@@ -56,7 +56,7 @@ def test_dims_are_shared_by_name(draws):
     assert {call.recipe["k"] for call in drawn} >= {1, 7, 8, 9, 15, 16, 17}
 
 
-def test_options(draws):
+def test_annotated_options_are_drawn(draws):
     strategy = pst.from_signature(matmul, tuning={"block": st.sampled_from([64, 128])})
     drawn = draws(strategy)
     assert {call.options["transpose"] for call in drawn} == {False, True}
@@ -129,7 +129,7 @@ def test_any_dtype_and_arrays_of_numpy(draws):
     assert call.args[0].dtype.name == "int4"
 
 
-def test_wrapped_functions(draws):
+def test_partial_and_jitted_functions_have_signatures(draws):
     bound = functools.partial(matmul, precision="highest")
     (call,) = draws(pst.from_signature(bound, around=8), 1)
     assert len(call.args) == 2
@@ -137,7 +137,7 @@ def test_wrapped_functions(draws):
     assert len(call.args) == 2
 
 
-def test_shrinks(shrunk):
+def test_a_call_of_a_signature_shrinks(shrunk):
     strategy = pst.from_signature(matmul, around=8)
     text = shrunk(strategy, lambda call: call.recipe["k"] > 8 and call.options["transpose"])
     assert "m=1, k=9, n=1, dtype=float32, values=integers, seed=0" in text
@@ -195,7 +195,7 @@ def test_what_cannot_be_expressed(function, words):
         ({"around": {"q": 8}}, "there is no dim 'q'"),
     ],
 )
-def test_wrong_arguments(arguments, words):
+def test_a_wrong_argument_is_named(arguments, words):
     with pytest.raises(SpecError) as caught:
         pst.from_signature(matmul, **arguments)
     assert words in str(caught.value)

@@ -56,7 +56,7 @@ def test_calls_for_a_mesh(draws):
     assert {call.recipe["m"] for call in drawn} == {8, 16, 24}
 
 
-def test_shrinks(shrunk):
+def test_a_call_of_a_spec_shrinks(shrunk):
     text = shrunk(pst.kernel_args(WHOLE), lambda call: call.recipe["m"] > 8)
     assert "m=9, dtype=float32, values=integers, seed=0" in text
     assert "options=(causal=False), tuning=(block=8)" in text
@@ -79,6 +79,6 @@ def test_shrinks(shrunk):
         ),
     ],
 )
-def test_wrong_arguments(make, words):
+def test_a_wrong_argument_is_named(make, words):
     with pytest.raises(SpecError, match=words):
         make()

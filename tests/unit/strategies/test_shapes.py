@@ -18,7 +18,7 @@ from pytest_pallas.strategies.sizes.shapes import concrete, parse
         ("batch_1 B", (("batch_1", "B"),)),
     ],
 )
-def test_parse(text, arrays):
+def test_shapes_are_parsed_into_dims(text, arrays):
     assert parse(text).arrays == arrays
 
 
@@ -34,7 +34,7 @@ def test_constraints_follow_the_arrays():
     assert parse("m; m > 1") == parse("m; m > 1") != parse("m")
 
 
-def test_concrete_shapes():
+def test_concrete_shapes_have_the_sizes_of_dims():
     assert concrete(parse("m 2, k, ()"), {"m": 5, "k": 7}) == ((5, 2), (7,), ())
 
 

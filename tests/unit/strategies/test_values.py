@@ -90,7 +90,7 @@ def test_rows_of_one_axis_are_its_elements():
     assert np.all(found[1:] != found[:-1])
 
 
-def test_onehot():
+def test_each_onehot_row_has_a_single_one():
     found = numbers("onehot", (3, 50, 8))
     assert np.all(found.sum(-1) == 1)
     assert set(np.unique(found)) == {0, 1}
@@ -116,7 +116,7 @@ def test_sums_of_sixteen_full_numbers_are_exact_in_float32():
     np.testing.assert_array_equal(in_order, found.astype(np.float64).sum(-1))
 
 
-def test_uniform():
+def test_uniform_values_fill_their_range():
     found = numbers("uniform")
     assert -1 <= found.min() < -0.99
     assert 0.99 < found.max() <= 1
@@ -126,7 +126,7 @@ def test_uniform():
         assert (found.min(), found.max()) == (low, high)
 
 
-def test_normal():
+def test_normal_values_have_unit_deviation():
     found = numbers("normal")
     assert abs(found.mean()) < 0.1
     assert abs(found.std() - 1) < 0.1
@@ -152,7 +152,7 @@ def test_cancelling_sums_are_small_and_their_terms_large(columns):
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "int32"])
-def test_cancelling_integers(name):
+def test_cancelling_integers_have_small_sums(name):
     found = numbers("cancelling", (64, 64), name)
     assert np.abs(found.sum(-1)).mean() < np.abs(found).sum(-1).mean() / 3
 
@@ -225,7 +225,7 @@ def test_classes_are_sorted_from_the_simplest_on():
         (None, "values must be names of value classes"),
     ],
 )
-def test_unknown_classes(values, words):
+def test_unknown_classes_are_an_error(values, words):
     with pytest.raises(SpecError, match=words):
         check_classes(values)
 

@@ -73,7 +73,7 @@ def test_whole_tiles_of_each_dtype(draws, dtype, rows):
     assert all(size % rows == 0 for size in found)
 
 
-def test_limits(draws):
+def test_blocks_keep_to_their_limits(draws):
     for block in draws(pst.block_sizes((512, 512), "float32", max_blocks=10, max_bytes=2**18)):
         assert math.prod(block) * 4 <= 2**18
         assert math.ceil(512 / block[0]) * math.ceil(512 / block[1]) <= 10
@@ -95,7 +95,7 @@ def test_shrinks_to_one_block(shrunk):
     assert "args=(152, 256)" in shrunk(strategy, lambda block: block[0] < 300)
 
 
-def test_grids(draws, shrunk):
+def test_grids_keep_to_their_limits_and_shrink(draws, shrunk):
     drawn = draws(pst.grids(rank=2, max_programs=20))
     assert {grid[0] for grid in drawn} == {grid[1] for grid in drawn} == {1, 2, 3, 4, 5, 7}
     assert all(math.prod(grid) <= 20 for grid in drawn)

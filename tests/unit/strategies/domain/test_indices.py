@@ -27,7 +27,7 @@ def test_every_kind_of_permutation(draws):
     assert any(np.count_nonzero(array != same) > 5 for array in drawn)
 
 
-def test_permutations_shrink(shrunk):
+def test_permutations_shrink_to_the_identity(shrunk):
     text = shrunk(pst.permutations(4), lambda _: True)
     assert "args=array([0, 1, 2, 3], dtype=int32)" in text
     text = shrunk(pst.permutations(4), lambda array: array[0] != 0)
@@ -58,7 +58,7 @@ def test_indices_of_a_short_axis(draws):
 
 
 @pytest.mark.parametrize("size", [6, 100])
-def test_unique_indices(draws, size):
+def test_unique_indices_never_repeat(draws, size):
     drawn = draws(pst.indices(6, size=size, unique=True))
     assert all(len(set(array.tolist())) == 6 for array in drawn)
     assert elements(drawn) >= {0, size - 1}
@@ -71,7 +71,7 @@ def test_indices_of_another_dtype(draws):
     assert 255 in elements(drawn)
 
 
-def test_indices_shrink(shrunk):
+def test_indices_shrink_to_ascending_ones(shrunk):
     assert "args=array([0, 1, 2], dtype=int32)" in shrunk(
         pst.indices(3, size=70_000), lambda _: True
     )
@@ -88,7 +88,7 @@ def test_a_large_index_shrinks_to_the_first_that_an_int16_cannot_hold(shrunk):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_page_tables(draws, shared):
+def test_page_tables_share_pages_only_if_allowed(draws, shared):
     drawn = draws(pst.page_tables(3, pages_each=4, pages=16, shared=shared))
     for table in drawn:
         assert (table.dtype, table.shape) == (np.int32, (3, 4))

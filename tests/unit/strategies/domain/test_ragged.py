@@ -26,7 +26,7 @@ def test_lengths_keep_to_the_minimum(draws):
     assert min(array.min() for array in draws(pst.lengths(3, max_length=9, min_length=2))) == 2
 
 
-def test_lengths_shrink(shrunk):
+def test_lengths_shrink_to_ones(shrunk):
     strategy = pst.lengths(3, max_length=300, around=128)
     assert "args=array([1, 1, 1], dtype=int32)" in shrunk(strategy, lambda _: True)
     text = shrunk(strategy, lambda array: array[1] > 128)
@@ -63,7 +63,7 @@ def test_groups_of_nothing(draws):
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_offsets(draws, full):
+def test_offsets_ascend_and_lie_on_edges_of_tiles(draws, full):
     drawn = draws(pst.cu_seqlens(3, total=300, around=128, full=full))
     for array in drawn:
         assert (array.dtype, array.shape, array[0]) == (np.int32, (4,), 0)
@@ -76,13 +76,13 @@ def test_offsets(draws, full):
     assert any(offsets[1] % 128 for offsets in found)
 
 
-def test_offsets_shrink(shrunk):
+def test_offsets_shrink_to_even_sequences(shrunk):
     strategy = pst.cu_seqlens(2, total=8)
     assert "args=array([0, 4, 8], dtype=int32)" in shrunk(strategy, lambda _: True)
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_segments(draws, number):
+def test_segments_start_at_edges_of_tiles(draws, number):
     drawn = draws(pst.segment_ids(300, around=128), number=number)
     starts = set()
     for array in drawn:
@@ -104,7 +104,7 @@ def test_scattered_segments_only_if_asked_for(draws):
 
 
 @pytest.mark.parametrize("padding", [0, -1, 2])
-def test_padding(draws, padding):
+def test_padding_is_a_tail_and_may_be_none_or_all(draws, padding):
     drawn = draws(pst.segment_ids(16, padding=padding))
     assert any(padding not in array for array in drawn)
     assert any((array == padding).all() for array in drawn)

@@ -49,14 +49,14 @@ def test_a_hang_by_the_silence_before():
     assert isinstance(died("timed out"), HangError)
 
 
-def test_a_crash():
+def test_a_crash_reports_signal_and_output():
     text = str(died(silence=0.3, output="Check failed: index < size\n"))
     assert text.startswith("here: its process died of SIGABRT during the test.")
     assert "output    Check failed: index < size" in text
     assert "compiled code" not in text  # nothing says so
 
 
-def test_memory():
+def test_a_memory_limit_names_its_option():
     error = died("out of memory", "was killed during the test: it used 9 MiB.")
     assert isinstance(error, OutOfMemoryError)
     assert "--pallas-worker-memory" in str(error)

@@ -1,4 +1,4 @@
-"""``backends.fills``: what memory is filled with that nobody has written."""
+"""``backends.variations``: fills of uninitialized memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that talks says what it is about to do, and gets its whole time anew with each word."""
+"""A worker that sends notes reports its next step, and each note restarts the time limit."""
 
 from __future__ import annotations
 

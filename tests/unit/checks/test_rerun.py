@@ -1,4 +1,4 @@
-"""``checks.again``: which differences between two runs are no more than roundings."""
+"""``checks.rerun``: which differences between two runs are only roundings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_memory_is_filled_with(value):
     assert not same(again, FIRST.astype(np.float32))
 
 
-def test_integers():
+def test_integers_must_be_equal():
     first = np.arange(8, dtype=np.int32)
     assert same(first.copy(), first)
     assert not same(first + (first == 3), first)
