@@ -29,7 +29,7 @@ class PallasTestError(Exception):
     #: What was seen of the kernel's grids (``analysis.grid.Analysis``), where those are wrong.
     analysis: Any = None
 
-    #: What became of the script that reproduces it (``scripts.saved.Saved``), once it is written.
+    #: What became of the script that reproduces it (``replay.saved.Saved``), once it is written.
     script: Any = None
 
     #: The order in which the failing run was done (``backends.schedules.Schedule``), if not plain.

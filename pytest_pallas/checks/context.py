@@ -92,23 +92,6 @@ class CheckContext(Configured):
     explained: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Related:
-    """Which calls a metamorphic check compared, so that a script can do so again.
-
-    Attributes:
-      call: the one whose answer was judged.
-      others: those whose answers say what it must be; empty if its reference says so.
-      claim: how they say so, by name: ``factor`` (so many times the answer), ``order`` and
-        ``axes`` (the answer, of each leaf that axis taken in that order), ``expect`` (what that
-        function makes of it); without a name it is the sum of the answers.
-    """
-
-    call: Arguments
-    others: Sequence[Arguments] = ()
-    claim: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
 @dataclass(frozen=True)
 class Answer:
     """What a kernel answered, and what was expected: goldens are made of these.
@@ -132,9 +115,6 @@ class CheckResult:
       seconds: time spent tracing, compiling and running the kernel.
       subject: what was compared if not the plain output, such as "gradient".
       notes: for the record; a plain string is a note of no kind.
-      cotangents: what the gradient check pulled back.
-      related: the calls that a metamorphic check compared.
-      compared: of a check with peers, the names of those that the comparisons are with.
       evidence: what ``Check.conclude`` is given of this context after the last; None for nothing.
       answer: what may be kept as a golden; None if nothing should be.
       goldens: what was done with goldens: counts by what, and names of those that were compared.
@@ -145,9 +125,6 @@ class CheckResult:
     seconds: float = 0.0
     subject: str = ""
     notes: tuple[Note | str, ...] = ()
-    cotangents: Any = None
-    related: Related | None = None
-    compared: tuple[str, ...] = ()
     evidence: Any = None
     answer: Answer | None = None
     goldens: Mapping[str, Any] = field(default_factory=dict[str, Any])
