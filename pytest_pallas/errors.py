@@ -29,7 +29,7 @@ class PallasTestError(Exception):
     #: The analysis of the kernel's grids (``analysis.grid.Analysis``), for wrong grids.
     analysis: Any = None
 
-    #: The script that reproduces it (``scripts.saved.Saved``), once it is written.
+    #: The script that reproduces it (``replay.saved.Saved``), once it is written.
     script: Any = None
 
     #: The schedule of the failing run (``backends.variations.Schedule``), unless the default.

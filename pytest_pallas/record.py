@@ -69,7 +69,7 @@ class Record:
       kernel_seconds: the part of it spent tracing, compiling and running the kernel.
       seed: seed of the draws.
       replay: the command that runs the failing example again.
-      script: path of the stand-alone script that reproduces the failure; "" if there is none.
+      script: path of the script that repeats the failure; "" if there is none.
       example: path of the file for ``--pallas-replay``; "" if there is none.
       compiled: the report of each compiled program, from ``compilers.report.to_json``; empty on
         other backends.

@@ -81,23 +81,6 @@ class CheckContext(Configured, Properties):
     explained: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Related:
-    """The calls that a metamorphic check compared, so that a script can compare them again.
-
-    Attributes:
-      call: the call whose output was compared.
-      others: the calls whose outputs give the expected values; empty if the reference gives them.
-      claim: how they give them, by name: ``factor`` (the output times it), ``order`` and ``axes``
-        (the output, with that axis of each leaf in that order), ``expect`` (that function of the
-        output); without a name, the sum of the outputs.
-    """
-
-    call: Arguments
-    others: Sequence[Arguments] = ()
-    claim: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
 @dataclass(frozen=True)
 class ComparedOutputs:
     """The outputs of a kernel and the expected values, from which goldens are made.
@@ -121,9 +104,6 @@ class CheckResult:
       seconds: time spent tracing, compiling and running the kernel.
       subject: what was compared if not the plain output, such as "gradient".
       notes: for the record; a plain string is a note of no kind.
-      cotangents: the cotangents of the gradient check.
-      related: the calls that a metamorphic check compared.
-      compared: names of the peers that a check compared with.
       evidence: the part of this context that ``Check.conclude`` gets at the end; None for nothing.
       answer: the outputs to keep as a golden; None to keep nothing.
       goldens: counts of recorded, compared and other goldens, and names of the compared ones.
@@ -134,9 +114,6 @@ class CheckResult:
     seconds: float = 0.0
     subject: str = ""
     notes: tuple[Note | str, ...] = ()
-    cotangents: Any = None
-    related: Related | None = None
-    compared: tuple[str, ...] = ()
     evidence: Any = None
     answer: ComparedOutputs | None = None
     goldens: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -97,14 +97,11 @@ def cross(context: CheckContext) -> CheckResult:
                 comparisons=found,
                 seconds=seconds,
                 subject=_state(departs, list(sides), exact),
-                compared=(other.name,),
             )
         between = apart(context, here, other.name, sides[here], sides[other.name], expected)
         if _worst(between):
             subject = f"{here} and {other.name} differ, although each agrees with the oracle"
-            return CheckResult(
-                comparisons=between, seconds=seconds, subject=subject, compared=(other.name,)
-            )
+            return CheckResult(comparisons=between, seconds=seconds, subject=subject)
         comparisons += found
         notes += _differs(other.name, sides[here], sides[other.name])
     return CheckResult(comparisons=comparisons, seconds=seconds, notes=tuple(dict.fromkeys(notes)))

@@ -94,7 +94,6 @@ def gradient(context: CheckContext) -> CheckResult:
     return CheckResult(
         comparisons=judge(context, outcome.values, wanted),
         seconds=outputs.seconds + outcome.seconds,
-        cotangents=cotangents,
         subject=f"gradient by arguments {by}",
         answer=ComparedOutputs(flatten(outcome.values), wanted),
     )

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from pytest_pallas.checks.check import declare_check
-from pytest_pallas.checks.context import CheckContext, CheckResult, Related, exactly
+from pytest_pallas.checks.context import CheckContext, CheckResult, exactly
 from pytest_pallas.checks.metamorphic import (
     CallOutput,
     Ignore,
@@ -104,9 +104,6 @@ def _scaled(context: CheckContext, relation: Linear, drawn: CallOutput) -> Itera
             comparisons=comparisons,
             seconds=other.outcome.seconds,
             subject=f"{relation}: f({words} x) compared with {words} f(x) as the oracle",
-            related=Related(
-                call=other.arguments, others=(drawn.arguments,), claim={"factor": factor}
-            ),
         )
         return
 
@@ -123,7 +120,6 @@ def _divided(
             return  # a format without zero
         parts[position] = [one for one, _ in pairs], [other for _, other in pairs]
     claims: list[Any] = []
-    calls: list[Arguments] = []
     seconds = 0.0
     for which in (0, 1):
         args = list(drawn.arguments.args)
@@ -132,14 +128,12 @@ def _divided(
         part = answer(context, tuple(args))
         seconds += part.outcome.seconds
         claims.append(claim(part))
-        calls.append(part.arguments)
     yield CheckResult(
         comparisons=close(
             context, drawn, sum_of(*claims), rounded_only=exactly(context), ignore=_overflow
         ),
         seconds=seconds,
         subject=f"{relation}: f(x) compared with f(a) + f(b) as the oracle, where a + b = x",
-        related=Related(call=drawn.arguments, others=calls),
     )
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from pytest_pallas.checks.check import declare_check
-from pytest_pallas.checks.context import CheckContext, CheckResult, Related, exactly, judge
+from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, judge
 from pytest_pallas.checks.metamorphic import (
     CallOutput,
     answer,
@@ -77,16 +77,10 @@ def _one(
         comparisons=(equal if exact else close)(context, other, claimed),
         seconds=other.outcome.seconds,
         subject=f"{relation}: compared with {_words(relation)}as the oracle",
-        related=Related(
-            call=other.arguments,
-            others=(drawn.arguments,),
-            claim={"order": order, "axes": relation.axes(len(drawn.leaves))},
-        ),
     )
     yield CheckResult(
         comparisons=judge(context, other.outcome.values, other.expected, exact=exactly(context)),
         subject=f"{relation}: compared with the oracle of the permuted call",
-        related=Related(call=other.arguments),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.checks.check import declare_check
-from pytest_pallas.checks.context import CheckContext, CheckResult, Related
+from pytest_pallas.checks.context import CheckContext, CheckResult
 from pytest_pallas.checks.metamorphic import (
     CallOutput,
     answer,
@@ -65,7 +65,6 @@ def _one(
         comparisons=compare(context, other, claimed),
         seconds=other.outcome.seconds,
         subject=f"{wanted.name}: f(change(x)) compared with expect(f(x)) as the oracle",
-        related=Related(call=changed, others=(drawn.arguments,), claim={"expect": wanted.expect}),
     )
 
 

@@ -41,6 +41,7 @@ class Promises(TypedDict, total=False):
     implementations: Mapping[str, Callable[..., Any]]
     peers: Peers
     ignored: Callable[..., Any] | None
+    claimed: Sequence[str]
     tolerance: Tolerance | Mapping[str, Tolerance] | None
     nan_ok: bool
     check_dtype: bool

@@ -282,7 +282,7 @@ class SpecItem(pytest.Item):
         """The line with the path of a failure's script; "" without one."""
         if self.expected or error.failure is None:
             return ""
-        from pytest_pallas.scripts.saved import save
+        from pytest_pallas.replay.saved import save
 
         saved = save(current(self.config), self, error, command)
         example = getattr(saved, "example", None)

@@ -23,7 +23,7 @@ from pytest_pallas.report.reporter import ATTRIBUTE
 from pytest_pallas.session import RAISED, RAISED_ON, STATUS, STOPPED_BY, PytestSession
 
 if TYPE_CHECKING:
-    from pytest_pallas.scripts.saved import Saved
+    from pytest_pallas.replay.saved import Saved
 
 _PREFIX = "pallas_"
 
@@ -197,7 +197,7 @@ def _script(
     """The script that reproduces a failed check; writes it if it does not exist."""
     if not isinstance(error, PallasTestError) or error.failure is None:
         return None
-    from pytest_pallas.scripts.saved import save
+    from pytest_pallas.replay.saved import save
 
     return save(session, item, error, replay)
 

@@ -34,3 +34,30 @@ def test_the_script(blocks, tmp_path, subtracted, wrong):
     )
     assert ended.returncode == wrong, ended.stderr
     assert ("softmax: forward on tpu-sim is wrong" in ended.stderr) == wrong
+
+
+TEST = """
+import jax
+import numpy as np
+from mykernels.softmax import softmax
+
+def test_large(pallas_check):
+    pallas_check(softmax, np.array([[0, 100]], np.float32), reference=jax.nn.softmax)
+"""
+
+
+def test_the_script_of_a_failure_is_the_one_shown(blocks, pytester):
+    [shown] = [text for _, text in blocks("docs/reference.md") if "For a bug report" in text]
+    package = pytester.mkpydir("mykernels")
+    (package / "softmax.py").write_text(KERNEL % "0")
+    pytester.makepyfile(test_large=TEST)
+    pytester.syspathinsert()
+    result = pytester.runpytest("--pallas-backend=tpu-sim", "--pallas-results=results.json")
+    result.assert_outcomes(failed=1)
+    [path] = (pytester.path / "pallas-failures").glob("*.py")
+    comments, separator, body = path.read_text().partition("import sys\n")
+    assert "# softmax: forward on tpu-sim is wrong\n" in comments
+    assert (separator + body).replace(str(pytester.path), "/home/me/project") == shown
+    ended = subprocess.run([sys.executable, path], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "softmax: forward on tpu-sim is wrong" in ended.stderr

@@ -1,7 +1,4 @@
-"""Runs scripts where nothing can be imported but the standard library, jax and numpy.
-
-And this package, which the scripts of simulated failures need: without pytest and hypothesis.
-"""
+"""Runs scripts where nothing can be imported but the standard library, jax and numpy."""
 
 from __future__ import annotations
 
@@ -25,10 +22,6 @@ PACKAGES = (
     "scipy",
     "scipy.libs",
 )
-
-#: This package, whose simulator needs what follows.
-OWN = Path(__file__).parents[2] / "pytest_pallas"
-NEEDED = ("threadpoolctl.py", "greenlet")
 
 
 #: Runs scripts that set the same variables before they import jax, which takes longer than all that
@@ -67,8 +60,6 @@ def run_bare(
     scripts: Sequence[Path],
     packages: Path,
     environment: Mapping[str, str] | None = None,
-    *,
-    own: bool = False,
 ) -> list[Ended]:
     """Run scripts, each in a process of its own.
 
@@ -76,15 +67,10 @@ def run_bare(
       scripts: the files.
       packages: an empty folder; packages are linked there.
       environment: variables besides the path.
-      own: whether this package can be imported.
     """
     installed = Path(jax.__file__).parents[1]
     for name in PACKAGES:
         if (installed / name).exists() and not (packages / name).exists():
-            (packages / name).symlink_to(installed / name)
-    if own and not (packages / OWN.name).exists():
-        (packages / OWN.name).symlink_to(OWN)
-        for name in NEEDED:
             (packages / name).symlink_to(installed / name)
     variables = {"PATH": os.defpath, "PYTHONPATH": str(packages), **(environment or {})}
     alike: dict[str, list[Path]] = {}
@@ -92,10 +78,9 @@ def run_bare(
         alike.setdefault("\n".join(_settings(script)), []).append(script)
     ended: dict[Path, Ended] = {}
     for settings, paths in alike.items():
-        modules = "jax numpy pytest_pallas.simulator" if own else "jax numpy"
         driven = subprocess.run(
             # Without site-packages.
-            [sys.executable, "-S", "-c", DRIVER, settings, modules, *map(str, paths)],
+            [sys.executable, "-S", "-c", DRIVER, settings, "jax numpy", *map(str, paths)],
             env=variables,
             cwd=packages,
             stdout=subprocess.PIPE,

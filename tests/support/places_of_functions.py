@@ -1,4 +1,4 @@
-"""Functions and values where scripts must find them again; ``tests/unit/scripts``."""
+"""Functions and values where scripts must find them again; ``tests/unit/replay``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
-import pytest  # scripts do without it
+import pytest
 
 
 class Kind(enum.Enum):

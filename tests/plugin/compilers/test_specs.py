@@ -1,5 +1,9 @@
 """Specs on compiling backends: typical calls first, then drawn ones; meshes; checks."""
 
+from __future__ import annotations
+
+from failure_scripts import repeat
+
 SPEC = """
     import jax
     from chips import *
@@ -55,6 +59,7 @@ def test_the_smallest_refused_call_is_found_and_can_be_replayed(compiling):
     again = compiling.run(*arguments, words, "specs.py::narrow-forward[tpu-compile:v6e]")
     again.assert_outcomes(failed=1)
     again.stdout.fnmatch_lines(["*inputs*float32[[]8, 480[]]"])
+    repeat(compiling.records(*arguments), {})
 
 
 def test_an_expected_refusal_is_strict(compiling):

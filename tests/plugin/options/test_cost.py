@@ -57,6 +57,7 @@ def test_what_was_recorded_passes_and_more_fails_with_both_numbers(run):
         [
             "*its code for v6e costs more than recorded: "
             f"* bundles, recorded {entry['cost']['bundles']:,} (+*",
+            "script: none: it would not have the recorded costs to compare with",
         ]
     )
     dearer = run("** 7 / 3 + x_ref[...] ** 5", "--pallas-cost=compare", "--pallas-cost-limit=10000")

@@ -1,4 +1,4 @@
-"""The stand-alone script that a failure writes: where it is, and that it tells right from wrong."""
+"""The script that a failure writes: where it is, and that it repeats the failure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from bare_python import run_bare
+from failure_scripts import repeat, run_scripts
 
 #: Kernels that are wrong, each for one check, unless the environment says that they are mended.
 KERNELS = """
@@ -110,36 +110,13 @@ def printed(result: pytest.RunResult) -> list[str]:
     return [match.group(1) for match in found if match]
 
 
-def test_scripts_tell_wrong_kernels_from_mended_ones(project, tmp_path_factory):
-    write(project, *SPECS)
-    records = project.records(*QUICK, "--pallas-backend=interpret,tpu-interpret")
-    scripts = {Path(record["script"]) for record in records if record["script"]}
-    checks = {"off": "forward", "off_gradient": "gradient", "off_vmap": "vmap"}
-    names = [*checks, "raises", "off_dtype", "off_options"]
-    assert {path.name for path in scripts} == {
-        f"{name}-{checks.get(name, 'forward')}-{backend}.py"
-        for name in names
-        for backend in ("interpret", "tpu-interpret")
-    }
-    assert {path.parent for path in scripts} == {project.path / "pallas-failures"}
-    ordered = sorted(path for path in scripts if "-tpu-" not in path.name)
-    ordered += [path for path in sorted(scripts) if path.name.startswith("off-forward-tpu")]
-    packages = tmp_path_factory.mktemp("packages")
-    for ended, path in zip(run_bare(ordered, packages), ordered, strict=True):
-        assert ended.status == 1, ended.output
-        words = "the kernel raised" if "raises" in path.name else "of the reference: float32"
-        assert words in ended.output
-    for ended in run_bare(ordered, packages, {"MENDED": "1"}):
-        assert ended.status == 0, ended.output
-        assert ended.output.endswith("no failure\n")
-
-
-def test_scripts_of_simulated_failures(project, tmp_path):
-    """They need the simulator, which needs neither pytest nor hypothesis."""
+def test_scripts_repeat_the_failure_until_it_is_mended(project):
     write(project, *SPECS, PADS)
     records = project.records(*QUICK)
-    scripts = sorted({Path(record["script"]) for record in records if record["script"]})
-    assert [path.name for path in scripts] == [
+    assert {Path(record["script"]).parent for record in records} == {
+        project.path / "pallas-failures"
+    }
+    assert sorted(Path(record["script"]).name for record in records) == [
         "off-forward-tpu-sim.py",
         "off_dtype-forward-tpu-sim.py",
         "off_gradient-gradient-tpu-sim.py",
@@ -148,19 +125,41 @@ def test_scripts_of_simulated_failures(project, tmp_path):
         "pads-padding-tpu-sim.py",
         "raises-forward-tpu-sim.py",
     ]
-    text = scripts[0].read_text()
-    assert "pytest_pallas.simulator, which needs neither pytest nor\nhypothesis" in text
-    for ended, path in zip(run_bare(scripts, tmp_path, own=True), scripts, strict=True):
-        assert ended.status == 1, ended.output
-        words = "of the reference: float32"
-        if "raises" in path.name:
-            words = "the kernel raised"
-        elif "pads" in path.name:
-            words = "with the lowest finite number in memory that nobody has written"
-        assert words in ended.output
-    for ended in run_bare(scripts, tmp_path, {"MENDED": "1"}, own=True):
-        assert ended.status == 0, ended.output
-        assert ended.output.endswith("no failure\n")
+    repeat(records, {"MENDED": "1"})
+
+
+def test_scripts_of_interpreters(project):
+    write(project, *SPECS[:2])
+    records = project.records(*QUICK, "--pallas-backend=interpret,tpu-interpret:v5e")
+    assert sorted({Path(record["script"]).name for record in records}) == [
+        f"{name}-{backend}.py"
+        for name in ("off-forward", "off_gradient-gradient")
+        for backend in ("interpret", "tpu-interpret-v5e")
+    ]
+    repeat(records, {})
+
+
+def test_a_script_is_short(project):
+    write(project, SPECS[0], PADS, SPECS[1])
+    records = project.records(*QUICK)
+    for record in records:
+        lines = Path(record["script"]).read_text().splitlines()
+        assert len(lines) < 60
+        assert "This script repeats the failure. It needs pytest-pallas, and no" in lines[2]
+
+
+def test_a_script_has_the_comparison_for_who_has_no_pytest_pallas(project):
+    write(project, SPECS[0], SPECS[5], kernels=KERNELS)
+    scripts = [Path(r["script"]) for r in project.records(*QUICK)]
+    for script in scripts:
+        text = script.read_text()
+        before, _, comparison = text.partition("# For a bug report to JAX: ")
+        plain = re.sub(r"^# ?", "", comparison.partition("\n")[2], flags=re.MULTILINE)
+        call = re.compile(r"^pytest_pallas\.check\(.*?^\)$", re.MULTILINE | re.DOTALL)
+        script.write_text(f"{call.sub('', before)}\n{plain}")
+    off, options = run_scripts(sorted(scripts), {"JAX_PLATFORMS": "cpu"})
+    assert (off.status, off.output) == (0, "no failure\nlargest difference 1.0\n")
+    assert (options.status, "largest difference 8.0" in options.output) == (0, True), options.output
 
 
 COPIES = """
@@ -191,33 +190,95 @@ def copy(x, y, *, early):
 """
 
 
-def test_scripts_of_simulated_races_and_missing_waits(project, tmp_path):
+def test_scripts_of_races_and_missing_waits(project):
     write(
         project,
         'name="early", kernel=functools.partial(copy, early=True), checks=("forward",)',
-        'name="unwaited", kernel=functools.partial(copy, early=False), checks=("forward",)',
+        'name="early_again", kernel=functools.partial(copy, early=True), checks=("races",)',
+        'name="unwaited", kernel=functools.partial(copy, early=False), checks=("dma",)',
         kernels=COPIES,
     )
-    scripts = [Path(record["script"]) for record in project.records(*QUICK)]
-    for mended in (False, True):
-        environment = {"MENDED": "1"} if mended else {}
-        for ended, error in zip(
-            run_bare(scripts, tmp_path, environment, own=True), ("Race", "Dma"), strict=True
-        ):
-            assert ended.status == (0 if mended else 1), ended.output
-            assert (f"the kernel raised\n  {error}Error: " in ended.output) is not mended
+    records = project.records(*QUICK)
+    assert [record["check"] for record in records] == ["forward", "races", "dma"]
+    repeat(records, {"MENDED": "1"})
 
 
-def test_a_simulated_kernel_that_does_not_end(project, tmp_path):
+#: Each is wrong for one sanitizer.
+SANITIZED = """
+import functools
+import os
+
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+MENDED = "MENDED" in os.environ
+
+def half(x, y):
+    def body(x_ref, o_ref):
+        rows = 8 if MENDED else 4
+        o_ref[:rows, :] = x_ref[:rows, :]
+
+    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x) + y
+
+def forgotten(x, y):
+    block = pl.BlockSpec((4, 128), lambda i: (i if MENDED else 0, 0))
+
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    return pl.pallas_call(
+        body, out_shape=jax.ShapeDtypeStruct((8, 128), x.dtype), grid=(2,),
+        in_specs=[block], out_specs=block,
+    )(x[:, :128]) + y[:, :128]
+
+def waits(x, y):
+    def body(x_ref, o_ref, ready):
+        if MENDED:
+            pltpu.semaphore_signal(ready)
+        pltpu.semaphore_wait(ready)
+        o_ref[...] = x_ref[...]
+
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        scratch_shapes=[pltpu.SemaphoreType.REGULAR],
+    )(x) + y
+"""
+
+
+def test_scripts_of_sanitizers_and_of_the_grid(project):
+    write(
+        project,
+        'name="half", kernel=half, checks=("memory",)',
+        'name="forgotten", kernel=forgotten, checks=("grid",), '
+        "reference=lambda x, y: x[:, :128] + y[:, :128]",
+        'name="waits", kernel=waits, checks=("deadlock",)',
+        kernels=SANITIZED,
+    )
+    records = project.records(*QUICK)
+    assert {record["check"] for record in records} == {"grid", "memory", "deadlock"}
+    repeat(records, {"MENDED": "1"})
+
+
+def test_the_watch_that_a_run_did_not_keep_is_not_kept_by_its_script(project):
+    write(
+        project,
+        'name="early", kernel=functools.partial(copy, early=True), checks=("forward",), '
+        "reference=lambda x, y: x - y",
+        kernels=COPIES,
+    )
+    [record] = project.records(*QUICK, "--pallas-sanitize=none")
+    assert "early: forward on tpu-sim is wrong" in record["message"]
+    assert 'sanitize="none"' in Path(record["script"]).read_text()
+    repeat([record], {})
+
+
+def test_a_simulated_kernel_that_does_not_end(project):
     write(project, 'name="endless", kernel=endless, checks=("forward",)')
     [record] = project.records(*QUICK, "--pallas-timeout=2")
     assert "still not traced and simulated after 2 s" in record["message"]
     assert "specs.py:" in record["message"]
-    script = Path(record["script"])
-    [ended] = run_bare([script], tmp_path, own=True)
-    assert (ended.status, "did not finish within 2 s" in ended.output) == (1, True), ended.output
-    [ended] = run_bare([script], tmp_path, {"MENDED": "1"}, own=True)
-    assert ended.status == 0, ended.output
+    repeat([record], {})
 
 
 def test_it_is_in_the_cache_without_results_and_overwritten(project):
@@ -295,7 +356,7 @@ OWN = """
 """
 
 
-def test_of_tests_of_ones_own(project, tmp_path):
+def test_of_tests_of_ones_own(project):
     project.write(test_own=OWN)
     records = project.records("--pallas-backend=interpret")
     scripts = [Path(record["script"]) for record in records]
@@ -304,11 +365,12 @@ def test_of_tests_of_ones_own(project, tmp_path):
         "Kernel-forward-interpret.py",
     ]  # fmt: skip
     assert f"# test: {records[0]['test']}\n" in scripts[0].read_text()
-    ended = run_bare(scripts, tmp_path)
-    assert [each.status for each in ended] == [1, 1, 2], [each.output for each in ended]
-    assert "the kernel: " in ended[2].output
-    [mended] = run_bare(scripts[:1], tmp_path, {"MENDED": "1"})
-    assert mended.status == 0, mended.output
+    repeat(records[:2], {})
+    [mended] = run_scripts(scripts[:1], {"MENDED": "1"})
+    assert (mended.status, mended.output) == (0, "no failure\n")
+    [opaque] = run_scripts(scripts[2:])
+    assert opaque.status == 1
+    assert opaque.output.startswith("fill in the kernel: ")
 
 
 def test_it_is_said_that_one_is_not_complete(project):
@@ -317,39 +379,50 @@ def test_it_is_said_that_one_is_not_complete(project):
     assert re.search(r"Kernel-forward-interpret\.py \(not complete, fill in the kernel: ", line)
 
 
-def test_on_a_mesh(project, tmp_path):
+def test_on_a_mesh(project):
     project.specs(
         'name="sharded", reference=reference_on_mesh, meshes=({"x": 4},), '
         "kernel=lambda x, y, mesh: add_sharded(x, y, mesh=mesh) + 1, "
         'inputs=lambda mesh: INPUTS, checks=("forward",)'
     )
-    [record] = project.records(*QUICK, "--pallas-backend=tpu-interpret")
-    script = Path(record["script"])
-    assert script.name == "sharded-forward-tpu-interpret-x4.py"
-    [ended] = run_bare([script], tmp_path)
-    assert ended.status == 1, ended.output
-    assert "elements are wrong" in ended.output
+    records = project.records(*QUICK, "--pallas-backend=tpu-sim,tpu-interpret")
+    assert [Path(record["script"]).name for record in records] == [
+        "sharded-forward-tpu-sim-x4.py", "sharded-forward-tpu-interpret-x4.py",
+    ]  # fmt: skip
+    repeat(records, {})
 
 
-def test_other_checks_are_shown_by_forward_or_not_at_all(project, tmp_path):
+def test_checks_and_backends_of_a_project(project):
     project.write(
         conftest="""
-        from pytest_pallas import Check
+        import dataclasses
+
+        from pytest_pallas import Check, Family, declare_check
         from pytest_pallas.checks.context import run
         from pytest_pallas.errors import MismatchError
 
         def refuse(context):
             raise MismatchError("not liked")
 
+        @declare_check("awe", asks="?")
+        def awe(context):
+            raise MismatchError("no awe")
+
         def pytest_pallas_checks(config):
-            return [Check(name="liking", asks="?", run=refuse)]
-        """
+            return [Check(name="liking", asks="?", run=refuse), awe]
+
+        def plain(target):
+            from pytest_pallas.backends.interpreters import Interpreter
+
+            return Interpreter("plain", "any", target)
+
+        def pytest_pallas_backends(config):
+            return [Family(name="plain", make=plain, kind="interpreting")]
+        """,
     )
-    write(project, 'name="off", kernel=off', 'name="add", kernel=add')
-    records = project.records(*QUICK, "--pallas-backend=interpret", "--pallas-checks=liking")
-    off, right = records
-    text = Path(off["script"]).read_text()
-    assert "# liking needs the plugin; this script asks forward" in text
-    [ended] = run_bare([Path(off["script"])], tmp_path)
-    assert ended.status == 1, ended.output
-    assert (right["outcome"], right["script"]) == ("failed", "")
+    write(project, 'name="add", kernel=add, backends=("interpret", "plain")')
+    of_checks = project.records(*QUICK, "--pallas-backend=interpret", "--pallas-checks=liking,awe")
+    assert [record["check"] for record in of_checks] == ["liking", "awe"]
+    repeat(of_checks, {})
+    [line] = printed(project.run(*QUICK, "--pallas-backend=plain", "--pallas-checks=liking"))
+    assert line == "none: the backend plain is one of the project, which a script lacks"

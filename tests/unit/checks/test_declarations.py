@@ -10,7 +10,6 @@ import pytest
 
 from pytest_pallas import checks, sanitizers
 from pytest_pallas.checks.check import Check, declare_check, declare_sanitizer
-from pytest_pallas.scripts import reproduction
 
 PACKAGES = [
     pytest.param(checks, checks.declared_checks, "check", id="checks"),
@@ -87,8 +86,3 @@ def test_one_check_is_the_base():
 def test_a_gradient_can_be_traced_for_mutants():
     for each in ALL.values():
         assert each.differentiates != "only" or each.program is not None
-
-
-def test_scripts_know_checks_only():
-    assert set(reproduction.QUESTIONS) <= set(ALL)
-    assert tuple(name for name, check in ALL.items() if check.program) == reproduction.COMPILED

@@ -19,8 +19,8 @@ from pytest_pallas.checks.golden import written_call
 from pytest_pallas.errors import PallasTestError
 from pytest_pallas.explanations import first_line
 from pytest_pallas.goldens.example import Example, content_of
-from pytest_pallas.scripts.compose import Script, compose
-from pytest_pallas.scripts.reproduction import NoScriptError
+from pytest_pallas.replay.places import NoScriptError
+from pytest_pallas.replay.script import Script, script_of
 from pytest_pallas.session import PytestSession, variant_of
 
 SUFFIX = ".safetensors"
@@ -137,9 +137,7 @@ def _save(session: PytestSession, item: pytest.Item, error: PallasTestError, rep
     if failure.finding is not None and failure.finding.goldens.get("different"):
         return Saved(None, "it would not have the golden to compare with", example)
     try:
-        script = compose(
-            error, failure, test=item.nodeid, replay=replay, devices=session.options.devices
-        )
+        script = script_of(session, error, failure, test=item.nodeid, replay=replay)
     except NoScriptError as reason:
         return Saved(None, str(reason), example)
     _write(path, script)

@@ -1,4 +1,4 @@
-"""From a value to the Python expression that makes it again, for a stand-alone script."""
+"""From a value to the Python expression that makes it again, for the script of a failure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import functools
 import math
 import textwrap
 import types
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,13 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from pytest_pallas.scripts import functions
+from pytest_pallas.replay import functions
 
-#: Arrays up to this many elements are written as numbers, if these make the same bits again.
+#: Arrays up to this many elements are written as numbers, if these make the same bits again, and
+#: up to so many bytes as these.
 READABLE = 64
 
-#: Bytes of arrays that a script may hold as text; those after them go to a file beside it.
-TEXT_BYTES = 8 * 1024
+#: Characters of arrays that a script may hold as text; with more, they go to a file beside it.
+MOST_TEXT = 1024
 
 _PLAIN = (bool, int, str, bytes, type(None), type(Ellipsis), range)
 
@@ -38,18 +40,21 @@ class Writer:
     """Writes expressions, and remembers what they need.
 
     Attributes:
+      most: how many characters of arrays may be in expressions.
       modules: modules to load, by name: the folder to import from ("" to load the file), the file.
-      arrays: what goes to the file beside the script: bytes by key.
-      helpers: names of definitions of ``parts`` that the expressions use.
+      arrays: what goes to the file beside the script, by key: arrays, or the bytes of one whose
+        dtype is not numpy's.
       imports: statements that they need.
-      text_bytes: how many bytes of arrays are in expressions so far.
+      meshes: whether they make a mesh.
+      text: how many characters of arrays are in expressions so far.
     """
 
+    most: int = MOST_TEXT
     modules: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     arrays: dict[str, Any] = field(default_factory=dict[str, Any])
-    helpers: set[str] = field(default_factory=set[str])
     imports: set[str] = field(default_factory=set[str])
-    text_bytes: int = 0
+    meshes: bool = False
+    text: int = 0
 
     def write(self, value: Any, indent: int = 0) -> str:
         """The expression for a value, on several lines if it is long.
@@ -68,6 +73,8 @@ class Writer:
             return self._array(value)
         if isinstance(value, enum.Enum):
             return f"{self._flat(type(value))}.{value.name}"
+        if type(value) is str:
+            return quoted(value)
         if isinstance(value, _PLAIN) and type(value) in _PLAIN:
             return repr(value)
         if type(value) is float:
@@ -75,15 +82,16 @@ class Writer:
         if type(value) is complex:
             return f"complex({self._flat(value.real)}, {self._flat(value.imag)})"
         if isinstance(value, np.generic):
-            self.helpers.add("array")
             return f"{self._array(np.asarray(value))}[()]"
         if isinstance(value, np.dtype):
             return f'np.dtype("{value.name}")'
         if isinstance(value, jax.ShapeDtypeStruct):
             return f'jax.ShapeDtypeStruct({value.shape}, np.dtype("{value.dtype}"))'
         if isinstance(value, Mesh):
-            self.helpers.add("mesh_of")
-            return f"mesh_of(**{dict(value.shape)!r})"
+            self.imports.add("from pytest_pallas.devices.mesh import make_mesh")
+            self.meshes = True
+            platform = value.devices.flat[0].platform
+            return f'make_mesh({self.mapping(value.shape)}, "{platform}")'
         if isinstance(value, PartitionSpec):
             return f"jax.sharding.PartitionSpec{tuple(value)!r}"
         if isinstance(value, (tuple, list, set, frozenset, slice)):
@@ -144,16 +152,21 @@ class Writer:
     def _text(self, array: np.ndarray[Any, Any]) -> str:
         """The array as its bytes."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        if self.text_bytes + data.nbytes <= TEXT_BYTES:
-            self.text_bytes += data.nbytes
-            self.helpers.add("array")
-            lines = textwrap.wrap(base64.b64encode(data).decode(), 88)
+        made = f'.view(np.dtype("{array.dtype.name}")).reshape({array.shape})'
+        if data.nbytes <= READABLE:
+            return f'np.frombuffer(bytes.fromhex("{data.tobytes().hex()}"), np.uint8){made}'
+        packed = base64.b85encode(zlib.compress(data, 9)).decode()
+        if self.text + len(packed) <= self.most:
+            self.text += len(packed)
+            self.imports |= {"import base64", "import zlib"}
+            lines = [packed[start : start + 88] for start in range(0, len(packed), 88)]
             text = "\n".join(f'    "{line}"' for line in lines)
-            return f'array("{array.dtype.name}", {array.shape}, (\n{text}\n))'
+            unpacked = f"zlib.decompress(base64.b85decode(\n{text}\n))"
+            return f"np.frombuffer({unpacked}, np.uint8){made}"
         key = f"array_{len(self.arrays)}"
-        self.arrays[key] = data
-        self.helpers.add("stored")
-        return f'stored("{array.dtype.name}", {array.shape}, "{key}")'
+        plain = array.dtype.isbuiltin == 1  # other dtypes are not kept as what they are
+        self.arrays[key] = array if plain else data
+        return f'STORED["{key}"]{"" if plain else made}'
 
     def _function(self, value: Any) -> str:
         if isinstance(value, functools.partial):
@@ -175,18 +188,25 @@ class Writer:
         module = functions.variable(place.module)
         if place.attribute:
             return f"{module}.{place.attribute}"
-        self.helpers.add("nested")
-        cells = "".join(f", {self._flat(cell)}" for cell in place.cells)
-        text = f'nested({module}, "{place.qualname}", {place.number}{cells})'
-        defaults, keywords = value.__defaults__, value.__kwdefaults__
-        if defaults or keywords:
-            self.helpers.add("with_defaults")
-            text = f"with_defaults({text}, {self._flat(defaults)}, {self._flat(keywords)})"
-        return text
+        self.imports.add("from pytest_pallas.replay.parts import nested")
+        words = [module, quoted(place.qualname), str(place.number), *map(self._flat, place.cells)]
+        for name, defaults in (
+            ("defaults", value.__defaults__),
+            ("keywords", value.__kwdefaults__),
+        ):
+            words += [f"{name}={self._flat(defaults)}"] if defaults else []
+        return f"nested({', '.join(words)})"
+
+
+def quoted(text: str) -> str:
+    """A string between double quotes, where it can be."""
+    return f'"{text}"' if repr(text) == f"'{text}'" and '"' not in text else repr(text)
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Whether a field has its default; arrays never do."""
+    """Whether a field has its default; of arrays it must be that very array."""
+    if value is default:
+        return True
     return type(value) is type(default) and isinstance(value, (*_PLAIN, float)) and value == default
 
 
@@ -201,13 +221,17 @@ def _bracketed(left: str, items: list[str], right: str) -> str:
 
 def _readable(array: np.ndarray[Any, Any]) -> str | None:
     """The array as numbers, if they make the same bits again."""
+    wide = array if array.dtype.kind in "biu" else array.astype(np.float64)
+    if not np.isfinite(wide).all():
+        return None  # no literals
+    whole = wide.dtype.kind == "f" and (wide == np.rint(wide)).all() and (abs(wide) < 2**31).all()
     try:
-        plain = (array if array.dtype.kind in "biu" else array.astype(np.float64)).tolist()
+        plain = (wide.astype(np.int64) if whole else wide).tolist()
         again = np.array(plain, array.dtype).reshape(array.shape)
     except (TypeError, ValueError, OverflowError):
         return None
     text = repr(plain)
-    if again.tobytes() != array.tobytes() or "nan" in text or "inf" in text:
+    if again.tobytes() != array.tobytes():
         return None
     if array.ndim > 1 and len(text) > 88:
         text = _bracketed("[", [repr(row) for row in plain], "]")

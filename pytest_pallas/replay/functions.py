@@ -13,6 +13,7 @@ from typing import Any
 
 #: Public modules whose names are looked up, for what lives in a private one (``jax.nn.silu``).
 _PUBLIC = (
+    "pytest_pallas",
     "jax.numpy",
     "jax.nn",
     "jax.lax",
@@ -27,6 +28,13 @@ _PUBLIC = (
     "math",
     "operator",
     "builtins",
+)
+
+
+#: Where what is found there was defined.
+_HOMES = (
+    *("", "jax", "numpy", "math", "builtins", "_operator", "jaxlib", "ml_dtypes"),
+    "pytest_pallas",
 )
 
 
@@ -58,9 +66,9 @@ class Place:
 
 
 def public_name(value: Any) -> str:
-    """The name of something of JAX, numpy or Python, such as ``jax.nn.silu``; else ""."""
+    """The name of something public of JAX, numpy, Python or this package; else ""."""
     home = str(getattr(value, "__module__", None) or "").partition(".")[0]
-    if home not in ("", "jax", "numpy", "math", "builtins", "_operator", "jaxlib", "ml_dtypes"):
+    if home not in _HOMES:
         return ""
     for name in _PUBLIC:
         module = sys.modules.get(name)
@@ -78,8 +86,6 @@ def find(value: Any) -> Place | None:
     file = getattr(module, "__file__", None)
     if module is None or file is None or Path(file).suffix != ".py":
         return None
-    if Path(file).is_relative_to(Path(__file__).parents[1]):
-        return None  # this package, which scripts do without
     name, folder = module.__name__, folder_of(module.__name__, Path(file))
     attribute = _attribute(module, value)
     if attribute:

@@ -1,0 +1,34 @@
+"""Scripts hold the promises that a check reads."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+
+import pytest
+
+from pytest_pallas.checks import declared_checks, metamorphic
+from pytest_pallas.replay.promises import READERS
+from pytest_pallas.sanitizers import declared_sanitizers
+
+CHECKS = (*declared_checks(), *declared_sanitizers())
+
+
+def read_by(check):
+    """The promises that the source of a check names."""
+    module = sys.modules[check.run.__module__]
+    text = inspect.getsource(module)
+    if hasattr(module, "ask_each"):
+        text += inspect.getsource(metamorphic.ask_each)
+    return {name for name in re.findall(r"\bcontext\.(\w+)", text) if name in READERS}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_the_readers_of_promises_are_those_whose_source_names_them(check):
+    assert {name for name, checks in READERS.items() if check.name in checks} == read_by(check)
+
+
+def test_readers_are_checks():
+    names = {check.name for check in CHECKS}
+    assert {name for checks in READERS.values() for name in checks} <= names
