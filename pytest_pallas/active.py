@@ -38,8 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
     budget.enter_context(limited(state.options.max_bytes))  # until the session ends
     config.add_cleanup(budget.close)
     try:
-        asked = "devices" in state.options.explicit
-        devices = simulate(state.options.devices, os.environ, explicit=asked)
+        explicit = "devices" in state.options.explicit
+        devices = simulate(state.options.devices, os.environ, explicit=explicit)
         state.options = dataclasses.replace(state.options, devices=devices)
         look_for_named_backends(state)
         if state.options.results is not None or state.options.html is not None:

@@ -1,7 +1,7 @@
-"""How many bytes the arrays of one draw may have: what ``--pallas-max-bytes`` says.
+"""The limit on the bytes of the arrays of one draw: ``--pallas-max-bytes``.
 
-Strategies are made when a module is imported, and know no session. So they ask here when they draw,
-and the plugin says it for as long as a session lasts.
+Strategies are made when a module is imported, before there is a session. So they read the limit
+here when they draw, and the plugin sets it for the time of a session.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_bytes(what: str, number: int) -> None:
     """Refuse to draw ``number`` bytes for ``what`` if that is too much.
 
     Raises:
-      DrawTooLargeError: it is; the message says what to do.
+      DrawTooLargeError: it is too large; the message has the remedy.
     """
     if number > max_bytes():
         raise DrawTooLargeError(

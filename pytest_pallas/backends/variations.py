@@ -91,7 +91,7 @@ class Fill:
 
     @property
     def memory(self) -> str:
-        """Which memory, such as ``scratch memory that nobody has written``."""
+        """The memory, such as ``uninitialized scratch memory``."""
         return PLACES[self.where][1]
 
 

@@ -181,7 +181,7 @@ def equal(
     """
     outputs = dict(actual.leaves)
     if list(outputs) != [path for path, _ in claimed.values]:
-        return close(context, actual, claimed)  # which says what is missing
+        return close(context, actual, claimed)  # its message lists what is missing
     found: list[Comparison] = []
     for path, value in claimed.values:
         output = outputs[path]

@@ -50,7 +50,7 @@ def padding(context: CheckContext) -> CheckResult:
 
     Raises:
       NotApplicableError: there is neither padding nor an ignored element.
-      KernelError: the kernel raised, and did not before; the message says with what.
+      KernelError: the kernel raised, and did not before; the message has the values.
     """
     first = run(context, context.kernel, context.arguments.args)
     fills = _FILLS if _exposed(context, first) else ()

@@ -59,7 +59,7 @@ def requires_spec(spec: KernelSpec) -> str | None:
     """The kernel must take a batch axis, and run on no mesh."""
     if spec.meshes:
         return "the kernel runs on a mesh, and vmap of shard_map is not supported"
-    return None if spec.vmappable else "the spec says that the kernel is not vmappable"
+    return None if spec.vmappable else "the spec declares vmappable=False"
 
 
 def requires_kernels(

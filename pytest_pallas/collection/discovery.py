@@ -113,7 +113,7 @@ def _find(module: str) -> ModuleSpec | None:
 def modules_of(module: str) -> Iterator[str]:
     """The names of a module, of its submodules, and of the spec module beside it.
 
-    The module is imported when the second name is asked for.
+    The module is imported when the second name is read.
     """
     yield module
     loaded = sys.modules.get(module)  # a module whose import failed has no submodules

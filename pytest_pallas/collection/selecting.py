@@ -73,6 +73,6 @@ def scope_of(nodeid: str, checks: Collection[str]) -> str:
 
 
 def scheduler_for(config: pytest.Config, log: Any) -> SpecScheduling | None:
-    """The scheduler of a session that runs suites, unless ``--dist`` asks for another one."""
+    """The scheduler of a session that runs suites, unless ``--dist`` selects another one."""
     suites = current(config).options.suite
     return SpecScheduling(config, log) if suites and config.getvalue("dist") == "load" else None

@@ -93,7 +93,7 @@ def mesh_on(backend: Backend, sizes: Mapping[str, int]) -> Mesh:
 
 
 def mesh_or_skip(session: Session, backend: Backend, sizes: Mapping[str, int]) -> Mesh:
-    """``mesh_on``; with too few devices the running test is skipped, as ``--pallas-missing`` says.
+    """``mesh_on``; too few devices skip the test, or fail it (``--pallas-missing``).
 
     Raises:
       TooFewDevicesError: there are fewer, and no test is running or it must not be skipped.

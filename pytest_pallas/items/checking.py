@@ -31,7 +31,7 @@ type Peers = Sequence[str] | Mapping[str, Callable[..., Any]]
 
 
 class Promises(TypedDict, total=False):
-    """What must hold of a function; a spec says it itself. See ``pytest_pallas.check``."""
+    """The properties of a function; a spec has its own. See ``pytest_pallas.check``."""
 
     reference: Callable[..., Any] | None
     exact: bool | int
@@ -69,7 +69,7 @@ def check_kernel(
     """Check a function on arguments, or a spec on arguments that are given or drawn.
 
     Args:
-      session: says how.
+      session: has the options.
       backend: where the kernel runs.
       kernel: the function or the spec.
       args: positional arguments, or one ``Arguments``; none for what the spec draws.
@@ -117,7 +117,7 @@ def check_kernel(
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What a function is called in reports, if nobody says."""
+    """The default name of a function in reports."""
     inner: Any = getattr(function, "func", function)  # a functools.partial
     return getattr(inner, "__name__", type(inner).__name__)
 
@@ -225,7 +225,7 @@ def _refuse_unknown(
     promises: Mapping[str, Any],
     keywords: Sequence[str],
 ) -> None:
-    """Refuse keyword arguments that there are not, and say where the kernel's own go."""
+    """Reject unknown keyword arguments, and name the place for the kernel's own."""
     __tracebackhide__ = True
     known = (*_OF_THE_CALL, *keywords, *Promises.__annotations__)
     reference = promises.get("reference")
@@ -255,11 +255,11 @@ def _takes(function: Any, word: str) -> bool:
 
 
 def _refuse_promises(spec: KernelSpec, promises: Mapping[str, Any]) -> None:
-    """Refuse what a spec says itself."""
+    """Reject arguments that a spec has itself."""
     __tracebackhide__ = True
     for word in promises:
         changed = f" dataclasses.replace(SPEC, {word}=...) or" if hasattr(spec, word) else ""
         raise OptionError(
-            f"{spec.name}: the spec in {spec.file} says what holds; leave out {word}=, or "
+            f"{spec.name}: the spec in {spec.file} has its own {word}; leave out {word}=, or "
             f"check{changed} the kernel itself, with reference= and what else must hold"
         )

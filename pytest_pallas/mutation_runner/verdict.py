@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 #: ``killed``: a check failed. ``survived``: none did. ``equivalent``: it is the same program, or
-#: the spec says so and none failed. ``untried``: time was over, or it could not be made.
+#: the spec marks it and no check failed. ``untried``: time was over, or it could not be made.
 Status = Literal["killed", "survived", "equivalent", "untried"]
 
 

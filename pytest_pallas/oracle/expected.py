@@ -160,8 +160,8 @@ def expected(
                 raise ReferenceError(
                     f"the oracle is NaN in {count} of {array.size} elements of "
                     f"{path or 'the output'}, although every input is finite, so the kernel cannot "
-                    f"be compared with it. Define these elements in {name_of(reference)} (a fully "
-                    "masked row is 0, say), or set nan_ok=True if NaN is the right answer."
+                    f"be compared with it. Define these elements in {name_of(reference)} (such as "
+                    "0 for a fully masked row), or set nan_ok=True if NaN is the right output."
                 )
     depth = max((dim for array in arrays for dim in array.shape), default=1)
     precision = _precision(double, own)

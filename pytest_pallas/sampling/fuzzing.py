@@ -373,11 +373,11 @@ def _test(
 ) -> Any:
     """A hypothesis test of ``example``."""
 
-    def asks(drawn: Any) -> None:
+    def run_example(drawn: Any) -> None:
         __tracebackhide__ = True
         example(drawn)
 
-    test = hypothesis.given(drawn=what.source.strategy)(asks)
+    test = hypothesis.given(drawn=what.source.strategy)(run_example)
     if seed is not None:
         test = hypothesis.seed(seed)(test)  # which sets the database to None, until settings follow
     test = hypothesis.settings(

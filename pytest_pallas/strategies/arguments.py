@@ -35,10 +35,10 @@ Keywords = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
 class Drawn(tuple[Any, ...]):
     """A tuple of drawn arrays that remembers its recipe.
 
-    It is a plain tuple to everybody else, so ``fn(*drawn)`` works. ``recipe`` maps words such as
-    ``"m"`` (a dim), ``"dtype"``, ``"values"`` and ``"seed"`` to what was drawn for them, so that
-    a failure can say it. ``declared`` is what could have been drawn,
-    or None; who makes a tuple from a drawn one passes it on, or nobody learns what was never drawn.
+    Other code sees a plain tuple, so ``fn(*drawn)`` works. ``recipe`` maps words such as ``"m"`` (a
+    dim), ``"dtype"``, ``"values"`` and ``"seed"`` to the drawn choices, for messages. ``declared``
+    are the possible choices, or None; code that makes a tuple from a drawn one must pass it on, so
+    that undrawn choices can be reported.
     """
 
     recipe: Mapping[str, Any]

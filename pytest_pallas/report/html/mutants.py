@@ -142,7 +142,7 @@ def _by(verdicts: Sequence[MutantVerdict]) -> list[tuple[str, int]]:
 def _folded(verdicts: Sequence[MutantVerdict]) -> Mapping[str, list[MutantVerdict]]:
     equivalent = [v for v in verdicts if v.status == "equivalent"]
     return {
-        "equivalent: the spec says why": [v for v in equivalent if v.marked],
+        "equivalent: marked by the spec": [v for v in equivalent if v.marked],
         "equivalent: the same program": [v for v in equivalent if not v.marked],
         "not tried": [v for v in verdicts if v.status == "untried"],
     }

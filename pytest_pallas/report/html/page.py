@@ -101,10 +101,10 @@ def page(
 
 def _verdict(rows: Sequence[KernelRow], bad: int, tried: MutantSummary | None) -> str:
     """The result of the run, in one line."""
-    told = [] if tried is None else [_of_mutants(tried)]
+    parts = [] if tried is None else [_of_mutants(tried)]
     if rows:
-        told.insert(0, _of_checks(rows, bad))
-    text = "; ".join(told) or "No kernel was verified"
+        parts.insert(0, _of_checks(rows, bad))
+    text = "; ".join(parts) or "No kernel was verified"
     return text[:1].upper() + text[1:]
 
 
@@ -121,8 +121,8 @@ def _of_mutants(tried: MutantSummary) -> str:
     every = tried.every
     judged = every.killed + every.survived
     survived = f"{every.survived:,}" if every.survived else "none"
-    told = f"{survived} of {judged:,} mutants survived" if judged else "no mutant was judged"
-    return f"{told}, {every.untried:,} not tried" if every.untried else told
+    text = f"{survived} of {judged:,} mutants survived" if judged else "no mutant was judged"
+    return f"{text}, {every.untried:,} not tried" if every.untried else text
 
 
 def _mood(rows: Sequence[KernelRow], bad: int, tried: MutantSummary | None) -> str:

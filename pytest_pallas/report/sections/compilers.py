@@ -40,7 +40,7 @@ def sections(
 
     Args:
       records: of compiling backends only.
-      width: columns of the terminal. Tables that are wider leave numbers out, and say which.
+      width: columns of the terminal. Wider tables omit columns, and list them.
       color: whether the terminal has colours.
       every: whether all reasons of skips and expected failures are listed.
     """

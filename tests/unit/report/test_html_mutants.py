@@ -96,7 +96,7 @@ def test_what_is_folded():
     row = rows(*mutant_samples())["rms_norm"]
     folded = {title: [entry.reason for entry in entries] for title, entries in row.folded}
     assert folded == {
-        "equivalent: the spec says why": [
+        "equivalent: marked by the spec": [
             "rows past the end are never written back, whatever a < b & c is"
         ],
         "equivalent: the same program": ["the same program after simplification, in 3 drawn calls"],
