@@ -21,8 +21,8 @@ from pytest_pallas.isolation.crash_reports import error_of, longest
 from pytest_pallas.isolation.messages import (
     Opening,
     StepNote,
-    TestReply,
-    TestRequest,
+    WorkerReply,
+    WorkerRequest,
     decoded,
     encoded,
 )
@@ -168,7 +168,7 @@ class Isolator:
         slot: Callable[[], float | None] = getattr(item, "slot", lambda: None)
         path = Path(item.path)
         journal = None if options.mutate is None else self._scratch / str(next(self._numbers))
-        request = TestRequest(
+        request = WorkerRequest(
             opening=self._opening,
             nodeid=item.nodeid,
             path=str(path) if path.is_file() else None,
@@ -184,7 +184,7 @@ class Isolator:
             error = self._died(item, result)
             if journal is None or not died_of_a_mutant(journal, error):
                 raise error
-        reply: TestReply = decoded(result.value)
+        reply: WorkerReply = decoded(result.value)
         if reply.exit is not None:
             pytest.exit(*reply.exit)
         if not reply.reports:
@@ -195,7 +195,7 @@ class Isolator:
             )
         self._settle(item, reply)
 
-    def _settle(self, item: Any, reply: TestReply) -> None:
+    def _settle(self, item: Any, reply: WorkerReply) -> None:
         """Use the results of a worker."""
         hook = self.session.config.hook
         reports: dict[str, pytest.TestReport] = {}

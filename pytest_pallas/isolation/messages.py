@@ -28,7 +28,7 @@ class Opening:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TestRequest:
+class WorkerRequest:
     """A test to run.
 
     Attributes:
@@ -49,7 +49,7 @@ class TestRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TestReply:
+class WorkerReply:
     """The result of a test.
 
     Attributes:
@@ -101,12 +101,12 @@ class StepNote:
         return cls(**json.loads(body)) if body else None
 
 
-def encoded(message: TestRequest | TestReply | Opening) -> bytes:
+def encoded(message: WorkerRequest | WorkerReply | Opening) -> bytes:
     """A message as bytes. Objects in report properties that cannot be pickled become their repr."""
     try:
         return pickle.dumps(message)
     except Exception:
-        if not isinstance(message, TestReply):
+        if not isinstance(message, WorkerReply):
             raise
         plain = dataclasses.replace(
             message,

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_pallas.compat.testing import configured
 from pytest_pallas.isolation.crash_reports import LEAST, Alarm
-from pytest_pallas.isolation.messages import Opening, TestReply, TestRequest, decoded, encoded
+from pytest_pallas.isolation.messages import Opening, WorkerReply, WorkerRequest, decoded, encoded
 from pytest_pallas.mutation_runner.journal import JOURNAL
 from pytest_pallas.session import WORKER, current
 
@@ -27,13 +27,13 @@ def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
     """Run a test.
 
     Args:
-      payload: an encoded ``TestRequest``.
+      payload: an encoded ``WorkerRequest``.
       say: sends a ``Note`` about the next step.
 
     Returns:
-      An encoded ``TestReply``.
+      An encoded ``WorkerReply``.
     """
-    request: TestRequest = decoded(payload)
+    request: WorkerRequest = decoded(payload)
     host = _host(request.opening, say)
     return encoded(host.run(request))
 
@@ -60,24 +60,24 @@ class Host:
         self.collected: set[str | None] = set()
         current(self.config).observer = self.alarm
 
-    def run(self, request: TestRequest) -> TestReply:
+    def run(self, request: WorkerRequest) -> WorkerReply:
         """Run a test, and return its reports."""
         self.alarm.begin("set-up", request.timeout)
         self.recorder.clear()
         try:
             item = self._item(request)
             if item is None:
-                return TestReply()
+                return WorkerReply()
             if request.seconds is not None:
                 item.stash[SECONDS] = request.seconds
             if request.journal is not None:
                 item.stash[JOURNAL] = request.journal
             self.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         except pytest.exit.Exception as ended:
-            return TestReply(exit=(str(ended.msg), ended.returncode))
+            return WorkerReply(exit=(str(ended.msg), ended.returncode))
         finally:
             self.alarm.stop()
-        return TestReply(
+        return WorkerReply(
             reports=[
                 self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
                 for report in self.recorder.reports
@@ -88,7 +88,7 @@ class Host:
             lost_places=current(self.config).lost_places,
         )
 
-    def _item(self, request: TestRequest) -> pytest.Item | None:
+    def _item(self, request: WorkerRequest) -> pytest.Item | None:
         """The test, from its file, or from the whole collection."""
         for path in (request.path, None):
             if request.nodeid in self.items:

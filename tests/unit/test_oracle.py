@@ -71,7 +71,7 @@ def test_a_reference_that_raises_is_named():
         raise TypeError("no such axis")
 
     with pytest.raises(
-        ReferenceError, match=r"attention, evaluated .* on \(float32\[3\]\): TypeError"
+        ReferenceError, match=r"attention, evaluated .* on \(float32\[3\]\), raised TypeError"
     ):
         expected(attention, (np.ones(3, np.float32),), {})
 

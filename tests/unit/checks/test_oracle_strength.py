@@ -41,7 +41,7 @@ def test_a_loose_tolerance_is_named(evidence_of):
     problem = conclude([evidence_of(NORMAL * 0.1, tolerance=LOOSE)])
     assert "the output, scaled by 1.1: accepted in the one example" in problem
     assert "it changes an element by 10.0% of the output's scale" in problem
-    assert "judged by Tolerance(rtol=0.2, atol=0.2)" in problem
+    assert "tolerance: Tolerance(rtol=0.2, atol=0.2)" in problem
     assert "tighten it" in problem
 
 

@@ -133,6 +133,6 @@ def test_what_cannot_be_undone_is_said(monkeypatch):
     here = session()
     monkeypatch.setattr("pytest_pallas.isolation.leaks.set_jax_setting", refuse)
     text = left(LEAVING["config"][0], here)
-    assert "jax_default_matmul_precision could not be undone" in text
+    assert "could not undo jax_default_matmul_precision" in text
     assert here.stained
     jax.config.update("jax_default_matmul_precision", None)
