@@ -6,7 +6,10 @@ known, by ``Options.replaced``.
 
 from __future__ import annotations
 
+import argparse
+import base64
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +87,36 @@ def _path(text: str) -> Path | None:
     return Path(text) if text else None
 
 
+@dataclass(frozen=True)
+class Replay:
+    """What to run again in place of all other examples; nothing by default.
+
+    Attributes:
+      file: a saved example.
+      blob: an example as hypothesis writes it down.
+    """
+
+    file: Path | None = None
+    blob: str = ""
+
+    def __bool__(self) -> bool:
+        return self.file is not None or bool(self.blob)
+
+    def __str__(self) -> str:
+        """As it is given on the command line."""
+        return self.blob if self.file is None else str(self.file)
+
+
+def _replay(text: str) -> Replay:
+    """A file or a blob: hypothesis' text in base64, which begins with a byte 0 or 1."""
+    try:
+        begins = base64.b64decode(text, validate=True)[:1]
+    except ValueError:
+        begins = b""
+    blob = begins in (b"\0", b"\1") and not os.path.exists(text)
+    return Replay(blob=text) if blob else Replay(file=Path(text))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What a session was asked to do. Field names are option names without ``pallas``.
@@ -117,14 +150,13 @@ class Options:
     cost_limit: float = 5.0
     golden: str = "off"
     golden_dir: Path = Path("pallas_goldens")
-    replay: Path | None = None
+    replay: Replay = Replay()
     worker_memory: float = 8.0
     mutate: int | None = None
     mutate_time: float = 0.0
     mutate_min: float = 0.0
     mutate_operators: tuple[str, ...] = ("all",)
     mutate_after: Path | None = None
-    example: str = ""
     database: tuple[Place, ...] = ()
     explicit: frozenset[str] = frozenset()
 
@@ -353,9 +385,10 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="replay",
-        parse=_path,
-        metavar="FILE",
-        help="run the call in this file again, and nothing else; a failure says where its file is",
+        parse=_replay,
+        metavar="EXAMPLE",
+        help="run one example again, and no other: a file that a failure names and that says which "
+        "check it is of, or the blob that a failure prints for the selected check",
     ),
     Option(
         name="worker_memory",
@@ -398,12 +431,6 @@ TABLE: tuple[Option, ...] = (
         help="do not try again what an earlier run killed, whose --pallas-results this file is",
     ),
     Option(
-        name="example",
-        parse=str,
-        metavar="BLOB",
-        help="run the selected check of a spec on this one example; failures print the command",
-    ),
-    Option(
         name="database",
         parse=parse_places,
         metavar="URL",
@@ -412,6 +439,15 @@ TABLE: tuple[Option, ...] = (
         "what hypothesis' profile says, .hypothesis/examples)",
     ),
 )
+
+
+#: What ``--pallas-replay`` was called for blobs; it goes with version 0.2.
+OLD_REPLAY, _OLD_REPLAY = "--pallas-example", "pallas_example"
+
+
+def uses_old_replay(config: pytest.Config) -> bool:
+    """Whether the command line has the old name of ``--pallas-replay``."""
+    return config.getoption(_OLD_REPLAY) is not None
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -428,6 +464,7 @@ def add_options(parser: pytest.Parser) -> None:
             **optional,
         )
         parser.addini(option.ini, f"default of {option.flag}", default=None)
+    group.addoption(OLD_REPLAY, dest=_OLD_REPLAY, default=None, help=argparse.SUPPRESS)
 
 
 def read_options(config: pytest.Config) -> Options:
@@ -437,6 +474,8 @@ def read_options(config: pytest.Config) -> Options:
       pytest.UsageError: a value that cannot be read, with the option and the place it came from.
     """
     fields: dict[str, Any] = {}
+    if uses_old_replay(config) and config.option.pallas_replay is None:
+        config.option.pallas_replay = config.getoption(_OLD_REPLAY)
     for option in TABLE:
         text = config.getoption(option.ini)
         if text is None:

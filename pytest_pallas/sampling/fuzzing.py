@@ -303,9 +303,8 @@ def replay(what: Fuzz, blob: str) -> None:
     except (DidNotReproduce, InvalidArgument) as error:
         if not runner.passed:
             raise OptionError(
-                f"--pallas-example={blob}: this is no example of {what.key}: its inputs have "
-                "changed, or another version of hypothesis drew it. Run it again without "
-                "--pallas-example."
+                f"--pallas-replay={blob}: cannot replay {what.key}: its strategy or Hypothesis "
+                "changed since the example was saved. Run it without --pallas-replay."
             ) from error
         # The failure is mended, which hypothesis calls an error.
 
