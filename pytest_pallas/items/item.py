@@ -220,7 +220,7 @@ class SpecItem(pytest.Item):
         from pytest_pallas.items.time_budget import time_budget_of
 
         options = current(self.config).options_for(self)
-        if not options.fuzz_time or options.example:
+        if not options.fuzz_time or options.replay.blob:
             return None
         if self.backend.kind == "compiling" or self.expected:
             return None
@@ -255,13 +255,8 @@ class SpecItem(pytest.Item):
             words.append(f"--pallas-devices={options.devices}")
         if options.max_bytes != DEFAULT_MAX_BYTES:  # it determines the drawn shapes
             words.append(f"--pallas-max-bytes={option_text(options.max_bytes)}")
-        blob = blob_of(error) or options.example
-        if options.replay is not None:
-            words.append(f"--pallas-replay={options.replay}")
-        elif blob:
-            words.append(f"--pallas-example={blob}")
-        else:
-            words.append(f"--pallas-seed={options.seed}")
+        again = options.replay.file or blob_of(error) or options.replay.blob
+        words.append(f"--pallas-replay={again}" if again else f"--pallas-seed={options.seed}")
         if isinstance(error, DIED):
             words.append("--pallas-isolate=always")
         words.append(self.nodeid)

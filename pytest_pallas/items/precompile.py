@@ -32,7 +32,7 @@ def begin(item: pytest.Item | None) -> None:
     if not isinstance(item, SpecItem) or _BEGUN in item.stash:
         return
     item.stash[_BEGUN] = True
-    if any(item.iter_markers("skip")) or current(item.config).options.example:
+    if any(item.iter_markers("skip")) or current(item.config).options.replay.blob:
         return
     with contextlib.suppress(Exception, pytest.skip.Exception):
         bound = item.bound()

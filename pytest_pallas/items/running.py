@@ -36,7 +36,7 @@ def run_bound(
       PallasTestError: an output is wrong, or the kernel raised.
     """
     __tracebackhide__ = True
-    replayed = bool(bound.options.example) or bound.session.replayed is not None
+    replayed = bool(bound.options.replay)
     if bound.backend.kind == "compiling" and not replayed:
         _compile(bound, slot, pulse)
         return ""
@@ -78,8 +78,8 @@ def _fuzz(bound: BoundCheck, slot: Callable[[], float | None], pulse: Callable[[
     goldens = session.goldens
     if session.replayed is not None:
         run_example(bound, Arguments(*session.replayed.call))
-    elif options.example:
-        replay(what, options.example)
+    elif options.replay.blob:
+        replay(what, options.replay.blob)
     elif goldens is not None and goldens.mode == "replay":
         return replay_goldens(bound, goldens, what.source)
     elif (seconds := slot()) is not None:

@@ -5,6 +5,9 @@ Every run of pytest imports it, so it has no imports of its own; parsers import 
 
 from __future__ import annotations
 
+import argparse
+import base64
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from pytest_pallas.database import DatabasePlace
     from pytest_pallas.errors import OptionError
+    from pytest_pallas.options.values import Replay
 
 
 def wrong(problem: str) -> OptionError:
@@ -95,6 +99,18 @@ def _places(text: str) -> tuple[DatabasePlace, ...]:
 
 def _path(text: str) -> Path | None:
     return Path(text) if text else None
+
+
+def _replay(text: str) -> Replay:
+    """A file or a blob: Hypothesis' text in base64, which begins with a byte 0 or 1."""
+    from pytest_pallas.options.values import Replay
+
+    try:
+        begins = base64.b64decode(text, validate=True)[:1]
+    except ValueError:
+        begins = b""
+    blob = begins in (b"\0", b"\1") and not os.path.exists(text)
+    return Replay(blob=text) if blob else Replay(file=Path(text))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,9 +305,10 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         name="replay",
-        parse=_path,
-        metavar="FILE",
-        help="run only the call in this file; the message of a failure names its file",
+        parse=_replay,
+        metavar="EXAMPLE",
+        help="run one example only: a file that a failure names, which also says the check, or the "
+        "blob that a failure prints, for the selected check",
     ),
     Option(
         name="worker_memory",
@@ -334,13 +351,6 @@ TABLE: tuple[Option, ...] = (
         help="results of an earlier run (--pallas-results): do not run the mutants that it killed",
     ),
     Option(
-        name="example",
-        parse=str,
-        metavar="BLOB",
-        help="run the selected check of a spec on this example only; the message of a failure "
-        "has the command",
-    ),
-    Option(
         name="database",
         parse=_places,
         metavar="URL",
@@ -349,6 +359,15 @@ TABLE: tuple[Option, ...] = (
         "them, or none (default: that of Hypothesis' profile, .hypothesis/examples)",
     ),
 )
+
+
+#: The name of ``--pallas-replay`` for blobs before version 0.1; it goes with version 0.2.
+OLD_REPLAY, OLD_REPLAY_FIELD = "--pallas-example", "pallas_example"
+
+
+def uses_old_replay(config: pytest.Config) -> bool:
+    """Whether the command line has the old name of ``--pallas-replay``."""
+    return config.getoption(OLD_REPLAY_FIELD) is not None
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -365,8 +384,11 @@ def add_options(parser: pytest.Parser) -> None:
             **optional,
         )
         parser.addini(option.ini, f"default of {option.flag}", default=None)
+    group.addoption(OLD_REPLAY, dest=OLD_REPLAY_FIELD, default=None, help=argparse.SUPPRESS)
 
 
 def any_given(config: pytest.Config) -> bool:
     """Whether a run has one of these options, or its ini value."""
-    return any(config.getoption(each.ini) or config.getini(each.ini) for each in TABLE)
+    return uses_old_replay(config) or any(
+        config.getoption(each.ini) or config.getini(each.ini) for each in TABLE
+    )

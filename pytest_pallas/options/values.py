@@ -18,7 +18,33 @@ from pytest_pallas.budget import DEFAULT_MAX_BYTES
 from pytest_pallas.database import DatabasePlace
 from pytest_pallas.devices.simulate import DEFAULT_COUNT
 from pytest_pallas.errors import OptionError
-from pytest_pallas.options.table import PROFILES, TABLE, Option
+from pytest_pallas.options.table import (
+    OLD_REPLAY_FIELD,
+    PROFILES,
+    TABLE,
+    Option,
+    uses_old_replay,
+)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The example to run in place of all others; nothing by default.
+
+    Attributes:
+      file: a saved example.
+      blob: an example as Hypothesis prints it.
+    """
+
+    file: Path | None = None
+    blob: str = ""
+
+    def __bool__(self) -> bool:
+        return self.file is not None or bool(self.blob)
+
+    def __str__(self) -> str:
+        """The text of the command line."""
+        return self.blob if self.file is None else str(self.file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +80,13 @@ class Options:
     cost_limit: float = 5.0
     golden: str = "off"
     golden_dir: Path = Path("pallas_goldens")
-    replay: Path | None = None
+    replay: Replay = Replay()
     worker_memory: float = 8.0
     mutate: int | None = None
     mutate_time: float = 0.0
     mutate_min: float = 0.0
     mutate_operators: tuple[str, ...] = ("all",)
     mutate_after: Path | None = None
-    example: str = ""
     database: tuple[DatabasePlace, ...] = ()
     explicit: frozenset[str] = frozenset()
 
@@ -105,6 +130,8 @@ def read_options(config: pytest.Config) -> Options:
       pytest.UsageError: a value cannot be parsed; the message has the option and its source.
     """
     fields: dict[str, Any] = {}
+    if uses_old_replay(config) and config.option.pallas_replay is None:
+        config.option.pallas_replay = config.getoption(OLD_REPLAY_FIELD)
     for option in TABLE:
         text = config.getoption(option.ini)
         if text is None:

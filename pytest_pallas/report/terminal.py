@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pytest_pallas.backends import default_target, label
 from pytest_pallas.compat.fuzzing import hypothesis_profile
 from pytest_pallas.notes import Note, of_kind
+from pytest_pallas.options.table import OLD_REPLAY, uses_old_replay
 from pytest_pallas.record import Record
 from pytest_pallas.report.sections.not_applicable import count, number
 from pytest_pallas.session import PytestSession
@@ -79,6 +80,8 @@ def header(session: PytestSession) -> list[str]:
     words.append(f"seed {options.seed}")
     words.append(f"hypothesis profile {hypothesis_profile()}")
     lines = ["pallas: " + ", ".join(words)]
+    if uses_old_replay(session.config):
+        lines.append(f"pallas: {OLD_REPLAY} is deprecated; it is --pallas-replay=BLOB now")
     if "backend" in options.explicit or options.suite:
         lines.append(f"pallas: runs on {', '.join(places(session))}")
         lines += [f"pallas: without {n}: {why}" for n, why in session.selection.left_out.items()]

@@ -303,8 +303,8 @@ def replay(what: Fuzz, blob: str) -> None:
     except (DidNotReproduce, InvalidArgument) as error:
         if not runner.passed:
             raise OptionError(
-                f"--pallas-example={blob}: cannot replay {what.key}: its strategy or Hypothesis "
-                "changed since the example was saved. Run the test without --pallas-example."
+                f"--pallas-replay={blob}: cannot replay {what.key}: its strategy or Hypothesis "
+                "changed since the example was saved. Run the test without --pallas-replay."
             ) from error
         # The failure is fixed, which Hypothesis reports as an error.
 

@@ -90,26 +90,27 @@ class PytestSession(Session):
 
         The process of isolated tests collects everything, and runs requested items.
         """
-        narrow = (
-            self.options.example or self.options.mutate is not None or self.replayed is not None
-        )
+        narrow = self.options.replay or self.options.mutate is not None
         return not narrow and not self.in_worker
 
     @cached_property
     def replayed(self) -> Loaded | None:
-        """The example of ``--pallas-replay``, if one is given.
+        """The example of ``--pallas-replay``, if a file is given.
 
         Raises:
           OptionError: the file is missing or damaged, or safetensors is not installed.
         """
-        if self.options.replay is None:
+        file = self.options.replay.file
+        if file is None:
             return None
         from pytest_pallas.goldens.example import load_example
 
+        path = self.config.invocation_params.dir / file
         try:
-            return load_example(self.config.invocation_params.dir / self.options.replay)
+            return load_example(path)
         except GoldenError as error:
-            raise OptionError(f"{place_of(self.config, 'replay')}: {error}") from None
+            neither = "" if path.exists() else ", and it is no blob that a failure prints"
+            raise OptionError(f"{place_of(self.config, 'replay')}: {error}{neither}") from None
 
 
 def harness_of(config: pytest.Config) -> Harness:

@@ -49,12 +49,12 @@ def test_the_smallest_refused_call_is_found_and_can_be_replayed(compiling):
     arguments = ("--pallas-suite=specs", "--pallas-backend=tpu-compile:v6e")
     result = compiling.run(*arguments)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*inputs*float32[[]8, 480[]]", "*--pallas-example=*"])
+    result.stdout.fnmatch_lines(["*inputs*float32[[]8, 480[]]", "*--pallas-replay=*"])
     words = next(
         word
         for line in result.outlines
         for word in line.split()
-        if word.startswith("--pallas-example=")
+        if word.startswith("--pallas-replay=")
     )
     again = compiling.run(*arguments, words, "specs.py::narrow-forward[tpu-compile:v6e]")
     again.assert_outcomes(failed=1)

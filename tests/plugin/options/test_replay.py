@@ -1,0 +1,52 @@
+"""``--pallas-replay``: that it replays a failure is shown in report/test_replay.py and goldens/."""
+
+from __future__ import annotations
+
+import pytest
+
+SUITE = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-checks=forward")
+
+
+@pytest.mark.parametrize("blob", ["AAAA", "AEEA"])
+def test_a_blob_of_another_strategy(project, blob):
+    project.specs('name="add", kernel=add')
+    result = project.run(*SUITE, f"--pallas-replay={blob}")
+    result.assert_outcomes(failed=1)
+    text = result.stdout.str()
+    assert "Traceback" not in text
+    assert "site-packages" not in text
+    assert f"--pallas-replay={blob}: cannot replay add/forward: its strategy or Hypothesis" in text
+    assert "Run it without --pallas-replay" in text
+
+
+@pytest.mark.parametrize("word", ["nonsense", "====", "A", "no/such.safetensors"])
+def test_neither_a_file_nor_a_blob(project, word):
+    project.specs('name="add", kernel=add')
+    result = project.run(*SUITE, f"--pallas-replay={word}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    [line] = [line for line in result.errlines if line.startswith("ERROR")]
+    assert line.startswith("ERROR: --pallas-replay: ")
+    assert line.endswith("No such file or directory, and it is no blob that a failure prints")
+
+
+def test_a_file_that_is_called_like_a_blob(project):
+    project.specs('name="add", kernel=add')
+    (project.path / "AEEA").touch()
+    result = project.run(*SUITE, "--pallas-replay=AEEA")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --pallas-replay: *AEEA: this is no safetensors file*"])
+
+
+def test_the_old_name_is_taken_and_said_to_be_old(project):
+    project.specs('name="off", kernel=add_off')
+    result = project.run(*SUITE)
+    [line] = [line for line in result.outlines if line.startswith("  replay")]
+    [blob] = [
+        word.partition("=")[2] for word in line.split() if word.startswith("--pallas-replay=")
+    ]
+    assert not any("deprecated" in line for line in result.outlines)
+    again = project.run(*SUITE, f"--pallas-example={blob}")  # where a warning is an error
+    again.assert_outcomes(failed=1)
+    assert line in again.outlines
+    again.stdout.fnmatch_lines(["*--pallas-example is deprecated; it is --pallas-replay=BLOB now"])
+    assert "--pallas-example" not in project.run("--help").stdout.str()
