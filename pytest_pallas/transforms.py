@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -212,12 +212,22 @@ class RefPart:
       transforms: from the reference to the part.
       choices: the parts of references that an index chooses among, in place of all this, or ().
       chosen: that index.
+      window: the transforms that do not say whose memory it is.
+      places: those that do.
     """
 
     position: int
     transforms: tuple[Transform, ...] = ()
     choices: tuple[RefPart, ...] = ()
     chosen: Operand | int = 0
+    window: tuple[Transform, ...] = field(init=False, repr=False, compare=False)
+    places: tuple[Elsewhere, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Part the transforms once: an equation is evaluated many times."""
+        window, places = split_elsewhere(self.transforms)
+        object.__setattr__(self, "window", window)
+        object.__setattr__(self, "places", places)
 
 
 def split_elsewhere(

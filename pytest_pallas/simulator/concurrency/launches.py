@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -118,12 +119,48 @@ def traffic_of(jaxprs: Iterable[Any], params: Any, *, lasting: bool = False) -> 
     return Traffic(asynchronous, remote, collective, barrier, lasting)
 
 
+#: An equation with the jaxprs inside of it.
+_Nested = tuple[Any, tuple[Any, ...]]
+
+#: Kept as long as the jaxpr: several walks of a kernel follow each other.
+_NESTED: weakref.WeakKeyDictionary[Any, tuple[_Nested, ...]] = weakref.WeakKeyDictionary()
+
+
+def _nested(jaxpr: Any) -> tuple[_Nested, ...]:
+    inner = open_jaxpr(jaxpr)[0]
+    found = _NESTED.get(inner)
+    if found is None:
+        found = _NESTED[inner] = tuple((eqn, tuple(sub_jaxprs(eqn))) for eqn in inner.eqns)
+    return found
+
+
 def equations(*jaxprs: Any) -> Iterator[Any]:
     """The equations of jaxprs, those within others after these."""
     for jaxpr in jaxprs:
-        for eqn in open_jaxpr(jaxpr)[0].eqns:
+        for eqn, inner in _nested(jaxpr):
             yield eqn
-            yield from equations(*sub_jaxprs(eqn))
+            if inner:
+                yield from equations(*inner)
+
+
+def most_at_a_time(
+    jaxpr: Any, taken_by: Callable[[Any], Sequence[tuple[str, int]]]
+) -> list[tuple[str, int]]:
+    """What equations take at a time, where the sum of that is largest: names and amounts.
+
+    Args:
+      jaxpr: whose equations follow each other. What one takes it has while those inside run.
+      taken_by: gives what an equation takes: names and amounts.
+    """
+    best: list[tuple[str, int]] = []
+    for eqn, jaxprs in _nested(jaxpr):
+        inside = max((most_at_a_time(each, taken_by) for each in jaxprs), key=_sum, default=[])
+        best = max(best, [*taken_by(eqn), *inside], key=_sum)
+    return best
+
+
+def _sum(taken: Sequence[tuple[str, int]]) -> int:
+    return sum(amount for _, amount in taken)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from pytest_pallas.compat.avals import space_of, union_parts
-from pytest_pallas.compat.jaxprs import open_jaxpr
+from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr
 
 #: How an array lies in tensor memory. ``"rows"``: a row in each of the 128 lanes. ``"half"``: 64
 #: rows, of which each has two lanes. ``"scales"`` and ``"scales of a pair"``: of 8 bits, for
@@ -86,12 +86,18 @@ def scope_axes(params: Any) -> tuple[Any, ...]:
     return tuple(axis for axis in named if axis is not None)
 
 
+def made_by(eqn: Any) -> list[tuple[str, Any]]:
+    """Names and abstract values of the references that a ``run_scoped`` makes; else none."""
+    if eqn.primitive.name != "run_scoped":
+        return []
+    inner, _ = open_jaxpr(eqn.params["jaxpr"])
+    avals = (var.aval for var in inner.invars)
+    return list(zip(argument_names(inner), avals, strict=True))
+
+
 def makes_paired_memory(eqn: Any) -> bool:
     """Whether an equation makes tensor memory that two blocks share."""
-    if eqn.primitive.name != "run_scoped":
-        return False
-    inner, _ = open_jaxpr(eqn.params["jaxpr"])
     return any(
-        space_of(var.aval) == "tmem" and bool(getattr(var.aval, "collective", False))
-        for var in inner.invars
+        space_of(aval) == "tmem" and bool(getattr(aval, "collective", False))
+        for _, aval in made_by(eqn)
     )

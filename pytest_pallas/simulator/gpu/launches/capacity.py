@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from pytest_pallas.compat.avals import barrier_facts
-from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr, sub_jaxprs
 from pytest_pallas.devices.capacities import itemsize
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.findings import Finding
+from pytest_pallas.simulator.concurrency.launches import equations, most_at_a_time
 from pytest_pallas.simulator.gpu.launches.scopes import aligned, is_shared_array
+from pytest_pallas.simulator.gpu.layouts import made_by
 
 #: Bytes of a barrier.
 _BARRIER = 8
@@ -34,7 +35,8 @@ def smem_findings(jaxpr: Any, params: Any, target: str, name: str, line: str) ->
     if chip is None:
         return
     scratch = getattr(params, "reduction_scratch_bytes", 128 * 4 * 4)
-    needed, parts = _most(jaxpr, scratch)
+    parts = most_at_a_time(jaxpr, lambda eqn: _taken(eqn, scratch))
+    needed = sum(size for _, size in parts)
     barriers = _BARRIER * _barriers(jaxpr)
     if needed + barriers <= chip.shared_per_block:
         return
@@ -53,43 +55,25 @@ def smem_findings(jaxpr: Any, params: Any, target: str, name: str, line: str) ->
     )
 
 
-def _most(jaxpr: Any, scratch: int) -> tuple[int, list[tuple[str, int]]]:
-    """The most bytes that are taken at a time, and by what."""
-    most: tuple[int, list[tuple[str, int]]] = (0, [])
-    for eqn in open_jaxpr(jaxpr)[0].eqns:
-        within = max(
-            (_most(inner, scratch) for inner in sub_jaxprs(eqn)),
-            key=lambda each: each[0],
-            default=(0, []),
-        )
-        if eqn.primitive.name.removeprefix("mosaic_gpu_") in _REDUCING:
-            within = (scratch, [("reductions", scratch)])
-        if eqn.primitive.name == "run_scoped":
-            inner, _ = open_jaxpr(eqn.params["jaxpr"])
-            names = argument_names(inner)
-            own = [
-                (name or "scoped memory", aligned(_size(var.aval)))
-                for var, name in zip(inner.invars, names, strict=True)
-                if is_shared_array(var.aval)
-            ]
-            within = (within[0] + sum(size for _, size in own), [*within[1], *own])
-        most = max(most, within, key=lambda each: each[0])
-    return most
+def _taken(eqn: Any, scratch: int) -> list[tuple[str, int]]:
+    """What an equation takes of the shared memory of a block: names and bytes."""
+    if eqn.primitive.name.removeprefix("mosaic_gpu_") in _REDUCING:
+        return [("reductions", scratch)]
+    made = [(name, aval) for name, aval in made_by(eqn) if is_shared_array(aval)]
+    return [(name or "scoped memory", aligned(_size(aval))) for name, aval in made]
 
 
 _REDUCING = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
 
 
 def _barriers(jaxpr: Any) -> int:
-    count = 0
-    for eqn in open_jaxpr(jaxpr)[0].eqns:
-        count += sum(_barriers(inner) for inner in sub_jaxprs(eqn))
-        if eqn.primitive.name == "run_scoped":
-            inner, _ = open_jaxpr(eqn.params["jaxpr"])
-            for var in inner.invars:
-                if barrier_facts(getattr(var.aval, "dtype", None)) is not None:
-                    count += math.prod(var.aval.shape)
-    return count
+    """How many barriers a block has."""
+    avals = [aval for eqn in equations(jaxpr) for _, aval in made_by(eqn)]
+    return sum(
+        math.prod(aval.shape)
+        for aval in avals
+        if barrier_facts(getattr(aval, "dtype", None)) is not None
+    )
 
 
 def _size(aval: Any) -> int:

@@ -116,8 +116,9 @@ def kernel_of(eqn: Equation) -> GpuKernel:
     assert mesh is not None
     (jaxpr,) = eqn.params["jaxprs"]
     inner, _ = open_jaxpr(jaxpr)
-    names = {each.primitive.name for each in equations(jaxpr)}
-    remote = any(map(reaches_devices, equations(jaxpr)))
+    inside = list(equations(jaxpr))
+    names = {each.primitive.name for each in inside}
+    remote = any(map(reaches_devices, inside))
     count = len(eqn.ins)
     aliases = {at: number for number, at in dict(eqn.params["input_output_aliases"]).items()}
     name, parameters = _body(jaxpr)
@@ -131,7 +132,7 @@ def kernel_of(eqn: Equation) -> GpuKernel:
         written=written_inputs(inner),
         aliases=aliases,
         outputs=tuple(eqn.params["out_avals"]),
-        paired=any(map(makes_paired_memory, equations(jaxpr))),
+        paired=any(map(makes_paired_memory, inside)),
         semaphores=tuple(semaphores_in(jaxpr)),
         smem=smem_bytes(jaxpr),
         tmem=allocated_columns(jaxpr),

@@ -22,12 +22,13 @@ from pytest_pallas.compat.avals import (
     semaphore_kind,
     space_of,
 )
-from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr, sub_jaxprs
+from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr
 from pytest_pallas.errors import SimulationError
+from pytest_pallas.simulator.concurrency.launches import equations, most_at_a_time
 from pytest_pallas.simulator.concurrency.meeting import meet
 from pytest_pallas.simulator.gpu.barriers import Barrier
 from pytest_pallas.simulator.gpu.launches.registers import hold_accumulator
-from pytest_pallas.simulator.gpu.layouts import scope_axes, tilings_of, union_scale
+from pytest_pallas.simulator.gpu.layouts import made_by, scope_axes, tilings_of, union_scale
 from pytest_pallas.simulator.gpu.tensor_cores.tensor_memory import TensorMemory, tensor_memory
 from pytest_pallas.simulator.gpu.threads import GpuLaunch, GpuThread, ThreadBlock, key_of
 from pytest_pallas.simulator.memory.allocation import memory_of
@@ -201,17 +202,12 @@ def _place(block: ThreadBlock, item: ScopedRef, top: int, *, first: bool) -> tup
 
 def semaphores_in(jaxpr: Any) -> Iterator[ScopedRef]:
     """The semaphores of a kernel: of its scopes, which each block has, and those of the launch."""
-    for eqn in open_jaxpr(jaxpr)[0].eqns:
+    for eqn in equations(jaxpr):
         if eqn.primitive.name == "get_global":
             yield ScopedRef(eqn.params["what"], "a global semaphore", (), ("global", id(eqn)))
-        if eqn.primitive.name == "run_scoped":
-            inner, _ = open_jaxpr(eqn.params["jaxpr"])
-            names = argument_names(inner)
-            for number, (var, name) in enumerate(zip(inner.invars, names, strict=True)):
-                if semaphore_kind(getattr(var.aval, "dtype", None)) is not None:
-                    yield ScopedRef(var.aval, name, (), (id(eqn), number))
-        for within in sub_jaxprs(eqn):
-            yield from semaphores_in(within)
+        for number, (name, aval) in enumerate(made_by(eqn)):
+            if semaphore_kind(getattr(aval, "dtype", None)) is not None:
+                yield ScopedRef(aval, name, (), (id(eqn), number))
 
 
 def publish_semaphores(
@@ -293,16 +289,12 @@ def aligned(size: int) -> int:
 
 def smem_bytes(jaxpr: Any) -> int:
     """Bytes of shared memory that the scopes of a kernel take at most, as they are kept here."""
-    most = 0
-    for eqn in open_jaxpr(jaxpr)[0].eqns:
-        inside = max((smem_bytes(inner) for inner in sub_jaxprs(eqn)), default=0)
-        if eqn.primitive.name == "run_scoped":
-            inner, _ = open_jaxpr(eqn.params["jaxpr"])
-            inside += sum(
-                aligned(smem_size(each.aval)) for each in inner.invars if is_shared_array(each.aval)
-            )
-        most = max(most, inside)
-    return most
+
+    def taken(eqn: Any) -> list[tuple[str, int]]:
+        avals = [(name, aval) for name, aval in made_by(eqn) if is_shared_array(aval)]
+        return [(name, aligned(smem_size(aval))) for name, aval in avals]
+
+    return sum(size for _, size in most_at_a_time(jaxpr, taken))
 
 
 def is_shared_array(aval: Any) -> bool:

@@ -17,11 +17,16 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from pytest_pallas.compat.avals import space_of, union_parts
-from pytest_pallas.compat.jaxprs import argument_names, open_jaxpr, sub_jaxprs
 from pytest_pallas.devices.gpus import GPUS
 from pytest_pallas.errors import SimulationError
 from pytest_pallas.findings import Finding
-from pytest_pallas.simulator.gpu.layouts import Layout, tensor_memory_columns, tensor_memory_layout
+from pytest_pallas.simulator.concurrency.launches import most_at_a_time
+from pytest_pallas.simulator.gpu.layouts import (
+    Layout,
+    made_by,
+    tensor_memory_columns,
+    tensor_memory_layout,
+)
 from pytest_pallas.simulator.machine import Machine
 from pytest_pallas.simulator.memory.references import Ref, Region
 from pytest_pallas.simulator.memory.windows import read, region_of
@@ -223,27 +228,12 @@ def allocated_columns(jaxpr: Any) -> list[tuple[str, int]]:
     Args:
       jaxpr: of the kernel, which allocates its scratch by a scope, too.
     """
-    best: list[tuple[str, int]] = []
-    for eqn in open_jaxpr(jaxpr)[0].eqns:
-        taken = max(map(allocated_columns, sub_jaxprs(eqn)), key=_total, default=[])
-        if eqn.primitive.name == "run_scoped":
-            inner = open_jaxpr(eqn.params["jaxpr"])[0]
-            avals = [var.aval for var in inner.invars]
-            own = zip(argument_names(inner), avals, strict=True)
-            taken = [
-                *(
-                    (name or "?", tensor_memory_columns(aval))
-                    for name, aval in own
-                    if space_of(aval) == "tmem"
-                ),
-                *taken,
-            ]
-        best = max(best, taken, key=_total)
-    return best
 
+    def taken(eqn: Any) -> list[tuple[str, int]]:
+        made = [(name, aval) for name, aval in made_by(eqn) if space_of(aval) == "tmem"]
+        return [(name or "?", tensor_memory_columns(aval)) for name, aval in made]
 
-def _total(taken: Sequence[tuple[str, int]]) -> int:
-    return sum(columns for _, columns in taken)
+    return most_at_a_time(jaxpr, taken)
 
 
 def tensor_memory_excess(
@@ -260,7 +250,7 @@ def tensor_memory_excess(
     if not taken:
         return None
     most = GPUS[target].tensor_columns if target in GPUS else 0
-    total = _total(taken)
+    total = sum(columns for _, columns in taken)
     needed = max(_LEAST, 1 << (total - 1).bit_length())
     if needed <= most:
         return None

@@ -27,7 +27,7 @@ from pytest_pallas.simulator.memory.accesses import (
 from pytest_pallas.simulator.memory.windows import write
 from pytest_pallas.simulator.registry import Equation, Evaluate
 from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, located, part_of
-from pytest_pallas.transforms import AtBlock, Operand, split_elsewhere
+from pytest_pallas.transforms import AtBlock, Operand
 
 Array = np.ndarray[Any, Any]
 
@@ -36,7 +36,7 @@ Array = np.ndarray[Any, Any]
 def _atomic(eqn: Equation) -> Evaluate:
     place, value_at, name = atomic_parts(eqn.params, len(eqn.ins))
     line, reduce = eqn.line, reducer(name, eqn.ins[value_at].dtype)
-    window, _ = split_elsewhere(place.transforms)
+    window = place.window
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         ref, part = part_of(thread, place, operands, "atomic access to", line)
@@ -51,7 +51,7 @@ def _atomic(eqn: Equation) -> Evaluate:
 def _multimem_store(eqn: Equation) -> Evaluate:
     place, axes = multimem_parts(eqn.params, stores=True)
     line = eqn.line
-    window, _ = split_elsewhere(place.transforms)
+    window = place.window
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         for device in devices_along(thread, axes):
@@ -78,7 +78,7 @@ def _multimem_load(eqn: Equation) -> Evaluate:
     line, dtype = eqn.line, np.dtype(eqn.out.dtype)
     wide = np.dtype(np.float32) if dtype.itemsize < 4 and dtype.kind not in "iu" else dtype
     reduce = reducer(reduction_name(eqn.params), wide)
-    window, _ = split_elsewhere(place.transforms)
+    window = place.window
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         if dtype.kind not in "iu":

@@ -30,7 +30,7 @@ from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.memory.windows import read
 from pytest_pallas.simulator.registry import Equation, Evaluate
 from pytest_pallas.simulator.rules.mosaic_gpu.equations import gpu_rule, holds, part_of
-from pytest_pallas.transforms import RefPart, split_elsewhere
+from pytest_pallas.transforms import RefPart
 
 Array = np.ndarray[Any, Any]
 
@@ -126,11 +126,10 @@ def _windows(
     promised: bool = False,
 ) -> list[tuple[EngineWindow, str, int]]:
     """As ``_window``, on all devices that the reference names."""
-    window, places = split_elsewhere(place.transforms)
     found: list[tuple[EngineWindow, str, int]] = []
-    for ref, home in memories_of(thread, operands[place.position], places, operands, line):
+    for ref, home in memories_of(thread, operands[place.position], place.places, operands, line):
         try:
-            part = window_of(ref, window, operands, promised=promised)
+            part = window_of(ref, place.window, operands, promised=promised)
         except Outside as outside:
             raise beyond_edge(thread, ref, how, outside, line) from None
         found.append((part, ref.name, home))

@@ -15,7 +15,7 @@ from pytest_pallas.simulator.memory.references import Ref
 from pytest_pallas.simulator.memory.windows import region_of
 from pytest_pallas.simulator.registry import Equation, Evaluate, rule
 from pytest_pallas.simulator.thread import Thread
-from pytest_pallas.transforms import RefPart, split_elsewhere
+from pytest_pallas.transforms import RefPart
 
 Array = np.ndarray[Any, Any]
 
@@ -73,9 +73,8 @@ def part_of(
       BoundsError: it is beyond an edge.
     """
     ref: Ref = operands[place.position]
-    places = split_elsewhere(place.transforms)[1]
-    if places:
-        ref = thread.elsewhere(ref, places, operands, line)
+    if place.places:
+        ref = thread.elsewhere(ref, place.places, operands, line)
     return ref, located(thread, ref, place, operands, how, line)
 
 
@@ -83,7 +82,7 @@ def located(
     thread: GpuThread, ref: Ref, place: RefPart, operands: Sequence[Any], how: str, line: str
 ) -> Any:
     """As ``part_of``, of a reference that is known: the part alone."""
-    window = split_elsewhere(place.transforms)[0]
+    window = place.window
     part = read_window(thread, ref, window, operands, how, line)
     if ref.data.dtype != object and not np.ndim(part):  # numpy gives a copy of one element
         return region_of(part, ref.data, window, operands)
