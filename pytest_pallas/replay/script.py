@@ -178,7 +178,7 @@ class _Text:
             yield from ("",) if group else ()
         if simulated:
             count = session.options.devices
-            yield f"simulate({count}, os.environ, asked=True)  # before JAX starts"
+            yield f"simulate({count}, os.environ, explicit=True)  # before JAX starts"
         yield from settings
         for folder in dict.fromkeys(folders):
             yield f"sys.path.insert(0, {quoted(folder)})"

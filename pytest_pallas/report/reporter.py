@@ -45,7 +45,8 @@ class Reporter:
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Say it now if the plugin takes part since a test was collected."""
-        return [] if self.began_with_header else self.pytest_report_header()
+        quiet = self.session.config.get_verbosity() < 0
+        return [] if quiet or self.began_with_header else self.pytest_report_header()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collect the records of a report."""

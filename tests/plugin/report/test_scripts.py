@@ -234,8 +234,8 @@ def forgotten(x, y):
 def waits(x, y):
     def body(x_ref, o_ref, ready):
         if MENDED:
-            pltpu.semaphore_signal(ready)
-        pltpu.semaphore_wait(ready)
+            pl.semaphore_signal(ready)
+        pl.semaphore_wait(ready)
         o_ref[...] = x_ref[...]
 
     return pl.pallas_call(

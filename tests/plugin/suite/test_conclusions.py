@@ -106,7 +106,7 @@ def test_padding_and_strength_of_a_spec(project):
     [entry] = results["not_applicable"]  # the kernel has no blocks
     assert (entry["kernel"], entry["check"], entry["found"]) == ("add", "padding", "collection")
     assert entry["requirement"].startswith("no block extends beyond its array, and the spec has")
-    assert "judged by Tolerance(atol=100)" in found["loose", "oracle-strength"]["message"]
+    assert "tolerance: Tolerance(atol=100)" in found["loose", "oracle-strength"]["message"]
     assert "with NaN in the ignored elements" in found["declared", "padding"]["message"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bare_python import run_bare
+from failure_scripts import run_scripts
 
 EXPORT = ("--pallas-suite=specs", "--pallas-checks=export", "--pallas-max-examples=8")
 
@@ -36,12 +36,12 @@ def test_a_call_of_the_host_is_found_with_auto(project):
     assert "jax.export rejects it: it has a callback to Python" in message
 
 
-def test_a_script_shows_it_on_an_interpreter(project, tmp_path):
-    """What is simulated is not read back from bytes; a script needs only jax to do so."""
+def test_a_script_shows_it_on_an_interpreter(project):
+    """What is simulated is not read back from bytes."""
     project.write(host=CALLS_THE_HOST)
     project.specs('name="host", kernel=__import__("host").add_on_host')
     [record] = project.records(*EXPORT)
-    [ended] = run_bare([Path(record["script"])], tmp_path)
+    [ended] = run_scripts([Path(record["script"])])
     assert ended.status == 1, ended.output
     assert "the kernel raised" in ended.output
     assert "host_callbacks" in ended.output

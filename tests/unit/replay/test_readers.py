@@ -19,8 +19,8 @@ def read_by(check):
     """The promises that the source of a check names."""
     module = sys.modules[check.run.__module__]
     text = inspect.getsource(module)
-    if hasattr(module, "ask_each"):
-        text += inspect.getsource(metamorphic.ask_each)
+    if hasattr(module, "check_each"):
+        text += inspect.getsource(metamorphic.check_each)
     return {name for name in re.findall(r"\bcontext\.(\w+)", text) if name in READERS}
 
 
