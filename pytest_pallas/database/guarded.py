@@ -69,31 +69,40 @@ _PREFIX = b"pallas:"
 
 
 class Owned(ExampleDatabase):
-    """Saves with each value the test that saved it.
+    """Saves with each value the test that saved it; gives its own values, or those of other tests.
 
     Hypothesis deletes an example that passes. A check of a spec has one key for all backends, and
     an example may fail on one backend and pass on the next: it stays until it passes where it
     failed.
     """
 
-    def __init__(self, database: ExampleDatabase, owner: str) -> None:
-        """Values of ``database``, seen by the test with the name ``owner``."""
+    def __init__(self, database: ExampleDatabase, owner: str, *, others: bool = False) -> None:
+        """The values that ``owner`` saved, or that have no owner; with ``others``, all others.
+
+        ``save`` saves a value of ``owner`` in both cases.
+        """
         super().__init__()
         self._database = database
+        self._others = others
         self._mark = _PREFIX + owner.encode() + b"\0"
 
     def __repr__(self) -> str:
         return f"Owned({self._database!r})"
 
     def fetch(self, key: bytes) -> Iterable[bytes]:
-        """The values of all owners, each once; also those without an owner.
+        """The values, each once.
 
         Of the values before shrinking, only the own ones: other tests have the shrunk example.
         """
-        values = self._database.fetch(key)
+        values = list(self._database.fetch(key))
+        own = [value for value in values if value.startswith(self._mark)]
         if is_of_shrinking(key):
-            values = [value for value in values if value.startswith(self._mark)]
-        return list(dict.fromkeys(map(_bare, values)))
+            return [] if self._others else list(map(_bare, own))
+        own += [value for value in values if _bare(value) == value]  # without an owner
+        known = dict.fromkeys(map(_bare, own))
+        if not self._others:
+            return list(known)
+        return [value for value in dict.fromkeys(map(_bare, values)) if value not in known]
 
     def save(self, key: bytes, value: bytes) -> None:
         """Save a value as its owner."""

@@ -74,6 +74,7 @@ def _fuzz(bound: BoundCheck, slot: Callable[[], float | None], pulse: Callable[[
         subjects=subjects_of(bound),
         shrink=not bound.expected and not mutated,
         database=None if mutated else session.database_for(bound.name),
+        elsewhere=None if mutated else session.database_for(bound.name, others=True),
     )
     goldens = session.goldens
     if session.replayed is not None:

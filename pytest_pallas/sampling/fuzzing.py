@@ -1,8 +1,9 @@
 """Draw examples of a spec with Hypothesis, and run a check on each.
 
 Examples that failed before run first. Then come diverse draws (``diversity``), each with variants
-of other values, which are cheap once a shape is compiled. Only a failure goes through Hypothesis
-again, which shrinks it and saves it for the next run.
+of other values, which are cheap once a shape is compiled, and then examples that failed on other
+backends. Only a failure goes through Hypothesis again, which shrinks it and saves it for the next
+run.
 """
 
 from __future__ import annotations
@@ -56,10 +57,11 @@ class Fuzz:
     Attributes:
       run: raises if the example fails.
       source: the source of the examples.
-      key: the key in Hypothesis' example database. Failures are saved under it, and replayed first
-        on every backend.
+      key: the key in Hypothesis' example database. Failures are saved under it, on every backend.
       shrink: whether to shrink a failing example.
       database: Hypothesis' database of failing examples, or None.
+      elsewhere: the database of examples that failed on other backends. They run after the draws,
+        so that they hide no failure that the draws find.
       passed: calls that passed, by their words; they do not run again.
       shapes: signatures of the draws of all earlier rounds; draws of new shapes come first.
       subjects: see ``ExampleSource.choose``.
@@ -70,6 +72,7 @@ class Fuzz:
     key: str
     shrink: bool = True
     database: Any = None
+    elsewhere: Any = None
     passed: set[str] = field(default_factory=set[str])
     shapes: set[str] = field(default_factory=set[str])
     subjects: Subjects | None = None
@@ -135,26 +138,28 @@ def fuzz(
     seed: int,
     max_examples: int,
     until: float | None = None,
-    remember: bool = True,
 ) -> None:
     """Run ``max_examples`` different examples, and shrink the first failure.
+
+    Examples that failed here in earlier runs come first, those that failed elsewhere come last.
 
     Args:
       what: the check to fuzz.
       seed: seed of the draws.
       max_examples: the number of examples.
       until: when to stop, by ``time.monotonic``; None for never.
-      remember: whether to start with the saved failures of earlier runs.
 
     Raises:
       Exception: the error of the simplest failing example.
     """
     __tracebackhide__ = True
     runner = ExampleRunner(what.run, what.passed, until=until)
-    if remember:
-        _remembered(what, runner)
+    _remembered(what, runner, what.database)
     draws, calls = _planned(what.source, seed, max_examples, what.subjects)
     _explore(what, runner, calls, seed=seed, draws=draws)
+    if what.elsewhere is not None:
+        # These few run although the time may be over.
+        _remembered(what, ExampleRunner(what.run, what.passed), what.elsewhere)
 
 
 def drawn_calls(
@@ -328,8 +333,8 @@ def effort(examples: int) -> tuple[int, int]:
     return math.ceil(examples / each), each
 
 
-def _remembered(what: Fuzz, runner: ExampleRunner) -> None:
-    """Run the saved failures of earlier runs, on this backend or on others."""
+def _remembered(what: Fuzz, runner: ExampleRunner, database: Any) -> None:
+    """Run the failures of earlier runs that a database has."""
     phases = [Phase.reuse, Phase.shrink] if what.shrink else [Phase.reuse]
     # Hypothesis raises SkipTest if nothing is saved.
     with without_module_constants(), suppress(SkipTest):
@@ -338,6 +343,7 @@ def _remembered(what: Fuzz, runner: ExampleRunner) -> None:
             lambda drawn: runner.group(drawn, MOST),
             phases=phases,
             max_examples=REMEMBERED,
+            database=database,
         )()
 
 
@@ -358,7 +364,14 @@ def _shrunk(
     seen: list[bool] = []
     size = what.source.pool(seed, draws).size
     phases = [Phase.generate, Phase.shrink] if what.shrink else [Phase.generate]
-    test = _test(what, example, phases=phases, max_examples=size, seed=seed)
+    test = _test(
+        what,
+        example,
+        phases=phases,
+        max_examples=size,
+        seed=seed,
+        database=what.database,
+    )
     with without_module_constants():  # as in choose
         test()
 
@@ -370,8 +383,9 @@ def _test(
     phases: list[Phase],
     max_examples: int = 1,
     seed: int | None = None,
+    database: Any = None,
 ) -> Any:
-    """A hypothesis test of ``example``."""
+    """A Hypothesis test of ``example``; ``database`` gets its failures."""
 
     def run_example(drawn: Any) -> None:
         __tracebackhide__ = True
@@ -387,7 +401,7 @@ def _test(
         print_blob=True,
         report_multiple_bugs=False,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-        database=what.database,
+        database=database,
     )(test)
     set_database_key(test, what.key)
     return test

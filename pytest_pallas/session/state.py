@@ -230,11 +230,11 @@ class Session:
         root = self.harness.root
         return open_places(self.options.database, root, self.lost_places.setdefault)
 
-    def database_for(self, owner: str) -> ExampleDatabase | None:
-        """The database for a test with this name, which shares its key with other tests."""
+    def database_for(self, owner: str, *, others: bool = False) -> ExampleDatabase | None:
+        """The failing examples of the test with this name, or of other tests with the same key."""
         from pytest_pallas.database.guarded import Owned
 
-        return None if self.database is None else Owned(self.database, owner)
+        return None if self.database is None else Owned(self.database, owner, others=others)
 
     @property
     def cost_file(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import shutil
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def test_another_process_and_backend_begin_with_it(picky, tmp_path):
+def test_another_process_begins_with_it_and_another_backend_ends_with_it(picky, tmp_path):
     shared = f"--pallas-database={tmp_path / 'shared'}"
     found = picky.run(*FIND, shared)
     found.assert_outcomes(failed=1)
@@ -102,8 +103,13 @@ def test_another_process_and_backend_begin_with_it(picky, tmp_path):
     assert "384" not in seen(picky)
     again = picky.spawn(*look, shared)
     again.assert_outcomes(failed=1)
-    assert set(seen(picky)) == {"384"}
+    *drawn, last = seen(picky)
+    assert (set(drawn) - {last}, last) == ({"128"}, "384")
     assert example_of(again) == example_of(found)
+    # Both begin with it now.
+    for backend in ("interpret", "tpu-interpret"):
+        picky.spawn(*LOOK, f"--pallas-backend={backend}", shared).assert_outcomes(failed=1)
+        assert set(seen(picky)) == {"384"}
     # Mended on both, and forgotten.
     wrong_on(picky, "")
     both = (*LOOK, "--pallas-backend=interpret,tpu-interpret", shared)
@@ -262,3 +268,37 @@ def test_a_server_that_is_missing_is_said_once_by_many_workers(project):
         found = [line for line in result.outlines if "cannot be reached" in line]
         assert len(found) == 1
         assert "pallas: warning: database redis://***@127.0.0.1" in found[0]
+
+
+#: What fails on the simulator fails on an interpreter, too, which has other failures besides.
+OF_TWO = """
+    def seldom(x, y):
+        return add(x, y) + (x.shape[1] == 640)
+
+    def always(x, y):
+        return add(x, y) + 1
+"""
+
+
+def test_an_example_of_one_backend_hides_nothing_of_another(project, tmp_path):
+    """What a backend draws itself comes first, so that it finds what it finds alone."""
+    project.specs(
+        'name="two", kernel={"gpu": always, "tpu": seldom}, checks=("forward",), '
+        'inputs=pst.arrays("8 n, 8 n", dtype="float32", dims={"n": [128, 256, 384, 512, 640]})'
+    )
+    path = project.path / "specs.py"
+    path.write_text(path.read_text().replace("SPEC_0", f"{textwrap.dedent(OF_TWO)}\nSPEC_0", 1))
+
+    def shapes(backends, folder):
+        records = project.records(
+            "--pallas-suite=specs", "--pallas-max-examples=30", f"--pallas-backend={backends}",
+            f"--pallas-database={tmp_path / folder}",
+        )  # fmt: skip
+        lines = [line for r in records for line in r["message"].splitlines()]
+        return [line.split()[-2:] for line in lines if line.startswith("  inputs")]
+
+    [alone] = shapes("interpret", "alone")
+    [of_simulator] = shapes("tpu-sim", "together")
+    assert of_simulator[-1] == "640]" != alone[-1]
+    assert shapes("interpret", "together") == [alone]
+    assert shapes("interpret", "together") == [alone]  # its own, which comes first now

@@ -214,19 +214,26 @@ def test_github_does_not_answer(opened, told, monkeypatch):
     assert "(Could not connect to GitHub)" in told["github:owner/repo"]
 
 
-def test_each_forgets_its_own():
+def views(shared, name):
+    """What a test sees of its own, and of others."""
+    return Owned(shared, name), Owned(shared, name, others=True)
+
+
+def test_each_sees_and_forgets_its_own():
     shared = InMemoryExampleDatabase()
-    one, two = Owned(shared, "test[one]"), Owned(shared, "test[two]")
+    (one, of_others), (two, of_one) = views(shared, "test[one]"), views(shared, "test[two]")
     value = choices_to_bytes((1, 2.0, True, "text", b"bytes"))
     one.save(b"key", value)
-    assert list(two.fetch(b"key")) == [value]
-    two.delete(b"key", value)
-    assert list(two.fetch(b"key")) == [value]
-    two.save(b"key", value)
-    assert list(one.fetch(b"key")) == [value]
+    assert (one.fetch(b"key"), of_others.fetch(b"key")) == ([value], [])
+    assert (two.fetch(b"key"), of_one.fetch(b"key")) == ([], [value])
+    of_one.delete(b"key", value)  # it passes there
+    assert of_one.fetch(b"key") == [value]
+    of_one.save(b"key", value)  # it fails there
+    assert (two.fetch(b"key"), of_one.fetch(b"key")) == ([value], [])
     one.delete(b"key", value)
+    assert (one.fetch(b"key"), of_others.fetch(b"key")) == ([], [value])
     two.delete(b"key", value)
-    assert list(one.fetch(b"key")) == []
+    assert (of_others.fetch(b"key"), two.fetch(b"key")) == ([], [])
 
 
 def test_a_value_that_nobody_owns():
@@ -249,7 +256,7 @@ def test_what_came_before_simplifying_is_ones_own():
         assert n < 1234
 
     shared = InMemoryExampleDatabase()
-    one, two = Owned(shared, "one"), Owned(shared, "two")
+    one, two = Owned(shared, "one"), Owned(shared, "two", others=True)
     with pytest.raises(AssertionError):
         hypothesis.settings(database=one, derandomize=False)(fails)()
     assert len(shared.data) > 1
@@ -261,7 +268,7 @@ def test_what_came_before_simplifying_is_ones_own():
 
 def test_a_moved_value_keeps_its_owner():
     shared = InMemoryExampleDatabase()
-    one, two = Owned(shared, "one"), Owned(shared, "two")
+    one, two = Owned(shared, "one"), Owned(shared, "two", others=True)
     one.save(b"key", b"value")
     one.move(b"key", b"other", b"value")
     assert one.fetch(b"key") == []
