@@ -16,7 +16,7 @@ def test_a_blob_of_another_strategy(project, blob):
     assert "Traceback" not in text
     assert "site-packages" not in text
     assert f"--pallas-replay={blob}: cannot replay add/forward: its strategy or Hypothesis" in text
-    assert "Run it without --pallas-replay" in text
+    assert "Run the test without --pallas-replay" in text
 
 
 @pytest.mark.parametrize("word", ["nonsense", "====", "A", "no/such.safetensors"])

@@ -155,7 +155,7 @@ def test_a_script_has_the_comparison_for_who_has_no_pytest_pallas(project):
         text = script.read_text()
         before, _, comparison = text.partition("# For a bug report to JAX: ")
         plain = re.sub(r"^# ?", "", comparison.partition("\n")[2], flags=re.MULTILINE)
-        call = re.compile(r"^pytest_pallas\.check\(.*?^\)$", re.MULTILINE | re.DOTALL)
+        call = re.compile(r"^pytest_pallas\.check\((?:[^\n]*\)|.*?^\))$", re.MULTILINE | re.DOTALL)
         script.write_text(f"{call.sub('', before)}\n{plain}")
     off, options = run_scripts(sorted(scripts), {"JAX_PLATFORMS": "cpu"})
     assert (off.status, off.output) == (0, "no failure\nlargest difference 1.0\n")

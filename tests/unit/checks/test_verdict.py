@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from pytest_pallas.checks.forward import forward
-from pytest_pallas.checks.verdict import run_check
+from pytest_pallas.checks.verdict import conclude, run_check
 from pytest_pallas.errors import KernelError, MismatchError
 
 
@@ -32,3 +34,11 @@ def test_whether_it_is_explained_makes_no_other_difference(context_of, doubled, 
 def test_a_failure_that_nobody_reads_says_what_failed(context_of, doubled):
     with pytest.raises(MismatchError, match=r"^twice: forward on tpu-sim$"):
         run_check(forward, context_of(wrong(doubled), explained=False), "twice")
+
+
+def test_without_examples_nothing_is_concluded(context_of):
+    backend = context_of().backend
+    strict = dataclasses.replace(forward, conclude=lambda evidence: f"{len(evidence)} examples")
+    conclude(strict, [], "twice", backend)
+    with pytest.raises(MismatchError, match="1 examples"):
+        conclude(strict, [1], "twice", backend)
