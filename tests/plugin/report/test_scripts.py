@@ -250,7 +250,7 @@ def test_scripts_of_sanitizers_and_of_the_grid(project):
     write(
         project,
         'name="half", kernel=half, checks=("memory",)',
-        'name="forgotten", kernel=forgotten, checks=("grid",), '
+        'name="forgotten", kernel=forgotten, checks=("grid",), backends=("tpu-sim",), '
         "reference=lambda x, y: x[:, :128] + y[:, :128]",
         'name="waits", kernel=waits, checks=("deadlock",)',
         kernels=SANITIZED,
