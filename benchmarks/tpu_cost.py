@@ -270,7 +270,7 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--loops", action="store_true")
     options = parser.parse_args()
-    simulate(DEVICES, os.environ, asked=True)
+    simulate(DEVICES, os.environ, explicit=True)
     laboratory = Laboratory()
     chosen = rows(options.words)
     if not chosen:
