@@ -64,6 +64,7 @@ class PallasCheck(Protocol):
         peers: Peers = (),
         ignored: Callable[..., Any] | None = None,
         tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
+        claimed: Sequence[str] = (),
         nan_ok: bool = False,
         check_dtype: bool = True,
         jit: bool = True,
@@ -100,6 +101,7 @@ class PallasCheck(Protocol):
         peers: Peers = (),
         ignored: Callable[..., Any] | None = None,
         tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
+        claimed: Sequence[str] = (),
         nan_ok: bool = False,
         check_dtype: bool = True,
         jit: bool = True,
@@ -139,6 +141,7 @@ class PallasCheck(Protocol):
           ignored: for ``padding``, as in ``KernelSpec``.
           tolerance: replaces the default judgement. A mapping has one for a dtype, a backend, or
             both, such as ``"bfloat16"``, ``"gpu"`` or ``"gpu bfloat16"``.
+          claimed: for ``grid``, the backends that the kernel is written for; see ``KernelSpec``.
           nan_ok: whether NaN is a right answer for finite inputs.
           check_dtype: False if the kernel may return other dtypes than the reference.
           jit: False to call the kernel as it is, because it needs the values of its arguments.

@@ -116,6 +116,7 @@ def pallas_check(pallas_backend: Backend | str, request: pytest.FixtureRequest) 
     differentiable=  positions of arguments, for the gradient check.
     tolerance=   a Tolerance, or a mapping from dtype and backend to one.
     peers=       backends to compare with, for the cross check, such as ["interpret"].
+    claimed=     for grid, the backends that the kernel is written for; see KernelSpec.
     nan_ok=      True: NaN is a right answer for finite inputs.
     check_dtype= False: the kernel may return other dtypes than the reference.
     jit=         False: call the kernel as it is; it needs the values of its arguments.

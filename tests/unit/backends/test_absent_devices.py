@@ -51,4 +51,4 @@ def test_a_ring_without_its_modulus(steps, missing):
         Call(function=_signalling(steps, wraps=False), args=(x,), settings=RunSettings(devices=4))
     )
     assert f"there is no device {missing} along the axis 'x', which has 4" in str(wrong.error)
-    assert "test_devices_beyond.py" in str(wrong.error)
+    assert "test_absent_devices.py" in str(wrong.error)
