@@ -62,7 +62,7 @@ def test_two_runs_share_what_one_finds(picky, server):
     assert set(seen(picky)) > {"128", "384"}
     again = picky.spawn(*LOOK, "--pallas-backend=tpu-interpret", url)
     again.assert_outcomes(failed=1)
-    assert set(seen(picky)) == {"384"}
+    assert seen(picky)[-1] == "384"  # after what that backend draws itself
     assert example_of(again) == example_of(found)
     for result in (found, again):
         assert "secret" not in result.stdout.str() + result.stderr.str()

@@ -43,4 +43,4 @@ def test_a_script_shows_it_on_an_interpreter(project):
     [record] = project.records(*EXPORT)
     [ended] = run_scripts([Path(record["script"])])
     assert ended.status == 1, ended.output
-    assert "host_callbacks" in ended.output
+    assert "call back to Python on the host" in ended.output
