@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(DatabaseReporter(state), "pallas-database-reporter")
     if state.options.mutate is not None:
         from pytest_pallas.mutation_runner.earlier import earlier_run
-        from pytest_pallas.mutation_runner.own_tests import PLUGIN as HUNTER
+        from pytest_pallas.mutation_runner.own_tests import PLUGIN as MUTANTS
         from pytest_pallas.mutation_runner.own_tests import TestMutantRunner
 
         try:
@@ -83,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(str(error)) from None
         state.killed |= earlier.killed
         state.marked |= earlier.marked
-        config.pluginmanager.register(TestMutantRunner(state, reseed), HUNTER)
+        config.pluginmanager.register(TestMutantRunner(state, reseed), MUTANTS)
     isolated = state.in_worker  # this process is for those
     if not isolated:
         from pytest_pallas.isolation.isolator import PLUGIN, Isolator

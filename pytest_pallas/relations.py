@@ -126,7 +126,7 @@ class Permuted:
 
 @dataclass(frozen=True)
 class Relation:
-    """A relation of one's own: ``f(change(x))`` must be ``expect(f(x))``.
+    """A relation that a project defines: ``f(change(x))`` must be ``expect(f(x))``.
 
     Example: attention does not change where every key and value is there twice::
 

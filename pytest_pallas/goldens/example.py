@@ -31,7 +31,7 @@ class Example:
     """A call that a check was asked about.
 
     Attributes:
-      test: of a test of one's own the node id without parameters; "" for a spec.
+      test: of a test function the node id without parameters; "" for a spec.
       variant: the parameters in that node id, without the backend.
       suite: of a spec, what ``--pallas-suite`` said.
       kernel: name of the kernel.

@@ -36,7 +36,7 @@ class BoundCheck:
 
     Attributes:
       session: of the run.
-      node: the test: the item of the check, or a test of one's own; None outside of pytest.
+      node: the test: the item of the check, or a test function; None outside of pytest.
       options: the options of that test.
       spec: the spec.
       check: the check.

@@ -22,7 +22,7 @@ from pytest_pallas.strategies.arguments import Arguments
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a test of one's own checks a kernel.
+    """Where a test function checks a kernel.
 
     Attributes:
       session: of the run.

@@ -1,4 +1,4 @@
-"""The one build of what a check gets: for a spec's item, or for a call in a test of one's own."""
+"""The one build of what a check gets: for a spec's item, or for a call in a test function."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _updating(
 
 
 def _shared(thread: Thread, ref: Ref) -> Ref:
-    """A reference to memory of all programs; of memory of one's own, as one to such memory."""
+    """A reference to memory of all programs; of own memory, as one to such memory."""
     if ref.block is not None:
         return ref
 
