@@ -50,8 +50,8 @@ PARTS = "BENCHMARK_PARTS"
 #: What is wrapped, by part: a function, or a method of a class.
 WRAPPED = {
     "drawing": (
-        "pytest_pallas.sampling.diversity:Source.choose",
-        "pytest_pallas.strategies.once:_drawn",
+        "pytest_pallas.sampling.diversity:ExampleSource.choose",
+        "pytest_pallas.strategies.once:_draw",
         "pytest_pallas.strategies.arguments:Arguments.with_values",
         "pytest_pallas.checks.inputs:inputs_of",
     ),

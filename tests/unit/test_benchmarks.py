@@ -1,0 +1,47 @@
+"""benchmarks/: each can be imported, and the functions that one wraps by name exist."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Import a benchmark, which imports what is beside it."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+
+    def load(name):
+        file = ROOT / f"benchmarks/{name}.py"
+        spec = importlib.util.spec_from_file_location(f"benchmark_{name}", file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look themselves up
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def test_what_the_main_job_measures_exists(load):
+    wrapped = load("main_job").WRAPPED
+    paths = [path for part in wrapped.values() for path in part]
+    assert len(paths) > 10
+    for path in paths:
+        module, _, names = path.partition(":")
+        found = importlib.import_module(module)
+        for name in names.split("."):
+            found = getattr(found, name)
+        assert callable(found), path
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem
+)
+def test_a_benchmark_can_be_imported(load, path):
+    assert load(path.stem).__doc__
