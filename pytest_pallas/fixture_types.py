@@ -7,15 +7,13 @@ completes their arguments, and a type checker checks them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload, runtime_checkable
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from pytest_pallas.compilers.report import CompileReport
-    from pytest_pallas.items.checking import Peers
-    from pytest_pallas.numerics import Tolerance
-    from pytest_pallas.relations import AnyRelation
+    from pytest_pallas.items.checking import PropertyKeywords
     from pytest_pallas.spec import KernelSpec
 
 
@@ -56,19 +54,7 @@ class PallasCheck(Protocol):
         tuning: Mapping[str, Any] | None = None,
         checks: str | Sequence[str] = (),
         mesh: Mesh | Mapping[str, int] | None = None,
-        exact: bool | int = False,
-        differentiable: Sequence[int] = (),
-        batch_axes: Sequence[int | None] = (),
-        relations: Sequence[AnyRelation] = (),
-        implementations: Mapping[str, Callable[..., Any]] = ...,
-        peers: Peers = (),
-        ignored: Callable[..., Any] | None = None,
-        tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
-        claimed: Sequence[str] = (),
-        nan_ok: bool = False,
-        check_dtype: bool = True,
-        jit: bool = True,
-        name: str = "",
+        **properties: Unpack[PropertyKeywords],
     ) -> Any: ...
 
     @overload
@@ -83,30 +69,7 @@ class PallasCheck(Protocol):
         mesh: Mesh | Mapping[str, int] | None = None,
     ) -> Any: ...
 
-    def __call__(
-        self,
-        kernel: Callable[..., Any] | KernelSpec,
-        /,
-        *args: Any,
-        reference: Callable[..., Any] | None = None,
-        options: Mapping[str, Any] | None = None,
-        tuning: Mapping[str, Any] | None = None,
-        checks: str | Sequence[str] = (),
-        mesh: Mesh | Mapping[str, int] | None = None,
-        exact: bool | int = False,
-        differentiable: Sequence[int] = (),
-        batch_axes: Sequence[int | None] = (),
-        relations: Sequence[AnyRelation] = (),
-        implementations: Mapping[str, Callable[..., Any]] = ...,
-        peers: Peers = (),
-        ignored: Callable[..., Any] | None = None,
-        tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
-        claimed: Sequence[str] = (),
-        nan_ok: bool = False,
-        check_dtype: bool = True,
-        jit: bool = True,
-        name: str = "",
-    ) -> Any:
+    def __call__(self, kernel: Any, /, *args: Any, **keywords: Any) -> Any:
         """Verify a kernel against its reference, or by a spec, on the backend of the test.
 
         ``pallas_check(fn, *args, reference=jnp_fn)`` checks one call. The kernel's error against
@@ -142,6 +105,7 @@ class PallasCheck(Protocol):
           tolerance: replaces the default judgement. A mapping has one for a dtype, a backend, or
             both, such as ``"bfloat16"``, ``"gpu"`` or ``"gpu bfloat16"``.
           claimed: for ``grid``, the backends that the kernel is written for; see ``KernelSpec``.
+          deterministic: False if two right runs may differ in their last bits.
           nan_ok: whether NaN is a right answer for finite inputs.
           check_dtype: False if the kernel may return other dtypes than the reference.
           jit: False to call the kernel as it is, because it needs the values of its arguments.

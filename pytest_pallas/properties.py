@@ -27,6 +27,9 @@ class Properties:
       relations: relations between outputs of the kernel: ``Linear``, ``Permuted`` and ``Relation``
         of ``pytest_pallas``, for the checks linearity, permutation and relation. They also find
         errors that kernel and reference share.
+      deterministic: False if the order of additions depends on the schedule, as with atomic
+        additions: two right runs may differ in their last bits. The determinism check does not
+        apply then, and what compares other runs bit for bit compares them with the reference.
       nan_ok: whether NaN is a right output for finite inputs.
       ignored: a function for elements of the arguments that must not affect the output, such as
         keys beyond a sequence's length: ``ignored(*args, **options)`` returns for each positional
@@ -39,6 +42,7 @@ class Properties:
     vmappable: bool = True
     batch_axes: Sequence[int | None] = ()
     relations: Sequence[AnyRelation] = ()
+    deterministic: bool = True
     nan_ok: bool = False
     ignored: Callable[..., Any] | None = None
 

@@ -85,6 +85,7 @@ def check(
       ignored: for ``padding``, as in ``KernelSpec``.
       claimed: for ``grid``, the backends that the kernel is written for; see ``KernelSpec``.
       tolerance: a ``Tolerance``, or a mapping from dtype and backend to one.
+      deterministic: False if two right runs may differ in their last bits, as in ``KernelSpec``.
       nan_ok: whether NaN is a right output for finite inputs.
       check_dtype: whether the kernel must return the reference's dtypes.
       jit: False for a kernel that needs the values of its arguments.

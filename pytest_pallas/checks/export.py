@@ -22,14 +22,13 @@ from pytest_pallas.backends.hardware import CUSTOM_CALLS
 from pytest_pallas.backends.tracing import QUICK, abstract, apply, on_host, split
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call, run
+from pytest_pallas.checks.rerun import identical
 from pytest_pallas.compat.avals import is_reference
 from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pytest_pallas.compat.source import source_line
 from pytest_pallas.errors import KernelError, NotApplicableError
 from pytest_pallas.mutation.programs import rewritten
 from pytest_pallas.mutation.rewriting import closed_with, equations_of
-from pytest_pallas.numerics import bitwise
-from pytest_pallas.oracle.expected import flatten
 from pytest_pallas.spec import KernelSpec
 
 #: The name of a kernel in a program that is lowered without its kernels.
@@ -234,10 +233,8 @@ def export(context: CheckContext) -> CheckResult:
             context.kernel, None if context.backend.kind == "interpreting" else platform
         )
     again = run(context, trip, context.arguments.args, jit=False)
-    comparisons = [
-        bitwise(actual, wanted, where=f"{path or 'output'} of the exported kernel")
-        for actual, (path, wanted) in zip(again.values, flatten(direct.values), strict=True)
-    ]
+    outputs = jax.tree.unflatten(jax.tree.structure(direct.values), again.values)
+    comparisons = identical(context, outputs, direct.values, " of the exported kernel")
     return CheckResult(
         comparisons=comparisons, outcome=direct, seconds=direct.seconds + again.seconds
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from pytest_pallas.backends import Outcome
-from pytest_pallas.checks.context import CheckContext, run
+from pytest_pallas.checks.context import CheckContext, exactly, expect, judge, run
 from pytest_pallas.errors import KernelError
 from pytest_pallas.numerics import Comparison, bitwise, epsilon, is_complex, is_float, wide
 from pytest_pallas.oracle.expected import flatten
@@ -47,6 +47,26 @@ def unchanged(again: Outcome, first: Outcome, words: str) -> Iterator[Comparison
         where = f"{path or 'output'}, {words}"
         found = bitwise(_one_nan(actual), _one_nan(wanted), where=where)
         yield _rounded(found) if _is_rounded(found, actual.dtype) else found
+
+
+def identical(context: CheckContext, again: Any, first: Any, words: str) -> Sequence[Comparison]:
+    """Compare the outputs of a kernel with those of another run, bit for bit.
+
+    A kernel that is not ``deterministic`` may add in another order: then both must be as close to
+    the oracle as ``forward`` requires.
+
+    Args:
+      context: has the reference and the tolerance.
+      again: the outputs, a tree.
+      first: those of the other run, a tree of the same structure.
+      words: what comes after the name of an output in messages.
+    """
+    if not context.deterministic:
+        return judge(context, again, expect(context), exact=exactly(context))
+    return [
+        bitwise(actual, wanted, where=f"{path or 'output'}{words}")
+        for (path, actual), (_, wanted) in zip(flatten(again), flatten(first), strict=True)
+    ]
 
 
 def _is_rounded(found: Comparison, dtype: np.dtype[Any]) -> bool:

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 type Peers = Sequence[str] | Mapping[str, Callable[..., Any]]
 
 
-class Promises(TypedDict, total=False):
-    """The properties of a function; a spec has its own. See ``pytest_pallas.check``."""
+class PropertyKeywords(TypedDict, total=False):
+    """The properties of a function besides its reference. See ``pytest_pallas.check``."""
 
-    reference: Callable[..., Any] | None
     exact: bool | int
     differentiable: Sequence[int]
     batch_axes: Sequence[int | None]
@@ -43,10 +42,17 @@ class Promises(TypedDict, total=False):
     ignored: Callable[..., Any] | None
     claimed: Sequence[str]
     tolerance: Tolerance | Mapping[str, Tolerance] | None
+    deterministic: bool
     nan_ok: bool
     check_dtype: bool
     jit: bool
     name: str
+
+
+class Promises(PropertyKeywords, total=False):
+    """The properties of a function; a spec has its own."""
+
+    reference: Callable[..., Any] | None
 
 
 #: Keyword arguments that are no promises.

@@ -32,6 +32,7 @@ _USUAL: Mapping[str, Any] = {
     "ignored": None,
     "claimed": (),
     "tolerance": Tolerance(),
+    "deterministic": True,
     "nan_ok": False,
     "check_dtype": True,
     "jit": True,

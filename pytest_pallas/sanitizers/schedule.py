@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, as_kernel_error, under
+from pytest_pallas.checks.rerun import identical
 from pytest_pallas.errors import NotApplicableError
-from pytest_pallas.numerics import Comparison, bitwise
-from pytest_pallas.oracle.expected import flatten
+from pytest_pallas.numerics import Comparison
 from pytest_pallas.sanitizers.runs import (
     requires_kernels,
     requires_schedules,
@@ -43,11 +43,8 @@ def schedule(context: CheckContext) -> CheckResult:
         seconds += outcome.seconds
         if outcome.error is not None:
             raise under(other, as_kernel_error(outcome.error))
-        for (path, actual), (_, wanted) in zip(
-            flatten(outcome.values), flatten(first.values), strict=True
-        ):
-            where = f"{path or 'output'}, with {other}, compared with the default schedule"
-            comparisons.append(bitwise(actual, wanted, where=where))
+        words = f", with {other}, compared with the default schedule"
+        comparisons += identical(context, outcome.values, first.values, words)
     if not others:
         raise NotApplicableError("there is only one order in which the kernel can run")
     return CheckResult(comparisons=comparisons, outcome=first, seconds=seconds)

@@ -68,7 +68,6 @@ SPEC_PREFETCHED = KernelSpec(
     reference=reference,
     inputs=pst.arguments(pst.arrays("p m n", dtype=_DTYPES, dims=_DIMS), tuning={"ahead": 2}),
     exact=True,
-    checks=("forward",),
     vmappable=False,
     typical=(pst.shaped("p m n", dtype="bfloat16", dims=_TYPICAL),),
     backends=without(OUTLIVING),

@@ -87,7 +87,6 @@ SPEC_TRANSPOSED = KernelSpec(
     inputs=_inputs("m k, g n k", transpose_rhs=True),
     exact=True,
     differentiable=(0, 1),
-    checks=("forward", "gradient", "permutation", "vmap"),
     relations=(Permuted({0: 1, 1: 2}),),
     typical=(_typical("m k, g n k", transpose_rhs=True),),
 )

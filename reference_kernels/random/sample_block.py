@@ -128,17 +128,17 @@ def reference(
     return whole[:rows, :columns]
 
 
-def difference(key: jax.Array, *, block_rows: int, block_columns: int, **options: Any) -> jax.Array:
-    """The numbers of these blocks less those of blocks of one tile: zeros.
+def agreement(key: jax.Array, *, block_rows: int, block_columns: int, **options: Any) -> jax.Array:
+    """Where the numbers of these blocks equal those of blocks of one tile: everywhere.
 
-    That is all that can be asked of the hardware's numbers, which nothing else computes.
+    More cannot be verified of the hardware's numbers, which nothing else computes.
     """
     blocks = {"block_rows": block_rows, "block_columns": block_columns}
     tiles = {"block_rows": TILE[0], "block_columns": TILE[1]}
-    return sample(key, **options, **blocks) - sample(key, **options, **tiles)
+    return sample(key, **options, **blocks) == sample(key, **options, **tiles)
 
 
-def no_difference(_: jax.Array, *, rows: int, columns: int, **options: Any) -> np.ndarray:
-    """Zeros."""
+def full_agreement(_: jax.Array, *, rows: int, columns: int, **options: Any) -> np.ndarray:
+    """True everywhere."""
     del options
-    return np.zeros((rows, columns), np.float32)
+    return np.ones((rows, columns), np.bool_)

@@ -56,7 +56,6 @@ SPEC_CORES = KernelSpec(
     # The chips with two cores that act as one device; interpret cannot reach another core.
     backends=("tpu-sim", "tpu-interpret", "tpu-compile:v4", "tpu-compile:v5p", "tpu"),
     exact=True,
-    checks=("forward", "races", "dma", "deadlock", "schedule", "memory"),
     vmappable=False,
     typical=_TYPICAL,
     equivalent=_EQUIVALENT,
