@@ -80,7 +80,7 @@ _INNER = (
     "compat.source.Spot",
     "compilers.costs.RecordedCosts",
     "items.checking.Peers",
-    "items.checking.Promises",
+    "items.checking.PropertyKeywords",
     "mutation.declaring.OperateOnCall",
     "mutation.model.EnclosingJaxpr",
     "numerics.comparison.Scalar",

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from pytest_pallas.compilers.report import CompileReport
-    from pytest_pallas.items.checking import PropertyKeywords
+    from pytest_pallas.items.checking import Peers, PropertyKeywords
+    from pytest_pallas.numerics import Tolerance
+    from pytest_pallas.relations import AnyRelation
     from pytest_pallas.spec import KernelSpec
 
 
@@ -69,7 +71,31 @@ class PallasCheck(Protocol):
         mesh: Mesh | Mapping[str, int] | None = None,
     ) -> Any: ...
 
-    def __call__(self, kernel: Any, /, *args: Any, **keywords: Any) -> Any:
+    def __call__(
+        self,
+        kernel: Callable[..., Any] | KernelSpec,
+        /,
+        *args: Any,
+        reference: Callable[..., Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        tuning: Mapping[str, Any] | None = None,
+        checks: str | Sequence[str] = (),
+        mesh: Mesh | Mapping[str, int] | None = None,
+        exact: bool | int = False,
+        differentiable: Sequence[int] = (),
+        batch_axes: Sequence[int | None] = (),
+        relations: Sequence[AnyRelation] = (),
+        implementations: Mapping[str, Callable[..., Any]] = ...,
+        peers: Peers = (),
+        ignored: Callable[..., Any] | None = None,
+        tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
+        claimed: Sequence[str] = (),
+        deterministic: bool = True,
+        nan_ok: bool = False,
+        check_dtype: bool = True,
+        jit: bool = True,
+        name: str = "",
+    ) -> Any:
         """Verify a kernel against its reference, or by a spec, on the backend of the test.
 
         ``pallas_check(fn, *args, reference=jnp_fn)`` checks one call. The kernel's error against

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         PallasMesh,
         PallasRun,
     )
-    from pytest_pallas.items.checking import Promises
+    from pytest_pallas.items.checking import PropertyKeywords
     from pytest_pallas.session import PytestSession
     from pytest_pallas.spec import KernelSpec
 
@@ -117,6 +117,7 @@ def pallas_check(pallas_backend: Backend | str, request: pytest.FixtureRequest) 
     tolerance=   a Tolerance, or a mapping from dtype and backend to one.
     peers=       backends to compare with, for the cross check, such as ["interpret"].
     claimed=     for grid, the backends that the kernel is written for; see KernelSpec.
+    deterministic=  False: two right runs may differ in their last bits.
     nan_ok=      True: NaN is a right answer for finite inputs.
     check_dtype= False: the kernel may return other dtypes than the reference.
     jit=         False: call the kernel as it is; it needs the values of its arguments.
@@ -138,11 +139,12 @@ def pallas_check(pallas_backend: Backend | str, request: pytest.FixtureRequest) 
         kernel: Callable[..., Any] | KernelSpec,
         /,
         *args: Any,
+        reference: Callable[..., Any] | None = None,
         options: Mapping[str, Any] | None = None,
         tuning: Mapping[str, Any] | None = None,
         checks: str | Sequence[str] = (),
         mesh: Mesh | Mapping[str, int] | None = None,
-        **promises: Unpack[Promises],
+        **properties: Unpack[PropertyKeywords],
     ) -> Any:
         __tracebackhide__ = True
         from pytest_pallas.items.checking import check_kernel
@@ -153,7 +155,8 @@ def pallas_check(pallas_backend: Backend | str, request: pytest.FixtureRequest) 
                 backend,
                 kernel,
                 args,
-                promises,
+                properties,
+                reference=reference,
                 options=options,
                 tuning=tuning,
                 checks=checks,

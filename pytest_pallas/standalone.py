@@ -14,7 +14,7 @@ from pytest_pallas.database import parse_places
 from pytest_pallas.devices.simulate import settle_platforms, simulate
 from pytest_pallas.errors import OptionError, PallasTestError
 from pytest_pallas.items.backends import on_claimed_chips, without_replaced
-from pytest_pallas.items.checking import Promises, check_kernel, refuse_others
+from pytest_pallas.items.checking import PropertyKeywords, check_kernel, refuse_others
 from pytest_pallas.options.table import PROFILES
 from pytest_pallas.options.values import Options
 from pytest_pallas.session import Harness, Session
@@ -31,6 +31,7 @@ def check(
     kernel: Callable[..., Any] | KernelSpec,
     /,
     *args: Any,
+    reference: Callable[..., Any] | None = None,
     backend: str = "auto",
     checks: str | Check | Sequence[str | Check] = (),
     options: Mapping[str, Any] | None = None,
@@ -41,7 +42,7 @@ def check(
     sanitize: str | Sequence[str] = "all",
     max_examples: int | None = None,
     devices: int | None = None,
-    **promises: Unpack[Promises],
+    **properties: Unpack[PropertyKeywords],
 ) -> Any:
     """Verify a kernel against its reference: ``check(kernel, *args, reference=jnp_function)``.
 
@@ -111,7 +112,7 @@ def check(
     count = simulate(devices or Options.devices, os.environ, explicit=devices is not None)
     given = [checks] if isinstance(checks, (str, Check)) else list(checks)
     own = tuple(each for each in given if isinstance(each, Check))
-    peers = _names_of_peers(kernel, promises)
+    peers = _names_of_peers(kernel, properties)
     run = _run_options(seed, timeout, sanitize, max_examples, count, (*peers, backend))
     session = _Session(options=run, harness=Harness(checks=lambda: own))
     try:
@@ -120,7 +121,8 @@ def check(
             _backend(session, kernel, backend, peers),
             kernel,
             args,
-            promises,
+            properties,
+            reference=reference,
             options=options,
             tuning=tuning,
             checks=[each if isinstance(each, str) else each.name for each in given],
@@ -167,11 +169,11 @@ def _run_options(
     return usual.replaced(where="check", **values)
 
 
-def _names_of_peers(kernel: Any, promises: Any) -> tuple[str, ...]:
+def _names_of_peers(kernel: Any, properties: Any) -> tuple[str, ...]:
     """The peers of a spec, which are names of backends."""
     if not isinstance(kernel, KernelSpec):
         return ()
-    peers = promises.pop("peers", ())
+    peers = properties.pop("peers", ())
     if isinstance(peers, Mapping):
         raise OptionError(f"{kernel.name}: peers= of a spec must be names of backends")
     return (peers,) if isinstance(peers, str) else tuple(peers)

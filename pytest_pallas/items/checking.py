@@ -49,14 +49,8 @@ class PropertyKeywords(TypedDict, total=False):
     name: str
 
 
-class Promises(PropertyKeywords, total=False):
-    """The properties of a function; a spec has its own."""
-
-    reference: Callable[..., Any] | None
-
-
-#: Keyword arguments that are no promises.
-_OF_THE_CALL = ("options", "tuning", "checks", "mesh")
+#: Keyword arguments that are no properties.
+_OF_THE_CALL = ("reference", "options", "tuning", "checks", "mesh")
 
 
 def check_kernel(
@@ -64,8 +58,9 @@ def check_kernel(
     backend: Backend,
     kernel: Callable[..., Any] | KernelSpec,
     args: tuple[Any, ...],
-    promises: Mapping[str, Any],
+    properties: Mapping[str, Any],
     *,
+    reference: Callable[..., Any] | None = None,
     options: Mapping[str, Any] | None = None,
     tuning: Mapping[str, Any] | None = None,
     checks: str | Sequence[str] = (),
@@ -79,7 +74,8 @@ def check_kernel(
       backend: where the kernel runs.
       kernel: the function or the spec.
       args: positional arguments, or one ``Arguments``; none for what the spec draws.
-      promises: what must hold; see ``Promises``.
+      properties: what must hold; see ``PropertyKeywords``.
+      reference: the same function in jnp; a spec has its own.
       options: keyword arguments of kernel and reference.
       tuning: keyword arguments of the kernel only.
       checks: names; by default those of the spec, those that the test's mark names, or ``forward``.
@@ -96,11 +92,11 @@ def check_kernel(
     """
     __tracebackhide__ = True
     refuse_others(kernel)
-    _refuse_unknown(kernel, backend, promises, keywords)
+    _refuse_unknown(kernel, reference, backend, properties, keywords)
     call = _call(args, options, tuning)
     names = [checks] if isinstance(checks, str) else list(checks)
     if isinstance(kernel, KernelSpec):
-        _refuse_promises(kernel, promises)
+        _refuse_properties(kernel, reference, properties)
         given = call if args else None
         if given is None and (call.options or call.tuning):
             raise OptionError(
@@ -108,8 +104,8 @@ def check_kernel(
                 "options= and tuning=, or give the arguments of a call, too"
             )
         return check_spec(session, backend, kernel, given, names=names, mesh=mesh)
-    name = promises.get("name") or name_of(kernel)
-    if promises.get("reference") is None and backend.kind != "compiling":
+    name = properties.get("name") or name_of(kernel)
+    if reference is None and backend.kind != "compiling":
         raise TypeError(
             f"{name}: reference= is missing: give the same function in jnp; only a KernelSpec has "
             "one of its own"
@@ -117,7 +113,7 @@ def check_kernel(
     sizes: Mapping[str, int] = {}
     if mesh is not None:
         sizes = dict(mesh if isinstance(mesh, Mapping) else mesh.shape)
-    subject = _subject(session, backend, kernel, promises, name, sizes, mesh)
+    subject = _subject(session, backend, kernel, reference, properties, name, sizes, mesh)
     place = Place(session=session, backend=backend, mesh=sizes)
     return check_function(place, subject, call, names or _marked_checks(session))
 
@@ -149,22 +145,22 @@ def _subject(
     session: Session,
     backend: Backend,
     kernel: Callable[..., Any],
-    promises: Mapping[str, Any],
+    reference: Callable[..., Any] | None,
+    properties: Mapping[str, Any],
     name: str,
     sizes: Mapping[str, int],
     mesh: Mesh | Mapping[str, int] | None,
 ) -> Subject:
-    """The function, on its mesh, and what is promised of it."""
+    """The function, on its mesh, with its properties."""
     __tracebackhide__ = True
-    rest = dict(promises)
-    for word in ("name", "reference", "implementations", "peers"):
+    rest = dict(properties)
+    for word in ("name", "implementations", "peers"):
         rest.pop(word, None)
-    implementations: Mapping[str, Any] = promises.get("implementations") or {}
+    implementations: Mapping[str, Any] = properties.get("implementations") or {}
     others = (
-        *_peers(session, kernel, promises.get("peers") or (), sizes),
+        *_peers(session, kernel, properties.get("peers") or (), sizes),
         *implementations_of(implementations, backend, sizes),
     )
-    reference = promises.get("reference")
     devices = 1
     if mesh is not None:
         made = mesh_or_skip(session, backend, mesh) if isinstance(mesh, Mapping) else mesh
@@ -227,18 +223,18 @@ def refuse_others(kernel: Any) -> None:
 
 def _refuse_unknown(
     kernel: Callable[..., Any] | KernelSpec,
+    reference: Callable[..., Any] | None,
     backend: Backend,
-    promises: Mapping[str, Any],
+    properties: Mapping[str, Any],
     keywords: Sequence[str],
 ) -> None:
     """Reject unknown keyword arguments, and name the place for the kernel's own."""
     __tracebackhide__ = True
-    known = (*_OF_THE_CALL, *keywords, *Promises.__annotations__)
-    reference = promises.get("reference")
+    known = (*_OF_THE_CALL, *keywords, *PropertyKeywords.__annotations__)
     function: Any = kernel
     if isinstance(kernel, KernelSpec):
         function, reference = kernel.kernel_for(backend.platform), kernel.reference
-    for word in promises:
+    for word in properties:
         if word in known:
             continue
         near = difflib.get_close_matches(word, known, 1)
@@ -260,10 +256,12 @@ def _takes(function: Any, word: str) -> bool:
         return False  # some builtins have none
 
 
-def _refuse_promises(spec: KernelSpec, promises: Mapping[str, Any]) -> None:
+def _refuse_properties(
+    spec: KernelSpec, reference: Callable[..., Any] | None, properties: Mapping[str, Any]
+) -> None:
     """Reject arguments that a spec has itself."""
     __tracebackhide__ = True
-    for word in promises:
+    for word in (*(["reference"] if reference is not None else ()), *properties):
         changed = f" dataclasses.replace(SPEC, {word}=...) or" if hasattr(spec, word) else ""
         raise OptionError(
             f"{spec.name}: the spec in {spec.file} has its own {word}; leave out {word}=, or "
