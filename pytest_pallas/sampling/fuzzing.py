@@ -188,7 +188,7 @@ def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
     choice = what.source.choose(seed, ROUND, functools.partial(_new, what))
     what.shapes.update(map(_shape, choice.chosen.values()))
     spent = _DrawTimes()
-    calls = _calls(choice, MOST, lambda: spent.siblings > CHEAP * spent.draw)
+    calls = _calls(choice, MOST, lambda: spent.variants > CHEAP * spent.draw)
     _explore(what, runner, calls, seed=seed, draws=ROUND, spent=spent)
 
 
@@ -222,7 +222,7 @@ class _DrawTimes:
     def add(self, number: int, seconds: float) -> None:
         """Add the seconds of a call; see ``_PlannedCall.number``."""
         if number:
-            self.siblings += seconds
+            self.variants += seconds
         else:
             self.draw = seconds
 
@@ -277,7 +277,7 @@ def _explore(
     spent = _DrawTimes() if spent is None else spent
     for planned in calls:
         if not planned.number:
-            spent.siblings = 0.0
+            spent.variants = 0.0
         if words_of(planned.call) in runner.passed:
             continue
         started = time.monotonic()
