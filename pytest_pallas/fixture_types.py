@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload, runtime_check
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from pytest_pallas.checking.calls import Peers, PropertyKeywords
     from pytest_pallas.compilers.report import CompileReport
-    from pytest_pallas.items.checking import Peers, PropertyKeywords
     from pytest_pallas.numerics import Tolerance
     from pytest_pallas.relations import AnyRelation
     from pytest_pallas.spec import KernelSpec

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from pytest_pallas.backends import Backend
+    from pytest_pallas.checking.calls import PropertyKeywords
     from pytest_pallas.compilers.report import CompileReport
     from pytest_pallas.fixture_types import (
         PallasBenchmark,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
         PallasMesh,
         PallasRun,
     )
-    from pytest_pallas.items.checking import PropertyKeywords
     from pytest_pallas.session import PytestSession
     from pytest_pallas.spec import KernelSpec
 
@@ -76,9 +76,9 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
     def run(function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         from pytest_pallas.backends import Call, label
+        from pytest_pallas.bindings.contexts import settings_for
+        from pytest_pallas.checking.calls import name_of
         from pytest_pallas.checks.context import as_kernel_error
-        from pytest_pallas.items.checking import name_of
-        from pytest_pallas.items.contexts import settings_for
 
         call = Call(
             function=function,
@@ -147,7 +147,7 @@ def pallas_check(pallas_backend: Backend | str, request: pytest.FixtureRequest) 
         **properties: Unpack[PropertyKeywords],
     ) -> Any:
         __tracebackhide__ = True
-        from pytest_pallas.items.checking import check_kernel
+        from pytest_pallas.checking.calls import check_kernel
 
         answers = [
             check_kernel(
@@ -266,10 +266,10 @@ def pallas_compile(request: pytest.FixtureRequest) -> PallasCompile:
     ) -> CompileReport:
         __tracebackhide__ = True
         from pytest_pallas.backends import TARGETS, parse
+        from pytest_pallas.bindings.call_checks import Place
+        from pytest_pallas.bindings.contexts import Subject, context_for
+        from pytest_pallas.checking.calls import name_of
         from pytest_pallas.checks.verdict import run_check
-        from pytest_pallas.items.call_checks import Place
-        from pytest_pallas.items.checking import name_of
-        from pytest_pallas.items.contexts import Subject, context_for
         from pytest_pallas.strategies.arguments import Arguments
 
         if target not in TARGETS:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from pytest_pallas.backends import Backend, label, select
+from pytest_pallas.bindings.backends import on_claimed_chips, without_replaced
+from pytest_pallas.checking.calls import PropertyKeywords, check_kernel, refuse_others
 from pytest_pallas.checks import Check
 from pytest_pallas.compilers.service import Service
 from pytest_pallas.database import parse_places
 from pytest_pallas.devices.simulate import settle_platforms, simulate
 from pytest_pallas.errors import OptionError, PallasTestError
-from pytest_pallas.items.backends import on_claimed_chips, without_replaced
-from pytest_pallas.items.checking import PropertyKeywords, check_kernel, refuse_others
 from pytest_pallas.options.table import PROFILES
 from pytest_pallas.options.values import Options
 from pytest_pallas.session import Harness, Session

@@ -1,1 +1,1 @@
-"""Checks bound to what they are asked of: a spec and a backend, or one call; and the contexts they get."""
+"""Checks bound to what they are asked of, a spec on a backend or one call, and their contexts."""

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_pallas.backends import Backend, label
+from pytest_pallas.bindings.backends import others_of
+from pytest_pallas.bindings.contexts import Subject, context_for, subject_of, with_goldens
+from pytest_pallas.bindings.learning import adapted
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call
 from pytest_pallas.checks.verdict import drawn_facts, run_check
 from pytest_pallas.compat.rejection import is_rejection, rejecting
 from pytest_pallas.errors import NotApplicableError
-from pytest_pallas.items.backends import others_of
-from pytest_pallas.items.contexts import Subject, context_for, subject_of, with_goldens
-from pytest_pallas.items.learning import adapted
 from pytest_pallas.notes import Note
 from pytest_pallas.options.values import Options
 from pytest_pallas.result_builder import ResultBuilder

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_pallas.backends import Backend, label
+from pytest_pallas.bindings.contexts import Subject, context_for, with_goldens
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import call
 from pytest_pallas.checks.verdict import conclude, drawn_facts, run_check
 from pytest_pallas.errors import NotApplicableError
-from pytest_pallas.items.contexts import Subject, context_for, with_goldens
 from pytest_pallas.options.values import Options, choose
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import Session

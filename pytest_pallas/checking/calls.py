@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from pytest_pallas.backends import Backend, label, parse
+from pytest_pallas.bindings.backends import implementations_of, mesh_or_skip, on_mesh
+from pytest_pallas.bindings.call_checks import Place, check_function
+from pytest_pallas.bindings.contexts import Subject
+from pytest_pallas.checking.specs import check_spec
 from pytest_pallas.checks.context import ComparisonPeer
 from pytest_pallas.checks.cross import accepted
 from pytest_pallas.errors import BackendUnavailableError, OptionError
-from pytest_pallas.items.backends import implementations_of, mesh_or_skip, on_mesh
-from pytest_pallas.items.call_checks import Place, check_function
-from pytest_pallas.items.contexts import Subject
-from pytest_pallas.items.spec_checks import check_spec
 from pytest_pallas.relations import AnyRelation
 from pytest_pallas.session import Session
 from pytest_pallas.spec import KernelSpec

@@ -11,6 +11,10 @@ import hypothesis
 import pytest
 
 from pytest_pallas.backends import Backend, Label, label
+from pytest_pallas.bindings.backends import backends_before, mesh_on, on_claimed_chips, others_of
+from pytest_pallas.bindings.bound_checks import BoundCheck, bind
+from pytest_pallas.bindings.call_checks import Place, check_call, guarded
+from pytest_pallas.bindings.contexts import Subject, misfit, subject_of
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.verdict import drawn_facts
 from pytest_pallas.errors import (
@@ -22,10 +26,6 @@ from pytest_pallas.errors import (
     TooFewDevicesError,
 )
 from pytest_pallas.items.applicability import unmet_by_kernels
-from pytest_pallas.items.backends import backends_before, mesh_on, on_claimed_chips, others_of
-from pytest_pallas.items.bound_checks import BoundCheck, bind
-from pytest_pallas.items.call_checks import Place, check_call, guarded
-from pytest_pallas.items.contexts import Subject, misfit, subject_of
 from pytest_pallas.items.item import expected_failure, item_name
 from pytest_pallas.items.running import run_bound
 from pytest_pallas.notes import Note

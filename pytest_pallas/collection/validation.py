@@ -7,9 +7,9 @@ from typing import Any
 
 from pytest_pallas import relations
 from pytest_pallas.backends import Label
+from pytest_pallas.bindings.contexts import misfit
 from pytest_pallas.checks import Check
 from pytest_pallas.errors import PallasTestError
-from pytest_pallas.items.contexts import misfit
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 

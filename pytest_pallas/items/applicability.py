@@ -13,11 +13,11 @@ import pytest
 
 from pytest_pallas.aspects import Aspect
 from pytest_pallas.backends import Backend, Call, RunSettings, chip_of, label
+from pytest_pallas.bindings.tracing import kernels_of
 from pytest_pallas.checks import Check
 from pytest_pallas.compat.testing import keywords_match
 from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.items.item import SpecItem, item_name, node_id
-from pytest_pallas.items.tracing import kernels_of
 from pytest_pallas.record import NotApplicable
 from pytest_pallas.session import PytestSession, Session, current
 from pytest_pallas.spec import KernelSpec

@@ -34,7 +34,7 @@ from pytest_pallas.session import RAISED, STOPPED_BY, current
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 
 if TYPE_CHECKING:
-    from pytest_pallas.items.bound_checks import BoundCheck
+    from pytest_pallas.bindings.bound_checks import BoundCheck
 
 #: Errors of the base check after which the other checks do not run.
 _ERRORS = (KernelError, NoPallasCallError, ReferenceError)
@@ -136,7 +136,7 @@ class SpecItem(pytest.Item):
     @property
     def builder(self) -> ResultBuilder:
         """The builder of this item, made at its first use."""
-        from pytest_pallas.items.bound_checks import builder_of
+        from pytest_pallas.bindings.bound_checks import builder_of
 
         session, place = current(self.config), label(self.backend)
         return builder_of(session, self.spec, self.check.name, self.backend, self.mesh, place)
@@ -191,7 +191,7 @@ class SpecItem(pytest.Item):
 
     def bound(self) -> BoundCheck:
         """The check bound to backend and mesh; skips if there are too few devices."""
-        from pytest_pallas.items.bound_checks import bind
+        from pytest_pallas.bindings.bound_checks import bind
 
         session = current(self.config)
         return bind(
@@ -238,7 +238,7 @@ class SpecItem(pytest.Item):
         """The mesh to run on, or None."""
         if not self.mesh:
             return None
-        from pytest_pallas.items.backends import mesh_or_skip
+        from pytest_pallas.bindings.backends import mesh_or_skip
 
         return mesh_or_skip(current(self.config), self.backend, self.mesh)
 

@@ -11,9 +11,9 @@ import jax
 import pytest
 
 from pytest_pallas.backends.tracing import shape_of
+from pytest_pallas.bindings.bound_checks import BoundCheck, context_of, run_example
 from pytest_pallas.checks.compiled import start
 from pytest_pallas.errors import CompilerFailedError, PallasTestError
-from pytest_pallas.items.bound_checks import BoundCheck, context_of, run_example
 from pytest_pallas.sampling.diversity import choose
 from pytest_pallas.session import current
 from pytest_pallas.strategies.arguments import as_arguments

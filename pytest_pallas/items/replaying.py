@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from pytest_pallas.bindings.bound_checks import run_example, subjects_of
 from pytest_pallas.checks.golden import Goldens, written_call
 from pytest_pallas.errors import GoldenError
 from pytest_pallas.goldens.values import read
-from pytest_pallas.items.bound_checks import run_example, subjects_of
 from pytest_pallas.sampling.fuzzing import drawn_calls
 from pytest_pallas.strategies.arguments import Arguments, as_arguments
 
 if TYPE_CHECKING:
+    from pytest_pallas.bindings.bound_checks import BoundCheck
     from pytest_pallas.goldens.entry import Golden
-    from pytest_pallas.items.bound_checks import BoundCheck
     from pytest_pallas.sampling.diversity import ExampleSource
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from pytest_pallas.bindings.bound_checks import BoundCheck, run_example, subjects_of
 from pytest_pallas.checks.verdict import conclude
 from pytest_pallas.errors import PallasTestError
 from pytest_pallas.items import precompile
-from pytest_pallas.items.bound_checks import BoundCheck, run_example, subjects_of
 from pytest_pallas.items.replaying import replay_goldens
 from pytest_pallas.items.time_budget import fuzz_for
 from pytest_pallas.sampling.diversity import BASE, shared

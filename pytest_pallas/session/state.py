@@ -81,7 +81,7 @@ class Session:
     builders: dict[tuple[str, str, str], Any] = field(default_factory=dict[Any, Any])
     #: Drawn calls for compiling backends, by spec and count; see ``items.precompile``.
     drawn: dict[Any, tuple[Any, ...]] = field(default_factory=dict[Any, Any])
-    #: Sizes of blocks by dim, for the specs that were bound; see ``items.learning``.
+    #: Sizes of blocks by dim, for the specs that were bound; see ``bindings.learning``.
     tiles: dict[Any, dict[str, tuple[int, ...]]] = field(default_factory=dict[Any, Any])
     #: Sources of examples, by spec; see ``sampling.diversity``.
     sources: dict[Any, Any] = field(default_factory=dict[Any, Any])

@@ -129,7 +129,11 @@ def test_a_backend_is_named():
         ({"devices": 77}, DeviceError, "77 CPU devices come too late"),
         ({"peers": ["tpu-compile"]}, BackendUnavailableError, "peers=: tpu-compile"),
         ({"reference": None}, TypeError, "add_one: reference= is missing"),
-        ({"refrence": 1}, TypeError, "'refrence'. Did you mean 'reference'. There are reference, options, "),
+        (
+            {"refrence": 1},
+            TypeError,
+            "'refrence'. Did you mean 'reference'. There are reference, ",
+        ),
         ({"mesh": {"x": 2}}, OptionError, "add_one: the kernel takes no mesh="),
     ],
 )

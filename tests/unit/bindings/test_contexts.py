@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from pytest_pallas.bindings.contexts import with_goldens
 from pytest_pallas.checks.check import Check
-from pytest_pallas.items.contexts import with_goldens
 from pytest_pallas.options.values import Options
 
 CHECK = Check(name="forward", asks="?", run=lambda context: context)  # pyright: ignore[reportArgumentType]
