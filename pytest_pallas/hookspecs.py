@@ -37,7 +37,7 @@ def pytest_pallas_mutation_operators(config: pytest.Config) -> Sequence[Operator
 
 @pytest.hookspec
 def pytest_pallas_report_sections(config: pytest.Config) -> Sequence[Section]:  # pyright: ignore[reportReturnType]
-    """Return sections of your own, which follow the others in the terminal.
+    """Return sections of your own, which follow the others in the terminal and the HTML page.
 
     It is called in the reporting process: the controller, under xdist.
     """

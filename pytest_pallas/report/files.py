@@ -39,14 +39,19 @@ def settle_files(session: PytestSession) -> None:
         check_writable(path, flag)
 
 
-def write_files(session: PytestSession, records: Sequence[Record]) -> Iterator[tuple[bool, str]]:
-    """Write the requested files; yields whether each was written, and a line about it."""
+def write_files(
+    session: PytestSession, records: Sequence[Record], sections: Sequence[tuple[str, str]]
+) -> Iterator[tuple[bool, str]]:
+    """Write the requested files; yields whether each was written, and a line about it.
+
+    ``sections`` are those of the project: names and texts.
+    """
     for name in ("results", "html"):
         path: Path | None = getattr(session.options, name)
         if path is None:
             continue
         if name == "html":
-            text, what = _page(session, records), "report of"
+            text, what = _page(session, records, sections), "report of"
         else:
             from pytest_pallas.report.results import document
 
@@ -61,7 +66,9 @@ def write_files(session: PytestSession, records: Sequence[Record]) -> Iterator[t
             yield True, f"{what} {count} written to {shown}".strip()
 
 
-def _page(session: PytestSession, records: Sequence[Record]) -> str:
+def _page(
+    session: PytestSession, records: Sequence[Record], sections: Sequence[tuple[str, str]]
+) -> str:
     from datetime import UTC, datetime
 
     from pytest_pallas.report.html.page import page
@@ -76,6 +83,7 @@ def _page(session: PytestSession, records: Sequence[Record]) -> str:
         options={**option_values(session), "command": command},
         recorded=None if session.costs is None else session.costs.entries,
         families=list(session.families),
+        sections=sections,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_pallas.errors import OptionError
 from pytest_pallas.record import NotApplicable
-from pytest_pallas.report.section import Line, Results
+from pytest_pallas.report.section import Line, Results, Section, as_text
 from pytest_pallas.session import OUTPUT, PytestSession
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ class Reporter:
             return
         from pytest_pallas.report.files import write_files
 
-        self.written = list(write_files(self.session, self.records))
+        results = self._results(width=WIDTH_OF_FILES, wide=WIDTH_OF_FILES, color=False, verbosity=1)
+        own = [(each.name, as_text(each, results)) for each in self._own_sections()]
+        self.written = list(write_files(self.session, self.records, own))
         if not all(done for done, _ in self.written):
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
@@ -141,34 +144,46 @@ class Reporter:
                 terminalreporter.write_line(self.costs)
             self._tell_files(terminalreporter)
             return
-        from pytest_pallas.report.sections import compilers, declared_sections, mutants
+        from pytest_pallas.report.sections import declared_sections
 
         width = int(terminalreporter.config.get_terminal_writer().fullwidth)
-        rest = mutants.others(self.records)
-        executed, compiled = compilers.split(rest, self.session.families.values())
-        results = Results(
-            session=self.session,
-            records=self.records,
-            executed=executed,
-            compiled=compiled,
-            not_applicable=left_out,
-            costs=self.costs,
-            score=self.least,
+        results = self._results(
             width=width,
             wide=width if terminalreporter.isatty else max(width, WIDTH_OF_FILES),
             color=bool(terminalreporter.hasmarkup),
             verbosity=verbosity,
         )
         terminalreporter.write_sep("=", "pallas")
-        config = self.session.config
-        extra = config.hook.pytest_pallas_report_sections(config=config)
-        for section in (*declared_sections(), *(one for each in extra for one in each)):
+        for section in (*declared_sections(), *self._own_sections()):
             for line in section.shown(results):
                 if isinstance(line, Line):
                     terminalreporter.write_line(line.text, **{line.color: True})
                 else:
                     terminalreporter.write_line(line)
         self._tell_files(terminalreporter)
+
+    def _results(self, **shown: Any) -> Results:
+        """The data of all sections; ``shown`` are the fields that depend on the place."""
+        from pytest_pallas.report.sections import compilers, mutants, not_applicable
+
+        rest = mutants.others(self.records)
+        executed, compiled = compilers.split(rest, self.session.families.values())
+        return Results(
+            session=self.session,
+            records=self.records,
+            executed=executed,
+            compiled=compiled,
+            not_applicable=not_applicable.entries(self.session.not_applicable, self.records),
+            costs=self.costs,
+            score=self.least,
+            **shown,
+        )
+
+    def _own_sections(self) -> Sequence[Section]:
+        """The sections of the project."""
+        config = self.session.config
+        found = config.hook.pytest_pallas_report_sections(config=config)
+        return [section for each in found for section in each]
 
     def _tell_files(self, terminalreporter: Any) -> None:
         """List the written files."""

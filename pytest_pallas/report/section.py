@@ -77,6 +77,12 @@ class Section:
         return self.lines(results) if self.quiet or results.verbosity >= 0 else ()
 
 
+def as_text(section: Section, results: Results) -> str:
+    """The lines of a section as one text without colors; "" for no section."""
+    lines = section.shown(results)
+    return "\n".join(line.text if isinstance(line, Line) else line for line in lines)
+
+
 def section(name: str, *, quiet: bool = True) -> Callable[[Lines], Section]:
     """Declare that a function gives the lines of a section.
 

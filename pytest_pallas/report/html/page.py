@@ -41,6 +41,7 @@ def page(
     options: Mapping[str, Any],
     recorded: tables.Recorded | None = None,
     families: Sequence[str] = (),
+    sections: Sequence[tuple[str, str]] = (),
 ) -> str:
     """The page as self-contained HTML.
 
@@ -50,6 +51,7 @@ def page(
       options: the options of the session, by name.
       recorded: the costs to compare with.
       families: names of the known backends, in the order of the columns.
+      sections: the sections of the project: names and texts; "" for nothing to show.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -94,6 +96,7 @@ def page(
         mutants=tried,
         costs=tables.table(rest, recorded or {}),
         coverage=coverage(rest),
+        sections=[(name, text) for name, text in sections if text],
         environment=environment,
         options=options,
     )

@@ -135,7 +135,7 @@ SPECS = [
 RUNS = {
     "checks": (
         "--pallas-backend=tpu-sim,gpu-sim:h20,plain", "--pallas-checks=forward,finite,heat",
-        "--pallas-sanitize=heat", "--pallas-max-examples=2",
+        "--pallas-sanitize=heat", "--pallas-max-examples=2", "--pallas-html=checks.html",
     ),
     "mutants": (
         "--pallas-backend=tpu-sim", "--pallas-mutate=all", "--pallas-mutate-operators=square",
@@ -163,7 +163,7 @@ COMMON = (
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """What was printed and recorded, by run."""
+    """What was printed and recorded, by run, and the HTML page of one."""
     folder = tmp_path_factory.mktemp("extended")
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "specs.py").write_text(SPECS)
@@ -173,7 +173,8 @@ def runs(tmp_path_factory):
     assert done.returncode == 0, done.stdout + done.stderr
     texts = done.stdout.split("run ")[1:]
     results = [json.loads((folder / f"{name}.json").read_text())["records"] for name in RUNS]
-    return dict(zip(RUNS, zip(texts, results, strict=True), strict=True))
+    page = (folder / "checks.html").read_text()
+    return {**dict(zip(RUNS, zip(texts, results, strict=True), strict=True)), "page": page}
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +205,8 @@ def test_a_value_class(runs):
 def test_a_report_section_is_one_module(runs):
     text, records = runs["checks"]
     assert f"tested: {len(records)} checks" in text
+    assert f"<pre>tested: {len(records)} checks</pre>" in runs["page"]
+    assert '<a href="#project-1">Tested</a>' in runs["page"]
 
 
 def test_a_mutation_operator_is_one_module(runs):
