@@ -80,7 +80,8 @@ class Record:
       signatures: digests of the distinct shapes that the check ran on, each of the shapes, dtypes
         and static arguments of a call (``checks.inputs.Inputs.signature``).
       goldens: how many goldens were ``recorded``, ``replaced``, left ``unchanged``, ``compared``,
-        ``different``, ``missing`` or ``lost``; and ``used NAME`` for each that was compared.
+        ``different``, ``missing`` or ``lost``.
+      used_goldens: names of the goldens that the outputs were compared with.
       mutants: the verdict on each mutant of the kernel, from ``mutation_runner.verdict.to_json``;
         empty without ``--pallas-mutate``.
       pictures: pictures of a failure, from ``report.pictures``: a map and a histogram of errors,
@@ -117,6 +118,7 @@ class Record:
     inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     signatures: tuple[str, ...] = ()
     goldens: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    used_goldens: tuple[str, ...] = ()
     pictures: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     mutants: tuple[Mapping[str, Any], ...] = ()
 
@@ -153,6 +155,7 @@ def to_json(record: Record) -> dict[str, Any]:
     plain["inputs"] = dict(record.inputs)
     plain["signatures"] = list(record.signatures)
     plain["goldens"] = dict(record.goldens)
+    plain["used_goldens"] = list(record.used_goldens)
     plain["pictures"] = dict(record.pictures)
     plain["compiled"] = [dict(report) for report in record.compiled]
     plain["mutants"] = [dict(verdict) for verdict in record.mutants]
@@ -166,6 +169,7 @@ def from_json(plain: Mapping[str, Any]) -> Record:
     fields["notes"] = tuple(map(notes.from_json, fields.get("notes", ())))
     fields["unverified"] = tuple(fields.get("unverified", ()))
     fields["signatures"] = tuple(fields.get("signatures", ()))
+    fields["used_goldens"] = tuple(fields.get("used_goldens", ()))
     fields["compiled"] = tuple(fields.get("compiled", ()))
     fields["mutants"] = tuple(fields.get("mutants", ()))
     for name in ("error", "baseline", "multiple"):

@@ -58,6 +58,7 @@ class ResultBuilder:
     evidence: list[Any] = field(default_factory=list[Any])
     withdrawn: str = ""
     goldens: Counter[str] = field(default_factory=Counter[str])
+    used_goldens: dict[str, None] = field(default_factory=dict[str, None])
     points: list[ExamplePoint] = field(default_factory=list["ExamplePoint"])
     mutants: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
@@ -84,6 +85,7 @@ class ResultBuilder:
         for note in map(note_of, finding.notes):
             self.add_note(note)
         self.goldens.update(finding.goldens)
+        self.used_goldens.update(dict.fromkeys(finding.used_goldens))
         if finding.evidence is not None:
             self.evidence.append(finding.evidence)
         if finding.outcome is not None:
@@ -150,6 +152,7 @@ class ResultBuilder:
             inputs=self._inputs(),
             signatures=self._signatures(),
             goldens=dict(self.goldens),
+            used_goldens=tuple(self.used_goldens),
             mutants=tuple(self.mutants),
             **rest,  # pyright: ignore[reportArgumentType]
         )

@@ -106,7 +106,8 @@ class CheckResult:
       notes: for the record; a plain string is a note of no kind.
       evidence: the part of this context that ``Check.conclude`` gets at the end; None for nothing.
       answer: the outputs to keep as a golden; None to keep nothing.
-      goldens: counts of recorded, compared and other goldens, and names of the compared ones.
+      goldens: counts of recorded, compared and other goldens.
+      used_goldens: names of the goldens that the outputs were compared with.
     """
 
     comparisons: Sequence[Comparison]
@@ -116,7 +117,8 @@ class CheckResult:
     notes: tuple[Note | str, ...] = ()
     evidence: Any = None
     answer: ComparedOutputs | None = None
-    goldens: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    goldens: Mapping[str, int] = field(default_factory=dict[str, int])
+    used_goldens: tuple[str, ...] = ()
 
     @property
     def failed(self) -> Comparison | None:

@@ -199,8 +199,11 @@ def _compared(
             subject = f"against the golden of {golden.origin}"
             found = dataclasses.replace(finding, comparisons=comparisons, subject=subject)
             return _counted(found, different=1)
-        finding = _counted(finding, compared=1, **{f"used {golden.name}": 1})
-        finding = dataclasses.replace(finding, comparisons=(*finding.comparisons, *comparisons))
+        finding = dataclasses.replace(
+            _counted(finding, compared=1),
+            comparisons=(*finding.comparisons, *comparisons),
+            used_goldens=(*finding.used_goldens, golden.name),
+        )
     return finding
 
 

@@ -13,8 +13,6 @@ from pytest_pallas.session import PytestSession
 #: The counts, in the order of the line.
 _COUNTED = ("recorded", "replaced", "unchanged", "compared", "different", "missing", "lost")
 
-_USED = "used "
-
 #: Number of kernels with unused goldens that are named.
 _NAMED = 4
 
@@ -38,20 +36,19 @@ def summary(session: PytestSession, records: Sequence[Record]) -> Iterator[str]:
             "ones; record again"
         )
     if session.goldens.mode == "replay":
-        yield from _unused(session, records, counts)
+        yield from _unused(session, records)
 
 
-def _unused(
-    session: PytestSession, records: Sequence[Record], counts: Counter[str]
-) -> Iterator[str]:
+def _unused(session: PytestSession, records: Sequence[Record]) -> Iterator[str]:
     """Goldens of kernels that ran, which no test used."""
     assert session.goldens is not None
     ran = {record.kernel for record in records}
+    used = {name for record in records for name in record.used_goldens}
     unused: Counter[str] = Counter()
     try:
         for goldens in session.goldens.index.values():
             for golden in goldens:
-                if golden.kernel in ran and not counts[_USED + golden.name]:
+                if golden.kernel in ran and golden.name not in used:
                     unused[f"{golden.kernel} {golden.check}"] += 1
     except GoldenError:
         return  # the tests fail with this error
