@@ -16,6 +16,7 @@ from pytest_pallas.items.backends import implementations_of, mesh_or_skip, on_me
 from pytest_pallas.items.call_checks import Place, check_function
 from pytest_pallas.items.contexts import Subject
 from pytest_pallas.items.spec_checks import check_spec
+from pytest_pallas.raises import Raises
 from pytest_pallas.relations import AnyRelation
 from pytest_pallas.session import Session
 from pytest_pallas.spec import KernelSpec
@@ -41,6 +42,7 @@ class Promises(TypedDict, total=False):
     implementations: Mapping[str, Callable[..., Any]]
     peers: Peers
     ignored: Callable[..., Any] | None
+    raises: Sequence[Raises]
     claimed: Sequence[str]
     tolerance: Tolerance | Mapping[str, Tolerance] | None
     nan_ok: bool
