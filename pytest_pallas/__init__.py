@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         PallasRun,
     )
     from pytest_pallas.numerics import Comparison, Tolerance
+    from pytest_pallas.raises import Raises
     from pytest_pallas.record import Record
     from pytest_pallas.relations import Linear, Permuted, Relation
     from pytest_pallas.spec import EquivalentMutant, ExpectedFailure, KernelSpec
@@ -116,6 +117,7 @@ _HOMES = {
     "PallasTestError": "pytest_pallas.errors",
     "Permuted": "pytest_pallas.relations",
     "RaceError": "pytest_pallas.errors",
+    "Raises": "pytest_pallas.raises",
     "Record": "pytest_pallas.record",
     "ReferenceError": "pytest_pallas.errors",
     "Relation": "pytest_pallas.relations",
@@ -183,6 +185,7 @@ __all__ = [
     "PallasTestError",
     "Permuted",
     "RaceError",
+    "Raises",
     "Record",
     "ReferenceError",
     "Relation",

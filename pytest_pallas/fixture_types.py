@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pytest_pallas.checking.calls import Peers, PropertyKeywords
     from pytest_pallas.compilers.report import CompileReport
     from pytest_pallas.numerics import Tolerance
+    from pytest_pallas.raises import Raises
     from pytest_pallas.relations import AnyRelation
     from pytest_pallas.spec import KernelSpec
 
@@ -88,6 +89,7 @@ class PallasCheck(Protocol):
         implementations: Mapping[str, Callable[..., Any]] = ...,
         peers: Peers = (),
         ignored: Callable[..., Any] | None = None,
+        raises: Sequence[Raises] = (),
         tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
         claimed: Sequence[str] = (),
         deterministic: bool = True,
@@ -128,6 +130,7 @@ class PallasCheck(Protocol):
           peers: for ``cross``, names of other backends; or a mapping from these to the function
             that runs there.
           ignored: for ``padding``, as in ``KernelSpec``.
+          raises: for ``raises``, as in ``KernelSpec``.
           tolerance: replaces the default judgement. A mapping has one for a dtype, a backend, or
             both, such as ``"bfloat16"``, ``"gpu"`` or ``"gpu bfloat16"``.
           claimed: for ``grid``, the backends that the kernel is written for; see ``KernelSpec``.

@@ -122,7 +122,7 @@ def pallas_check(pallas_backend: Backend | str, request: pytest.FixtureRequest) 
     check_dtype= False: the kernel may return other dtypes than the reference.
     jit=         False: call the kernel as it is; it needs the values of its arguments.
     name=        what to call the kernel in reports.
-    batch_axes=, relations=, implementations=, ignored=  as in KernelSpec.
+    batch_axes=, relations=, implementations=, ignored=, raises=  as in KernelSpec.
 
     Returns what the kernel returned, as numpy arrays; on a compiling backend, where the kernel is
     compiled for the shapes of the arguments and nothing is executed, the CompileReport.

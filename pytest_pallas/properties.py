@@ -1,4 +1,4 @@
-"""Properties of a kernel's outputs, which specs, calls in tests and checks share."""
+"""Properties of a kernel, which specs, calls in tests and checks share."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_pallas.raises import Raises
 from pytest_pallas.relations import AnyRelation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Properties:
-    """Properties of a kernel's outputs, besides being close to the reference.
+    """Properties of a kernel, besides outputs that are close to the reference.
 
     Attributes:
       exact: True if the kernel is linear, so that small integers held in floats give a bitwise
@@ -35,6 +36,8 @@ class Properties:
         keys beyond a sequence's length: ``ignored(*args, **options)`` returns for each positional
         argument None or a bool array of its shape, True where ignored. The padding check replaces
         these elements.
+      raises: calls that the kernel must reject, each with its error: ``Raises`` of
+        ``pytest_pallas``, for the check raises.
     """
 
     exact: bool | int = False
@@ -45,6 +48,7 @@ class Properties:
     deterministic: bool = True
     nan_ok: bool = False
     ignored: Callable[..., Any] | None = None
+    raises: Sequence[Raises] = ()
 
 
 def properties_of(holder: Properties) -> dict[str, Any]:

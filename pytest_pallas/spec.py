@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_pallas.devices.targets import DEFAULT_TARGETS, Label
 from pytest_pallas.errors import SpecError
 from pytest_pallas.properties import Properties
+from pytest_pallas.raises import Raises
 from pytest_pallas.relations import Linear, Permuted, Relation
 
 if TYPE_CHECKING:
@@ -246,6 +247,9 @@ def _problems(spec: KernelSpec) -> list[str]:
         problems.append(
             f"relations must be Linear(...), Permuted(...) or Relation(...), not {unknown[0]!r}"
         )
+    wrong: list[Any] = [each for each in spec.raises if not isinstance(each, Raises)]  # pyright: ignore[reportUnnecessaryIsInstance]
+    if wrong:
+        problems.append(f"raises must hold Raises(args, error, match=...), not {wrong[0]!r}")
     if axes and spec.meshes:
         problems.append("batch_axes and meshes exclude each other: the kernel shards itself")
     if spec.meshes and not callable(spec.inputs):

@@ -84,6 +84,7 @@ def check(
       peers: for ``cross``, names of other backends; or a mapping from these to the function that
         runs there. A spec takes names.
       ignored: for ``padding``, as in ``KernelSpec``.
+      raises: for ``raises``, as in ``KernelSpec``.
       claimed: for ``grid``, the backends that the kernel is written for; see ``KernelSpec``.
       tolerance: a ``Tolerance``, or a mapping from dtype and backend to one.
       deterministic: False if two right runs may differ in their last bits, as in ``KernelSpec``.

@@ -16,6 +16,7 @@ from pytest_pallas.checking.specs import check_spec
 from pytest_pallas.checks.context import ComparisonPeer
 from pytest_pallas.checks.cross import accepted
 from pytest_pallas.errors import BackendUnavailableError, OptionError
+from pytest_pallas.raises import Raises
 from pytest_pallas.relations import AnyRelation
 from pytest_pallas.session import Session
 from pytest_pallas.spec import KernelSpec
@@ -40,6 +41,7 @@ class PropertyKeywords(TypedDict, total=False):
     implementations: Mapping[str, Callable[..., Any]]
     peers: Peers
     ignored: Callable[..., Any] | None
+    raises: Sequence[Raises]
     claimed: Sequence[str]
     tolerance: Tolerance | Mapping[str, Tolerance] | None
     deterministic: bool

@@ -31,6 +31,7 @@ MODULES: tuple[str, ...] = (
     "linearity",
     "permutation",
     "relation",
+    "raises",
     "cross",
     "padding",
     "grid",

@@ -109,8 +109,12 @@ class _Text:
             words.append("reference=reference")
         yield f"args = {self.written('the arguments', tuple(arguments.args))}"
         given: dict[str, Any] = {"options": arguments.options, "tuning": arguments.tuning}
-        if context.relations and reads(failure.check, "relations") and arguments.recipe:
-            words[1] = "call"  # relations may read what was drawn
+        asks = any(
+            getattr(context, each) and reads(failure.check, each)
+            for each in ("relations", "raises")
+        )
+        if asks and arguments.recipe:
+            words[1] = "call"  # their functions may read what was drawn
             given["recipe"] = self._writable(arguments.recipe)
         given = {name: dict(value) for name, value in given.items() if value}
         for name, value in given.items():

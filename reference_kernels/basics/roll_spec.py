@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
+from pytest_pallas.raises import Raises
 from pytest_pallas.relations import Linear
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from reference_kernels.basics.roll import reference, roll, skew, skew_reference
@@ -28,6 +29,15 @@ SPEC_ROLL = KernelSpec(
     ),
     exact=True,
     relations=(Linear(0),),
+    raises=(
+        Raises(
+            lambda call: call.args, ValueError, match="axis must be 0 or 1", options={"axis": 2}
+        ),
+        Raises(lambda call: (call.args[0], jnp.float32(1)), ValueError, match="shift .* int32"),
+        Raises(lambda call: (call.args[0][0], call.args[1]), ValueError, match="x must"),
+        Raises(lambda call: (call.args[0][:0], call.args[1]), ValueError, match="empty"),
+        Raises(lambda call: call.args, ValueError, match="block must", options={"block": 0}),
+    ),
     vmappable=False,  # a scalar for each row of a batch makes blocks of SMEM
     typical=tuple(
         pst.shaped(
@@ -54,6 +64,13 @@ SPEC_SKEW = KernelSpec(
     ),
     exact=True,
     relations=(Linear(0),),
+    raises=(
+        Raises(
+            pst.shaped("m n", dtype="float32", dims={"m": 8, "n": 100}), ValueError, match="128"
+        ),
+        Raises(pst.shaped("m n", dtype="bfloat16", dims={"m": 8, "n": 128}), ValueError, "32 bits"),
+        Raises(lambda call: call.args, ValueError, "block_rows must", options={"block_rows": -8}),
+    ),
     typical=(pst.shaped("m n", dtype="float32", dims={"m": 2048, "n": 2048}),),
     xfail={
         "tpu-compile:v4": ExpectedFailure(

@@ -122,6 +122,14 @@ CATCHES = (
     ),
     Catch("mean_of_padded", (r"relation on .* \(row twice: ",), "relation"),
     Catch(
+        "drops_the_tail",
+        (
+            r"raises\[0\]: the kernel returned float32\[8, 128\], and must raise ValueError",
+            r"called with float32\[8, ?200\]",
+        ),
+        "raises",
+    ),
+    Catch(
         "wrong_twin",
         (r"one of two differs from the oracle: last_block_dropped by NaN .*; \S+ equals it",),
         "cross",

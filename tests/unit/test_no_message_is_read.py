@@ -54,6 +54,7 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("compat/source.py", "home_of"): "JAX has the place of a function as text",
     ("database/opening.py", "_safe"): "the message of a server, on one line",
     ("devices/capacities.py", "itemsize"): "the name of a dtype",
+    ("raises.py", "matches"): "the message of a kernel, which a spec gives a pattern for",
     ("report/collect.py", "_outcome"): "pytest has the reason of a skip, and of xfail, as text",
     ("sampling/fuzzing.py", "blob_of"): "hypothesis says how to reproduce a failure in a note",
     ("replay/functions.py", "public_name"): "the name of a module",

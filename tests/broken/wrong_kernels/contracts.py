@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import strategies as pst
+from pytest_pallas.raises import Raises
 from pytest_pallas.spec import KernelSpec
 
 from .accumulation import twice
@@ -75,6 +76,31 @@ SPEC_MUTATES_INPUT = KernelSpec(
 
 def naive_mutates_input() -> None:
     agrees(mutates_input, twice)
+
+
+def drops_the_tail(x: jax.Array) -> jax.Array:
+    """Doubles whole tiles of 128 columns, and never says that it drops the columns after them."""
+    width = x.shape[1] // 128 * 128
+
+    def body(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = 2 * x_ref[...]
+
+    shape = jax.ShapeDtypeStruct((x.shape[0], width), x.dtype)
+    return pl.pallas_call(body, out_shape=shape)(x[:, :width])
+
+
+SPEC_DROPS_THE_TAIL = KernelSpec(
+    name="drops_the_tail",
+    kernel=drops_the_tail,
+    reference=twice,
+    inputs=pst.arrays("m n", dtype="float32", dims={"m": [8, 16], "n": [128, 256]}),
+    raises=(Raises((jax.ShapeDtypeStruct((8, 200), jnp.float32),), ValueError, "multiple of 128"),),
+    checks=("forward", "raises"),
+)
+
+
+def naive_drops_the_tail() -> None:
+    agrees(drops_the_tail, twice)
 
 
 def right(x: jax.Array) -> jax.Array:

@@ -102,6 +102,7 @@ def test_export_is_left_out_where_kernels_are_callbacks(project):
         ("linearity", "the spec declares no Linear among its relations"),
         ("permutation", "the spec declares no Permuted among its relations"),
         ("relation", "the spec declares no Relation among its relations"),
+        ("raises", "the spec lists no calls that must raise (raises)"),
         (
             "cross",
             "there is nothing to compare with: the spec has no implementations, and no selected",
