@@ -151,7 +151,7 @@ class Simulator:
         except Exception as error:  # the kernel's error is a result, whatever it is
             if is_rejection(error):
                 raise
-            outcome = Outcome(error=error)
+            outcome = Outcome(error=error, kernels=_traced_kernels(self, call))
         finally:
             if call.observer is not None:
                 call.observer.ended(call)
@@ -186,6 +186,18 @@ def _traced(backend: Simulator, call: Call) -> Any:
     static, arrays = on_host(call.with_settings(mutant=None))
     with backend.context():
         return jitted().trace(static, arrays)
+
+
+def _traced_kernels(backend: Simulator, call: Call) -> tuple[Any, ...]:
+    """The kernels of a call that failed; () if it was not traced."""
+    from pytest_pallas.backends.execution import kernels_of
+
+    if not call.jit:
+        return ()
+    try:
+        return kernels_of(call, _traced(backend, call).jaxpr)
+    except Exception:  # the error of the call itself
+        return ()
 
 
 def _traced_run(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple[Outcome, Any]:

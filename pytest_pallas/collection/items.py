@@ -97,6 +97,7 @@ def spec_nodes(
 ) -> Iterator[pytest.Item | pytest.Collector]:
     """The items of one spec, or one node that reports its problem."""
     from pytest_pallas.collection.validation import problem_with
+    from pytest_pallas.items.platforms import on_its_platform
 
     session = current(parent.config)
     problem = problem_with(spec, session.checks, session.families)
@@ -104,6 +105,7 @@ def spec_nodes(
         text = f"spec {spec.name!r} in {spec.file}: {problem}"
         yield WrongSpec.from_parent(parent, name=spec.name, problem=text)
         return
+    spec = on_its_platform(session, spec)
     if session.options.mutate is not None:
         items = list(_spec_items(session, parent, spec))
         item = mutants_item(parent, spec, items)

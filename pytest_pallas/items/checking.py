@@ -14,7 +14,8 @@ from pytest_pallas.checks.cross import accepted
 from pytest_pallas.errors import BackendUnavailableError, OptionError
 from pytest_pallas.items.backends import implementations_of, mesh_or_skip, on_mesh
 from pytest_pallas.items.call_checks import Place, check_function
-from pytest_pallas.items.contexts import Subject
+from pytest_pallas.items.contexts import Subject, lacks_mesh
+from pytest_pallas.items.platforms import backend_of_call
 from pytest_pallas.items.spec_checks import check_spec
 from pytest_pallas.relations import AnyRelation
 from pytest_pallas.session import Session
@@ -111,7 +112,16 @@ def check_kernel(
     sizes: Mapping[str, int] = {}
     if mesh is not None:
         sizes = dict(mesh if isinstance(mesh, Mapping) else mesh.shape)
+    if mesh is None and lacks_mesh(kernel, call.args, {**call.options, **call.tuning}):
+        raise OptionError(
+            f"{name}: the kernel needs mesh=: give the sizes of its axes, such as "
+            'mesh={"x": 4}, or a jax.sharding.Mesh'
+        )
     subject = _subject(session, backend, kernel, promises, name, sizes, mesh)
+    moved = backend_of_call(session, backend, subject.kernel, call)
+    if moved is not backend:
+        subject = _subject(session, moved, kernel, promises, name, sizes, mesh)
+        backend = moved
     place = Place(session=session, backend=backend, mesh=sizes)
     return check_function(place, subject, call, names or _marked_checks(session))
 
