@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         SimulationLimitError,
         SpecError,
         TooFewDevicesError,
+        UnsupportedKernelError,
     )
     from pytest_pallas.fixture_types import (
         PallasBenchmark,
@@ -129,6 +130,7 @@ _HOMES = {
     "Target": "pytest_pallas.backends",
     "Tolerance": "pytest_pallas.numerics",
     "TooFewDevicesError": "pytest_pallas.errors",
+    "UnsupportedKernelError": "pytest_pallas.errors",
     "Tpu": "pytest_pallas.devices.tpus",
     "add_chip": "pytest_pallas.devices.targets",
     "analyze": "pytest_pallas.backends.analyzing",
@@ -198,6 +200,7 @@ __all__ = [
     "Tolerance",
     "TooFewDevicesError",
     "Tpu",
+    "UnsupportedKernelError",
     "__version__",
     "add_chip",
     "analyze",

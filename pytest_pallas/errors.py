@@ -79,6 +79,10 @@ class NotApplicableError(SpecError):
     """A check does not apply to this kernel, or on this backend."""
 
 
+class UnsupportedKernelError(NotApplicableError):
+    """A backend cannot run a kernel like this, whatever its inputs are."""
+
+
 class OptionError(PallasTestError):
     """A command-line option, ini value, mark or fixture argument has an invalid value."""
 

@@ -21,7 +21,8 @@ class Properties:
         class ``"full"`` draws integers up to 2**20, which are exact in sums of a few terms, but not
         in products.
       differentiable: positions of the arguments to differentiate by; the gradient check needs it.
-      vmappable: whether the kernel supports ``jax.vmap``.
+      vmappable: whether the kernel supports ``jax.vmap``. None: unless it reaches other devices,
+        or has operands in HBM, of which JAX compiles no batch for a TPU.
       batch_axes: for each positional argument the axis along which the kernel's computations are
         independent, or None for an argument that all of them need: ``(0, None)`` for ``x @ w``.
         Axis 0 of every output is that axis. The sharding check needs it. It excludes ``meshes``.
@@ -42,7 +43,7 @@ class Properties:
 
     exact: bool | int = False
     differentiable: Sequence[int] = ()
-    vmappable: bool = True
+    vmappable: bool | None = None
     batch_axes: Sequence[int | None] = ()
     relations: Sequence[AnyRelation] = ()
     deterministic: bool = True

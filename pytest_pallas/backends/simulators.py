@@ -141,21 +141,23 @@ class Simulator:
         A call without jit has no jaxpr.
         """
         started = time.perf_counter()
-        outcome, jaxpr = Outcome(), None
+        outcome, program = Outcome(), None
         try:
             with ending(call.timeout):
                 if call.jit:
-                    outcome, jaxpr = _traced_run(self, call, timeline)
+                    program = _program(self, call)
+                    outcome = _traced_run(self, call, program, timeline)
                 else:
                     outcome = _eager_run(self, call, timeline)
         except Exception as error:  # the kernel's error is a result, whatever it is
             if is_rejection(error):
                 raise
-            outcome = Outcome(error=error)
+            outcome = Outcome(error=error, kernels=() if program is None else program.kernels)
         finally:
             if call.observer is not None:
                 call.observer.ended(call)
-        return dataclasses.replace(outcome, seconds=time.perf_counter() - started), jaxpr
+        outcome = dataclasses.replace(outcome, seconds=time.perf_counter() - started)
+        return outcome, None if program is None else program.jaxpr
 
 
 @dataclass(frozen=True)
@@ -188,33 +190,55 @@ def _traced(backend: Simulator, call: Call) -> Any:
         return jitted().trace(static, arrays)
 
 
-def _traced_run(backend: Simulator, call: Call, timeline: Timeline | None) -> tuple[Outcome, Any]:
+@dataclass(frozen=True)
+class _TracedProgram:
+    """What a call is simulated as.
+
+    Attributes:
+      jaxpr: with its mutant.
+      structure: the tree of the outputs.
+      kernels: its kernels.
+    """
+
+    jaxpr: Any
+    structure: Any
+    kernels: tuple[Any, ...]
+
+
+def _program(backend: Simulator, call: Call) -> _TracedProgram:
     import jax
 
     from pytest_pallas.backends.execution import kernels_of
-    from pytest_pallas.backends.tracing import on_host
     from pytest_pallas.mutation import mutated
-    from pytest_pallas.simulator.program import prepare
-    from pytest_pallas.simulator.simulate import evaluate
 
     traced = _traced(backend, call)
     jaxpr = traced.jaxpr if call.mutant is None else mutated(traced.jaxpr, call.mutant)
-    kernels = kernels_of(call, jaxpr)
-    prepare(jaxpr)  # which raises for programs that cannot be simulated yet
-    _tell(call, jaxpr, kernels)
+    return _TracedProgram(jaxpr, jax.tree.structure(traced.out_info), kernels_of(call, jaxpr))
+
+
+def _traced_run(
+    backend: Simulator, call: Call, program: _TracedProgram, timeline: Timeline | None
+) -> Outcome:
+    import jax
+
+    from pytest_pallas.backends.tracing import on_host
+    from pytest_pallas.simulator.program import prepare
+    from pytest_pallas.simulator.simulate import evaluate
+
+    prepare(program.jaxpr)  # which raises for programs that cannot be simulated yet
+    _tell(call, program.jaxpr, program.kernels)
     machine, probe_results = _machine(backend, call, timeline)
     _, arrays = on_host(call)
-    values = [_read_only(value) for value in evaluate(jaxpr, machine, arrays)]
-    outcome = Outcome(
-        values=jax.tree.unflatten(jax.tree.structure(traced.out_info), values),
+    values = [_read_only(value) for value in evaluate(program.jaxpr, machine, arrays)]
+    return Outcome(
+        values=jax.tree.unflatten(program.structure, values),
         inputs=_inputs(arrays),
-        kernels=kernels,
+        kernels=program.kernels,
         probe_results=tuple(probe_results),
         findings=tuple(machine.findings),
         notes=_notes(machine),
         unverified=tuple(machine.notes),
     )
-    return outcome, jaxpr
 
 
 def _eager_run(backend: Simulator, call: Call, timeline: Timeline | None) -> Outcome:

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from pytest_pallas.backends import Backend, label
 from pytest_pallas.bindings.contexts import Subject, context_for, with_goldens
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import call
 from pytest_pallas.checks.verdict import conclude, drawn_facts, run_check
-from pytest_pallas.errors import NotApplicableError
+from pytest_pallas.errors import NotApplicableError, UnsupportedKernelError
 from pytest_pallas.options.values import Options, choose
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import Session
@@ -134,6 +136,11 @@ def check_call(
         with guarded(session, headline, backend):
             finding = run_check(asked, context, subject.name, found=builder.add)
             conclude(check, builder.evidence, subject.name, backend)
+    except UnsupportedKernelError as error:
+        if session.item is None:
+            raise
+        builder.withdraw(error.plain)
+        pytest.skip(f"{headline}: not applicable ({error.plain})")
     except NotApplicableError:
         if needed:
             raise

@@ -187,6 +187,15 @@ def with_goldens(
     return keeping(check, kernel, request)
 
 
+def lacks_mesh(
+    function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> bool:
+    """Whether a function can be called so with ``mesh=``, and not without."""
+    return misfit(function, args, keywords) is not None and (
+        misfit(function, args, {**keywords, "mesh": None}) is None
+    )
+
+
 def misfit(
     function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> str | None:

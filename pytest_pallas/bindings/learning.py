@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_pallas.analysis.tiles import tiles_of
 from pytest_pallas.backends import DEFAULT_TARGETS, TARGETS, Call, RunSettings
-from pytest_pallas.bindings.tracing import kernels_of
+from pytest_pallas.backends.kernel_traces import kernels_of
 from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.session import Session
 from pytest_pallas.spec import KernelSpec

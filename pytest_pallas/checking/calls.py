@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from pytest_pallas.backends import Backend, label, parse
 from pytest_pallas.bindings.backends import implementations_of, mesh_or_skip, on_mesh
 from pytest_pallas.bindings.call_checks import Place, check_function
-from pytest_pallas.bindings.contexts import Subject
+from pytest_pallas.bindings.contexts import Subject, lacks_mesh
+from pytest_pallas.bindings.platforms import backend_of_call
 from pytest_pallas.checking.specs import check_spec
 from pytest_pallas.checks.context import ComparisonPeer
 from pytest_pallas.checks.cross import accepted
@@ -115,7 +116,16 @@ def check_kernel(
     sizes: Mapping[str, int] = {}
     if mesh is not None:
         sizes = dict(mesh if isinstance(mesh, Mapping) else mesh.shape)
+    if mesh is None and lacks_mesh(kernel, call.args, {**call.options, **call.tuning}):
+        raise OptionError(
+            f"{name}: the kernel needs mesh=: give the sizes of its axes, such as "
+            'mesh={"x": 4}, or a jax.sharding.Mesh'
+        )
     subject = _subject(session, backend, kernel, reference, properties, name, sizes, mesh)
+    moved = backend_of_call(session, backend, subject.kernel, call)
+    if moved is not backend:
+        subject = _subject(session, moved, kernel, reference, properties, name, sizes, mesh)
+        backend = moved
     place = Place(session=session, backend=backend, mesh=sizes)
     return check_function(place, subject, call, names or _marked_checks(session))
 

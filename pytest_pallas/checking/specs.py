@@ -15,6 +15,7 @@ from pytest_pallas.bindings.backends import backends_before, mesh_on, on_claimed
 from pytest_pallas.bindings.bound_checks import BoundCheck, bind
 from pytest_pallas.bindings.call_checks import Place, check_call, guarded
 from pytest_pallas.bindings.contexts import Subject, misfit, subject_of
+from pytest_pallas.bindings.platforms import backend_of_spec, on_its_platform
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.verdict import drawn_facts
 from pytest_pallas.errors import (
@@ -77,6 +78,7 @@ def check_spec(
     choose(
         tuple(spec.checks or ()), session.checks, f"checks of the spec {spec.name} in {spec.file}"
     )
+    spec = on_its_platform(session, spec)
     backend = _claimed(session, spec, backend)
     meshes = _meshes(session, spec, backend, mesh)
     if arguments is not None and len(meshes) > 1:
@@ -104,7 +106,7 @@ def _claimed(session: Session, spec: KernelSpec, backend: Backend) -> Backend:
       OptionError: it claims none of it, and no test is running.
     """
     __tracebackhide__ = True
-    [found], _ = on_claimed_chips(session, spec, [backend], session.selection.automatic)
+    found = backend_of_spec(session, backend, spec)
     if not spec.claims(label(found)):
         known = [name for name in spec.claimed if Label.of(name).name in session.families]
         claims = f"{spec.name} claims {', '.join(known) or 'no backend'} only"

@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from pytest_pallas.analysis.limits import unsupported
 from pytest_pallas.backends import Backend, Call, Configured, Outcome
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.variations import Fill, Schedule
 from pytest_pallas.compilers.costs import RecordedCosts
-from pytest_pallas.errors import KernelError, PallasTestError
+from pytest_pallas.errors import KernelError, PallasTestError, UnsupportedKernelError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import Comparison, Tolerance, compare_trees, is_float, wide
 from pytest_pallas.oracle.expected import Expected, ExpectedCache, Leaves, flatten
@@ -147,6 +148,7 @@ def run(
 
     Raises:
       KernelError: the kernel raised.
+      UnsupportedKernelError: it raised, and the backend cannot run kernels like it.
     """
     made = call(context, function, args, jit=jit, tuned=tuned)
     if not races:
@@ -154,6 +156,9 @@ def run(
     made = replace(made, fill=fill, needs_kernel=needs_kernel, **rest)
     outcome = context.backend.run(made)
     if outcome.error is not None:
+        reason = unsupported(outcome.kernels, context.backend.name, context.backend.platform)
+        if reason is not None:
+            raise UnsupportedKernelError(reason)
         raise under(made.schedule, as_kernel_error(outcome.error))
     return outcome
 

@@ -26,7 +26,7 @@ from pytest_pallas.checks.context import (
     run,
 )
 from pytest_pallas.checks.cross_compare import apart, named, named_noise, named_precision
-from pytest_pallas.errors import NotApplicableError, PallasTestError
+from pytest_pallas.errors import NotApplicableError, PallasTestError, UnsupportedKernelError
 from pytest_pallas.notes import Note
 from pytest_pallas.numerics import (
     Comparison,
@@ -82,8 +82,13 @@ def cross(context: CheckContext) -> CheckResult:
     seconds = mine.seconds
     comparisons: list[Comparison] = []
     notes: list[Note] = []
+    lacking: list[str] = []
     for other in context.others:
-        theirs = _answer(context, other)
+        try:
+            theirs = _answer(context, other)
+        except UnsupportedKernelError as error:
+            lacking.append(str(error))
+            continue
         seconds += theirs.seconds
         sides = {here: flatten(mine.values), other.name: flatten(theirs.values)}
         judged = {
@@ -104,6 +109,8 @@ def cross(context: CheckContext) -> CheckResult:
             return CheckResult(comparisons=between, seconds=seconds, subject=subject)
         comparisons += found
         notes += _differs(other.name, sides[here], sides[other.name])
+    if len(lacking) == len(context.others):
+        raise UnsupportedKernelError(f"the other side {lacking[0]}")
     return CheckResult(comparisons=comparisons, seconds=seconds, notes=tuple(dict.fromkeys(notes)))
 
 
@@ -128,6 +135,8 @@ def _answer(context: CheckContext, other: ComparisonPeer) -> Outcome:
     there = dataclasses.replace(context, backend=other.backend, arguments=arguments)
     try:
         return run(there, other.function, arguments.args, needs_kernel=other.is_kernel)
+    except UnsupportedKernelError:
+        raise
     except PallasTestError as error:
         raised = error.with_message(f"the other side, {other.name}, raised: {error}")
         raise raised from error.__cause__

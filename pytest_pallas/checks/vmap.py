@@ -10,10 +10,14 @@ import jax
 import numpy as np
 
 from pytest_pallas.analysis import KernelCall
+from pytest_pallas.analysis.limits import reaches_devices
 from pytest_pallas.analysis.programs import has_semantics
 from pytest_pallas.backends import Backend
+from pytest_pallas.backends.kernel_traces import traced_kernels
 from pytest_pallas.checks.check import Program, declare_check
-from pytest_pallas.checks.context import CheckContext, CheckResult, expect, judge, run
+from pytest_pallas.checks.context import CheckContext, CheckResult, call, expect, judge, run
+from pytest_pallas.compat.grids import grid_facts
+from pytest_pallas.errors import NotApplicableError
 from pytest_pallas.numerics import Comparison, Noise, is_float
 from pytest_pallas.oracle.expected import Expected, LazyMapping, Leaves
 from pytest_pallas.spec import KernelSpec
@@ -45,7 +49,12 @@ class Vmapped:
 
 
 def program(context: CheckContext) -> Program:
-    """What a compiling backend compiles: a batch of two of every array."""
+    """What a compiling backend compiles: a batch of two of every array.
+
+    Raises:
+      NotApplicableError: the kernel allows no batch.
+    """
+    _require_batches(context)
     leaves, tree = jax.tree.flatten(context.arguments.args)
     stacked = [
         jax.ShapeDtypeStruct((2, *np.shape(leaf)), leaf.dtype) if hasattr(leaf, "dtype") else leaf
@@ -59,20 +68,43 @@ def requires_spec(spec: KernelSpec) -> str | None:
     """The kernel must take a batch axis, and run on no mesh."""
     if spec.meshes:
         return "the kernel runs on a mesh, and vmap of shard_map is not supported"
-    return None if spec.vmappable else "the spec declares vmappable=False"
+    return "the spec declares vmappable=False" if spec.vmappable is False else None
 
 
 def requires_kernels(
     spec: KernelSpec, backend: Backend, kernels: Sequence[KernelCall]
 ) -> str | None:
-    """JAX's TPU interpreter adds the batch to the grid, and not to dimension_semantics.
+    """Kernels that JAX can batch, and that are right in a batch unless the spec says otherwise."""
+    return _unmet(spec.vmappable, backend, kernels)
 
-    Seen in JAX 0.11.2 and 0.12.0.1.
+
+def _unmet(vmappable: bool | None, backend: Backend, kernels: Sequence[KernelCall]) -> str | None:
+    """Why kernels cannot be batched on a backend, or None.
+
+    A batch runs a kernel once for each of its elements, in one launch: a device may signal its
+    neighbor twice before another one has signalled once. JAX 0.11.2 and 0.12.0.1 give operands in
+    HBM a block for each element, which Mosaic TPU refuses; and JAX's TPU interpreter adds the batch
+    to the grid, and not to dimension_semantics.
     """
-    del spec
+    if vmappable is None and any(map(reaches_devices, kernels)):
+        return "needs vmappable=True: the kernel reaches other devices, once for each batch element"
+    if vmappable is None and backend.platform != "gpu" and any(map(_is_in_hbm, kernels)):
+        return "needs vmappable=True: JAX compiles no batch of operands in HBM or pl.ANY for a TPU"
     if backend.name == "tpu-interpret" and any(has_semantics(k.eqn) for k in kernels):
         return "JAX's TPU interpreter cannot run vmap of a kernel with dimension_semantics"
     return None
+
+
+def _require_batches(context: CheckContext) -> None:
+    """Raise for a call that cannot be batched.
+
+    Raises:
+      NotApplicableError: its kernels do not allow it.
+    """
+    made = call(context, context.kernel, context.arguments.args)
+    unmet = _unmet(context.vmappable, context.backend, traced_kernels(made, context.backend))
+    if unmet is not None:
+        raise NotApplicableError(unmet)
 
 
 @declare_check(
@@ -93,6 +125,7 @@ def vmap(context: CheckContext) -> CheckResult:
     leaves, tree = jax.tree.flatten(context.arguments.args)
     arrays = [hasattr(leaf, "dtype") for leaf in leaves]
     count = sum(arrays)
+    _require_batches(context)
     first = expect(context)
     comparisons: list[Comparison] = []
     seconds = 0.0
@@ -155,3 +188,11 @@ def _stacked(first: Expected, second: Expected) -> Expected:
 
 def _negated(leaf: Any) -> Any:
     return -np.asarray(leaf) if is_float(leaf.dtype) else leaf
+
+
+def _is_in_hbm(kernel: KernelCall) -> bool:
+    """Whether an operand of a ``pallas_call`` has no block, but all of it, in HBM or anywhere."""
+    if "grid_mapping" not in kernel.eqn.params:
+        return False
+    facts = grid_facts(kernel.eqn)
+    return any(block.space in ("hbm", "any") for block in (*facts.inputs, *facts.outputs))

@@ -96,6 +96,7 @@ def spec_nodes(
     parent: pytest.Collector, spec: KernelSpec
 ) -> Iterator[pytest.Item | pytest.Collector]:
     """The items of one spec, or one node that reports its problem."""
+    from pytest_pallas.bindings.platforms import on_its_platform
     from pytest_pallas.collection.validation import problem_with
 
     session = current(parent.config)
@@ -104,6 +105,7 @@ def spec_nodes(
         text = f"spec {spec.name!r} in {spec.file}: {problem}"
         yield WrongSpec.from_parent(parent, name=spec.name, problem=text)
         return
+    spec = on_its_platform(session, spec)
     if session.options.mutate is not None:
         items = list(_spec_items(session, parent, spec))
         item = mutants_item(parent, spec, items)

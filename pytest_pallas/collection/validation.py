@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_pallas import relations
 from pytest_pallas.backends import Label
-from pytest_pallas.bindings.contexts import misfit
+from pytest_pallas.bindings.contexts import lacks_mesh, misfit
 from pytest_pallas.checks import Check
 from pytest_pallas.errors import PallasTestError
 from pytest_pallas.spec import KernelSpec
@@ -75,6 +75,11 @@ def _unbound(
     problem = misfit(function, arguments.args, keywords)
     if problem is None:
         return None
+    if lacks_mesh(function, arguments.args, keywords):
+        return (
+            f"the {role} needs mesh=, and the spec has no meshes: give it the sizes of its axes, "
+            'such as meshes=({"x": 4},), and inputs=lambda mesh: ... for a strategy'
+        )
     words = ", ".join(keywords) or "no keywords"
     return (
         f"its inputs draw {len(arguments.args)} positional arguments and {words}, but these do not "

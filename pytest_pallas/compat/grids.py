@@ -101,18 +101,29 @@ def grid_facts(eqn: Any) -> GridFacts:
         scratch=tuple((names[i] or f"scratch {i}", body.invars[i].aval) for i in scratch),
         aliases=tuple((int(i) - scalars, int(o)) for i, o in eqn.params["input_output_aliases"]),
         params=eqn.params.get("compiler_params"),
-        written_for=_written_for(eqn),
+        written_for=written_for(eqn),
     )
 
 
-def _written_for(eqn: Any) -> str:
-    """By the modules that define its parameters, memory spaces, and transforms of blocks."""
+def written_for(eqn: Any) -> str:
+    """``"Mosaic GPU"``, ``"Triton"``, ``"TPUs"``, or "" for anything.
+
+    By the modules that define the parameters, memory spaces and transforms of blocks of a
+    ``pallas_call``, and the meshes of ``pl.kernel`` and ``plgpu.kernel``.
+    """
+    if "grid_mapping" not in eqn.params:
+        said = [eqn.params.get("mesh"), *(eqn.params.get("meshes") or ())]
+        return _platform_of(said)
     mapping, body = eqn.params["grid_mapping"], eqn.params["jaxpr"]
     first = mapping.num_index_operands + len(mapping.block_mappings)
-    said: list[Any] = [eqn.params.get("compiler_params")]
+    said = [eqn.params.get("compiler_params")]
     for block in mapping.block_mappings:
         said += [block.transformed_block_aval.memory_space, *getattr(block, "transforms", ())]
     said += [getattr(var.aval, "memory_space", None) for var in body.invars[first:]]
+    return _platform_of(said)
+
+
+def _platform_of(said: Sequence[Any]) -> str:
     homes = {f"{type(each).__module__}." for each in said}
     names = {".mosaic_gpu.": "Mosaic GPU", ".triton.": "Triton", ".mosaic.": "TPUs"}
     return next((name for part, name in names.items() if any(part in h for h in homes)), "")

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_pallas.aspects import Aspect
 from pytest_pallas.backends import Backend, Call, RunSettings, chip_of, label
-from pytest_pallas.bindings.tracing import kernels_of
+from pytest_pallas.backends.kernel_traces import kernels_of
 from pytest_pallas.checks import Check
 from pytest_pallas.compat.testing import keywords_match
 from pytest_pallas.devices.absent import tracing_for
@@ -94,7 +94,7 @@ def unmet_by_kernels(
     """The reason why a check applies to no kernel of a spec on a backend, or None."""
     if check.requires_kernels is None or mesh or not session.leaves_out:
         return None  # the mesh exists only when the item runs
-    if backend.kind not in ("simulating", "interpreting"):
+    if backend.kind == "hardware":
         return None
     reason = None
     with _garbage_kept():

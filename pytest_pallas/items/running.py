@@ -39,7 +39,7 @@ def run_bound(
     replayed = bool(bound.options.replay)
     if bound.backend.kind == "compiling" and not replayed:
         _compile(bound, slot, pulse)
-        return ""
+        return "" if bound.builder.examples else bound.builder.withdrawn
     missing = _fuzz(bound, slot, pulse)
     builder = bound.builder
     if missing or (not builder.examples and builder.withdrawn):

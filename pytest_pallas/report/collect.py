@@ -215,7 +215,9 @@ def _replay(session: PytestSession, item: pytest.Item, error: BaseException) -> 
     callspec: Any = getattr(item, "callspec", None)
     backend = None if callspec is None else callspec.params.get("pallas_backend")
     if backend is not None and not isinstance(backend, str):
-        words.append(f"--pallas-backend={label(backend)}")
+        failure = error.failure if isinstance(error, PallasTestError) else None
+        moved = failure is not None and failure.context.backend.platform != backend.platform
+        words.append(f"--pallas-backend={'auto' if moved else label(backend)}")
     if session.config.getoption("pallas_max_examples") is not None:
         words.append(f"--pallas-max-examples={options.max_examples}")
     if isinstance(error, DIED):

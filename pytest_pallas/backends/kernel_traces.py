@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from pytest_pallas.backends import Call
+from pytest_pallas.backends.protocol import Backend, Call, chip_of
+from pytest_pallas.devices.absent import tracing_for
 
 if TYPE_CHECKING:
     from pytest_pallas.analysis import KernelCall
@@ -31,3 +33,12 @@ def kernels_of(
             return kernel_calls(jitted().trace(static, shapes).jaxpr)
     except Exception:  # tracing runs user code; the item will raise the same
         return None
+
+
+def traced_kernels(call: Call, backend: Backend) -> Sequence[KernelCall]:
+    """The kernels of a call on a backend, without its mutant; () if it cannot be traced."""
+    usual: Any = functools.partial(tracing_for, chip_of(backend))
+    if backend.kind == "hardware":
+        usual = nullcontext
+    context = getattr(backend, "context", usual)
+    return kernels_of(call.with_settings(mutant=None), context) or ()
