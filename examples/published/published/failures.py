@@ -9,6 +9,8 @@ JAX = "0.12.0.1"
 
 TPU = ("tpu-sim", "tpu")
 GPU = ("gpu-sim", "gpu")
+HOPPER = ("gpu-sim:h100", "gpu:h100", "gpu:h200")
+BLACKWELL = ("gpu-sim:b200", "gpu:b200")
 
 
 def fails(backend: str, reason: str, *checks: str) -> dict[str, ExpectedFailure]:
