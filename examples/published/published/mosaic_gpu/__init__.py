@@ -1,0 +1,1 @@
+"""Kernels of `jax.experimental.pallas.ops.gpu` for Mosaic GPU, on Hopper and Blackwell."""

@@ -1,0 +1,1 @@
+"""Kernels of `jax.experimental.pallas.ops.tpu`."""

@@ -1,0 +1,1 @@
+"""Kernels of `jax.experimental.pallas.ops.gpu` that Pallas compiles through Triton."""
