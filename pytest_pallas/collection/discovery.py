@@ -86,9 +86,11 @@ def locate(module: str, directory: Path) -> Location:
         sys.path.append(str(directory))
         found = _find(module)
     if found is None:
+        remedy = "install the package, or add its folder to the pythonpath ini value"
+        if module.partition(".")[0] == "reference_kernels":
+            remedy = "pip install pytest-pallas-kernels, or run pytest in a checkout"
         raise pytest.UsageError(
-            f"--pallas-suite: no module named {module!r}. It must be importable: install the "
-            "package, or add its folder to the pythonpath ini value."
+            f"--pallas-suite: no module named {module!r}. It must be importable: {remedy}."
         )
     if found.submodule_search_locations:
         path = Path(next(iter(found.submodule_search_locations))).resolve()
