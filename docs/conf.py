@@ -81,6 +81,7 @@ _INNER = (
     "compilers.costs.RecordedCosts",
     "checking.calls.Peers",
     "checking.calls.PropertyKeywords",
+    "inline.Inline",
     "mutation.declaring.OperateOnCall",
     "mutation.model.EnclosingJaxpr",
     "numerics.comparison.Scalar",

@@ -6,9 +6,10 @@ from typing import Any, Self
 
 from pytest_pallas.explanations import Explanation
 from pytest_pallas.findings import Finding, text_of
+from pytest_pallas.inline import Inline
 
 
-class PallasTestError(Exception):
+class PallasTestError(Exception, Inline):
     """Base of all errors that this package raises."""
 
     #: Findings of monitors about the kernel, as data.

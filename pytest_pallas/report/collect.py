@@ -123,9 +123,7 @@ def attach(
             seconds=report.duration,
             reason=reason if ended != "passed" else "",
             seed=session.options_for(item).seed,
-            **(
-                _error_fields(error) if error is not None and ended in ("failed", "xfailed") else {}
-            ),
+            **(error_fields(error) if error is not None and ended in ("failed", "xfailed") else {}),
             replay=replay if ended != "passed" else "",
             **(_files(saved) if ended == "failed" else {}),
             pictures=pictures_of(error, builder) if error is not None and ended == "failed" else {},
@@ -178,7 +176,7 @@ def _outcome(report: pytest.TestReport) -> tuple[str, str]:
 _FINDINGS = 16
 
 
-def _error_fields(error: BaseException) -> dict[str, Any]:
+def error_fields(error: BaseException) -> dict[str, Any]:
     """The message and data of an error, by record field."""
     if not isinstance(error, PallasTestError):
         text = f"{type(error).__name__}: {error}"

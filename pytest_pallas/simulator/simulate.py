@@ -14,6 +14,7 @@ from pytest_pallas.devices.absent import tracing_for
 from pytest_pallas.devices.targets import TARGETS, Target
 from pytest_pallas.errors import OptionError
 from pytest_pallas.findings import Finding
+from pytest_pallas.inline import Inline
 from pytest_pallas.simulator import rules as rules  # which registers them
 from pytest_pallas.simulator.concurrency.scheduler import one_thread
 from pytest_pallas.simulator.concurrency.transfers import release
@@ -30,7 +31,7 @@ from pytest_pallas.simulator.values import from_jax, to_output
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulation:
+class Simulation(Inline):
     """How a simulated call went.
 
     Attributes:

@@ -22,6 +22,7 @@ from pytest_pallas.analysis.grid.scopes import (
     use_of,
 )
 from pytest_pallas.analysis.kernel_calls import KernelCall
+from pytest_pallas.inline import Inline
 
 
 def out_of_range(call: GridCall, window: GridWindow) -> Iterator[GridFinding]:
@@ -98,7 +99,7 @@ _MOST_SCALARS = 2**20
 
 
 @dataclass(frozen=True)
-class Analysis:
+class Analysis(Inline):
     """What is known of the grids of a function without running it.
 
     Attributes:

@@ -7,21 +7,18 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from pytest_pallas.errors import OptionError
 from pytest_pallas.record import OUTCOMES, Record
 from pytest_pallas.report.drawings.charts import stacked
-from pytest_pallas.report.drawings.svg import clean
 from pytest_pallas.report.html import tables
-from pytest_pallas.report.html.kernels import BAD, MOST_DRAWN, KernelRow, kernels, times
+from pytest_pallas.report.html.kernels import BAD, MOST_DRAWN, KernelRow, kernels
 from pytest_pallas.report.html.mutants import MutantSummary, mutants
 from pytest_pallas.report.html.tables import coverage
+from pytest_pallas.report.html.templates import template, text_of
 from pytest_pallas.report.sections.mutants import others
 from pytest_pallas.report.summary import backends_of
-
-_HERE = Path(__file__).parent
 
 
 def check_installed(flag: str) -> None:
@@ -53,7 +50,6 @@ def page(
       families: names of the known backends, in the order of the columns.
       sections: the sections of the project: names and texts; "" for nothing to show.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
     tried, rest = mutants(records), others(records)
@@ -61,17 +57,8 @@ def page(
     bad = sum(count[outcome] for outcome in BAD)
     backends = backends_of(rest, families)
     rows = kernels(rest, backends)
-    style, script = (_HERE.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
-    environment_ = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: clean(value) if type(value) is str else value,
-    )
-    environment_.filters["times"] = times
-    return environment_.get_template("page.html.j2").render(
+    style, script = (text_of(name) for name in ("page.css", "page.js"))
+    return template("page.html.j2").render(
         style=Markup(style),
         script=Markup(script),
         style_hash=_hash(style),

@@ -21,14 +21,14 @@ def pictures_of(error: BaseException, builder: ResultBuilder) -> dict[str, Any]:
     found: dict[str, Any] = {}
     try:
         if isinstance(error, PallasTestError):
-            found |= _seen(error)
+            found |= shown_of(error)
         found["examples"] = _examples(builder)
     except Exception as problem:
         found["unavailable"] = f"{type(problem).__name__}: {problem}"[:300]
     return {name: value for name, value in found.items() if value}
 
 
-def _seen(error: PallasTestError) -> Mapping[str, Any]:
+def shown_of(error: PallasTestError) -> Mapping[str, Any]:
     """The pictures of arrays and grids."""
     found: dict[str, Any] = {}
     failure = error.failure
