@@ -147,8 +147,8 @@ def multiplied(x: Any, y: Any, *, mesh: jax.sharding.Mesh, dtype: Any = None, **
     )
     # It wants as many devices as the mesh has.
     with (
-        mock.patch.object(jax, "device_count", lambda: mesh.size),
-        mock.patch.object(jax, "local_device_count", lambda: mesh.size),
+        mock.patch.object(jax, "device_count", return_value=mesh.size),
+        mock.patch.object(jax, "local_device_count", return_value=mesh.size),
     ):
         return jax.shard_map(
             product,

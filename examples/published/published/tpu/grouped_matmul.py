@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -185,4 +186,44 @@ GMM_MANY_TILES = KernelSpec(
     xfail=fails(
         "tpu-sim", "a group that starts in one of the last tiles begins a tile late", "forward"
     ),
+)
+
+
+def _tgmm_sharded(
+    x: Any, y: Any, sizes: Any, existing: Any, *, tiling: Any = (TILE, 128, 128)
+) -> Any:
+    offset = jnp.int32((len(sizes) - len(existing)) // 2)
+    return tgmm(x, y, sizes, jnp.float32, tiling, offset, len(existing), jnp.asarray(existing))
+
+
+def _tgmm_sharded_reference(x: Any, y: Any, sizes: Any, existing: Any) -> Any:
+    offset = (len(sizes) - len(existing)) // 2
+    found = transposed_reference(x, y, sizes)[offset : offset + len(existing)]
+    return found + existing
+
+
+TGMM_EXISTING = KernelSpec(
+    name="tgmm_existing",
+    kernel=_tgmm_sharded,
+    reference=_tgmm_sharded_reference,
+    backends=TPU,
+    inputs=pst.arguments(
+        pst.arrays(
+            "k m, m n, g k n",
+            dtype=("bfloat16", "bfloat16", "float32"),
+            dims={"g": [1, 3], "m": [TILE, 3 * TILE], "k": [100, 128], "n": [72, 128]},
+        ),
+        then=lambda drawn: {
+            "sizes": pst.group_sizes(
+                drawn.recipe["g"] + 2, total=drawn.recipe["m"], full=True, around=TILE
+            )
+        },
+        tuning=TUNING,
+    ).map(
+        lambda call: dataclasses.replace(
+            call, args=(*call.args[:2], call.args[3], call.args[2]), kin=None
+        )
+    ),
+    exact=True,
+    checks=("forward", "donation", "grid"),
 )
