@@ -105,6 +105,18 @@ def grid_facts(eqn: Any) -> GridFacts:
     )
 
 
+def platform_of(eqn: Any) -> str:
+    """``"gpu"`` or ``"tpu"``, if a kernel's equation shows which it is written for; else "".
+
+    A kernel that is no ``pallas_call`` runs on one or several meshes, whose types show it.
+    """
+    if eqn.primitive.name == "pallas_call":
+        return {"": "", "TPUs": "tpu"}.get(_written_for(eqn), "gpu")
+    meshes = (eqn.params.get("mesh"), *eqn.params.get("meshes", ()))
+    homes = "".join(f"{type(each).__module__}." for each in meshes)
+    return "gpu" if ".mosaic_gpu." in homes else "tpu" if ".mosaic." in homes else ""
+
+
 def _written_for(eqn: Any) -> str:
     """By the modules that define its parameters, memory spaces, and transforms of blocks."""
     mapping, body = eqn.params["grid_mapping"], eqn.params["jaxpr"]
