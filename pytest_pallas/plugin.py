@@ -24,7 +24,7 @@ from pytest_pallas.fixtures import (
     pallas_rng,
     pallas_run,
 )
-from pytest_pallas.options.table import add_options, any_given
+from pytest_pallas.options.table import DOCTOR_FIELD, add_options, any_given
 
 __all__ = [
     "pallas_backend",
@@ -59,6 +59,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Add the hooks that projects implement."""
     pluginmanager.add_hookspecs(hookspecs)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Report on the machine in place of a test run."""
+    if not config.getoption(DOCTOR_FIELD):
+        return None
+    from pytest_pallas.doctor.command import run
+
+    return run(config)
 
 
 @pytest.hookimpl(trylast=True)

@@ -54,6 +54,7 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("compat/source.py", "home_of"): "JAX has the place of a function as text",
     ("database/opening.py", "_safe"): "the message of a server, on one line",
     ("devices/capacities.py", "itemsize"): "the name of a dtype",
+    ("doctor/report.py", "_trial"): "the lines of an error, each indented",
     ("scaffold/module.py", "_value"): "the repr of an option's value",
     ("scaffold/parameters.py", "_leaf"): "jaxtyping has the dims of an annotation as text",
     ("raises.py", "matches"): "the message of a kernel, which a spec gives a pattern for",
