@@ -118,6 +118,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         apply_marks(item)
         if uses:
             settle_hypothesis(item)
+    elif item.config.pluginmanager.has_plugin("pallas-active"):
+        from pytest_pallas.collection.parametrize import settle_examples
+
+        settle_examples(item)
 
 
 def pytest_pycollect_makeitem(
