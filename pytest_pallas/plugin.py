@@ -24,7 +24,7 @@ from pytest_pallas.fixtures import (
     pallas_rng,
     pallas_run,
 )
-from pytest_pallas.options.table import add_options, any_given
+from pytest_pallas.options.table import DOCTOR_FIELD, add_options, any_given
 
 __all__ = [
     "pallas_backend",
@@ -59,6 +59,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Add the hooks that projects implement."""
     pluginmanager.add_hookspecs(hookspecs)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Report on the machine in place of a test run."""
+    if not config.getoption(DOCTOR_FIELD):
+        return None
+    from pytest_pallas.doctor.command import run
+
+    return run(config)
 
 
 @pytest.hookimpl(trylast=True)
@@ -108,6 +118,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         apply_marks(item)
         if uses:
             settle_hypothesis(item)
+    elif item.config.pluginmanager.has_plugin("pallas-active"):
+        from pytest_pallas.collection.parametrize import settle_examples
+
+        settle_examples(item)
 
 
 def pytest_pycollect_makeitem(

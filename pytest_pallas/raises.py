@@ -54,7 +54,7 @@ class Raises:
 
     @property
     def wanted(self) -> str:
-        """The type of the error and the pattern, such as ``ValueError matching "rows"``."""
+        """The error in words, such as ``ValueError matching 'rows'``."""
         types = " or ".join(each.__name__ for each in self.errors)
         return f"{types} matching {self.match!r}" if self.match else types
 

@@ -8,6 +8,7 @@ import pytest
 
 from pytest_pallas.backends import Backend, label, parse
 from pytest_pallas.compat.fuzzing import (
+    draws_from,
     hypothesis_seed,
     hypothesis_settings,
     set_hypothesis_settings,
@@ -83,8 +84,8 @@ def _expected(mark: pytest.Mark, families: Any) -> tuple[str, pytest.MarkDecorat
 def settle_hypothesis(item: pytest.Item) -> None:
     """Seed a ``@given`` test, and remove the deadline, which its first, compiling example exceeds.
 
-    Settings of the test itself stay. ``--pallas-max-examples``, if given, applies to tests without
-    max_examples, and ``--pallas-database`` to tests without a database.
+    Settings of the test itself stay. ``--pallas-max-examples`` and ``--pallas-profile``, if given,
+    apply to tests without max_examples, and ``--pallas-database`` to tests without a database.
     """
     import sys
 
@@ -106,8 +107,7 @@ def settle_hypothesis(item: pytest.Item) -> None:
     changes: dict[str, Any] = {}
     if own.deadline == default.deadline:
         changes["deadline"] = None
-    if "max_examples" in options.explicit and own.max_examples == default.max_examples:
-        changes["max_examples"] = options.max_examples
+    changes |= _examples(item, own)
     if own.phases == default.phases:
         # The explain phase traces every line of this package, and lists them.
         changes["phases"] = [phase for phase in own.phases if phase.name != "explain"]
@@ -116,3 +116,49 @@ def settle_hypothesis(item: pytest.Item) -> None:
         changes["database"] = current(item.config).database
     # Also without changes: ``seed`` removes the database.
     set_hypothesis_settings(test, hypothesis.settings(own, **changes))
+
+
+def settle_examples(item: pytest.Item) -> None:
+    """Let a ``@given`` test without fixtures that draws from our strategies heed the profile.
+
+    It need not have to do with a backend, so its seed, deadline and database stay.
+    """
+    import sys
+
+    test: Any = getattr(item, "obj", None)
+    test = getattr(test, "__func__", test)
+    if "pytest_pallas.strategies" not in sys.modules:
+        return
+    if not getattr(test, "is_hypothesis_test", False) or PROBLEM in item.stash:
+        return
+    if not draws_from(test, "pytest_pallas.strategies"):
+        return
+    import hypothesis
+
+    own = hypothesis_settings(test) or hypothesis.settings.default
+    changes = _examples(item, own)
+    if changes:
+        set_hypothesis_settings(test, hypothesis.settings(own, **changes))
+
+
+def _examples(item: pytest.Item, own: Any) -> dict[str, int]:
+    """The number of examples of a ``@given`` test, if it is given and the test has none itself.
+
+    A profile of Hypothesis that the command line names says more of it than one of ours.
+    """
+    import hypothesis
+
+    default = hypothesis.settings.default
+    assert default is not None  # it is the current profile
+    session = current(item.config)
+    options = session.options_for(item)
+    if own.max_examples != default.max_examples:
+        return {}
+    if "max_examples" in options.explicit:
+        return {"max_examples": options.max_examples}
+    named = item.config.getoption("hypothesis_profile", None) is not None
+    if "profile" not in options.explicit or named:
+        return {}
+    backend: Any = getattr(getattr(item, "callspec", None), "params", {}).get("pallas_backend")
+    kind = getattr(backend, "kind", "simulating")
+    return {"max_examples": options.examples_on(kind)}

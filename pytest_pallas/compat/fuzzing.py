@@ -59,6 +59,32 @@ def hypothesis_seed(test: Any) -> int | None:
     return getattr(test, "_hypothesis_internal_use_seed", None)
 
 
+def draws_from(test: Any, package: str) -> bool:
+    """Whether a ``@given`` test draws from a strategy that a package defines by ``@composite``.
+
+    Also if it was mapped, filtered, or is part of a choice.
+    """
+    handle = getattr(test, "hypothesis", None)
+    given = list(getattr(handle, "_given_kwargs", {}).values())
+    seen: set[int] = set()
+    while given:
+        strategy = given.pop()
+        if id(strategy) in seen:
+            continue
+        seen.add(id(strategy))
+        module = getattr(getattr(strategy, "definition", None), "__module__", "")
+        if module == package or module.startswith(f"{package}."):
+            return True
+        given += [getattr(strategy, name) for name in _INNER if hasattr(strategy, name)]
+        for name in ("original_strategies", "element_strategies"):
+            given += getattr(strategy, name, ())
+    return False
+
+
+#: Where a strategy keeps the one that it maps, filters or stands for.
+_INNER = ("mapped_strategy", "filtered_strategy", "wrapped_strategy")
+
+
 def sampled_elements(strategy: Any) -> tuple[Any, ...] | None:
     """What a strategy draws if it is a plain choice between values, else None.
 

@@ -105,6 +105,11 @@ def grid_facts(eqn: Any) -> GridFacts:
     )
 
 
+def platform_of(eqn: Any) -> str:
+    """``"gpu"`` or ``"tpu"``, if a kernel's equation shows which it is written for; else ""."""
+    return {"": "", "TPUs": "tpu"}.get(written_for(eqn), "gpu")
+
+
 def written_for(eqn: Any) -> str:
     """``"Mosaic GPU"``, ``"Triton"``, ``"TPUs"``, or "" for anything.
 

@@ -365,6 +365,10 @@ TABLE: tuple[Option, ...] = (
 OLD_REPLAY, OLD_REPLAY_FIELD = "--pallas-example", "pallas_example"
 
 
+#: The option that reports on the machine in place of a test run.
+DOCTOR, DOCTOR_FIELD = "--pallas-doctor", "pallas_doctor"
+
+
 def uses_old_replay(config: pytest.Config) -> bool:
     """Whether the command line has the old name of ``--pallas-replay``."""
     return config.getoption(OLD_REPLAY_FIELD) is not None
@@ -384,6 +388,13 @@ def add_options(parser: pytest.Parser) -> None:
             **optional,
         )
         parser.addini(option.ini, f"default of {option.flag}", default=None)
+    group.addoption(
+        DOCTOR,
+        dest=DOCTOR_FIELD,
+        action="store_true",
+        help="run no test: print versions and devices, and try a tiny kernel on each backend, for "
+        "a bug report",
+    )
     group.addoption(OLD_REPLAY, dest=OLD_REPLAY_FIELD, default=None, help=argparse.SUPPRESS)
 
 

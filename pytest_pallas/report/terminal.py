@@ -15,6 +15,7 @@ from pytest_pallas.options.table import OLD_REPLAY, uses_old_replay
 from pytest_pallas.record import Record
 from pytest_pallas.report.sections.not_applicable import count, number
 from pytest_pallas.session import PytestSession
+from pytest_pallas.tested import TESTED
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -80,6 +81,9 @@ def header(session: PytestSession) -> list[str]:
     words.append(f"seed {options.seed}")
     words.append(f"hypothesis profile {hypothesis_profile()}")
     lines = ["pallas: " + ", ".join(words)]
+    if TESTED["jax"].newer(metadata.version("jax")):
+        newest = TESTED["jax"].newest
+        lines.append(f"pallas: this JAX is newer than {newest}, the newest that was tested")
     if uses_old_replay(session.config):
         lines.append(f"pallas: {OLD_REPLAY} is deprecated; it is --pallas-replay=BLOB now")
     if "backend" in options.explicit or options.suite:

@@ -13,7 +13,7 @@ from pytest_pallas.backends import FAMILIES, TARGETS, compiling
 from pytest_pallas.budget import option_text
 from pytest_pallas.checks import NAMES as CHECKS
 from pytest_pallas.checks import declared_checks
-from pytest_pallas.options.table import TABLE
+from pytest_pallas.options.table import DOCTOR, TABLE
 from pytest_pallas.record import OUTCOMES, Record
 from pytest_pallas.sanitizers import NAMES as SANITIZERS
 from pytest_pallas.sanitizers import declared_sanitizers
@@ -63,7 +63,7 @@ def test_the_checks_that_execute_nothing():
 
 def test_every_option_in_the_text_exists():
     flags = set(re.findall(r"--pallas-[a-z-]+", TEXT))
-    assert flags == {option.flag for option in TABLE}
+    assert flags == {DOCTOR, *(option.flag for option in TABLE)}
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"pst\.(\w+)", TEXT))))

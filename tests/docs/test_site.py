@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 import pytest_pallas
-from pytest_pallas.options.table import OLD_REPLAY, TABLE
+from pytest_pallas.options.table import DOCTOR, OLD_REPLAY, TABLE
+from pytest_pallas.tested import TESTED, VersionRange
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -50,7 +51,7 @@ def test_pages_outside_of_docs_are_included_where_links_to_them_lead():
 @pytest.mark.parametrize("page", [*PAGES, *ROOT_PAGES])
 def test_options_that_are_named_exist(page):
     named = set(re.findall(r"(?<![\w-])--pallas-[a-z-]*[a-z]", (ROOT / page).read_text()))
-    assert named <= {OLD_REPLAY, *(option.flag for option in TABLE)}
+    assert named <= {DOCTOR, OLD_REPLAY, *(option.flag for option in TABLE)}
 
 
 @pytest.mark.parametrize("page", ROOT_PAGES)
@@ -98,10 +99,12 @@ def test_supported_versions_are_those_of_the_project_and_of_ci():
         assert least == lowest[name]
         assert re.match(rf"{re.escape(most)}(\.|$)", pinned[name])
         assert pinned[name] in tested
+        assert TESTED[name] == VersionRange(least, most)
         assert re.search(rf'"{name}=={re.escape(least)}(\.\*)?"', ci)
     least, most, tested = rows["Python"]
     classifiers = [each.rpartition(" ")[2] for each in PROJECT["project"]["classifiers"]]
     assert {least, most} <= set(classifiers)
+    assert TESTED["python"] == VersionRange(least, most)
     assert PROJECT["project"]["requires-python"] == f">={least}"
     assert (ROOT / ".python-version").read_text().strip() in tested
     assert pinned["libtpu"] in rows["libtpu, for `tpu-compile`"][2]

@@ -57,6 +57,16 @@ def test_both_commands_are_run():
     assert COMMANDS == ["pytest", "pytest --pallas-suite=kernels"]
 
 
+def test_the_command_that_writes_a_spec(blocks, tmp_path):
+    [command] = re.findall(r"^\$ pytest-pallas (new .*)$", TEXT, re.MULTILINE)
+    (tmp_path / "kernels.py").write_text(dict(blocks(PAGE))["kernels.py"])
+    words = [sys.executable, "-m", "pytest_pallas", *shlex.split(command), "--no-run"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.startswith("wrote tests/test_matmul_kernel.py")
+    assert "FILL IN the reference" in done.stdout
+    assert 'pst.arrays("m k, k n"' in (tmp_path / "tests/test_matmul_kernel.py").read_text()
+
+
 def test_the_picture_shows_what_is_printed_today(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import failure_picture

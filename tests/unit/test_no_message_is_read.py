@@ -54,6 +54,9 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("compat/source.py", "home_of"): "JAX has the place of a function as text",
     ("database/opening.py", "_safe"): "the message of a server, on one line",
     ("devices/capacities.py", "itemsize"): "the name of a dtype",
+    ("doctor/report.py", "_trial"): "the lines of an error, each indented",
+    ("scaffold/module.py", "_value"): "the repr of an option's value",
+    ("scaffold/parameters.py", "_leaf"): "jaxtyping has the dims of an annotation as text",
     ("raises.py", "matches"): "the message of a kernel, which a spec gives a pattern for",
     ("report/collect.py", "_outcome"): "pytest has the reason of a skip, and of xfail, as text",
     ("sampling/fuzzing.py", "blob_of"): "hypothesis says how to reproduce a failure in a note",
@@ -186,6 +189,7 @@ def test_no_code_reads_a_message():
 COLONS = {
     ("compat/compilers.py", "_kernel_primitives"): "module:name of a table of JAX",
     ("devices/targets.py", "of"): "backend:target, as users write it",
+    ("scaffold/loading.py", "_divided"): "module:function, as users write it",
     ("simulator/inspection/inspector.py", "_places"): "the stop_at that a user gave",
     ("workers/child.py", "_load"): "module:function, the syntax of entry points",
     ("workers/jobs.py", "__post_init__"): "module:function, the syntax of entry points",

@@ -5,6 +5,60 @@ import pytest
 RUN = ("--pallas-suite=specs", "--pallas-checks=forward")
 
 
+OWN = """
+    import hypothesis
+    from hypothesis import given, settings, strategies as st
+    from pytest_pallas import strategies as pst
+
+    {decorator}
+    @given({strategy})
+    def test_draw({names}):
+        with open("draws.txt", "a") as file:
+            file.write("x")
+"""
+
+ARRAYS = 'x=pst.arrays("n")'
+
+
+@pytest.mark.parametrize(
+    ("words", "decorator", "strategy", "fixture", "count"),
+    [
+        (("--pallas-profile=quick",), "", "x=st.integers()", "pallas_backend", 10),
+        (("--pallas-profile=thorough",), "", "x=st.integers()", "pallas_backend", 128),
+        (("--pallas-profile=quick",), "@settings(max_examples=7)", ARRAYS, "pallas_backend", 7),
+        (("--pallas-profile=quick",), "@settings(deadline=None)", ARRAYS, "pallas_backend", 10),
+        (("--pallas-seed=1",), "", "x=st.integers()", "pallas_backend", 100),
+        (("--pallas-profile=quick", "--pallas-max-examples=3"), "", ARRAYS, "pallas_backend", 3),
+        (
+            ("--pallas-profile=quick", "--hypothesis-profile=own"),
+            "",
+            ARRAYS,
+            "pallas_backend",
+            20,
+        ),
+        # Without a fixture, but with a strategy of ours.
+        (("--pallas-profile=quick",), "", ARRAYS, "", 10),
+        (("--pallas-max-examples=4",), "", ARRAYS, "", 4),
+        (("--pallas-profile=quick",), "", 'x=pst.arrays("n").map(len)', "", 10),
+        (("--pallas-profile=quick",), "", 'x=st.tuples(st.none(), pst.arrays("n"))', "", 10),
+        (("--pallas-profile=quick",), "@settings(max_examples=7)", ARRAYS, "", 7),
+        (("--pallas-profile=quick",), "", "x=st.integers()", "", 100),
+    ],
+)
+def test_tests_of_ones_own_follow_the_profile(project, words, decorator, strategy, fixture, count):
+    names = ", ".join(filter(None, (fixture, "x")))
+    project.write(
+        test_draw=OWN.format(decorator=decorator, strategy=strategy, names=names),
+        conftest="""
+        from hypothesis import settings
+
+        settings.register_profile("own", max_examples=20, deadline=None)
+        """,
+    )
+    project.spawn("--pallas-backend=tpu-sim", *words).assert_outcomes(passed=1)
+    assert len((project.path / "draws.txt").read_text()) == count
+
+
 @pytest.fixture
 def suite(project):
     """A spec with many shapes."""

@@ -1,0 +1,396 @@
+"""Kernels with many kinds of signatures, for ``pytest-pallas new``: none is written for it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float
+
+HIGHEST = jax.lax.Precision.HIGHEST
+CONSTANT = 3
+
+
+class Thing:
+    """No function."""
+
+
+def _call(body: Any, shape: tuple[int, ...], dtype: Any, **rest: Any) -> Any:
+    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(shape, dtype), **rest)
+
+
+# One argument of which nothing says anything.
+
+
+def double(x):
+    def body(x_ref, o_ref):
+        o_ref[...] = 2 * x_ref[...]
+
+    return _call(body, x.shape, x.dtype)(x)
+
+
+def double_ref(x):
+    return 2 * x
+
+
+# Two arguments that share an axis.
+
+
+def matmul(x, y):
+    (m, k), (_, n) = x.shape, y.shape
+
+    def body(x_ref, y_ref, o_ref):
+        product = jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+        o_ref[...] = product.astype(o_ref.dtype)
+
+    return _call(
+        body,
+        (m, n),
+        x.dtype,
+        grid=(pl.cdiv(m, 128), pl.cdiv(n, 128)),
+        in_specs=[
+            pl.BlockSpec((128, k), lambda i, j: (i, 0)),
+            pl.BlockSpec((k, 128), lambda i, j: (0, j)),
+        ],
+        out_specs=pl.BlockSpec((128, 128), lambda i, j: (i, j)),
+    )(x, y)
+
+
+def reference_matmul(a, b):
+    return jnp.matmul(a, b)
+
+
+# Attention: heads in groups, an option that does not hold for all sizes, a block size.
+
+
+def _attention_body(q_ref, k_ref, v_ref, o_ref, *, causal, scale):
+    q, k, v = (ref[0, 0].astype(jnp.float32) for ref in (q_ref, k_ref, v_ref))
+    s = jnp.dot(q, k.T, precision=HIGHEST) * scale
+    if causal:
+        row = pl.program_id(2) * s.shape[0] + jax.lax.broadcasted_iota(jnp.int32, s.shape, 0)
+        s = jnp.where(row >= jax.lax.broadcasted_iota(jnp.int32, s.shape, 1), s, -1e30)
+    p = jnp.exp(s - s.max(-1, keepdims=True))
+    o = jnp.dot(p, v, precision=HIGHEST) / p.sum(-1, keepdims=True)
+    o_ref[0, 0] = o.astype(o_ref.dtype)
+
+
+@functools.partial(jax.jit, static_argnames=("causal", "block_q"))
+def attention(q, k, v, *, causal=False, block_q=64):
+    b, h, s, d = q.shape
+    _, g, t, _ = k.shape
+    if h % g:
+        raise ValueError(f"{h} heads are no multiple of {g}")
+    if causal and s != t:
+        raise ValueError("causal needs as many queries as keys")
+    keys = pl.BlockSpec((1, 1, t, d), lambda i, j, _: (i, j // (h // g), 0, 0))
+    queries = pl.BlockSpec((1, 1, block_q, d), lambda i, j, n: (i, j, n, 0))
+    return _call(
+        functools.partial(_attention_body, causal=causal, scale=d**-0.5),
+        q.shape,
+        q.dtype,
+        grid=(b, h, pl.cdiv(s, block_q)),
+        in_specs=[queries, keys, keys],
+        out_specs=queries,
+    )(q, k, v)
+
+
+def attention_reference(q, k, v, *, causal=False):
+    k, v = (jnp.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
+    s = jnp.einsum("bhsd,bhtd->bhst", q, k, precision=HIGHEST) * q.shape[-1] ** -0.5
+    if causal:
+        s = jnp.where(jnp.tri(*s.shape[-2:], dtype=bool), s, -1e30)
+    return jnp.einsum("bhst,bhtd->bhsd", jax.nn.softmax(s, axis=-1), v, precision=HIGHEST)
+
+
+# Static arguments without defaults, and sizes that must be their multiples.
+
+
+def scaled(x, block_m: int, block_n: int, scale: float):
+    m, n = x.shape
+    if m % block_m or n % block_n:
+        raise ValueError(f"x of {x.shape} is no multiple of the blocks {(block_m, block_n)}")
+    spec = pl.BlockSpec((block_m, block_n), lambda i, j: (i, j))
+
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * scale
+
+    grid = (m // block_m, n // block_n)
+    return _call(body, x.shape, x.dtype, grid=grid, in_specs=[spec], out_specs=spec)(x)
+
+
+def ref_scaled(x, scale):
+    return x * scale
+
+
+# An array that is keyword-only, and one that may be left out.
+
+
+def rms_norm(x, *, weight, bias=None, eps=1e-6, block_rows=32):
+    del bias
+    m, n = x.shape
+
+    def body(x_ref, w_ref, o_ref):
+        x, w = (ref[...].astype(jnp.float32) for ref in (x_ref, w_ref))
+        mean = (x * x).mean(-1, keepdims=True)
+        o_ref[...] = (x * jax.lax.rsqrt(mean + eps) * w).astype(o_ref.dtype)
+
+    rows = pl.BlockSpec((block_rows, n), lambda i: (i, 0))
+    return _call(
+        body,
+        x.shape,
+        x.dtype,
+        grid=(pl.cdiv(m, block_rows),),
+        in_specs=[rows, pl.BlockSpec((1, n), lambda i: (0, 0))],
+        out_specs=rows,
+    )(x, weight.reshape(1, n))
+
+
+def rms_norm_ref(x, *, weight, eps=1e-6):
+    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+
+
+# Annotations of jaxtyping, and a Literal.
+
+
+def reduce_rows(
+    x: Float[Array, "rows cols"],  # noqa: F722
+    mode: Literal["sum", "mean"],
+) -> jax.Array:
+    def body(x_ref, o_ref):
+        total = x_ref[...].astype(jnp.float32).sum(1, keepdims=True)
+        o_ref[...] = (total / x.shape[1] if mode == "mean" else total).astype(o_ref.dtype)
+
+    return _call(body, (x.shape[0], 1), x.dtype)(x)
+
+
+def reduce_rows_reference(x, mode):
+    return x.sum(1, keepdims=True) if mode == "sum" else x.mean(1, keepdims=True)
+
+
+# Shapes and dtypes in docstrings, as Google's style and numpy's have them.
+
+
+def bias_add(x, bias):
+    """Add a bias.
+
+    Args:
+      x: the input, of shape ``(batch, rows, cols)``, float32.
+      bias: ``(cols,)``, float32.
+    """
+    b, m, n = x.shape
+
+    def body(x_ref, b_ref, o_ref):
+        o_ref[...] = x_ref[...] + b_ref[...]
+
+    matrix = pl.BlockSpec((1, m, n), lambda i: (i, 0, 0))
+    row = pl.BlockSpec((1, n), lambda i: (0, 0))
+    return _call(body, x.shape, x.dtype, grid=(b,), in_specs=[matrix, row], out_specs=matrix)(
+        x, bias[None]
+    )
+
+
+def bias_add_ref(x, bias):
+    return x + bias
+
+
+def dequantize(q, scales):
+    """From int8 to float32.
+
+    Parameters
+    ----------
+    q : (m, n) int8
+        The values.
+    scales : float32[m]
+    """
+
+    def body(q_ref, s_ref, o_ref):
+        o_ref[...] = q_ref[...].astype(jnp.float32) * s_ref[...]
+
+    return _call(body, q.shape, jnp.float32)(q, scales[:, None])
+
+
+def dequantize_ref(q, scales):
+    return q.astype(scales.dtype) * scales[:, None]
+
+
+# Pytrees: a dict whose keys only the source shows, and a named tuple.
+
+
+def linear(x, params):
+    w, b = params["w"], params["b"]
+
+    def body(x_ref, w_ref, b_ref, o_ref):
+        product = jnp.dot(
+            x_ref[...], w_ref[...], preferred_element_type=jnp.float32, precision=HIGHEST
+        )
+        o_ref[...] = (product + b_ref[...].astype(jnp.float32)).astype(o_ref.dtype)
+
+    return _call(body, (x.shape[0], w.shape[1]), x.dtype)(x, w, b[None, :])
+
+
+def linear_reference(x, params):
+    return jnp.dot(x, params["w"], precision=HIGHEST) + params["b"]
+
+
+class Gates(NamedTuple):
+    """Two matrices."""
+
+    up: jax.Array
+    down: jax.Array
+
+
+def gated(x: jax.Array, gates: Gates) -> jax.Array:
+    def body(x_ref, u_ref, d_ref, o_ref):
+        o_ref[...] = x_ref[...] * u_ref[...] + d_ref[...]
+
+    return _call(body, x.shape, x.dtype)(x, gates.up, gates.down)
+
+
+def gated_ref(x, gates):
+    return x * gates.up + gates.down
+
+
+# Scalar prefetch: lengths before the array, and indices after it.
+
+
+def masked_rows(lengths, x, *, block=8):
+    b, s, d = x.shape
+
+    def body(l_ref, x_ref, o_ref):
+        rows = pl.program_id(1) * block + jax.lax.broadcasted_iota(jnp.int32, (1, block, 1), 1)
+        o_ref[...] = jnp.where(rows < l_ref[pl.program_id(0)], x_ref[...], 0)
+
+    spec = pl.BlockSpec((1, block, d), lambda i, j, _: (i, j, 0))
+    grid = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1, grid=(b, pl.cdiv(s, block)), in_specs=[spec], out_specs=spec
+    )
+    return _call(body, x.shape, x.dtype, grid_spec=grid)(lengths, x)
+
+
+def masked_rows_ref(lengths, x):
+    return jnp.where(jnp.arange(x.shape[1])[None, :, None] < lengths[:, None, None], x, 0)
+
+
+def gather(x, ids):
+    def body(i_ref, x_ref, o_ref):
+        del i_ref
+        o_ref[...] = x_ref[...]
+
+    n = x.shape[1]
+    grid = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1,
+        grid=ids.shape,
+        in_specs=[pl.BlockSpec((1, n), lambda i, ids: (ids[i], 0))],
+        out_specs=pl.BlockSpec((1, n), lambda i, _: (i, 0)),
+    )
+    return _call(body, (ids.shape[0], n), x.dtype, grid_spec=grid)(ids, x)
+
+
+def gather_reference(x, ids):
+    return x[ids]
+
+
+# A derivative of its own.
+
+
+@jax.custom_vjp
+def square(x):
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * x_ref[...]
+
+    return _call(body, x.shape, x.dtype)(x)
+
+
+square.defvjp(lambda x: (square(x), x), lambda x, g: (2 * x * g,))
+
+
+def square_ref(x):
+    return x * x
+
+
+# Wrong: it drops the rows after the last whole block.
+
+
+def drops_tail(x):
+    spec = pl.BlockSpec((8, x.shape[1]), lambda i: (i, 0))
+
+    def body(x_ref, o_ref):
+        o_ref[...] = 2 * x_ref[...]
+
+    grid = (x.shape[0] // 8,)
+    return _call(body, x.shape, x.dtype, grid=grid, in_specs=[spec], out_specs=spec)(x)
+
+
+def drops_tail_ref(x):
+    return 2 * x
+
+
+# Without a reference.
+
+
+def matmul_alone(x, y):
+    return matmul(x, y)
+
+
+def add_blocks(x, y):
+    spec = pl.BlockSpec((64, 128), lambda i, j: (i, j))
+
+    def body(x_ref, y_ref, o_ref):
+        o_ref[...] = x_ref[...] + y_ref[...]
+
+    grid = (pl.cdiv(x.shape[0], 64), pl.cdiv(x.shape[1], 128))
+    return _call(body, x.shape, x.dtype, grid=grid, in_specs=[spec] * 2, out_specs=spec)(x, y)
+
+
+def swish(x):
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * jax.nn.sigmoid(x_ref[...])
+
+    return _call(body, x.shape, x.dtype)(x)
+
+
+# What no guess fits, what is no kernel, and what takes nothing.
+
+
+def picky(x, y):
+    if x.shape != (3, 5, 7, 11):
+        raise ValueError("x must have the shape (3, 5, 7, 11)")
+    return double(x) + y
+
+
+def misdescribed(x):
+    """Double a matrix.
+
+    Args:
+      x: ``(a, b, c)``.
+    """
+    if x.ndim != 2:
+        raise ValueError("a matrix is wanted")
+    return double(x)
+
+
+def misdescribed_ref(x):
+    return 2 * x
+
+
+def plain(x):
+    return 2 * x
+
+
+def plain_ref(x):
+    return 2 * x
+
+
+def ones():
+    def body(o_ref):
+        o_ref[...] = jnp.ones_like(o_ref)
+
+    return _call(body, (8, 128), jnp.float32)()
+
+
+def ones_ref():
+    return jnp.ones((8, 128))
