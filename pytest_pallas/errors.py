@@ -80,7 +80,7 @@ class NotApplicableError(SpecError):
 
 
 class UnsupportedKernelError(NotApplicableError):
-    """A backend cannot run a kernel like this, whatever its inputs are."""
+    """A backend cannot run kernels of this kind, or not on such arguments."""
 
 
 class OptionError(PallasTestError):

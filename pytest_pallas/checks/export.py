@@ -235,7 +235,12 @@ def export(context: CheckContext) -> CheckResult:
         )
     again = run(context, trip, context.arguments.args, jit=False)
     comparisons = [
-        bitwise(actual, wanted, where=f"{path or 'output'} of the exported kernel")
+        bitwise(
+            actual,
+            wanted,
+            where=f"{path or 'output'} of the exported kernel",
+            change="after jax.export",
+        )
         for actual, (path, wanted) in zip(again.values, flatten(direct.values), strict=True)
     ]
     return CheckResult(

@@ -45,7 +45,7 @@ def unchanged(again: Outcome, first: Outcome, words: str) -> Iterator[Comparison
         flatten(again.values), flatten(first.values), strict=True
     ):
         where = f"{path or 'output'}, {words}"
-        found = bitwise(_one_nan(actual), _one_nan(wanted), where=where)
+        found = bitwise(_one_nan(actual), _one_nan(wanted), where=where, change=words)
         yield _rounded(found) if _is_rounded(found, actual.dtype) else found
 
 

@@ -70,10 +70,11 @@ def explain(
     sides: ComparedArrays,
     block_shape: Sequence[int | None] | None = None,
     precision: Precision | None = None,
+    change: str = "",
 ) -> Comparison:
     """``failed`` with its patterns and explanation, given the arrays that were compared.
 
-    ``precision`` is as in ``compare``.
+    ``precision`` is as in ``compare``, ``change`` as in ``bitwise``.
     """
     mask = failed.mask
     assert mask is not None, "a comparison that failed on elements has a mask"
@@ -92,7 +93,7 @@ def explain(
         f"{mask.size} {elements} ({percent:.3g} %)",
         tuple(f"  {line}" for line in _class_lines(failed, sides, actual, expected)),
         (
-            *_worst_facts(failed),
+            *_worst_facts(failed, change),
             Fact("error", "\n".join(_error_lines(failed, sides.actual.dtype))),
             *_precision_facts(failed, precision),
             Fact("wrong at", _first_indices(mask)),
@@ -144,11 +145,15 @@ def _class_lines(
     return lines
 
 
-def _worst_facts(failed: Comparison) -> Iterator[Fact]:
+def _worst_facts(failed: Comparison, change: str) -> Iterator[Fact]:
     index = ", ".join(map(str, failed.worst_index or ()))
     yield Fact("worst", f"[{index}]")
-    yield Fact("kernel", _number(failed.actual_value, failed.dtype))
+    actual = _number(failed.actual_value, failed.dtype)
     expected = _number(failed.expected_value, failed.dtype)
+    if change:
+        yield Fact("kernel", f"{actual} {change}\n{expected} without, also from the kernel")
+        return
+    yield Fact("kernel", actual)
     if failed.kind == "bitwise" or isinstance(failed.expected_value, int):
         yield Fact("expected", expected)
         return

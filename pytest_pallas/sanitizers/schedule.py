@@ -47,7 +47,7 @@ def schedule(context: CheckContext) -> CheckResult:
             flatten(outcome.values), flatten(first.values), strict=True
         ):
             where = f"{path or 'output'}, with {other}, compared with the default schedule"
-            comparisons.append(bitwise(actual, wanted, where=where))
+            comparisons.append(bitwise(actual, wanted, where=where, change=f"with {other}"))
     if not others:
         raise NotApplicableError("there is only one order in which the kernel can run")
     return CheckResult(comparisons=comparisons, outcome=first, seconds=seconds)
