@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from pytest_pallas.checks.verdict import conclude
 from pytest_pallas.errors import PallasTestError
@@ -13,6 +15,7 @@ from pytest_pallas.items.replaying import replay_goldens
 from pytest_pallas.items.time_budget import fuzz_for
 from pytest_pallas.sampling.diversity import BASE, shared
 from pytest_pallas.sampling.fuzzing import Fuzz, drawn_calls, fuzz, replay
+from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 
 
@@ -49,6 +52,28 @@ def run_bound(
     return ""
 
 
+def example_key(spec: KernelSpec, check: str, root: Path) -> str:
+    """The key of the failing examples of a check: ``mykernels/matmul_spec.py::matmul/forward``.
+
+    Two specs of one name in two files share no examples. Machines do, wherever their folders are.
+
+    Args:
+      spec: the spec.
+      check: name of the check.
+      root: the folder that paths are relative to, as far as they are in it.
+    """
+    return f"{_same_on_all_machines(Path(spec.file), root)}::{spec.name}/{check}"
+
+
+def _same_on_all_machines(file: Path, root: Path) -> str:
+    installed = [n for n, part in enumerate(file.parts) if part.endswith("-packages")]
+    if installed:
+        return "/".join(file.parts[installed[-1] + 1 :])
+    folders = [root, *sorted(map(Path, sys.path), key=lambda path: -len(path.parts))]
+    folder = next((each for each in folders if each in file.parents), file.parent)
+    return file.relative_to(folder).as_posix()
+
+
 def _compile(
     bound: BoundCheck, slot: Callable[[], float | None], pulse: Callable[[], None]
 ) -> None:
@@ -70,7 +95,7 @@ def _fuzz(bound: BoundCheck, slot: Callable[[], float | None], pulse: Callable[[
     what = Fuzz(
         run=functools.partial(run_example, bound),
         source=shared(session.sources, bound.source, bound.strategy),
-        key=f"{bound.spec.name}/{bound.check.name}",
+        key=example_key(bound.spec, bound.check.name, session.harness.root),
         subjects=subjects_of(bound),
         shrink=not bound.expected and not mutated,
         database=None if mutated else session.database_for(bound.name),
