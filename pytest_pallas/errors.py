@@ -26,6 +26,9 @@ class PallasTestError(Exception):
     #: The check and the call that failed (``checks.verdict.Failure``), or None.
     failure: Any = None
 
+    #: Failures of the same check with other causes (``sampling.causes``).
+    others: tuple[PallasTestError, ...] = ()
+
     #: The analysis of the kernel's grids (``analysis.grid.Analysis``), for wrong grids.
     analysis: Any = None
 

@@ -43,8 +43,14 @@ def run_bound(
     if bound.backend.kind == "compiling" and not replayed:
         _compile(bound, slot, pulse)
         return "" if bound.builder.examples else bound.builder.withdrawn
-    missing = _fuzz(bound, slot, pulse)
     builder = bound.builder
+    try:
+        missing = _fuzz(bound, slot, pulse)
+    except PallasTestError as error:
+        finding = None if error.failure is None else error.failure.finding
+        if finding is not None and finding.failed is not None:
+            builder.fail(finding.failed)  # later examples may have failed, too
+        raise
     if missing or (not builder.examples and builder.withdrawn):
         return missing or builder.withdrawn
     if not replayed:

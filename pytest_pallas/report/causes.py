@@ -17,8 +17,8 @@ def cause_of(record: Record) -> Hashable | None:
     For findings of the simulator: kind, ref and line; for a wrong output: the pattern of the wrong
     elements and their block; for a kernel that raised: the error.
     """
-    if record.outcome != "failed" or not record.explanation:
-        return None
+    if record.outcome != "failed" or not record.explanation or record.others:
+        return None  # with several causes it is alone
     if record.findings:
         seen = frozenset(_finding(each) for each in record.findings)
     else:

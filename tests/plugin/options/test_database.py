@@ -109,7 +109,8 @@ def test_another_process_begins_with_it_and_another_backend_ends_with_it(picky, 
     # Both begin with it now.
     for backend in ("interpret", "tpu-interpret"):
         picky.spawn(*LOOK, f"--pallas-backend={backend}", shared).assert_outcomes(failed=1)
-        assert set(seen(picky)) == {"384"}
+        first, *rest = seen(picky)
+        assert (first, set(rest) - {"384"}) == ("384", {"128"})  # another cause may be there
     # Mended on both, and forgotten.
     wrong_on(picky, "")
     both = (*LOOK, "--pallas-backend=interpret,tpu-interpret", shared)
