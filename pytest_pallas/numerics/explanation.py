@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.explanations import Explanation, Fact, explanation_of
+from pytest_pallas.numerics.causes import causes_of
 from pytest_pallas.numerics.comparison import Comparison, Scalar
 from pytest_pallas.numerics.dtypes import Array, epsilon, is_exact, wide
 from pytest_pallas.numerics.measure import CLASS_NAMES, classes
@@ -84,6 +85,7 @@ def explain(
         *value_patterns(mask, actual, expected, slack),
         *location_patterns(mask, block_shape),
     )[:_SHOWN_PATTERNS]
+    causes = () if change else causes_of(mask, sides.actual, sides.expected)
     percent = 100 * failed.wrong / mask.size
     dims = ", ".join(map(str, failed.shape))
     elements = "element" if mask.size == 1 else "elements"
@@ -97,6 +99,7 @@ def explain(
             Fact("error", "\n".join(_error_lines(failed, sides.actual.dtype))),
             *_precision_facts(failed, precision),
             Fact("wrong at", _first_indices(mask)),
+            *(Fact("cause", cause) for cause in causes),
             *(Fact("pattern", pattern) for pattern in patterns),
         ),
     )

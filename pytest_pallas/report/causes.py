@@ -8,7 +8,7 @@ from typing import Any
 from pytest_pallas.record import Record
 
 #: Facts of a wrong output that are equal if the cause is.
-_ALIKE = ("pattern", "block")
+_ALIKE = ("cause", "pattern", "block")
 
 
 def cause_of(record: Record) -> Hashable | None:
