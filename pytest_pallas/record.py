@@ -86,8 +86,8 @@ class Record:
       mutants: the verdict on each mutant of the kernel, from ``mutation_runner.verdict.to_json``;
         empty without ``--pallas-mutate``.
       pictures: pictures of a failure, from ``report.pictures``: a map and a histogram of errors,
-        the programs with wrong elements, the errors of the examples, the blocks of a grid. Empty
-        otherwise.
+        the programs with wrong elements, the errors of the examples, masks and ids among the
+        arguments, the blocks of a grid. Empty otherwise.
     """
 
     test: str
