@@ -112,6 +112,19 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return collect_file(file_path, parent)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Report once that a file of a suite cannot be imported, which pytest collects as well."""
+    report = yield
+    if report.failed and current(collector.config).options.suite:
+        from pytest_pallas.collection.wiring import reported_once
+
+        reported_once(collector, report)
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]

@@ -27,6 +27,9 @@ class PallasTestError(Exception, Inline):
     #: The check and the call that failed (``checks.verdict.Failure``), or None.
     failure: Any = None
 
+    #: Failures of the same check with other causes (``sampling.causes``).
+    others: tuple[PallasTestError, ...] = ()
+
     #: The analysis of the kernel's grids (``analysis.grid.Analysis``), for wrong grids.
     analysis: Any = None
 
@@ -81,7 +84,7 @@ class NotApplicableError(SpecError):
 
 
 class UnsupportedKernelError(NotApplicableError):
-    """A backend cannot run a kernel like this, whatever its inputs are."""
+    """A backend cannot run kernels of this kind, or not on such arguments."""
 
 
 class OptionError(PallasTestError):

@@ -61,6 +61,8 @@ class Record:
       message: the full error message; empty unless failed or xfailed.
       explanation: the message as data, from ``explanations.to_json``.
       findings: findings of a failure, such as a race or a deadlock, from ``findings.to_json``.
+      others: failures of the same check with other causes, each with ``message``, ``explanation``
+        and ``findings``.
       examples: number of executed examples.
       error: worst error against the oracle, in ulps of the output's scale; None if not measured.
       baseline: the worst error of the jnp baseline, likewise.
@@ -85,8 +87,8 @@ class Record:
       mutants: the verdict on each mutant of the kernel, from ``mutation_runner.verdict.to_json``;
         empty without ``--pallas-mutate``.
       pictures: pictures of a failure, from ``report.pictures``: a map and a histogram of errors,
-        the programs with wrong elements, the errors of the examples, the blocks of a grid. Empty
-        otherwise.
+        the programs with wrong elements, the errors of the examples, masks and ids among the
+        arguments, the blocks of a grid. Empty otherwise.
     """
 
     test: str
@@ -102,6 +104,7 @@ class Record:
     message: str = ""
     explanation: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     findings: tuple[Mapping[str, Any], ...] = ()
+    others: tuple[Mapping[str, Any], ...] = ()
     examples: int = 0
     error: float | None = None
     baseline: float | None = None
@@ -150,6 +153,7 @@ def to_json(record: Record) -> dict[str, Any]:
     plain["mesh"] = dict(record.mesh)
     plain["explanation"] = dict(record.explanation)
     plain["findings"] = [dict(finding) for finding in record.findings]
+    plain["others"] = [dict(each) for each in record.others]
     plain["notes"] = [notes.to_json(note) for note in record.notes]
     plain["unverified"] = list(record.unverified)
     plain["inputs"] = dict(record.inputs)
@@ -166,6 +170,7 @@ def from_json(plain: Mapping[str, Any]) -> Record:
     """The record from ``to_json``."""
     fields = dict(plain)
     fields["findings"] = tuple(fields.get("findings", ()))
+    fields["others"] = tuple(fields.get("others", ()))
     fields["notes"] = tuple(map(notes.from_json, fields.get("notes", ())))
     fields["unverified"] = tuple(fields.get("unverified", ()))
     fields["signatures"] = tuple(fields.get("signatures", ()))

@@ -13,6 +13,7 @@ from pytest_pallas.record import Record
 if TYPE_CHECKING:
     from pytest_pallas.checks.context import CheckResult
     from pytest_pallas.checks.inputs import Inputs
+    from pytest_pallas.numerics import Comparison
     from pytest_pallas.strategies.arguments import Arguments
 
 
@@ -99,9 +100,7 @@ class ResultBuilder:
                 self.compiled.append(plain)
         self._mark(finding)
         if finding.failed is not None:
-            self.error = finding.failed.error
-            self.baseline = finding.failed.baseline_error
-            self.multiple = finding.failed.multiple
+            self.fail(finding.failed)
             return
         for comparison in finding.comparisons:
             if comparison.kind != "close":
@@ -111,6 +110,12 @@ class ResultBuilder:
                 self.error = comparison.error
                 self.baseline = comparison.baseline_error
                 self.multiple = comparison.multiple
+
+    def fail(self, failed: Comparison) -> None:
+        """Take the errors of the failure that is reported."""
+        self.error = failed.error
+        self.baseline = failed.baseline_error
+        self.multiple = failed.multiple
 
     def add_note(self, note: Note) -> None:
         """Add notes, each once."""

@@ -23,15 +23,29 @@ def reaches_devices(kernel: KernelCall) -> bool:
     return any(map(names_a_device, _equations(kernel.eqn)))
 
 
-def unsupported(kernels: Sequence[KernelCall], name: str, platform: str) -> str | None:
+def has_empty_operands(kernel: KernelCall) -> bool:
+    """Whether an operand or an output of a kernel has no elements."""
+    atoms = (*kernel.eqn.invars, *kernel.eqn.outvars)
+    return any(0 in getattr(atom.aval, "shape", ()) for atom in atoms)
+
+
+def unsupported(
+    kernels: Sequence[KernelCall], name: str, platform: str, *, interpreting: bool = False
+) -> str | None:
     """Why a backend cannot run some kernels, as far as their code shows it; None if it can.
 
     Args:
       kernels: the traced kernels.
       name: of the backend, without its target.
       platform: of the backend: ``"tpu"``, ``"gpu"`` or ``"any"``.
+      interpreting: whether it is an interpreter of JAX. These divide by the sizes of blocks.
     """
     for kernel in kernels:
+        if interpreting and has_empty_operands(kernel):
+            return (
+                f"needs a simulator such as tpu-sim: {name} cannot run {kernel.name} on arrays "
+                "without elements"
+            )
         if platform != "gpu" and is_mosaic_gpu(kernel):
             return f"needs a GPU backend such as gpu-sim: {kernel.name} is a Mosaic GPU kernel"
         if name == "interpret" and reaches_devices(kernel):

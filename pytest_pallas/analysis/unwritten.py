@@ -67,7 +67,7 @@ def _overhangs(block: BlockFacts) -> bool:
     Windows in elements may start anywhere, and have padding of their own.
     """
     return any(
-        kind != "Squeezed" and (kind != "Blocked" or length % size)
+        kind != "Squeezed" and (kind != "Blocked" or (size > 0 and length % size > 0))
         for (kind, size, _), length in zip(block.dims, block.shape, strict=True)
     )
 

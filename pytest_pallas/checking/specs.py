@@ -27,7 +27,7 @@ from pytest_pallas.errors import (
     TooFewDevicesError,
 )
 from pytest_pallas.items.applicability import unmet_by_kernels
-from pytest_pallas.items.item import expected_failure, item_name
+from pytest_pallas.items.item import ANOTHER, expected_failure, item_name
 from pytest_pallas.items.running import run_bound
 from pytest_pallas.notes import Note
 from pytest_pallas.options.values import choose
@@ -263,7 +263,17 @@ def _run(bound: BoundCheck) -> str:
         return run_bound(bound)
     except PallasTestError as error:
         vars(error).pop("__notes__", None)
-        raise error.with_traceback(None) from error.__cause__
+        raise _with_others(error).with_traceback(None) from error.__cause__
+
+
+def _with_others(error: PallasTestError) -> PallasTestError:
+    """The error whose text has the failures of other causes, too; its data stay."""
+    if not error.others:
+        return error
+    text = "\n".join([str(error), *(f"{ANOTHER}:\n{other}" for other in error.others)])
+    whole = error.with_message(text)
+    whole.explanation = error.explanation
+    return whole
 
 
 def _replays(place: Place, spec: KernelSpec, check: Check) -> bool:

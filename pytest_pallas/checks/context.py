@@ -156,7 +156,12 @@ def run(
     made = replace(made, fill=fill, needs_kernel=needs_kernel, **rest)
     outcome = context.backend.run(made)
     if outcome.error is not None:
-        reason = unsupported(outcome.kernels, context.backend.name, context.backend.platform)
+        reason = unsupported(
+            outcome.kernels,
+            context.backend.name,
+            context.backend.platform,
+            interpreting=context.backend.kind == "interpreting",
+        )
         if reason is not None:
             raise UnsupportedKernelError(reason)
         raise under(made.schedule, as_kernel_error(outcome.error))

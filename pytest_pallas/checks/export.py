@@ -234,7 +234,13 @@ def export(context: CheckContext) -> CheckResult:
         )
     again = run(context, trip, context.arguments.args, jit=False)
     outputs = jax.tree.unflatten(jax.tree.structure(direct.values), again.values)
-    comparisons = identical(context, outputs, direct.values, " of the exported kernel")
+    comparisons = identical(
+        context,
+        outputs,
+        direct.values,
+        " of the exported kernel",
+        change="after jax.export",
+    )
     return CheckResult(
         comparisons=comparisons, outcome=direct, seconds=direct.seconds + again.seconds
     )

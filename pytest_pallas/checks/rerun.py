@@ -45,11 +45,13 @@ def unchanged(again: Outcome, first: Outcome, words: str) -> Iterator[Comparison
         flatten(again.values), flatten(first.values), strict=True
     ):
         where = f"{path or 'output'}, {words}"
-        found = bitwise(_one_nan(actual), _one_nan(wanted), where=where)
+        found = bitwise(_one_nan(actual), _one_nan(wanted), where=where, change=words)
         yield _rounded(found) if _is_rounded(found, actual.dtype) else found
 
 
-def identical(context: CheckContext, again: Any, first: Any, words: str) -> Sequence[Comparison]:
+def identical(
+    context: CheckContext, again: Any, first: Any, words: str, *, change: str
+) -> Sequence[Comparison]:
     """Compare the outputs of a kernel with those of another run, bit for bit.
 
     A kernel that is not ``deterministic`` may add in another order: then both must be as close to
@@ -60,11 +62,12 @@ def identical(context: CheckContext, again: Any, first: Any, words: str) -> Sequ
       again: the outputs, a tree.
       first: those of the other run, a tree of the same structure.
       words: what comes after the name of an output in messages.
+      change: what is different in the first of the two runs, for messages.
     """
     if not context.deterministic:
         return judge(context, again, expect(context), exact=exactly(context))
     return [
-        bitwise(actual, wanted, where=f"{path or 'output'}{words}")
+        bitwise(actual, wanted, where=f"{path or 'output'}{words}", change=change)
         for (path, actual), (_, wanted) in zip(flatten(again), flatten(first), strict=True)
     ]
 

@@ -19,6 +19,7 @@ from pytest_pallas.checks.context import CheckContext, CheckResult, as_kernel_er
 from pytest_pallas.errors import CompileError, CostError, MismatchError, PallasTestError
 from pytest_pallas.explanations import Explanation, Fact, explanation_of
 from pytest_pallas.numerics import Comparison
+from pytest_pallas.numerics.contents import in_words, role_of
 from pytest_pallas.oracle.expected import flatten
 from pytest_pallas.strategies.arguments import Arguments
 
@@ -26,6 +27,9 @@ from pytest_pallas.strategies.arguments import Arguments
 _TRANSPARENT = frozenset(
     {"jit", "pjit", "closed_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_jvp_call"}
 )
+
+#: How many masks and arrays of ids of a call are described.
+_CONTENTS = 6
 
 #: Folders without kernel code: this plugin and the standard library.
 _PLUGIN = Path(__file__).parents[1]
@@ -148,7 +152,9 @@ def _with_context(error: PallasTestError, headline: str, context: CheckContext) 
     if not isinstance(error, CompileError):  # its message names the kernel's line
         details = (*explanation.details, *_raised_at(error.__cause__))
         explanation = replace(explanation, details=details)
-    explanation = explanation.with_facts(*drawn_facts(context.arguments))
+    explanation = explanation.with_facts(
+        *drawn_facts(context.arguments), *content_facts(context.arguments)
+    )
     problem = error.with_message(f"{headline}: {explanation}")
     problem.explanation = explanation
     problem.kernel_error, problem.plain = error.__cause__, str(error)
@@ -186,7 +192,9 @@ def _mismatch(
     others = [c for c in finding.comparisons if not c.passed and c is not failed]
     if others:
         facts.append(Fact("also wrong", ", ".join(other.where or "output" for other in others)))
-    explanation = explanation.with_facts(*facts, *drawn_facts(context.arguments))
+    explanation = explanation.with_facts(
+        *facts, *drawn_facts(context.arguments), *content_facts(context.arguments)
+    )
     subject = f" ({finding.subject})" if finding.subject else ""
     error = MismatchError(f"{headline}{subject} is wrong\n{explanation}")
     if finding.subject:
@@ -239,6 +247,29 @@ def drawn_facts(arguments: Arguments) -> Iterator[Fact]:
     ):
         if words:
             yield Fact(title, " ".join(f"{k}={_short(v)}" for k, v in words.items()))
+
+
+def content_facts(arguments: Arguments) -> Iterator[Fact]:
+    """What masks and ids among the arguments hold."""
+    for where, role, array in contents_of(arguments)[:_CONTENTS]:
+        yield Fact(role, f"{where}: {in_words(array)}")
+
+
+def contents_of(arguments: Arguments) -> list[tuple[str, str, np.ndarray[Any, Any]]]:
+    """The masks and ids among the arguments: where each is, its role, and the array."""
+    found: list[tuple[str, str, np.ndarray[Any, Any]]] = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(arguments.args):
+        if not isinstance(leaf, np.ndarray | jax.Array):
+            continue
+        if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended):
+            continue
+        array = np.asarray(leaf)
+        role = role_of(array)
+        if role:
+            first, *rest = path
+            where = f"argument {getattr(first, 'idx', first)}{jax.tree_util.keystr(tuple(rest))}"
+            found.append((where, role, array))
+    return found
 
 
 def _short(value: Any) -> str:

@@ -17,6 +17,8 @@ from pytest_pallas.spec import KernelSpec
 
 #: The locations that were added whole to the session's arguments, so that all files are collected.
 _WHOLE = pytest.StashKey[list[Location]]()
+#: Files of suites that could not be imported, with the class of the collector that reported it.
+_FAILED = pytest.StashKey[dict[Path, type[pytest.Collector]]]()
 _LOCATIONS = pytest.StashKey[list[Location]]()
 
 
@@ -100,6 +102,20 @@ def collect_file(path: Path, parent: pytest.Collector) -> pytest.Collector | Non
 
             return SpecFile.from_parent(parent, path=path, module=module)
     return None
+
+
+def reported_once(collector: pytest.Collector, report: pytest.CollectReport) -> None:
+    """Take the error off a report of a file of a suite, if another collector has reported it.
+
+    pytest imports a file of a suite, too, if it is named like a test module or on the command line.
+    """
+    from pytest_pallas.collection.items import SpecFile
+
+    if not isinstance(collector, SpecFile | pytest.Module):
+        return
+    seen = collector.config.stash.setdefault(_FAILED, {})
+    if seen.setdefault(collector.path, collector.__class__) is not collector.__class__:
+        report.outcome, report.longrepr, report.result = "passed", None, []
 
 
 def collect_suite(

@@ -36,6 +36,9 @@ from pytest_pallas.spec import ExpectedFailure, KernelSpec
 if TYPE_CHECKING:
     from pytest_pallas.bindings.bound_checks import BoundCheck
 
+#: Begins each further failure of a check.
+ANOTHER = "another failure, of another cause"
+
 #: Errors of the base check after which the other checks do not run.
 _ERRORS = (KernelError, NoPallasCallError, ReferenceError)
 
@@ -269,6 +272,8 @@ class SpecItem(pytest.Item):
             return super().repr_failure(excinfo, style)
         command = self.replay(error)
         text = f"{error}\n  replay    {command}{self._script(error, command)}"
+        for other in error.others:
+            text += f"\n{ANOTHER}:\n{other}{self._script(other, '')}"
         if error.kernel_error is not None and self.config.get_verbosity() > 1:
             text += "\n" + "".join(traceback.format_exception(error.kernel_error)).rstrip()
         return text

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from pytest_pallas.bindings.bound_checks import BoundCheck, run_example, subjects_of
 from pytest_pallas.checks.verdict import conclude
@@ -13,6 +15,7 @@ from pytest_pallas.items.replaying import replay_goldens
 from pytest_pallas.items.time_budget import fuzz_for
 from pytest_pallas.sampling.diversity import BASE, shared
 from pytest_pallas.sampling.fuzzing import Fuzz, drawn_calls, fuzz, replay
+from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 
 
@@ -40,13 +43,41 @@ def run_bound(
     if bound.backend.kind == "compiling" and not replayed:
         _compile(bound, slot, pulse)
         return "" if bound.builder.examples else bound.builder.withdrawn
-    missing = _fuzz(bound, slot, pulse)
     builder = bound.builder
+    try:
+        missing = _fuzz(bound, slot, pulse)
+    except PallasTestError as error:
+        finding = None if error.failure is None else error.failure.finding
+        if finding is not None and finding.failed is not None:
+            builder.fail(finding.failed)  # later examples may have failed, too
+        raise
     if missing or (not builder.examples and builder.withdrawn):
         return missing or builder.withdrawn
     if not replayed:
         conclude(bound.check, builder.evidence, bound.spec.name, bound.backend)
     return ""
+
+
+def example_key(spec: KernelSpec, check: str, root: Path) -> str:
+    """The key of the failing examples of a check: ``mykernels/matmul_spec.py::matmul/forward``.
+
+    Two specs of one name in two files share no examples. Machines do, wherever their folders are.
+
+    Args:
+      spec: the spec.
+      check: name of the check.
+      root: the folder that paths are relative to, as far as they are in it.
+    """
+    return f"{_same_on_all_machines(Path(spec.file), root)}::{spec.name}/{check}"
+
+
+def _same_on_all_machines(file: Path, root: Path) -> str:
+    installed = [n for n, part in enumerate(file.parts) if part.endswith("-packages")]
+    if installed:
+        return "/".join(file.parts[installed[-1] + 1 :])
+    folders = [root, *sorted(map(Path, sys.path), key=lambda path: -len(path.parts))]
+    folder = next((each for each in folders if each in file.parents), file.parent)
+    return file.relative_to(folder).as_posix()
 
 
 def _compile(
@@ -70,7 +101,7 @@ def _fuzz(bound: BoundCheck, slot: Callable[[], float | None], pulse: Callable[[
     what = Fuzz(
         run=functools.partial(run_example, bound),
         source=shared(session.sources, bound.source, bound.strategy),
-        key=f"{bound.spec.name}/{bound.check.name}",
+        key=example_key(bound.spec, bound.check.name, session.harness.root),
         subjects=subjects_of(bound),
         shrink=not bound.expected and not mutated,
         database=None if mutated else session.database_for(bound.name),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pytest_pallas.explanations import Explanation, Fact, explanation_of
+from pytest_pallas.numerics.causes import causes_of
 from pytest_pallas.numerics.comparison import Comparison, Scalar
 from pytest_pallas.numerics.dtypes import Array, epsilon, is_exact, wide
 from pytest_pallas.numerics.measure import CLASS_NAMES, classes
@@ -70,10 +71,11 @@ def explain(
     sides: ComparedArrays,
     block_shape: Sequence[int | None] | None = None,
     precision: Precision | None = None,
+    change: str = "",
 ) -> Comparison:
     """``failed`` with its patterns and explanation, given the arrays that were compared.
 
-    ``precision`` is as in ``compare``.
+    ``precision`` is as in ``compare``, ``change`` as in ``bitwise``.
     """
     mask = failed.mask
     assert mask is not None, "a comparison that failed on elements has a mask"
@@ -83,6 +85,7 @@ def explain(
         *value_patterns(mask, actual, expected, slack),
         *location_patterns(mask, block_shape),
     )[:_SHOWN_PATTERNS]
+    causes = () if change else causes_of(mask, sides.actual, sides.expected)
     percent = 100 * failed.wrong / mask.size
     dims = ", ".join(map(str, failed.shape))
     elements = "element" if mask.size == 1 else "elements"
@@ -92,10 +95,11 @@ def explain(
         f"{mask.size} {elements} ({percent:.3g} %)",
         tuple(f"  {line}" for line in _class_lines(failed, sides, actual, expected)),
         (
-            *_worst_facts(failed),
+            *_worst_facts(failed, change),
             Fact("error", "\n".join(_error_lines(failed, sides.actual.dtype))),
             *_precision_facts(failed, precision),
             Fact("wrong at", _first_indices(mask)),
+            *(Fact("cause", cause) for cause in causes),
             *(Fact("pattern", pattern) for pattern in patterns),
         ),
     )
@@ -144,11 +148,15 @@ def _class_lines(
     return lines
 
 
-def _worst_facts(failed: Comparison) -> Iterator[Fact]:
+def _worst_facts(failed: Comparison, change: str) -> Iterator[Fact]:
     index = ", ".join(map(str, failed.worst_index or ()))
     yield Fact("worst", f"[{index}]")
-    yield Fact("kernel", _number(failed.actual_value, failed.dtype))
+    actual = _number(failed.actual_value, failed.dtype)
     expected = _number(failed.expected_value, failed.dtype)
+    if change:
+        yield Fact("kernel", f"{actual} {change}\n{expected} without, also from the kernel")
+        return
+    yield Fact("kernel", actual)
     if failed.kind == "bitwise" or isinstance(failed.expected_value, int):
         yield Fact("expected", expected)
         return

@@ -22,11 +22,15 @@ from pytest_pallas.numerics.precision import Precision
 from pytest_pallas.numerics.tolerance import Tolerance
 
 
-def bitwise(actual: npt.ArrayLike, expected: npt.ArrayLike, *, where: str = "") -> Comparison:
+def bitwise(
+    actual: npt.ArrayLike, expected: npt.ArrayLike, *, where: str = "", change: str = ""
+) -> Comparison:
     """Compare two arrays bit for bit, NaN payloads and the sign of zero included.
 
     For determinism and immutability, where no error is small. Any shape and dtype of fixed size
-    will do. ``expected_value`` and ``baseline_value`` are both those of ``expected``.
+    will do. ``expected_value`` and ``baseline_value`` are both those of ``expected``. With a
+    ``change``, both are answers of the kernel: the actual one with that change, such as ``"with NaN
+    in the padding"``, the expected one without.
     """
     actual, expected = np.asarray(actual), np.asarray(expected)
     if actual.shape != expected.shape:
@@ -58,7 +62,7 @@ def bitwise(actual: npt.ArrayLike, expected: npt.ArrayLike, *, where: str = "") 
     sides = ComparedArrays(actual, expected, expected)
     error = float(errors[index])
     result = replace(result, error=error, multiple=error, worst_index=index, **sides.at(index))
-    return explain(result, sides)
+    return explain(result, sides, change=change)
 
 
 def _bytes(array: Array) -> Array:

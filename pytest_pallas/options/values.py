@@ -26,6 +26,9 @@ from pytest_pallas.options.table import (
     uses_old_replay,
 )
 
+#: Arguments of the ``pallas`` mark that are not options.
+MARK_ONLY = ("backends", "targets", "reason")
+
 
 @dataclass(frozen=True)
 class Replay:
@@ -116,7 +119,7 @@ class Options:
         for name, value in values.items():
             option = next((o for o in TABLE if o.name == name and o.marked), None)
             if option is None:
-                valid = ", ".join(o.name for o in TABLE if o.marked)
+                valid = ", ".join((*MARK_ONLY, *(o.name for o in TABLE if o.marked)))
                 raise OptionError(f"the pallas mark has no argument {name!r}; it takes {valid}")
             text = ",".join(value) if isinstance(value, (list, tuple)) else str(value)
             fields[name] = _parsed(option, text, f"{where}({name}=...)")

@@ -8,7 +8,7 @@ from typing import Any
 from pytest_pallas.record import Record
 
 #: Facts of a wrong output that are equal if the cause is.
-_ALIKE = ("pattern", "block")
+_ALIKE = ("cause", "pattern", "block")
 
 
 def cause_of(record: Record) -> Hashable | None:
@@ -17,8 +17,8 @@ def cause_of(record: Record) -> Hashable | None:
     For findings of the simulator: kind, ref and line; for a wrong output: the pattern of the wrong
     elements and their block; for a kernel that raised: the error.
     """
-    if record.outcome != "failed" or not record.explanation:
-        return None
+    if record.outcome != "failed" or not record.explanation or record.others:
+        return None  # with several causes it is alone
     if record.findings:
         seen = frozenset(_finding(each) for each in record.findings)
     else:

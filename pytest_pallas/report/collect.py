@@ -181,6 +181,11 @@ def error_fields(error: BaseException) -> dict[str, Any]:
     if not isinstance(error, PallasTestError):
         text = f"{type(error).__name__}: {error}"
         return {"message": text, "explanation": explanations.to_json(explanation_of(text))}
+    return {**_plain(error), "others": tuple(_plain(other) for other in error.others)}
+
+
+def _plain(error: PallasTestError) -> dict[str, Any]:
+    """Message, explanation and findings of an error."""
     explanation = error.explanation or explanation_of(str(error))
     return {
         "message": str(error),

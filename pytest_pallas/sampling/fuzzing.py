@@ -12,7 +12,7 @@ import functools
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -25,7 +25,8 @@ from hypothesis.errors import DidNotReproduce, InvalidArgument
 
 from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.compat.fuzzing import set_database_key, without_module_constants
-from pytest_pallas.errors import OptionError
+from pytest_pallas.errors import OptionError, PallasTestError
+from pytest_pallas.sampling.causes import distinct
 from pytest_pallas.sampling.diversity import ExampleSource, SelectedExamples, Subjects, words_of
 from pytest_pallas.strategies.arguments import as_arguments
 from pytest_pallas.strategies.value_variants import MOST, settle, variants
@@ -33,6 +34,9 @@ from pytest_pallas.strategies.value_variants import MOST, settle, variants
 #: Time limit in seconds for shrinking after the first failure: every new shape is compiled, so
 #: Hypothesis would often use its own limit of five minutes.
 SHRINK_SECONDS = 20.0
+
+#: Time limit in seconds for the rest of the examples after a failure, for other causes.
+OTHER_SECONDS = 5.0
 
 #: Up to this many examples, each is a draw; of more, some are variants: up to ``EACH`` of a draw,
 #: itself included.
@@ -150,13 +154,18 @@ def fuzz(
       until: when to stop, by ``time.monotonic``; None for never.
 
     Raises:
-      Exception: the error of the simplest failing example.
+      Exception: the error of the simplest failing example; its ``others`` have other causes.
     """
     __tracebackhide__ = True
     runner = ExampleRunner(what.run, what.passed, until=until)
-    _remembered(what, runner, what.database)
     draws, calls = _planned(what.source, seed, max_examples, what.subjects)
-    _explore(what, runner, calls, seed=seed, draws=draws)
+    try:
+        _remembered(what, runner, what.database)
+        _explore(what, runner, calls, seed=seed, draws=draws)
+    except PallasTestError as error:
+        if what.shrink:
+            error.others = tuple(_others(what, runner, error, calls))
+        raise
     if what.elsewhere is not None:
         # These few run although the time may be over.
         _remembered(what, ExampleRunner(what.run, what.passed), what.elsewhere)
@@ -290,6 +299,28 @@ def _explore(
         if runner.over:
             return
         spent.add(planned.number, time.monotonic() - started)
+
+
+def _others(
+    what: Fuzz, runner: ExampleRunner, first: PallasTestError, calls: Iterable[_PlannedCall]
+) -> Sequence[PallasTestError]:
+    """Failures with other causes than the first: of calls while it was shrunk, and of the rest."""
+    found = list(runner.failed.values())
+    further = ExampleRunner(
+        what.run,
+        what.passed,
+        shrink_seconds=OTHER_SECONDS,
+        until=time.monotonic() + OTHER_SECONDS,
+        failed=runner.failed,
+    )
+    for planned in calls:
+        try:
+            further.one(planned.call)
+        except Exception as error:
+            found.append(error)
+        if further.over:
+            break
+    return distinct(first, found)
 
 
 def replay(what: Fuzz, blob: str) -> None:

@@ -44,7 +44,9 @@ def schedule(context: CheckContext) -> CheckResult:
         if outcome.error is not None:
             raise under(other, as_kernel_error(outcome.error))
         words = f", with {other}, compared with the default schedule"
-        comparisons += identical(context, outcome.values, first.values, words)
+        comparisons += identical(
+            context, outcome.values, first.values, words, change=f"with {other}"
+        )
     if not others:
         raise NotApplicableError("there is only one order in which the kernel can run")
     return CheckResult(comparisons=comparisons, outcome=first, seconds=seconds)

@@ -12,9 +12,6 @@ from pytest_pallas.errors import OptionError
 if TYPE_CHECKING:
     from pytest_pallas.backends import Backend, Family
 
-#: Arguments of the ``pallas`` mark that are not options.
-MARK_ONLY = ("backends", "targets", "reason")
-
 
 def names_and_targets(
     marks: Sequence[pytest.Mark],

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pytest_pallas.checks import NAMES as CHECKS
-from pytest_pallas.options.values import Options, choose
+from pytest_pallas.options.values import MARK_ONLY, Options, choose
 from pytest_pallas.sanitizers import NAMES as SANITIZERS
-from pytest_pallas.session.marks import MARK_ONLY, names_and_targets, with_targets
+from pytest_pallas.session.marks import names_and_targets, with_targets
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase

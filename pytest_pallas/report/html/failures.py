@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from pytest_pallas import findings
 from pytest_pallas.explanations import explanation_of, from_json
 from pytest_pallas.findings import Finding
 from pytest_pallas.record import Record
+from pytest_pallas.report.drawings.arguments import cells
 from pytest_pallas.report.drawings.charts import against_dims, histogram
 from pytest_pallas.report.drawings.grids import (
     MOST_WAITS,
@@ -30,7 +32,7 @@ _TITLES = {"worst": "worst element", "baseline": "jnp baseline"}
 _FINDINGS = 4
 
 #: Facts about the drawn call; the others are about the output.
-_DRAWN = ("inputs", "drawn", "options", "tuning")
+_DRAWN = ("inputs", "mask", "ids", "drawn", "options", "tuning")
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ def _figures(record: Record) -> Iterator[Figure]:
         )
     for name, chart in against_dims(pictures.get("examples", ())):
         yield Figure("scatter", chart, f"The worst error of each example by the size of {name}.")
+    for argument in pictures.get("arguments", ()):
+        yield Figure("argument", cells(argument), _cells_words(argument))
     for finding in map(findings.from_json, record.findings[:_FINDINGS]):
         if finding.kind == "race" and len(finding.accesses) == 2:
             yield _race(finding)
@@ -136,6 +140,15 @@ def _figures(record: Record) -> Iterator[Figure]:
         some = f" (the first {first:,} programs)" if first < operand["count"] else ""
         words = f"Blocks of {operand['operand']} in {operand['kernel']}{some}. {found}"
         yield Figure("grid", grid(operand), words)
+
+
+def _cells_words(argument: Mapping[str, Any]) -> str:
+    """The caption of a mask or of ids."""
+    rows, shape = argument["rows"], argument["shape"]
+    kind = "Filled cells are True" if argument["role"] == "mask" else "Equal ids have one colour"
+    whole = len(rows) * len(rows[0]) == math.prod(shape)
+    part = "" if whole else f"; the first {len(rows)} rows and {len(rows[0])} columns"
+    return f"{argument['where']}, {argument['words']}. {kind}{part}."
 
 
 def _race(finding: Finding) -> Figure:

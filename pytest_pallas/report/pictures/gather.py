@@ -36,6 +36,10 @@ def shown_of(error: PallasTestError) -> Mapping[str, Any]:
         from pytest_pallas.report.pictures.errors import errors_of
 
         found |= errors_of(failure.finding)
+    if failure is not None:
+        from pytest_pallas.report.pictures.arguments import arguments_of
+
+        found["arguments"] = arguments_of(failure.context.arguments)
     if error.analysis is not None:
         from pytest_pallas.report.pictures.blocks import grids_of
 

@@ -68,7 +68,11 @@ def test_the_ini_file_is_named(project):
         ("missing='no'", "mark pallas(missing=...): must be one of skip, error, not 'no'"),
         ("checks='nope'", "mark pallas(checks=...): unknown 'nope'; valid: all, none, forward"),
         ("sanitize=['nope']", "mark pallas(sanitize=...): unknown 'nope'; valid: all, none, races"),
-        ("devices=3", "the pallas mark has no argument 'devices'; it takes max_examples, seed"),
+        (
+            "devices=3",
+            "the pallas mark has no argument 'devices'; it takes backends, targets, reason, "
+            "max_examples, seed, checks, sanitize, timeout, isolate, missing",
+        ),
         ("backends='nope'", "unknown backend 'nope'. Valid: auto, all, interpret"),
         ("backends='interpret:v6e'", "unknown target 'v6e' of backend 'interpret'"),
         ("targets=['v7']", "the pallas mark names unknown targets ['v7']; known: a100"),

@@ -113,3 +113,32 @@ def test_the_others_run_and_the_reason_is_said(package):
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(errors=1, passed=1)
     assert "unknown checks ['nope']" in result.stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("import nothing_of_that_name", "nothing_of_that_name"),
+        ("def (", "SyntaxError"),
+        ('KernelSpec(name="bad", kernel=add, reference=None, inputs=INPUTS)', "in jnp, not None"),
+    ],
+)
+@pytest.mark.parametrize("args", [(), ("test_alone.py",)])
+def test_a_file_that_pytest_collects_as_well_is_reported_once(project, code, message, args):
+    project.specs(name="test_alone")
+    with (project.path / "test_alone.py").open("a") as file:
+        file.write(code)
+    result = project.run("--pallas-suite=test_alone", "--pallas-backend=tpu-sim", *args)
+    result.assert_outcomes(errors=1)
+    text = result.stdout.str()
+    assert message in text
+    assert text.count("ERROR collecting") == 1
+    assert text.count("\nERROR ") == 1
+
+
+def test_each_wrong_file_is_reported(project):
+    for name in ("test_one", "test_two"):
+        (project.path / f"{name}.py").write_text("1 / 0")
+    result = project.run("--pallas-suite=test_one,test_two", "--pallas-backend=tpu-sim")
+    result.assert_outcomes(errors=2)

@@ -74,6 +74,15 @@ def test_which_kernels_reach_other_devices(function, reaches):
     assert unsupported([kernel], "gpu-interpret", "gpu") is None
 
 
+@pytest.mark.parametrize("shape", [(0, 128), (8, 0)])
+def test_interpreters_cannot_run_empty_arrays(shape):
+    found = kernel_calls(jax.make_jaxpr(kernels.copy_by_dma)(jnp.zeros(shape)))
+    text = unsupported(found, "tpu-interpret", "tpu", interpreting=True)
+    assert text is not None
+    assert "tpu-interpret cannot run" in text
+    assert unsupported(found, "tpu-sim", "tpu") is None
+
+
 @pytest.mark.parametrize("platform", ["tpu", "any", "gpu"])
 def test_which_kernels_need_a_gpu(platform):
     ours, theirs = (kernel_calls(jax.make_jaxpr(f)(X)) for f in (kernels.add_one, of_mosaic))

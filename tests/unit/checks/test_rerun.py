@@ -56,3 +56,15 @@ def test_the_payload_of_nan():
     again = first.copy()
     again.view(np.uint32)[0] |= 0x80000001
     assert same(again, first)
+
+
+def test_both_values_are_said_to_be_the_kernels():
+    """No expected value is in the message: the reference is not compared here."""
+    first = np.arange(8, dtype=np.int32)
+    again = first.copy()
+    again[3] = 9
+    (found,) = unchanged(Outcome(values=again), Outcome(values=first), "with NaN in padding")
+    assert found.explanation is not None
+    facts = {fact.name: fact.text for fact in found.explanation.facts}
+    assert facts["kernel"] == "9 with NaN in padding\n3 without, also from the kernel"
+    assert "expected" not in facts

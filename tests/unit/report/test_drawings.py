@@ -13,6 +13,7 @@ import pytest
 from report_samples import GRID, HOSTILE, RACE, WAITS, error_pictures
 
 from pytest_pallas.findings import Owner, Wait
+from pytest_pallas.record import Record
 from pytest_pallas.report.drawings.charts import (
     against_dims,
     histogram,
@@ -25,6 +26,7 @@ from pytest_pallas.report.drawings.charts import (
 from pytest_pallas.report.drawings.grids import graph, grid, timeline
 from pytest_pallas.report.drawings.heat import heat
 from pytest_pallas.report.drawings.matrix import Matrix
+from pytest_pallas.report.html.failures import failure
 from pytest_pallas.report.pictures.errors import LEVELS, level
 
 ERRORS = error_pictures()
@@ -173,3 +175,29 @@ def test_a_copy_to_another_device():
     drawn = timeline([access, RACE[1]])
     assert "device 1, copy" in drawn
     assert "to device 2" in drawn
+
+
+@pytest.mark.parametrize(
+    ("role", "rows", "caption"),
+    [
+        ("mask", ["10", "11"], "causal. Filled cells are True."),
+        ("ids", ["ab", "cz"], "causal. Equal ids have one colour."),
+        ("mask", ["1"], "causal. Filled cells are True; the first 1 rows and 1 columns."),
+    ],
+)
+def test_masks_and_ids(role, rows, caption):
+    argument = {
+        "where": "argument 1", "role": role, "words": "causal", "shape": [2, 2], "rows": rows
+    }  # fmt: skip
+    [figure] = failure(wrong_record(arguments=[argument])).figures
+    assert figure.kind == "argument"
+    assert "<title>argument 1: causal</title>" in figure.picture
+    assert "data:image/png;base64," in figure.picture
+    assert figure.caption == f"argument 1, {caption}"
+
+
+def wrong_record(**pictures):
+    return Record(
+        test="a", kernel="k", check="forward", backend="tpu-sim", outcome="failed", message="wrong",
+        pictures=pictures,
+    )  # fmt: skip

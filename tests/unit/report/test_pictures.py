@@ -13,8 +13,10 @@ from pytest_pallas.errors import KernelError, MismatchError
 from pytest_pallas.numerics import compare
 from pytest_pallas.record import from_json, to_json
 from pytest_pallas.report.pictures import pictures_of
+from pytest_pallas.report.pictures.arguments import arguments_of
 from pytest_pallas.report.pictures.errors import CELLS, errors_of, level
 from pytest_pallas.result_builder import MOST_POINTS, ResultBuilder
+from pytest_pallas.strategies.arguments import Arguments
 
 
 def finding(actual, oracle, baseline=None):
@@ -154,9 +156,27 @@ def test_pictures_are_json():
     given = finding(actual, oracle)
     each.add(given)
     error = MismatchError("wrong")
-    error.failure = SimpleNamespace(finding=given)
+    context = SimpleNamespace(arguments=Arguments(()))
+    error.failure = SimpleNamespace(finding=given, context=context)
     record = each.record(test="a", outcome="failed", seconds=1.0, pictures=pictures_of(error, each))
     text = json.dumps(to_json(record), allow_nan=False)
     assert from_json(json.loads(text)).pictures == record.pictures
     assert record.pictures["examples"][0]["error"] == "inf"
     assert len(text) < 15_000
+
+
+def test_masks_and_ids_of_the_failing_call():
+    mask, ids = np.tril(np.ones((2, 3), bool)), np.array([4, 4, -1], np.int32)
+    numbers = np.ones((2, 2), np.float32)
+    found = arguments_of(Arguments((numbers, {"mask": mask}, ids)))
+    assert [(each["where"], each["role"], each["rows"]) for each in found] == [
+        ("argument 1['mask']", "mask", ["100", "110"]),
+        ("argument 2", "ids", ["bba"]),
+    ]
+    assert found[0]["words"] == "causal 2x3"
+
+
+def test_of_large_masks_the_first_rows():
+    [found] = arguments_of(Arguments((np.ones((2, 100, 100), bool),)))
+    assert found["shape"] == [2, 100, 100]
+    assert found["rows"] == ["1" * 32] * 32

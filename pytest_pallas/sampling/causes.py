@@ -1,0 +1,74 @@
+"""Failures of one check with different causes: which of them are worth a report of their own."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.errors import PallasTestError
+from pytest_pallas.numerics import Comparison, epsilon, is_exact
+
+#: Relative to the output's scale: 16 roundings of bfloat16. More is no rounding error.
+_SMALL = 1 / 16
+
+#: How many failures of a check are reported.
+MOST = 3
+
+
+def cause_of(error: BaseException) -> Hashable:
+    """The identity of the cause of a failure, without what only its example decides.
+
+    For findings: kind, reference and lines. For a wrong output: which one, and whether it has
+    another structure, NaN or infinity on one side, an error of the size of roundings, or a larger
+    one. For a kernel that raised: the class of the error and the line that raised it.
+    """
+    if not isinstance(error, PallasTestError):
+        return (type(error), _raised_at(error))
+    if error.findings:
+        return frozenset(finding.key for finding in error.findings)
+    finding = None if error.failure is None else error.failure.finding
+    failed = None if finding is None else finding.failed
+    if finding is not None and failed is not None:
+        return (finding.subject.partition(":")[0], failed.where, _size(failed))
+    inner = error.kernel_error
+    return (type(error), type(inner), None if inner is None else _raised_at(inner))
+
+
+def distinct(first: BaseException, others: Iterable[Exception]) -> Sequence[PallasTestError]:
+    """Of other failures those with causes of their own: of each cause the smallest example.
+
+    At most ``MOST`` with the first, in the order in which they were found.
+    """
+    found: dict[Hashable, PallasTestError] = {}
+    known = cause_of(first)
+    for error in others:
+        cause = cause_of(error)
+        if cause == known or not isinstance(error, PallasTestError) or error.failure is None:
+            continue
+        if cause not in found or _elements(error) < _elements(found[cause]):
+            found[cause] = error
+    return list(found.values())[: MOST - 1]
+
+
+def _size(failed: Comparison) -> str:
+    if failed.kind in ("class", "tree", "shape", "dtype"):
+        return failed.kind
+    if not failed.dtype or not np.isfinite(failed.error):
+        return "large"
+    dtype = np.dtype(failed.dtype)
+    small = not is_exact(dtype) and failed.error * epsilon(dtype) <= _SMALL
+    return "small" if small else "large"
+
+
+def _raised_at(error: BaseException) -> Hashable:
+    """The innermost line of a traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return (frames[-1].filename, frames[-1].lineno) if frames else None
+
+
+def _elements(error: PallasTestError) -> int:
+    arguments: Any = error.failure.context.arguments
+    return sum(int(np.size(leaf)) for leaf in arguments.args if hasattr(leaf, "dtype"))
