@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -16,13 +17,16 @@ from typing import Any
 import pytest
 
 from pytest_pallas.budget import limited
+from pytest_pallas.compat.testing import worker_count
 from pytest_pallas.errors import DeviceError, OptionError
 from pytest_pallas.fixtures import reseed
+from pytest_pallas.options.table import any_given
 from pytest_pallas.session import (
     OUTPUT,
     PROBLEM,
     SESSION,
     STATUS,
+    PytestSession,
     current,
     look_for_named_backends,
     start,
@@ -41,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
         explicit = "devices" in state.options.explicit
         devices = simulate(state.options.devices, os.environ, explicit=explicit)
         state.options = dataclasses.replace(state.options, devices=devices)
+        _settle_workers(state)
         look_for_named_backends(state)
         if state.options.results is not None or state.options.html is not None:
             from pytest_pallas.report.files import settle_files
@@ -101,6 +106,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
         progress = Progress(config, state.options.fuzz_time)
         config.pluginmanager.register(progress, "pallas-progress")
+
+
+def _settle_workers(state: PytestSession) -> None:
+    """In the controller of a run with options of the plugin, give each worker an accelerator.
+
+    Raises:
+      DeviceError: there are too few for a named backend.
+    """
+    workers = worker_count(state.config)
+    if workers < 2 or not any_given(state.config):
+        return
+    from pytest_pallas.devices.pinning import accelerators, announce, pinning, withdraw
+
+    backends = state.options.backend
+    state.pinning = pinning(accelerators(os.environ), workers, backends, os.environ)
+    if state.pinning is not None:
+        announce(state.pinning, os.environ)
+        state.config.add_cleanup(functools.partial(withdraw, os.environ))
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:

@@ -25,13 +25,24 @@ if TYPE_CHECKING:
 class PallasRun(Protocol):
     """The type of the fixture ``pallas_run``."""
 
-    def __call__(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+    def __call__(
+        self,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        options: Mapping[str, Any] | None = None,
+        tuning: Mapping[str, Any] | None = None,
+        **keywords: Any,
+    ) -> Any:
         """Run a kernel on the backend of the test.
 
         Args:
           function: calls the kernel. What it says about ``interpret=`` is overruled.
-          *args: its positional arguments: arrays, or pytrees of them.
-          **options: its keyword arguments, passed untraced.
+          *args: its positional arguments: arrays, or pytrees of them. One ``Arguments`` stands for
+            all of a call.
+          options: keyword arguments of the kernel, as ``pallas_check`` takes them.
+          tuning: likewise; there is no reference here, so they are more of the same.
+          **keywords: its keyword arguments, passed untraced.
 
         Returns:
           What it returned, as numpy arrays. On a compiling backend the kernel is compiled, and the
@@ -39,6 +50,7 @@ class PallasRun(Protocol):
 
         Raises:
           KernelError: the kernel raised, or a simulator found it wrong.
+          TypeError: the kernel takes no such keyword argument, or it is given twice.
         """
 
 

@@ -67,23 +67,32 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
     """Run a kernel on the backend: ``pallas_run(fn, *args, **options)`` gives numpy arrays.
 
     Whatever the kernel says about interpret= is overruled. Keyword arguments are passed on,
-    untraced. What the kernel raises is raised. A compiling backend has no arrays to give: the
-    kernel is compiled there, and the rest of the test skipped.
+    untraced; options= and tuning= are mappings of more of them, as pallas_check takes them, and one
+    Arguments stands for all of a call. What the kernel raises is raised. A compiling backend has no
+    arrays to give: the kernel is compiled there, and the rest of the test skipped.
     """
     session = current(request.config)
     [backend, *_] = _backends(pallas_backend, session)
 
-    def run(function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+    def run(
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        options: Mapping[str, Any] | None = None,
+        tuning: Mapping[str, Any] | None = None,
+        **keywords: Any,
+    ) -> Any:
         __tracebackhide__ = True
         from pytest_pallas.backends import Call, label
         from pytest_pallas.bindings.contexts import settings_for
-        from pytest_pallas.checking.calls import name_of
+        from pytest_pallas.checking.calls import arguments_to_run, name_of
         from pytest_pallas.checks.context import as_kernel_error
 
+        given = arguments_to_run(function, args, keywords, options=options, tuning=tuning)
         call = Call(
             function=function,
-            args=args,
-            options=options,
+            args=given.args,
+            options=given.options,
             settings=settings_for(session, session.options_for(session.item)),
         )
         session.note_run(name_of(function), backend, lambda: call)

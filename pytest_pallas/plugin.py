@@ -37,6 +37,9 @@ __all__ = [
     "pallas_run",
 ]
 
+#: ``devices.pinning.ANNOUNCED``, without importing that.
+_ANNOUNCED = "PYTEST_PALLAS_WORKER_DEVICES"
+
 _MARKS = (
     "pallas(backends=..., targets=..., reason=..., max_examples=N, seed=N, checks=..., "
     "sanitize=..., timeout=SECONDS, isolate=..., missing=...): run this test on these backends or "
@@ -49,6 +52,15 @@ _MARKS = (
     "pallas_xfail(backend, *, reason, strict=True): this test is expected to fail on this backend "
     "(NAME or NAME:TARGET); with strict=True, a pass is a failure",
 )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    """In a worker of pytest-xdist, see one accelerator, before a conftest.py can import JAX."""
+    if _ANNOUNCED in os.environ:
+        from pytest_pallas.devices.pinning import pin
+
+        pin(os.environ)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

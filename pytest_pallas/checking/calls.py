@@ -130,6 +130,80 @@ def check_kernel(
     return check_function(place, subject, call, names or _marked_checks(session))
 
 
+def arguments_to_run(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    *,
+    options: Mapping[str, Any] | None,
+    tuning: Mapping[str, Any] | None,
+) -> Arguments:
+    """What ``pallas_run`` calls a function with; all keyword arguments are options.
+
+    Args:
+      function: the function.
+      args: its positional arguments, or one ``Arguments``.
+      keywords: its keyword arguments.
+      options: more of them, as ``pallas_check`` takes them.
+      tuning: likewise.
+
+    Raises:
+      TypeError: the function has no such parameter, or an argument is given twice.
+      OptionError: options or tuning beside a whole call, or no mapping.
+    """
+    __tracebackhide__ = True
+    for word, given in (("options", options), ("tuning", tuning)):
+        if given is not None and not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise OptionError(
+                f"{word}= is a mapping from keyword arguments of the kernel to their values, such "
+                f"as {word}={{'block': 8}}, not {given!r:.80}"
+            )
+    whole = len(args) == 1 and isinstance(args[0], Arguments)
+    call = _call(args, options, tuning) if whole else Arguments(args, options or {}, tuning or {})
+    parts = (call.options, call.tuning, keywords)
+    merged = {name: value for part in parts for name, value in part.items()}
+    for word in merged:
+        if sum(word in part for part in parts) > 1:
+            raise TypeError(
+                f"{name_of(function)}: {word}= is given twice; give it in options=, in tuning= or "
+                "by itself"
+            )
+        _refuse_to_run_with(function, word)
+    return Arguments(call.args, merged)
+
+
+def _refuse_to_run_with(function: Callable[..., Any], word: str) -> None:
+    """Reject a keyword argument that a function does not take, and name the right one."""
+    __tracebackhide__ = True
+    taken = _keywords_of(function)
+    if taken is None or word in taken:
+        return
+    name = name_of(function)
+    if word in (*_OF_THE_CALL, *Promises.__annotations__):
+        raise TypeError(
+            f"{name} takes no keyword argument {word!r}: it is one of pallas_check, which compares "
+            "the kernel with a reference; pallas_run only runs it"
+        )
+    near = difflib.get_close_matches(word, (*taken, "options", "tuning"), 1)
+    meant = f" Did you mean {near[0]!r}?" if near else ""
+    raise TypeError(
+        f"{name} takes no keyword argument {word!r}.{meant} It takes {', '.join(taken) or 'none'}; "
+        "pallas_run takes them by themselves, or as options= and tuning= as pallas_check does"
+    )
+
+
+def _keywords_of(function: Any) -> list[str] | None:
+    """The keyword arguments that a function takes; None for any, or if they are not known."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None  # some builtins have none
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [each.name for each in parameters if each.kind in kinds]
+
+
 def name_of(function: Callable[..., Any]) -> str:
     """The default name of a function in reports."""
     inner: Any = getattr(function, "func", function)  # a functools.partial

@@ -75,3 +75,14 @@ def configured(
         if config.pluginmanager.has_plugin(name):
             config.pluginmanager.unregister(name=name)
     return config
+
+
+def worker_count(config: Any) -> int:
+    """The number of workers that pytest-xdist starts from this process; 0 without it, or in one.
+
+    Its option ``tx`` has a specification of each, ``popen`` or ``3*popen``.
+    """
+    if hasattr(config, "workerinput") or getattr(config.option, "dist", "no") == "no":
+        return 0
+    counts = [str(each).partition("*") for each in getattr(config.option, "tx", None) or ()]
+    return sum(int(first) if star and first.isdigit() else 1 for first, star, _ in counts)

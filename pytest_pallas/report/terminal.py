@@ -86,7 +86,9 @@ def header(session: PytestSession) -> list[str]:
         lines.append(f"pallas: this JAX is newer than {newest}, the newest that was tested")
     if uses_old_replay(session.config):
         lines.append(f"pallas: {OLD_REPLAY} is deprecated; it is --pallas-replay=BLOB now")
-    if "backend" in options.explicit or options.suite:
+    if session.pinning is not None:
+        lines.append(f"pallas: {session.pinning.words}")
+    elif "backend" in options.explicit or options.suite:
         lines.append(f"pallas: runs on {', '.join(places(session))}")
         lines += [f"pallas: without {n}: {why}" for n, why in session.selection.left_out.items()]
     return lines

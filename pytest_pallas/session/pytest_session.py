@@ -18,6 +18,7 @@ from pytest_pallas.session.state import Harness, Session
 if TYPE_CHECKING:
     from pytest_pallas.backends import Backend, Family
     from pytest_pallas.checks import Check
+    from pytest_pallas.devices.pinning import Pinning
     from pytest_pallas.goldens.example import Loaded
     from pytest_pallas.mutation import Operator
     from pytest_pallas.numerics import Tolerance
@@ -31,6 +32,8 @@ class PytestSession(Session):
     config: pytest.Config
     #: The backend of ``pallas_backend`` in tests that cannot be repeated for each selected backend.
     unrepeated: Backend | None = None
+    #: What each worker of pytest-xdist sees, in the process that starts them; None for all devices.
+    pinning: Pinning | None = None
     #: The generators of ``pallas_rng``, which are reset for each test.
     generators: list[Any] = field(default_factory=list[Any])
     #: Mutants that a test or spec of this process, or an earlier run, killed: key and name.
@@ -220,16 +223,23 @@ def _validated_places(session: PytestSession) -> None:
 def look_for_named_backends(session: PytestSession) -> None:
     """Check the named backends, so that a wrong name stops pytest before collection.
 
-    This starts JAX, so the number of devices must be set before.
+    This starts JAX, so the number of devices must be set before. If workers have a device each,
+    this process must not open one, and only names are checked.
 
     Raises:
       OptionError: a name is unknown, or its backend is not available here.
     """
+    from pytest_pallas.backends.registry import WORDS, parse
     from pytest_pallas.errors import BackendUnavailableError
 
     if "backend" not in session.options.explicit or session.options.backend == ("auto",):
         return
     try:
+        if session.pinning is not None:
+            for word in session.options.backend:
+                if word not in WORDS:
+                    parse(word, session.families, words=WORDS)
+            return
         session.selection  # noqa: B018 - found at its first use
     except (OptionError, BackendUnavailableError) as error:
         raise OptionError(f"{place_of(session.config, 'backend')}: {error}") from None

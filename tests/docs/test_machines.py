@@ -1,4 +1,4 @@
-"""docs/machines.md: its conftest works, and its commands say what a machine does not have."""
+"""docs/machines.md: processes see a GPU each, and its commands say what a machine does not have."""
 
 import re
 import shlex
@@ -81,13 +81,15 @@ def test_goldens_go_from_a_recording_to_a_replay(project):
     assert re.search(r"goldens in .*: \d+ compared", replayed.stdout.str())
 
 
-def test_every_process_sees_another_gpu(blocks, pytester):
-    [(name, block)] = blocks(PAGE)
-    (pytester.path / name).write_text(block)
+def test_every_process_sees_another_gpu(pytester, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")  # as if there were some
     pytester.makepyfile(test_seen=SEEN)
     result = pytester.runpytest_subprocess("-n", "2", "-rP", "--pallas-isolate=never")
     result.assert_outcomes(passed=2)
     assert set(re.findall(r"^sees (\d)$", result.stdout.str(), re.MULTILINE)) == {"0", "1"}
+    [header] = re.findall(r"```text\n(pallas: each of .*)\n```", TEXT)
+    assert header.replace("each of 8", "each of 2") in result.outlines
 
 
 def test_every_command_is_run():

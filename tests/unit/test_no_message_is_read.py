@@ -50,6 +50,7 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("backends/lowering.py", "lower"): "JAX names another platform in its message",
     ("checks/dtype.py", "_tree"): "the repr of JAX's PyTreeDef",
     ("checks/export.py", "_exported"): "JAX names another platform in its message",
+    ("compat/testing.py", "worker_count"): "what pytest-xdist takes as --tx",
     ("compat/avals.py", "name_of_space"): "the repr of a memory space of JAX",
     ("compat/source.py", "home_of"): "JAX has the place of a function as text",
     ("database/opening.py", "_safe"): "the message of a server, on one line",
