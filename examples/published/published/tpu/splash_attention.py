@@ -152,8 +152,15 @@ def _segments(drawn: Any) -> Any:
     return {"ids": ids.map(lambda each: (each, each))}
 
 
+#: In JAX 0.11 sums are kept in blocks of outputs, which all heads share, and heads run on two cores.
+RACES = (
+    fails("tpu-sim", "heads on two cores have the same sums", "races", "schedule")
+    if jax.__version_info__ < (0, 12)
+    else {}
+)
+
 # Weights so small that a 256th of them is 0 decide how exact ties of sums are rounded.
-SPLASH = _spec("splash_attention", GROUPED, relations=(Linear(2, exact=False),))
+SPLASH = _spec("splash_attention", GROUPED, relations=(Linear(2, exact=False),), xfail=RACES)
 SPLASH_GRADIENT = _spec(
     "splash_attention_gradient",
     GROUPED,
