@@ -117,7 +117,7 @@ DECODE_DTYPE = _spec(
 def attend_pages(
     q: Any, k: Any, v: Any, table: Any, lengths: Any, *scales: Any, **options: Any
 ) -> Any:
-    defaults = {"k_splits": 2, "pages_per_compute_block": 1}
+    defaults: dict[str, Any] = {"k_splits": 2, "pages_per_compute_block": 1}
     return paged.paged_attention(q, k, v, table, lengths, *scales, **(defaults | options))
 
 
