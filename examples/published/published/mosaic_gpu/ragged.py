@@ -105,7 +105,7 @@ def _spec(
             pst.arrays(shapes, dtype=FLOATS, dims=dims),
             then=lambda drawn: {
                 "sizes": pst.group_sizes(
-                    drawn.recipe["g"], total=drawn.recipe[rows], full=full, around=64
+                    drawn.recipe["g"], total=drawn.recipe[rows] - (not full), full=full, around=64
                 )
             },
             options={} if options is None else options,
