@@ -20,11 +20,11 @@ CUDA = SimpleNamespace(cuda_runtime_get_version=lambda: 13_000)
 
 
 def attend(q: Any, k: Any, v: Any, *, pipeline: bool = False, **config: Any) -> Any:
-    defaults = {"block_q": 64, "block_kv": 64, "max_concurrent_steps": 2}
-    config = attention_mgpu.TuningConfig(**(defaults | config))
+    defaults: dict[str, Any] = {"block_q": 64, "block_kv": 64, "max_concurrent_steps": 2}
+    tuning = attention_mgpu.TuningConfig(**(defaults | config))
     name = "attention_with_pipeline_emitter" if pipeline else "attention"
     with mock.patch.object(attention_mgpu, "cuda_versions", CUDA):
-        return getattr(attention_mgpu, name)(q, k, v, config)
+        return getattr(attention_mgpu, name)(q, k, v, tuning)
 
 
 def reference(q: Any, k: Any, v: Any, *, causal: bool = False) -> Any:

@@ -68,7 +68,7 @@ def scattered(
     *,
     mesh: jax.sharding.Mesh,
     axis: int | None = 0,
-    reduction: str = "add",
+    reduction: Any = "add",
     num_blocks: int = 2,
 ) -> Any:
     """Of [devices, m, n]: each device has a part of the sum, or without ``axis`` all of it."""
@@ -137,12 +137,12 @@ REDUCE_SCATTER_HALVES = _scatter(
 
 def multiplied(x: Any, y: Any, *, mesh: jax.sharding.Mesh, dtype: Any = None, **config: Any) -> Any:
     """Each device has rows of x and columns of y, and gets its columns of the product."""
-    defaults = {"tile_m": 64, "tile_n": 64, "tile_k": 64, "max_concurrent_steps": 2}
-    config = hopper_matmul_mgpu.TuningConfig(**(defaults | config))
+    defaults: dict[str, Any] = {"tile_m": 64, "tile_n": 64, "tile_k": 64, "max_concurrent_steps": 2}
+    tuning = hopper_matmul_mgpu.TuningConfig(**(defaults | config))
     product = functools.partial(
         collective_matmul_mgpu.all_gather_lhs_matmul,
         axis_name="x",
-        config=config,
+        config=tuning,
         dtype=x.dtype if dtype is None else dtype,
     )
     # It wants as many devices as the mesh has.

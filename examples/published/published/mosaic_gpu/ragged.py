@@ -40,7 +40,13 @@ def transposed_reference(x: Any, y: Any, sizes: Any) -> Any:
     return jnp.einsum("gkm,kn->gmn", masked, y, preferred_element_type=wide).astype(x.dtype)
 
 
-BLOCKS = {"block_m": 64, "block_n": 64, "block_k": 64, "max_concurrent_steps": 2, "grid_block_n": 1}
+BLOCKS: dict[str, Any] = {
+    "block_m": 64,
+    "block_n": 64,
+    "block_k": 64,
+    "max_concurrent_steps": 4,
+    "grid_block_n": 1,
+}
 
 
 def hopper(x: Any, w: Any, sizes: Any, *, transpose_rhs: bool = False, **blocks: Any) -> Any:
@@ -99,7 +105,7 @@ def _spec(
             pst.arrays(shapes, dtype=FLOATS, dims=dims),
             then=lambda drawn: {
                 "sizes": pst.group_sizes(
-                    drawn.recipe["g"], total=drawn.recipe[rows], full=full, around=64
+                    drawn.recipe["g"], total=drawn.recipe[rows] - (not full), full=full, around=64
                 )
             },
             options={} if options is None else options,

@@ -132,13 +132,21 @@ def _sharded(arguments: pst.Arguments, *, existing: bool) -> pst.Arguments:
     )
 
 
-def _shard(name: str, *, existing: bool, **rest: Any) -> KernelSpec:
+def _even(arguments: pst.Arguments) -> pst.Arguments:
+    """The same call with a row in each group."""
+    x, w, sizes, *rest = arguments.args
+    bounds = np.linspace(0, x.shape[0], len(sizes) + 1).astype(np.int32)
+    return dataclasses.replace(arguments, args=(x, w, np.diff(bounds), *rest), kin=None)
+
+
+def _shard(name: str, *, existing: bool, even: bool = False, **rest: Any) -> KernelSpec:
+    inputs = _inputs("m k, g k n", groups=2).map(functools.partial(_sharded, existing=existing))
     return KernelSpec(
         name=name,
         kernel=grouped,
         reference=reference,
         backends=TPU,
-        inputs=_inputs("m k, g k n", groups=2).map(functools.partial(_sharded, existing=existing)),
+        inputs=inputs.map(_even) if even else inputs,
         exact=True,
         **rest,
     )
@@ -156,6 +164,7 @@ GMM_EXISTING = _shard(
 GMM_EXISTING_GRADIENT = _shard(
     "gmm_existing_gradient",
     existing=True,
+    even=True,
     differentiable=(0, 1, 4),
     checks=("gradient",),
     xfail=fails(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -62,12 +64,22 @@ def _ignored(q: Any, k: Any, v: Any, lengths: Any, table: Any, **options: Any) -
     return None, unused, unused, None, None
 
 
-def _inputs(*, dtype: Any, least: int = 1, groups: list[int], **tuning: Any) -> Any:
+def _first_length(call: pst.Arguments, length: int) -> pst.Arguments:
+    """The same call, whose first sequence has this length."""
+    q, k, v, lengths, table = call.args
+    lengths = np.concatenate([[length], lengths[1:]]).astype(np.int32)
+    return dataclasses.replace(call, args=(q, k, v, lengths, table), kin=None)
+
+
+def _inputs(
+    *, dtype: Any, least: int = 1, groups: list[int], values: Any = None, **tuning: Any
+) -> Any:
     return pst.arguments(
         pst.arrays(
             "b q d, h n p d, h n p d; q = h*g",
             dtype=dtype,
             dims={"b": [1, 4], "h": 2, "g": groups, "n": [5, 16], "p": [8, 16], "d": 128},
+            **({} if values is None else {"values": values}),
         ),
         then=lambda drawn: {
             "lengths": pst.lengths(
@@ -115,7 +127,7 @@ PAGED_ATTENTION_EIGHT = _spec(
 )
 PAGED_ATTENTION_FLOAT32 = _spec(
     "paged_attention_float32",
-    _inputs(dtype="float32", groups=[1, 8]),
+    _inputs(dtype="float32", groups=[1, 8], values="normal"),
     checks=("forward",),
     xfail=fails("tpu-sim", "keys and values in float32 are rounded to bfloat16", "forward"),
 )
@@ -126,13 +138,15 @@ PAGED_ATTENTION_GRID = _spec(
 )
 PAGED_ATTENTION_GRID_EMPTY = _spec(
     "paged_attention_grid_empty",
-    _inputs(dtype="bfloat16", least=0, groups=[1, 4], inline_seq_dim=False),
+    _inputs(dtype="bfloat16", groups=[1, 4], inline_seq_dim=False).map(
+        functools.partial(_first_length, length=0)
+    ),
     checks=("forward",),
     xfail=fails("tpu-sim", "the rows of a sequence of length 0 are never written", "forward"),
 )
 PAGED_ATTENTION_PADDING = _spec(
     "paged_attention_padding",
-    _inputs(dtype="bfloat16", groups=[1]),
+    _inputs(dtype="bfloat16", groups=[1]).map(functools.partial(_first_length, length=1)),
     ignored=_ignored,
     checks=("padding",),
     xfail=fails("tpu-sim", "a NaN beyond a sequence's length reaches its output", "padding"),

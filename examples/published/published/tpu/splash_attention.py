@@ -23,7 +23,8 @@ def blocks(**sizes: Any) -> BlockSizes:
     """Sizes of 128, and others; a fused backward kernel has none for the queries' gradient."""
     fused = sizes.get("use_fused_bwd_kernel", False)
     names = ("block_q", "block_kv", "block_kv_compute", *BACKWARD[: 3 if fused else 5])
-    return BlockSizes(**(dict.fromkeys(names, 128) | sizes))
+    chosen: dict[str, Any] = dict.fromkeys(names, 128)
+    return BlockSizes(**(chosen | sizes))
 
 
 def mask_of(kind: str, queries: int, keys: int) -> splash.Mask:
@@ -152,8 +153,15 @@ def _segments(drawn: Any) -> Any:
     return {"ids": ids.map(lambda each: (each, each))}
 
 
+#: In JAX 0.11 the sums are outputs of one block for all heads, and heads run on two cores.
+RACES = (
+    fails("tpu-sim", "heads on two cores have the same sums", "races", "schedule")
+    if jax.__version_info__ < (0, 12)
+    else {}
+)
+
 # Weights so small that a 256th of them is 0 decide how exact ties of sums are rounded.
-SPLASH = _spec("splash_attention", GROUPED, relations=(Linear(2, exact=False),))
+SPLASH = _spec("splash_attention", GROUPED, relations=(Linear(2, exact=False),), xfail=RACES)
 SPLASH_GRADIENT = _spec(
     "splash_attention_gradient",
     GROUPED,

@@ -25,7 +25,7 @@ def blocks(forward_q: int, forward_k: int, *backward: int) -> Any:
 def attend(q: Any, k: Any, v: Any, ids: Any = None, **options: Any) -> Any:
     options.setdefault("block_sizes", blocks(32, 32, 32, 32, 32, 32))
     names = ("sm_scale", "causal", "block_sizes", "backward_pass_impl")
-    defaults = {"sm_scale": 1.0, "causal": False, "backward_pass_impl": "triton"}
+    defaults: dict[str, Any] = {"sm_scale": 1.0, "causal": False, "backward_pass_impl": "triton"}
     return bundled.mha(q, k, v, ids, *((defaults | options)[name] for name in names))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -117,7 +118,7 @@ DECODE_DTYPE = _spec(
 def attend_pages(
     q: Any, k: Any, v: Any, table: Any, lengths: Any, *scales: Any, **options: Any
 ) -> Any:
-    defaults = {"k_splits": 2, "pages_per_compute_block": 1}
+    defaults: dict[str, Any] = {"k_splits": 2, "pages_per_compute_block": 1}
     return paged.paged_attention(q, k, v, table, lengths, *scales, **(defaults | options))
 
 
@@ -151,7 +152,18 @@ def _ignored(q: Any, k: Any, v: Any, table: Any, lengths: Any, **options: Any) -
     return None, unused, unused, None, None
 
 
-def _pages(name: str, *, least: int = 0, **rest: Any) -> KernelSpec:
+def _as_it_is(call: pst.Arguments) -> pst.Arguments:
+    return call
+
+
+def _one_key(call: pst.Arguments) -> pst.Arguments:
+    """The same call, whose first sequence has one key."""
+    *rest, lengths = call.args
+    lengths = np.concatenate([[1], lengths[1:]]).astype(np.int32)
+    return dataclasses.replace(call, args=(*rest, lengths), kin=None)
+
+
+def _pages(name: str, *, change: Any = None, **rest: Any) -> KernelSpec:
     return KernelSpec(
         name=name,
         kernel={"gpu": attend_pages},
@@ -175,7 +187,6 @@ def _pages(name: str, *, least: int = 0, **rest: Any) -> KernelSpec:
                 "lengths": pst.lengths(
                     drawn.recipe["b"],
                     max_length=8 * drawn.recipe["p"],
-                    min_length=least,
                     around=[drawn.recipe["p"], 4 * drawn.recipe["p"]],
                 ),
             },
@@ -184,7 +195,7 @@ def _pages(name: str, *, least: int = 0, **rest: Any) -> KernelSpec:
                 "k_splits": st.sampled_from([1, 2, 4]),
                 "pages_per_compute_block": st.sampled_from([2, 4]),
             },
-        ),
+        ).map(_as_it_is if change is None else change),
         **rest,
     )
 
@@ -192,8 +203,35 @@ def _pages(name: str, *, least: int = 0, **rest: Any) -> KernelSpec:
 PAGED = _pages("paged_attention")
 PAGED_PADDING = _pages(
     "paged_attention_padding",
-    least=1,
+    change=_one_key,
     ignored=_ignored,
     checks=("padding",),
     xfail=fails("gpu-sim", "a NaN beyond a sequence's length reaches its output", "padding"),
+)
+
+
+def _scales_last(call: pst.Arguments) -> pst.Arguments:
+    q, k, v, k_scales, v_scales, table, lengths = call.args
+    args = (q, k, v, table, lengths, k_scales, v_scales)
+    return dataclasses.replace(call, args=args, kin=None)
+
+
+PAGED_INT8 = KernelSpec(
+    name="paged_attention_int8",
+    kernel={"gpu": attend_pages},
+    reference=pages_reference,
+    backends=GPU,
+    inputs=pst.arguments(
+        pst.arrays(
+            "b h d, g n p d, g n p d, g n p, g n p; h = g*r",
+            dtype=("bfloat16", "int8", "int8", "float32", "float32"),
+            dims={"b": [1, 3], "g": [1, 2], "r": [1, 5], "n": 5, "p": 16, "d": 32},
+        ),
+        then=lambda drawn: {
+            "table": pst.page_tables(drawn.recipe["b"], pages_each=8, pages=5),
+            "lengths": pst.lengths(drawn.recipe["b"], max_length=128, around=16),
+        },
+        tuning={"k_splits": st.sampled_from([1, 2]), "pages_per_compute_block": 2},
+    ).map(_scales_last),
+    checks=("forward", "jit", "determinism"),
 )
