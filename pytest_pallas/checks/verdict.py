@@ -15,10 +15,11 @@ from pytest_pallas.analysis import KernelCall, describe_writer
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.compiled import compiled
-from pytest_pallas.checks.context import CheckContext, CheckResult, as_kernel_error
+from pytest_pallas.checks.context import CheckContext, CheckResult, as_kernel_error, judge_leaves
 from pytest_pallas.errors import CompileError, CostError, MismatchError, PallasTestError
 from pytest_pallas.explanations import Explanation, Fact, explanation_of
-from pytest_pallas.numerics import Comparison
+from pytest_pallas.notes import Note
+from pytest_pallas.numerics import Comparison, Tolerance
 from pytest_pallas.numerics.contents import in_words, role_of
 from pytest_pallas.oracle.expected import flatten
 from pytest_pallas.strategies.arguments import Arguments
@@ -80,6 +81,7 @@ def run_check(
         finding.failure = Failure(check.name, name, context)
         # Not in the handler: pytest would print the whole chain, which is JAX's internals.
         raise finding
+    finding = replace(finding, notes=(*finding.notes, *_loosened(check, context, finding)))
     found(finding)
     problem = _problem_of(finding.outcome, context, name, check.name)
     if problem is not None:
@@ -130,6 +132,28 @@ def _with_notes(finding: CheckResult) -> CheckResult:
     """A result with the notes on its reference."""
     notes = () if finding.answer is None else finding.answer.expected.notes
     return replace(finding, notes=(*finding.notes, *notes)) if notes else finding
+
+
+def _loosened(check: Check, context: CheckContext, finding: CheckResult) -> Iterator[Note]:
+    """A note if an answer passed, and would not have passed without its tolerance."""
+    answer = finding.answer
+    if not check.base or not context.tolerance_given_by or answer is None or finding.failed:
+        return
+    if all(comparison.kind == "exact" for comparison in finding.comparisons):
+        return  # no tolerance was used
+    strict = replace(context, tolerance=Tolerance(), explained=False)
+    if any(not each.passed for each in judge_leaves(strict, answer.outputs, answer.expected)):
+        yield Note(
+            f"passes only by {context.tolerance}, from {context.tolerance_given_by}; the default "
+            "rule rejects the answer: leave the tolerance out to see why",
+            "tolerance",
+        )
+
+
+def _tolerance_facts(failed: Comparison, context: CheckContext) -> Iterator[Fact]:
+    """The tolerance that an answer failed against, unless it is the default."""
+    if context.tolerance_given_by and failed.kind in ("close", "rms", "explicit"):
+        yield Fact("tolerance", f"{context.tolerance}, from {context.tolerance_given_by}")
 
 
 def _problem_of(
@@ -193,7 +217,10 @@ def _mismatch(
     if others:
         facts.append(Fact("also wrong", ", ".join(other.where or "output" for other in others)))
     explanation = explanation.with_facts(
-        *facts, *drawn_facts(context.arguments), *content_facts(context.arguments)
+        *facts,
+        *_tolerance_facts(failed, context),
+        *drawn_facts(context.arguments),
+        *content_facts(context.arguments),
     )
     subject = f" ({finding.subject})" if finding.subject else ""
     error = MismatchError(f"{headline}{subject} is wrong\n{explanation}")
