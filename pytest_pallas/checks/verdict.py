@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 
 from pytest_pallas.analysis import KernelCall, describe_writer
+from pytest_pallas.analysis.unwritten import inputs_beyond_edges
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.compiled import compiled
@@ -28,6 +30,9 @@ from pytest_pallas.strategies.arguments import Arguments
 _TRANSPARENT = frozenset(
     {"jit", "pjit", "closed_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_jvp_call"}
 )
+
+#: How many operands with blocks that hang over are named.
+_BLOCKS = 3
 
 #: How many masks and arrays of ids of a call are described.
 _CONTENTS = 6
@@ -150,6 +155,24 @@ def _loosened(check: Check, context: CheckContext, finding: CheckResult) -> Iter
         )
 
 
+def _beyond_facts(failed: Comparison, outcome: Outcome) -> Iterator[Fact]:
+    """That NaN may come from beyond the edge of an array, if its program has a block there."""
+    value, writer = failed.actual_value, writer_of(outcome, failed)
+    is_nan = isinstance(value, float) and math.isnan(value)
+    if not is_nan or writer is None or failed.worst_index is None:
+        return
+    call, position = writer
+    for number, block in inputs_beyond_edges(call, position, failed.worst_index)[:_BLOCKS]:
+        sizes = ", ".join(str(size) for _, size, _ in block.dims)
+        dims = ", ".join(map(str, block.shape))
+        yield Fact(
+            "cause",
+            f"perhaps elements beyond the edge: blocks [{sizes}] of {block.name or 'an input'} "
+            f"(input {number} of {call.name}) hang over its array [{dims}]; mask them in the "
+            "kernel",
+        )
+
+
 def _tolerance_facts(failed: Comparison, context: CheckContext) -> Iterator[Fact]:
     """The tolerance that an answer failed against, unless it is the default."""
     if context.tolerance_given_by and failed.kind in ("close", "rms", "explicit"):
@@ -213,6 +236,7 @@ def _mismatch(
     if finding.outcome is not None and failed.worst_index is not None and not finding.subject:
         writer = _writer(finding.outcome, failed)
         facts += [Fact("block", writer)] if writer else []
+        facts += _beyond_facts(failed, finding.outcome)
     others = [c for c in finding.comparisons if not c.passed and c is not failed]
     if others:
         facts.append(Fact("also wrong", ", ".join(other.where or "output" for other in others)))
