@@ -77,6 +77,8 @@ class Access:
       copy: whether a copy (DMA) made it.
       by: what made it for the owner, in words: ``"the TMA copy"``; "" for the owner or a DMA.
       clock: the owner's count of steps, by which accesses are ordered.
+      step: of a copy: which of the copies that its owner started at this line, from 1; or 0.
+      steps: how many these are.
     """
 
     kind: Literal["read", "write"]
@@ -89,6 +91,8 @@ class Access:
     copy: bool = False
     by: str = ""
     clock: int = 0
+    step: int = 0
+    steps: int = 0
 
     def __str__(self) -> str:
         """``write of o_ref[0:8] on device 1 by a copy of device 0, at FILE:LINE``."""
@@ -97,7 +101,7 @@ class Access:
         if self.home is not None and self.home != self.owner.device:
             words += f" on device {self.home}"
         by = self.by or ("a copy" if self.copy else "")
-        words += f" by {by and by + ' of '}{self.owner}"
+        words += f" by {by and by + ' of '}{self.owner}{_of(self.step, self.steps)}"
         return words + _at(self.line, self.program)
 
 
@@ -111,6 +115,8 @@ class Signal:
       line: ``file:line``, or "".
       program: the grid point, or ().
       copy: whether it is that of a copy (DMA).
+      step: of a copy: see ``Access``.
+      steps: likewise.
     """
 
     owner: Owner
@@ -118,11 +124,14 @@ class Signal:
     line: str = ""
     program: tuple[int, ...] = ()
     copy: bool = False
+    step: int = 0
+    steps: int = 0
 
     def __str__(self) -> str:
         """``4096 bytes of the copy of device 0, at FILE:LINE``."""
         what = f"{self.amount} bytes of the copy" if self.copy else f"a signal of {self.amount}"
-        return f"{what} {'of' if self.copy else 'from'} {self.owner}{_at(self.line, self.program)}"
+        who = f"{'of' if self.copy else 'from'} {self.owner}{_of(self.step, self.steps)}"
+        return f"{what} {who}{_at(self.line, self.program)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +147,7 @@ class Wait:
       line: ``file:line``, or what stands there: ``"the end of the kernel"``.
       program: the grid point, or ().
       signals: those that are not ordered with it, so that each of them could have satisfied it.
+      copies: how many copies signal the semaphore, if it is that of a copy; 0 if that is not known.
     """
 
     owner: Owner
@@ -148,6 +158,7 @@ class Wait:
     line: str = ""
     program: tuple[int, ...] = ()
     signals: tuple[Signal, ...] = ()
+    copies: int = 0
 
     def __str__(self) -> str:
         """``device 1 is blocked on semaphore `done`: needs 4096 bytes, has 0, at FILE:LINE``."""
@@ -238,8 +249,19 @@ def _lines(finding: Finding) -> list[str]:
             lines.append(str(wait))
         for signal in wait.signals[:_SHOWN]:
             lines.append(f"the wait on `{wait.on}` can be satisfied by {signal}")
+        if wait.copies > 1 and len(wait.signals) > 1 and finding.kind == "race":
+            lines.append(
+                f"`{wait.on}` on {wait.owner} serves {wait.copies} copies, and a wait cannot tell "
+                "which of them is done: give each step a semaphore of its own, or let the sender "
+                "wait for the receiver"
+            )
     more = len(finding.waits) - _SHOWN
     return [*lines, f"and {more} more"] if more > 0 else lines
+
+
+def _of(step: int, steps: int) -> str:
+    """Which copy of several, such as `` (copy 2 of 3)``."""
+    return f" (copy {step} of {steps})" if steps > 1 else ""
 
 
 def _at(line: str, program: tuple[int, ...]) -> str:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 #: ``"reference"``: the evaluation of the kernel's reference. ``"run"``: the run of the kernel, such
-#: as its backend or omitted parts. ``"result"``: the output. ``"mutants"``: marks and checks in a
-#: mutation run. ``""``: a note of a project's check or backend, or of an older record.
-Kind = Literal["reference", "run", "result", "mutants", ""]
+#: as its backend or omitted parts. ``"result"``: the output. ``"tolerance"``: the limit that an
+#: output passed by. ``"mutants"``: marks and checks in a mutation run. ``""``: a note of a
+#: project's check or backend, or of an older record.
+Kind = Literal["reference", "run", "result", "tolerance", "mutants", ""]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which tolerance holds: mark > call or spec > hook > default."""
+"""Which tolerance holds, and who gave it: mark > call or spec > hook > default."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def tolerance_for(
     check: str,
     backend: Backend,
     dtypes: Sequence[str],
-) -> Tolerance:
-    """The tolerance for one call.
+) -> tuple[Tolerance, str]:
+    """The tolerance for one call, and where it is given, in words; "" for the default.
 
     Args:
       session: has the hook and the backends.
@@ -50,18 +50,19 @@ def tolerance_for(
         if only_backend not in (None, *names) or only_dtype not in (None, *dtypes):
             continue
         try:
-            return Tolerance(**limits)
+            return Tolerance(**limits), "@pytest.mark.pallas_tolerance"
         except TypeError as error:
             raise OptionError(
                 f"mark pallas_tolerance: {error}; it takes backend, dtype, factor, floor, rtol, "
                 "atol, ulp and fraction"
             ) from None
     chosen = _most_specific(given, names, dtypes) if isinstance(given, Mapping) else given
-    if chosen is None:
-        chosen = session.harness.tolerance(
-            kernel=kernel, check=check, backend=backend, dtypes=dtypes
-        )
-    return chosen if chosen is not None else Tolerance()
+    if chosen is not None:
+        return chosen, "tolerance= of the spec or call"
+    chosen = session.harness.tolerance(kernel=kernel, check=check, backend=backend, dtypes=dtypes)
+    if chosen is not None:
+        return chosen, "the hook pytest_pallas_tolerance"
+    return Tolerance(), ""
 
 
 def _known(session: Session, backend: str | None, dtype: str | None) -> None:

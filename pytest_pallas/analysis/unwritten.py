@@ -151,6 +151,41 @@ def writers_of(
     return sizes, wanted, [tuple(int(i) for i in point) for point in points[:, hit].T]
 
 
+def inputs_beyond_edges(
+    call: KernelCall, output: int, index: Sequence[int]
+) -> list[tuple[int, BlockFacts]]:
+    """The inputs, by number, of which the writers of an element have blocks beyond an edge.
+
+    Empty where ``writers_of`` finds no writer; the arguments are its.
+    """
+    import numpy as np
+
+    from pytest_pallas.analysis.grid.bodies.scalars import mapped
+
+    if call.eqn.primitive.name != "pallas_call" or not call.eqn.params["grid_mapping"].grid:
+        return []
+    written = writers_of(call, output, index)
+    if written is None or not written[-1]:
+        return []
+    facts, points = grid_facts(call.eqn), np.array(written[-1], np.int32).T
+    found: list[tuple[int, BlockFacts]] = []
+    for number, block in enumerate(facts.inputs):
+        if any(kind not in ("Blocked", "Squeezed") for kind, _, _ in block.dims):
+            continue
+        indices = mapped(block.index_map, points, [None] * len(facts.scalars), facts.vmapped)
+        if indices is None:
+            continue
+        ends = [
+            (np.asarray(at) + 1) * size > dim
+            for at, (_, size, _), dim in zip(
+                block.of_dims(indices), block.dims, block.shape, strict=True
+            )
+        ]
+        if any(bool(end.any()) for end in ends):
+            found.append((number, block))
+    return found
+
+
 def _points(programs: Programs) -> str:
     """Grid points as one pattern: axes along which they differ become ``lo..hi``."""
     parts: list[str] = []

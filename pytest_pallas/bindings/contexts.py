@@ -117,6 +117,15 @@ def context_for(
       OptionError: a mark of the test has an argument that it cannot have.
     """
     shared = session.runs if session.mutant is None else Runs()
+    tolerance, given_by = tolerance_for(
+        session,
+        [] if node is None else list(node.iter_markers("pallas_tolerance")),
+        subject.tolerance,
+        kernel=subject.name,
+        check=check.name,
+        backend=backend,
+        dtypes=dtypes_of(arguments.args),
+    )
     return CheckContext(
         kernel=subject.kernel,
         reference=subject.reference,
@@ -130,15 +139,8 @@ def context_for(
             dump=None if node is None else session.dump_folder(node.name),
         ),
         others=subject.others,
-        tolerance=tolerance_for(
-            session,
-            [] if node is None else list(node.iter_markers("pallas_tolerance")),
-            subject.tolerance,
-            kernel=subject.name,
-            check=check.name,
-            backend=backend,
-            dtypes=dtypes_of(arguments.args),
-        ),
+        tolerance=tolerance,
+        tolerance_given_by=given_by,
         check_dtype=subject.check_dtype,
         runs=shared if runs is None else runs,
         cache=session.cache,

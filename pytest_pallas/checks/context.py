@@ -58,6 +58,7 @@ class CheckContext(Configured, Properties):
       settings: how it runs; see ``RunSettings``.
       others: the peers, for the cross check.
       tolerance: the rule of judgement.
+      tolerance_given_by: where it is given, for messages; "" for the default.
       check_dtype: whether the kernel must return the reference's dtypes.
       runs: cache of runs under other schedules.
       cache: cache of expected values.
@@ -73,6 +74,7 @@ class CheckContext(Configured, Properties):
     backend: Backend
     others: Sequence[ComparisonPeer] = ()
     tolerance: Tolerance = field(default_factory=Tolerance)
+    tolerance_given_by: str = ""
     check_dtype: bool = True
     runs: Any = None
     cache: ExpectedCache = field(default_factory=ExpectedCache)
@@ -190,8 +192,15 @@ def judge(
     context: CheckContext, outputs: Any, expected: Expected, *, exact: bool = False
 ) -> Sequence[Comparison]:
     """Compare a kernel's outputs with the expected values, by the context's tolerance."""
+    return judge_leaves(context, flatten(outputs), expected, exact=exact)
+
+
+def judge_leaves(
+    context: CheckContext, outputs: Leaves, expected: Expected, *, exact: bool = False
+) -> Sequence[Comparison]:
+    """As ``judge``, of outputs by their paths."""
     return compare_trees(
-        flatten(outputs),
+        outputs,
         expected.oracle,
         expected.baseline,
         tolerance=context.tolerance,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +13,15 @@ import jax
 import numpy as np
 
 from pytest_pallas.analysis import KernelCall, describe_writer
+from pytest_pallas.analysis.unwritten import inputs_beyond_edges
 from pytest_pallas.backends import Backend, Outcome, label
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.compiled import compiled
-from pytest_pallas.checks.context import CheckContext, CheckResult, as_kernel_error
+from pytest_pallas.checks.context import CheckContext, CheckResult, as_kernel_error, judge_leaves
 from pytest_pallas.errors import CompileError, CostError, MismatchError, PallasTestError
 from pytest_pallas.explanations import Explanation, Fact, explanation_of
-from pytest_pallas.numerics import Comparison
+from pytest_pallas.notes import Note
+from pytest_pallas.numerics import Comparison, Tolerance
 from pytest_pallas.numerics.contents import in_words, role_of
 from pytest_pallas.oracle.expected import flatten
 from pytest_pallas.strategies.arguments import Arguments
@@ -27,6 +30,9 @@ from pytest_pallas.strategies.arguments import Arguments
 _TRANSPARENT = frozenset(
     {"jit", "pjit", "closed_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_jvp_call"}
 )
+
+#: How many operands with blocks that hang over are named.
+_BLOCKS = 3
 
 #: How many masks and arrays of ids of a call are described.
 _CONTENTS = 6
@@ -80,6 +86,7 @@ def run_check(
         finding.failure = Failure(check.name, name, context)
         # Not in the handler: pytest would print the whole chain, which is JAX's internals.
         raise finding
+    finding = replace(finding, notes=(*finding.notes, *_loosened(check, context, finding)))
     found(finding)
     problem = _problem_of(finding.outcome, context, name, check.name)
     if problem is not None:
@@ -130,6 +137,46 @@ def _with_notes(finding: CheckResult) -> CheckResult:
     """A result with the notes on its reference."""
     notes = () if finding.answer is None else finding.answer.expected.notes
     return replace(finding, notes=(*finding.notes, *notes)) if notes else finding
+
+
+def _loosened(check: Check, context: CheckContext, finding: CheckResult) -> Iterator[Note]:
+    """A note if an answer passed, and would not have passed without its tolerance."""
+    answer = finding.answer
+    if not check.base or not context.tolerance_given_by or answer is None or finding.failed:
+        return
+    if all(comparison.kind == "exact" for comparison in finding.comparisons):
+        return  # no tolerance was used
+    strict = replace(context, tolerance=Tolerance(), explained=False)
+    if any(not each.passed for each in judge_leaves(strict, answer.outputs, answer.expected)):
+        yield Note(
+            f"passes only by {context.tolerance}, from {context.tolerance_given_by}; the default "
+            "rule rejects the answer: leave the tolerance out to see why",
+            "tolerance",
+        )
+
+
+def _beyond_facts(failed: Comparison, outcome: Outcome) -> Iterator[Fact]:
+    """That NaN may come from beyond the edge of an array, if its program has a block there."""
+    value, writer = failed.actual_value, writer_of(outcome, failed)
+    is_nan = isinstance(value, float) and math.isnan(value)
+    if not is_nan or writer is None or failed.worst_index is None:
+        return
+    call, position = writer
+    for number, block in inputs_beyond_edges(call, position, failed.worst_index)[:_BLOCKS]:
+        sizes = ", ".join(str(size) for _, size, _ in block.dims)
+        dims = ", ".join(map(str, block.shape))
+        yield Fact(
+            "cause",
+            f"perhaps elements beyond the edge: blocks [{sizes}] of {block.name or 'an input'} "
+            f"(input {number} of {call.name}) hang over its array [{dims}]; mask them in the "
+            "kernel",
+        )
+
+
+def _tolerance_facts(failed: Comparison, context: CheckContext) -> Iterator[Fact]:
+    """The tolerance that an answer failed against, unless it is the default."""
+    if context.tolerance_given_by and failed.kind in ("close", "rms", "explicit"):
+        yield Fact("tolerance", f"{context.tolerance}, from {context.tolerance_given_by}")
 
 
 def _problem_of(
@@ -189,11 +236,15 @@ def _mismatch(
     if finding.outcome is not None and failed.worst_index is not None and not finding.subject:
         writer = _writer(finding.outcome, failed)
         facts += [Fact("block", writer)] if writer else []
+        facts += _beyond_facts(failed, finding.outcome)
     others = [c for c in finding.comparisons if not c.passed and c is not failed]
     if others:
         facts.append(Fact("also wrong", ", ".join(other.where or "output" for other in others)))
     explanation = explanation.with_facts(
-        *facts, *drawn_facts(context.arguments), *content_facts(context.arguments)
+        *facts,
+        *_tolerance_facts(failed, context),
+        *drawn_facts(context.arguments),
+        *content_facts(context.arguments),
     )
     subject = f" ({finding.subject})" if finding.subject else ""
     error = MismatchError(f"{headline}{subject} is wrong\n{explanation}")

@@ -62,6 +62,16 @@ class Tolerance:
                 span = "from 0 to 1" if name == "fraction" else "of 0 or more"
                 raise OptionError(f"tolerance: {name} must be a number {span}, but is {value!r}")
 
+    def __str__(self) -> str:
+        """What differs from the default: ``Tolerance(factor=5.0)``."""
+        default = Tolerance.__dataclass_fields__
+        words = [
+            f"{name}={getattr(self, name)!r}"
+            for name, field in default.items()
+            if getattr(self, name) != field.default
+        ]
+        return f"Tolerance({', '.join(words)})"
+
     @property
     def explicit(self) -> bool:
         """Whether ``rtol``, ``atol`` or ``ulp`` replaces the rule relative to the baseline."""

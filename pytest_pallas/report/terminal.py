@@ -135,8 +135,19 @@ def footnotes(records: Iterable[Record], *, every: bool = False) -> list[str]:
         else:
             many = f"{title}s" if title.endswith("failure") else title
             lines.append(f"{many}: {count(found)}, for {len(reasons)} reasons (-v lists them)")
+    lines += _loosened(records)
     lines += _unverified(records, every)
     return lines + (_notes(records) if every else [])
+
+
+def _loosened(records: Iterable[Record]) -> Iterator[str]:
+    """The kernels that pass only by their tolerance, one line for each tolerance."""
+    kernels: dict[Note, dict[str, None]] = {}
+    for record in records:
+        for note in of_kind(record.notes, "tolerance"):
+            kernels.setdefault(note, {})[record.kernel] = None
+    for note, names in kernels.items():
+        yield f"loosened: {', '.join(names)}: {note}"
 
 
 def _unverified(records: Iterable[Record], every: bool) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -140,3 +141,25 @@ def test_text_of_an_explanation():
 def test_explanations_survive_json():
     plain = json.loads(json.dumps(explanations.to_json(EXPLANATION)))
     assert explanations.from_json(plain) == EXPLANATION
+
+
+def test_which_of_several_copies_and_what_they_share():
+    copy = replace(RACE.accesses[0], step=2, steps=3)
+    first, second = (
+        Signal(owner=Owner(), amount=4096, line="ring.py:7", copy=True, step=step, steps=3)
+        for step in (1, 2)
+    )
+    wait = replace(RACE.waits[0], signals=(first, second), copies=3)
+    shared = replace(RACE, accesses=(copy, RACE.accesses[1]), waits=(wait,))
+    assert str(shared).splitlines()[1:] == [
+        "  write of buffer[0:8, 0:128] on device 1 by a copy of device 0, core 1 (copy 2 of 3), at "
+        "ring.py:7, program (2, 0)",
+        "  read of buffer by device 1, at ring.py:9",
+        "  the wait on `arrived` can be satisfied by 4096 bytes of the copy of device 0 (copy 1 of "
+        "3), at ring.py:7",
+        "  the wait on `arrived` can be satisfied by 4096 bytes of the copy of device 0 (copy 2 of "
+        "3), at ring.py:7",
+        "  `arrived` on device 1 serves 3 copies, and a wait cannot tell which of them is done: "
+        "give each step a semaphore of its own, or let the sender wait for the receiver",
+    ]
+    assert from_json(json.loads(json.dumps(to_json(shared)))) == shared

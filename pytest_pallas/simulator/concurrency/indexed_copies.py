@@ -156,7 +156,7 @@ def _side(
         kept = None if listed.ignored is None else rows != listed.ignored
         used = rows if kept is None else rows[kept]
         if used.size and (used.min() < 0 or used.max() >= height):
-            raise Outside(0, int(used.min()), int(used.max()), last.shape)
+            raise Outside.of(0, used, last.shape)
         return _Side(memory, rows, kept, lists)
     except Outside as outside:
         raise beyond_edge(thread, ref, how, outside, line) from None

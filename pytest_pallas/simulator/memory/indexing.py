@@ -23,6 +23,12 @@ class Outside(Exception):  # noqa: N818 - never leaves the simulator
     last: int
     shape: tuple[int, ...]
 
+    @classmethod
+    def of(cls, axis: int, indices: Array, shape: tuple[int, ...]) -> Outside:
+        """Of listed indices, from the lowest to the highest that is beyond the edge."""
+        wrong = indices[(indices < 0) | (indices >= shape[axis])]
+        return cls(axis, int(wrong.min()), int(wrong.max()), shape)
+
 
 def repeated(array: Array, indexed: Indexed, operands: Sequence[Any]) -> Array:
     """The memory in which each axis with stride 0 has its one element as often as it is read."""
@@ -72,10 +78,8 @@ def numpy_index(
             value = int(value)
             if not 0 <= value < dim:
                 raise Outside(axis, value, value, shape)
-        elif value.size:
-            low, high = int(value.min()), int(value.max())
-            if low < 0 or high >= dim:
-                raise Outside(axis, low, high, shape)
+        elif value.size and (value.min() < 0 or value.max() >= dim):
+            raise Outside.of(axis, value, shape)
         key.append(value)
     return tuple(key)
 

@@ -241,6 +241,6 @@ def masked(
     for number, (axis, dim) in enumerate(zip(axes, memory.shape, strict=True)):
         used = axis[chosen]
         if used.size and (used.min() < 0 or used.max() >= dim):
-            raise Outside(number, int(used.min()), int(used.max()), memory.shape)
+            raise Outside.of(number, used, memory.shape)
         key.append(np.clip(axis, 0, max(dim - 1, 0)))
     return memory, tuple(key)

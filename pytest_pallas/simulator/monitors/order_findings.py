@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_pallas.findings import Access, Finding, Signal, Wait
 from pytest_pallas.simulator.concurrency.recording import (
@@ -18,6 +18,9 @@ from pytest_pallas.simulator.concurrency.recording import (
 from pytest_pallas.simulator.monitors.accesses import SideInFlight, index_of
 from pytest_pallas.simulator.monitors.passes import OrderPass
 from pytest_pallas.simulator.monitors.promises import Promise, Rivals
+
+if TYPE_CHECKING:
+    from pytest_pallas.simulator.concurrency.transfers import Copy
 
 
 def finding_of(this: OrderPass, found: tuple[str, Any, Any], seed: int) -> Finding:
@@ -168,7 +171,20 @@ def _access(this: OrderPass, event: Touched | SideInFlight | Access) -> Access:
         program=copy.program,
         copy=True,
         clock=int(event.clock[event.thread]),
+        **_steps(this, copy),
     )
+
+
+def _steps(this: OrderPass, copy: Copy) -> dict[str, int]:
+    """Which of the copies that a thread started at one line a copy is, and how many these are."""
+    same = [
+        event.copy
+        for event in this.events
+        if isinstance(event, Started)
+        and (event.copy.owner, event.copy.line) == (copy.owner, copy.line)
+    ]
+    found = [number for number, each in enumerate(same, 1) if each is copy]
+    return {"step": found[0], "steps": len(same)} if found else {}
 
 
 def _unproved(this: OrderPass, event: Any) -> Iterator[Wait]:
@@ -201,6 +217,10 @@ def _unproved(this: OrderPass, event: Any) -> Iterator[Wait]:
                 line=wait.line,
                 program=wait.program,
                 signals=signals,
+                copies=sum(
+                    isinstance(each, Started) and semaphore in (each.copy.done, each.copy.sent)
+                    for each in this.events
+                ),
             )
 
 
@@ -222,4 +242,5 @@ def _signal_of(this: OrderPass, promise: Promise) -> Signal:
         line=line,
         program=program,
         copy=promise.copy is not None,
+        **(_steps(this, event.copy) if isinstance(event, Started) else {}),
     )

@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.checks.verdict import conclude, content_facts, run_check
@@ -62,3 +63,66 @@ def test_a_failure_has_them(context_of):
     context = dataclasses.replace(context_of(lambda *_: raising(0)), arguments=arguments)
     with pytest.raises(PallasTestError, match=r"mask      argument 0: bool\[2, 2\], all False"):
         run_check(forward, context, "twice")
+
+
+def _sum_of_rows(masked):
+    def body(x_ref, o_ref):
+        x, rows = x_ref[...], jax.lax.broadcasted_iota(np.int32, (16, 128), 0)
+        x = jax.numpy.where(rows < 13, x, 0) if masked else x
+        o_ref[...] = x.sum(axis=0, keepdims=True)
+
+    return lambda x: pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((1, 128), x.dtype),
+        grid=(1,),
+        in_specs=[pl.BlockSpec((16, 128), lambda i: (0, 0))],
+        out_specs=pl.BlockSpec((1, 128), lambda i: (0, 0)),
+    )(x)
+
+
+def test_nan_from_beyond_the_edge_is_said_to_be_that(context_of):
+    context = dataclasses.replace(
+        context_of(_sum_of_rows(masked=False)),
+        reference=lambda x: x.sum(axis=0, keepdims=True),
+        arguments=Arguments((np.ones((13, 128), np.float32),)),
+    )
+    with pytest.raises(MismatchError) as caught:
+        run_check(forward, context, "sums")
+    causes = [fact.text for fact in caught.value.explanation.facts if fact.name == "cause"]
+    assert causes == [
+        "perhaps elements beyond the edge: blocks [16, 128] of x_ref (input 0 of body) hang over "
+        "its array [13, 128]; mask them in the kernel"
+    ]
+    run_check(forward, dataclasses.replace(context, kernel=_sum_of_rows(masked=True)), "sums")
+
+
+def test_another_wrong_answer_of_such_a_kernel_is_not(context_of):
+    context = dataclasses.replace(
+        context_of(_sum_of_rows(masked=True)),
+        reference=lambda x: x.sum(axis=0, keepdims=True) + 1,
+        arguments=Arguments((np.ones((13, 128), np.float32),)),
+    )
+    with pytest.raises(MismatchError) as caught:
+        run_check(forward, context, "sums")
+    assert "beyond the edge" not in str(caught.value)
+
+
+def test_blocks_that_no_writer_has_are_no_cause(context_of):
+    """Nothing writes the last column, and only its block would hang over."""
+
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    def kernel(x):
+        spec = pl.BlockSpec((8, 128), lambda i: (0, i))
+        out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(body, out_shape=out, grid=(1,), in_specs=[spec], out_specs=spec)(x)
+
+    context = dataclasses.replace(
+        context_of(kernel),
+        reference=lambda x: x,
+        arguments=Arguments((np.ones((8, 129), np.float32),)),
+    )
+    with pytest.raises(MismatchError, match="no program of body") as caught:
+        run_check(forward, context, "copy")
+    assert "beyond the edge" not in str(caught.value)

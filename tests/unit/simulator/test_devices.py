@@ -169,6 +169,11 @@ def test_a_semaphore_that_serves_several_steps(devices, seed):
     signals = [signal for wait in races[0].waits for signal in wait.signals]
     assert {wait.on for wait in races[0].waits} >= {"received[0]"}
     assert {signal.owner.device for signal in signals} == {earlier.owner.device}
+    assert (earlier.step in range(1, devices), earlier.steps) == (True, devices - 1)
+    assert {signal.step for signal in signals} >= {earlier.step}
+    [shared] = [wait for wait in races[0].waits if wait.on == "received[0]"]
+    assert shared.copies == devices - 1
+    assert f"`received[0]` on {shared.owner} serves {devices - 1} copies" in str(races[0])
     assert races[0].seed == seed
 
 

@@ -300,7 +300,7 @@ def _view(ref: Ref, window: Sequence[Transform], operands: Sequence[Any]) -> Arr
 def _checked(memory: Array, key: tuple[Array, ...]) -> Elements:
     for axis, (indices, size) in enumerate(zip(key, memory.shape, strict=True)):
         if indices.size and (indices.min() < 0 or indices.max() >= size):
-            raise Outside(axis, int(indices.min()), int(indices.max()), memory.shape)
+            raise Outside.of(axis, indices, memory.shape)
     return Elements(memory, key)
 
 
