@@ -31,8 +31,8 @@ def cause_of(error: BaseException) -> Hashable:
         return frozenset(finding.key for finding in error.findings)
     finding = None if error.failure is None else error.failure.finding
     failed = None if finding is None else finding.failed
-    if finding is not None and failed is not None:
-        return (finding.subject.partition(":")[0], failed.where, _size(failed))
+    if failed is not None:
+        return (failed.where, _size(failed))
     inner = error.kernel_error
     return (type(error), type(inner), None if inner is None else _raised_at(inner))
 

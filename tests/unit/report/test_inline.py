@@ -9,6 +9,8 @@ import pytest_pallas
 from pytest_pallas.report import inline
 from pytest_pallas.simulator import simulate
 
+pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pytest-pallas[report]'")
+
 X = np.ones((8, 128), np.float32)
 
 
