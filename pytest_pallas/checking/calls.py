@@ -179,7 +179,7 @@ def _refuse_to_run_with(function: Callable[..., Any], word: str) -> None:
     if taken is None or word in taken:
         return
     name = name_of(function)
-    if word in (*_OF_THE_CALL, *Promises.__annotations__):
+    if word in (*_OF_THE_CALL, *PropertyKeywords.__annotations__):
         raise TypeError(
             f"{name} takes no keyword argument {word!r}: it is one of pallas_check, which compares "
             "the kernel with a reference; pallas_run only runs it"

@@ -175,7 +175,7 @@ def _access(this: OrderPass, event: Touched | SideInFlight | Access) -> Access:
     )
 
 
-def _steps(this: OrderPass, copy: Copy) -> dict[str, int]:
+def _steps(this: OrderPass, copy: Copy) -> dict[str, Any]:
     """Which of the copies that a thread started at one line a copy is, and how many these are."""
     same = [
         event.copy
