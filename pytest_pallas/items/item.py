@@ -272,19 +272,19 @@ class SpecItem(pytest.Item):
             return super().repr_failure(excinfo, style)
         command = self.replay(error)
         text = f"{error}\n  replay    {command}{self._script(error, command)}"
-        for other in error.others:
-            text += f"\n{ANOTHER}:\n{other}{self._script(other, '')}"
+        for number, other in enumerate(error.others, 2):
+            text += f"\n{ANOTHER}:\n{other}{self._script(other, '', number)}"
         if error.kernel_error is not None and self.config.get_verbosity() > 1:
             text += "\n" + "".join(traceback.format_exception(error.kernel_error)).rstrip()
         return text
 
-    def _script(self, error: PallasTestError, command: str) -> str:
+    def _script(self, error: PallasTestError, command: str, number: int = 1) -> str:
         """The line with the path of a failure's script; "" without one."""
         if self.expected or error.failure is None:
             return ""
         from pytest_pallas.replay.saved import save
 
-        saved = save(current(self.config), self, error, command)
+        saved = save(current(self.config), self, error, command, number=number)
         example = getattr(saved, "example", None)
         words = "" if example is None else f"\n  example   {example}"
         return f"\n  script    {saved}{words}"

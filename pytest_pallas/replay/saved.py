@@ -89,9 +89,16 @@ class Saved:
 
 
 def save(
-    session: PytestSession, item: pytest.Item, error: PallasTestError, replay: str
+    session: PytestSession,
+    item: pytest.Item,
+    error: PallasTestError,
+    replay: str,
+    *,
+    number: int = 1,
 ) -> Saved | None:
     """Write the script of a failure once, however often it is asked for.
+
+    ``number`` is that of the failure among those of the test, whose scripts are files of their own.
 
     Never raises: what goes wrong is said where the path would be. None for an error that is none
     of a check, such as a wrong option.
@@ -100,7 +107,7 @@ def save(
         return None
     if error.script is None:
         try:
-            error.script = _save(session, item, error, replay)
+            error.script = _save(session, item, error, replay, number)
         except NoScriptError as reason:
             error.script = Saved(note=str(reason))
         except Exception as problem:  # a report must not fail
@@ -125,19 +132,22 @@ def folder_for(session: PytestSession) -> Path:
     return session.config.cache.mkdir(FOLDER)
 
 
-def _save(session: PytestSession, item: pytest.Item, error: PallasTestError, replay: str) -> Saved:
+def _save(
+    session: PytestSession, item: pytest.Item, error: PallasTestError, replay: str, number: int
+) -> Saved:
     from pytest_pallas.backends import label
 
     folder, failure = folder_for(session), error.failure
+    test = item.nodeid if number == 1 else f"{item.nodeid}, failure {number}"
     name = f"{failure.name}-{failure.check}-{label(failure.context.backend)}"
     mesh = getattr(item, "mesh", None) or {}
     name += "".join(f"-{axis}{size}" for axis, size in mesh.items())
-    path = _free(folder, re.sub(r"[^\w.-]+", "-", name).strip("-"), item.nodeid)
+    path = _free(folder, re.sub(r"[^\w.-]+", "-", name).strip("-"), test)
     example = _export(session, item, error, path)
     if failure.finding is not None and failure.finding.goldens.get("different"):
         return Saved(None, "it would not have the golden to compare with", example)
     try:
-        script = script_of(session, error, failure, test=item.nodeid, replay=replay)
+        script = script_of(session, error, failure, test=test, replay=replay)
     except NoScriptError as reason:
         return Saved(None, str(reason), example)
     _write(path, script)

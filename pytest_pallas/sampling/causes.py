@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from pytest_pallas.checks.context import CheckResult
 from pytest_pallas.errors import PallasTestError
 from pytest_pallas.numerics import Comparison, epsilon, is_exact
+from pytest_pallas.oracle.expected import flatten
 
 #: Relative to the output's scale: 16 roundings of bfloat16. More is no rounding error.
 _SMALL = 1 / 16
@@ -31,8 +33,8 @@ def cause_of(error: BaseException) -> Hashable:
         return frozenset(finding.key for finding in error.findings)
     finding = None if error.failure is None else error.failure.finding
     failed = None if finding is None else finding.failed
-    if failed is not None:
-        return (failed.where, _size(failed))
+    if finding is not None and failed is not None:
+        return (_output_of(finding, failed), _size(failed))
     inner = error.kernel_error
     return (type(error), type(inner), None if inner is None else _raised_at(inner))
 
@@ -53,11 +55,18 @@ def distinct(first: BaseException, others: Iterable[Exception]) -> Sequence[Pall
     return list(found.values())[: MOST - 1]
 
 
+def _output_of(finding: CheckResult, failed: Comparison) -> int:
+    """The number of the wrong output; each run of the kernel has a comparison of every output."""
+    outputs = 1 if finding.outcome is None else len(flatten(finding.outcome.values))
+    position = next(n for n, each in enumerate(finding.comparisons) if each is failed)
+    return position % max(1, outputs)
+
+
 def _size(failed: Comparison) -> str:
-    if failed.kind in ("class", "tree", "shape", "dtype"):
+    if failed.kind in ("tree", "shape", "dtype"):
         return failed.kind
     if not failed.dtype or not np.isfinite(failed.error):
-        return "large"
+        return "class"  # in exact mode, too
     dtype = np.dtype(failed.dtype)
     small = not is_exact(dtype) and failed.error * epsilon(dtype) <= _SMALL
     return "small" if small else "large"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 KERNELS = """
@@ -65,7 +68,10 @@ def test_each_cause_is_shown_with_its_script(modes):
     text = project.run(*RUN).stdout.str()
     assert causes(text) == {"nan", "off", "raises"}
     assert text.count(ANOTHER) == 2
-    assert text.count("  script    ") == 3
+    scripts = re.findall(r"^  script    (.+)$", text, re.MULTILINE)
+    assert len(set(scripts)) == 3
+    for script in scripts:
+        assert "forward" in Path(script).read_text()
 
 
 def test_records_and_the_page_have_them(modes):

@@ -5,19 +5,27 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from pytest_pallas.backends import Outcome
+from pytest_pallas.checks.context import CheckResult
 from pytest_pallas.errors import KernelError, MismatchError, RaceError
 from pytest_pallas.findings import Finding
 from pytest_pallas.numerics import compare
 from pytest_pallas.sampling.causes import cause_of, distinct
 
 
-def wrong(actual, size=4, subject=""):
+def wrong(actual, size=4, output=0, outputs=1, runs=1):
+    """An error of the last of some runs of a kernel with some outputs."""
     expected = np.ones(size, np.float32)
+    right = compare(expected, expected, expected)
     failed = compare(np.full(size, actual, np.float32), expected, expected)
+    last = [right] * output + [failed] + [right] * (outputs - output - 1)
     error = MismatchError(str(failed))
     arguments = SimpleNamespace(args=(expected,))
     error.failure = SimpleNamespace(
-        finding=SimpleNamespace(failed=failed, subject=subject),
+        finding=CheckResult(
+            comparisons=[*[right] * outputs * (runs - 1), *last],
+            outcome=Outcome(values=[expected] * outputs),
+        ),
         context=SimpleNamespace(arguments=arguments),
     )
     return error
@@ -44,7 +52,8 @@ def race(line):
         (wrong(2), wrong(3, size=8), True),
         (wrong(2), wrong(np.nan), False),
         (wrong(2), wrong(1.001), False),
-        (wrong(2), wrong(2, subject="gradient"), False),
+        (wrong(2, outputs=2), wrong(2, output=1, outputs=2), False),
+        (wrong(2, outputs=2), wrong(3, outputs=2, runs=3), True),
         (raised(True), raised(True), True),
         (raised(True), raised(False), False),
         (race("k.py:3"), race("k.py:3"), True),
@@ -63,5 +72,5 @@ def test_of_each_other_cause_the_smallest():
 
 
 def test_there_is_a_limit():
-    errors = [wrong(2, subject=each) for each in "abcdef"]
-    assert distinct(wrong(2), errors) == errors[:2]
+    errors = [wrong(2, output=number, outputs=8) for number in range(8)]
+    assert distinct(wrong(np.nan, outputs=8), errors) == errors[:2]
