@@ -141,7 +141,7 @@ def settle_examples(item: pytest.Item) -> None:
         set_hypothesis_settings(test, hypothesis.settings(own, **changes))
 
 
-def _examples(item: pytest.Item, own: Any) -> dict[str, int]:
+def _examples(item: pytest.Item, own: Any) -> dict[str, Any]:
     """The number of examples of a ``@given`` test, if it is given and the test has none itself.
 
     A profile of Hypothesis that the command line names says more of it than one of ours.

@@ -138,3 +138,14 @@ def test_all_of_them_at_once(crowded):
     assert other.ret == pytest.ExitCode.OK, other.stdout.str()[-5000:]
     assert again == records
     assert redrawn == drawn
+
+
+def test_a_test_of_its_own_process_runs_again(crowded):
+    result = crowded.spawn(
+        "--reruns=1", "--timeout=200", "--pallas-isolate=always", "-v", "-k", "flaky or in_time",
+    )  # fmt: skip
+    text = result.stdout.str()
+    assert result.ret == pytest.ExitCode.OK, text[-5000:]
+    assert re.search(r"test_flaky\[tpu-sim\] RERUN", text)
+    assert "2 passed" in text
+    assert "1 rerun" in text
