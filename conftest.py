@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 pytest_plugins = ["pytester"]
 
 # Where CI is set, hypothesis takes another profile and pytest prints longer summaries. The tests of
@@ -14,3 +16,17 @@ for _name in ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS"):
 # The plugins of hypothesis that other packages bring (trio's, by way of selenium) take a tenth of a
 # second in each of the hundreds of processes that the tests start, and no test draws from them.
 os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")
+
+# Plugins that one test runs beside (tests/plugin/imports/test_other_plugins.py). In all other runs
+# that tests start they would shuffle, or take time to import.
+_OTHERS = ("randomly", "asyncio", "anyio", "rerunfailures", "timeout", "pytest_cov")
+WITHOUT_OTHERS = " ".join(f"-p no:{name}" for name in _OTHERS)
+os.environ["PYTEST_ADDOPTS"] = WITHOUT_OTHERS
+
+
+@pytest.fixture(autouse=True)
+def _runs_without_other_plugins(request: pytest.FixtureRequest) -> None:
+    """The fixture ``pytester`` removes the variable, and restores it when the test ends."""
+    if "pytester" in request.fixturenames:
+        request.getfixturevalue("pytester")
+        os.environ["PYTEST_ADDOPTS"] = WITHOUT_OTHERS

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-#: Plugins that belong to the process that reports: they print, or write pytest's cache.
-_REPORTING = ("terminalreporter", "lfplugin", "nfplugin", "stepwiseplugin", "_cov")
+#: Plugins that belong to the process that reports: they print, write pytest's cache, or decide by
+#: the report of a test that it runs again.
+_REPORTING = (
+    *("terminalreporter", "lfplugin", "nfplugin", "stepwiseplugin", "_cov", "rerunfailures"),
+)
 
 
 def keywords_match(expression: str, words: Iterable[str]) -> bool:
