@@ -112,8 +112,6 @@ PAGES = {
     ROOT / "SECURITY.md": "project/security",
     ROOT / "examples/downstream": "downstream",
     ROOT / "examples/downstream/README.md": "downstream",
-    ROOT / "examples/published": "findings",
-    ROOT / "examples/published/README.md": "findings",
 }
 
 #: A link to a page or file, with its text.
