@@ -30,3 +30,7 @@ def _runs_without_other_plugins(request: pytest.FixtureRequest) -> None:
     if "pytester" in request.fixturenames:
         request.getfixturevalue("pytester")
         os.environ["PYTEST_ADDOPTS"] = WITHOUT_OTHERS
+
+
+#: A project of its own, which tests copy.
+collect_ignore = ["tests/support/newcomer"]

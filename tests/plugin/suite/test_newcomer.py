@@ -1,0 +1,35 @@
+"""A package of somebody who is new: all wrong kernels are found, and no right one is blamed."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2] / "support/newcomer"
+RIGHT = {"layer_norm", "softmax", "matmul", "doubled", "shifted"}
+WRONG = {"wrong_layer_norm", "wrong_softmax", "wrong_matmul", "wrong_doubled"}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("newcomer") / "project"
+    shutil.copytree(PROJECT, folder)
+    command = [
+        *(sys.executable, "-m", "pytest", "tests", "--pallas-suite=kernels.specs"),
+        *("--pallas-profile=quick", "--pallas-results=results.json"),
+        *("-p", "no:cacheprovider", "-W", "error"),
+    ]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    return json.loads((folder / "results.json").read_text())["records"]
+
+
+@pytest.mark.parametrize("file", ["tests/test_kernels.py", "kernels/specs.py"])
+def test_wrong_kernels_fail_and_right_ones_pass(records, file):
+    ran = [record for record in records if record["test"].startswith(file)]
+    assert {record["kernel"] for record in ran} == RIGHT | WRONG
+    assert {record["kernel"] for record in ran if record["outcome"] == "failed"} == WRONG
+    assert all(any(r["examples"] for r in ran if r["kernel"] == name) for name in RIGHT)
