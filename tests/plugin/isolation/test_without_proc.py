@@ -1,0 +1,50 @@
+"""A system without /proc, such as macOS: all works but for limits on the memory of workers."""
+
+SITE = """
+import sys
+
+LOG = {log!r}
+
+def refuse(event, arguments):
+    if event not in ("open", "os.listdir") or not str(arguments[0]).startswith("/proc/"):
+        return
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("threadpoolctl.py"):  # asks dyld on macOS
+            return
+        frame = frame.f_back
+    with open(LOG, "a") as log:
+        print(arguments[0], file=log)
+    raise FileNotFoundError(2, "No such file or directory", str(arguments[0]))
+
+sys.addaudithook(refuse)
+"""
+
+TESTS = """
+import numpy as np
+import pytest
+from kernels import add, add_off, reference
+
+X = np.ones((8, 128), np.float32)
+
+def test_right(pallas_check):
+    pallas_check(add, X, X, reference=reference)
+
+@pytest.mark.pallas(isolate="always")
+def test_isolated(pallas_check):
+    pallas_check(add, X, X, reference=reference, checks=["forward", "determinism"])
+
+def test_wrong(pallas_check):
+    pallas_check(add_off, X, X, reference=reference)
+"""
+
+
+def test_everything_works_without_it(project, pytester, monkeypatch):
+    site, log = pytester.mkdir("site"), pytester.path / "asked"
+    (site / "sitecustomize.py").write_text(SITE.format(log=str(log)))
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=":")
+    project.write(test_it=TESTS)
+    result = project.spawn("--pallas-backend=auto,interpret")
+    result.assert_outcomes(passed=4, failed=2)
+    result.stdout.fnmatch_lines(["*add_off: forward on tpu-sim is wrong*"])
+    assert any(line.endswith("/statm") for line in log.read_text().splitlines())
