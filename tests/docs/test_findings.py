@@ -45,3 +45,8 @@ def test_every_expected_failure_is_told_of(monkeypatch):
                 failing.add(value.name)
     assert len(failing) > 20
     assert failing - set(re.findall(r"`(\w+)`", PAGE)) == set()
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md", "CHANGELOG.md"])
+def test_other_pages_count_them(name):
+    assert f"{len(FINDINGS)} findings" in (ROOT / name).read_text()

@@ -122,6 +122,8 @@ def _spec(
     name: str, shapes: str, *, dtype: Any = None, then: Any = None, **rest: Any
 ) -> KernelSpec:
     options = rest.pop("options", OPTIONS)
+    # Backward, scores beyond 100 would be compared with logarithms of sums that are not exact.
+    values: dict[str, Any] = {"values": "normal"} if "differentiable" in rest else {}
     return KernelSpec(
         name=name,
         kernel=attend,
@@ -138,6 +140,7 @@ def _spec(
                     if name in re.findall("[a-z]", shapes)
                 },
                 max_elements=2**17,
+                **values,
             ),
             then={} if then is None else then,
             options=options,
