@@ -43,7 +43,7 @@ def lines(machine: Machine, devices: Sequence[str], trials: Iterable[Trial]) -> 
         found = f"{extra.package} {extra.version}" if extra.version else f"missing; {extra.install}"
         yield _row(extra.name, found)
     yield ""
-    words = f"{counts[OK]} backends work, {counts[MISSING]} are missing"
+    words = f"backends: {counts[OK]} work, {counts[MISSING]} missing"
     yield f"{words}, {len(failed)} failed: {', '.join(failed)}" if failed else words
 
 

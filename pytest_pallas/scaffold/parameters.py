@@ -183,6 +183,8 @@ def _required(
 
 def _numbers(name: str, hint: Any) -> tuple[Any, ...]:
     """Candidates for a number or a word without a default."""
+    if re.search(r"dtype$", name):
+        return ("float32", "bfloat16", "int32")
     if hint is str:
         return ("default", "")
     if hint is float or re.search(r"eps|scale|alpha|beta|rate|temperature|cap", name):

@@ -46,7 +46,8 @@ class Attempt:
             f"{dtype}[{', '.join(map(str, shape))}]"
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
         ]
-        return ", ".join([*arrays, *(f"{name}={value!r}" for name, value in self.statics)])
+        words = [*arrays, *(f"{name}={value!r}" for name, value in self.statics)]
+        return ", ".join(words) or "no arguments"
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,20 @@ def attention_reference(q, k, v, *, causal=False):
     return jnp.einsum("bhst,bhtd->bhsd", jax.nn.softmax(s, axis=-1), v, precision=HIGHEST)
 
 
+# A dtype without a default.
+
+
+def cast(x, out_dtype):
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...].astype(out_dtype)
+
+    return _call(body, x.shape, out_dtype)(x)
+
+
+def cast_ref(x, out_dtype):
+    return x.astype(out_dtype)
+
+
 # Static arguments without defaults, and sizes that must be their multiples.
 
 

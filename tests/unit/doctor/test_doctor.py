@@ -84,7 +84,7 @@ def test_the_report_can_be_pasted():
         "  golden             missing; pip install 'pytest-pallas[golden]'\n",
     ):
         assert wanted in text
-    assert text.endswith("1 backends work, 1 are missing, 1 failed: gpu")
+    assert text.endswith("backends: 1 work, 1 missing, 1 failed: gpu")
 
 
 def test_only_variables_that_matter_are_told():

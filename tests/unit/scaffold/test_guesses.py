@@ -27,6 +27,10 @@ INPUTS = {
         f'pst.arguments( pst.arrays( "m n", {FLOATS}, multiple_of={{"m": 128, "n": 128}}, ), '
         'options={"scale": 0.5}, tuning={"block_m": 128, "block_n": 128}, )'
     ),
+    "cast": (
+        f'pst.arguments( pst.arrays("m n", {FLOATS}), '
+        'options={"out_dtype": st.sampled_from(["float32", "bfloat16", "int32"])}, )'
+    ),
     "rms_norm": (
         f'pst.arguments( pst.arrays("m n, n", {FLOATS}), '
         'tuning={"block_rows": st.sampled_from([16, 32])}, )'
