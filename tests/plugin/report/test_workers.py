@@ -129,10 +129,10 @@ def test_workers_report_what_one_process_does(project: Any, workers: str) -> Non
         *((kernel, check, "passed") for kernel in ("good", "scaled") for check in CHECKS),
     ]
     assert len(two["results"]["not_applicable"]) == 3
-    assert two["results"]["distinct"]["triples"] == 8
+    assert two["results"]["distinct"]["triples"] == 9
     terminal = "\n".join(two["terminal"])
     assert "not applicable: 3 checks of 3 kernels (-v lists them)" in terminal
-    assert "distinct: 8 (spec, check, shape) triples" in terminal
+    assert "distinct: 9 (spec, check, shape) triples" in terminal
     assert "inputs: 3 kernels, " in terminal
     assert "never drawn: " in terminal
     assert len(two["records"]) == 6
