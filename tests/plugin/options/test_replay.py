@@ -15,7 +15,10 @@ def test_a_blob_of_another_strategy(project, blob):
     text = result.stdout.str()
     assert "Traceback" not in text
     assert "site-packages" not in text
-    assert f"--pallas-replay={blob}: cannot replay add/forward: its strategy or Hypothesis" in text
+    assert (
+        f"--pallas-replay={blob}: cannot replay specs.py::add/forward: its strategy or Hypothesis"
+        in text
+    )
     assert "Run the test without --pallas-replay" in text
 
 
