@@ -1,6 +1,6 @@
 """Beside pytest-randomly, -rerunfailures, -timeout, -cov, -asyncio and anyio, all at once.
 
-They are the dependency group ``plugins``: ``uv run --group plugins pytest <this file>``.
+They are the dependency group ``plugins``: ``uv run --isolated --group plugins pytest <this file>``.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def crowded(project, monkeypatch):
     """A project with a spec and tests, where all of these plugins are loaded."""
     missing = [name for name in OTHERS if not _is_installed(name)]
     if missing:
-        pytest.skip(f"uv run --group plugins installs {', '.join(missing)}; .ci/run does")
+        pytest.skip(f"uv run --isolated --group plugins installs {', '.join(missing)}; .ci/run does")
     monkeypatch.delenv("PYTEST_ADDOPTS")
     project.write(test_specs=SPECS, test_own=TESTS)
     project.ini(asyncio_default_fixture_loop_scope="function", markers="anyio")
