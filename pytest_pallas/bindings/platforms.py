@@ -17,6 +17,9 @@ from pytest_pallas.session import Session
 from pytest_pallas.spec import KernelSpec
 from pytest_pallas.strategies.arguments import Arguments
 
+#: Time limit in seconds for a trace: a function that hangs is reported when it runs.
+_SECONDS = 5.0
+
 
 def on_its_platform(session: Session, spec: KernelSpec) -> KernelSpec:
     """The spec, with ``kernel={"gpu": ...}`` if its plain function is a Mosaic GPU kernel.
@@ -89,7 +92,7 @@ def _is_for_gpus(function: Any, arguments: Arguments, timeout: float) -> bool:
         function=function,
         args=arguments.args,
         options={**arguments.options, **arguments.tuning},
-        settings=RunSettings(timeout=timeout),
+        settings=RunSettings(timeout=min(timeout, _SECONDS)),
     )
     kernels = _traced(call, "tpu")
     if kernels is None:  # some kernels ask for what only a GPU has

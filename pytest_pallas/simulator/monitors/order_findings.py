@@ -161,6 +161,7 @@ def _access(this: OrderPass, event: Touched | SideInFlight | Access) -> Access:
             by=copy.what,
             clock=int(event.clock[event.thread]),
         )
+    step, steps = _step_of(this, copy)
     return Access(
         kind="write" if event.writes else "read",
         ref=copy.names[1] if event.writes else copy.names[0],
@@ -171,11 +172,12 @@ def _access(this: OrderPass, event: Touched | SideInFlight | Access) -> Access:
         program=copy.program,
         copy=True,
         clock=int(event.clock[event.thread]),
-        **_steps(this, copy),
+        step=step,
+        steps=steps,
     )
 
 
-def _steps(this: OrderPass, copy: Copy) -> dict[str, Any]:
+def _step_of(this: OrderPass, copy: Copy) -> tuple[int, int]:
     """Which of the copies that a thread started at one line a copy is, and how many these are."""
     same = [
         event.copy
@@ -184,7 +186,7 @@ def _steps(this: OrderPass, copy: Copy) -> dict[str, Any]:
         and (event.copy.owner, event.copy.line) == (copy.owner, copy.line)
     ]
     found = [number for number, each in enumerate(same, 1) if each is copy]
-    return {"step": found[0], "steps": len(same)} if found else {}
+    return (found[0], len(same)) if found else (0, 0)
 
 
 def _unproved(this: OrderPass, event: Any) -> Iterator[Wait]:
@@ -236,11 +238,13 @@ def _signal_of(this: OrderPass, promise: Promise) -> Signal:
         if isinstance(event, Started)
         else (event.line, event.program)
     )
+    step, steps = _step_of(this, event.copy) if isinstance(event, Started) else (0, 0)
     return Signal(
         owner=this.owners[promise.thread],
         amount=promise.amount,
         line=line,
         program=program,
         copy=promise.copy is not None,
-        **(_steps(this, event.copy) if isinstance(event, Started) else {}),
+        step=step,
+        steps=steps,
     )

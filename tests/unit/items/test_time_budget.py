@@ -7,7 +7,7 @@ import pytest
 
 from pytest_pallas.items import time_budget
 from pytest_pallas.items.time_budget import TimeBudget, fuzz_for
-from pytest_pallas.sampling import diversity, fuzzing
+from pytest_pallas.sampling import diversity, example_runner, fuzzing
 from pytest_pallas.sampling.fuzzing import Fuzz
 
 WEIGHTS = {"a1": 0.5, "a2": 0.5, "b": 1.0}
@@ -62,7 +62,7 @@ def test_rounds_until_the_time_is_over(monkeypatch):
         now += 0.01
 
     stopped = SimpleNamespace(monotonic=lambda: now)
-    for module in (fuzzing, time_budget):
+    for module in (example_runner, fuzzing, time_budget):
         monkeypatch.setattr(module, "time", stopped)
     what, pulses, _ = fuzz_seconds(pst.arrays("m k, k n", around=[8, 16, 32]), 1.0, ask)
     assert pulses[0] == 4
