@@ -83,7 +83,7 @@ TESTS = """
 @pytest.fixture
 def crowded(project, monkeypatch):
     """A project with a spec and tests, where all of these plugins are loaded."""
-    missing = [name for name in OTHERS if not _is_installed(name)]
+    missing = ", ".join(name for name in OTHERS if not _is_installed(name))
     if missing:
         pytest.skip(
             f"uv run --isolated --group plugins installs {', '.join(missing)}; .ci/run does"
