@@ -1,10 +1,38 @@
-"""``python -m pytest_pallas``: the same as the command ``pytest-pallas``."""
+"""``pytest-pallas`` and ``python -m pytest_pallas``: commands beside pytest."""
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Sequence
 
-from pytest_pallas.scaffold.command import main
+from pytest_pallas.errors import OptionError
+from pytest_pallas.report import merge_command
+from pytest_pallas.scaffold import command
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+      arguments: the words after the name of the program; by default those of this process.
+
+    Returns:
+      The exit status: that of the command, or 2 for arguments that cannot be used.
+    """
+    parser = argparse.ArgumentParser(
+        prog="pytest-pallas", description="Tests for JAX Pallas kernels; run them with pytest."
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for each in (command, merge_command):
+        each.add_parser(commands)
+    given = parser.parse_args(arguments)
+    try:
+        return given.run(given)
+    except OptionError as error:
+        print(f"pytest-pallas: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+
 
 if __name__ == "__main__":
     sys.exit(main())

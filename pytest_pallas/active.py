@@ -25,6 +25,7 @@ from pytest_pallas.session import (
     OUTPUT,
     PROBLEM,
     SESSION,
+    SHARD,
     STATUS,
     PytestSession,
     current,
@@ -180,6 +181,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
         narrowed = current(session.config).collected > len(session.items)
         keep_selected(session.config, session.items, narrowed=narrowed)
+    if current(session.config).options.shard is not None:
+        from pytest_pallas.collection.sharding import keep_shard
+
+        keep_shard(session.config, session.items)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -243,11 +248,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return scheduler_for(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """In an xdist worker, send the checks that do not apply to the controller."""
+    if SESSION in session.config.stash and (state := current(session.config)).options.results:
+        from pytest_pallas.collection.digests import suite_digests
+
+        directory = session.config.invocation_params.dir
+        state.suite_digests = suite_digests(state.options.suite, directory)
     output = getattr(session.config, "workeroutput", None)
     if output is not None and SESSION in session.config.stash:
         from pytest_pallas.record import plain_not_applicable
 
-        entries = current(session.config).not_applicable.values()
+        state = current(session.config)
+        entries = state.not_applicable.values()
         output[OUTPUT] = [plain_not_applicable(entry) for entry in entries]
+        output[SHARD] = (state.shard_line, state.empty_shard)

@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from pytest_pallas.database import DatabasePlace
     from pytest_pallas.errors import OptionError
-    from pytest_pallas.options.values import Replay
+    from pytest_pallas.options.values import Replay, Shard
 
 
 def wrong(problem: str) -> OptionError:
@@ -111,6 +111,38 @@ def _replay(text: str) -> Replay:
         begins = b""
     blob = begins in (b"\0", b"\1") and not os.path.exists(text)
     return Replay(blob=text) if blob else Replay(file=Path(text))
+
+
+#: Variables with the number of a job among equal ones, that of all jobs, and where numbers begin.
+_JOBS = (
+    ("CI_NODE_INDEX", "CI_NODE_TOTAL", 1),  # GitLab
+    ("CIRCLE_NODE_INDEX", "CIRCLE_NODE_TOTAL", 0),
+    ("BUILDKITE_PARALLEL_JOB", "BUILDKITE_PARALLEL_JOB_COUNT", 0),
+    ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS", 0),  # Kubernetes; the second is one's own
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", 0),
+)
+
+
+def _shard(text: str) -> Shard | None:
+    """``I/N``, ``auto/N`` with the number of the job from the environment, or ``auto``."""
+    from pytest_pallas.options.values import Shard
+
+    if not text:
+        return None
+    index, _, count = text.partition("/")
+    if index == "auto":
+        jobs = [each for each in _JOBS if each[0] in os.environ]
+        if not jobs:
+            names = ", ".join(each[0] for each in _JOBS)
+            raise wrong(f"auto reads the number of the job from {names}, and none is set")
+        index, total, first = os.environ[jobs[0][0]], jobs[0][1], jobs[0][2]
+        count = count or os.environ.get(total, "")
+        if not count:
+            raise wrong(f"auto: {total} is not set; write auto/N for N jobs")
+        index = str(int(index) - first + 1) if index.isdecimal() else index
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise wrong(f"must be I/N with I from 1 to N, such as 2/4, or auto, not {text!r}")
+    return Shard(int(index), int(count))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,6 +341,19 @@ TABLE: tuple[Option, ...] = (
         metavar="EXAMPLE",
         help="run one example only: a file that a failure names, which also says the check, or the "
         "blob that a failure prints, for the selected check",
+    ),
+    Option(
+        name="shard",
+        parse=_shard,
+        metavar="I/N",
+        help="run part I of N of the tests, the same parts on every machine; auto reads I and N "
+        "from variables of CI services; pytest-pallas merge joins the results",
+    ),
+    Option(
+        name="shard_by",
+        parse=_path,
+        metavar="FILE.json",
+        help="results of an earlier run (--pallas-results): shards take equal times by its seconds",
     ),
     Option(
         name="worker_memory",

@@ -31,6 +31,17 @@ MARK_ONLY = ("backends", "targets", "reason")
 
 
 @dataclass(frozen=True)
+class Shard:
+    """Part ``index`` of ``count`` of the tests, counted from 1; see ``--pallas-shard``."""
+
+    index: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+
+@dataclass(frozen=True)
 class Replay:
     """The example to run in place of all others; nothing by default.
 
@@ -84,6 +95,8 @@ class Options:
     golden: str = "off"
     golden_dir: Path = Path("pallas_goldens")
     replay: Replay = Replay()
+    shard: Shard | None = None
+    shard_by: Path | None = None
     worker_memory: float = 8.0
     mutate: int | None = None
     mutate_time: float = 0.0

@@ -10,7 +10,7 @@ import pytest
 from pytest_pallas.errors import OptionError
 from pytest_pallas.record import NotApplicable
 from pytest_pallas.report.section import Line, Results, Section, as_text
-from pytest_pallas.session import OUTPUT, PytestSession
+from pytest_pallas.session import OUTPUT, SHARD, PytestSession
 
 if TYPE_CHECKING:
     from pytest_pallas.record import Record
@@ -47,7 +47,9 @@ class Reporter:
     def pytest_report_collectionfinish(self) -> list[str]:
         """Say it now if the plugin takes part since a test was collected."""
         quiet = self.session.config.get_verbosity() < 0
-        return [] if quiet or self.began_with_header else self.pytest_report_header()
+        lines = [] if quiet or self.began_with_header else self.pytest_report_header()
+        shard = self.session.shard_line
+        return [*lines, f"pallas: {shard}"] if shard and not quiet else lines
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collect the records of a report."""
@@ -69,6 +71,8 @@ class Reporter:
         """Receive from a worker the checks that do not apply. All workers send the same."""
         for plain in getattr(node, "workeroutput", {}).get(OUTPUT, ()):
             self.session.not_applicable.setdefault(plain["test"], NotApplicable(**plain))
+        if (shard := getattr(node, "workeroutput", {}).get(SHARD)) is not None:
+            self.session.shard_line, self.session.empty_shard = shard
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the results, however the session ended."""
@@ -76,6 +80,8 @@ class Reporter:
         self._record_costs(session)
         self._require_score(session)
         self._join_failures(session)
+        if self.session.empty_shard and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+            session.exitstatus = pytest.ExitCode.OK  # other machines run them
         if self.session.options.results is None and self.session.options.html is None:
             return
         from pytest_pallas.report.files import write_files

@@ -27,6 +27,7 @@ def document(session: PytestSession, records: Sequence[Record]) -> str:
         "schema": SCHEMA,
         "environment": environment(),
         "options": option_values(session),
+        "suite": dict(session.suite_digests),
         "distinct": dataclasses.asdict(distinct(others(records))),
         "records": [to_json(record) for record in records],
         "not_applicable": [
@@ -54,4 +55,5 @@ def option_values(session: PytestSession) -> dict[str, Any]:
         "devices": session.options.devices,
         "max_examples": session.options.max_examples,
         "seed": session.options.seed,
+        "shard": "" if session.options.shard is None else str(session.options.shard),
     }

@@ -6,7 +6,6 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,24 +82,3 @@ def _pytest(path: Path) -> int:
     folders = [entry for entry in sys.path if entry]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     return subprocess.run(words, env=environment, check=False).returncode
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line of ``pytest-pallas`` and ``python -m pytest_pallas``.
-
-    Args:
-      arguments: the words after the name of the program; by default those of this process.
-
-    Returns:
-      The exit status: pytest's, or 2 for arguments that cannot be used.
-    """
-    parser = argparse.ArgumentParser(
-        prog="pytest-pallas", description="Tests for JAX Pallas kernels; run them with pytest."
-    )
-    add_parser(parser.add_subparsers(metavar="COMMAND", required=True))
-    given = parser.parse_args(arguments)
-    try:
-        return given.run(given)
-    except OptionError as error:
-        print(f"pytest-pallas: {error}", file=sys.stderr)  # noqa: T201
-        return 2

@@ -48,6 +48,12 @@ class PytestSession(Session):
     raised: dict[str, tuple[str, str, bool]] = field(
         default_factory=dict[str, tuple[str, str, bool]]
     )
+    #: Digests of the modules of the suite, by name, once the session ends.
+    suite_digests: dict[str, str] = field(default_factory=dict[str, str])
+    #: A line about the shard that runs; "" for the whole.
+    shard_line: str = ""
+    #: Whether other shards have all tests.
+    empty_shard: bool = False
     #: Whether this process has the timeline of a failed test.
     traced_failure: bool = False
 
@@ -165,6 +171,9 @@ STATUS = "pallas_status"
 
 #: The key of the checks that do not apply in the output of an xdist worker.
 OUTPUT = "pallas_not_applicable"
+
+#: Likewise for the line about a shard, and whether it is empty.
+SHARD = "pallas_shard"
 
 #: The error of a test's marks; the test fails with it, and other tests run.
 PROBLEM = pytest.StashKey[str]()

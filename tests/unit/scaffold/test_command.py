@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pallas.scaffold.command import main
+from pytest_pallas.__main__ import main
 from pytest_pallas.scaffold.docstrings import Described, described
 
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -119,7 +119,7 @@ def test_the_console_script_and_help(capsys):
 
 def test_help_does_not_import_jax():
     code = (
-        "import sys\nfrom pytest_pallas.scaffold.command import main\n"
+        "import sys\nfrom pytest_pallas.__main__ import main\n"
         "try:\n    main(['new', '--help'])\nexcept SystemExit:\n    pass\n"
         "assert not {'jax', 'numpy', 'hypothesis'} & set(sys.modules)"
     )

@@ -1,0 +1,90 @@
+"""``pytest-pallas merge A.json B.json ...``: one results file, one report, one exit status."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import sys
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+_DESCRIPTION = """\
+Join the results of several runs, such as the shards of one suite: files of --pallas-results. It
+prints the table and the failures of all of them. The exit status is 0 if all passed, 1 if a test
+failed, a shard is missing, or the runs had other versions, options or files, and 2 for files that
+cannot be joined."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command ``merge`` to the subparsers of an ``argparse.ArgumentParser``."""
+    parser = commands.add_parser(
+        "merge", help="join the results of shards", description=_DESCRIPTION
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="RESULTS.json")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE.json", help="write the joined results"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a report of them")
+    parser.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Merge, write and print.
+
+    Returns:
+      0 if all passed, 1 if not.
+
+    Raises:
+      OptionError: a file cannot be read or written, or two have the same tests.
+    """
+    from pytest_pallas.backends import FAMILIES
+    from pytest_pallas.report import merging
+    from pytest_pallas.report.files import check_writable, write
+    from pytest_pallas.report.sections.mutants import others
+    from pytest_pallas.report.summary import summary
+    from pytest_pallas.report.terminal import distinct, line
+
+    for flag in ("output", "html"):
+        if (path := getattr(given, flag)) is not None:
+            check_writable(path.absolute(), f"--{flag}={path}")
+    if given.html is not None:
+        from pytest_pallas.report.html.page import check_installed
+
+        check_installed("--html")
+    merged = merging.merge([merging.read_results(path) for path in given.files])
+    whole = merged.whole
+    names = [family.name for family in FAMILIES]
+    if given.output is not None:
+        write(given.output.absolute(), merging.document(whole))
+    if given.html is not None:
+        from pytest_pallas.report.html.page import page
+
+        command = shlex.join(["pytest-pallas", "merge", *map(str, given.files)])
+        options = {**whole.options, "command": command}
+        environment = {**whole.environment, "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
+        write(
+            given.html.absolute(),
+            page(whole.records, environment=environment, options=options, families=names),
+        )
+    width = shutil.get_terminal_size().columns
+    rest = others(whole.records)
+    if rest:
+        _say(summary(rest, families=names, width=width, color=sys.stdout.isatty()))
+        _say(line(distinct(rest)))
+    for record in whole.records:
+        if record.outcome in ("failed", "xpassed"):
+            first = record.message.splitlines()[0] if record.message else record.outcome
+            _say(f"FAILED {record.test} - {first}")
+    for problem in merged.problems:
+        _say(f"problem: {problem}")
+    count = Counter(record.outcome for record in whole.records)
+    words = ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.items()))
+    _say(f"{len(given.files)} files: {words or 'no test'}")
+    return int(merged.failed)
+
+
+def _say(text: str) -> None:
+    print(text)  # noqa: T201
