@@ -96,7 +96,7 @@ def _spec(
     )
 
 
-MHA = _spec("mha", SHAPES, causal=False, relations=(Linear(2, exact=False), Permuted({1: 1, 2: 1})))
+MHA = _spec("mha", SHAPES, causal=False, relations=(Linear(2), Permuted({1: 1, 2: 1})))
 MHA_CAUSAL = _spec("mha_causal", f"{SHAPES}; q <= k", causal=True)
 MHA_GRADIENT = _spec(
     "mha_gradient",
