@@ -36,7 +36,7 @@ class MagnitudeRecorder(Inspector):
         for step in super().steps(steps, thread, env):
             terms = math.inf
             if step.equation.name in _PRODUCTS:
-                terms = math.prod(_least(operand) for operand in step.operands(env)[:2])
+                terms = math.prod(_least(env[slot]) for slot in step.ins[:2])
             yield step
             self.least = min([self.least, terms, *(_least(env[slot]) for slot in step.outs)])
 
