@@ -103,7 +103,6 @@ MHA_GRADIENT = _spec(
     SAME,
     causal=st.booleans(),
     dtype="float32",
-    values="normal",  # of scores beyond 100, the sums that are kept as logarithms are not exact
     differentiable=(0, 1, 2),
     checks=("gradient",),
 )
@@ -115,7 +114,7 @@ MHA_SEGMENTS = _spec(
     then=lambda drawn: {
         "ids": pst.segment_ids(
             drawn.recipe["n"], batch=drawn.recipe["b"], contiguous=False, around=32
-        ).filter(lambda each: each.max() < 8)
+        )
     },
     differentiable=(0, 1, 2),
     checks=("forward", "gradient", "padding"),
