@@ -33,3 +33,14 @@ def test_wrong_kernels_fail_and_right_ones_pass(records, file):
     assert {record["kernel"] for record in ran} == RIGHT | WRONG
     assert {record["kernel"] for record in ran if record["outcome"] == "failed"} == WRONG
     assert all(any(r["examples"] for r in ran if r["kernel"] == name) for name in RIGHT)
+
+
+def test_a_race_that_has_another_line_in_some_examples_is_reported_once(records):
+    [failed] = [
+        record
+        for record in records
+        if record["test"].startswith("kernels/specs.py::wrong_doubled-")
+        and record["outcome"] == "failed"
+    ]
+    assert failed["findings"]
+    assert failed["others"] == []
