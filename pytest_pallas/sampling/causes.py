@@ -44,9 +44,9 @@ def cause_of(error: BaseException) -> Hashable:
 def distinct(first: BaseException, others: Iterable[Exception]) -> Sequence[PallasTestError]:
     """Of other failures those with causes of their own: of each cause the smallest example.
 
-    At most ``MOST`` with the first, in the order in which they were found. Failures with a finding in
-    common have one cause: which lines take part in a race depends on the example. So have those
-    that share findings with such failures.
+    At most ``MOST`` with the first, in the order in which they were found. Failures
+    with a finding in common have one cause: which lines take part in a race depends on the example.
+    So have those that share findings with such failures.
     """
     groups: list[_Group] = [_Group(cause_of(first), None)]
     for error in others:
