@@ -34,7 +34,9 @@ class Linear:
 
     ``f(c x) = c f(x)`` for a power of two, negative where the dtype allows it: bit for bit, since
     such a factor commutes with rounding, except that 0.0 equals -0.0, and except for what is near
-    the least numbers of the dtype or overflows. And ``f(x) = f(a) + f(b)`` where ``a + b = x``.
+    the least numbers of the dtype or overflows. Where the reference computes with numbers that
+    small, as a softmax does, losing one may decide how an exact tie is rounded, so that the rule of
+    judgement holds. And ``f(x) = f(a) + f(b)`` where ``a + b = x``.
 
     ``Linear(0)`` and ``Linear(1)`` hold for ``x @ y``, ``Linear((0, 1))`` for ``x + y``.
 

@@ -8,7 +8,6 @@ arithmetic", UCLA CSD-970002, 1997, of which this is the random rounding of outp
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -32,6 +31,9 @@ _MOVES = frozenset(
         *("rev", "slice", "squeeze", "transpose"),
     }
 )
+
+#: Operations each of whose elements is one of some operand, such as a masked matrix product.
+_CHOICES = frozenset({"concatenate", "dynamic_slice", "pad", "select_n"})
 
 #: Operations that move, choose or compare numbers, and round nothing.
 EXACT = _MOVES | {
@@ -102,14 +104,16 @@ class _Value:
       array: its value.
       given: whether it is an input of the function, or a rearrangement of some: not rounded yet.
       terms: of a matrix product, the root of the sum of squares of its terms; else None.
-      again: of a matrix product that has been used already, how far another one may be that is
-        equal but for rounding; else None.
+      again: of a matrix product, how far another one may be that is equal but for rounding; else
+        None.
+      products: the numbers of the matrix products whose elements it has.
     """
 
     array: Any
     given: bool = False
     terms: Any = None
     again: Any = None
+    products: frozenset[int] = frozenset()
 
 
 def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding) -> list[Any]:
@@ -148,47 +152,36 @@ class _Evaluator:
         """With errors of that size."""
         self._rounding = rounding
         self._thread = Thread(Machine())
+        self._count = 0
+        self._spent: set[int] = set()  # the products that arithmetic has used
 
     def evaluate(self, program: Program, inputs: Sequence[_Value]) -> list[_Value]:
         """The results of a program."""
         values: list[Any] = [
             None if value is None else _Value(value, given=True) for value in program.slots
         ]
-        used: set[int] = set()
-
-        def read(slot: int) -> _Value:
-            value = values[slot]
-            if value.again is None or slot in used:
-                return value
-            used.add(slot)
-            return dataclasses.replace(value, again=None)
-
         for slot, value in zip(program.inputs, inputs, strict=True):
             values[slot] = value
         for step in program.steps:
-            operands = [read(slot) for slot in step.ins]
+            operands = [values[slot] for slot in step.ins]
             if step.equation.name in CALLS:
                 results = self.evaluate(prepare(called(step.equation.params)), operands)
             else:
                 results = self._apply(step, operands)
             for slot, value in zip(step.outs, results, strict=True):
                 values[slot] = value
-        return [read(slot) for slot in program.outputs]
+        return [values[slot] for slot in program.outputs]
 
     def _apply(self, step: Step, operands: Sequence[_Value]) -> list[_Value]:
         """One operation."""
         name, wide = step.equation.name, self._rounding.wide
-        if name in _MOVES and operands[0].terms is not None:
-            product = operands[0]
-            (moved,), (terms,) = (
-                self._bind(step, [product.array]),
-                self._bind(step, [product.terms]),
-            )
-            again = product.again
-            if again is not None:
-                again = np.abs(self._bind(step, [again])[0])
-            return [_Value(moved, terms=np.abs(terms), again=again)]
-        arrays = [self._used(operand, name) for operand in operands]
+        moves = name in _MOVES or name in _CHOICES
+        if moves and any(operand.terms is not None for operand in operands):
+            return [self._product(step, operands)]
+        arrays = list[Any]()
+        for operand in operands:
+            arrays.append(self._used(operand, name))
+            self._spent |= operand.products
         if name in _APPROXIMATED:
             arrays = [self._off(array, wide) for array in arrays]
             results = self._bind(step, arrays)
@@ -204,6 +197,28 @@ class _Evaluator:
             for result in results
         ]
 
+    def _product(self, step: Step, operands: Sequence[_Value]) -> _Value:
+        """Elements of a matrix product in other places, or some of them and others.
+
+        An element of another operand is its own only term, and is no other when it is used again.
+        """
+        (moved,) = self._bind(step, [operand.array for operand in operands])
+        terms, again = list[Any](), list[Any]()
+        for operand in operands:
+            array = operand.array
+            if not _is_inexact(array):  # what is chosen, or where
+                terms.append(array)
+                again.append(array)
+                continue
+            alone = np.zeros_like(array) if operand.given else np.abs(array).astype(array.dtype)
+            terms.append(alone if operand.terms is None else operand.terms)
+            again.append(np.zeros_like(array) if operand.again is None else operand.again)
+        sizes = np.abs(self._bind(step, terms)[0])
+        products = frozenset[int]().union(*(operand.products for operand in operands))
+        return _Value(
+            moved, terms=sizes, again=np.abs(self._bind(step, again)[0]), products=products
+        )
+
     def _used(self, operand: _Value, name: str) -> Any:
         """An operand as the operation ``name`` may have it."""
         array = operand.array
@@ -211,7 +226,7 @@ class _Evaluator:
             return array
         narrow = self._rounding.narrow
         if operand.terms is not None:
-            if operand.again is not None:
+            if operand.products & self._spent:
                 array = self._moved(array, operand.again)
             return self._moved(array, narrow * operand.terms) if narrow else array
         return self._off(array, narrow) if narrow and name in _SUMS else array
@@ -254,10 +269,12 @@ class _Evaluator:
         array = self._moved(result, size)
         if step.equation.name != "dot_general":
             return _Value(array)
-        if not self._rounding.narrow:
-            return _Value(array, terms=np.zeros_like(size), again=size)
-        (squares,) = self._bind(step, [np.square(np.abs(array)) for array in arrays])
-        return _Value(array, terms=np.sqrt(np.abs(squares)), again=size)
+        self._count += 1
+        terms = np.zeros_like(size)
+        if self._rounding.narrow:
+            (squares,) = self._bind(step, [np.square(np.abs(array)) for array in arrays])
+            terms = np.sqrt(np.abs(squares))
+        return _Value(array, terms=terms, again=size, products=frozenset({self._count}))
 
     def _bind(self, step: Step, arrays: Sequence[Any]) -> Any:
         """The results of an operation."""

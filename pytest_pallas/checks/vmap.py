@@ -99,8 +99,10 @@ def _require_batches(context: CheckContext) -> None:
     """Raise for a call that cannot be batched.
 
     Raises:
-      NotApplicableError: its kernels do not allow it.
+      NotApplicableError: it has no array, or its kernels do not allow it.
     """
+    if not any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(context.arguments.args)):
+        raise NotApplicableError("no array argument: there is nothing to batch")
     made = call(context, context.kernel, context.arguments.args)
     unmet = _unmet(context.vmappable, context.backend, traced_kernels(made, context.backend))
     if unmet is not None:

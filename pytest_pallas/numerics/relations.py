@@ -67,7 +67,7 @@ def _moved(mask: Array, actual: Array, oracle: Array, slack: float) -> Iterator[
     if square and _fits(actual, np.swapaxes(oracle, -1, -2), slack):
         yield "the output is the oracle with its last two axes transposed"
         return
-    for axis in range(oracle.ndim):
+    for axis in (axis for axis, size in enumerate(oracle.shape) if size > 1):
         for shift in (1, -1):
             if _fits(actual, np.roll(oracle, shift, axis), slack):
                 yield f"the output is the oracle rolled by {shift} along axis {axis}"

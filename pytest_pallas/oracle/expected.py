@@ -29,6 +29,7 @@ from pytest_pallas.oracle.references import (
     evaluate_again,
     evaluate_reference,
     flatten,
+    least_magnitude,
     name_of,
 )
 
@@ -52,6 +53,8 @@ class Expected:
         an oracle is not more exact than the baseline.
       fallbacks: the reasons why JAX evaluated a part of the reference, or all; empty if the
         simulator did.
+      least: the least magnitude that the oracle computes with, 0 if it is not known. Evaluated at
+        its first use.
     """
 
     oracle: Leaves
@@ -61,6 +64,7 @@ class Expected:
     noise: Callable[[str], Noise | None] = lambda _: None
     precision: Mapping[str, Precision] = MappingProxyType({})
     fallbacks: Sequence[str] = ()
+    least: Callable[[], float] = lambda: 0.0
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -182,6 +186,7 @@ def expected(
         lambda path: noise().get(path),
         precision,
         tuple(dict.fromkeys((*own.fallbacks, *double.fallbacks))),
+        functools.cache(lambda: least_magnitude(double)),
     )
 
 

@@ -98,6 +98,25 @@ def evaluate_again(evaluation: Evaluation, arrays: Sequence[Any]) -> list[np.nda
     return evaluate(evaluation.jaxpr, _machine(), arrays)
 
 
+def least_magnitude(evaluation: Evaluation) -> float:
+    """The least magnitude that a reference computes with; see ``MagnitudeRecorder``.
+
+    It is 0 for a reference that JAX cannot trace, or that cannot be evaluated.
+    """
+    from pytest_pallas.simulator.inspection.magnitudes import MagnitudeRecorder
+    from pytest_pallas.simulator.simulate import evaluate
+
+    if evaluation.jaxpr is None:
+        return 0.0
+    machine, recorder = _machine(), MagnitudeRecorder()
+    machine.inspector = recorder
+    try:
+        evaluate(evaluation.jaxpr, machine, evaluation.arrays)
+    except SimulationError:
+        return 0.0
+    return recorder.least
+
+
 def _traced(static: StaticPart, arrays: list[Any]) -> Evaluation:
     """The evaluation of a trace."""
     from pytest_pallas.simulator.simulate import evaluate

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,17 +44,47 @@ def cause_of(error: BaseException) -> Hashable:
 def distinct(first: BaseException, others: Iterable[Exception]) -> Sequence[PallasTestError]:
     """Of other failures those with causes of their own: of each cause the smallest example.
 
-    At most ``MOST`` with the first, in the order in which they were found.
+    At most ``MOST`` with the first, in the order in which they were found. Failures
+    with a finding in common have one cause: which lines take part in a race depends on the example.
+    So have those that share findings with such failures.
     """
-    found: dict[Hashable, PallasTestError] = {}
-    known = cause_of(first)
+    groups: list[_Group] = [_Group(cause_of(first), None)]
     for error in others:
-        cause = cause_of(error)
-        if cause == known or not isinstance(error, PallasTestError) or error.failure is None:
+        if not isinstance(error, PallasTestError) or error.failure is None:
             continue
-        if cause not in found or _elements(error) < _elements(found[cause]):
-            found[cause] = error
-    return list(found.values())[: MOST - 1]
+        group = _Group(cause_of(error), error)
+        same = [each for each in groups if _is_one(each.cause, group.cause)]
+        for each in same[:1]:
+            groups[groups.index(each)] = functools.reduce(_Group.joined, (*same, group))
+        groups = [each for each in groups if each not in same[1:]]
+        if not same:
+            groups.append(group)
+    return [each.smallest for each in groups if each.smallest is not None][: MOST - 1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Failures of one cause: that, and the one with the smallest example; None for the first."""
+
+    cause: Hashable
+    smallest: PallasTestError | None
+
+    def joined(self, other: _Group) -> _Group:
+        """Both groups as one."""
+        cause = self.cause
+        if isinstance(cause, frozenset) and isinstance(other.cause, frozenset):
+            cause = cause | other.cause
+        if self.smallest is None or other.smallest is None:
+            return _Group(cause, None)
+        smaller = _elements(other.smallest) < _elements(self.smallest)
+        return _Group(cause, other.smallest if smaller else self.smallest)
+
+
+def _is_one(cause: Hashable, other: Hashable) -> bool:
+    """Whether two causes are the same, or have findings in common."""
+    if isinstance(cause, frozenset) and isinstance(other, frozenset):
+        return not cause.isdisjoint(other)
+    return cause == other
 
 
 def _output_of(finding: CheckResult, failed: Comparison) -> int:

@@ -30,6 +30,9 @@ _DTYPES: Mapping[str, tuple[str, ...]] = {
     "int": ("int32",),
 }
 
+#: ``a multiple of 8 rows``, ``divisible by 128``.
+_MULTIPLE = re.compile(r"\b(?:multiples?\s+of|divisible\s+by)\s+(\d+)", re.IGNORECASE)
+
 
 @dataclass(frozen=True)
 class Described:
@@ -62,6 +65,11 @@ def described(text: str | None, names: Sequence[str]) -> dict[str, Described]:
         if dims or dtypes:
             found[name] = Described(dims, dtypes)
     return found
+
+
+def multiples(text: str | None) -> frozenset[int]:
+    """The numbers of which a docstring says that sizes are multiples."""
+    return frozenset(int(number) for number in _MULTIPLE.findall(text or ""))
 
 
 def _parts(text: str, names: Sequence[str]) -> dict[str, str]:

@@ -195,10 +195,13 @@ def _shared(loaded: Loaded, name: str) -> bool | None:
 
 
 def _fine(found: Found, static: Static, value: Any) -> bool:
+    """Whether the function accepts a value of a keyword, and its blocks remain legal."""
     others = tuple(each for each in found.attempt.statics if each[0] != static.name)
     attempt = replace(found.attempt, statics=(*others, (static.name, value)))
     trace = found.lab.trace(attempt)
-    return not trace.error and trace.reference_problem == found.trace.reference_problem
+    illegal = trace.illegal_blocks and not found.trace.illegal_blocks
+    same = trace.reference_problem == found.trace.reference_problem
+    return not trace.error and not illegal and same
 
 
 def _vmap_error(found: Found) -> str:

@@ -6,11 +6,14 @@ If it does not, the fewest other axes are looked for that must change with it.
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pytest_pallas.scaffold.docstrings import multiples
 from pytest_pallas.scaffold.search import Found
+from pytest_pallas.scaffold.source import innermost
 from pytest_pallas.scaffold.trials import Trace
 
 #: Position of an axis: number of the array, and of the axis.
@@ -35,6 +38,7 @@ class Dim:
       axes: the axes.
       multiple_of: sizes must be multiples of it; 1 if any size will do.
       sizes: the only sizes that were accepted; empty if ``multiple_of`` says it.
+      least: the least size that was accepted, where all larger ones may be.
       refused: a size that the function refused, and its error; None if it refused none.
     """
 
@@ -42,6 +46,7 @@ class Dim:
     axes: tuple[Axis, ...]
     multiple_of: int = 1
     sizes: tuple[int, ...] = ()
+    least: int = 1
     refused: tuple[int, str] | None = None
 
 
@@ -82,8 +87,9 @@ def dims_of(found: Found) -> Dims:
         if group[0] in literal:
             dims.append(Dim(str(literal[group[0]]), group))
     label = {dim.axes: dim.name for dim in dims}
-    constraints = tuple(text.format(label[a], label[b]) for (a, b), text in relations.items())
-    return Dims(tuple(dims), constraints)
+    constraints = [text.format(label[a], label[b]) for (a, b), text in relations.items()]
+    constraints += [f"{dim.name} >= {dim.least}" for dim in dims if dim.least > 1]
+    return Dims(tuple(dims), tuple(constraints))
 
 
 def refusal(found: Found, sizes: Mapping[Axis, int]) -> str:
@@ -206,7 +212,9 @@ def _relations(
 def _sized(found: Found, dim: Dim, partners: Sequence[tuple[Axis, ...]]) -> Dim:
     """A dim with the sizes that the function does not refuse.
 
-    A grid that does not fit, or outputs of other shapes, are mistakes that tests must find.
+    A grid that does not fit, or outputs of other shapes, are mistakes that tests must find. So
+    where only small sizes are refused, the others need be no multiples, unless the docstring says
+    so: a function that forgets its last rows accepts any number of them from one block on.
     """
     axes = tuple(_axes([dim.axes, *partners]))
 
@@ -217,12 +225,28 @@ def _sized(found: Found, dim: Dim, partners: Sequence[tuple[Axis, ...]]) -> Dim:
     if found.trace.refused or not any(errors.values()):
         return dim
     first = next((size, error) for size, error in errors.items() if error)
+    largest = max(size for size, error in errors.items() if error)
+    accepted = [size for size, error in errors.items() if not error]
+    said = multiples(inspect.getdoc(innermost(found.lab.function)))
+    if accepted and largest < min(accepted) and not said:
+        return replace(dim, least=_least(refused, largest, min(accepted)), refused=first)
     for tile in _TILES:
         if not any(refused(tile * times) for times in (1, 2, 3)):
             return replace(dim, multiple_of=tile, refused=first)
     every = (*_ODD, *_TILES, 2, 4, 384, 768, 1024, found.size)
     fine = tuple(sorted({size for size in every if not refused(size)}))
     return replace(dim, sizes=fine or (found.size,), refused=first)
+
+
+def _least(refused: Callable[[int], str], below: int, accepted: int) -> int:
+    """The least size that is accepted, if it is beyond ``below`` and all larger ones are."""
+    while accepted - below > 1:
+        middle = (accepted + below) // 2
+        if refused(middle):
+            below = middle
+        else:
+            accepted = middle
+    return accepted
 
 
 def _axes(groups: Sequence[tuple[Axis, ...]]) -> Iterator[Axis]:

@@ -61,6 +61,7 @@ class Trace:
       outputs: shapes and dtypes of what the function returned.
       kernels: number of Pallas kernels in it.
       wrong_blocks: whether a grid reads beyond an array, or leaves blocks out.
+      illegal_blocks: whether the chip's compiler would refuse the shape of a block.
       platforms: the platforms of its kernels.
     """
 
@@ -70,6 +71,7 @@ class Trace:
     outputs: tuple[tuple[Shape, str], ...] = ()
     kernels: int = 0
     wrong_blocks: bool = False
+    illegal_blocks: bool = False
     platforms: frozenset[str] = frozenset()
 
     @property
@@ -140,6 +142,7 @@ class Lab:
             outputs=outputs,
             kernels=len(found),
             wrong_blocks=bool(analysis.errors),
+            illegal_blocks=any(finding.kind == "tile" for finding in analysis.findings),
             platforms=frozenset(platform_of(each.eqn) or self.platform for each in found),
         )
 

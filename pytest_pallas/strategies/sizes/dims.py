@@ -30,6 +30,7 @@ from pytest_pallas.strategies.sizes.pools import (
     check_int,
     make_pools,
 )
+from pytest_pallas.strategies.sizes.satisfying import satisfying
 from pytest_pallas.strategies.sizes.shapes import ShapeSpec, concrete, parse
 from pytest_pallas.strategies.sizes.table import keep_fitting, make_table
 
@@ -128,7 +129,8 @@ def dims(
         another argument gives it by name.
       around: a tile ``b``, several of them, or a mapping from dim to those. Sizes are then 1,
         ``b-1``, ``b``, ``b+1``, ``2b-1``, ``2b``, ``2b+1`` and some primes (with ``max_dim``,
-        ``3b`` and ``3b+1`` too). Dims without it have small sizes.
+        ``3b`` and ``3b+1`` too). Dims without it have small sizes, and those near the constants of
+        their own constraints: ``n % 128 = 0`` draws 128, 256 and 384.
       multiple_of: likewise for sizes that are one, two or three tiles.
       dims: a mapping from dim to its size, to a list of sizes, or to a strategy for it.
       unequal: names of dims that never have the same size, or True for those of all arrays. Most
@@ -189,7 +191,11 @@ def plan_dims(
         min_dim=min_dim,
         learned=dict(learned),
     )
-    pools = {name: pool for name, pool in made.items() if isinstance(pool, SizePool)}
+    pools = {
+        name: satisfying(name, pool, checked, min_dim, max_dim) if pool.unsaid else pool
+        for name, pool in made.items()
+        if isinstance(pool, SizePool)
+    }
     free = {name: sizes for name, sizes in made.items() if not isinstance(sizes, SizePool)}
     if not spec.constraints:
         least = {name: pool.sizes[0] for name, pool in pools.items()} | dict.fromkeys(free, 1)

@@ -123,6 +123,32 @@ def test_a_product_that_is_used_twice_may_be_two_products():
     np.testing.assert_allclose(found, of_one_sum, rtol=0.3)
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["", "jit"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda z: jnp.where(jnp.arange(z.size) % 2 == 0, z, 0.0),
+        lambda z: jnp.concatenate([z, z])[:1],
+        lambda z: jnp.pad(z, 1)[1:-1, 1:-1],
+        lambda z: z.T,
+    ],
+    ids=["masked", "joined", "padded", "transposed"],
+)
+def test_a_masked_or_moved_product_may_be_two_products(wrap, change):
+    """The mask of attention is between a product and its uses; a mask alone is no use."""
+    row, column = np.ones((1, 8)), np.array([[1.0], [-1.0]] * 4)
+    changed = wrap(change)
+    of_one_sum = deviation(lambda x, y: (x @ y) * 2.0, row, column, wide=1e-6)
+    once = deviation(lambda x, y: changed(changed(x @ y)) * 2.0, row, column, wide=1e-6)
+    np.testing.assert_allclose(once, of_one_sum, rtol=0.3)
+
+    def twice(x, y):
+        z = changed(x @ y)
+        return z * 2.0 - z * 2.0
+
+    np.testing.assert_allclose(deviation(twice, row, column, wide=1e-6), of_one_sum, rtol=0.3)
+
+
 def test_a_sum_has_the_error_of_its_magnitude_and_order():
     x = np.random.default_rng(1).standard_normal((1, 400))
     found = deviation(lambda a: a.sum(1), x, wide=1e-6)

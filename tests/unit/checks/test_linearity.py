@@ -87,6 +87,47 @@ def test_scaling_is_exact_unless_the_relation_says_otherwise(context_of, doubled
         assert (finding.failed is None) == (not exact)
 
 
+def with_a_small_term(x):
+    """x + x / 2**11 + x / 2**23, whose last term float16 has, but not that of x / 2**8."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    small = (wide * 2.0**-23).astype(x.dtype)
+    return (wide + wide * 2.0**-11 + small.astype(wide.dtype)).astype(x.dtype)
+
+
+@pytest.mark.parametrize("wrong", [None, "clamped", "shifted", "flushed"])
+def test_a_lost_term_may_decide_how_a_tie_is_rounded(context_of, doubled, wrong):
+    """In one call the term decides, in the other there is a tie: they differ by an ulp."""
+    after = {
+        None: lambda y: y,
+        "clamped": lambda y: jnp.maximum(y, -0.05),
+        "shifted": lambda y: y + 2.0**-8,
+        "flushed": lambda y: jnp.where(abs(y) < 1 / 2, 0, y),
+    }[wrong]
+    x = np.full((8, 128), 8, np.float16)
+    finding = linearity(
+        context_of(
+            lambda x: after(doubled(with_a_small_term(x))),
+            lambda x: after(2 * with_a_small_term(x)),
+            relations=(Linear(0),),
+            arguments=Arguments((x,)),
+        )
+    )
+    assert (finding.failed is None) == (wrong is None)
+    if wrong is not None:
+        assert "2**-8" in finding.subject
+
+
+def test_nothing_is_excused_where_no_term_can_be_lost(context_of, doubled):
+    """The same ulp, and the reference computes with no number that is so small."""
+
+    def kernel(x):
+        return doubled(with_a_small_term(x))
+
+    arguments = Arguments((np.full((8, 128), 8, np.float16),))
+    given = {"relations": (Linear(0),), "arguments": arguments}
+    assert linearity(context_of(kernel, lambda x: 2 * x, **given)).failed is not None
+
+
 def test_several_arguments_together(context_of, doubled):
     def kernel(x, n, tree):
         return doubled(x) + n * tree["a"]

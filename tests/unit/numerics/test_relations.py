@@ -55,6 +55,13 @@ def test_a_relation_must_hold_everywhere():
     assert relations(actual) == ()
 
 
+def test_an_axis_of_one_element_is_not_rolled():
+    right = RIGHT.reshape(1, 6, 6)
+    actual = right.copy()
+    actual[0, 0, :2] *= 1 + 1e-7
+    assert value_patterns(actual != right, actual, right, 1e-6) == ()
+
+
 def test_infinities_do_not_disturb():
     right = RIGHT.copy()
     right[0, 0] = np.inf

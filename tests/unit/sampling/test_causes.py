@@ -71,6 +71,23 @@ def test_of_each_other_cause_the_smallest():
     assert distinct(nan, [nan, small]) == []
 
 
+def races(*lines, size=4):
+    error = RaceError.of(*(Finding(kind="race", message="", line=line) for line in lines))
+    error.failure = SimpleNamespace(
+        finding=None, context=SimpleNamespace(arguments=SimpleNamespace(args=(np.ones(size),)))
+    )
+    return error
+
+
+def test_failures_with_a_finding_in_common_have_one_cause():
+    first, more, other = races("k:3", "k:4"), races("k:3", "k:4", "k:5"), races("k:7")
+    assert distinct(first, [first, more, other, races("k:5")]) == [other]
+    assert distinct(first, [races("k:5"), more]) == []
+    smaller = races("k:7", "k:8", size=2)
+    assert distinct(first, [other, races("k:9"), smaller])[0] is smaller
+    assert len(distinct(first, [other, races("k:9"), smaller])) == 2
+
+
 def test_there_is_a_limit():
     errors = [wrong(2, output=number, outputs=8) for number in range(8)]
     assert distinct(wrong(np.nan, outputs=8), errors) == errors[:2]

@@ -56,6 +56,8 @@ INPUTS = {
     "square": f'pst.arrays("m n", {FLOATS})',
     "misdescribed": f'pst.arrays("m n", {FLOATS})',
     "ones": "st.just(())",
+    "eights": f'pst.arrays("m n", {FLOATS}, multiple_of={{"m": 8}})',
+    "forgetful": f'pst.arrays("m n; m >= 8", {FLOATS})',
     # Without a reference only the blocks show which axes have one size.
     "matmul_alone": f'pst.arrays("m k, k n", {FLOATS})',
     "add_blocks": f'pst.arrays("m n, m n", {FLOATS})',
@@ -64,6 +66,9 @@ INPUTS = {
 
 #: Those without a reference, of which no spec can pass.
 ALONE = ("matmul_alone", "add_blocks", "swish")
+
+#: Those that are wrong for sizes that a spec must draw.
+WRONG = ("forgetful",)
 
 
 @functools.cache
@@ -85,9 +90,15 @@ def test_the_inputs(name):
     assert inputs == INPUTS[name]
 
 
-@pytest.mark.parametrize("name", [name for name in INPUTS if name not in ALONE])
+@pytest.mark.parametrize("name", [name for name in INPUTS if name not in (*ALONE, *WRONG)])
 def test_the_spec_passes(name):
     assert pytest_pallas.check(spec_of(name), checks="forward", max_examples=6) is None
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_spec_fails(name):
+    with pytest.raises(pytest_pallas.MismatchError):
+        pytest_pallas.check(spec_of(name), checks="forward", max_examples=6)
 
 
 @pytest.mark.parametrize("name", ALONE)

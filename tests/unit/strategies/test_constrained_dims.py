@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.errors import SpecError
+from pytest_pallas.strategies.sizes import learned
 
 ATTENTION = "b h q d, b g k d; h = g*r, q <= k"
 
@@ -36,6 +37,41 @@ def test_a_divisibility_constraint_holds_for_all_draws(draws):
     drawn = draws(pst.dims("m k; k % 8 = 0", around=16))
     assert sizes_of(drawn, "k") == {16, 32}
     assert sizes_of(drawn, "m") >= {1, 15, 16, 17, 31, 32, 33}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        ("m n; n % 128 == 0", {128, 256, 384}),
+        ("m n; n % 8 = 0, n % 12 = 0", {24, 48, 72}),
+        ("m n; n % 128 = 0, n >= 500", {512, 640, 768}),
+        ("m n; n % 128 = 1", {1, 129, 257}),
+        ("m n; 64 <= n <= 80", {64, 65, 66, 79, 80}),
+        ("m n; n > 5000", {5001, 5002, 5003}),
+        ("m n; n >= 3", {3, 4, 5, 7, 8, 13, 17}),
+        ("m n; n <= 20, n > 1", {2, 3, 4, 5, 7, 8, 13, 17, 19, 20}),
+        ("m n; n // 16 = 3", {48, 49, 50}),
+    ],
+)
+def test_sizes_of_a_dim_without_sizes_satisfy_its_constraints(draws, shapes, expected):
+    drawn = draws(pst.dims(shapes))
+    assert sizes_of(drawn, "n") == expected
+    assert sizes_of(drawn, "m") == {1, 2, 3, 4, 5, 7, 8, 13, 17}
+
+
+def test_the_sizes_of_a_constraint_keep_to_the_limits(draws):
+    drawn = draws(pst.dims("n; n % 128 = 0", max_dim=300))
+    assert sizes_of(drawn, "n") == {128, 256}
+    drawn = draws(pst.dims("n; n % 128 = 0", min_dim=0))
+    assert sizes_of(drawn, "n") == {0, 128, 256, 384}
+
+
+def test_learned_tiles_are_kept_with_a_constraint(draws):
+    with learned.probing() as probe:
+        draws(pst.arrays("m n; n % 128 = 0, m < 40"), 1)
+    assert set(probe.sizes) == {"n"}
+    drawn = draws(learned.around(pst.arrays("m n; n % 128 = 0"), {"n": (256,)}))
+    assert {each.recipe["n"] for each in drawn} == {128, 256, 384, 512}
 
 
 def test_a_size_that_is_said_by_name_is_not_computed(draws):
@@ -115,7 +151,8 @@ def test_bytes_of_arrays_of_different_dtypes(draws):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: pst.dims("m; m > 1000"), r"no sizes satisfy m > 1000 within max_elements"),
+        (lambda: pst.dims("m; m > 9, m < 5"), r"no sizes satisfy m > 9, m < 5 within max_elements"),
+        (lambda: pst.dims("m; m > 9", around=3), "no sizes satisfy m > 9"),
         (lambda: pst.dims("m k; m = 0*k"), "no sizes satisfy m = 0[*]k, m >= 1"),
         (lambda: pst.dims("m", unequal=("q",)), "unequal: there is no dim 'q'.* dims are m"),
         (lambda: pst.dims("m n", dims={"m": 3, "n": 3}, unequal=True), "satisfy m != n"),

@@ -122,8 +122,7 @@ def _spec(
     name: str, shapes: str, *, dtype: Any = None, then: Any = None, **rest: Any
 ) -> KernelSpec:
     options = rest.pop("options", OPTIONS)
-    # Backward, scores beyond 100 would be compared with logarithms of sums that are not exact.
-    values: dict[str, Any] = {"values": "normal"} if "differentiable" in rest else {}
+    values: dict[str, Any] = {}
     return KernelSpec(
         name=name,
         kernel=attend,
@@ -152,7 +151,6 @@ def _spec(
 
 def _segments(drawn: Any) -> Any:
     ids = pst.segment_ids(drawn.recipe["q"], contiguous=False, around=128)
-    ids = ids.filter(lambda each: each.max() < 8)  # alone, a key has a gradient of 0 and noise
     return {"ids": ids.map(lambda each: (each, each))}
 
 
@@ -163,8 +161,7 @@ RACES = (
     else {}
 )
 
-# Weights so small that a 256th of them is 0 decide how exact ties of sums are rounded.
-SPLASH = _spec("splash_attention", GROUPED, relations=(Linear(2, exact=False),), xfail=RACES)
+SPLASH = _spec("splash_attention", GROUPED, relations=(Linear(2),), xfail=RACES)
 SPLASH_GRADIENT = _spec(
     "splash_attention_gradient",
     GROUPED,

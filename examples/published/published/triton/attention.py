@@ -96,14 +96,13 @@ def _spec(
     )
 
 
-MHA = _spec("mha", SHAPES, causal=False, relations=(Linear(2, exact=False), Permuted({1: 1, 2: 1})))
+MHA = _spec("mha", SHAPES, causal=False, relations=(Linear(2), Permuted({1: 1, 2: 1})))
 MHA_CAUSAL = _spec("mha_causal", f"{SHAPES}; q <= k", causal=True)
 MHA_GRADIENT = _spec(
     "mha_gradient",
     SAME,
     causal=st.booleans(),
     dtype="float32",
-    values="normal",  # of scores beyond 100, the sums that are kept as logarithms are not exact
     differentiable=(0, 1, 2),
     checks=("gradient",),
 )
@@ -115,7 +114,7 @@ MHA_SEGMENTS = _spec(
     then=lambda drawn: {
         "ids": pst.segment_ids(
             drawn.recipe["n"], batch=drawn.recipe["b"], contiguous=False, around=32
-        ).filter(lambda each: each.max() < 8)
+        )
     },
     differentiable=(0, 1, 2),
     checks=("forward", "gradient", "padding"),
