@@ -68,6 +68,8 @@ ALONE = ("matmul_alone", "add_blocks", "swish")
 
 @functools.cache
 def guessed(name: str) -> Guess:
+    if name == "reduce_rows":
+        pytest.importorskip("jaxtyping", reason="jaxtyping is not installed")
     return guess(load(f"kernels_to_guess:{name}"))
 
 
@@ -152,6 +154,7 @@ def test_modules_are_formatted_and_fit(tmp_path):
     import subprocess
     import sys
 
+    pytest.importorskip("ruff", reason="ruff is not installed")
     for name in [*INPUTS, "picky", "plain"]:
         (tmp_path / f"{name}.py").write_text(text_of(guessed(name)))
     lint = [sys.executable, "-m", "ruff"]
