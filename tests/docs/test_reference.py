@@ -92,3 +92,8 @@ def test_defaults_in_the_text_are_the_defaults():
 
 def test_public_functions_have_docstrings_with_what_they_raise():
     assert "Raises" in (inspect.getdoc(strategies.arrays) or "")
+
+
+def test_the_line_of_checks_that_do_not_apply_is_that_of_a_run():
+    [shown] = re.findall(r"^not applicable: .*$", TEXT, re.MULTILINE)
+    assert shown in (ROOT / "docs/backends.md").read_text().splitlines()

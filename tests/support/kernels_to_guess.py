@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any, Literal, NamedTuple
 
@@ -9,7 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float
+
+with contextlib.suppress(ImportError):  # for reduce_rows; all others need nothing of it
+    from jaxtyping import Array, Float
 
 HIGHEST = jax.lax.Precision.HIGHEST
 CONSTANT = 3

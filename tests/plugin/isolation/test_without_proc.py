@@ -1,6 +1,7 @@
-"""A system without /proc, such as macOS: all works but for limits on the memory of workers."""
+"""Neither /proc nor pidfd, as on macOS: all works but for limits on the memory of workers."""
 
 SITE = """
+import os
 import sys
 
 LOG = {log!r}
@@ -18,6 +19,13 @@ def refuse(event, arguments):
     raise FileNotFoundError(2, "No such file or directory", str(arguments[0]))
 
 sys.addaudithook(refuse)
+
+def pidfd_open(pid, flags=0):
+    with open(LOG, "a") as log:
+        print("pidfd", file=log)
+    raise OSError(38, "Function not implemented")
+
+os.pidfd_open = pidfd_open
 """
 
 TESTS = """
@@ -34,6 +42,11 @@ def test_right(pallas_check):
 def test_isolated(pallas_check):
     pallas_check(add, X, X, reference=reference, checks=["forward", "determinism"])
 
+@pytest.mark.pallas(isolate="always")
+def test_killed(pallas_run):
+    import os, signal
+    os.kill(os.getpid(), signal.SIGSEGV)
+
 def test_wrong(pallas_check):
     pallas_check(add_off, X, X, reference=reference)
 """
@@ -45,6 +58,9 @@ def test_everything_works_without_it(project, pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(site), prepend=":")
     project.write(test_it=TESTS)
     result = project.spawn("--pallas-backend=auto,interpret")
-    result.assert_outcomes(passed=4, failed=2)
+    result.assert_outcomes(passed=4, failed=4)
     result.stdout.fnmatch_lines(["*add_off: forward on tpu-sim is wrong*"])
-    assert any(line.endswith("/statm") for line in log.read_text().splitlines())
+    result.stdout.fnmatch_lines(["*its process died of SIGSEGV*during the test*"])
+    asked = log.read_text().splitlines()
+    assert any(line.endswith("/statm") for line in asked)
+    assert "pidfd" in asked
