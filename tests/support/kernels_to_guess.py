@@ -40,32 +40,6 @@ def double_ref(x):
     return 2 * x
 
 
-# Small arrays are refused, and of larger ones the last rows are forgotten: none is written.
-
-
-def forgetful(x):
-    def body(x_ref, o_ref):
-        for start in range(0, max(x.shape[0] - 7, 1), 8):
-            o_ref[start : start + 8] = 2 * x_ref[start : start + 8]
-
-    if x.shape[0] < 8:
-        raise ValueError("fewer than 8 rows")
-    return _call(body, x.shape, x.dtype)(x)
-
-
-def forgetful_ref(x):
-    return 2 * x
-
-
-def eights(x):
-    """2 * x, of which the number of rows is a multiple of 8."""
-    return forgetful(x)
-
-
-def eights_ref(x):
-    return 2 * x
-
-
 # Two arguments that share an axis.
 
 
@@ -437,3 +411,29 @@ def ones():
 
 def ones_ref():
     return jnp.ones((8, 128))
+
+
+# Small arrays are refused, and of larger ones the last rows are forgotten: none is written.
+
+
+def forgetful(x):
+    def body(x_ref, o_ref):
+        for start in range(0, max(x.shape[0] - 7, 1), 8):
+            o_ref[start : start + 8] = 2 * x_ref[start : start + 8]
+
+    if x.shape[0] < 8:
+        raise ValueError("fewer than 8 rows")
+    return _call(body, x.shape, x.dtype)(x)
+
+
+def forgetful_ref(x):
+    return 2 * x
+
+
+def eights(x):
+    """2 * x, of which the number of rows is a multiple of 8."""
+    return forgetful(x)
+
+
+def eights_ref(x):
+    return 2 * x
