@@ -41,6 +41,7 @@ def run(given: argparse.Namespace) -> int:
       OptionError: a file cannot be read or written, or two have the same tests.
     """
     from pytest_pallas.backends import FAMILIES
+    from pytest_pallas.explanations import from_json
     from pytest_pallas.report import merging
     from pytest_pallas.report.files import check_writable, write
     from pytest_pallas.report.sections.mutants import others
@@ -76,8 +77,8 @@ def run(given: argparse.Namespace) -> int:
         _say(line(distinct(rest)))
     for record in whole.records:
         if record.outcome in ("failed", "xpassed"):
-            first = record.message.splitlines()[0] if record.message else record.outcome
-            _say(f"FAILED {record.test} - {first}")
+            found = from_json(record.explanation) if record.explanation else None
+            _say(f"FAILED {record.test} - {found.summary if found else record.outcome}")
     for problem in merged.problems:
         _say(f"problem: {problem}")
     count = Counter(record.outcome for record in whole.records)

@@ -46,11 +46,8 @@ class RunResults:
     @property
     def shard(self) -> tuple[int, int] | None:
         """Which shard it is, and of how many; None for a run without ``--pallas-shard``."""
-        text = str(self.options.get("shard", ""))
-        if not text:
-            return None
-        index, _, count = text.partition("/")
-        return int(index), int(count)
+        found = self.options.get("shard")
+        return (int(found[0]), int(found[1])) if found else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +111,7 @@ def merge(runs: Sequence[RunResults]) -> Merged:
     whole = dataclasses.replace(
         first,
         path="",
-        options={**first.options, "shard": ""},
+        options={**first.options, "shard": []},
         suite={name: digest for run in runs for name, digest in run.suite.items()},
         records=records,
         not_applicable=[entries[name] for name in sorted(entries) if name not in ran],

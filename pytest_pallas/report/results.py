@@ -50,10 +50,11 @@ def environment() -> dict[str, str]:
 
 def option_values(session: PytestSession) -> dict[str, Any]:
     """The options that determine the tests and their draws."""
+    shard = session.options.shard
     return {
         "backends": [label(backend) for backend in session.selection.backends],
         "devices": session.options.devices,
         "max_examples": session.options.max_examples,
         "seed": session.options.seed,
-        "shard": "" if session.options.shard is None else str(session.options.shard),
+        "shard": [] if shard is None else [shard.index, shard.count],
     }

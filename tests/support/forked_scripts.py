@@ -75,5 +75,5 @@ def run_forked(
         for status, output in zip(statuses, outputs, strict=True)
     ]
     for output in outputs:
-        output.unlink()
+        output.unlink(missing_ok=True)  # a script may be there twice
     return ended

@@ -85,9 +85,7 @@ def crowded(project, monkeypatch):
     """A project with a spec and tests, where all of these plugins are loaded."""
     missing = ", ".join(name for name in OTHERS if not _is_installed(name))
     if missing:
-        pytest.skip(
-            f"uv run --isolated --group plugins installs {', '.join(missing)}; .ci/run does"
-        )
+        pytest.skip(f"uv run --isolated --group plugins installs {missing}; .ci/run does")
     monkeypatch.delenv("PYTEST_ADDOPTS")
     project.write(test_specs=SPECS, test_own=TESTS)
     project.ini(asyncio_default_fixture_loop_scope="function", markers="anyio")

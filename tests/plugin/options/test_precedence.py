@@ -42,6 +42,8 @@ CASES = {
     "golden": ("off", ("record", "record"), ("update", "update"), None),
     "golden_dir": ("pallas_goldens", ("of_ini", "of_ini"), ("of_line", "of_line"), None),
     "replay": ("", ("a.st", "a.st"), ("b.st", "b.st"), None),
+    "shard": (None, ("1/2", "1/2"), ("1/1", "1/1"), None),
+    "shard_by": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
     "worker_memory": (8.0, ("3", 3.0), ("4.5", 4.5), None),
     "mutate": (None, ("all", 0), ("3", 3), None),
     "mutate_time": (0.0, ("3", 3.0), ("4.5", 4.5), None),

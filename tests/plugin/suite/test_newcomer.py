@@ -63,7 +63,7 @@ def new_records(tmp_path_factory):
     folder = tmp_path_factory.mktemp("new")
     shutil.copytree(PROJECT / "kernels", folder / "kernels")
     run = functools.partial(subprocess.run, cwd=folder, capture_output=True, text=True, check=False)
-    script = "import sys; from pytest_pallas.scaffold.command import main\n"
+    script = "import sys; from pytest_pallas.__main__ import main\n"
     script += "sys.exit(max(main(['new', each, '--no-run']) for each in sys.argv[1:]))"
     targets = {
         f"kernels.{module}:{wrong}{name}": body
