@@ -104,6 +104,7 @@ def kept(*names):
     for name in names:
 
         @settings(database=database, deadline=None)
+        @seed(0)
         @given(NUMBERS)
         def run(value):
             assert value < 7
