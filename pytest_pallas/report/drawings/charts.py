@@ -12,6 +12,10 @@ from pytest_pallas.report.drawings.svg import Svg, element, line, picture, rect,
 LEVELS = 26
 
 
+#: Width of a character of a small label, in the units of the picture.
+_CHARACTER = 6.0
+
+
 def lower(level: int) -> float:
     """The smallest error of a level from 1 to ``LEVELS``, in ulps."""
     return 0.0 if level <= 1 else 2.0 ** (level - 5)
@@ -88,6 +92,7 @@ def histogram(counts: Mapping[str, Sequence[int]], unit: str = "ulps") -> Svg:
         bars.append(("NaN, inf", strange, 0))
     top = math.log10(1 + max(max(k, b) for _, k, b in bars) or 1) or 1.0
     step = _WIDE / len(bars)
+    shown = without_overlap([label for label, _, _ in bars], step)
     parts = [*_count_axis(top)]
     for place, (label, of_kernel, of_baseline) in enumerate(bars):
         x = _LEFT + step * place
@@ -100,7 +105,7 @@ def histogram(counts: Mapping[str, Sequence[int]], unit: str = "ulps") -> Svg:
                 tooltip = f"{name}: {count:,} elements at {label}"
                 y = _TOP + _HIGH - high
                 parts.append(rect(x + shift * step, y, 0.42 * step, high, kind, tooltip))
-        if len(bars) <= 12 or place % math.ceil(len(bars) / 10) == 0 or place == len(bars) - 1:
+        if place in shown:
             middle, y = x + step / 2, _TOP + _HIGH + 14
             parts.append(text(middle, y, label, anchor="middle", kind="t small"))
     parts += _key(*([("bar-baseline", "jnp baseline")] * any(baseline)), ("bar-kernel", "kernel"))
@@ -109,6 +114,23 @@ def histogram(counts: Mapping[str, Sequence[int]], unit: str = "ulps") -> Svg:
     worst = next((label for label, k, _ in reversed(bars) if k), "0")
     title = f"Histogram of errors, the kernel's and the baseline's; the kernel's reach {worst}"
     return picture(_LEFT + _WIDE + 16, _TOP + _HIGH + 38, title, *parts)
+
+
+def without_overlap(labels: Sequence[str], step: float) -> frozenset[int]:
+    """The places of labels that fit beside each other, the last one in any case.
+
+    Args:
+      labels: the words, each in the middle of its place.
+      step: width of a place, in the units of the picture.
+    """
+    shown, left = list[int](), math.inf
+    for place in range(len(labels) - 1, -1, -1):
+        half = _CHARACTER * len(labels[place]) / 2
+        middle = step * (place + 0.5)
+        if middle + half <= left:
+            shown.append(place)
+            left = middle - half - _CHARACTER
+    return frozenset(shown)
 
 
 def _label(level: int) -> str:

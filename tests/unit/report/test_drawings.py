@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import re
 import struct
 import zlib
@@ -22,6 +23,7 @@ from pytest_pallas.report.drawings.charts import (
     short,
     slots,
     stacked,
+    without_overlap,
 )
 from pytest_pallas.report.drawings.grids import graph, grid, timeline
 from pytest_pallas.report.drawings.heat import heat
@@ -201,3 +203,14 @@ def wrong_record(**pictures):
         test="a", kernel="k", check="forward", backend="tpu-sim", outcome="failed", message="wrong",
         pictures=pictures,
     )  # fmt: skip
+
+
+def test_labels_do_not_overlap():
+    labels = ["none", "> 0", "1,024", "2,048", "4,096", "8,192", "16,384", "NaN, inf"]
+    for step in (10.0, 25.0, 60.0):
+        shown = sorted(without_overlap(labels, step))
+        assert shown[-1] == len(labels) - 1
+        ends = [(step * (p + 0.5), 3.0 * len(labels[p])) for p in shown]
+        for (one, half), (two, other) in itertools.pairwise(ends):
+            assert one + half < two - other
+    assert len(without_overlap(labels, 60.0)) == len(labels)
