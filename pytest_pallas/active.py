@@ -250,17 +250,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In an xdist worker, send the checks that do not apply to the controller."""
-    if SESSION in session.config.stash and (state := current(session.config)).options.results:
+    """Send what an xdist worker knows to the controller; digest the suite for the results file."""
+    if SESSION not in session.config.stash:
+        return
+    state = current(session.config)
+    output = getattr(session.config, "workeroutput", None)
+    if output is None and state.options.results is not None:
         from pytest_pallas.collection.digests import suite_digests
 
         directory = session.config.invocation_params.dir
         state.suite_digests = suite_digests(state.options.suite, directory)
-    output = getattr(session.config, "workeroutput", None)
-    if output is not None and SESSION in session.config.stash:
+    elif output is not None:
         from pytest_pallas.record import plain_not_applicable
 
-        state = current(session.config)
         entries = state.not_applicable.values()
         output[OUTPUT] = [plain_not_applicable(entry) for entry in entries]
         output[SHARD] = (state.shard_line, state.empty_shard)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-#: The function that draws them. The report is a layer above, and is imported when it is asked.
+#: The function that draws them. The report is a layer above; a notebook imports it.
 _DRAWN_BY = "pytest_pallas.report.inline", "html_of"
 
 

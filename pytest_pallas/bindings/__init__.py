@@ -1,1 +1,1 @@
-"""Checks bound to what they are asked of, a spec on a backend or one call, and their contexts."""
+"""Checks bound to a spec on a backend, or to one call, and their contexts."""

@@ -52,7 +52,7 @@ def _row(name: str, text: str) -> str:
 
 
 def _package(package: Package) -> Iterator[str]:
-    """A line; a package without a version is told only if its absence says something."""
+    """A line; a package without a version is listed only if its absence matters."""
     if not package.version:
         yield _row(package.name, "not installed")
         return

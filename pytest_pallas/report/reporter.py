@@ -86,8 +86,11 @@ class Reporter:
             return
         from pytest_pallas.report.files import write_files
 
-        results = self._results(width=WIDTH_OF_FILES, wide=WIDTH_OF_FILES, color=False, verbosity=1)
-        own = [(each.name, as_text(each, results)) for each in self._own_sections()]
+        own: list[tuple[str, str]] = []
+        if self.session.options.html is not None:
+            wide = WIDTH_OF_FILES
+            results = self._results(width=wide, wide=wide, color=False, verbosity=1)
+            own = [(each.name, as_text(each, results)) for each in self._own_sections()]
         self.written = list(write_files(self.session, self.records, own))
         if not all(done for done, _ in self.written):
             session.exitstatus = pytest.ExitCode.USAGE_ERROR

@@ -14,7 +14,7 @@ from pytest_pallas.errors import OptionError
 _DESCRIPTION = """\
 Write a test module for a function that calls a Pallas kernel, and run it once. The shapes and
 dtypes of its arguments are guessed from its signature, annotations, docstring and source, and from
-trial traces; nothing is asked. Lines with FILL IN are for you."""
+trial traces. Lines with FILL IN are for you."""
 
 
 def add_parser(commands: Any) -> None:

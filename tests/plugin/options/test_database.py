@@ -306,7 +306,7 @@ def test_an_example_of_one_backend_hides_nothing_of_another(project, tmp_path):
 
 
 def test_specs_of_one_name_in_two_files_share_no_examples(picky):
-    """What fails in one suite is not asked of the other, which may draw something else."""
+    """An example that fails in one suite does not run in another, which may draw other shapes."""
     other = (picky.path / "specs.py").read_text().replace("widths.txt", "others.txt")
     (picky.path / "more").mkdir()
     (picky.path / "more" / "__init__.py").touch()

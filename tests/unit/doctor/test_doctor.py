@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Fake:
-    """A backend that answers what it is told."""
+    """A backend with a given result."""
 
     name, platform, kind, target = "fake", "tpu", "interpreting", None
 
