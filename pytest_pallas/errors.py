@@ -190,6 +190,14 @@ class IsolationError(PallasTestError):
     """A test could not run in its own process."""
 
 
+class GangError(PallasTestError):
+    """The processes of ``--pallas-processes`` or ``--pallas-distributed`` cannot run together."""
+
+
+class PeerError(PallasTestError):
+    """An example or test failed in another process of the gang, but not in this one."""
+
+
 class MutantError(PallasTestError):
     """A mutant could not be made; this is no error of the kernel or its checks."""
 

@@ -61,17 +61,32 @@ class Host:
         current(self.config).observer = self.alarm
 
     def run(self, request: WorkerRequest) -> WorkerReply:
-        """Run a test, and return its reports."""
+        """Run a requested test, and return its reports."""
         self.alarm.begin("set-up", request.timeout)
-        self.recorder.clear()
         try:
             item = self._item(request)
-            if item is None:
-                return WorkerReply()
-            if request.seconds is not None:
-                item.stash[SECONDS] = request.seconds
-            if request.journal is not None:
-                item.stash[JOURNAL] = request.journal
+        except pytest.exit.Exception as ended:
+            return WorkerReply(exit=(str(ended.msg), ended.returncode))
+        finally:
+            self.alarm.stop()
+        if item is None:
+            return WorkerReply()
+        if request.seconds is not None:
+            item.stash[SECONDS] = request.seconds
+        if request.journal is not None:
+            item.stash[JOURNAL] = request.journal
+        return self.run_item(item, request.timeout)
+
+    def run_item(self, item: pytest.Item, timeout: float) -> WorkerReply:
+        """Run a collected test, and return its reports.
+
+        Args:
+          item: the test.
+          timeout: time limit in seconds for one step of a kernel.
+        """
+        self.alarm.begin("set-up", timeout)
+        self.recorder.clear()
+        try:
             self.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         except pytest.exit.Exception as ended:
             return WorkerReply(exit=(str(ended.msg), ended.returncode))

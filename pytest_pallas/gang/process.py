@@ -1,0 +1,217 @@
+"""A process of a gang: a session of pytest that runs each test together with the others."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Generator, Sequence
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from pytest_pallas.backends import label
+from pytest_pallas.compat import coordination
+from pytest_pallas.compat.coordination import Store
+from pytest_pallas.devices.agreement import Agreement, OutOfStepError
+from pytest_pallas.errors import GangError, PallasTestError
+from pytest_pallas.gang.messages import Collected, RunTest, Start, packed, unpacked
+from pytest_pallas.isolation.crash_reports import longest
+from pytest_pallas.isolation.messages import StepNote, WorkerReply, encoded
+from pytest_pallas.isolation.worker import Host
+from pytest_pallas.record import plain_not_applicable
+from pytest_pallas.session import current
+
+#: The entry of the processes; see ``workers.WorkerSetup``.
+ENTRY = "pytest_pallas.gang.process:serve"
+
+#: Seconds after which JAX counts a silent process as dead.
+HEARTBEAT = 20.0
+
+#: Of the time limit of a step, the part that a process waits for another one.
+_PART = 0.9
+
+#: Number of tests that a difference between two collections lists.
+_LISTED = 6
+
+#: The host of this process, once it has started.
+_hosts: list[GangHost] = []
+
+
+def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
+    """Answer one message: ``Start`` with ``Collected``, ``RunTest`` with ``absent`` and a reply."""
+    message = unpacked(payload)
+    if isinstance(message, Start):
+        return packed(_started(message, say))
+    return packed(_hosts[0].run_together(message))
+
+
+def _started(start: Start, say: Callable[[bytes], None]) -> Collected:
+    """Join the program, configure pytest, collect, and compare with the other processes."""
+    os.chdir(start.opening.folder)
+    say(StepNote(step="joining the program", limit=start.seconds).encode())
+    try:
+        store = coordination.join(start.place, start.seconds, HEARTBEAT)
+    except GangError as error:
+        return Collected(problem=str(error))
+    try:
+        host = GangHost(start, store, say)
+    except pytest.UsageError as error:
+        return Collected(problem=str(error))
+    _hosts.append(host)
+    return host.collect(start.seconds)
+
+
+class GangHost(Host):
+    """The session of pytest of this process."""
+
+    def __init__(self, start: Start, store: Store, say: Callable[[bytes], None]) -> None:
+        """Configure pytest."""
+        self.agreement = Agreement(start.member, store, "pallas/")
+        self._store = store
+        self._collector = _CollectReports()
+        super().__init__(start.opening, say)
+        self.config.pluginmanager.register(self._collector)
+        self.config.pluginmanager.register(_Together(self.agreement))
+        current(self.config).agreement = self.agreement
+
+    def collect(self, seconds: float) -> Collected:
+        """Collect everything; ``problem`` if another process has other tests."""
+        import jax
+
+        self.alarm.begin("collection", seconds)
+        try:
+            self.session.perform_collect()
+        except (pytest.UsageError, PallasTestError) as error:
+            return Collected(problem=str(error))
+        except pytest.exit.Exception as ended:
+            return Collected(problem=str(ended.msg))
+        finally:
+            self.alarm.stop()
+        items = self.session.items
+        self.items = {item.nodeid: item for item in items}
+        state = current(self.config)
+        names = list(self.items)
+        return Collected(
+            tests=[(item.nodeid, item.location) for item in items],
+            problem=self._difference(names, seconds),
+            reports=[
+                self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+                for report in self._collector.reports
+            ],
+            backends=[label(backend) for backend in state.selection.backends],
+            not_applicable=[plain_not_applicable(each) for each in state.not_applicable.values()],
+            shard=(state.shard_line, state.empty_shard),
+            devices=jax.device_count(),
+        )
+
+    def _difference(self, names: Sequence[str], seconds: float) -> str:
+        """The difference of this collection from that of process 0; "" if there is none."""
+        member = self.agreement.member
+        text = json.dumps(names)
+        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        self._store.put(f"collected/{member.process}", digest.encode())
+        if not member.process:
+            self._store.put("tests", text.encode())
+        first = self._store.get("collected/0", seconds)
+        if first is None:
+            return f"{self.agreement.name_of(0)} collected nothing within {seconds:g} s"
+        if first.decode() == digest:
+            return ""
+        theirs = json.loads((self._store.get("tests", seconds) or b"[]").decode())
+        return (
+            f"{self.agreement.name_of(member.process)} collected other tests than "
+            f"{self.agreement.name_of(0)}, so they cannot run together:\n"
+            + _listed(theirs, names, member.process)
+        )
+
+    def run_together(self, request: RunTest) -> tuple[dict[int, str], WorkerReply | None]:
+        """Run a test with all other processes.
+
+        Returns:
+          The processes that did not come, with their hosts, and the reply.
+        """
+        self.alarm.begin("the start of the test", request.timeout)
+        limit = _PART * longest(request.timeout)
+        absent = self.agreement.begin(request.key, limit)
+        if absent:
+            self.alarm.stop()
+            return dict(absent), None
+        item = self.items[request.nodeid]
+        reply = self.run_item(item, request.timeout)
+        self.agreement.end(_outcome(self.recorder.reports))
+        # What cannot be pickled becomes text here, and not in the message around it.
+        return {}, unpacked(encoded(reply))
+
+
+def _outcome(reports: Sequence[pytest.TestReport]) -> str:
+    """The outcome of a test in this process."""
+    worst = [report.outcome for report in reports if report.outcome != "passed"]
+    return worst[0] if worst else "passed"
+
+
+def _listed(theirs: Sequence[str], ours: Sequence[str], process: int) -> str:
+    """The first tests that only one of two processes has, or another order."""
+    if sorted(theirs) == sorted(ours):
+        return f"  the same {len(ours)} tests, in another order"
+    lines = [
+        f"  only in process {process if line.startswith('+') else 0}: {line[2:]}"
+        for line in difflib.ndiff(sorted(theirs), sorted(ours))
+        if line[:2] in ("- ", "+ ")
+    ]
+    more = len(lines) - _LISTED
+    rest = [f"  and {more} more"] if more > 0 else []
+    return "\n".join([*islice(lines, _LISTED), *rest])
+
+
+class _CollectReports:
+    """Records failed reports of collection."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.reports: list[pytest.CollectReport] = []
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Record a failure."""
+        if report.failed:
+            self.reports.append(report)
+
+
+class _Together:
+    """Keeps the processes together inside of a test."""
+
+    def __init__(self, agreement: Agreement) -> None:
+        """With the messages of this process."""
+        self._agreement = agreement
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Agree on each example of a ``@given`` test, and report what nobody else knows."""
+        agree_on_examples(item, self._agreement)
+        try:
+            return (yield)
+        except OutOfStepError as found:
+            raise found.error.with_traceback(found.error.__traceback__) from None
+
+
+def agree_on_examples(item: pytest.Item, agreement: Agreement) -> None:
+    """Let a ``@given`` test agree on each of its examples with the other processes."""
+    test: Any = getattr(item, "obj", None)
+    test = getattr(test, "__func__", test)
+    if not getattr(test, "is_hypothesis_test", False):
+        return
+    inner = test.hypothesis.inner_test
+    if getattr(inner, "pallas_agrees", False):
+        return
+
+    @functools.wraps(inner)
+    def together(*args: Any, **rest: Any) -> Any:
+        __tracebackhide__ = True
+        with agreement.settled():
+            return inner(*args, **rest)
+
+    together.pallas_agrees = True  # pyright: ignore[reportFunctionMemberAccess]
+    test.hypothesis.inner_test = together
