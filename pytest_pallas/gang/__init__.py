@@ -1,0 +1,1 @@
+"""Tests that the processes of one JAX program run together."""
