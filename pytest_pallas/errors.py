@@ -197,6 +197,9 @@ class GangError(PallasTestError):
 class PeerError(PallasTestError):
     """An example or test failed in another process of the gang, but not in this one."""
 
+    #: The numbers of the processes in which it failed.
+    processes: tuple[int, ...] = ()
+
 
 class MutantError(PallasTestError):
     """A mutant could not be made; this is no error of the kernel or its checks."""

@@ -122,7 +122,9 @@ class Agreement:
             raise error
         if failed:
             words = "; ".join(f"{self.name_of(each)}: {why}" for each, why in failed.items())
-            raise PeerError(f"the example failed in {words}")
+            peers = PeerError(f"the example failed in {words}")
+            peers.processes = tuple(failed)
+            raise peers
 
     @contextlib.contextmanager
     def settled(self) -> Generator[None]:

@@ -27,12 +27,14 @@ class ProcessResult:
       host: the name of its host.
       records: its records of the test; several if the test checks several kernels.
       ended: why it has no more records, such as ``"killed by SIGKILL"``; "" if it is well.
+      because_of: the processes whose failure ended it, if it waited for them.
     """
 
     process: int
     host: str
     records: Sequence[Record] = ()
     ended: str = ""
+    because_of: tuple[int, ...] = ()
 
 
 def merge_processes(results: Sequence[ProcessResult]) -> list[Record]:
@@ -66,7 +68,8 @@ class _Part:
     def host(self) -> Host:
         """The process, with the outcome of its record."""
         own = [] if self.record is None else self.record.hosts
-        because_of = next((e.because_of for e in own if e.process == self.result.process), ())
+        found = (e.because_of for e in own if e.process == self.result.process)
+        because_of = self.result.because_of or next(found, ())
         lost = self.record is None or self.result.ended
         outcome = "" if lost or self.record is None else self.record.outcome
         return Host(

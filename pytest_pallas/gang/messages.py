@@ -12,6 +12,9 @@ from pytest_pallas.devices.agreement import Member
 from pytest_pallas.isolation.messages import Opening, WorkerReply
 from pytest_pallas.workers import JobResult
 
+#: The attribute of a report with the processes whose failure made the test fail in this one.
+BECAUSE = "pallas_because_of"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Start:

@@ -17,8 +17,8 @@ from pytest_pallas.backends import label
 from pytest_pallas.compat import coordination
 from pytest_pallas.compat.coordination import Store
 from pytest_pallas.devices.agreement import Agreement, OutOfStepError
-from pytest_pallas.errors import GangError, PallasTestError
-from pytest_pallas.gang.messages import Collected, RunTest, Start, packed, unpacked
+from pytest_pallas.errors import GangError, PallasTestError, PeerError
+from pytest_pallas.gang.messages import BECAUSE, Collected, RunTest, Start, packed, unpacked
 from pytest_pallas.isolation.crash_reports import longest
 from pytest_pallas.isolation.messages import StepNote, WorkerReply, encoded
 from pytest_pallas.isolation.worker import Host
@@ -195,6 +195,17 @@ class _Together:
             return (yield)
         except OutOfStepError as found:
             raise found.error.with_traceback(found.error.__traceback__) from None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[Any]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Record which processes made a test fail here."""
+        report = yield
+        error = None if call.excinfo is None else call.excinfo.value
+        if isinstance(error, PeerError):
+            setattr(report, BECAUSE, list(error.processes))
+        return report
 
 
 def agree_on_examples(item: pytest.Item, agreement: Agreement) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ from pytest_pallas.explanations import Fact
 from pytest_pallas.isolation import policy
 from pytest_pallas.isolation.crash_reports import error_of, longest
 from pytest_pallas.isolation.messages import (
-    Opening,
     StepNote,
     WorkerReply,
     WorkerRequest,
     decoded,
     encoded,
 )
+from pytest_pallas.isolation.opening import opening_of
 from pytest_pallas.isolation.policy import History
 from pytest_pallas.isolation.worker import ENTRY
 from pytest_pallas.mutation_runner.journal import died_of_a_mutant
@@ -41,30 +41,6 @@ _GRACE = 10.0
 
 #: The reports of a worker, by ``when``.
 _REPORTS = pytest.StashKey[dict[str, pytest.TestReport]]()
-
-#: Options that a worker must not use: start workers, debug, stop early, write files of the
-#: reporting session.
-_OPTIONS: Mapping[str, Any] = {
-    "dist": "no",
-    "tx": [],
-    "numprocesses": None,
-    "maxprocesses": None,
-    "looponfail": False,
-    "distload": False,
-    "usepdb": False,
-    "trace": False,
-    "maxfail": 0,
-    "stepwise": False,
-    "lf": False,
-    "failedfirst": False,
-    "newfirst": False,
-    "cacheclear": False,
-    "xmlpath": None,
-    "htmlpath": None,
-    "report_log": None,
-    "log_file": "/dev/null",
-}
-
 
 class NeedsIsolation(BaseException):
     """A traced call should run in its own process.
@@ -293,26 +269,12 @@ class Isolator:
 
     @cached_property
     def _opening(self) -> bytes:
-        config = self.session.config
-        options = dict(_OPTIONS)
-        if config.option.basetemp:
-            # pytest clears that folder at its first use
-            options["basetemp"] = f"{config.option.basetemp}-isolated"
         kinds = {backend.kind for backend in self.session.selection.backends}
+        options = {}
         if "hardware" in kinds:
             names = [label(b) for b in self.session.selection.backends if b.kind != "hardware"]
             options["pallas_backend"] = ",".join(names)
-        attributes = {}
-        if hasattr(config, "workerinput"):  # of pytest-xdist, for its fixtures
-            attributes = {"workerinput": dict(config.workerinput), "workeroutput": {}}  # pyright: ignore[reportAttributeAccessIssue]
-        return encoded(
-            Opening(
-                args=[str(arg) for arg in config.invocation_params.args],
-                folder=str(config.invocation_params.dir),
-                options=options,
-                attributes=attributes,
-            )
-        )
+        return encoded(opening_of(self.session.config, options))
 
 
 class _SimulatedTests:

@@ -19,12 +19,14 @@ class Opening:
       folder: its working directory at the start.
       options: changes of the options of the command line.
       attributes: attributes of the configuration, such as ``workerinput``.
+      chooses: whether ``--lf`` and the like choose tests there.
     """
 
     args: Sequence[str]
     folder: str
     options: Mapping[str, Any]
     attributes: Mapping[str, Any]
+    chooses: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,13 @@ class Host:
         self.alarm.begin("start", LEAST)
         os.chdir(opening.folder)
         self.recorder = Recorder()
-        self.config = configured(opening.args, opening.options, opening.attributes, self.recorder)
+        self.config = configured(
+            opening.args,
+            opening.options,
+            opening.attributes,
+            self.recorder,
+            chooses=opening.chooses,
+        )
         self.session = pytest.Session.from_config(self.config)
         self.config.hook.pytest_sessionstart(session=self.session)
         self.items: dict[str, pytest.Item] = {}
