@@ -18,7 +18,7 @@ import pytest
 
 from pytest_pallas.budget import limited
 from pytest_pallas.compat.testing import worker_count
-from pytest_pallas.errors import DeviceError, OptionError
+from pytest_pallas.errors import DeviceError, GangError, OptionError
 from pytest_pallas.fixtures import reseed
 from pytest_pallas.options.table import any_given
 from pytest_pallas.session import (
@@ -43,10 +43,17 @@ def pytest_configure(config: pytest.Config) -> None:
     budget.enter_context(limited(state.options.max_bytes))  # until the session ends
     config.add_cleanup(budget.close)
     try:
-        explicit = "devices" in state.options.explicit
-        devices = simulate(state.options.devices, os.environ, explicit=explicit)
-        state.options = dataclasses.replace(state.options, devices=devices)
+        state.member = getattr(config, "pallas_member", None)  # set by gang.process
+        gang = state.options.processes or state.options.distributed
+        if state.member is None:
+            explicit = "devices" in state.options.explicit
+            devices = simulate(state.options.devices, os.environ, explicit=explicit)
+            state.options = dataclasses.replace(state.options, devices=devices)
         _settle_workers(state)
+        if gang:
+            from pytest_pallas.gang.joining import settle_gang
+
+            settle_gang(state)
         look_for_named_backends(state)
         if state.options.results is not None or state.options.html is not None:
             from pytest_pallas.report.files import settle_files
@@ -65,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if state.options.dump is not None:
             folder = config.invocation_params.dir / state.options.dump
             state.options = dataclasses.replace(state.options, dump=folder)
-    except (OptionError, DeviceError) as error:
+    except (OptionError, DeviceError, GangError) as error:
         raise pytest.UsageError(str(error)) from None
     if state.options.suite:
         from pytest_pallas.collection.wiring import add_suite
@@ -91,11 +98,11 @@ def pytest_configure(config: pytest.Config) -> None:
         state.marked |= earlier.marked
         config.pluginmanager.register(TestMutantRunner(state, reseed), MUTANTS)
     isolated = state.in_worker  # this process is for those
-    if not isolated:
+    if not isolated and not gang:
         from pytest_pallas.isolation.isolator import PLUGIN, Isolator
 
         config.pluginmanager.register(Isolator(state), PLUGIN)
-    if not hasattr(config, "workerinput") and not isolated:
+    if not hasattr(config, "workerinput") and not isolated and state.reports:
         from pytest_pallas.report.reporter import Reporter
 
         config.pluginmanager.register(Reporter(state), "pallas-reporter")

@@ -1,19 +1,15 @@
 """JAX's coordination service: joining a program of several processes, and its key-value store.
 
-``jax.distributed.initialize`` is public; its client, the service for a store of its own and the
-detection of clusters are not. Seen in JAX 0.11.2 to 0.12. It can go when JAX has a public store.
+``jax.distributed.initialize`` is public; its client and the detection of clusters are not. Seen in
+JAX 0.11.2 to 0.12. It can go when JAX has a public store.
 Probe: ``tests/unit/compat/test_coordination.py``.
 """
 
 from __future__ import annotations
 
 import importlib
-import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from pytest_pallas.errors import GangError
 
 #: Bytes of one value: gRPC limits a message to 4 MiB.
 _PIECE = 2**20
@@ -56,7 +52,7 @@ def detect(seconds: float) -> Place | None:
 
 
 def join(place: Place, seconds: float, heartbeat: float) -> Store:
-    """Make this process one of a JAX program.
+    """Make this process one of a JAX program. JAX ends it if not all join in time.
 
     Args:
       place: its place.
@@ -65,79 +61,28 @@ def join(place: Place, seconds: float, heartbeat: float) -> Store:
 
     Returns:
       The program's store.
-
-    Raises:
-      GangError: not all joined in time.
     """
     import jax
 
-    try:
-        jax.distributed.initialize(
-            place.address,
-            place.count,
-            place.index,
-            local_device_ids=place.devices,
-            cluster_detection_method="deactivate",
-            initialization_timeout=max(1, int(seconds)),
-            heartbeat_timeout_seconds=max(1, int(heartbeat)),
-        )
-    except jax.errors.JaxRuntimeError as error:
-        raise GangError(
-            f"process {place.index} of {place.count} found no complete program at "
-            f"{place.address} within {seconds:g} s: {str(error).partition(chr(10))[0]}"
-        ) from None
+    jax.distributed.initialize(
+        place.address,
+        place.count,
+        place.index,
+        local_device_ids=place.devices,
+        cluster_detection_method="deactivate",
+        initialization_timeout=max(1, int(seconds)),
+        heartbeat_timeout_seconds=max(1, int(heartbeat)),
+    )
     state: Any = importlib.import_module("jax._src.distributed").global_state
     return Store(state.client)
-
-
-def serve_or_connect(place: Place, seconds: float, heartbeat: float) -> Store:
-    """A store of its own for several processes, which takes no part in a JAX program.
-
-    The first process serves it; all others end if that process dies.
-
-    Args:
-      place: the place of this process.
-      seconds: time limit to reach the first process.
-      heartbeat: seconds after which a silent process counts as dead.
-
-    Raises:
-      GangError: the first process cannot be reached in time, or its port is taken.
-    """
-    library: Any = importlib.import_module("jax._src.lib")._jax
-    port = place.address.rpartition(":")[2]
-    try:
-        service = None
-        if place.index == 0:
-            service = library.get_distributed_runtime_service(
-                f"[::]:{port}",
-                place.count,
-                heartbeat_timeout=int(heartbeat),
-                shutdown_timeout=1,
-                recoverable=True,
-            )
-        client = library.get_distributed_runtime_client(
-            place.address,
-            place.index,
-            init_timeout=max(1, int(seconds)),
-            heartbeat_timeout=int(heartbeat),
-            shutdown_timeout=1,
-            shutdown_on_destruction=False,
-        )
-        client.connect()
-    except Exception as error:
-        raise GangError(
-            f"process {place.index} of {place.count} cannot reach {place.address} within "
-            f"{seconds:g} s: {str(error).partition(chr(10))[0]}"
-        ) from None
-    return Store(client, service)
 
 
 class Store:
     """Keys and values that all processes see."""
 
-    def __init__(self, client: Any, service: Any = None) -> None:
-        """With the client of JAX's coordination service, and the service if it is served here."""
-        self._client, self._service = client, service
+    def __init__(self, client: Any) -> None:
+        """With the client of JAX's coordination service."""
+        self._client = client
 
     def put(self, key: str, value: bytes) -> None:
         """Set a key, once."""
@@ -155,35 +100,6 @@ class Store:
         return value + b"".join(
             self._piece(f"{key}#{number}", 60.0) or b"" for number in range(1, int(count))
         )
-
-    def keys(self, prefix: str) -> Sequence[str]:
-        """The keys that begin with ``prefix``, which ends with a slash."""
-        found = [key for key, _ in self._client.key_value_dir_get_bytes(prefix)]
-        return [key for key in found if "#" not in key.rpartition("/")[2]]
-
-    def barrier(self, name: str, seconds: float) -> bool:
-        """Wait until all processes are here; whether they came in time. Each name is for once."""
-        from jax.errors import JaxRuntimeError
-
-        try:
-            self._client.wait_at_barrier(name, max(1, int(1000 * seconds)))
-        except JaxRuntimeError:
-            return False
-        return True
-
-    def live(self, count: int) -> frozenset[int]:
-        """The processes that are alive, of ``count``."""
-        return frozenset(self._client.get_live_nodes(list(range(count))))
-
-    def close(self) -> None:
-        """Leave, and stop the service if it is served here."""
-        log = logging.getLogger("jax")
-        try:
-            self._client.shutdown()
-            if self._service is not None:
-                self._service.shutdown()
-        except Exception as error:  # others may have gone
-            log.debug("closing the store: %s", error)
 
     def _piece(self, key: str, seconds: float) -> bytes | None:
         from jax.errors import JaxRuntimeError

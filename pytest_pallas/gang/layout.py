@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pytest_pallas.compat.coordination import Place
 from pytest_pallas.devices.pinning import VARIABLES, Accelerators
@@ -25,6 +25,7 @@ class Layout:
       first: the number of the first process of this host.
       environments: the variables of each process of this host, in order.
       devices: ids of local devices of each process of this host; None for all that it sees.
+      address: the name by which all hosts reach host 0.
       words: for the header of the run.
     """
 
@@ -33,6 +34,7 @@ class Layout:
     first: int
     environments: Sequence[Mapping[str, str]]
     devices: tuple[int, ...] | None = None
+    address: str = "127.0.0.1"
     words: str
 
     @property
@@ -154,6 +156,7 @@ def of_cluster(place: Place, devices: int, environ: Mapping[str, str]) -> Layout
         first=place.index,
         environments=[environment],
         devices=place.devices,
+        address=place.address.rpartition(":")[0],
         words=f"process {place.index} of {place.count}, coordinated at {place.address}",
     )
 
@@ -181,30 +184,3 @@ def free_port() -> int:
     with socket.socket() as made:
         made.bind(("127.0.0.1", 0))
         return made.getsockname()[1]
-
-
-@dataclass
-class LocalStore:
-    """The store of a gang on one host."""
-
-    values: dict[str, bytes] = field(default_factory=dict[str, bytes])
-
-    def put(self, key: str, value: bytes) -> None:
-        """Set a key."""
-        self.values[key] = value
-
-    def get(self, key: str, seconds: float) -> bytes | None:
-        """The value of a key, or None."""
-        del seconds  # nobody else sets any
-        return self.values.get(key)
-
-    def keys(self, prefix: str) -> Sequence[str]:
-        """The keys that begin with ``prefix``."""
-        return [key for key in self.values if key.startswith(prefix)]
-
-    def live(self, count: int) -> frozenset[int]:
-        """The hosts that are alive."""
-        return frozenset(range(count))
-
-    def close(self) -> None:
-        """Nothing to do."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +45,6 @@ class Collected:
       backends: labels of the selected backends.
       not_applicable: checks that do not apply, from ``record.plain_not_applicable``.
       shard: the line about a shard, and whether it is empty.
-      devices: the number of devices of the whole gang.
     """
 
     tests: Sequence[tuple[str, tuple[str, int | None, str]]] = ()
@@ -53,7 +53,6 @@ class Collected:
     backends: Sequence[str] = ()
     not_applicable: Sequence[Mapping[str, Any]] = ()
     shard: tuple[str, bool] = ("", False)
-    devices: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +91,78 @@ class TestEnd:
     absent: Mapping[int, str] = field(default_factory=dict[int, str])
     died: JobResult | None = None
     stopped: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartFailure:
+    """A process that cannot run tests.
+
+    Attributes:
+      process: its number.
+      host: the name of its host.
+      reason: why.
+      step: how far it came: an index of ``STEPS``.
+    """
+
+    process: int
+    host: str
+    reason: str
+    step: int
+
+
+#: The steps of a start, as in ``StepNote.step``.
+STEPS = ("", "joining", "start", "collection", "done")
+
+
+def to_json(messages: Sequence[TestEnd | Collected | StartFailure | str]) -> bytes:
+    """Messages for another host; what JSON has no form for becomes its repr.
+
+    Warnings are left out, because each host has those of its own processes only.
+    """
+    plain = [
+        [type(each).__name__, each if isinstance(each, str) else _plain(each)] for each in messages
+    ]
+    return json.dumps(plain, default=repr).encode()
+
+
+def from_json(body: bytes) -> list[Any]:
+    """The messages from ``to_json``."""
+    return [values if kind == "str" else _KINDS[kind](values) for kind, values in json.loads(body)]
+
+
+def _plain(message: TestEnd | Collected | StartFailure) -> dict[str, Any]:
+    values = dict(vars(message))
+    if isinstance(message, TestEnd):
+        values["absent"] = list(message.absent.items())
+        if message.died is not None:
+            note = message.died.note.decode()
+            values["died"] = {**vars(message.died), "value": "", "note": note}
+        if message.reply is not None:
+            values["reply"] = {"reports": message.reply.reports, "exit": message.reply.exit}
+    return values
+
+
+def _test_end(values: dict[str, Any]) -> TestEnd:
+    values["absent"] = dict(values["absent"])
+    if (died := values["died"]) is not None:
+        values["died"] = JobResult(**{**died, "value": b"", "note": died["note"].encode()})
+    if (reply := values["reply"]) is not None:
+        exited = reply["exit"] and tuple(reply["exit"])
+        values["reply"] = WorkerReply(reports=reply["reports"], exit=exited)
+    return TestEnd(**values)
+
+
+def _collected(values: dict[str, Any]) -> Collected:
+    values["tests"] = [(name, tuple(location)) for name, location in values["tests"]]
+    values["shard"] = tuple(values["shard"])
+    return Collected(**values)
+
+
+_KINDS: Mapping[str, Callable[[dict[str, Any]], Any]] = {
+    "TestEnd": _test_end,
+    "Collected": _collected,
+    "StartFailure": lambda values: StartFailure(**values),
+}
 
 
 def packed(message: Any) -> bytes:

@@ -11,10 +11,11 @@ import pytest
 from pytest_pallas.backends import Selection
 from pytest_pallas.backends.registry import parse
 from pytest_pallas.errors import GangError
-from pytest_pallas.gang.layout import Layout, LocalStore
+from pytest_pallas.gang.hosts import HostStore, LocalStore
+from pytest_pallas.gang.layout import Layout
 from pytest_pallas.gang.messages import Collected
 from pytest_pallas.gang.reports import Named, merged_reports
-from pytest_pallas.gang.supervisor import Gang, GangSettings, HostStore
+from pytest_pallas.gang.supervisor import Gang, GangSettings
 from pytest_pallas.isolation.opening import opening_of
 from pytest_pallas.record import NotApplicable
 from pytest_pallas.session import PytestSession
@@ -26,11 +27,12 @@ PLUGIN = "pallas-gang"
 class GangPlugin:
     """Runs the session of a host: nothing is collected or run in this process."""
 
-    def __init__(self, session: PytestSession, layout: Layout, store: HostStore | None = None) -> None:
+    def __init__(
+        self, session: PytestSession, layout: Layout, store: HostStore | None = None
+    ) -> None:
         """Create for a session; ``store`` is that of several hosts."""
         self.session, self.layout = session, layout
         options = session.options
-        address = "127.0.0.1" if layout.hosts == 1 else socket.getfqdn()
         settings = GangSettings(
             opening=opening_of(
                 session.config,
@@ -38,7 +40,7 @@ class GangPlugin:
                 | {"pallas_html": None, "pallas_trace": None},
                 chooses=True,
             ),
-            address=address,
+            address=layout.address,
             host=socket.gethostname(),
             join_seconds=options.join_timeout,
             memory_bytes=int(options.worker_memory * 2**30),
@@ -75,7 +77,13 @@ class GangPlugin:
         for plain in collected.not_applicable:
             state.not_applicable.setdefault(plain["test"], NotApplicable(**plain))
         state.shard_line, state.empty_shard = collected.shard
-        hook.pytest_collection_finish(session=session)
+        terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None and session.config.get_verbosity() >= 0:
+            tests = "1 test" if len(self.tests) == 1 else f"{len(self.tests)} tests"
+            if terminal.isatty():
+                terminal.rewrite("")  # "collecting ..."
+            shard = f", {state.shard_line}" if state.shard_line else ""
+            terminal.write_line(f"{self.gang.layout.count} processes collected {tests}{shard}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import hashlib
@@ -17,7 +18,7 @@ from pytest_pallas.backends import label
 from pytest_pallas.compat import coordination
 from pytest_pallas.compat.coordination import Store
 from pytest_pallas.devices.agreement import Agreement, OutOfStepError
-from pytest_pallas.errors import GangError, PallasTestError, PeerError
+from pytest_pallas.errors import PallasTestError, PeerError
 from pytest_pallas.gang.messages import BECAUSE, Collected, RunTest, Start, packed, unpacked
 from pytest_pallas.isolation.crash_reports import longest
 from pytest_pallas.isolation.messages import StepNote, WorkerReply, encoded
@@ -52,11 +53,8 @@ def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
 def _started(start: Start, say: Callable[[bytes], None]) -> Collected:
     """Join the program, configure pytest, collect, and compare with the other processes."""
     os.chdir(start.opening.folder)
-    say(StepNote(step="joining the program", limit=start.seconds).encode())
-    try:
-        store = coordination.join(start.place, start.seconds, HEARTBEAT)
-    except GangError as error:
-        return Collected(problem=str(error))
+    say(StepNote(step="joining", limit=start.seconds).encode())
+    store = coordination.join(start.place, start.seconds, HEARTBEAT)
     try:
         host = GangHost(start, store, say)
     except pytest.UsageError as error:
@@ -73,15 +71,14 @@ class GangHost(Host):
         self.agreement = Agreement(start.member, store, "pallas/")
         self._store = store
         self._collector = _CollectReports()
-        super().__init__(start.opening, say)
+        attributes = {**start.opening.attributes, "pallas_member": start.member}
+        super().__init__(dataclasses.replace(start.opening, attributes=attributes), say)
         self.config.pluginmanager.register(self._collector)
         self.config.pluginmanager.register(_Together(self.agreement))
         current(self.config).agreement = self.agreement
 
     def collect(self, seconds: float) -> Collected:
         """Collect everything; ``problem`` if another process has other tests."""
-        import jax
-
         self.alarm.begin("collection", seconds)
         try:
             self.session.perform_collect()
@@ -105,7 +102,6 @@ class GangHost(Host):
             backends=[label(backend) for backend in state.selection.backends],
             not_applicable=[plain_not_applicable(each) for each in state.not_applicable.values()],
             shard=(state.shard_line, state.empty_shard),
-            devices=jax.device_count(),
         )
 
     def _difference(self, names: Sequence[str], seconds: float) -> str:

@@ -25,9 +25,6 @@ Load = Callable[[Mapping[str, Any]], pytest.TestReport]
 #: A node id, and pytest's location of the test.
 Named = tuple[str, tuple[str, int | None, str]]
 
-#: Limit on the lines of a process's output below a failure.
-_LINES = 40
-
 
 @dataclass(frozen=True, eq=False)
 class _End:
@@ -85,7 +82,9 @@ def merged_reports(test: Named, ends: Sequence[TestEnd], load: Load) -> list[pyt
     if any(each.died or each.end.absent for each in every):
         reports = [_broken(test, every)]
     else:
-        phases = [when for when in ("setup", "call", "teardown") if any(when in e.reports for e in every)]
+        phases = [
+            when for when in ("setup", "call", "teardown") if any(when in e.reports for e in every)
+        ]
         reports = [_phase(test, when, every) for when in phases]
     stopped_by = tuple(each.end.process for each in every if each.died or _failed(each))
     records = merge_processes(
@@ -212,7 +211,8 @@ def _texts(
     for each in own:
         shown.setdefault(reports[each].longreprtext, []).append(each)
     for text, same in shown.items():
-        lines.append(f"failed in {', '.join(each.name for each in same)}:\n{text}")
+        names = ", ".join(each.name for each in same)
+        lines.append(f"failed in {names}: {_crash(reports[same[0]])}\n{text}")
     for each in every:
         if each in own:
             continue
@@ -229,6 +229,12 @@ def _texts(
     return lines
 
 
+def _crash(report: pytest.TestReport) -> str:
+    """The first line of the error; "" if the text of the report begins with it."""
+    crash: Any = getattr(report.longrepr, "reprcrash", None)
+    return "" if crash is None else str(crash.message).partition("\n")[0]
+
+
 def _because_of(report: pytest.TestReport) -> tuple[int, ...]:
     """The processes that made a test fail in this one."""
     return tuple(getattr(report, BECAUSE, ()))
@@ -243,12 +249,9 @@ def _outcome(report: pytest.TestReport) -> str:
 
 def _sections(every: Sequence[_End], when: str) -> list[tuple[str, str]]:
     """What the processes have captured: that of process 0 under pytest's names."""
-    found: list[tuple[str, str]] = []
-    for each in every:
-        if when in each.reports:
-            for name, text in each.reports[when].sections:
-                found.append((name if each.end.process == 0 else f"{name} in {each.name}", text))
-        elif each.end.died is not None and (output := each.end.died.output.strip()):
-            lines = output.splitlines()[-_LINES:]
-            found.append((f"Captured stdout and stderr in {each.name}", "\n".join(lines)))
-    return found
+    return [
+        (name if each.end.process == 0 else f"{name} in {each.name}", text)
+        for each in every
+        if when in each.reports
+        for name, text in each.reports[when].sections
+    ]

@@ -7,13 +7,25 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pytest_pallas.compat.coordination import Place
 from pytest_pallas.devices.agreement import Member
 from pytest_pallas.errors import GangError
+from pytest_pallas.gang.hosts import HostStore
 from pytest_pallas.gang.layout import Layout, free_port
-from pytest_pallas.gang.messages import Collected, RunTest, Start, TestEnd, packed, unpacked
+from pytest_pallas.gang.messages import (
+    STEPS,
+    Collected,
+    RunTest,
+    Start,
+    StartFailure,
+    TestEnd,
+    from_json,
+    packed,
+    to_json,
+    unpacked,
+)
 from pytest_pallas.gang.process import ENTRY
 from pytest_pallas.isolation.crash_reports import longest
 from pytest_pallas.isolation.messages import Opening, StepNote
@@ -21,34 +33,13 @@ from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
 
 #: Seconds until the processes that wait for one that died are killed, and for one that failed:
 #: they may be about to fail as well.
-_DIED_SECONDS, _FAILED_SECONDS = 1.0, 6.0
+_DIED_SECONDS, _FAILED_SECONDS = 1.0, 5.0
 
 #: Seconds between looks at other hosts.
 _LOOK = 0.25
 
 #: Seconds after a process's own time limits until it is killed.
 _GRACE = 15.0
-
-
-class HostStore(Protocol):
-    """What the hosts of a gang tell each other; see ``compat.coordination.Store``."""
-
-    def put(self, key: str, value: bytes) -> None:
-        """Set a key, once."""
-
-    def get(self, key: str, seconds: float) -> bytes | None:
-        """The value of a key; None if it is not set within so many seconds."""
-
-    def keys(self, prefix: str) -> Sequence[str]:
-        """The keys that begin with ``prefix``."""
-        ...
-
-    def live(self, count: int) -> frozenset[int]:
-        """The hosts that are alive."""
-        ...
-
-    def close(self) -> None:
-        """Leave."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +59,6 @@ class GangSettings:
     host: str
     join_seconds: float
     memory_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class StartFailure:
-    """Why a process could not be used."""
-
-    process: int
-    host: str
-    reason: str
 
 
 class Gang:
@@ -116,7 +98,10 @@ class Gang:
             for number in self.layout.processes
         }
         wait(futures.values(), timeout=2 * limit)
-        found = [self._started(number, future) for number, future in futures.items()]
+        late = [number for number, future in futures.items() if not future.done()]
+        if late:
+            self.close_processes()
+        found = [self._started(n, future.result(), n in late) for n, future in futures.items()]
         every = self._shared(f"started/{self._generation}", found, 2 * limit + 2 * _GRACE)
         failures = [each for each in every if isinstance(each, StartFailure)]
         if failures:
@@ -207,24 +192,24 @@ class Gang:
         )
         return self._pool.submit(setup, packed(message), timeout=timeout)
 
-    def _started(self, number: int, future: Future[JobResult]) -> Collected | StartFailure:
+    def _started(self, number: int, result: JobResult, late: bool) -> Collected | StartFailure:
         """What a process has collected, or why it cannot be used."""
-        limit = self.settings.join_seconds
-        if not future.done():
-            reason = f"did not start within {2 * limit:g} s"
+        if result.status == "done":
+            collected: Collected = unpacked(result.value)
+            if not collected.problem:
+                return collected
+            reason, step = collected.problem, len(STEPS) - 1
         else:
-            result = future.result()
-            if result.status == "done":
-                collected: Collected = unpacked(result.value)
-                if not collected.problem:
-                    return collected
-                reason = collected.problem
-            else:
-                note = StepNote.decode(result.note)
-                step = "" if note is None else f" ({note.step})"
-                output = result.output.strip()
-                reason = f"{result.fate or result.message}{step}" + (output and f"\n{output}")
-        return StartFailure(process=number, host=self.settings.host, reason=reason)
+            note = StepNote.decode(result.note)
+            step = 0 if note is None else STEPS.index(note.step)
+            reason = result.fate or result.message
+            if late:
+                reason = f"did not start within {2 * self.settings.join_seconds:g} s"
+            if note is not None:
+                reason += f" (step: {note.step})"
+            if not late and result.output.strip():
+                reason += f"\n{result.output.strip()}"
+        return StartFailure(process=number, host=self.settings.host, reason=reason, step=step)
 
     def _gathered(self, futures: Mapping[int, Future[JobResult]]) -> list[TestEnd]:
         """Wait for the processes of this host, and kill those that can only wait for another."""
@@ -270,16 +255,19 @@ class Gang:
         Raises:
           GangError: a host did not answer, or has gone.
         """
-        self._store.put(f"{key}/{self.layout.host}", packed(list(mine)))
+        self._store.put(f"{key}/{self.layout.host}", to_json(mine))
         until = None if seconds is None else time.monotonic() + seconds
         found: list[Any] = []
         for host in range(self.layout.hosts):
+            if host == self.layout.host:
+                found += mine
+                continue
             while (body := self._store.get(f"{key}/{host}", 1.0)) is None:
                 if until is not None and time.monotonic() > until:
                     raise GangError(self._absent(host, f"did not answer within {seconds:g} s"))
-                if until is None and host not in self._store.live(self.layout.hosts):
-                    raise GangError(self._absent(host, "has gone"))
-            found += unpacked(body)
+                if until is None and host not in self._store.live():
+                    raise GangError(self._absent(host, "has gone: nothing was heard of it"))
+            found += from_json(body)
         return found
 
     def _absent(self, host: int, what: str) -> str:
@@ -300,7 +288,14 @@ def _grace(result: JobResult) -> float | None:
 
 
 def _start_failures(failures: Sequence[StartFailure], count: int) -> str:
-    """The message for processes that cannot be used, those with reasons of their own first."""
-    lines = [f"process {each.process} ({each.host}): {each.reason}" for each in failures]
-    text = "\n".join(dict.fromkeys(lines))
-    return f"{len(failures)} of {count} processes cannot run the tests:\n{text}"
+    """The message for processes that cannot be used.
+
+    Those that came less far than others are the cause: the others wait for them.
+    """
+    first = min(each.step for each in failures)
+    causes = [each for each in failures if each.step == first]
+    lines = [f"process {each.process} ({each.host}): {each.reason}" for each in causes]
+    if len(causes) < len(failures):
+        rest = ", ".join(str(each.process) for each in failures if each.step != first)
+        lines.append(f"waiting for it: process {rest}")
+    return f"the {count} processes cannot run the tests:\n" + "\n".join(lines)

@@ -42,6 +42,7 @@ _GRACE = 10.0
 #: The reports of a worker, by ``when``.
 _REPORTS = pytest.StashKey[dict[str, pytest.TestReport]]()
 
+
 class NeedsIsolation(BaseException):
     """A traced call should run in its own process.
 

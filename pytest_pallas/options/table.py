@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from pytest_pallas.database import DatabasePlace
     from pytest_pallas.errors import OptionError
-    from pytest_pallas.options.values import Replay, Shard
+    from pytest_pallas.options.values import Distributed, Replay, Shard
 
 
 def wrong(problem: str) -> OptionError:
@@ -111,6 +111,24 @@ def _replay(text: str) -> Replay:
         begins = b""
     blob = begins in (b"\0", b"\1") and not os.path.exists(text)
     return Replay(blob=text) if blob else Replay(file=Path(text))
+
+
+def _distributed(text: str) -> Distributed | None:
+    """``auto``, or ``I/N@HOST:PORT``."""
+    from pytest_pallas.options.values import Distributed
+
+    if text in ("", "auto"):
+        return Distributed() if text else None
+    place, at, address = text.partition("@")
+    index, slash, count = place.partition("/")
+    host, colon, port = address.rpartition(":")
+    numbers = index.isdigit() and count.isdigit() and port.isdigit()
+    if not (at and slash and colon and host and numbers and int(index) < int(count)):
+        raise wrong(
+            "must be auto, or I/N@HOST:PORT with the number of this host from 0, the number of "
+            f"hosts and the address of host 0, such as 1/4@10.0.0.1:8476, not {text!r}"
+        )
+    return Distributed(address, int(index), int(count))
 
 
 #: Variables with the number of a job among equal ones, that of all jobs, and where numbers begin.
@@ -354,6 +372,28 @@ TABLE: tuple[Option, ...] = (
         parse=_path,
         metavar="FILE.json",
         help="results of an earlier run (--pallas-results): shards take equal times by its seconds",
+    ),
+    Option(
+        name="processes",
+        parse=_whole(1),
+        metavar="N",
+        help="run every test as N processes of one jax.distributed program, which divide the "
+        "accelerators of this machine or the simulated devices",
+    ),
+    Option(
+        name="distributed",
+        parse=_distributed,
+        metavar="auto",
+        help="this is one of several hosts whose processes form one jax.distributed program: auto "
+        "on TPU pods, under Slurm, Open MPI and Kubernetes, or I/N@HOST:PORT with the address of "
+        "host 0, which reports",
+    ),
+    Option(
+        name="join_timeout",
+        parse=_amount("seconds"),
+        metavar="SECONDS",
+        help="time limit in seconds for all processes of --pallas-processes or "
+        "--pallas-distributed to start, and again to collect (default: 120)",
     ),
     Option(
         name="worker_memory",

@@ -42,6 +42,24 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class Distributed:
+    """The place of this host among several; see ``--pallas-distributed``.
+
+    Attributes:
+      address: ``host:port`` of the first host; "" to detect the place.
+      index: the number of this host, from 0.
+      count: the number of hosts.
+    """
+
+    address: str = ""
+    index: int = 0
+    count: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}@{self.address}" if self.address else "auto"
+
+
+@dataclass(frozen=True)
 class Replay:
     """The example to run in place of all others; nothing by default.
 
@@ -97,6 +115,9 @@ class Options:
     replay: Replay = Replay()
     shard: Shard | None = None
     shard_by: Path | None = None
+    processes: int = 0
+    distributed: Distributed | None = None
+    join_timeout: float = 120.0
     worker_memory: float = 8.0
     mutate: int | None = None
     mutate_time: float = 0.0

@@ -18,6 +18,7 @@ from pytest_pallas.session.state import Harness, Session
 if TYPE_CHECKING:
     from pytest_pallas.backends import Backend, Family
     from pytest_pallas.checks import Check
+    from pytest_pallas.devices.agreement import Member
     from pytest_pallas.devices.pinning import Pinning
     from pytest_pallas.goldens.example import Loaded
     from pytest_pallas.mutation import Operator
@@ -34,6 +35,12 @@ class PytestSession(Session):
     unrepeated: Backend | None = None
     #: What each worker of pytest-xdist sees, in the process that starts them; None for all devices.
     pinning: Pinning | None = None
+    #: The place of this process in a gang that runs tests; None for any other process.
+    member: Member | None = None
+    #: Whether this process only starts others, which have the devices (``gang.plugin``).
+    delegates: bool = False
+    #: Whether this process reports; one host of several does.
+    reports: bool = True
     #: The generators of ``pallas_rng``, which are reset for each test.
     generators: list[Any] = field(default_factory=list[Any])
     #: Mutants that a test or spec of this process, or an earlier run, killed: key and name.
@@ -100,7 +107,7 @@ class PytestSession(Session):
         The process of isolated tests collects everything, and runs requested items.
         """
         narrow = self.options.replay or self.options.mutate is not None
-        return not narrow and not self.in_worker
+        return not narrow and (not self.in_worker or self.member is not None)
 
     @cached_property
     def replayed(self) -> Loaded | None:
@@ -232,8 +239,8 @@ def _validated_places(session: PytestSession) -> None:
 def look_for_named_backends(session: PytestSession) -> None:
     """Check the named backends, so that a wrong name stops pytest before collection.
 
-    This starts JAX, so the number of devices must be set before. If workers have a device each,
-    this process must not open one, and only names are checked.
+    This starts JAX, so the number of devices must be set before. If other processes have the
+    devices, this one must not open them, and only names are checked.
 
     Raises:
       OptionError: a name is unknown, or its backend is not available here.
@@ -244,7 +251,7 @@ def look_for_named_backends(session: PytestSession) -> None:
     if "backend" not in session.options.explicit or session.options.backend == ("auto",):
         return
     try:
-        if session.pinning is not None:
+        if session.pinning is not None or session.delegates:
             for word in session.options.backend:
                 if word not in WORDS:
                     parse(word, session.families, words=WORDS)
