@@ -42,6 +42,23 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class FleetPlace:
+    """The workers of ``--pallas-fleet``.
+
+    Attributes:
+      address: of a Dask scheduler; "" for workers on this machine.
+      workers: number of worker processes to start on this machine; 0 with an address.
+    """
+
+    address: str = ""
+    workers: int = 0
+
+    def __str__(self) -> str:
+        """The text of the command line."""
+        return self.address or f"local:{self.workers}"
+
+
+@dataclass(frozen=True)
 class Replay:
     """The example to run in place of all others; nothing by default.
 
@@ -97,6 +114,7 @@ class Options:
     replay: Replay = Replay()
     shard: Shard | None = None
     shard_by: Path | None = None
+    fleet: FleetPlace | None = None
     worker_memory: float = 8.0
     mutate: int | None = None
     mutate_time: float = 0.0
