@@ -1,12 +1,10 @@
-"""Settle the gang of a session at its start: where its processes run, and with which other hosts."""
+"""Settle the gang of a session at its start: its processes, and the other hosts."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from typing import TYPE_CHECKING
-
-import pytest
 
 from pytest_pallas.devices.pinning import accelerators
 from pytest_pallas.errors import GangError
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
 #: Options that a gang cannot use, by their name in messages, and the reasons.
 _UNUSABLE = {
     "fuzz_time": "its processes would stop at different examples; give --pallas-fuzz-rounds",
+    "trace": "a timeline would run the kernel again in one process; run it without",
     "mutate": "a mutant that hangs or dies would take all processes with it; run it without",
 }
 
@@ -88,6 +87,5 @@ def _be_silent(state: PytestSession, layout: Layout) -> None:
     """Let the first host report: print no tests, and write no files."""
     state.reports = False
     state.options = dataclasses.replace(state.options, results=None, html=None, trace=None)
-    terminal = state.config.pluginmanager.unregister(name="terminalreporter")
-    del terminal
+    state.config.pluginmanager.unregister(name="terminalreporter")
     print(f"pallas: {layout.words}; process 0 reports", flush=True)  # noqa: T201

@@ -16,7 +16,7 @@ from pytest_pallas.gang.layout import Layout
 from pytest_pallas.gang.messages import Collected
 from pytest_pallas.gang.reports import Named, merged_reports
 from pytest_pallas.gang.supervisor import Gang, GangSettings
-from pytest_pallas.isolation.opening import opening_of
+from pytest_pallas.isolation.requests import opening_of
 from pytest_pallas.record import NotApplicable
 from pytest_pallas.session import PytestSession
 
@@ -34,12 +34,7 @@ class GangPlugin:
         self.session, self.layout = session, layout
         options = session.options
         settings = GangSettings(
-            opening=opening_of(
-                session.config,
-                {"pallas_processes": None, "pallas_distributed": None, "pallas_results": None}
-                | {"pallas_html": None, "pallas_trace": None},
-                chooses=True,
-            ),
+            opening=opening_of(session, chooses=True),
             address=layout.address,
             host=socket.gethostname(),
             join_seconds=options.join_timeout,

@@ -34,12 +34,13 @@ def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
       An encoded ``WorkerReply``.
     """
     request: WorkerRequest = decoded(payload)
-    host = _host(request.opening, say)
+    host = host_for(request.opening, say)
     return encoded(host.run(request))
 
 
 @functools.cache
-def _host(opening: bytes, say: Callable[[bytes], None]) -> Host:
+def host_for(opening: bytes, say: Callable[[bytes], None]) -> Host:
+    """The session of this process, made at the first request."""
     return Host(decoded(opening), say)
 
 
@@ -69,6 +70,8 @@ class Host:
     def run(self, request: WorkerRequest) -> WorkerReply:
         """Run a requested test, and return its reports."""
         self.alarm.begin("set-up", request.timeout)
+        if request.raised is not None:
+            current(self.config).raised = dict(request.raised)
         try:
             item = self._item(request)
         except pytest.exit.Exception as ended:
@@ -111,7 +114,7 @@ class Host:
 
     def _item(self, request: WorkerRequest) -> pytest.Item | None:
         """The test, from its file, or from the whole collection."""
-        for path in (request.path, None):
+        for path in (request.path and os.path.join(self.config.rootpath, request.path), None):
             if request.nodeid in self.items:
                 break
             if path is not None and not os.path.isfile(path):

@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from pytest_pallas.database import DatabasePlace
     from pytest_pallas.errors import OptionError
-    from pytest_pallas.options.values import Distributed, Replay, Shard
+    from pytest_pallas.options.values import Distributed, FleetPlace, Replay, Shard
 
 
 def wrong(problem: str) -> OptionError:
@@ -161,6 +161,25 @@ def _shard(text: str) -> Shard | None:
     if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
         raise wrong(f"must be I/N with I from 1 to N, such as 2/4, or auto, not {text!r}")
     return Shard(int(index), int(count))
+
+
+def _fleet(text: str) -> FleetPlace | None:
+    """``local:N``, or the address of a Dask scheduler: ``HOST:PORT``, also with a scheme."""
+    from pytest_pallas.options.values import FleetPlace
+
+    if not text:
+        return None
+    scheme, _, rest = text.rpartition("://")
+    host, _, port = rest.rpartition(":")
+    number = int(port) if port.isdecimal() else 0
+    if host == "local" and not scheme and number:
+        return FleetPlace(workers=number)
+    if not host or host == "local" or not 0 < number < 2**16:
+        raise wrong(
+            "must be local:N for N worker processes on this machine, or the address of a Dask "
+            f"scheduler, such as tcp://HOST:8786, not {text!r}"
+        )
+    return FleetPlace(address=f"{scheme or 'tcp'}://{rest}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,6 +413,13 @@ TABLE: tuple[Option, ...] = (
         metavar="SECONDS",
         help="time limit in seconds for all processes of --pallas-processes or "
         "--pallas-distributed to start, and again to collect (default: 120)",
+    ),
+    Option(
+        name="fleet",
+        parse=_fleet,
+        metavar="ADDRESS",
+        help="run the tests on the workers of a Dask scheduler, tcp://HOST:8786, or on N worker "
+        "processes of this machine, local:N (pip install 'pytest-pallas[fleet]')",
     ),
     Option(
         name="worker_memory",

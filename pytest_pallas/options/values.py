@@ -60,6 +60,23 @@ class Distributed:
 
 
 @dataclass(frozen=True)
+class FleetPlace:
+    """The workers of ``--pallas-fleet``.
+
+    Attributes:
+      address: of a Dask scheduler; "" for workers on this machine.
+      workers: number of worker processes to start on this machine; 0 with an address.
+    """
+
+    address: str = ""
+    workers: int = 0
+
+    def __str__(self) -> str:
+        """The text of the command line."""
+        return self.address or f"local:{self.workers}"
+
+
+@dataclass(frozen=True)
 class Replay:
     """The example to run in place of all others; nothing by default.
 
@@ -118,6 +135,7 @@ class Options:
     processes: int = 0
     distributed: Distributed | None = None
     join_timeout: float = 120.0
+    fleet: FleetPlace | None = None
     worker_memory: float = 8.0
     mutate: int | None = None
     mutate_time: float = 0.0
