@@ -80,6 +80,9 @@ def _runs() -> itertools.count[int]:
 #: Runs the static part of a call on its arrays.
 Runner = Callable[[StaticPart, list[Any]], Any]
 
+#: Compiles a call; its result runs on the arrays.
+Preparer = Callable[[StaticPart, list[Any]], Callable[[list[Any]], Any]]
+
 
 def trace(call: Call, static: StaticPart, arrays: list[Any]) -> tuple[KernelCall, ...]:
     """The Pallas kernels of a call, traced in the current context.
@@ -127,6 +130,7 @@ def execute(
     context: Callable[[], AbstractContextManager[Any]],
     *,
     runner: Runner | None = None,
+    prepare: Preparer | None = None,
     kernels: tuple[KernelCall, ...] = (),
     notes: tuple[Note, ...] = (),
 ) -> Outcome:
@@ -136,6 +140,7 @@ def execute(
       call: the call.
       context: makes the context to trace and run in.
       runner: runs it; by default jitted, unless the call has ``jit=False``.
+      prepare: compiles it; by default as ``runner`` does.
       kernels: its kernels, if they are known already.
       notes: notes for the outcome.
     """
@@ -147,7 +152,7 @@ def execute(
     try:
         with context():
             run = runner or (jitted() if call.jit else apply)
-            static, arrays, kernels, run = _prepared(call, kernels, run)
+            static, arrays, kernels, run = _prepared(call, kernels, run, prepare)
             values = to_numpy(run(static, arrays))
             inputs = tuple(None if array.is_deleted() else to_numpy(array) for array in arrays)
     except Exception as raised:  # any error of the kernel is a result
@@ -168,14 +173,15 @@ def execute(
 
 
 def _prepared(
-    call: Call, kernels: tuple[KernelCall, ...], run: Runner
+    call: Call, kernels: tuple[KernelCall, ...], run: Runner, prepare: Preparer | None
 ) -> tuple[StaticPart, list[Any], tuple[KernelCall, ...], Runner]:
-    """The two parts of a call, its kernels and its runner; of several processes, when all are ready.
+    """A call in two parts, its kernels and its runner; of several processes, when all are ready.
 
     Args:
       call: the call.
       kernels: its kernels, if they are known already.
       run: runs it.
+      prepare: compiles it, if not as ``run`` does.
     """
     processes = gang()
     if processes is None:
@@ -183,7 +189,7 @@ def _prepared(
         return static, arrays, kernels or trace(call, static, arrays), run
     from pytest_pallas.backends.spreading import prepared
 
-    return prepared(call, processes, kernels, run)
+    return prepared(call, processes, kernels, run, prepare)
 
 
 def to_numpy(values: Any) -> Any:

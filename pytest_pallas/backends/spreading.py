@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pytest_pallas.analysis.kernel_calls import KernelCall, called_jaxpr
 from pytest_pallas.backends.digests import digest
-from pytest_pallas.backends.execution import Runner, trace
+from pytest_pallas.backends.execution import Preparer, Runner, trace
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import StaticPart, jitted, on_host, signature, split
 from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
@@ -95,7 +95,11 @@ def _placed_keys(keys: jax.Array, sharding: NamedSharding) -> jax.Array:
 
 
 def prepared(
-    call: Call, processes: Gang, kernels: tuple[KernelCall, ...], run: Runner
+    call: Call,
+    processes: Gang,
+    kernels: tuple[KernelCall, ...],
+    run: Runner,
+    prepare: Preparer | None,
 ) -> tuple[StaticPart, list[Any], tuple[KernelCall, ...], Runner]:
     """A call in two parts, its kernels and its runner, when all processes are ready to run it.
 
@@ -104,6 +108,7 @@ def prepared(
       processes: of the program.
       kernels: the kernels of the call, if they are known already.
       run: runs it.
+      prepare: compiles it, if not as ``run`` does.
 
     Raises:
       Exception: tracing, compiling or placing the arguments failed in this process.
@@ -125,7 +130,7 @@ def prepared(
             static, arrays = split(call)
             return static, arrays, kernels, run
         arrays = [place(each, s) for each, s in zip(arrays, spread.shardings, strict=True)]
-        run = _compiled(run, static, arrays)
+        run = _compiled(prepare or _compiler_of(run), static, arrays)
     except Exception as error:  # it is raised below, when the others know
         problem = error
     if spread is None and problem is not None:
@@ -142,12 +147,15 @@ def prepared(
     return static, arrays, kernels, run
 
 
-def _compiled(run: Any, static: StaticPart, arrays: list[Any]) -> Runner:
+def _compiled(prepare: Preparer, static: StaticPart, arrays: list[Any]) -> Runner:
     """A runner that has compiled the call, so that it can only fail while it runs."""
-    if not hasattr(run, "lower"):
-        return run
-    compiled = run.lower(static, arrays).compile()
+    compiled = prepare(static, arrays)
     return lambda _, given: compiled(given)
+
+
+def _compiler_of(run: Any) -> Preparer:
+    """What compiles for a jitted function; JAX keeps the executables."""
+    return lambda static, arrays: run.lower(static, arrays).compile()
 
 
 def words_of(call: Call) -> str:

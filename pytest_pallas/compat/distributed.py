@@ -1,13 +1,14 @@
 """The program of several processes that this one is part of, and its key-value store.
 
 ``jax.distributed`` has no public way to either without starting a backend: ``jax.process_count()``
-starts one, and the store of the coordination service is ``jax._src.distributed``'s client. Seen in
-JAX 0.11.2 to 0.12. It can go when JAX makes the client public; ``tests/unit/compat/test_names.py``
-and the tests of several processes tell when it changes.
+starts one, and the store of the coordination service belongs to the client in
+``jax._src.distributed``. Seen in JAX 0.11.2 and 0.12.0.1. It can go when JAX makes the client public.
+Probe: ``tests/unit/gang/test_processes.py``.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any, NamedTuple
 
@@ -30,9 +31,7 @@ def distributed_program() -> DistributedProgram | None:
     """The program of several processes that this one is part of, or None. It starts no backend."""
     if "jax" not in sys.modules:
         return None
-    from jax._src import distributed
-
-    state: Any = distributed.global_state
+    state: Any = importlib.import_module("jax._src.distributed").global_state
     if state.client is None or (state.num_processes or 1) < 2:
         return None
     return DistributedProgram(state.process_id, state.num_processes, state.client)

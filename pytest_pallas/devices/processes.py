@@ -152,7 +152,7 @@ def agree(
         distributed.delete(program, f"{_folder(str(position.number - 2))}/{program.process}")
     position.number += 1
     if not problem:
-        _raise_problems(statements)
+        _raise_problems(statements, step)
         _raise_differences(statements)
     return statements
 
@@ -171,7 +171,7 @@ def _wait_for_all(
         if gone and own.problem:
             return [own]
         if gone:
-            _raise_problems(gone)
+            _raise_problems(gone, own.step)
             _raise_differences([own, *gone])
         if time.monotonic() > until:
             if own.problem:
@@ -187,7 +187,7 @@ def _wait_for_all(
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _raise_problems(statements: Sequence[Statement]) -> None:
+def _raise_problems(statements: Sequence[Statement], step: str) -> None:
     failed = [each for each in statements if each.problem]
     if not failed:
         return
@@ -198,6 +198,7 @@ def _raise_problems(statements: Sequence[Statement]) -> None:
     )
     error.processes = tuple(each.process for each in failed)
     error.kernel_raised = first.kernel_raised
+    error.gone = any(each.step != step for each in failed)
     raise error
 
 

@@ -147,7 +147,8 @@ def _within(position: int, part: slice) -> bool:
 
 
 def _at(shard: Shard, index: Sequence[int]) -> _Array:
-    return np.asarray(shard.data[tuple(i - part.start for i, part in zip(index, shard.index))])
+    inside = (i - part.start for i, part in zip(index, shard.index, strict=True))
+    return np.asarray(shard.data[tuple(inside)])
 
 
 def _same_bits(one: _Array, two: _Array) -> bool:
