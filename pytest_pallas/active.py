@@ -18,6 +18,7 @@ import pytest
 
 from pytest_pallas.budget import limited
 from pytest_pallas.compat.testing import worker_count
+from pytest_pallas.devices.processes import gang as processes
 from pytest_pallas.errors import DeviceError, GangError, OptionError
 from pytest_pallas.fixtures import reseed
 from pytest_pallas.options.table import any_given
@@ -43,9 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     budget.enter_context(limited(state.options.max_bytes))  # until the session ends
     config.add_cleanup(budget.close)
     try:
-        state.member = getattr(config, "pallas_member", None)  # set by gang.process
         gang = state.options.processes or state.options.distributed
-        if state.member is None:
+        if processes() is None:  # otherwise its host has set them
             explicit = "devices" in state.options.explicit
             devices = simulate(state.options.devices, os.environ, explicit=explicit)
             state.options = dataclasses.replace(state.options, devices=devices)

@@ -190,17 +190,6 @@ class IsolationError(PallasTestError):
     """A test could not run in its own process."""
 
 
-class GangError(PallasTestError):
-    """The processes of ``--pallas-processes`` or ``--pallas-distributed`` cannot run together."""
-
-
-class PeerError(PallasTestError):
-    """An example or test failed in another process of the gang, but not in this one."""
-
-    #: The numbers of the processes in which it failed.
-    processes: tuple[int, ...] = ()
-
-
 class MutantError(PallasTestError):
     """A mutant could not be made; this is no error of the kernel or its checks."""
 

@@ -18,7 +18,7 @@ from socketserver import ThreadingMixIn
 from typing import Any, Protocol
 from xmlrpc.server import SimpleXMLRPCServer
 
-from pytest_pallas.compat.coordination import Place
+from pytest_pallas.compat.distributed import Place
 from pytest_pallas.errors import GangError
 
 #: Seconds after which a silent host counts as gone.

@@ -14,11 +14,10 @@ from pytest_pallas.gang.plugin import PLUGIN, GangPlugin
 from pytest_pallas.session import PytestSession
 
 if TYPE_CHECKING:
-    from pytest_pallas.compat.coordination import Place
+    from pytest_pallas.compat.distributed import Place
 
 #: Options that a gang cannot use, by their name in messages, and the reasons.
 _UNUSABLE = {
-    "fuzz_time": "its processes would stop at different examples; give --pallas-fuzz-rounds",
     "trace": "a timeline would run the kernel again in one process; run it without",
     "mutate": "a mutant that hangs or dies would take all processes with it; run it without",
 }
@@ -68,7 +67,7 @@ def _check_options(state: PytestSession, flag: str) -> None:
 
 def _place(state: PytestSession) -> Place:
     """The place of this host among the hosts."""
-    from pytest_pallas.compat.coordination import Place, detect
+    from pytest_pallas.compat.distributed import Place, detect
 
     given = state.options.distributed
     assert given is not None

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_pallas.compat.coordination import Place
+from pytest_pallas.compat.distributed import Place
 from pytest_pallas.devices.pinning import VARIABLES, Accelerators
 from pytest_pallas.devices.targets import Label
 from pytest_pallas.errors import GangError

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from pytest_pallas.compat.coordination import Place
-from pytest_pallas.devices.agreement import Member
+from pytest_pallas.compat.distributed import Place
 from pytest_pallas.isolation.messages import Opening, WorkerReply
 from pytest_pallas.workers import JobResult
 
@@ -23,13 +22,11 @@ class Start:
 
     Attributes:
       place: its place in the program.
-      member: the same for the tests, with the names of hosts.
       opening: the configuration of its session.
       seconds: time limit for all processes to join, and then to collect.
     """
 
     place: Place
-    member: Member
     opening: Opening
     seconds: float
 
@@ -63,11 +60,13 @@ class RunTest:
       nodeid: its node id.
       key: a new one for each time that a test is run.
       timeout: time limit in seconds for one step of a kernel.
+      raised: the kernels that raised in earlier tests, as in ``PytestSession``.
     """
 
     nodeid: str
     key: str
     timeout: float
+    raised: Mapping[str, tuple[str, str, bool]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +77,7 @@ class TestEnd:
       process: the number of the process.
       host: the name of its host.
       reply: its reports; None if there is none.
-      absent: processes that did not come to the beginning of the test, and their hosts.
+      absent: the message if other processes did not come to the beginning of the test.
       died: how the process ended, or None.
       stopped: whether it was killed because another process had failed or died.
     """
@@ -88,7 +87,7 @@ class TestEnd:
     process: int
     host: str
     reply: WorkerReply | None = None
-    absent: Mapping[int, str] = field(default_factory=dict[int, str])
+    absent: str = ""
     died: JobResult | None = None
     stopped: bool = False
 
@@ -133,7 +132,6 @@ def from_json(body: bytes) -> list[Any]:
 def _plain(message: TestEnd | Collected | StartFailure) -> dict[str, Any]:
     values = dict(vars(message))
     if isinstance(message, TestEnd):
-        values["absent"] = list(message.absent.items())
         if message.died is not None:
             note = message.died.note.decode()
             values["died"] = {**vars(message.died), "value": "", "note": note}
@@ -143,7 +141,6 @@ def _plain(message: TestEnd | Collected | StartFailure) -> dict[str, Any]:
 
 
 def _test_end(values: dict[str, Any]) -> TestEnd:
-    values["absent"] = dict(values["absent"])
     if (died := values["died"]) is not None:
         values["died"] = JobResult(**{**died, "value": b"", "note": died["note"].encode()})
     if (reply := values["reply"]) is not None:

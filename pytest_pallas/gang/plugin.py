@@ -18,7 +18,7 @@ from pytest_pallas.gang.reports import Named, merged_reports
 from pytest_pallas.gang.supervisor import Gang, GangSettings
 from pytest_pallas.isolation.requests import opening_of
 from pytest_pallas.record import NotApplicable
-from pytest_pallas.session import PytestSession
+from pytest_pallas.session import RAISED_ON, PytestSession
 
 #: The name of the registered plugin.
 PLUGIN = "pallas-gang"
@@ -80,6 +80,13 @@ class GangPlugin:
             shard = f", {state.shard_line}" if state.shard_line else ""
             terminal.write_line(f"{self.gang.layout.count} processes collected {tests}{shard}")
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Record kernels that raised: their other tests do not run."""
+        raised = getattr(report, RAISED_ON, None)
+        if raised is not None:
+            place, check, name, expected = raised
+            self.session.raised.setdefault(place, (check, name, expected))
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         """Run each test in all processes."""
@@ -102,7 +109,7 @@ class GangPlugin:
         nodeid, location = test
         hook.pytest_runtest_logstart(nodeid=nodeid, location=location)
         try:
-            ends = self.gang.run(nodeid, self.session.options.timeout)
+            ends = self.gang.run(nodeid, self.session.options.timeout, self.session.raised)
         except GangError as error:
             session.shouldstop = "the processes of the gang cannot go on"
             reports = [_report(test, str(error))]

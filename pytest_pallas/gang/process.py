@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import difflib
 import functools
 import hashlib
@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from pytest_pallas.backends import label
-from pytest_pallas.compat import coordination
-from pytest_pallas.compat.coordination import Store
-from pytest_pallas.devices.agreement import Agreement, OutOfStepError
-from pytest_pallas.errors import PallasTestError, PeerError
+from pytest_pallas.compat.distributed import join
+from pytest_pallas.devices.processes import agree, begin_scope, end_scope
+from pytest_pallas.errors import GangError, PallasTestError, PeerError
 from pytest_pallas.gang.messages import BECAUSE, Collected, RunTest, Start, packed, unpacked
 from pytest_pallas.isolation.crash_reports import longest
 from pytest_pallas.isolation.messages import StepNote, WorkerReply, encoded
@@ -34,6 +33,9 @@ HEARTBEAT = 20.0
 
 #: Of the time limit of a step, the part that a process waits for another one.
 _PART = 0.9
+
+#: Seconds that a process with a failed example waits for the others, to fail together with them.
+_PATIENCE = 2.0
 
 #: Number of tests that a difference between two collections lists.
 _LISTED = 6
@@ -54,9 +56,9 @@ def _started(start: Start, say: Callable[[bytes], None]) -> Collected:
     """Join the program, configure pytest, collect, and compare with the other processes."""
     os.chdir(start.opening.folder)
     say(StepNote(step="joining", limit=start.seconds).encode())
-    store = coordination.join(start.place, start.seconds, HEARTBEAT)
+    join(start.place, start.seconds, HEARTBEAT)
     try:
-        host = GangHost(start, store, say)
+        host = GangHost(start, say)
     except pytest.UsageError as error:
         return Collected(problem=str(error))
     _hosts.append(host)
@@ -66,16 +68,13 @@ def _started(start: Start, say: Callable[[bytes], None]) -> Collected:
 class GangHost(Host):
     """The session of pytest of this process."""
 
-    def __init__(self, start: Start, store: Store, say: Callable[[bytes], None]) -> None:
+    def __init__(self, start: Start, say: Callable[[bytes], None]) -> None:
         """Configure pytest."""
-        self.agreement = Agreement(start.member, store, "pallas/")
-        self._store = store
+        self._process = start.place.index
         self._collector = _CollectReports()
-        attributes = {**start.opening.attributes, "pallas_member": start.member}
-        super().__init__(dataclasses.replace(start.opening, attributes=attributes), say)
+        super().__init__(start.opening, say)
         self.config.pluginmanager.register(self._collector)
-        self.config.pluginmanager.register(_Together(self.agreement))
-        current(self.config).agreement = self.agreement
+        self.config.pluginmanager.register(_Together())
 
     def collect(self, seconds: float) -> Collected:
         """Collect everything; ``problem`` if another process has other tests."""
@@ -106,41 +105,43 @@ class GangHost(Host):
 
     def _difference(self, names: Sequence[str], seconds: float) -> str:
         """The difference of this collection from that of process 0; "" if there is none."""
-        member = self.agreement.member
-        text = json.dumps(names)
-        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        self._store.put(f"collected/{member.process}", digest.encode())
-        if not member.process:
-            self._store.put("tests", text.encode())
-        first = self._store.get("collected/0", seconds)
-        if first is None:
-            return f"{self.agreement.name_of(0)} collected nothing within {seconds:g} s"
-        if first.decode() == digest:
+        digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=16).hexdigest()
+        digests = [each.value for each in agree("collected", value=digest, timeout=seconds)]
+        if len(set(digests)) == 1:
             return ""
-        theirs = json.loads((self._store.get("tests", seconds) or b"[]").decode())
+        first, *_ = agree("tests", value=names, timeout=seconds)
+        if digests[self._process] == digests[0]:
+            return ""
         return (
-            f"{self.agreement.name_of(member.process)} collected other tests than "
-            f"{self.agreement.name_of(0)}, so they cannot run together:\n"
-            + _listed(theirs, names, member.process)
+            f"it collected other tests than process 0 ({first.host}), so they cannot run "
+            f"together:\n{_listed(first.value, names, self._process)}"
         )
 
-    def run_together(self, request: RunTest) -> tuple[dict[int, str], WorkerReply | None]:
+    def run_together(self, request: RunTest) -> tuple[str, WorkerReply | None]:
         """Run a test with all other processes.
 
         Returns:
-          The processes that did not come, with their hosts, and the reply.
+          The message if others did not come, or "", and the reply.
         """
         self.alarm.begin("the start of the test", request.timeout)
         limit = _PART * longest(request.timeout)
-        absent = self.agreement.begin(request.key, limit)
-        if absent:
+        begin_scope(request.key)
+        try:
+            agree("begin", subject=request.nodeid, timeout=limit)
+        except GangError as error:
             self.alarm.stop()
-            return dict(absent), None
-        item = self.items[request.nodeid]
-        reply = self.run_item(item, request.timeout)
-        self.agreement.end(_outcome(self.recorder.reports))
+            return str(error), None
+        current(self.config).raised = dict(request.raised)
+        reply = self.run_item(self.items[request.nodeid], request.timeout)
+        outcome = _outcome(self.recorder.reports)
+        if outcome == "passed":
+            # The next test must not begin while another process still runs this one.
+            with contextlib.suppress(PeerError, GangError):
+                agree("end", timeout=limit)
+        else:
+            end_scope(outcome)
         # What cannot be pickled becomes text here, and not in the message around it.
-        return {}, unpacked(encoded(reply))
+        return "", unpacked(encoded(reply))
 
 
 def _outcome(reports: Sequence[pytest.TestReport]) -> str:
@@ -179,14 +180,10 @@ class _CollectReports:
 class _Together:
     """Keeps the processes together inside of a test."""
 
-    def __init__(self, agreement: Agreement) -> None:
-        """With the messages of this process."""
-        self._agreement = agreement
-
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Agree on each example of a ``@given`` test, and report what nobody else knows."""
-        agree_on_examples(item, self._agreement)
+        agree_on_examples(item, current(item.config).options_for(item).timeout)
         try:
             return (yield)
         except OutOfStepError as found:
@@ -204,8 +201,26 @@ class _Together:
         return report
 
 
-def agree_on_examples(item: pytest.Item, agreement: Agreement) -> None:
-    """Let a ``@given`` test agree on each of its examples with the other processes."""
+class OutOfStepError(BaseException):
+    """A failure that the other processes do not know, because they wait in a collective.
+
+    Not an ``Exception``, so that Hypothesis does not run further examples, in which this process
+    would be alone.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        """With the failure."""
+        super().__init__(str(error))
+        self.error = error
+
+
+def agree_on_examples(item: pytest.Item, timeout: float) -> None:
+    """Let a ``@given`` test agree on each of its examples with the other processes.
+
+    Args:
+      item: the test.
+      timeout: time limit in seconds for a step of a kernel.
+    """
     test: Any = getattr(item, "obj", None)
     test = getattr(test, "__func__", test)
     if not getattr(test, "is_hypothesis_test", False):
@@ -217,8 +232,19 @@ def agree_on_examples(item: pytest.Item, agreement: Agreement) -> None:
     @functools.wraps(inner)
     def together(*args: Any, **rest: Any) -> Any:
         __tracebackhide__ = True
-        with agreement.settled():
-            return inner(*args, **rest)
+        try:
+            found = inner(*args, **rest)
+        except PeerError as error:
+            if error.gone:
+                raise OutOfStepError(error) from None
+            raise
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            if len(agree("example", problem=text, timeout=_PATIENCE)) == 1:
+                raise OutOfStepError(error) from None
+            raise
+        agree("example", timeout=_PART * longest(timeout))
+        return found
 
     together.pallas_agrees = True  # pyright: ignore[reportFunctionMemberAccess]
     test.hypothesis.inner_test = together

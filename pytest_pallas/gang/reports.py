@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_pallas.errors import GangError, PallasTestError
+from pytest_pallas.errors import PallasTestError
 from pytest_pallas.gang.merging import ProcessResult, merge_processes
 from pytest_pallas.gang.messages import BECAUSE, TestEnd
 from pytest_pallas.isolation.crash_reports import error_of
@@ -150,9 +150,7 @@ def _broken(test: Named, every: Sequence[_End]) -> pytest.TestReport:
     if died:
         lines = [str(died[0].error(test[0]))]
     else:
-        absent = {p: host for each in every for p, host in each.end.absent.items()}
-        words = ", ".join(f"process {number} ({host})" for number, host in absent.items())
-        lines = [str(GangError(f"{words} did not come to the start of the test in time"))]
+        lines = [next(each.end.absent for each in every if each.end.absent)]
     others = [each for each in every if each is not (died[0] if died else None)]
     for each in others:
         if each.died:

@@ -9,8 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_pallas.compat.coordination import Place
-from pytest_pallas.devices.agreement import Member
+from pytest_pallas.compat.distributed import Place
 from pytest_pallas.errors import GangError
 from pytest_pallas.gang.hosts import HostStore
 from pytest_pallas.gang.layout import Layout, free_port
@@ -110,12 +109,15 @@ class Gang:
         first: Collected = every[0]
         return first
 
-    def run(self, nodeid: str, timeout: float) -> Sequence[TestEnd]:
+    def run(
+        self, nodeid: str, timeout: float, raised: Mapping[str, tuple[str, str, bool]]
+    ) -> Sequence[TestEnd]:
         """Run a test in all processes; starts them if one has died before.
 
         Args:
           nodeid: its node id.
           timeout: time limit in seconds for one step of a kernel.
+          raised: the kernels that raised in earlier tests, as in ``PytestSession``.
 
         Returns:
           The end of the test in each process of all hosts.
@@ -127,7 +129,7 @@ class Gang:
             self.start()
         self._number += 1
         key = f"{self._generation}/{self._number}"
-        message = RunTest(nodeid=nodeid, key=key, timeout=timeout)
+        message = RunTest(nodeid=nodeid, key=key, timeout=timeout, raised=raised)
         futures = {
             number: self._submit(number, message, longest(timeout) + _GRACE)
             for number in self.layout.processes
@@ -174,7 +176,6 @@ class Gang:
     def _start_message(self, number: int, address: str) -> Start:
         return Start(
             place=Place(address, self.layout.count, number, self.layout.devices),
-            member=Member(process=number, hosts=self.hosts),
             opening=self.settings.opening,
             seconds=self.settings.join_seconds,
         )

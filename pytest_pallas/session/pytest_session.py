@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from pytest_pallas.devices.processes import gang
 from pytest_pallas.errors import GoldenError, OptionError
 from pytest_pallas.options.values import choose, place_of, read_options
 from pytest_pallas.session.state import Harness, Session
@@ -18,7 +19,6 @@ from pytest_pallas.session.state import Harness, Session
 if TYPE_CHECKING:
     from pytest_pallas.backends import Backend, Family
     from pytest_pallas.checks import Check
-    from pytest_pallas.devices.agreement import Member
     from pytest_pallas.devices.pinning import Pinning
     from pytest_pallas.goldens.example import Loaded
     from pytest_pallas.mutation import Operator
@@ -35,8 +35,6 @@ class PytestSession(Session):
     unrepeated: Backend | None = None
     #: What each worker of pytest-xdist sees, in the process that starts them; None for all devices.
     pinning: Pinning | None = None
-    #: The place of this process in a gang that runs tests; None for any other process.
-    member: Member | None = None
     #: Whether this process only starts others, which have the devices (``gang.plugin``).
     delegates: bool = False
     #: Whether this process reports; one host of several does.
@@ -107,7 +105,7 @@ class PytestSession(Session):
         The process of isolated tests collects everything, and runs requested items.
         """
         narrow = self.options.replay or self.options.mutate is not None
-        return not narrow and (not self.in_worker or self.member is not None)
+        return not narrow and (not self.in_worker or gang() is not None)
 
     @cached_property
     def replayed(self) -> Loaded | None:

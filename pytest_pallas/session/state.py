@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pytest_pallas.checks.golden import Goldens
     from pytest_pallas.compilers.costs import RecordedCosts
     from pytest_pallas.compilers.service import Service
-    from pytest_pallas.devices.agreement import Agreement
     from pytest_pallas.goldens.example import Loaded
     from pytest_pallas.numerics import Tolerance
     from pytest_pallas.oracle.expected import ExpectedCache
@@ -96,8 +95,6 @@ class Session:
     lost_places: dict[str, str] = field(default_factory=dict[str, str])
     #: Receives events of examples and calls in isolated tests; see ``isolation``.
     observer: Any = None
-    #: In a process of a gang, what it tells the others (``devices.agreement.Agreement``).
-    agreement: Agreement | None = None
     #: The current ``mutation.Mutant`` of kernels, or None.
     mutant: Any = None
     #: The last call of the running test, for ``--pallas-trace`` only.
