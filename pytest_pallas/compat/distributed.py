@@ -2,7 +2,7 @@
 
 ``jax.distributed`` has no public way to either without starting a backend: ``jax.process_count()``
 starts one, and the store of the coordination service belongs to the client in
-``jax._src.distributed``; the detection of clusters is private, too. Seen in JAX 0.11.2 and 0.12.0.1.
+``jax._src.distributed``; the detection of clusters is private, too. Seen in JAX 0.11.2 and 0.12.
 It can go when JAX makes them public.
 Probe: ``tests/unit/gang/test_processes.py``.
 """
