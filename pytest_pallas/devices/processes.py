@@ -74,6 +74,12 @@ def gang() -> Gang | None:
     return Gang(program.process, program.processes, socket.gethostname())
 
 
+def process_words() -> list[str]:
+    """The arguments by which one machine repeats what the processes of this program run."""
+    found = gang()
+    return [] if found is None else [f"--pallas-processes={found.count}"]
+
+
 @dataclass
 class _Position:
     """How far this process is in what all of them do.

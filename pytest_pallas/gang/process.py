@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ from pytest_pallas.backends import label
 from pytest_pallas.compat.distributed import join
 from pytest_pallas.devices.processes import agree, begin_scope, end_scope
 from pytest_pallas.errors import GangError, PallasTestError, PeerError
+from pytest_pallas.gang.given import FailedExampleError, OutOfStepError, settle_given
 from pytest_pallas.gang.messages import BECAUSE, Collected, RunTest, Start, packed, unpacked
 from pytest_pallas.isolation.crash_reports import longest
 from pytest_pallas.isolation.messages import StepNote, WorkerReply, encoded
@@ -32,10 +32,7 @@ ENTRY = "pytest_pallas.gang.process:serve"
 HEARTBEAT = 20.0
 
 #: Of the time limit of a step, the part that a process waits for another one.
-_PART = 0.9
-
-#: Seconds that a process with a failed example waits for the others, to fail together with them.
-_PATIENCE = 2.0
+PART = 0.9
 
 #: Number of tests that a difference between two collections lists.
 _LISTED = 6
@@ -124,7 +121,7 @@ class GangHost(Host):
           The message if others did not come, or "", and the reply.
         """
         self.alarm.begin("the start of the test", request.timeout)
-        limit = _PART * longest(request.timeout)
+        limit = PART * longest(request.timeout)
         begin_scope(request.key)
         try:
             agree("begin", subject=request.nodeid, timeout=limit)
@@ -182,12 +179,13 @@ class _Together:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Agree on each example of a ``@given`` test, and report what nobody else knows."""
-        agree_on_examples(item, current(item.config).options_for(item).timeout)
+        """Let a ``@given`` test run each example in all processes."""
+        options = current(item.config).options_for(item)
+        settle_given(item, seed=options.seed, seconds=PART * longest(options.timeout))
         try:
             return (yield)
-        except OutOfStepError as found:
-            raise found.error.with_traceback(found.error.__traceback__) from None
+        except (FailedExampleError, OutOfStepError) as found:
+            raise found.original() from None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -199,52 +197,3 @@ class _Together:
         if isinstance(error, PeerError):
             setattr(report, BECAUSE, list(error.processes))
         return report
-
-
-class OutOfStepError(BaseException):
-    """A failure that the other processes do not know, because they wait in a collective.
-
-    Not an ``Exception``, so that Hypothesis does not run further examples, in which this process
-    would be alone.
-    """
-
-    def __init__(self, error: Exception) -> None:
-        """With the failure."""
-        super().__init__(str(error))
-        self.error = error
-
-
-def agree_on_examples(item: pytest.Item, timeout: float) -> None:
-    """Let a ``@given`` test agree on each of its examples with the other processes.
-
-    Args:
-      item: the test.
-      timeout: time limit in seconds for a step of a kernel.
-    """
-    test: Any = getattr(item, "obj", None)
-    test = getattr(test, "__func__", test)
-    if not getattr(test, "is_hypothesis_test", False):
-        return
-    inner = test.hypothesis.inner_test
-    if getattr(inner, "pallas_agrees", False):
-        return
-
-    @functools.wraps(inner)
-    def together(*args: Any, **rest: Any) -> Any:
-        __tracebackhide__ = True
-        try:
-            found = inner(*args, **rest)
-        except PeerError as error:
-            if error.gone:
-                raise OutOfStepError(error) from None
-            raise
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            if len(agree("example", problem=text, timeout=_PATIENCE)) == 1:
-                raise OutOfStepError(error) from None
-            raise
-        agree("example", timeout=_PART * longest(timeout))
-        return found
-
-    together.pallas_agrees = True  # pyright: ignore[reportFunctionMemberAccess]
-    test.hypothesis.inner_test = together

@@ -25,6 +25,9 @@ Load = Callable[[Mapping[str, Any]], pytest.TestReport]
 #: A node id, and pytest's location of the test.
 Named = tuple[str, tuple[str, int | None, str]]
 
+#: What became of a process that was killed for another one's sake.
+_STOPPED = "was stopped, because it did not end soon after that"
+
 
 @dataclass(frozen=True, eq=False)
 class _End:
@@ -123,7 +126,7 @@ def _note(each: _End) -> StepNote | None:
 def _ended(each: _End) -> str:
     """What became of a process that gave no result, as a verb."""
     if each.end.stopped:
-        return "was stopped, because it waited"
+        return _STOPPED
     if each.end.died is not None:
         return (each.end.died.fate or each.end.died.message).rstrip(".")
     return "did not run it" if each.end.absent else ""
@@ -156,7 +159,7 @@ def _broken(test: Named, every: Sequence[_End]) -> pytest.TestReport:
         if each.died:
             lines.append(f"{each.name} {_ended(each)}, too, {_later(each, died[0]):.1f} s later")
         elif each.end.stopped:
-            lines.append(f"{each.name} was stopped, because it waited")
+            lines.append(f"{each.name} {_STOPPED}")
         for report in each.reports.values():
             if report.failed:
                 lines.append(f"{each.name} failed:\n{report.longreprtext}")
@@ -215,7 +218,7 @@ def _texts(
         if each in own:
             continue
         if each.end.stopped:
-            lines.append(f"{each.name} was stopped, because it waited for the others")
+            lines.append(f"{each.name} {_STOPPED}")
         elif each in reports:
             because = _because_of(reports[each])
             numbers = ", ".join(map(str, because))

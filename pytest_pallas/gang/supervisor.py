@@ -32,7 +32,7 @@ from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
 
 #: Seconds until the processes that wait for one that died are killed, and for one that failed:
 #: they may be about to fail as well.
-_DIED_SECONDS, _FAILED_SECONDS = 1.0, 5.0
+DIED_SECONDS, FAILED_SECONDS = 1.0, 3.0
 
 #: Seconds between looks at other hosts.
 _LOOK = 0.25
@@ -234,7 +234,7 @@ class Gang:
         if graces and self.layout.hosts > 1:
             self._store.put(f"{lost}/{self.layout.host}", b"")
         if not graces and self.layout.hosts > 1 and self._store.keys(f"{lost}/"):
-            graces = [_DIED_SECONDS]
+            graces = [DIED_SECONDS]
         return min(graces, default=None)
 
     def _end(self, number: int, future: Future[JobResult], *, stopped: bool = False) -> TestEnd:
@@ -282,10 +282,10 @@ class Gang:
 def _grace(result: JobResult) -> float | None:
     """Seconds that others may take after this end of a test in one process; None for no limit."""
     if result.status != "done":
-        return _DIED_SECONDS
+        return DIED_SECONDS
     absent, reply = unpacked(result.value)
     failed = absent or any(report["outcome"] == "failed" for report in reply.reports)
-    return _FAILED_SECONDS if failed else None
+    return FAILED_SECONDS if failed else None
 
 
 def _start_failures(failures: Sequence[StartFailure], count: int) -> str:

@@ -18,7 +18,7 @@ from pytest_pallas.backends import Backend, label
 from pytest_pallas.budget import DEFAULT_MAX_BYTES, option_text
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import as_kernel_error, call
-from pytest_pallas.devices.processes import gang
+from pytest_pallas.devices.processes import gang, process_words
 from pytest_pallas.errors import (
     DIED,
     EXPECTED,
@@ -255,6 +255,7 @@ class SpecItem(pytest.Item):
         words.append(f"--pallas-backend={label(self.backend)}")
         if options.devices != 8:
             words.append(f"--pallas-devices={options.devices}")
+        words += process_words()
         if options.max_bytes != DEFAULT_MAX_BYTES:  # it determines the drawn shapes
             words.append(f"--pallas-max-bytes={option_text(options.max_bytes)}")
         again = options.replay.file or blob_of(error) or options.replay.blob

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_pallas import explanations, findings
 from pytest_pallas.backends import Label, label
-from pytest_pallas.devices.processes import gang
+from pytest_pallas.devices.processes import gang, process_words
 from pytest_pallas.errors import DIED, PallasTestError, PeerError
 from pytest_pallas.explanations import explanation_of
 from pytest_pallas.record import Host, Record, from_json, to_json
@@ -237,7 +237,7 @@ def _replay(session: PytestSession, item: pytest.Item, error: BaseException) -> 
     if own is not None:
         return own(error)
     options = session.options_for(item)
-    words = ["pytest", f"--pallas-seed={options.seed}"]
+    words = ["pytest", f"--pallas-seed={options.seed}", *process_words()]
     callspec: Any = getattr(item, "callspec", None)
     backend = None if callspec is None else callspec.params.get("pallas_backend")
     if backend is not None and not isinstance(backend, str):
