@@ -61,7 +61,7 @@ def _check_options(state: PytestSession, flag: str) -> None:
     if config.option.usepdb or config.option.trace:
         raise GangError(f"{flag}: a debugger needs a terminal, which several processes do not have")
     for name, why in _UNUSABLE.items():
-        if getattr(options, name):
+        if getattr(options, name) is not None:
             raise GangError(f"--pallas-{name.replace('_', '-')} with {flag}: {why}")
 
 
