@@ -19,6 +19,9 @@ from pytest_pallas.sampling.together import of_all
 #: Seconds that a process with a failed example waits for the others, to fail together with them.
 PATIENCE = 2.0
 
+#: Set on the function of a test that agrees already.
+_AGREES = "pallas_agrees"
+
 
 class FailedExampleError(Exception):
     """An example that failed in some process.
@@ -69,7 +72,7 @@ def settle_given(item: pytest.Item, *, seed: int, seconds: float) -> None:
     if not getattr(test, "is_hypothesis_test", False):
         return
     inner = test.hypothesis.inner_test
-    if getattr(inner, "pallas_agrees", False):
+    if getattr(inner, _AGREES, False):
         return
     import hypothesis
 
@@ -77,7 +80,7 @@ def settle_given(item: pytest.Item, *, seed: int, seconds: float) -> None:
     assert own is not None  # it is the current profile
     if hypothesis_seed(test) is None and not own.derandomize:
         hypothesis.seed(seed)(test)
-    changes = {
+    changes: dict[str, Any] = {
         # Decisions by the clock would differ between processes.
         "deadline": None,
         "suppress_health_check": list(hypothesis.HealthCheck),
@@ -101,7 +104,7 @@ def settle_given(item: pytest.Item, *, seed: int, seconds: float) -> None:
             return found
         raise FailedExampleError(failed)
 
-    together.pallas_agrees = True  # pyright: ignore[reportFunctionMemberAccess]
+    setattr(together, _AGREES, True)
     test.hypothesis.inner_test = together
 
 

@@ -116,8 +116,14 @@ class ServedStore(LocalStore):
                 f"host 0 cannot serve the other hosts at {place.address}: {error.strerror}. Give "
                 "another port"
             ) from None
-        for function in (self._put, self._get, self._keys, self._live):
-            self._server.register_function(function, function.__name__.lstrip("_"))
+        answers: dict[str, Any] = {
+            "put": self._put,
+            "get": self._get,
+            "keys": self._keys,
+            "live": self._live,
+        }
+        for name, function in answers.items():
+            self._server.register_function(function, name)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def _put(self, host: int, key: str, value: xmlrpc.client.Binary) -> bool:

@@ -142,7 +142,8 @@ def _plain(message: TestEnd | Collected | StartFailure) -> dict[str, Any]:
 
 def _test_end(values: dict[str, Any]) -> TestEnd:
     if (died := values["died"]) is not None:
-        values["died"] = JobResult(**{**died, "value": b"", "note": died["note"].encode()})
+        died |= {"value": b"", "note": died["note"].encode()}
+        values["died"] = JobResult(**died)
     if (reply := values["reply"]) is not None:
         exited = reply["exit"] and tuple(reply["exit"])
         values["reply"] = WorkerReply(reports=reply["reports"], exit=exited)

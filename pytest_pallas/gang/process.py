@@ -87,10 +87,13 @@ class GangHost(Host):
         items = self.session.items
         self.items = {item.nodeid: item for item in items}
         state = current(self.config)
-        names = list(self.items)
+        try:
+            problem = self._difference(list(self.items), seconds)
+        except GangError as error:
+            problem = str(error)
         return Collected(
             tests=[(item.nodeid, item.location) for item in items],
-            problem=self._difference(names, seconds),
+            problem=problem,
             reports=[
                 self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
                 for report in self._collector.reports

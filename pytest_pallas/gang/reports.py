@@ -213,7 +213,7 @@ def _texts(
         shown.setdefault(reports[each].longreprtext, []).append(each)
     for text, same in shown.items():
         names = ", ".join(each.name for each in same)
-        lines.append(f"failed in {names}: {_crash(reports[same[0]])}\n{text}")
+        lines.append(f"failed in {names}:{_crash(reports[same[0]])}\n{text}")
     for each in every:
         if each in own:
             continue
@@ -231,9 +231,9 @@ def _texts(
 
 
 def _crash(report: pytest.TestReport) -> str:
-    """The first line of the error; "" if the text of the report begins with it."""
+    """The first line of the error after a space; "" if the text of the report begins with it."""
     crash: Any = getattr(report.longrepr, "reprcrash", None)
-    return "" if crash is None else str(crash.message).partition("\n")[0]
+    return "" if crash is None else " " + str(crash.message).partition("\n")[0]
 
 
 def _because_of(report: pytest.TestReport) -> tuple[int, ...]:
