@@ -2,8 +2,8 @@
 
 ``jax.distributed`` has no public way to either without starting a backend: ``jax.process_count()``
 starts one, and the store of the coordination service belongs to the client in
-``jax._src.distributed``. Seen in JAX 0.11.2 and 0.12.0.1. It can go when JAX makes the client public.
-Probe: ``tests/unit/gang/test_processes.py``.
+``jax._src.distributed``. Seen in JAX 0.11.2 and 0.12.0.1. It can go when JAX makes the client
+public. Probe: ``tests/unit/gang/test_processes.py``.
 """
 
 from __future__ import annotations

@@ -153,3 +153,42 @@ def describe(values: Any) -> Any:
 def mesh_processes(axes: dict[str, int]) -> list[int]:
     """The process of each device of a mesh, in its order."""
     return [device.process_index for device in make_mesh(axes, "cpu").devices.flat]
+
+
+def pytest_run(folder: str, *words: str) -> dict[str, Any]:
+    """A session of pytest in this process: outcome and message of each test, and its records."""
+    import contextlib
+    import io
+    import os
+    import sys
+
+    import pytest
+
+    reports: list[Any] = []
+
+    class Recorder:
+        def pytest_runtest_logreport(self, report):
+            if report.when == "call" or report.outcome != "passed":
+                reports.append(report)
+
+        def pytest_collectreport(self, report):
+            if report.failed:
+                reports.append(report)
+
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        code = pytest.main(["-q", "-p", "no:cacheprovider", *words], plugins=[Recorder()])
+    sys.path.remove(folder)
+    return {
+        "code": int(code),
+        "printed": printed.getvalue(),
+        "tests": {
+            report.nodeid.rpartition("::")[2]: [report.outcome, report.longreprtext]
+            for report in reports
+        },
+        "records": [
+            record for report in reports for record in getattr(report, "pallas_records", [])
+        ],
+    }
