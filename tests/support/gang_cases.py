@@ -139,6 +139,8 @@ def check_with(name: str, options: dict[str, Any]) -> Any:
 
 def describe(values: Any) -> Any:
     """What this process holds of an answer, as JSON."""
+    if values is None:
+        return {"process": jax.process_index()}
     if not isinstance(values, LocalShards):
         return {"whole": list(values.shape), "process": jax.process_index()}
     return {
@@ -148,6 +150,81 @@ def describe(values: Any) -> Any:
             for shard in values.shards
         ],
     }
+
+
+def differentiable(x, *, mesh):
+    """``doubled`` with a rule for its gradient."""
+
+    @jax.custom_vjp
+    def function(x):
+        return doubled(x, mesh=mesh)
+
+    function.defvjp(
+        lambda x: (doubled(x, mesh=mesh), None), lambda _, ct: (doubled(ct, mesh=mesh),)
+    )
+    return function(x)
+
+
+def wrong_gradient_in_process_1(x, *, mesh):
+    @jax.custom_vjp
+    def function(x):
+        return doubled(x, mesh=mesh)
+
+    wrong = doubled_but_in_process_1
+    function.defvjp(lambda x: (doubled(x, mesh=mesh), None), lambda _, ct: (wrong(ct, mesh=mesh),))
+    return function(x)
+
+
+def leave_out_a_process() -> str:
+    """The error of a mesh of processes 0 and 1, of four."""
+    devices = [device for device in jax.devices() if device.process_index < 2]
+    mesh = jax.sharding.Mesh(devices, "x")
+    try:
+        pytest_pallas.check(
+            doubled,
+            rows(2),
+            reference=lambda x, *, mesh: 2 * x,
+            backend="interpret",
+            mesh=mesh,
+        )
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def own_devices() -> Any:
+    """A kernel without a mesh."""
+    x = rows(1)
+    return describe(
+        pytest_pallas.check(double, x, reference=lambda x: 2 * x, backend="interpret")
+    )
+
+
+def different_values() -> str:
+    """Each process has other values of the same shape."""
+    x = rows(jax.device_count()) + jax.process_index()
+    try:
+        pytest_pallas.check(
+            doubled,
+            x,
+            reference=lambda x, *, mesh: 2 * x,
+            backend="interpret",
+            mesh={"x": jax.device_count()},
+        )
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def one_that_does_not_come() -> str:
+    """Process 1 makes no call; process 0 waits as long as the time limit says."""
+    if jax.process_index() == 1:
+        return ""
+    try:
+        check("doubled", timeout=1.0)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def mesh_processes(axes: dict[str, int]) -> list[int]:
