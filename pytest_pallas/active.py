@@ -18,8 +18,9 @@ import pytest
 
 from pytest_pallas.budget import limited
 from pytest_pallas.compat.testing import worker_count
-from pytest_pallas.devices.processes import gang as processes
+from pytest_pallas.devices import processes
 from pytest_pallas.errors import DeviceError, GangError, OptionError
+from pytest_pallas.explanations import first_line
 from pytest_pallas.fixtures import reseed
 from pytest_pallas.options.table import any_given
 from pytest_pallas.session import (
@@ -44,8 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     budget.enter_context(limited(state.options.max_bytes))  # until the session ends
     config.add_cleanup(budget.close)
     try:
-        gang = state.options.processes or state.options.distributed
-        if processes() is None:  # otherwise its host has set them
+        gang = not state.in_worker and (state.options.processes or state.options.distributed)
+        if processes.gang() is None:  # otherwise its host has set them
             explicit = "devices" in state.options.explicit
             devices = simulate(state.options.devices, os.environ, explicit=explicit)
             state.options = dataclasses.replace(state.options, devices=devices)
@@ -201,6 +202,7 @@ def pytest_runtest_protocol(
     """Record the running test, and start the compilations of the next one."""
     state = current(item.config)
     state.item = item
+    processes.begin_scope(item.nodeid)
     state.builders.clear()
     for each in (item, nextitem):
         if getattr(getattr(each, "backend", None), "kind", None) == "compiling":
@@ -227,6 +229,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Put the records of a test on its report."""
     report = yield
+    if call.excinfo is not None or report.when == "teardown":
+        processes.end_scope(_problem(call.excinfo))
     state = current(item.config)
     if state.builders or hasattr(item, "builder"):
         from pytest_pallas.report.collect import attach
@@ -237,6 +241,13 @@ def pytest_runtest_makereport(
 
         attach_trace(state, report, call.excinfo)
     return report
+
+
+def _problem(excinfo: pytest.ExceptionInfo[BaseException] | None) -> str:
+    """What went wrong in a test, for the other processes of the program; "" for a skipped test."""
+    if excinfo is None or isinstance(excinfo.value, pytest.skip.Exception):
+        return ""
+    return f"{excinfo.typename}: {first_line(excinfo.value)}"
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:

@@ -201,7 +201,12 @@ def from_json(plain: Mapping[str, Any]) -> Record:
     fields["compiled"] = tuple(fields.get("compiled", ()))
     fields["mutants"] = tuple(fields.get("mutants", ()))
     fields["hosts"] = tuple(
-        Host(**{**host, "because_of": tuple(host["because_of"])})
+        Host(
+            process=host["process"],
+            name=host["name"],
+            outcome=host["outcome"],
+            because_of=tuple(host["because_of"]),
+        )
         for host in fields.get("hosts", ())
     )
     for name in ("error", "baseline", "multiple"):

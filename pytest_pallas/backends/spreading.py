@@ -7,6 +7,7 @@ calls run on this process's own devices, whatever the others do.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from pytest_pallas.backends.tracing import StaticPart, jitted, on_host, signatur
 from pytest_pallas.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pytest_pallas.devices.processes import Gang, agree
 from pytest_pallas.errors import DeviceError
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def place(array: Any, sharding: NamedSharding) -> jax.Array:
     if isinstance(array, jax.Array):
         if not array.is_fully_addressable:
             return array
-        if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
             return _placed_keys(array, sharding)
     host = np.asarray(array)
     host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
@@ -163,8 +166,9 @@ def words_of(call: Call) -> str:
     function: Any = getattr(call.function, "func", call.function)
     name = getattr(function, "__name__", type(function).__name__)
     leaves = [leaf for leaf in jax.tree.leaves(call.args) if _has_values(leaf)]
+    shown = _ADDRESS.sub("", signature(call))  # of an object, which differs between processes
     found = hashlib.blake2b(repr(digest(leaves)).encode(), digest_size=6).hexdigest()
-    return f"{name}({signature(call)}), values {found}"
+    return f"{name}({shown}), values {found}"
 
 
 def _has_values(leaf: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -95,7 +96,7 @@ def run_check(
         return _run_alone(check, context, name, found)
     asked = words_of(call(context, context.kernel, context.arguments.args))
     return judge_together(
-        lambda: _run_alone(check, context, name, found),
+        functools.partial(_run_alone, check, context, name, found),
         subject=f"{name} {check.name}: {asked}",
         timeout=context.timeout,
     )

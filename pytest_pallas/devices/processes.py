@@ -87,10 +87,14 @@ class _Position:
     Attributes:
       scope: the name of the current test.
       number: the number of the next statement in it.
+      begun: how many tests have begun.
+      ended: whether this process has said that the test ended.
     """
 
     scope: str = "start"
     number: int = 0
+    begun: int = 0
+    ended: bool = False
 
 
 @functools.cache
@@ -102,21 +106,24 @@ def begin_scope(name: str) -> None:
     """Begin a test: statements count from 0 again, so that no earlier difference matters.
 
     Args:
-      name: of the test; each is begun once, and has the same name in all processes.
+      name: of the test, the same in all processes, which begin the same tests in the same order.
     """
     position = _position()
-    position.scope, position.number = name.replace("/", "|"), 0
+    position.begun += 1
+    position.ended = False
+    position.scope, position.number = f"{position.begun}|{name.replace('/', '|')}", 0
 
 
 def end_scope(problem: str = "") -> None:
-    """Say that this process has ended the test, with ``problem`` if it failed.
+    """Say that this process has ended the test, with ``problem`` if it failed; the first time only.
 
     Processes that still wait for a statement of this one fail at once.
     """
-    program = distributed_program()
-    if program is None:
+    program, position = distributed_program(), _position()
+    if program is None or position.ended:
         return
-    statement = _statement(program, "end", problem=problem)
+    position.ended = True
+    statement = _statement(program, "end", "the test", problem)
     distributed.put(program, f"{_folder('ended')}/{program.process}", _text(statement))
 
 
@@ -150,6 +157,7 @@ def agree(
     own = _statement(program, step, subject, problem, kernel_raised, value)
     if program is None:
         return (own,)
+    __tracebackhide__ = True
     position = _position()
     folder = _folder(str(position.number))
     distributed.put(program, f"{folder}/{program.process}", _text(own))
@@ -166,6 +174,7 @@ def agree(
 def _wait_for_all(
     program: DistributedProgram, folder: str, own: Statement, timeout: float
 ) -> Sequence[Statement]:
+    __tracebackhide__ = True
     until = time.monotonic() + timeout
     pause = _FIRST_PAUSE
     while True:
@@ -194,6 +203,7 @@ def _wait_for_all(
 
 
 def _raise_problems(statements: Sequence[Statement], step: str) -> None:
+    __tracebackhide__ = True
     failed = [each for each in statements if each.problem]
     if not failed:
         return
@@ -209,6 +219,7 @@ def _raise_problems(statements: Sequence[Statement], step: str) -> None:
 
 
 def _raise_differences(statements: Sequence[Statement]) -> None:
+    __tracebackhide__ = True
     if len({(each.step, each.subject) for each in statements}) < 2:
         return
     words = "; ".join(

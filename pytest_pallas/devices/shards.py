@@ -57,7 +57,7 @@ class LocalShards:
         """The number of elements of the whole array."""
         return int(np.prod(self.shape, dtype=np.int64))
 
-    def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> _Array:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> _Array:
         """The whole array, where this process has it, and its copies are equal."""
         del copy
         layers = self.layers()

@@ -133,6 +133,7 @@ class GangHost(Host):
             return str(error), None
         current(self.config).raised = dict(request.raised)
         reply = self.run_item(self.items[request.nodeid], request.timeout)
+        begin_scope(f"{request.key} end")
         outcome = _outcome(self.recorder.reports)
         if outcome == "passed":
             # The next test must not begin while another process still runs this one.

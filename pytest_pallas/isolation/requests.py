@@ -35,8 +35,6 @@ OPTIONS: Mapping[str, Any] = {
     "report_log": None,
     "log_file": "/dev/null",
     "pallas_fleet": "",
-    "pallas_processes": "",
-    "pallas_distributed": "",
 }
 
 #: Options that leave out tests, or order them by earlier runs.

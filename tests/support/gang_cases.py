@@ -139,6 +139,8 @@ def check_with(name: str, options: dict[str, Any]) -> Any:
 
 def describe(values: Any) -> Any:
     """What this process holds of an answer, as JSON."""
+    if values is None:
+        return {"process": jax.process_index()}
     if not isinstance(values, LocalShards):
         return {"whole": list(values.shape), "process": jax.process_index()}
     return {
@@ -150,6 +152,118 @@ def describe(values: Any) -> Any:
     }
 
 
+def differentiable(x, *, mesh):
+    """``doubled`` with a rule for its gradient."""
+
+    @jax.custom_vjp
+    def function(x):
+        return doubled(x, mesh=mesh)
+
+    function.defvjp(
+        lambda x: (doubled(x, mesh=mesh), None), lambda _, ct: (doubled(ct, mesh=mesh),)
+    )
+    return function(x)
+
+
+def wrong_gradient_in_process_1(x, *, mesh):
+    @jax.custom_vjp
+    def function(x):
+        return doubled(x, mesh=mesh)
+
+    wrong = doubled_but_in_process_1
+    function.defvjp(lambda x: (doubled(x, mesh=mesh), None), lambda _, ct: (wrong(ct, mesh=mesh),))
+    return function(x)
+
+
+def leave_out_a_process() -> str:
+    """The error of a mesh of processes 0 and 1, of four."""
+    devices = [device for device in jax.devices() if device.process_index < 2]
+    mesh = jax.sharding.Mesh(devices, "x")
+    try:
+        pytest_pallas.check(
+            doubled,
+            rows(2),
+            reference=lambda x, *, mesh: 2 * x,
+            backend="interpret",
+            mesh=mesh,
+        )
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def own_devices() -> Any:
+    """A kernel without a mesh."""
+    x = rows(1)
+    return describe(pytest_pallas.check(double, x, reference=lambda x: 2 * x, backend="interpret"))
+
+
+def different_values() -> str:
+    """Each process has other values of the same shape."""
+    x = rows(jax.device_count()) + jax.process_index()
+    try:
+        pytest_pallas.check(
+            doubled,
+            x,
+            reference=lambda x, *, mesh: 2 * x,
+            backend="interpret",
+            mesh={"x": jax.device_count()},
+        )
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def one_that_does_not_come() -> str:
+    """Process 1 makes no call; process 0 waits as long as the time limit says."""
+    if jax.process_index() == 1:
+        return ""
+    try:
+        check("doubled", timeout=1.0)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def mesh_processes(axes: dict[str, int]) -> list[int]:
     """The process of each device of a mesh, in its order."""
     return [device.process_index for device in make_mesh(axes, "cpu").devices.flat]
+
+
+def pytest_run(folder: str, *words: str) -> dict[str, Any]:
+    """A session of pytest in this process: outcome and message of each test, and its records."""
+    import contextlib
+    import io
+    import os
+    import sys
+
+    import pytest
+
+    reports: list[Any] = []
+
+    class Recorder:
+        def pytest_runtest_logreport(self, report):
+            if report.when == "call" or report.outcome != "passed":
+                reports.append(report)
+
+        def pytest_collectreport(self, report):
+            if report.failed:
+                reports.append(report)
+
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        code = pytest.main(["-q", "-p", "no:cacheprovider", *words], plugins=[Recorder()])
+    sys.path.remove(folder)
+    return {
+        "code": int(code),
+        "printed": printed.getvalue(),
+        "tests": {
+            report.nodeid.rpartition("::")[2]: [report.outcome, report.longreprtext]
+            for report in reports
+        },
+        "records": [
+            record for report in reports for record in getattr(report, "pallas_records", [])
+        ],
+    }
