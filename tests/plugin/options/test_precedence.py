@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pytest_pallas.database import DatabasePlace
-from pytest_pallas.goldens.example import Example, content_of
 from pytest_pallas.gang.layout import free_port
+from pytest_pallas.goldens.example import Example, content_of
 from pytest_pallas.options.table import TABLE
 
 #: Option: default, and values for ini, command line and mark with what they are read as.
