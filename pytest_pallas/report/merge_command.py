@@ -9,7 +9,10 @@ import sys
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_pallas.results import Failure
 
 _DESCRIPTION = """\
 Join the results of several runs, such as the shards of one suite: files of --pallas-results. It
@@ -81,7 +84,7 @@ def run(given: argparse.Namespace) -> int:
             found = from_json(record.explanation) if record.explanation else None
             _say(f"FAILED {record.test} - {found.summary if found else record.outcome}")
     for test in merged.other_failures:
-        _say(f"FAILED {test.test} - {_cause(test.failures[0].message)}")
+        _say(f"FAILED {test.test} - {_cause(test.failures[0])}")
     for problem in merged.problems:
         _say(f"problem: {problem}")
     count = Counter(record.outcome for record in whole.records)
@@ -90,11 +93,10 @@ def run(given: argparse.Namespace) -> int:
     return int(merged.failed)
 
 
-def _cause(message: str) -> str:
-    """The line of a traceback that has the error; the first line of other messages."""
-    lines = message.strip().splitlines() or [""]
-    marked = (line for line in lines if line.startswith("E  "))
-    return next(marked, lines[0]).removeprefix("E  ").strip()
+def _cause(failure: Failure) -> str:
+    """A failure in one line."""
+    text = failure.summary or failure.message
+    return text.strip().partition("\n")[0]
 
 
 def _say(text: str) -> None:

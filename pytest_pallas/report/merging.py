@@ -133,7 +133,8 @@ def _unfinished(runs: Sequence[RunResults]) -> Iterator[str]:
         if not left and not run.cut_off:
             continue
         what = "was cut off" if run.cut_off else "ended early"
-        running = f", {', '.join(run.running[:_MOST])} was running" if run.running else ""
+        verb = "was" if len(run.running) == 1 else "were"
+        running = f", {', '.join(run.running[:_MOST])} {verb} running" if run.running else ""
         yield (
             f"{run.path}: the run {what}: {left} of {len(run.collected)} tests did not end"
             f"{running}; --pallas-resume takes it up"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,11 +19,13 @@ class Failure:
     Attributes:
       when: ``"setup"``, ``"call"`` or ``"teardown"``.
       message: what pytest prints.
+      summary: the error in short, for a list of failures; "" if pytest has none.
       sections: captured output: title and text.
     """
 
     when: str
     message: str
+    summary: str = ""
     sections: tuple[tuple[str, str], ...] = ()
 
 
@@ -60,15 +61,17 @@ class FinishedTest:
 
 def plain_test(finished: FinishedTest) -> dict[str, Any]:
     """A finished test as plain JSON values, without fields that are empty."""
-    plain = dataclasses.asdict(finished)
-    return {name: value for name, value in plain.items() if value or name == "outcome"}
+    plain = {name: value for name, value in vars(finished).items() if value}
+    if finished.failures:
+        plain["failures"] = [dict(vars(each)) for each in finished.failures]
+    return plain
 
 
 def finished_from_json(plain: Mapping[str, Any]) -> FinishedTest:
     """The finished test from ``plain_test``."""
     fields = dict(plain)
     fields["failures"] = tuple(
-        Failure(each["when"], each["message"], _pairs(each.get("sections", ())))
+        Failure(each["when"], each["message"], each["summary"], _pairs(each.get("sections", ())))
         for each in plain.get("failures", ())
     )
     fields["properties"] = _pairs(plain.get("properties", ()))

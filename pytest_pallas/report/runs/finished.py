@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -66,7 +67,8 @@ def finished(reports: Sequence[pytest.TestReport]) -> FinishedTest:
         failures=tuple(
             Failure(
                 "call" if each.when == "???" else each.when or "call",
-                each.longreprtext,
+                str(each.longrepr),  # without the worker of pytest-xdist, as `longreprtext` has
+                _summary(each.longrepr),
                 tuple((str(title), str(text)) for title, text in each.sections),
             )
             for each in failed
@@ -81,6 +83,10 @@ def finished(reports: Sequence[pytest.TestReport]) -> FinishedTest:
     )
 
 
+def _summary(error: object) -> str:
+    return str(getattr(getattr(error, "reprcrash", None), "message", ""))
+
+
 def _plain(value: object) -> Any:
     return value if isinstance(value, (str, int, float, bool)) else str(value)
 
@@ -93,7 +99,7 @@ def reports_of(test: FinishedTest, records: Sequence[Record]) -> Iterator[pytest
       records: its records.
     """
     during = [each for each in test.failures if each.when != "teardown"]
-    reports = [_report(test, each.when, "failed", each.message, each.sections) for each in during]
+    reports = [_failed(test, each) for each in during]
     if test.outcome == "skipped":
         where = test.place if len(test.place) == 2 else ("", 0)
         reports.append(_report(test, "call", "skipped", (str(where[0]), where[1], test.reason)))
@@ -111,11 +117,39 @@ def reports_of(test: FinishedTest, records: Sequence[Record]) -> Iterator[pytest
     if test.raised:
         setattr(first, RAISED_ON, list(test.raised))
     ends = [each for each in test.failures if each.when == "teardown"]
-    last = [_report(test, "teardown", "failed", each.message, each.sections) for each in ends]
+    last = [_failed(test, each) for each in ends]
     last = last or [_report(test, "teardown", "passed")]
     own = [pair for record in records for pair in properties(record)]
     last[-1].user_properties = [*test.properties, *own]
     yield from (*reports, *last)
+
+
+@dataclass(frozen=True)
+class _Crash:
+    """An error in short."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A failure as pytest prints it: its text, and its short form in ``reprcrash``."""
+
+    message: str
+    reprcrash: _Crash
+
+    def toterminal(self, writer: Any) -> None:
+        """Print it."""
+        writer.line(self.message)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def _failed(test: FinishedTest, failure: Failure) -> pytest.TestReport:
+    short = failure.summary
+    text = _Text(failure.message, _Crash(short)) if short else failure.message
+    return _report(test, failure.when, "failed", text, failure.sections)
 
 
 def _report(

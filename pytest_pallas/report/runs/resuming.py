@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +53,9 @@ def settle_resume(
         raise OptionError(
             f"{where}: {found.path} does not say which tests its run had, so it cannot be taken up"
         )
+    folder = session.config.invocation_params.dir
+    if Path(found.path).is_relative_to(folder):
+        found = replace(found, path=str(Path(found.path).relative_to(folder)))
     digest(found.collected)
     differences = _differences(session, found)
     if differences:
