@@ -127,9 +127,10 @@ def _settle_results(state: PytestSession) -> RunKeeper | None:
     from pytest_pallas.collection.resuming import settle_done
     from pytest_pallas.session.done import done_from_plain, done_of
 
-    if hasattr(config, "workerinput"):
-        if DONE in config.workerinput:
-            settle_done(state, done_from_plain(config.workerinput[DONE]))
+    given: dict[str, Any] | None = getattr(config, "workerinput", None)  # of pytest-xdist
+    if given is not None:
+        if DONE in given:
+            settle_done(state, done_from_plain(given[DONE]))
         return None
     from pytest_pallas.report.runs.keeping import PLUGIN, RunKeeper
     from pytest_pallas.report.runs.resuming import settle_resume

@@ -46,7 +46,7 @@ def finished(reports: Sequence[pytest.TestReport]) -> FinishedTest:
     skipped = next((each for each in reports if each.outcome == "skipped"), None)
     outcome, reason, place = "passed", "", ()
     if failed:
-        during = any(each.when in ("call", "???") for each in failed)
+        during = any(each.when not in ("setup", "teardown") for each in failed)
         outcome = "failed" if during else "error"
     elif expected is not None:
         outcome = "xfailed" if expected.outcome == "skipped" else "xpassed"
@@ -66,7 +66,7 @@ def finished(reports: Sequence[pytest.TestReport]) -> FinishedTest:
         place=tuple(map(_plain, place)),
         failures=tuple(
             Failure(
-                "call" if each.when == "???" else each.when or "call",
+                each.when if each.when in ("setup", "teardown") else "call",
                 str(each.longrepr),  # without the worker of pytest-xdist, as `longreprtext` has
                 _summary(each.longrepr),
                 tuple((str(title), str(text)) for title, text in each.sections),
@@ -119,7 +119,7 @@ def reports_of(test: FinishedTest, records: Sequence[Record]) -> Iterator[pytest
     ends = [each for each in test.failures if each.when == "teardown"]
     last = [_failed(test, each) for each in ends]
     last = last or [_report(test, "teardown", "passed")]
-    own = [pair for record in records for pair in properties(record)]
+    own: list[tuple[str, object]] = [pair for each in records for pair in properties(each)]
     last[-1].user_properties = [*test.properties, *own]
     yield from (*reports, *last)
 
