@@ -40,6 +40,8 @@ class PytestSession(Session):
     killed: dict[str, str] = field(default_factory=dict[str, str])
     #: Keys of survivors of an earlier run that a spec marked as equivalent.
     marked: set[str] = field(default_factory=set[str])
+    #: Node ids of the tests to run, if other processes than this one collect them; else None.
+    remote_tests: Sequence[str] | None = None
     #: Number of collected items, before deselection.
     collected: int = 0
     #: Checks that do not apply, by their node id.

@@ -56,7 +56,9 @@ class RunKeeper:
         if session.config.option.collectonly:
             return (yield)
         if not session.config.pluginmanager.has_plugin("dsession"):  # of pytest-xdist
-            self._begin([item.nodeid for item in session.items])
+            remote = self.session.remote_tests
+            here = [item.nodeid for item in session.items] if remote is None else remote
+            self._begin(here)
         try:
             return (yield)
         finally:
