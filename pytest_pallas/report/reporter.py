@@ -80,8 +80,6 @@ class Reporter:
         resumed = None if self.kept is None else self.kept.resumed
         if self.kept is not None and resumed is not None:
             self.order = {name: place for place, name in enumerate(self.kept.collected)}
-            if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.kept.tests:
-                session.exitstatus = pytest.ExitCode.OK  # all were done
         self.records.sort(key=lambda record: self.order.get(record.test, len(self.order)))
         self._record_costs(session)
         self._require_score(session)

@@ -32,7 +32,7 @@ def settle_resume(
     that is started again and again has one command line.
 
     Args:
-      session: the session; its results file is an absolute path.
+      session: the session.
       digest: sets the session's digests of files, for the node ids of all tests.
 
     Raises:
@@ -42,7 +42,7 @@ def settle_resume(
     assert given is not None
     path = session.config.invocation_params.dir / given
     there = path.exists() or partial_path(path).exists()
-    if not there and path == session.options.results:
+    if not there and path == _results_path(session):
         return None
     where = place_of(session.config, "resume")
     try:
@@ -66,6 +66,13 @@ def settle_resume(
             "with what it had, or start anew without --pallas-resume"
         )
     return found
+
+
+def _results_path(session: PytestSession) -> Path | None:
+    """The results file that was given, also where another machine writes it."""
+    config = session.config
+    given = config.getoption("pallas_results") or config.getini("pallas_results")
+    return config.invocation_params.dir / given if given else None
 
 
 def _differences(session: PytestSession, found: RunResults) -> list[str]:
