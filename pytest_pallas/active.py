@@ -12,7 +12,7 @@ import functools
 import os
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,6 +24,7 @@ from pytest_pallas.explanations import first_line
 from pytest_pallas.fixtures import reseed
 from pytest_pallas.options.table import any_given
 from pytest_pallas.session import (
+    DONE,
     OUTPUT,
     PROBLEM,
     SESSION,
@@ -34,6 +35,9 @@ from pytest_pallas.session import (
     look_for_named_backends,
     start,
 )
+
+if TYPE_CHECKING:
+    from pytest_pallas.report.runs.keeping import RunKeeper
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -75,6 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
             state.options = dataclasses.replace(state.options, dump=folder)
     except (OptionError, DeviceError, GangError) as error:
         raise pytest.UsageError(str(error)) from None
+    kept = _settle_results(state)
     if state.options.suite:
         from pytest_pallas.collection.wiring import add_suite
 
@@ -106,7 +111,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and not isolated and state.reports:
         from pytest_pallas.report.reporter import Reporter
 
-        config.pluginmanager.register(Reporter(state), "pallas-reporter")
+        config.pluginmanager.register(Reporter(state, kept), "pallas-reporter")
         if state.options.trace is not None:
             from pytest_pallas.report.traces import TraceReporter
 
@@ -115,6 +120,39 @@ def pytest_configure(config: pytest.Config) -> None:
 
         progress = Progress(config, state.options.fuzz_time)
         config.pluginmanager.register(progress, "pallas-progress")
+
+
+def _settle_results(state: PytestSession) -> RunKeeper | None:
+    """Find what is done of a run that is taken up, and register what keeps results as they come.
+
+    Raises:
+      pytest.UsageError: the run cannot be taken up.
+    """
+    config = state.config
+    if state.in_worker or (state.options.results is None and state.options.resume is None):
+        return None
+    from pytest_pallas.collection.digests import set_digests
+    from pytest_pallas.collection.resuming import settle_done
+    from pytest_pallas.session.done import done_from_plain, done_of
+
+    given: dict[str, Any] | None = getattr(config, "workerinput", None)  # of pytest-xdist
+    if given is not None:
+        if DONE in given:
+            settle_done(state, done_from_plain(given[DONE]))
+        return None
+    from pytest_pallas.report.runs.keeping import PLUGIN, RunKeeper
+    from pytest_pallas.report.runs.resuming import settle_resume
+
+    digest = functools.partial(set_digests, state)
+    try:
+        resumed = None if state.options.resume is None else settle_resume(state, digest)
+    except OptionError as error:
+        raise pytest.UsageError(str(error)) from None
+    if resumed is not None:
+        settle_done(state, done_of(resumed))
+    kept = RunKeeper(state, digest, resumed)
+    config.pluginmanager.register(kept, PLUGIN)
+    return kept
 
 
 def _settle_workers(state: PytestSession) -> None:
@@ -193,6 +231,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from pytest_pallas.collection.sharding import keep_shard
 
         keep_shard(session.config, session.items)
+    if current(session.config).done:
+        from pytest_pallas.collection.resuming import leave_out_done
+
+        leave_out_done(current(session.config), session.items)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -268,16 +310,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Send what an xdist worker knows to the controller; digest the suite for the results file."""
+    """Send what an xdist worker knows to the controller; digest files for results without tests."""
     if SESSION not in session.config.stash:
         return
     state = current(session.config)
     output = getattr(session.config, "workeroutput", None)
     if output is None and state.options.results is not None:
-        from pytest_pallas.collection.digests import suite_digests
+        from pytest_pallas.collection.digests import set_digests
 
-        directory = session.config.invocation_params.dir
-        state.suite_digests = suite_digests(state.options.suite, directory)
+        set_digests(state)
     elif output is not None:
         from pytest_pallas.record import plain_not_applicable
 

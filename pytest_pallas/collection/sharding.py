@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from pytest_pallas.collection.selecting import scope_of
 from pytest_pallas.errors import OptionError
 from pytest_pallas.options.values import place_of
+from pytest_pallas.results import read_results
 from pytest_pallas.session import current
 
 
@@ -108,12 +108,8 @@ def recorded_seconds(path: Path) -> Mapping[str, float]:
     """The seconds of each test in a results file.
 
     Raises:
-      OptionError: the file does not exist, or is not a results file.
+      OptionError: as ``read_results``.
     """
-    try:
-        records = json.loads(path.read_text())["records"]
-        return {record["test"]: float(record["seconds"]) for record in records}
-    except OSError as error:
-        raise OptionError(f"{path}: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise OptionError(f"{path} is not a file of --pallas-results") from None
+    found = read_results(path)
+    of_records = {record.test: record.seconds for record in found.records}
+    return {**of_records, **{test.test: test.seconds for test in found.tests}}

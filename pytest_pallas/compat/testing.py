@@ -40,6 +40,14 @@ def without_block(report: pytest.TestReport) -> None:
     report._pdbshown = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def count_report(config: Any, report: pytest.TestReport) -> None:
+    """Let the terminal count and list a report, without a letter for it."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:
+        category = config.hook.pytest_report_teststatus(report=report, config=config)[0]
+        terminal._add_stats(category, [report])
+
+
 def fixture_is_overridden(metafunc: Any, name: str, module: str) -> bool:
     """Whether a test sees another fixture ``name`` than the one that ``module`` defines."""
     definitions = metafunc._arg2fixturedefs.get(name, ())

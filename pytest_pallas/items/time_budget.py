@@ -14,6 +14,7 @@ import pytest
 
 from pytest_pallas.sampling.fuzzing import Fuzz, fuzz, fuzz_until
 from pytest_pallas.sampling.together import agreed
+from pytest_pallas.session import current
 
 #: The clock of a session, made when its first item starts.
 CLOCK = pytest.StashKey["TimeBudget"]()
@@ -49,10 +50,17 @@ class TimeBudget:
 
 
 def time_budget_of(config: pytest.Config, items: list[pytest.Item], seconds: float) -> TimeBudget:
-    """The clock of a session, which starts at the first call."""
+    """The clock of a session, which starts at the first call.
+
+    Tests that an earlier part of the run has done had their part of the time.
+    """
     if CLOCK not in config.stash:
         workers = getattr(config, "workerinput", {}).get("workercount", 1)  # of pytest-xdist
-        config.stash[CLOCK] = TimeBudget(seconds, _weights(items), workers)
+        weights = _weights([*current(config).done_items, *items])
+        left = {item.nodeid: weights.get(item.nodeid, 0.0) for item in items}
+        every = sum(weights.values())
+        share = sum(left.values()) / every if every else 1.0
+        config.stash[CLOCK] = TimeBudget(seconds * share, left, workers)
     return config.stash[CLOCK]
 
 

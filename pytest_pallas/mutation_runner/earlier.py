@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_pallas.errors import OptionError
-from pytest_pallas.mutation_runner.verdict import MutantVerdict, from_json
+from pytest_pallas.mutation_runner.verdict import from_json
 from pytest_pallas.options.values import place_of
+from pytest_pallas.results import read_results
 from pytest_pallas.session import current
 from pytest_pallas.source_lines import text_at
 
@@ -55,21 +53,14 @@ def read_earlier(path: Path) -> Earlier:
       path: the results file.
 
     Raises:
-      OptionError: the file does not exist, or is not a results file.
+      OptionError: as ``read_results``.
     """
     try:
-        verdicts = list(_verdicts(json.loads(path.read_text())))
-    except OSError as error:
-        raise OptionError(f"{path}: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise OptionError(f"{path} is not a file of --pallas-results") from None
+        verdicts = [from_json(each) for r in read_results(path).records for each in r.mutants]
+    except (LookupError, TypeError):
+        raise OptionError(f"{path}: its mutants are not those of --pallas-results") from None
     same = [verdict for verdict in verdicts if verdict.source == text_at(verdict.where)]
     return Earlier(
         {verdict.key: EARLIER for verdict in same if verdict.status == "killed"},
         frozenset(v.key for v in same if v.status == "equivalent" and v.marked),
     )
-
-
-def _verdicts(plain: Any) -> Iterator[MutantVerdict]:
-    for record in plain["records"]:
-        yield from map(from_json, record.get("mutants", ()))

@@ -313,7 +313,15 @@ TABLE: tuple[Option, ...] = (
         name="results",
         parse=_path,
         metavar="FILE.json",
-        help="write one record for each check to this file",
+        help="write one record for each check to this file; while the run goes on, they are in "
+        "FILE.json.partial",
+    ),
+    Option(
+        name="resume",
+        parse=_path,
+        metavar="FILE.json",
+        help="take up the run that wrote these results (--pallas-results), or that was cut off: "
+        "tests that are done are not run again, and the results have all",
     ),
     Option(
         name="html",

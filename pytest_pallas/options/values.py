@@ -121,6 +121,7 @@ class Options:
     isolate: str = "auto"
     missing: str = "skip"
     results: Path | None = None
+    resume: Path | None = None
     html: Path | None = None
     trace: Path | None = None
     dump: Path | None = None

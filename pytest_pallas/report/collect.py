@@ -26,7 +26,7 @@ from pytest_pallas.session import RAISED, RAISED_ON, STATUS, STOPPED_BY, PytestS
 if TYPE_CHECKING:
     from pytest_pallas.replay.saved import Saved
 
-_PREFIX = "pallas_"
+PREFIX = "pallas_"
 
 
 def add_properties(item: pytest.Item, report: pytest.TestReport, records: list[Record]) -> None:
@@ -36,7 +36,7 @@ def add_properties(item: pytest.Item, report: pytest.TestReport, records: list[R
     """
     found = [pair for record in records for pair in properties(record)]
     # a plugin that reruns a test calls this again
-    own = [pair for pair in item.user_properties if not pair[0].startswith(_PREFIX)]
+    own = [pair for pair in item.user_properties if not pair[0].startswith(PREFIX)]
     item.user_properties[:] = [*own, *found]
     report.user_properties = list(item.user_properties)
 
@@ -57,7 +57,7 @@ def properties(record: Record) -> Iterator[tuple[str, str | int | float]]:
     }
     for word, value in values.items():
         if value is not None:
-            yield _PREFIX + word, value
+            yield PREFIX + word, value
 
 
 def locate(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> None:

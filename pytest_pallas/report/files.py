@@ -9,10 +9,14 @@ import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_pallas.errors import OptionError
 from pytest_pallas.record import Record
 from pytest_pallas.session import PytestSession
+
+if TYPE_CHECKING:
+    from pytest_pallas.report.runs.keeping import RunKeeper
 
 #: User and password in a URL such as that of ``--pallas-database``.
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]*@")
@@ -40,11 +44,18 @@ def settle_files(session: PytestSession) -> None:
 
 
 def write_files(
-    session: PytestSession, records: Sequence[Record], sections: Sequence[tuple[str, str]]
+    session: PytestSession,
+    records: Sequence[Record],
+    sections: Sequence[tuple[str, str]],
+    kept: RunKeeper | None = None,
 ) -> Iterator[tuple[bool, str]]:
     """Write the requested files; yields whether each was written, and a line about it.
 
-    ``sections`` are those of the project: names and texts.
+    Args:
+      session: the session.
+      records: its records.
+      sections: those of the project: names and texts.
+      kept: the tests of the run; its journal is closed, and removed once the results are written.
     """
     for name in ("results", "html"):
         path: Path | None = getattr(session.options, name)
@@ -55,14 +66,19 @@ def write_files(
         else:
             from pytest_pallas.report.results import document
 
-            text, what = document(session, records), ""
+            collected, tests = ((), ()) if kept is None else (kept.collected, kept.tests)
+            text, what = document(session, records, collected, tests), ""
         shown = _shown(session, path)
         count = "1 record" if len(records) == 1 else f"{len(records)} records"
         try:
             write(path, text)
         except OSError as error:  # the folder existed at the start
+            if name == "results" and kept is not None:
+                kept.close(written=False)
             yield False, f"--pallas-{name}={shown}: cannot write the file: {error}"
         else:
+            if name == "results" and kept is not None:
+                kept.close(written=True)
             yield True, f"{what} {count} written to {shown}".strip()
 
 

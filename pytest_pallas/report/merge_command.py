@@ -9,7 +9,10 @@ import sys
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_pallas.results import Failure
 
 _DESCRIPTION = """\
 Join the results of several runs, such as the shards of one suite: files of --pallas-results. It
@@ -47,6 +50,7 @@ def run(given: argparse.Namespace) -> int:
     from pytest_pallas.report.sections.mutants import others
     from pytest_pallas.report.summary import summary
     from pytest_pallas.report.terminal import distinct, line
+    from pytest_pallas.results import read_results
 
     for flag in ("output", "html"):
         if (path := getattr(given, flag)) is not None:
@@ -55,7 +59,7 @@ def run(given: argparse.Namespace) -> int:
         from pytest_pallas.report.html.page import check_installed
 
         check_installed("--html")
-    merged = merging.merge([merging.read_results(path) for path in given.files])
+    merged = merging.merge([read_results(path, latest=True) for path in given.files])
     whole = merged.whole
     names = [family.name for family in FAMILIES]
     if given.output is not None:
@@ -79,12 +83,20 @@ def run(given: argparse.Namespace) -> int:
         if record.outcome in ("failed", "xpassed"):
             found = from_json(record.explanation) if record.explanation else None
             _say(f"FAILED {record.test} - {found.summary if found else record.outcome}")
+    for test in merged.other_failures:
+        _say(f"FAILED {test.test} - {_cause(test.failures[0])}")
     for problem in merged.problems:
         _say(f"problem: {problem}")
     count = Counter(record.outcome for record in whole.records)
     words = ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.items()))
     _say(f"{len(given.files)} files: {words or 'no test'}")
     return int(merged.failed)
+
+
+def _cause(failure: Failure) -> str:
+    """A failure in one line."""
+    text = failure.summary or failure.message
+    return text.strip().partition("\n")[0]
 
 
 def _say(text: str) -> None:

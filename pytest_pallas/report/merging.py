@@ -4,50 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pytest_pallas.errors import OptionError
-from pytest_pallas.record import (
-    SCHEMA,
-    NotApplicable,
-    Record,
-    from_json,
-    plain_not_applicable,
-    to_json,
-)
+from pytest_pallas.record import SCHEMA, plain_not_applicable, to_json
 from pytest_pallas.report.sections.mutants import others
 from pytest_pallas.report.terminal import distinct
+from pytest_pallas.results import RunResults
+from pytest_pallas.results.model import FinishedTest, plain_tests
 
-
-@dataclass(frozen=True, kw_only=True)
-class RunResults:
-    """A results file.
-
-    Attributes:
-      path: its path.
-      environment: versions and machine, by name.
-      options: the options of the run, by name.
-      suite: digests of the modules of ``--pallas-suite``.
-      records: of its tests.
-      not_applicable: the checks that do not apply.
-    """
-
-    path: str
-    environment: Mapping[str, str]
-    options: Mapping[str, Any]
-    suite: Mapping[str, str]
-    records: Sequence[Record]
-    not_applicable: Sequence[NotApplicable]
-
-    @property
-    def shard(self) -> tuple[int, int] | None:
-        """Which shard it is, and of how many; None for a run without ``--pallas-shard``."""
-        found = self.options.get("shard")
-        return (int(found[0]), int(found[1])) if found else None
+#: Limit on the running tests that a message names.
+_MOST = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,35 +35,14 @@ class Merged:
     def failed(self) -> bool:
         """Whether a test failed, or the whole is not the whole."""
         bad = ("failed", "xpassed")
-        return bool(self.problems) or any(r.outcome in bad for r in self.whole.records)
+        records = any(record.outcome in bad for record in self.whole.records)
+        return bool(self.problems or self.other_failures) or records
 
-
-def read_results(path: Path) -> RunResults:
-    """Read a file of ``--pallas-results``.
-
-    Raises:
-      OptionError: it cannot be read, is another file, or a newer pytest-pallas has written it.
-    """
-    try:
-        plain = json.loads(path.read_text("utf-8"))
-        schema = plain["schema"]
-        if schema > SCHEMA:
-            raise OptionError(
-                f"{path} has the schema {schema}, and this pytest-pallas reads up to {SCHEMA}: "
-                "merge with the version that wrote it, or a newer one"
-            )
-        return RunResults(
-            path=str(path),
-            environment=plain["environment"],
-            options=plain["options"],
-            suite=plain.get("suite", {}),
-            records=[from_json(each) for each in plain["records"]],
-            not_applicable=[NotApplicable(**each) for each in plain.get("not_applicable", ())],
-        )
-    except OSError as error:
-        raise OptionError(f"{path}: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise OptionError(f"{path} is not a file of --pallas-results") from None
+    @property
+    def other_failures(self) -> Sequence[FinishedTest]:
+        """Tests that failed without a failed record."""
+        told = {record.test for record in self.whole.records if record.outcome == "failed"}
+        return [test for test in self.whole.tests if test.failures and test.test not in told]
 
 
 def merge(runs: Sequence[RunResults]) -> Merged:
@@ -108,15 +56,23 @@ def merge(runs: Sequence[RunResults]) -> Merged:
     records = sorted((r for run in runs for r in run.records), key=lambda record: record.test)
     entries = {each.test: each for run in runs for each in run.not_applicable}
     ran = {record.test for record in records}
+    ended = {test.test: test for run in runs for test in run.tests}
+    names = dict.fromkeys(name for run in runs for name in run.collected)
+    # a run that was cut off may not know its backends
+    options = {name: value for run in reversed(runs) for name, value in run.options.items()}
     whole = dataclasses.replace(
         first,
         path="",
-        options={**first.options, "shard": []},
+        options={**options, "shard": []},
         suite={name: digest for run in runs for name, digest in run.suite.items()},
         records=records,
+        files={name: digest for run in runs for name, digest in run.files.items()},
         not_applicable=[entries[name] for name in sorted(entries) if name not in ran],
+        collected=sorted(names),
+        tests=[ended[name] for name in sorted(ended)],
     )
-    return Merged(whole=whole, problems=[*_missing(runs), *_conflicts(runs)])
+    problems = [*_missing(runs), *_unfinished(runs), *_conflicts(runs)]
+    return Merged(whole=whole, problems=problems)
 
 
 def document(results: RunResults) -> str:
@@ -126,9 +82,11 @@ def document(results: RunResults) -> str:
         "environment": dict(results.environment),
         "options": dict(results.options),
         "suite": dict(results.suite),
+        "files": dict(results.files),
         "distinct": dataclasses.asdict(distinct(others(results.records))),
         "records": [to_json(record) for record in results.records],
         "not_applicable": [plain_not_applicable(entry) for entry in results.not_applicable],
+        "tests": plain_tests(results.collected, results.tests),
     }
     return json.dumps(plain, indent=1) + "\n"
 
@@ -168,19 +126,39 @@ def _missing(runs: Sequence[RunResults]) -> list[str]:
     ]
 
 
+def _unfinished(runs: Sequence[RunResults]) -> Iterator[str]:
+    """Runs that did not come to their end."""
+    for run in runs:
+        left = len(run.unfinished)
+        if not left and not run.cut_off:
+            continue
+        what = "was cut off" if run.cut_off else "ended early"
+        verb = "was" if len(run.running) == 1 else "were"
+        running = f", {', '.join(run.running[:_MOST])} {verb} running" if run.running else ""
+        yield (
+            f"{run.path}: the run {what}: {left} of {len(run.collected)} tests did not end"
+            f"{running}; --pallas-resume takes it up"
+        )
+
+
 def _conflicts(runs: Sequence[RunResults]) -> list[str]:
     """Versions, options and files of the suite in which runs differ."""
     found: list[str] = []
-    for title, field in (("", "environment"), ("option ", "options"), ("suite ", "suite")):
-        tables: list[Mapping[str, Any]] = [getattr(run, field) for run in runs]
-        for name in dict.fromkeys(name for table in tables for name in table):
+    for title, field in (
+        ("", "environment"),
+        ("option ", "options"),
+        ("suite ", "suite"),
+        ("file ", "files"),
+    ):
+        tables: list[tuple[str, Mapping[str, Any]]] = [(r.path, getattr(r, field)) for r in runs]
+        for name in dict.fromkeys(name for _, table in tables for name in table):
             if name == "shard":
                 continue
-            values = Counter(str(table.get(name, "nothing")) for table in tables)
-            if len(values) > 1:
-                texts = ", ".join(
-                    f"{run.path} has {table.get(name, 'nothing')}"
-                    for run, table in zip(runs, tables, strict=True)
-                )
+            values = [(path, table.get(name, "nothing")) for path, table in tables]
+            if name == "backends" or field == "files":
+                # a run that was cut off may not know them; each shard has files of its own tests
+                values = [each for each in values if each[1] != "nothing"]
+            if len({str(value) for _, value in values}) > 1:
+                texts = ", ".join(f"{path} has {value}" for path, value in values)
                 found.append(f"{title}{name} differs: {texts}")
     return found

@@ -14,6 +14,7 @@ from pytest_pallas.session import OUTPUT, SHARD, PytestSession
 
 if TYPE_CHECKING:
     from pytest_pallas.record import Record
+    from pytest_pallas.report.runs.keeping import RunKeeper
 
 
 #: The attribute of a ``TestReport`` with the records as plain values: pytest-xdist serializes the
@@ -27,9 +28,9 @@ WIDTH_OF_FILES = 150
 class Reporter:
     """Collects the records of a session, also from workers, and reports them."""
 
-    def __init__(self, session: PytestSession) -> None:
-        """Gather for ``session``."""
-        self.session = session
+    def __init__(self, session: PytestSession, kept: RunKeeper | None = None) -> None:
+        """Gather for ``session``, whose tests are ``kept`` for its results."""
+        self.session, self.kept = session, kept
         self.records: list[Record] = []
         self.order: dict[str, int] = {}
         self.written: list[tuple[bool, str]] = []
@@ -76,6 +77,9 @@ class Reporter:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the results, however the session ended."""
+        resumed = None if self.kept is None else self.kept.resumed
+        if self.kept is not None and resumed is not None:
+            self.order = {name: place for place, name in enumerate(self.kept.collected)}
         self.records.sort(key=lambda record: self.order.get(record.test, len(self.order)))
         self._record_costs(session)
         self._require_score(session)
@@ -84,6 +88,9 @@ class Reporter:
             session.exitstatus = pytest.ExitCode.OK  # other machines run them
         if self.session.options.results is None and self.session.options.html is None:
             return
+        if self.kept is not None and resumed is not None and not self.kept.begun:
+            self.written = [(True, f"nothing was run; {resumed.path} is as it was")]
+            return
         from pytest_pallas.report.files import write_files
 
         own: list[tuple[str, str]] = []
@@ -91,7 +98,7 @@ class Reporter:
             wide = WIDTH_OF_FILES
             results = self._results(width=wide, wide=wide, color=False, verbosity=1)
             own = [(each.name, as_text(each, results)) for each in self._own_sections()]
-        self.written = list(write_files(self.session, self.records, own))
+        self.written = list(write_files(self.session, self.records, own, self.kept))
         if not all(done for done, _ in self.written):
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
@@ -195,6 +202,12 @@ class Reporter:
         return [section for each in found for section in each]
 
     def _tell_files(self, terminalreporter: Any) -> None:
-        """List the written files."""
+        """List the written files, and what is of the run that was taken up."""
+        if self.kept is not None and self.kept.resumed is not None:
+            from pytest_pallas.report.runs.resuming import line
+
+            terminalreporter.write_line(line(self.kept.resumed))
+        if self.kept is not None and self.kept.problem:
+            terminalreporter.write_line(self.kept.problem, red=True)
         for done, line in self.written:
             terminalreporter.write_line(line, red=not done)

@@ -1,6 +1,7 @@
 """The state that checks share (``state``), and the additions for pytest (``pytest_session``)."""
 
 from pytest_pallas.session.pytest_session import (
+    DONE,
     OUTPUT,
     PROBLEM,
     RAISED,
@@ -19,6 +20,7 @@ from pytest_pallas.session.pytest_session import (
 from pytest_pallas.session.state import Harness, LastRun, Session
 
 __all__ = [
+    "DONE",
     "OUTPUT",
     "PROBLEM",
     "RAISED",

@@ -45,6 +45,8 @@ class PytestSession(Session):
     killed: dict[str, str] = field(default_factory=dict[str, str])
     #: Keys of survivors of an earlier run that a spec marked as equivalent.
     marked: set[str] = field(default_factory=set[str])
+    #: Node ids of the tests to run, if other processes than this one collect them; else None.
+    remote_tests: Sequence[str] | None = None
     #: Number of collected items, before deselection.
     collected: int = 0
     #: Checks that do not apply, by their node id.
@@ -53,8 +55,14 @@ class PytestSession(Session):
     raised: dict[str, tuple[str, str, bool]] = field(
         default_factory=dict[str, tuple[str, str, bool]]
     )
-    #: Digests of the modules of the suite, by name, once the session ends.
+    #: Digests of the modules of the suite, by name, once tests are collected.
     suite_digests: dict[str, str] = field(default_factory=dict[str, str])
+    #: Digests of the Python files of the suite and of the tests, by path, likewise.
+    file_digests: dict[str, str] = field(default_factory=dict[str, str])
+    #: Node ids of the tests that the run that is taken up has finished; see ``--pallas-resume``.
+    done: frozenset[str] = frozenset()
+    #: Those of them that were collected.
+    done_items: list[pytest.Item] = field(default_factory=list[pytest.Item])
     #: A line about the shard that runs; "" for the whole.
     shard_line: str = ""
     #: Whether other shards have all tests.
@@ -179,6 +187,9 @@ OUTPUT = "pallas_not_applicable"
 
 #: Likewise for the line about a shard, and whether it is empty.
 SHARD = "pallas_shard"
+
+#: The key of the tests that are done in the input of an xdist worker.
+DONE = "pallas_done"
 
 #: The error of a test's marks; the test fails with it, and other tests run.
 PROBLEM = pytest.StashKey[str]()

@@ -60,6 +60,8 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("scaffold/parameters.py", "_leaf"): "jaxtyping has the dims of an annotation as text",
     ("raises.py", "matches"): "the message of a kernel, which a spec gives a pattern for",
     ("report/collect.py", "_outcome"): "pytest has the reason of a skip, and of xfail, as text",
+    ("report/merge_command.py", "_cause"): "what pytest says of a failure, cut to its first line",
+    ("report/runs/finished.py", "finished"): "the name of a property of a report",
     ("sampling/fuzzing.py", "blob_of"): "hypothesis says how to reproduce a failure in a note",
     ("replay/functions.py", "public_name"): "the name of a module",
     ("replay/functions.py", "_attribute"): "the qualified name of a function",

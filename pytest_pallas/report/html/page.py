@@ -75,7 +75,7 @@ def page(
         examples=sum(record.examples for record in records),
         backends=backends,
         # Records of mutants cover all selected backends.
-        ran=backends or (options["backends"] if tried else ()),
+        ran=backends or (options.get("backends", ()) if tried else ()),
         families=sorted({row.family for row in rows if row.family}),
         kernels=rows,
         undrawn=max(0, bad - MOST_DRAWN),

@@ -72,6 +72,11 @@ def reported(project: Any, where: str) -> dict[str, Any]:
     results = json.loads(text["results.json"])
     for record in results["records"]:
         del record["seconds"], record["kernel_seconds"]
+    for test in results["tests"]:
+        del test["seconds"]
+        for failure in test.get("failures", ()):
+            # the replay command of an isolated run has another option
+            failure["message"] = failure["message"].replace("--pallas-isolate=always ", "")
     trace = json.loads(text["run.json"])
     return {
         "terminal": [*section(result.outlines)],

@@ -141,7 +141,10 @@ def test_a_mutant_that_another_spec_caught_is_not_tried_again(until):
 def _results(folder, verdicts):
     path = folder / "results.json"
     plain = [to_json(verdict) for verdict in verdicts]
-    path.write_text(json.dumps({"records": [{"kernel": "other"}, {"mutants": plain}]}))
+    record = {"kernel": "k", "check": "mutants", "backend": "tpu-sim", "outcome": "passed"}
+    records = [{**record, "test": "other"}, {**record, "test": "k", "mutants": plain}]
+    whole = {"schema": 2, "environment": {}, "options": {}, "records": records}
+    path.write_text(json.dumps(whole))
     return path
 
 
@@ -172,6 +175,13 @@ def test_other_files_are_no_results(tmp_path, text):
     path = tmp_path / "results.json"
     path.write_text(text)
     with pytest.raises(OptionError, match="is not a file of --pallas-results"):
+        read_earlier(path)
+
+
+def test_mutants_of_another_kind(tmp_path):
+    path = _results(tmp_path, [])
+    path.write_text(path.read_text().replace('"mutants": []', '"mutants": [{"key": "?"}]'))
+    with pytest.raises(OptionError, match="its mutants are not those of --pallas-results"):
         read_earlier(path)
 
 

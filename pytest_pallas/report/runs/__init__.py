@@ -1,0 +1,1 @@
+"""What outlives a run: its tests as they end, and a run that is taken up again."""

@@ -1,0 +1,137 @@
+"""The results of a run as data, and the JSON of a finished test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_pallas.record import NotApplicable, Record
+
+#: The outcome of a test that a run did not finish, in a results file.
+NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failed phase of a test.
+
+    Attributes:
+      when: ``"setup"``, ``"call"`` or ``"teardown"``.
+      message: what pytest prints.
+      summary: the error in short, for a list of failures; "" if pytest has none.
+      sections: captured output: title and text.
+    """
+
+    when: str
+    message: str
+    summary: str = ""
+    sections: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedTest:
+    """A test that ended, with or without records.
+
+    Attributes:
+      test: the pytest node id.
+      outcome: ``"passed"``, ``"failed"``, ``"error"`` (outside of the call), ``"skipped"``,
+        ``"xfailed"`` or ``"xpassed"``.
+      seconds: wall time, with setup and teardown.
+      location: file, line from 0, and name, as in pytest's reports.
+      reason: why it was skipped or is expected to fail.
+      place: where it was skipped: file and line; empty if it was not.
+      failures: its failed phases.
+      status: the status under which the plugin counts it; "" for pytest's.
+      raised: the value of ``session.RAISED``, if its kernel raised; else empty.
+      properties: the user properties of its report, without those of its records.
+    """
+
+    test: str
+    outcome: str
+    seconds: float = 0.0
+    location: tuple[Any, ...] = ()
+    reason: str = ""
+    place: tuple[Any, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    status: str = ""
+    raised: tuple[Any, ...] = ()
+    properties: tuple[tuple[str, Any], ...] = ()
+
+
+def plain_test(finished: FinishedTest) -> dict[str, Any]:
+    """A finished test as plain JSON values, without fields that are empty."""
+    plain = {name: value for name, value in vars(finished).items() if value}
+    if finished.failures:
+        plain["failures"] = [dict(vars(each)) for each in finished.failures]
+    return plain
+
+
+def finished_from_json(plain: Mapping[str, Any]) -> FinishedTest:
+    """The finished test from ``plain_test``."""
+    fields = dict(plain)
+    fields["failures"] = tuple(
+        Failure(each["when"], each["message"], each["summary"], _pairs(each.get("sections", ())))
+        for each in plain.get("failures", ())
+    )
+    fields["properties"] = _pairs(plain.get("properties", ()))
+    for name in ("location", "place", "raised"):
+        fields[name] = tuple(plain.get(name, ()))
+    return FinishedTest(**fields)
+
+
+def _pairs(plain: Sequence[Sequence[Any]]) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, value) for name, value in plain)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResults:
+    """The results of a run, or of what it did until it was cut off.
+
+    Attributes:
+      path: the file that they were read from.
+      environment: versions and machine, by name.
+      options: the options of the run, by name.
+      suite: digests of the modules of ``--pallas-suite``.
+      files: digests of the Python files of suites and collected tests, by path.
+      records: of its tests.
+      not_applicable: the checks that do not apply.
+      collected: the node ids of all its tests, in their order; empty if that is not known.
+      tests: the tests that ended.
+      running: node ids of the tests that were running when it was cut off.
+      cut_off: whether it did not come to its end.
+    """
+
+    path: str
+    environment: Mapping[str, str]
+    options: Mapping[str, Any]
+    suite: Mapping[str, str] = field(default_factory=dict[str, str])
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
+    records: Sequence[Record] = ()
+    not_applicable: Sequence[NotApplicable] = ()
+    collected: Sequence[str] = ()
+    tests: Sequence[FinishedTest] = ()
+    running: Sequence[str] = ()
+    cut_off: bool = False
+
+    @property
+    def shard(self) -> tuple[int, int] | None:
+        """Which shard it is, and of how many; None for a run without ``--pallas-shard``."""
+        found = self.options.get("shard")
+        return (int(found[0]), int(found[1])) if found else None
+
+    @property
+    def unfinished(self) -> Sequence[str]:
+        """Node ids of the tests that did not end."""
+        ended = {each.test for each in self.tests}
+        return [name for name in self.collected if name not in ended]
+
+
+def plain_tests(collected: Sequence[str], tests: Sequence[FinishedTest]) -> list[dict[str, Any]]:
+    """The field ``tests`` of a results file: all tests in their order, also those not run."""
+    ended = {each.test: each for each in tests}
+    names = dict.fromkeys((*collected, *ended))
+    return [
+        plain_test(ended[name]) if name in ended else {"test": name, "outcome": NOT_RUN}
+        for name in names
+    ]
