@@ -6,7 +6,7 @@ import itertools
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,17 +51,18 @@ def time_budget_of(config: pytest.Config, items: list[pytest.Item], seconds: flo
     """The clock of a session, which starts at the first call."""
     if CLOCK not in config.stash:
         workers = getattr(config, "workerinput", {}).get("workercount", 1)  # of pytest-xdist
-        config.stash[CLOCK] = TimeBudget(seconds, _weights(items), workers)
+        config.stash[CLOCK] = TimeBudget(seconds, weights(items), workers)
     return config.stash[CLOCK]
 
 
-def _weights(items: list[pytest.Item]) -> Mapping[str, float]:
+def weights(items: Sequence[pytest.Item]) -> Mapping[str, float]:
+    """The share of each item that fuzzes, by node id; those of a kernel add up to 1."""
     fuzzed = {item.nodeid: item.spec.name for item in _fuzzing(items)}
     counts = Counter(fuzzed.values())
     return {nodeid: 1 / counts[name] for nodeid, name in fuzzed.items()}
 
 
-def _fuzzing(items: list[pytest.Item]) -> Iterator[Any]:
+def _fuzzing(items: Sequence[pytest.Item]) -> Iterator[Any]:
     """The items that use all of their time."""
     from pytest_pallas.items.item import SpecItem
 

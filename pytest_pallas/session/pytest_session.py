@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pytest_pallas.mutation import Operator
     from pytest_pallas.numerics import Tolerance
     from pytest_pallas.record import NotApplicable
+    from pytest_pallas.session.fleet import FleetFacts
 
 
 @dataclass(kw_only=True)
@@ -52,6 +53,8 @@ class PytestSession(Session):
     suite_digests: dict[str, str] = field(default_factory=dict[str, str])
     #: A line about the shard that runs; "" for the whole.
     shard_line: str = ""
+    #: The workers of ``--pallas-fleet``; None without it.
+    fleet: FleetFacts | None = None
     #: Whether other shards have all tests.
     empty_shard: bool = False
     #: Whether this process has the timeline of a failed test.
