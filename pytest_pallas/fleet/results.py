@@ -69,17 +69,19 @@ class ResultReplayer:
         Its marks count: an expected failure may be of this type.
         """
 
+        builders = dict(self.session.builders)
+
         def runtest() -> None:
             __tracebackhide__ = True
+            self.session.builders.update(builders)  # which the protocol clears
             if isinstance(item, SpecItem):
                 _ = item.builder  # for the record of this item
                 if isinstance(error, PallasTestError):
                     settle(item, error)
             raise error
 
-        builders = dict(self.session.builders)
         item.setup = lambda: None
-        item.runtest = lambda: (self.session.builders.update(builders), runtest())
+        item.runtest = runtest
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
 
     def lost(self, item: pytest.Item, reasons: Sequence[str]) -> None:
