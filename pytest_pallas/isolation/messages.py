@@ -7,7 +7,7 @@ import json
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,22 @@ class Opening:
     attributes: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of an item; see ``items.parts``.
+
+    Attributes:
+      kind: ``"rounds"`` of fuzzing, or ``"mutants"``.
+      first: number of its first round or mutant, from 0.
+      last: number of its last one, which is included. Numbers beyond the end of the item are left
+        out.
+    """
+
+    kind: Literal["rounds", "mutants"]
+    first: int
+    last: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerRequest:
     """A test to run.
@@ -38,6 +54,7 @@ class WorkerRequest:
       timeout: time limit in seconds for one step of a kernel.
       seconds: time to fuzz, with ``--pallas-fuzz-time``.
       journal: the file for the verdicts of its mutants, or None.
+      part: the part of the item to run; None for the whole.
     """
 
     opening: bytes
@@ -46,6 +63,7 @@ class WorkerRequest:
     timeout: float
     seconds: float | None = None
     journal: str | None = None
+    part: Part | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -228,6 +228,14 @@ TABLE: tuple[Option, ...] = (
         help="keep drawing examples for about this long; the kernels share the time equally",
     ),
     Option(
+        name="fuzz_rounds",
+        parse=_whole(0),
+        metavar="N",
+        help="rounds of examples for each check: 1 is a usual run, each further one has 32 more "
+        "draws with other values of each; the same on every machine (default: 0, no limit on the "
+        "rounds of --pallas-fuzz-time)",
+    ),
+    Option(
         name="seed",
         parse=_whole(0),
         metavar="N",

@@ -162,6 +162,12 @@ RAISED = pytest.StashKey[tuple[str, str, str, bool]]()
 #: Set on an item that does not run because the kernel raised: the name of the item where it did.
 STOPPED_BY = pytest.StashKey[str]()
 
+#: The result of a part of an item, as plain JSON values; see ``items.parts``.
+PART_OUTCOME = pytest.StashKey[dict[str, Any]]()
+
+#: The attribute of a report with the value of ``PART_OUTCOME``.
+PART_RESULT = "pallas_part"
+
 #: The attribute of a report with the value of ``RAISED``.
 RAISED_ON = "pallas_raised"
 
