@@ -55,6 +55,7 @@ class WorkerRequest:
       seconds: time to fuzz, with ``--pallas-fuzz-time``.
       journal: the file for the verdicts of its mutants, or None.
       part: the part of the item to run; None for the whole.
+      killed: names of the tests and specs that killed mutants, by key, which do not run again.
     """
 
     opening: bytes
@@ -64,6 +65,7 @@ class WorkerRequest:
     seconds: float | None = None
     journal: str | None = None
     part: Part | None = None
+    killed: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,7 @@ class WorkerReply:
       stained: whether it changed state of the process that could not be undone.
       lost_places: as in ``Session``.
       exit: message and status of a ``pytest.exit`` in the test.
+      killed: the mutants that the test killed, as in ``WorkerRequest``.
     """
 
     reports: Sequence[Mapping[str, Any]] = ()
@@ -85,6 +88,7 @@ class WorkerReply:
     stained: bool = False
     lost_places: Mapping[str, str] = field(default_factory=dict[str, str])
     exit: tuple[str, int | None] | None = None
+    killed: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, kw_only=True)

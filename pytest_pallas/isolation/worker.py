@@ -81,6 +81,8 @@ class Host:
             _give(item, SECONDS, request.seconds)
             _give(item, JOURNAL, request.journal)
             _give(item, PART, request.part)
+            state = current(self.config)
+            state.killed = {**state.killed_earlier, **request.killed}
             self.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         except pytest.exit.Exception as ended:
             return WorkerReply(exit=(str(ended.msg), ended.returncode))
@@ -93,8 +95,9 @@ class Host:
             ],
             warnings=self.recorder.warnings,
             hazards=None if self.alarm.hazards is None else sorted(set(self.alarm.hazards)),
-            stained=current(self.config).stained,
-            lost_places=current(self.config).lost_places,
+            stained=state.stained,
+            lost_places=state.lost_places,
+            killed={key: by for key, by in state.killed.items() if key not in request.killed},
         )
 
     def _item(self, request: WorkerRequest) -> pytest.Item | None:

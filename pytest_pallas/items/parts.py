@@ -9,14 +9,20 @@ A controller that hands out parts does four things:
    order, to any process, as often as it likes. A part of mutants has a ``journal`` of its own, as
    a whole item has. Rounds need no ``seconds``: a part has few of them, and a controller with a
    time limit stops handing out parts. With ``seconds``, a part starts no round after them.
-3. ``result_of(reply.reports)`` is the result of a part as plain JSON values, or None if the part
-   ended before it began to run, such as by a wrong mark. ``remaining`` with the results so far is
-   what is left: the number of mutants is known after the first part, and rounds after a failure or
-   after the last new example are not needed. If ``endless(division)``, only the time ends the item:
-   what was run up to the first gap counts.
-4. ``report.parts.merged_reports(item, replies)`` makes one set-up, call and teardown report of the
-   reports of the parts, in any order, some perhaps twice. They have what one process finds, except
-   for times. It writes nothing. ``keep_examples(session, results)`` saves the failing examples.
+   Parts of mutants get the ``seconds`` that are left of a time limit, 0 if none are: they have to
+   be run, since only a process with the kernel can name its mutants. They get no ``killed``.
+3. ``result_of(reply.reports)`` is the result of a part as plain JSON values; None if the part ended
+   before it began to run, such as by a wrong mark or a kernel that cannot be traced: that ends the
+   item, too. ``remaining`` with the results so far is what is left: the number of mutants is known
+   after the first part, and rounds after a failure or after the last new example are not needed. If
+   ``endless(division)``, only the time ends the item: what was run up to the first gap counts.
+4. ``report.parts.merged_reports(item, replies, killed)`` makes one set-up, call and teardown report
+   of the reports of the parts, in any order, some perhaps twice. They have what one process finds,
+   except for times. ``killed`` is the ``PytestSession.killed`` of the controller, which merges the
+   items of mutants in the order of collection. With ``--pallas-mutate``, tests of your own, which
+   run as a whole, are settled in the same order by ``report.parts.settle_kills(item, reports,
+   killed)``, in which their request had no ``killed``, either.
+   ``keep_examples(session, results)`` saves the failing examples.
 
 The result of a part depends on the item, its numbers and the options, not on other parts.
 """
@@ -32,12 +38,13 @@ import pytest
 
 from pytest_pallas.isolation.messages import Part
 from pytest_pallas.items.item import SpecItem
+from pytest_pallas.items.mutant_results import MUTANTS_PER_PART
 from pytest_pallas.items.mutants import MutantsItem
 from pytest_pallas.items.time_budget import EXHAUSTED
 from pytest_pallas.session import PART_RESULT, PytestSession, current
 
 #: Number of rounds in a part.
-ROUNDS = 4
+ROUNDS_PER_PART = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +69,12 @@ def divisible(item: pytest.Item) -> Division | None:
         return None
     options = current(item.config).options_for(item)
     if isinstance(item, MutantsItem):
-        return None
+        return Division(kind="mutants", size=MUTANTS_PER_PART, total=options.mutate or None)
     if not item.fuzzes or current(item.config).goldens is not None:
         return None
     if not options.fuzz_rounds and not options.fuzz_time:
         return None
-    return Division(kind="rounds", size=ROUNDS, total=options.fuzz_rounds or None)
+    return Division(kind="rounds", size=ROUNDS_PER_PART, total=options.fuzz_rounds or None)
 
 
 def endless(division: Division) -> bool:

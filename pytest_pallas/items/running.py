@@ -145,9 +145,10 @@ def _fuzz(
     __tracebackhide__ = True
     session, options = bound.session, bound.options
     mutated = session.mutant is not None  # its saved failures are not replayed
-    through = None
+    through: Any = None
     if part is not None and session.database is not None:
-        through = part.database = Recorded(session.database)
+        through = Recorded(session.database)
+        part.database = through
     what = Fuzz(
         run=functools.partial(run_example, bound),
         source=shared(session.sources, bound.source, bound.strategy),

@@ -13,8 +13,13 @@ from pytest_pallas.backends import label
 from pytest_pallas.bindings.bound_checks import new_builder
 from pytest_pallas.checks.verdict import conclude
 from pytest_pallas.items.item import SpecItem, not_applicable
+from pytest_pallas.items.mutant_results import add_verdicts, merge_mutants
+from pytest_pallas.items.mutants import MutantsItem
 from pytest_pallas.items.parts import check_whole
 from pytest_pallas.items.round_results import RoundOutcome, merge_rounds, rounds_from_json
+from pytest_pallas.mutation_runner.running import merge_verdicts
+from pytest_pallas.mutation_runner.verdict import from_json
+from pytest_pallas.mutation_runner.verdict import to_json as verdict_to_json
 from pytest_pallas.record import Record, to_json
 from pytest_pallas.report.collect import add_properties, attach, records_of
 from pytest_pallas.report.pictures.gather import examples_of
@@ -37,25 +42,69 @@ class _PartReports:
 
 
 def merged_reports(
-    item: SpecItem, replies: Sequence[Sequence[Mapping[str, Any]]]
+    item: SpecItem,
+    replies: Sequence[Sequence[Mapping[str, Any]]],
+    killed: dict[str, str],
 ) -> list[pytest.TestReport]:
     """The set-up, call and teardown reports of an item.
 
     Args:
       item: the item, in this process.
       replies: the reports of its parts as plain values (``WorkerReply.reports``), in any order.
+      killed: names of the specs and tests before it that killed mutants, by key; those that this
+        item killed are added.
 
     Returns:
       Reports with one record, as of an item that ran in one process, but for times.
 
     Raises:
-      ValueError: the part with the first round or mutant is missing.
+      ValueError: the first round, or a mutant, is missing.
     """
     parts = [_read(item, reply) for reply in replies]
     broken = next((part for part in parts if part.result is None), None)
     if broken is not None:  # such as by a wrong mark, which ends every part like the whole
         return list(broken.reports.values())
+    if isinstance(item, MutantsItem):
+        return _merged_mutants(item, parts, killed)
     return _merged_rounds(item, parts)
+
+
+def settle_kills(
+    item: pytest.Item, reports: Sequence[pytest.TestReport], killed: dict[str, str]
+) -> None:
+    """Let mutants that an earlier test or spec killed count as killed by that one.
+
+    Args:
+      item: a test of one's own, which tried them all.
+      reports: its reports, whose records change.
+      killed: as for ``merged_reports``.
+    """
+    for report in reports:
+        records: list[dict[str, Any]] = getattr(report, ATTRIBUTE, [])
+        for record in records:
+            verdicts = map(from_json, record["mutants"])
+            merged = merge_verdicts(verdicts, name=item.name, killed=killed)
+            record["mutants"] = [verdict_to_json(verdict) for verdict in merged]
+
+
+def _merged_mutants(
+    item: MutantsItem, parts: Sequence[_PartReports], killed: dict[str, str]
+) -> list[pytest.TestReport]:
+    """The reports of an item whose parts are mutants."""
+    results = [part.result for part in parts if part.result is not None]
+    merged = merge_mutants(results, name=item.spec.name, killed=killed)
+    if merged.missing:
+        raise ValueError(f"{item.nodeid}: mutants {list(merged.missing)} are in no part")
+    builder = item.new_builder()
+    add_verdicts(builder, item.spec, merged.verdicts, merged.notes, whole=merged.whole)
+    ordered = sorted(parts, key=lambda part: part.result["first"] if part.result else 0)
+    base = next((part for part in ordered if part.call.failed), ordered[0])
+    return _reports(item, _each_once(ordered), base, builder)
+
+
+def _each_once(parts: Sequence[_PartReports]) -> list[_PartReports]:
+    """The parts without those that begin where another one begins."""
+    return list({part.result["first"]: part for part in parts if part.result}.values())
 
 
 def _read(item: SpecItem, reply: Sequence[Mapping[str, Any]]) -> _PartReports:

@@ -38,6 +38,8 @@ class PytestSession(Session):
     generators: list[Any] = field(default_factory=list[Any])
     #: Mutants that a test or spec of this process, or an earlier run, killed: key and name.
     killed: dict[str, str] = field(default_factory=dict[str, str])
+    #: Those that an earlier run killed: ``--pallas-mutate-after``.
+    killed_earlier: dict[str, str] = field(default_factory=dict[str, str])
     #: Keys of survivors of an earlier run that a spec marked as equivalent.
     marked: set[str] = field(default_factory=set[str])
     #: Number of collected items, before deselection.

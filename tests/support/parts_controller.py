@@ -11,13 +11,14 @@ import json
 import os
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from _pytest.runner import runtestprotocol
 
 from pytest_pallas.isolation.messages import Part
 from pytest_pallas.isolation.worker import PART
+from pytest_pallas.items.item import SpecItem
 from pytest_pallas.items.parts import (
     Division,
     divisible,
@@ -45,7 +46,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     replies = [_run(item, part) for part in _parts(item, division, rng)]
     results = [result for reply in replies if (result := result_of(reply)) is not None]
-    reports = merged_reports(item, replies)
+    reports = merged_reports(cast("SpecItem", item), replies, current(item.config).killed)
     keep_examples(current(item.config), results)
     for report in reports:
         hook.pytest_runtest_logreport(report=report)
