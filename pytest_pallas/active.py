@@ -87,6 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
             earlier = earlier_run(config)
         except OptionError as error:
             raise pytest.UsageError(str(error)) from None
+        state.killed_earlier = earlier.killed
         state.killed |= earlier.killed
         state.marked |= earlier.marked
         config.pluginmanager.register(TestMutantRunner(state, reseed), MUTANTS)

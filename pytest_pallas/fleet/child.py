@@ -15,9 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import settings
-from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase, MultiplexedDatabase
+from hypothesis.database import (
+    DirectoryBasedExampleDatabase,
+    ExampleDatabase,
+    InMemoryExampleDatabase,
+    MultiplexedDatabase,
+)
 
 from pytest_pallas.database.opening import open_places
+from pytest_pallas.database.recorded import Recorded, make_changes
 from pytest_pallas.fleet.child_messages import ChildReply, ChildRequest, ProjectQuestion
 from pytest_pallas.fleet.messages import Change
 from pytest_pallas.fleet.project import Difference, differences
@@ -44,7 +50,8 @@ def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
 
 def _database(host: Host, examples: Mapping[str, bytes] | None) -> ChangedDatabase:
     """The database of the session of this process, made at the first request."""
-    return _database_of(host, _Files(examples))
+    made: Any = _database_of
+    return made(host, _Files(examples))
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,60 +102,35 @@ def _remove(folder: Path) -> None:
 
 
 class ChangedDatabase(ExampleDatabase):
-    """A database with changes, which are kept apart from it.
-
-    Attributes:
-      changes: all changes, in order.
-    """
+    """A database with changes, which are kept apart from it."""
 
     def __init__(self, base: ExampleDatabase | None) -> None:
         """Without changes of ``base``."""
         super().__init__()
-        self._base = base
-        self.changes: list[Change] = []
+        self._base = InMemoryExampleDatabase() if base is None else base
+        self._changed = Recorded(self._base)
 
     def __repr__(self) -> str:
         return f"ChangedDatabase({self._base!r})"
 
+    @property
+    def changes(self) -> list[Change]:
+        """All changes."""
+        return self._changed.changes
+
     def reset(self, changes: Sequence[Change]) -> None:
         """Have these changes and no others."""
-        self.changes = list(changes)
+        self._changed = Recorded(self._base)
+        make_changes(self._changed, changes)
 
     def fetch(self, key: bytes) -> Iterable[bytes]:
         """The values of the database, changed."""
-        values = dict.fromkeys(() if self._base is None else self._base.fetch(key))
-        for what, where, value in self.changes:
-            if where != key:
-                continue
-            if what == "save":
-                values.setdefault(value)
-            else:
-                values.pop(value, None)
-        return list(values)
+        return self._changed.fetch(key)
 
     def save(self, key: bytes, value: bytes) -> None:
         """Add a value."""
-        self._change("save", key, value)
+        self._changed.save(key, value)
 
     def delete(self, key: bytes, value: bytes) -> None:
         """Remove a value."""
-        self._change("delete", key, value)
-
-    def move(self, src: bytes, dest: bytes, value: bytes) -> None:
-        """Move a value to another key."""
-        self.delete(src, value)
-        self.save(dest, value)
-
-    def _change(self, what: str, key: bytes, value: bytes) -> None:
-        there = value in self.fetch(key)
-        if there != (what == "save"):
-            self.changes.append((what, key, value))
-
-
-def applied(changes: Sequence[Change], database: Any) -> None:
-    """Make changes in a database."""
-    for what, key, value in changes:
-        if what == "save":
-            database.save(key, value)
-        else:
-            database.delete(key, value)
+        self._changed.delete(key, value)

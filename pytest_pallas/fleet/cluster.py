@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import socket
 import time
 import warnings
 from collections.abc import Callable, Collection, Generator, Mapping
@@ -83,27 +84,31 @@ class Cluster:
             failed.pop_all()
 
     def _connected(self) -> Any:
-        import dask
+        from dask import config
         from distributed import Client, LocalCluster
 
-        self._close.enter_context(dask.config.set({"distributed.admin.tick.limit": "1h"}))
+        set_options: Any = config.set  # pyright: ignore[reportPrivateImportUsage]
+        self._close.enter_context(set_options({"distributed.admin.tick.limit": "1h"}))
         self._close.enter_context(_logging_critical())
         address: Any = self.place.address
         if not address:
             # Worker processes inherit what they log from the environment.
-            self._close.enter_context(dask.config.set({"logging.distributed": "critical"}))
-            address = LocalCluster(
+            self._close.enter_context(set_options({"logging.distributed": "critical"}))
+            local: Any = LocalCluster
+            address = local(
                 n_workers=self.place.workers,
                 threads_per_worker=1,
                 processes=True,
                 dashboard_address=None,
                 silence_logs=logging.CRITICAL,
+                preload=["pytest_pallas.fleet.local_process"],
             )
             self._close.callback(_closed, address)
         try:
+            _require_listener(self.place.address)
             client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
-        except (OSError, ValueError, TypeError) as error:
-            text = " ".join(str(error).split())
+        except Exception as error:  # of any type: something else may listen there
+            text = " ".join(str(error).split()) or type(error).__name__
             raise OptionError(
                 f"--pallas-fleet={self.place}: no Dask scheduler can be reached there within "
                 f"{CONNECT_SECONDS:g} s ({text}). Start one with `dask scheduler`, and workers "
@@ -226,6 +231,18 @@ class Cluster:
         if futures:
             with _quiet(), contextlib.suppress(Exception):
                 self._client.cancel(futures, force=True)
+
+
+def _require_listener(address: str) -> None:
+    """Find out quickly that nobody listens at an address.
+
+    Raises:
+      OSError: nobody does.
+    """
+    scheme, _, rest = address.rpartition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme in ("tcp", "tls"):
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
 
 
 def _closed(closable: Any) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 from pytest_pallas.fleet.project import Difference, Project, ProjectFile
 
-#: A change of the database of failing examples: ``save`` or ``delete``, the key, the value.
-type Change = tuple[str, bytes, bytes]
+#: A change of the database of failing examples; see ``database.recorded``.
+type Change = tuple[str, str, str]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,20 +29,14 @@ class ResultReplayer:
         """Report in ``session``."""
         self.session, self.isolator = session, isolator
 
-    def report(self, item: pytest.Item, result: TestResult, changes: Sequence[Change]) -> None:
-        """Report the result of a test, and keep what it wrote.
-
-        Args:
-          item: the test.
-          result: its result.
-          changes: what it changed in the database of failing examples.
-        """
+    def report(self, item: pytest.Item, result: TestResult) -> None:
+        """Report the result of a test, and keep what it wrote."""
         if result.death is not None:
             # The records of a test that dies have its script neither here nor on the worker.
             self.fail(item, self._error_of_end(item, result))
             return
         self._keep_goldens(result.goldens)
-        self._keep_changes(changes)
+        self._keep_changes(result.changes)
         moved = self._keep_files(item, result.files)
         reports = [_moved(report, moved) for report in result.reports]
         reply = WorkerReply(
@@ -104,10 +98,10 @@ class ResultReplayer:
 
     def _keep_changes(self, changes: Sequence[Change]) -> None:
         """Make the changes of a worker in the database of this session."""
-        from pytest_pallas.fleet.child import applied
+        from pytest_pallas.database.recorded import make_changes
 
         if changes and self.session.database is not None:
-            applied(changes, self.session.database)
+            make_changes(self.session.database, changes)
 
     def _keep_goldens(self, goldens: Mapping[str, bytes]) -> None:
         """Write the goldens of a worker, unless it has the same folder."""

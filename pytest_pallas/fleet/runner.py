@@ -349,9 +349,7 @@ class _FleetRun:
         for result in answer.results:
             if not self.ledger.done(group, result.nodeid):
                 continue
-            before = len(group.changes)
-            changes: Sequence[Any] = result.changes[before:] if result.death is None else ()
-            self.replayer.report(self.items[result.nodeid], result, changes)
+            self.replayer.report(self.items[result.nodeid], result)
             if result.death is None:
                 group.changes = result.changes
             if self.pytest_session.shouldfail or self.pytest_session.shouldstop:

@@ -83,7 +83,7 @@ class Alarm:
             kernel=builder.kernel,
             check=builder.check,
             backend=builder.backend,
-            examples=builder.examples,
+            examples=builder.earlier + builder.examples,
             drawn=[(fact.name, fact.text[:_WIDTH]) for fact in facts[:_LINES]],
         )
         self._step(note)

@@ -2,6 +2,8 @@
 
 from pytest_pallas.session.pytest_session import (
     OUTPUT,
+    PART_OUTCOME,
+    PART_RESULT,
     PROBLEM,
     RAISED,
     RAISED_ON,
@@ -20,6 +22,8 @@ from pytest_pallas.session.state import Harness, LastRun, Session
 
 __all__ = [
     "OUTPUT",
+    "PART_OUTCOME",
+    "PART_RESULT",
     "PROBLEM",
     "RAISED",
     "RAISED_ON",

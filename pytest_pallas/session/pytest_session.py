@@ -39,6 +39,8 @@ class PytestSession(Session):
     generators: list[Any] = field(default_factory=list[Any])
     #: Mutants that a test or spec of this process, or an earlier run, killed: key and name.
     killed: dict[str, str] = field(default_factory=dict[str, str])
+    #: Those that an earlier run killed: ``--pallas-mutate-after``.
+    killed_earlier: dict[str, str] = field(default_factory=dict[str, str])
     #: Keys of survivors of an earlier run that a spec marked as equivalent.
     marked: set[str] = field(default_factory=set[str])
     #: Number of collected items, before deselection.
@@ -164,6 +166,12 @@ RAISED = pytest.StashKey[tuple[str, str, str, bool]]()
 
 #: Set on an item that does not run because the kernel raised: the name of the item where it did.
 STOPPED_BY = pytest.StashKey[str]()
+
+#: The result of a part of an item, as plain JSON values; see ``items.parts``.
+PART_OUTCOME = pytest.StashKey[dict[str, Any]]()
+
+#: The attribute of a report with the value of ``PART_OUTCOME``.
+PART_RESULT = "pallas_part"
 
 #: The attribute of a report with the value of ``RAISED``.
 RAISED_ON = "pallas_raised"
