@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import warnings
@@ -95,7 +96,9 @@ class Host:
         _give(item, PART, request.part)
         state = current(self.config)
         state.killed = {**state.killed_earlier, **request.killed}
-        return self.run_item(item, request.timeout)
+        reply = self.run_item(item, request.timeout)
+        killed = {key: by for key, by in state.killed.items() if key not in request.killed}
+        return dataclasses.replace(reply, killed=killed)
 
     def run_item(self, item: pytest.Item, timeout: float) -> WorkerReply:
         """Run a collected test, and return its reports.
@@ -119,9 +122,8 @@ class Host:
             ],
             warnings=self.recorder.warnings,
             hazards=None if self.alarm.hazards is None else sorted(set(self.alarm.hazards)),
-            stained=state.stained,
-            lost_places=state.lost_places,
-            killed={key: by for key, by in state.killed.items() if key not in request.killed},
+            stained=current(self.config).stained,
+            lost_places=current(self.config).lost_places,
         )
 
     def _item(self, request: WorkerRequest) -> pytest.Item | None:
