@@ -31,6 +31,16 @@ class Place:
     index: int
     devices: tuple[int, ...] | None = None
 
+    @property
+    def host(self) -> str:
+        """The host of the address."""
+        return self.address.rpartition(":")[0]
+
+    @property
+    def port(self) -> int:
+        """The port of the address."""
+        return int(self.address.rpartition(":")[2])
+
 
 def detect(seconds: float) -> Place | None:
     """The place of this process, by the variables of TPU pods, Slurm, Open MPI and Kubernetes.
