@@ -22,7 +22,9 @@ OTHER = Gang(process=1, count=1, host="h")
 
 @pytest.fixture
 def mesh():
-    return jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    return jax.make_mesh(
+        (2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4]
+    )
 
 
 def specs(function, *args):
