@@ -100,7 +100,8 @@ def distributed_program() -> DistributedProgram | None:
     """The program of several processes that this one is part of, or None. It starts no backend."""
     if "jax" not in sys.modules:
         return None
-    state: Any = importlib.import_module("jax._src.distributed").global_state
+    distributed: Any = importlib.import_module("jax._src.distributed")
+    state = distributed.global_state
     if state.client is None or (state.num_processes or 1) < 2:
         return None
     return DistributedProgram(state.process_id, state.num_processes, state.client)
