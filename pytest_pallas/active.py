@@ -18,7 +18,9 @@ import pytest
 
 from pytest_pallas.budget import limited
 from pytest_pallas.compat.testing import worker_count
-from pytest_pallas.errors import DeviceError, OptionError
+from pytest_pallas.devices import processes
+from pytest_pallas.errors import DeviceError, GangError, OptionError
+from pytest_pallas.explanations import first_line
 from pytest_pallas.fixtures import reseed
 from pytest_pallas.options.table import any_given
 from pytest_pallas.session import (
@@ -47,10 +49,16 @@ def pytest_configure(config: pytest.Config) -> None:
     budget.enter_context(limited(state.options.max_bytes))  # until the session ends
     config.add_cleanup(budget.close)
     try:
-        explicit = "devices" in state.options.explicit
-        devices = simulate(state.options.devices, os.environ, explicit=explicit)
-        state.options = dataclasses.replace(state.options, devices=devices)
+        gang = not state.in_worker and (state.options.processes or state.options.distributed)
+        if processes.gang() is None:  # otherwise its host has set them
+            explicit = "devices" in state.options.explicit
+            devices = simulate(state.options.devices, os.environ, explicit=explicit)
+            state.options = dataclasses.replace(state.options, devices=devices)
         _settle_workers(state)
+        if gang:
+            from pytest_pallas.gang.joining import settle_gang
+
+            settle_gang(state)
         look_for_named_backends(state)
         if state.options.results is not None or state.options.html is not None:
             from pytest_pallas.report.files import settle_files
@@ -69,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if state.options.dump is not None:
             folder = config.invocation_params.dir / state.options.dump
             state.options = dataclasses.replace(state.options, dump=folder)
-    except (OptionError, DeviceError) as error:
+    except (OptionError, DeviceError, GangError) as error:
         raise pytest.UsageError(str(error)) from None
     kept = _settle_results(state)
     if state.options.suite:
@@ -96,11 +104,11 @@ def pytest_configure(config: pytest.Config) -> None:
         state.marked |= earlier.marked
         config.pluginmanager.register(TestMutantRunner(state, reseed), MUTANTS)
     isolated = state.in_worker  # this process is for those
-    if not isolated:
+    if not isolated and not gang:
         from pytest_pallas.isolation.isolator import PLUGIN, Isolator
 
         config.pluginmanager.register(Isolator(state), PLUGIN)
-    if not hasattr(config, "workerinput") and not isolated:
+    if not hasattr(config, "workerinput") and not isolated and state.reports:
         from pytest_pallas.report.reporter import Reporter
 
         config.pluginmanager.register(Reporter(state, kept), "pallas-reporter")
@@ -236,6 +244,7 @@ def pytest_runtest_protocol(
     """Record the running test, and start the compilations of the next one."""
     state = current(item.config)
     state.item = item
+    processes.begin_scope(item.nodeid)
     state.builders.clear()
     for each in (item, nextitem):
         if getattr(getattr(each, "backend", None), "kind", None) == "compiling":
@@ -262,6 +271,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Put the records of a test on its report."""
     report = yield
+    if call.excinfo is not None or report.when == "teardown":
+        processes.end_scope(_problem(call.excinfo))
     state = current(item.config)
     if state.builders or hasattr(item, "builder"):
         from pytest_pallas.report.collect import attach
@@ -272,6 +283,13 @@ def pytest_runtest_makereport(
 
         attach_trace(state, report, call.excinfo)
     return report
+
+
+def _problem(excinfo: pytest.ExceptionInfo[BaseException] | None) -> str:
+    """What went wrong in a test, for the other processes of the program; "" for a skipped test."""
+    if excinfo is None or isinstance(excinfo.value, pytest.skip.Exception):
+        return ""
+    return f"{excinfo.typename}: {first_line(excinfo.value)}"
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:

@@ -214,9 +214,32 @@ class MismatchError(PallasTestError, AssertionError):
     """The kernel's output is wrong."""
 
 
+class GangError(PallasTestError):
+    """The processes of one program do different things, or one of them did not come in time."""
+
+
+class PeerError(PallasTestError, AssertionError):
+    """Another process of the program failed, so that this one cannot go on."""
+
+    #: The numbers of the processes that failed.
+    processes: tuple[int, ...] = ()
+
+    #: Whether the first of them failed because its kernel raised.
+    kernel_raised: bool = False
+
+    #: Whether they have ended what this process still does.
+    gone: bool = False
+
+
 #: Errors that an expected failure may have: a wrong output, or a kernel that raised, raced or hung.
 #: A typo, a reference that raises or a missing kernel is an error of the test, and does not count.
 EXPECTED = (AssertionError, KernelError)
+
+#: Errors that say that the kernel of a check raised, so that other checks need not run.
+RAISED_BY_KERNEL = (KernelError, NoPallasCallError, ReferenceError)
+
+#: Those among them of a kernel that runs nevertheless.
+KERNEL_RUNS = (GridError, LeakError)
 
 #: Errors of a test whose process died.
 DIED = (HangError, CrashError, OutOfMemoryError)

@@ -19,6 +19,25 @@ OUTCOMES = ("passed", "failed", "skipped", "xfailed", "xpassed")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Host:
+    """One process of a program of several processes that ran a test, and the host that it ran on.
+
+    Attributes:
+      process: the number of the process, ``jax.process_index()``.
+      name: the host name.
+      outcome: the outcome of the test in this process, one of ``OUTCOMES``; "" if the process ended
+        without one.
+      because_of: the processes whose failure made the test fail in this one, which is otherwise
+        right; empty for a failure of its own.
+    """
+
+    process: int
+    name: str
+    outcome: str = ""
+    because_of: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class NotApplicable:
     """A check that does not apply to a kernel on a backend.
 
@@ -89,6 +108,8 @@ class Record:
       pictures: pictures of a failure, from ``report.pictures``: a map and a histogram of errors,
         the programs with wrong elements, the errors of the examples, masks and ids among the
         arguments, the blocks of a grid. Empty otherwise.
+      hosts: the processes that ran the test together, by number; empty outside of a program of
+        several processes.
     """
 
     test: str
@@ -124,6 +145,7 @@ class Record:
     used_goldens: tuple[str, ...] = ()
     pictures: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     mutants: tuple[Mapping[str, Any], ...] = ()
+    hosts: tuple[Host, ...] = ()
 
 
 def not_applicable_of(record: Record) -> NotApplicable | None:
@@ -163,6 +185,7 @@ def to_json(record: Record) -> dict[str, Any]:
     plain["pictures"] = dict(record.pictures)
     plain["compiled"] = [dict(report) for report in record.compiled]
     plain["mutants"] = [dict(verdict) for verdict in record.mutants]
+    plain["hosts"] = [{**vars(host), "because_of": list(host.because_of)} for host in record.hosts]
     return {name: _finite(value) for name, value in plain.items()}
 
 
@@ -177,6 +200,15 @@ def from_json(plain: Mapping[str, Any]) -> Record:
     fields["used_goldens"] = tuple(fields.get("used_goldens", ()))
     fields["compiled"] = tuple(fields.get("compiled", ()))
     fields["mutants"] = tuple(fields.get("mutants", ()))
+    fields["hosts"] = tuple(
+        Host(
+            process=host["process"],
+            name=host["name"],
+            outcome=host["outcome"],
+            because_of=tuple(host["because_of"]),
+        )
+        for host in fields.get("hosts", ())
+    )
     for name in ("error", "baseline", "multiple"):
         if isinstance(fields.get(name), str):
             fields[name] = float(fields[name])

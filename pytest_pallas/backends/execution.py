@@ -25,6 +25,8 @@ from pytest_pallas.backends.protocol import Call, Outcome
 from pytest_pallas.backends.tracing import StaticPart, apply, jitted, split
 from pytest_pallas.compat.interpreters import clear_effect_tokens, reset_interpreters
 from pytest_pallas.compat.rejection import is_rejection
+from pytest_pallas.devices.processes import gang
+from pytest_pallas.devices.shards import LocalShards, local_shards
 from pytest_pallas.errors import (
     BoundsError,
     KernelError,
@@ -78,6 +80,9 @@ def _runs() -> itertools.count[int]:
 #: Runs the static part of a call on its arrays.
 Runner = Callable[[StaticPart, list[Any]], Any]
 
+#: Compiles a call; its result runs on the arrays.
+Preparer = Callable[[StaticPart, list[Any]], Callable[[list[Any]], Any]]
+
 
 def trace(call: Call, static: StaticPart, arrays: list[Any]) -> tuple[KernelCall, ...]:
     """The Pallas kernels of a call, traced in the current context.
@@ -125,6 +130,7 @@ def execute(
     context: Callable[[], AbstractContextManager[Any]],
     *,
     runner: Runner | None = None,
+    prepare: Preparer | None = None,
     kernels: tuple[KernelCall, ...] = (),
     notes: tuple[Note, ...] = (),
 ) -> Outcome:
@@ -134,6 +140,7 @@ def execute(
       call: the call.
       context: makes the context to trace and run in.
       runner: runs it; by default jitted, unless the call has ``jit=False``.
+      prepare: compiles it; by default as ``runner`` does.
       kernels: its kernels, if they are known already.
       notes: notes for the outcome.
     """
@@ -144,9 +151,8 @@ def execute(
     error: Exception | None = None
     try:
         with context():
-            static, arrays = split(call)
-            kernels = kernels or trace(call, static, arrays)
             run = runner or (jitted() if call.jit else apply)
+            static, arrays, kernels, run = _prepared(call, kernels, run, prepare)
             values = to_numpy(run(static, arrays))
             inputs = tuple(None if array.is_deleted() else to_numpy(array) for array in arrays)
     except Exception as raised:  # any error of the kernel is a result
@@ -166,13 +172,40 @@ def execute(
     )
 
 
+def _prepared(
+    call: Call, kernels: tuple[KernelCall, ...], run: Runner, prepare: Preparer | None
+) -> tuple[StaticPart, list[Any], tuple[KernelCall, ...], Runner]:
+    """A call in two parts, its kernels and its runner; of several processes, when all are ready.
+
+    Args:
+      call: the call.
+      kernels: its kernels, if they are known already.
+      run: runs it.
+      prepare: compiles it, if not as ``run`` does.
+    """
+    processes = gang()
+    if processes is None:
+        static, arrays = split(call)
+        return static, arrays, kernels or trace(call, static, arrays), run
+    from pytest_pallas.backends.spreading import prepared
+
+    return prepared(call, processes, kernels, run, prepare)
+
+
 def to_numpy(values: Any) -> Any:
-    """A pytree with numpy arrays for jax arrays. It waits for them, so it raises their errors."""
+    """A pytree with numpy arrays for jax arrays. It waits for them, so it raises their errors.
+
+    Arrays that are spread over several processes become ``LocalShards``, which it leaves alone.
+    """
 
     def convert(leaf: Any) -> Any:
+        if isinstance(leaf, LocalShards):
+            return leaf
         if isinstance(leaf, jax.Array):
             if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                 leaf = jax.random.key_data(leaf)
+            if not leaf.is_fully_addressable:
+                return local_shards(leaf)
             return np.asarray(leaf)
         return np.asarray(leaf)
 

@@ -41,7 +41,7 @@ class Hardware:
         import jax
 
         try:
-            devices = jax.devices(self.platform)
+            devices = jax.local_devices(backend=self.platform)
         except RuntimeError:
             found = sorted({device.device_kind for device in jax.devices()})
             return (
@@ -57,25 +57,35 @@ class Hardware:
         """Compile a call, check that its kernels are in the executable, and run it."""
         from pytest_pallas.backends import execution
 
-        return execution.execute(call, self.context, runner=self._run if call.jit else None)
+        return execution.execute(
+            call,
+            self.context,
+            runner=self._run if call.jit else None,
+            prepare=self._executable,
+        )
 
     @contextmanager
     def context(self) -> Generator[None]:
         """Run on the first device of the platform."""
         import jax
 
-        with jax.default_device(jax.devices(self.platform)[0]), expected_warnings():
+        with jax.default_device(jax.local_devices(backend=self.platform)[0]), expected_warnings():
             yield
 
     def _run(self, static: Any, arrays: list[Any]) -> Any:
-        key = (static, tuple((array.shape, str(array.dtype)) for array in arrays))
+        return self._executable(static, arrays)(arrays)
+
+    def _executable(self, static: Any, arrays: list[Any]) -> Any:
+        places = (array.sharding if array.committed else None for array in arrays)
+        shapes = ((array.shape, str(array.dtype)) for array in arrays)
+        key = (static, tuple(shapes), tuple(places))
         executable = self._executables.get(key)
         if executable is None:
             executable = self._executables[key] = compile_proven(static, arrays, self.platform)
             if len(self._executables) > KEPT:
                 self._executables.popitem(last=False)
         self._executables.move_to_end(key)
-        return executable(arrays)
+        return executable
 
 
 def compile_proven(static: Any, arrays: list[Any], platform: str) -> Any:

@@ -16,7 +16,7 @@ from pytest_pallas.compat.interpreters import (
     release_interpreters,
 )
 from pytest_pallas.devices.targets import Target
-from pytest_pallas.errors import DeadlockError
+from pytest_pallas.errors import DeadlockError, UnsupportedKernelError
 
 #: Seconds in which all devices must fail.
 _LAST = 2.0
@@ -103,12 +103,26 @@ class Interpreter:
 
         runner = jitted(quick=True) if call.jit else None
         with watchdog(call.timeout) as stopped:
-            outcome = execution.execute(call, self.context, runner=runner)
+            outcome = execution.execute(
+                call,
+                self.context,
+                runner=runner,
+                prepare=None if self.name == "interpret" else self._refuse,
+            )
         if outcome.error is not None:
             execution.recover()
             if stopped:  # each waiting device raised the stop as an error of its callback
                 return dataclasses.replace(outcome, error=stopped[0])
         return outcome
+
+    def _refuse(self, static: Any, arrays: list[Any]) -> Any:
+        """Refuse a call whose mesh has devices of several processes."""
+        del static, arrays
+        raise UnsupportedKernelError(
+            f"{self.name} simulates the devices of a mesh in one process, where they wait for each "
+            "other, and this mesh has devices of several processes. Use interpret, a simulator "
+            "or hardware."
+        )
 
     @contextmanager
     def context(self, *, races: bool = False) -> Generator[None]:

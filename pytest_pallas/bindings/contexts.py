@@ -13,6 +13,8 @@ import pytest
 from pytest_pallas.backends import Backend, RunSettings
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import CheckContext, ComparisonPeer
+from pytest_pallas.devices.processes import gang
+from pytest_pallas.errors import OptionError
 from pytest_pallas.options.values import Options
 from pytest_pallas.properties import Properties, properties_of
 from pytest_pallas.sanitizers.runs import Runs
@@ -177,6 +179,11 @@ def with_goldens(
     """
     if session.goldens is None or session.mutant is not None:
         return check
+    if gang() is not None:
+        raise OptionError(
+            "--pallas-golden keeps whole outputs, and in a program of several processes each holds "
+            "a part of them: record and compare goldens in one process"
+        )
     from pytest_pallas.checks.golden import GoldenRequest, keeping
 
     request = GoldenRequest(

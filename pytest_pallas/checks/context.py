@@ -13,6 +13,7 @@ from pytest_pallas.analysis.limits import unsupported
 from pytest_pallas.backends import Backend, Call, Configured, Outcome
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.variations import Fill, Schedule
+from pytest_pallas.checks.spread import compare_shards, gathered
 from pytest_pallas.compilers.costs import RecordedCosts
 from pytest_pallas.errors import KernelError, PallasTestError, UnsupportedKernelError
 from pytest_pallas.notes import Note
@@ -140,9 +141,13 @@ def run(
     races: bool = True,
     fill: Fill | None = None,
     needs_kernel: bool = True,
+    shards: bool = False,
     **rest: Any,
 ) -> Outcome:
     """Run ``function`` on the context's backend with the context's options.
+
+    Outputs that are spread over several processes are gathered, so that they are numpy arrays like
+    all others. With ``shards=True`` each process gets what it holds, for ``judge``.
 
     ``tuned=False`` leaves out the tuning, ``races=False`` detects neither races nor leftover copies
     and semaphores, ``fill`` fills uninitialized memory, ``needs_kernel=False`` accepts a function
@@ -167,7 +172,7 @@ def run(
         if reason is not None:
             raise UnsupportedKernelError(reason)
         raise under(made.schedule, as_kernel_error(outcome.error))
-    return outcome
+    return outcome if shards else gathered(outcome, context.timeout)
 
 
 def call(
@@ -199,19 +204,24 @@ def judge_leaves(
     context: CheckContext, outputs: Leaves, expected: Expected, *, exact: bool = False
 ) -> Sequence[Comparison]:
     """As ``judge``, of outputs by their paths."""
-    return compare_trees(
-        outputs,
-        expected.oracle,
-        expected.baseline,
-        tolerance=context.tolerance,
-        exact=exact,
-        depth=expected.depth,
-        sensitivity=expected.sensitivity,
-        noise=expected.noise,
-        precision=expected.precision.get,
-        check_dtype=context.check_dtype,
-        explained=context.explained,
-    )
+
+    def compare(leaves: Leaves, present: Mapping[str, Any]) -> Sequence[Comparison]:
+        return compare_trees(
+            leaves,
+            expected.oracle,
+            expected.baseline,
+            tolerance=context.tolerance,
+            exact=exact,
+            depth=expected.depth,
+            sensitivity=expected.sensitivity,
+            noise=expected.noise,
+            precision=expected.precision.get,
+            check_dtype=context.check_dtype,
+            explained=context.explained,
+            present=present,
+        )
+
+    return compare_shards(outputs, compare)
 
 
 def as_kernel_error(error: Exception) -> PallasTestError:

@@ -63,7 +63,7 @@ def _of_kernel(context: CheckContext) -> tuple[Any, float]:
 def _of_reference(reference: Callable[..., Any], context: CheckContext) -> Any:
     """The types of the reference's outputs; a reference that cannot be traced is run."""
     args, options = context.arguments.args, context.arguments.options
-    with jax.default_device(jax.devices("cpu")[0]):
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
         try:
             return _shapes(reference, args, options)
         except Exception:  # numpy, or Python code that reads values

@@ -28,7 +28,7 @@ def program(context: CheckContext) -> Program:
 )
 def forward(context: CheckContext) -> CheckResult:
     """Run the kernel once and compare every output."""
-    outcome = run(context, context.kernel, context.arguments.args)
+    outcome = run(context, context.kernel, context.arguments.args, shards=True)
     expected = expect(context)
     comparisons = judge(context, outcome.values, expected, exact=exactly(context))
     return CheckResult(

@@ -85,11 +85,11 @@ def gradient(context: CheckContext) -> CheckResult:
     """
     assert context.reference is not None
     by = _positions(context)
-    outputs = run(context, context.kernel, context.arguments.args)
+    outputs = run(context, context.kernel, context.arguments.args, shards=True)
     cotangents = jax.tree.map(_cotangent(context), outputs.values)
     args = (cotangents, *context.arguments.args)
     pulled = replace(context, reference=Vjp(context.reference, by), arguments=_with(context, args))
-    outcome = run(context, Vjp(context.kernel, by), args)
+    outcome = run(context, Vjp(context.kernel, by), args, shards=True)
     wanted = expect(pulled)
     return CheckResult(
         comparisons=judge(context, outcome.values, wanted),

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, judge, run
 from pytest_pallas.devices.mesh import make_mesh
+from pytest_pallas.devices.processes import gang
 from pytest_pallas.errors import NotApplicableError, SpecError
 from pytest_pallas.notes import Note
 from pytest_pallas.spec import KernelSpec
@@ -87,7 +88,7 @@ def sharding(context: CheckContext) -> CheckResult:
         )
     assert context.reference is not None
     platform = context.backend.platform if context.backend.kind == "hardware" else "cpu"
-    counts = [count for count in DEVICES if count <= len(jax.devices(platform))]
+    counts = _counts(len(jax.devices(platform)))
     args = _several(context.arguments.args, axes, counts[-1])
     expected = context.cache.get(
         context.reference, args, context.arguments.options, nan_ok=context.nan_ok
@@ -97,7 +98,7 @@ def sharding(context: CheckContext) -> CheckResult:
     for count in counts:
         mesh = make_mesh({_AXIS: count}, platform)
         spread = context.with_settings(devices=count)
-        outcome = run(spread, Sharded(context.kernel, axes, mesh), args)
+        outcome = run(spread, Sharded(context.kernel, axes, mesh), args, shards=True)
         seconds += outcome.seconds
         judged = judge(context, outcome.values, expected, exact=exactly(context))
         if not all(comparison.passed for comparison in judged):
@@ -106,6 +107,15 @@ def sharding(context: CheckContext) -> CheckResult:
         comparisons += judged
     notes = (Note(f"sharded over {', '.join(map(str, counts))} devices", "run"),)
     return CheckResult(comparisons=comparisons, seconds=seconds, notes=notes)
+
+
+def _counts(devices: int) -> list[int]:
+    """The numbers of devices to run on; of several processes, each has a part in all of them."""
+    processes = gang()
+    if processes is None:
+        return [count for count in DEVICES if count <= devices]
+    even = [count for count in DEVICES if count <= devices and count % processes.count == 0]
+    return even or [devices]
 
 
 def _several(args: tuple[Any, ...], axes: Sequence[int | None], copies: int) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +16,18 @@ import numpy as np
 from pytest_pallas.analysis import KernelCall, describe_writer
 from pytest_pallas.analysis.unwritten import inputs_beyond_edges
 from pytest_pallas.backends import Backend, Outcome, label
+from pytest_pallas.backends.spreading import words_of
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.compiled import compiled
-from pytest_pallas.checks.context import CheckContext, CheckResult, as_kernel_error, judge_leaves
+from pytest_pallas.checks.context import (
+    CheckContext,
+    CheckResult,
+    as_kernel_error,
+    call,
+    judge_leaves,
+)
+from pytest_pallas.checks.spread import judge_together, process_facts
+from pytest_pallas.devices.processes import gang
 from pytest_pallas.errors import CompileError, CostError, MismatchError, PallasTestError
 from pytest_pallas.explanations import Explanation, Fact, explanation_of
 from pytest_pallas.notes import Note
@@ -78,7 +88,24 @@ def run_check(
       MismatchError: an output is wrong; the message explains it.
       PallasTestError: the kernel or the reference raised. In both cases, the message ends with the
         drawn example.
+      PeerError: the check failed in another process of the program.
+      GangError: the processes do different things.
     """
+    __tracebackhide__ = True
+    if gang() is None:
+        return _run_alone(check, context, name, found)
+    asked = words_of(call(context, context.kernel, context.arguments.args))
+    return judge_together(
+        functools.partial(_run_alone, check, context, name, found),
+        subject=f"{name} {check.name}: {asked}",
+        timeout=context.timeout,
+    )
+
+
+def _run_alone(
+    check: Check, context: CheckContext, name: str, found: Callable[[CheckResult], None]
+) -> CheckResult:
+    """``run_check`` in this process."""
     __tracebackhide__ = True
     headline = f"{name}: {check.name} on {label(context.backend)}"
     finding = _run(check, context, headline)
@@ -200,7 +227,7 @@ def _with_context(error: PallasTestError, headline: str, context: CheckContext) 
         details = (*explanation.details, *_raised_at(error.__cause__))
         explanation = replace(explanation, details=details)
     explanation = explanation.with_facts(
-        *drawn_facts(context.arguments), *content_facts(context.arguments)
+        *process_facts(), *drawn_facts(context.arguments), *content_facts(context.arguments)
     )
     problem = error.with_message(f"{headline}: {explanation}")
     problem.explanation = explanation
@@ -243,6 +270,7 @@ def _mismatch(
     explanation = explanation.with_facts(
         *facts,
         *_tolerance_facts(failed, context),
+        *process_facts(),
         *drawn_facts(context.arguments),
         *content_facts(context.arguments),
     )

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 #: Plugins that belong to the process that reports: they print, write pytest's cache, or decide by
 #: the report of a test that it runs again.
-_REPORTING = (
-    *("terminalreporter", "lfplugin", "nfplugin", "stepwiseplugin", "_cov", "rerunfailures"),
-)
+_REPORTING = (*("terminalreporter", "stepwiseplugin", "_cov", "rerunfailures"),)
+
+#: Plugins that choose and order tests by pytest's cache, and write it.
+_CHOOSING = ("lfplugin", "nfplugin")
 
 
 def keywords_match(expression: str, words: Iterable[str]) -> bool:
@@ -54,7 +55,12 @@ def fixture_is_overridden(metafunc: Any, name: str, module: str) -> bool:
 
 
 def configured(
-    args: Sequence[str], options: Mapping[str, Any], attributes: Mapping[str, Any], plugin: Any
+    args: Sequence[str],
+    options: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+    plugin: Any,
+    *,
+    chooses: bool = False,
 ) -> pytest.Config:
     """The configuration that a command line gives, of a session that reports to nobody.
 
@@ -66,6 +72,8 @@ def configured(
       options: what to change of the options that it gives.
       attributes: set on the configuration before any plugin is configured.
       plugin: registered before everything else.
+      chooses: whether ``--lf`` and the like choose tests. Nothing writes the cache, because the
+        session never finishes.
     """
     pytests: Any = importlib.import_module("_pytest.config")
 
@@ -82,7 +90,7 @@ def configured(
     if config.pluginmanager.has_plugin("_cov"):
         config.pluginmanager.unregister(name="_cov")
     config._do_configure()  # pyright: ignore[reportPrivateUsage]
-    for name in _REPORTING:
+    for name in (*_REPORTING, *(() if chooses else _CHOOSING)):
         if config.pluginmanager.has_plugin(name):
             config.pluginmanager.unregister(name=name)
     return config

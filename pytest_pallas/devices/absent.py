@@ -140,7 +140,7 @@ def tracing_for(target: Target) -> Generator[None]:
     )
     with (
         _device_attributes(known),
-        jax.default_device(jax.devices("cpu")[0]),
+        jax.default_device(jax.local_devices(backend="cpu")[0]),
         meshes_of(device),
         jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)),
     ):

@@ -22,7 +22,7 @@ ANNOUNCED = "PYTEST_PALLAS_WORKER_DEVICES"
 _WORKER = "PYTEST_XDIST_WORKER"
 
 #: What makes a process see one chip of a host only; the libraries of GPUs and TPUs read it.
-_VARIABLES: Mapping[str, str] = {"gpu": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_DEVICES"}
+VARIABLES: Mapping[str, str] = {"gpu": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_DEVICES"}
 
 #: The files of devices, and one of the packages by which JAX uses them.
 _FILES: Mapping[str, tuple[str, ...]] = {
@@ -90,7 +90,7 @@ def accelerators(
       installed: whether a package is installed.
     """
     allowed = environ.get("JAX_PLATFORMS", "")
-    for platform, variable in _VARIABLES.items():
+    for platform, variable in VARIABLES.items():
         names = {"gpu": ("cuda", "gpu"), "tpu": ("tpu",)}[platform]
         if allowed and not set(names) & set(allowed.split(",")):
             continue
@@ -133,7 +133,7 @@ def pinning(
     named = any(Label.of(word).name == found.platform for word in backends)
     if not named and not {"auto", "all"} & set(backends):
         return None
-    variable, count = _VARIABLES[found.platform], len(found.ids)
+    variable, count = VARIABLES[found.platform], len(found.ids)
     chips = f"{found.platform.upper()}{'s' if count > 1 else ''}"
     if workers <= count:
         words = f"each of {workers} workers has one of {count} {chips} ({variable})"
@@ -192,7 +192,7 @@ def pin(environ: MutableMapping[str, str]) -> None:
         return
     each = values.split(",")
     environ[variable] = each[int(number) % len(each)]
-    if variable == _VARIABLES["tpu"]:
+    if variable == VARIABLES["tpu"]:
         environ.pop("TPU_VISIBLE_CHIPS", None)  # the older name
         for name, value in _ALONE.items():
             environ.setdefault(name, value)

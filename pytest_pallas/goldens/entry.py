@@ -48,7 +48,7 @@ def _device(backend: Backend) -> tuple[str, str]:
     if backend.kind == "hardware":
         import jax
 
-        device = jax.devices(backend.platform)[0]
+        device = jax.local_devices(backend=backend.platform)[0]
         return device.device_kind, " ".join(device.client.platform_version.split())
     target = backend.target or default_target(backend.platform)
     return target.device_kind if target else "cpu", ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,22 +13,15 @@ from typing import Any
 import pytest
 
 from pytest_pallas.analysis.hazards import hazards
-from pytest_pallas.backends import Call, label
+from pytest_pallas.backends import Call
 from pytest_pallas.errors import IsolationError
 from pytest_pallas.explanations import Fact
 from pytest_pallas.isolation import policy
-from pytest_pallas.isolation.crash_reports import error_of, longest
-from pytest_pallas.isolation.messages import (
-    Opening,
-    StepNote,
-    WorkerReply,
-    WorkerRequest,
-    decoded,
-    encoded,
-)
+from pytest_pallas.isolation.crash_reports import error_of
+from pytest_pallas.isolation.messages import StepNote, WorkerReply, WorkerRequest, decoded, encoded
 from pytest_pallas.isolation.policy import History
+from pytest_pallas.isolation.requests import opening_of, run_in, worker_setup
 from pytest_pallas.isolation.worker import ENTRY
-from pytest_pallas.mutation_runner.journal import died_of_a_mutant
 from pytest_pallas.result_builder import ResultBuilder
 from pytest_pallas.session import RAISED_ON, PytestSession
 from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
@@ -36,34 +29,8 @@ from pytest_pallas.workers import JobResult, WorkerPool, WorkerSetup
 #: The name of the registered plugin.
 PLUGIN = "pallas-isolation"
 
-#: Seconds after a worker's own alarm until it is killed.
-_GRACE = 10.0
-
 #: The reports of a worker, by ``when``.
 _REPORTS = pytest.StashKey[dict[str, pytest.TestReport]]()
-
-#: Options that a worker must not use: start workers, debug, stop early, write files of the
-#: reporting session.
-_OPTIONS: Mapping[str, Any] = {
-    "dist": "no",
-    "tx": [],
-    "numprocesses": None,
-    "maxprocesses": None,
-    "looponfail": False,
-    "distload": False,
-    "usepdb": False,
-    "trace": False,
-    "maxfail": 0,
-    "stepwise": False,
-    "lf": False,
-    "failedfirst": False,
-    "newfirst": False,
-    "cacheclear": False,
-    "xmlpath": None,
-    "htmlpath": None,
-    "report_log": None,
-    "log_file": "/dev/null",
-}
 
 
 class NeedsIsolation(BaseException):
@@ -176,15 +143,18 @@ class Isolator:
             seconds=slot(),
             journal=None if journal is None else str(journal),
         )
-        limit = longest(options.timeout) + _GRACE
-        while True:
-            result = self._pool.submit(self._setup, encoded(request), timeout=limit).result()
-            if result.status == "done":
-                break
-            error = self._died(item, result)
-            if journal is None or not died_of_a_mutant(journal, error):
-                raise error
-        reply: WorkerReply = decoded(result.value)
+        result = run_in(self._pool, self._setup, request)
+        if result.status != "done":
+            raise self.error_of_end(item, result)
+        item.stash[_REPORTS] = self.accept(item, decoded(result.value))
+
+    def accept(self, item: Any, reply: WorkerReply) -> dict[str, pytest.TestReport]:
+        """Use the results of a worker, also of another machine; returns its reports by ``when``.
+
+        Raises:
+          IsolationError: the worker did not collect the item.
+          pytest.exit.Exception: the test called ``pytest.exit``.
+        """
         if reply.exit is not None:
             pytest.exit(*reply.exit)
         if not reply.reports:
@@ -193,16 +163,11 @@ class Isolator:
                 "The name may depend on the process, such as a random number or the order of a "
                 "set. Make the name reproducible, or run the test with --pallas-isolate=never."
             )
-        self._settle(item, reply)
-
-    def _settle(self, item: Any, reply: WorkerReply) -> None:
-        """Use the results of a worker."""
         hook = self.session.config.hook
         reports: dict[str, pytest.TestReport] = {}
         for data in reply.reports:
             report = hook.pytest_report_from_serializable(config=item.config, data=data)
             reports[report.when] = report
-        item.stash[_REPORTS] = reports
         for warning in reply.warnings:
             hook.pytest_warning_recorded.call_historic(kwargs=dict(warning))
         for name, lost in reply.lost_places.items():
@@ -217,8 +182,9 @@ class Isolator:
                 self.history.add(key, ", ".join(reply.hazards))
             elif self.history.reason(key):
                 self.history.remove(key)
+        return reports
 
-    def _died(self, item: Any, result: JobResult) -> Exception:
+    def error_of_end(self, item: Any, result: JobResult) -> Exception:
         """The error for a worker that did not answer; counts its examples."""
         note = StepNote.decode(result.note)
         if note is not None and note.examples:
@@ -282,37 +248,11 @@ class Isolator:
     @property
     def _setup(self) -> WorkerSetup:
         # Another generation is another setup: the pool stops the earlier worker.
-        return WorkerSetup(
-            name="test",
-            job="the test",
-            entry=ENTRY,
-            environment=(("PYTEST_PALLAS_WORKER", str(self._retired)),),
-            memory_bytes=int(self.session.options.worker_memory * 2**30),
-            talks=True,
-        )
+        return worker_setup(ENTRY, str(self._retired), self.session.options.worker_memory)
 
     @cached_property
     def _opening(self) -> bytes:
-        config = self.session.config
-        options = dict(_OPTIONS)
-        if config.option.basetemp:
-            # pytest clears that folder at its first use
-            options["basetemp"] = f"{config.option.basetemp}-isolated"
-        kinds = {backend.kind for backend in self.session.selection.backends}
-        if "hardware" in kinds:
-            names = [label(b) for b in self.session.selection.backends if b.kind != "hardware"]
-            options["pallas_backend"] = ",".join(names)
-        attributes = {}
-        if hasattr(config, "workerinput"):  # of pytest-xdist, for its fixtures
-            attributes = {"workerinput": dict(config.workerinput), "workeroutput": {}}  # pyright: ignore[reportAttributeAccessIssue]
-        return encoded(
-            Opening(
-                args=[str(arg) for arg in config.invocation_params.args],
-                folder=str(config.invocation_params.dir),
-                options=options,
-                attributes=attributes,
-            )
-        )
+        return encoded(opening_of(self.session))
 
 
 class _SimulatedTests:

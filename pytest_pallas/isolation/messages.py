@@ -19,12 +19,14 @@ class Opening:
       folder: its working directory at the start.
       options: changes of the options of the command line.
       attributes: attributes of the configuration, such as ``workerinput``.
+      chooses: whether ``--lf`` and the like choose tests there.
     """
 
     args: Sequence[str]
     folder: str
     options: Mapping[str, Any]
     attributes: Mapping[str, Any]
+    chooses: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +36,13 @@ class WorkerRequest:
     Attributes:
       opening: a pickled ``Opening``, the same for all requests to a worker.
       nodeid: node id of the test.
-      path: the file to collect; None if the test comes from a hook.
+      path: the file to collect, absolute or seen from pytest's root folder; None if the test comes
+        from a hook.
       timeout: time limit in seconds for one step of a kernel.
       seconds: time to fuzz, with ``--pallas-fuzz-time``.
       journal: the file for the verdicts of its mutants, or None.
+      raised: the kernels that raised in earlier tests, as in ``PytestSession``; None where the
+        other process decides whether a test runs.
     """
 
     opening: bytes
@@ -46,6 +51,7 @@ class WorkerRequest:
     timeout: float
     seconds: float | None = None
     journal: str | None = None
+    raised: Mapping[str, tuple[str, str, bool]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas.backends import label
+from pytest_pallas.devices.processes import gang
 from pytest_pallas.errors import OptionError
 from pytest_pallas.session import current
 
@@ -172,8 +173,11 @@ def uses_plugin(item: Any) -> bool:
 def mode(item: pytest.Item) -> str:
     """``--pallas-isolate`` for a test, and ``"never"`` where isolation is not possible.
 
-    It is not possible in a debugger and with ``-s``: a worker has no terminal.
+    It is not possible in a debugger and with ``-s``: a worker has no terminal. A process of
+    a program of several must run its tests itself: a worker would be no part of the program.
     """
+    if gang() is not None:
+        return "never"
     try:
         chosen = current(item.config).options_for(item).isolate
     except OptionError:

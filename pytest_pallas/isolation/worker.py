@@ -34,12 +34,13 @@ def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
       An encoded ``WorkerReply``.
     """
     request: WorkerRequest = decoded(payload)
-    host = _host(request.opening, say)
+    host = host_for(request.opening, say)
     return encoded(host.run(request))
 
 
 @functools.cache
-def _host(opening: bytes, say: Callable[[bytes], None]) -> Host:
+def host_for(opening: bytes, say: Callable[[bytes], None]) -> Host:
+    """The session of this process, made at the first request."""
     return Host(decoded(opening), say)
 
 
@@ -53,7 +54,13 @@ class Host:
         self.alarm.begin("start", LEAST)
         os.chdir(opening.folder)
         self.recorder = Recorder()
-        self.config = configured(opening.args, opening.options, opening.attributes, self.recorder)
+        self.config = configured(
+            opening.args,
+            opening.options,
+            opening.attributes,
+            self.recorder,
+            chooses=opening.chooses,
+        )
         self.session = pytest.Session.from_config(self.config)
         self.config.hook.pytest_sessionstart(session=self.session)
         self.items: dict[str, pytest.Item] = {}
@@ -61,17 +68,34 @@ class Host:
         current(self.config).observer = self.alarm
 
     def run(self, request: WorkerRequest) -> WorkerReply:
-        """Run a test, and return its reports."""
+        """Run a requested test, and return its reports."""
         self.alarm.begin("set-up", request.timeout)
-        self.recorder.clear()
+        if request.raised is not None:
+            current(self.config).raised = dict(request.raised)
         try:
             item = self._item(request)
-            if item is None:
-                return WorkerReply()
-            if request.seconds is not None:
-                item.stash[SECONDS] = request.seconds
-            if request.journal is not None:
-                item.stash[JOURNAL] = request.journal
+        except pytest.exit.Exception as ended:
+            return WorkerReply(exit=(str(ended.msg), ended.returncode))
+        finally:
+            self.alarm.stop()
+        if item is None:
+            return WorkerReply()
+        if request.seconds is not None:
+            item.stash[SECONDS] = request.seconds
+        if request.journal is not None:
+            item.stash[JOURNAL] = request.journal
+        return self.run_item(item, request.timeout)
+
+    def run_item(self, item: pytest.Item, timeout: float) -> WorkerReply:
+        """Run a collected test, and return its reports.
+
+        Args:
+          item: the test.
+          timeout: time limit in seconds for one step of a kernel.
+        """
+        self.alarm.begin("set-up", timeout)
+        self.recorder.clear()
+        try:
             self.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         except pytest.exit.Exception as ended:
             return WorkerReply(exit=(str(ended.msg), ended.returncode))
@@ -90,7 +114,7 @@ class Host:
 
     def _item(self, request: WorkerRequest) -> pytest.Item | None:
         """The test, from its file, or from the whole collection."""
-        for path in (request.path, None):
+        for path in (request.path and os.path.join(self.config.rootpath, request.path), None):
             if request.nodeid in self.items:
                 break
             if path is not None and not os.path.isfile(path):

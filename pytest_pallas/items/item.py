@@ -18,15 +18,14 @@ from pytest_pallas.backends import Backend, label
 from pytest_pallas.budget import DEFAULT_MAX_BYTES, option_text
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import as_kernel_error, call
+from pytest_pallas.devices.processes import gang, process_words
 from pytest_pallas.errors import (
     DIED,
     EXPECTED,
-    GridError,
-    KernelError,
-    LeakError,
-    NoPallasCallError,
+    KERNEL_RUNS,
+    RAISED_BY_KERNEL,
     PallasTestError,
-    ReferenceError,
+    PeerError,
 )
 from pytest_pallas.isolation.isolator import NeedsIsolation
 from pytest_pallas.result_builder import ResultBuilder
@@ -38,12 +37,6 @@ if TYPE_CHECKING:
 
 #: Begins each further failure of a check.
 ANOTHER = "another failure, of another cause"
-
-#: Errors of the base check after which the other checks do not run.
-_ERRORS = (KernelError, NoPallasCallError, ReferenceError)
-
-#: Errors of a kernel that runs: the other checks run, too.
-_FINDINGS = (GridError, LeakError)
 
 
 def skip_if_raised(item: SpecItem) -> None:
@@ -67,18 +60,24 @@ def settle(item: SpecItem, error: PallasTestError) -> None:
 
 def _raises(item: SpecItem, error: PallasTestError) -> bool:
     """Whether the kernel itself raises, independent of the check."""
-    if not isinstance(error, _ERRORS) or isinstance(error, _FINDINGS):
+    if isinstance(error, PeerError):
+        return error.kernel_raised and item.check.base
+    if not isinstance(error, RAISED_BY_KERNEL) or isinstance(error, KERNEL_RUNS):
         return False
     if item.check.base:
         return True
     if error.failure is None:  # its process died
+        return False
+    if gang() is not None:  # the other processes would not take part in another run
         return False
     context = error.failure.context
     try:
         outcome = context.backend.run(call(context, context.kernel, context.arguments.args))
     except NeedsIsolation:  # it must not be executed in this process
         return False
-    return outcome.error is not None and isinstance(as_kernel_error(outcome.error), _ERRORS)
+    if outcome.error is None:
+        return False
+    return isinstance(as_kernel_error(outcome.error), RAISED_BY_KERNEL)
 
 
 def node_id(parent: pytest.Collector, name: str) -> str:
@@ -256,6 +255,7 @@ class SpecItem(pytest.Item):
         words.append(f"--pallas-backend={label(self.backend)}")
         if options.devices != 8:
             words.append(f"--pallas-devices={options.devices}")
+        words += process_words()
         if options.max_bytes != DEFAULT_MAX_BYTES:  # it determines the drawn shapes
             words.append(f"--pallas-max-bytes={option_text(options.max_bytes)}")
         again = options.replay.file or blob_of(error) or options.replay.blob

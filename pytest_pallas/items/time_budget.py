@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas.sampling.fuzzing import Fuzz, fuzz, fuzz_until
+from pytest_pallas.sampling.together import agreed
 from pytest_pallas.session import current
 
 #: The clock of a session, made when its first item starts.
@@ -111,7 +112,7 @@ def fuzz_for(
     pulse()
     idle = 0
     for number in itertools.count(1):
-        if time.monotonic() >= until or idle == EXHAUSTED:
+        if agreed(time.monotonic() >= until) or idle == EXHAUSTED:
             return
         before = len(what.passed)
         fuzz_until(what, seed=zlib.crc32(f"{seed}/{number}".encode()), until=until)

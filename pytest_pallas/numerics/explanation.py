@@ -26,11 +26,25 @@ _SMALL_ERROR = 1 / 16
 
 @dataclass(frozen=True)
 class ComparedArrays:
-    """The arrays of one comparison: the kernel's output, the oracle's and the baseline's."""
+    """The arrays of one comparison: the kernel's output, the oracle's and the baseline's.
+
+    Of an output of which only a part is here, ``present`` is True there; elsewhere ``actual`` means
+    nothing.
+    """
 
     actual: Array
     oracle: Array
     baseline: Array
+    present: Array | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of elements that are compared."""
+        return self.actual.size if self.present is None else int(np.count_nonzero(self.present))
+
+    def here(self, array: Array) -> Array:
+        """The elements of an array that are compared; flat if they are not all."""
+        return array if self.present is None else array[self.present]
 
     @property
     def expected(self) -> Array:
@@ -85,14 +99,18 @@ def explain(
         *value_patterns(mask, actual, expected, slack),
         *location_patterns(mask, block_shape),
     )[:_SHOWN_PATTERNS]
-    causes = () if change else causes_of(mask, sides.actual, sides.expected)
-    percent = 100 * failed.wrong / mask.size
+    causes = ()
+    if not change:
+        causes = causes_of(sides.here(mask), sides.here(sides.actual), sides.here(sides.expected))
+    percent = 100 * failed.wrong / sides.count
     dims = ", ".join(map(str, failed.shape))
-    elements = "element" if mask.size == 1 else "elements"
+    elements = "element" if sides.count == 1 else "elements"
+    if sides.present is not None:
+        elements += " of this process"
     how = "inaccurate on the whole, most of all in" if failed.kind == "rms" else "wrong in"
     explanation = Explanation(
         f"{failed.where or 'output'}, {failed.dtype}[{dims}]: {how} {failed.wrong} of "
-        f"{mask.size} {elements} ({percent:.3g} %)",
+        f"{sides.count} {elements} ({percent:.3g} %)",
         tuple(f"  {line}" for line in _class_lines(failed, sides, actual, expected)),
         (
             *_worst_facts(failed, change),

@@ -34,6 +34,7 @@ def compare(
     check_dtype: bool = True,
     block_shape: Sequence[int | None] | None = None,
     explained: bool = True,
+    present: npt.ArrayLike | None = None,
 ) -> Comparison:
     """Judge one output array. All three arrays must have one shape; any shape will do.
 
@@ -64,15 +65,22 @@ def compare(
       check_dtype: whether ``actual`` must have the dtype of ``baseline``.
       block_shape: block shape of the output, None for a squeezed dimension; for messages.
       explained: whether a failure has a message and patterns; without, it is judged faster.
+      present: bool, True where ``actual`` is there, of an output that is spread over processes and
+        of which this one has a part. Only that part is judged, by the scale of the whole.
 
     Raises:
       ReferenceError: oracle and baseline have different shapes.
     """
-    sides = ComparedArrays(np.asarray(actual), np.asarray(oracle), np.asarray(baseline))
+    sides = ComparedArrays(
+        np.asarray(actual),
+        np.asarray(oracle),
+        np.asarray(baseline),
+        None if present is None else np.asarray(present),
+    )
     unfit = _unfit(sides, where, check_dtype)
     if unfit is not None:
         return unfit
-    if sides.actual.size == 0:
+    if sides.count == 0:
         verdict = ErrorVerdict("exact" if exact else "close", np.zeros(()), 0.0, 0.0, None)
     elif is_exact(sides.actual.dtype):
         verdict = judge_integers(sides, tolerance, exact)
@@ -114,10 +122,10 @@ def _refused(sides: ComparedArrays, verdict: ErrorVerdict, tolerance: Tolerance)
 
 def _inaccurate(sides: ComparedArrays, verdict: ErrorVerdict, tolerance: Tolerance) -> bool:
     """Whether the default rule rejects a verdict for the size of its errors."""
-    if verdict.misclassed is not None or tolerance.explicit or not sides.actual.size:
+    if verdict.misclassed is not None or tolerance.explicit or not sides.count:
         return False
     count = 0 if verdict.wrong is None else int(np.count_nonzero(verdict.wrong))
-    return verdict.rms is not None or count > tolerance.fraction * sides.actual.size
+    return verdict.rms is not None or count > tolerance.fraction * sides.count
 
 
 def _unfit(sides: ComparedArrays, where: str, check_dtype: bool) -> Comparison | None:
@@ -154,15 +162,15 @@ def _conclude(
     error, baseline_error = np.inf if misclassed else verdict.worst, verdict.baseline_worst
     multiple = error / max(baseline_error, 1.0)
     index, limit, values = None, verdict.limit, {}
-    if actual.size:
-        index = verdict.worst_index()
+    if sides.count:
+        index = verdict.worst_index(sides.present)
         limit = limit[index] if isinstance(limit, np.ndarray) else limit
         values = sides.at(index)
     if rms is not None:
         error, baseline_error, limit = rms.error, rms.baseline, rms.allowed
         multiple = rms.multiple
     return Comparison(
-        passed=not misclassed and rms is None and count <= fraction * actual.size,
+        passed=not misclassed and rms is None and count <= fraction * sides.count,
         kind=verdict.kind,
         where=where,
         shape=actual.shape,

@@ -54,22 +54,35 @@ def classes(values: Array) -> Array:
     return result
 
 
-def measure(actual: Array, oracle: Array, baseline: Array, dtype: np.dtype[Any]) -> Measured:
-    """Measure wide arrays of one shape, not empty, that stand for an output of ``dtype``."""
+def measure(
+    actual: Array,
+    oracle: Array,
+    baseline: Array,
+    dtype: np.dtype[Any],
+    present: Array | None = None,
+) -> Measured:
+    """Measure wide arrays of one shape, not empty, that stand for an output of ``dtype``.
+
+    ``present`` is True where ``actual`` is there, if it is not everywhere: the scale and the
+    baseline's error are those of the whole output, the errors those of what is there.
+    """
     facts = float_facts(dtype)
     with np.errstate(all="ignore"):
         target, magnitude = _as_held(oracle, dtype, facts)
         scale = np.fmax(magnitude, _least_scale(magnitude, facts))  # of NaN the least
+        if present is not None:
+            actual = np.where(present, actual, target)
         errors = np.abs(actual - target)
         errors /= scale
         worst = float(errors.max())
-        misclassed, compared = None, errors.size
+        misclassed = None
+        compared = errors.size if present is None else int(np.count_nonzero(present))
         # An element that is not finite on either side makes its error NaN or infinite.
         if not np.isfinite(worst):
             actual_classes, target_classes = classes(actual), classes(target)
             misclassed = actual_classes != target_classes
             finite = (actual_classes == FINITE) & (target_classes == FINITE)
-            compared = int(np.count_nonzero(finite))
+            compared = int(np.count_nonzero(finite if present is None else finite & present))
             errors = np.where(finite, errors, 0.0)
             worst = float(errors.max())
         baseline_errors = np.abs(baseline - target)

@@ -99,8 +99,11 @@ class ErrorVerdict:
     baseline_worst: float = 0.0
     rms: Rms | None = None
 
-    def worst_index(self) -> tuple[int, ...]:
-        """Where the first element of wrong class is, else the one furthest over its limit."""
+    def worst_index(self, present: Array | None = None) -> tuple[int, ...]:
+        """Where the first element of wrong class is, else the one furthest over its limit.
+
+        ``present`` is True where elements are, if not everywhere.
+        """
         ranked = self.errors
         if self.misclassed is not None:
             ranked = self.misclassed
@@ -108,6 +111,8 @@ class ErrorVerdict:
             with np.errstate(all="ignore"):
                 over = self.errors - self.limit
             ranked = np.where(self.wrong, over, -1.0) if self.wrong.any() else ranked
+        if present is not None:
+            ranked = np.where(present, ranked, -1.0)
         flat = int(np.argmax(ranked))
         return tuple(int(i) for i in np.unravel_index(flat, ranked.shape))
 
@@ -117,6 +122,8 @@ def judge_integers(sides: ComparedArrays, tolerance: Tolerance, exact: bool) -> 
     explicit = tolerance.explicit and not exact
     actual, expected = wide(sides.actual), wide(sides.baseline)
     wrong = np.asarray(actual != expected, dtype=bool)
+    if sides.present is not None:
+        wrong &= sides.present
     if not wrong.any():
         return ErrorVerdict("explicit" if explicit else "exact", wrong, 0.0, 0.0, None)
     # Python ints, because the difference of two int64 may not be one.
@@ -139,9 +146,11 @@ def judge_exact(sides: ComparedArrays) -> ErrorVerdict:
     equal = actual == expected
     if not equal.all():
         equal |= np.isnan(actual) & np.isnan(expected)
+    if sides.present is not None:
+        equal |= ~sides.present
     if equal.all():
         return ErrorVerdict("exact", equal, 0.0, 0.0, None)
-    measured = measure(actual, expected, expected, dtype)
+    measured = measure(actual, expected, expected, dtype, sides.present)
     return ErrorVerdict(
         "exact", measured.errors, measured.worst, 0.0, ~equal, misclassed=measured.misclassed
     )
@@ -163,7 +172,11 @@ def judge_floats(
     dtype = sides.actual.dtype
     actual = wide(sides.actual)
     measured = measure(
-        actual, _numeric(sides.oracle, dtype), _numeric(sides.baseline, dtype), dtype
+        actual,
+        _numeric(sides.oracle, dtype),
+        _numeric(sides.baseline, dtype),
+        dtype,
+        sides.present,
     )
     if tolerance.explicit:
         limit = _explicit_limit(tolerance, np.abs(measured.target), measured.scale * epsilon(dtype))
@@ -191,7 +204,7 @@ def judge_floats(
     verdict = _judge_elements("close", held, limit)
     wrong = verdict.wrong
     count = 0 if wrong is None else int(np.count_nonzero(wrong))
-    if verdict.misclassed is not None or count > tolerance.fraction * actual.size:
+    if verdict.misclassed is not None or count > tolerance.fraction * sides.count:
         return verdict
     rms = excessive_rms(
         measured,

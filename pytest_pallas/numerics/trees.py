@@ -102,10 +102,11 @@ def compare_trees(
     precision: Callable[[str], Precision | None] = lambda _: None,
     check_dtype: bool = True,
     explained: bool = True,
+    present: Mapping[str, Array] = MappingProxyType({}),
 ) -> list[Comparison]:
     """Judge each output of a kernel; see ``compare`` for the options.
 
-    ``sensitivity``, ``noise`` and ``precision`` are by path.
+    ``sensitivity``, ``noise``, ``precision`` and ``present`` are by path.
 
     Each tree is given as its leaves, ``(path, array)`` with unique paths. A kernel whose outputs
     have other paths than the oracle's gives one failed comparison of the kind ``tree``. The
@@ -143,6 +144,7 @@ def compare_trees(
             where=path,
             check_dtype=check_dtype,
             explained=explained,
+            present=present.get(path),
         )
         for path, array in oracle
     ]

@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from pytest_pallas.database import DatabasePlace
     from pytest_pallas.errors import OptionError
-    from pytest_pallas.options.values import Replay, Shard
+    from pytest_pallas.options.values import Distributed, FleetPlace, Replay, Shard
 
 
 def wrong(problem: str) -> OptionError:
@@ -113,6 +113,24 @@ def _replay(text: str) -> Replay:
     return Replay(blob=text) if blob else Replay(file=Path(text))
 
 
+def _distributed(text: str) -> Distributed | None:
+    """``auto``, or ``I/N@HOST:PORT``."""
+    from pytest_pallas.options.values import Distributed
+
+    if text in ("", "auto"):
+        return Distributed() if text else None
+    place, at, address = text.partition("@")
+    index, slash, count = place.partition("/")
+    host, colon, port = address.rpartition(":")
+    numbers = index.isdigit() and count.isdigit() and port.isdigit()
+    if not (at and slash and colon and host and numbers and int(index) < int(count)):
+        raise wrong(
+            "must be auto, or I/N@HOST:PORT with the number of this host from 0, the number of "
+            f"hosts and the address of host 0, such as 1/4@10.0.0.1:8476, not {text!r}"
+        )
+    return Distributed(address, int(index), int(count))
+
+
 #: Variables with the number of a job among equal ones, that of all jobs, and where numbers begin.
 _JOBS = (
     ("CI_NODE_INDEX", "CI_NODE_TOTAL", 1),  # GitLab
@@ -143,6 +161,25 @@ def _shard(text: str) -> Shard | None:
     if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
         raise wrong(f"must be I/N with I from 1 to N, such as 2/4, or auto, not {text!r}")
     return Shard(int(index), int(count))
+
+
+def _fleet(text: str) -> FleetPlace | None:
+    """``local:N``, or the address of a Dask scheduler: ``HOST:PORT``, also with a scheme."""
+    from pytest_pallas.options.values import FleetPlace
+
+    if not text:
+        return None
+    scheme, _, rest = text.rpartition("://")
+    host, _, port = rest.rpartition(":")
+    number = int(port) if port.isdecimal() else 0
+    if host == "local" and not scheme and number:
+        return FleetPlace(workers=number)
+    if not host or host == "local" or not 0 < number < 2**16:
+        raise wrong(
+            "must be local:N for N worker processes on this machine, or the address of a Dask "
+            f"scheduler, such as tcp://HOST:8786, not {text!r}"
+        )
+    return FleetPlace(address=f"{scheme or 'tcp'}://{rest}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,6 +399,35 @@ TABLE: tuple[Option, ...] = (
         parse=_path,
         metavar="FILE.json",
         help="results of an earlier run (--pallas-results): shards take equal times by its seconds",
+    ),
+    Option(
+        name="processes",
+        parse=_whole(1),
+        metavar="N",
+        help="run every test as N processes of one jax.distributed program, which divide the "
+        "accelerators of this machine or the simulated devices",
+    ),
+    Option(
+        name="distributed",
+        parse=_distributed,
+        metavar="auto",
+        help="this is one of several hosts whose processes form one jax.distributed program: auto "
+        "on TPU pods, under Slurm, Open MPI and Kubernetes, or I/N@HOST:PORT with the address of "
+        "host 0, which reports",
+    ),
+    Option(
+        name="join_timeout",
+        parse=_amount("seconds"),
+        metavar="SECONDS",
+        help="time limit in seconds for all processes of --pallas-processes or "
+        "--pallas-distributed to start, and again to collect (default: 120)",
+    ),
+    Option(
+        name="fleet",
+        parse=_fleet,
+        metavar="ADDRESS",
+        help="run the tests on the workers of a Dask scheduler, tcp://HOST:8786, or on N worker "
+        "processes of this machine, local:N (pip install 'pytest-pallas[fleet]')",
     ),
     Option(
         name="worker_memory",

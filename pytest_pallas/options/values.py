@@ -42,6 +42,41 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class Distributed:
+    """The place of this host among several; see ``--pallas-distributed``.
+
+    Attributes:
+      address: ``host:port`` of the first host; "" to detect the place.
+      index: the number of this host, from 0.
+      count: the number of hosts.
+    """
+
+    address: str = ""
+    index: int = 0
+    count: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}@{self.address}" if self.address else "auto"
+
+
+@dataclass(frozen=True)
+class FleetPlace:
+    """The workers of ``--pallas-fleet``.
+
+    Attributes:
+      address: of a Dask scheduler; "" for workers on this machine.
+      workers: number of worker processes to start on this machine; 0 with an address.
+    """
+
+    address: str = ""
+    workers: int = 0
+
+    def __str__(self) -> str:
+        """The text of the command line."""
+        return self.address or f"local:{self.workers}"
+
+
+@dataclass(frozen=True)
 class Replay:
     """The example to run in place of all others; nothing by default.
 
@@ -98,6 +133,10 @@ class Options:
     replay: Replay = Replay()
     shard: Shard | None = None
     shard_by: Path | None = None
+    processes: int = 0
+    distributed: Distributed | None = None
+    join_timeout: float = 120.0
+    fleet: FleetPlace | None = None
     worker_memory: float = 8.0
     mutate: int | None = None
     mutate_time: float = 0.0

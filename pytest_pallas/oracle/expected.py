@@ -151,7 +151,7 @@ def expected(
       ReferenceError: the reference raised, returned no arrays, or is NaN for finite inputs.
     """
     arrays = [to_numpy(leaf) for leaf in jax.tree.leaves(args) if _is_array(leaf)]
-    with jax.default_device(jax.devices("cpu")[0]):
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
         own = evaluate_reference(reference, args, options, "in the kernel's dtypes")
     with _in_float64():
         widened = jax.tree.map(_widened, args)
@@ -204,7 +204,7 @@ def _precision(oracle: Evaluation, baseline: Evaluation) -> Mapping[str, Precisi
 def _in_float64() -> Generator[None]:
     """On the host, in float64."""
     with (
-        jax.default_device(jax.devices("cpu")[0]),
+        jax.default_device(jax.local_devices(backend="cpu")[0]),
         jax.enable_x64(True),
         jax.default_matmul_precision("highest"),
     ):

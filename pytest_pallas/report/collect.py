@@ -15,9 +15,10 @@ import pytest
 
 from pytest_pallas import explanations, findings
 from pytest_pallas.backends import Label, label
-from pytest_pallas.errors import DIED, PallasTestError
+from pytest_pallas.devices.processes import gang, process_words
+from pytest_pallas.errors import DIED, PallasTestError, PeerError
 from pytest_pallas.explanations import explanation_of
-from pytest_pallas.record import Record, from_json, to_json
+from pytest_pallas.record import Host, Record, from_json, to_json
 from pytest_pallas.report.pictures import pictures_of
 from pytest_pallas.report.reporter import ATTRIBUTE
 from pytest_pallas.session import RAISED, RAISED_ON, STATUS, STOPPED_BY, PytestSession
@@ -128,7 +129,13 @@ def attach(
             **(_files(saved) if ended == "failed" else {}),
             pictures=pictures_of(error, builder) if error is not None and ended == "failed" else {},
         )
-        records.append(replace(record, stopped_by=item.stash.get(STOPPED_BY, "")))
+        records.append(
+            replace(
+                record,
+                stopped_by=item.stash.get(STOPPED_BY, ""),
+                hosts=_hosts(ended, error if ended == "failed" else None),
+            )
+        )
     status = _status(records)
     if status:
         setattr(report, STATUS, status)
@@ -136,6 +143,22 @@ def attach(
         setattr(report, RAISED_ON, list(item.stash[RAISED]))
     add_properties(item, report, records)
     setattr(report, ATTRIBUTE, [to_json(record) for record in records])
+
+
+def _hosts(outcome: str, error: BaseException | None) -> tuple[Host, ...]:
+    """This process, if it is one of several of a program."""
+    processes = gang()
+    if processes is None:
+        return ()
+    because_of = error.processes if isinstance(error, PeerError) else ()
+    return (
+        Host(
+            process=processes.process,
+            name=processes.host,
+            outcome=outcome,
+            because_of=because_of,
+        ),
+    )
 
 
 def _status(records: Sequence[Record]) -> str:
@@ -214,7 +237,7 @@ def _replay(session: PytestSession, item: pytest.Item, error: BaseException) -> 
     if own is not None:
         return own(error)
     options = session.options_for(item)
-    words = ["pytest", f"--pallas-seed={options.seed}"]
+    words = ["pytest", f"--pallas-seed={options.seed}", *process_words()]
     callspec: Any = getattr(item, "callspec", None)
     backend = None if callspec is None else callspec.params.get("pallas_backend")
     if backend is not None and not isinstance(backend, str):

@@ -88,7 +88,7 @@ def header(session: PytestSession) -> list[str]:
         lines.append(f"pallas: {OLD_REPLAY} is deprecated; it is --pallas-replay=BLOB now")
     if session.pinning is not None:
         lines.append(f"pallas: {session.pinning.words}")
-    elif "backend" in options.explicit or options.suite:
+    elif ("backend" in options.explicit or options.suite) and not session.delegates:
         lines.append(f"pallas: runs on {', '.join(places(session))}")
         lines += [f"pallas: without {n}: {why}" for n, why in session.selection.left_out.items()]
     return lines

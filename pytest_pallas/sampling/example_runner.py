@@ -9,6 +9,7 @@ from itertools import chain, islice
 from typing import Any
 
 from pytest_pallas.sampling.diversity import words_of
+from pytest_pallas.sampling.together import agreed
 from pytest_pallas.strategies.value_variants import settle, variants
 
 #: Time limit in seconds for shrinking after the first failure: every new shape is compiled, so
@@ -39,8 +40,8 @@ class ExampleRunner:
     def over(self) -> bool:
         """Whether no new call may run."""
         if self.first_failure is not None:
-            return time.monotonic() - self.first_failure > self.shrink_seconds
-        return self.until is not None and time.monotonic() >= self.until
+            return agreed(time.monotonic() - self.first_failure > self.shrink_seconds)
+        return self.until is not None and agreed(time.monotonic() >= self.until)
 
     def group(self, drawn: Any, most: int) -> None:
         """Run a draw and its variants, ``most`` in all.

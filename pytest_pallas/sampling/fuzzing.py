@@ -29,6 +29,7 @@ from pytest_pallas.errors import OptionError, PallasTestError
 from pytest_pallas.sampling.causes import distinct
 from pytest_pallas.sampling.diversity import ExampleSource, SelectedExamples, Subjects, words_of
 from pytest_pallas.sampling.example_runner import ExampleRunner
+from pytest_pallas.sampling.together import agreed
 from pytest_pallas.strategies.arguments import as_arguments
 from pytest_pallas.strategies.value_variants import MOST, variants
 
@@ -140,7 +141,7 @@ def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
     choice = what.source.choose(seed, ROUND, functools.partial(_new, what))
     what.shapes.update(map(_shape, choice.chosen.values()))
     spent = _DrawTimes()
-    calls = _calls(choice, MOST, lambda: spent.variants > CHEAP * spent.draw)
+    calls = _calls(choice, MOST, lambda: agreed(spent.variants > CHEAP * spent.draw))
     _explore(what, runner, calls, seed=seed, draws=ROUND, spent=spent)
 
 

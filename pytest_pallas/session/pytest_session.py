@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from pytest_pallas.devices.processes import gang
 from pytest_pallas.errors import GoldenError, OptionError
 from pytest_pallas.options.values import choose, place_of, read_options
 from pytest_pallas.session.state import Harness, Session
@@ -34,6 +35,10 @@ class PytestSession(Session):
     unrepeated: Backend | None = None
     #: What each worker of pytest-xdist sees, in the process that starts them; None for all devices.
     pinning: Pinning | None = None
+    #: Whether this process only starts others, which have the devices (``gang.plugin``).
+    delegates: bool = False
+    #: Whether this process reports; one host of several does.
+    reports: bool = True
     #: The generators of ``pallas_rng``, which are reset for each test.
     generators: list[Any] = field(default_factory=list[Any])
     #: Mutants that a test or spec of this process, or an earlier run, killed: key and name.
@@ -108,7 +113,7 @@ class PytestSession(Session):
         The process of isolated tests collects everything, and runs requested items.
         """
         narrow = self.options.replay or self.options.mutate is not None
-        return not narrow and not self.in_worker
+        return not narrow and (not self.in_worker or gang() is not None)
 
     @cached_property
     def replayed(self) -> Loaded | None:
@@ -243,8 +248,8 @@ def _validated_places(session: PytestSession) -> None:
 def look_for_named_backends(session: PytestSession) -> None:
     """Check the named backends, so that a wrong name stops pytest before collection.
 
-    This starts JAX, so the number of devices must be set before. If workers have a device each,
-    this process must not open one, and only names are checked.
+    This starts JAX, so the number of devices must be set before. If other processes have the
+    devices, this one must not open them, and only names are checked.
 
     Raises:
       OptionError: a name is unknown, or its backend is not available here.
@@ -255,7 +260,7 @@ def look_for_named_backends(session: PytestSession) -> None:
     if "backend" not in session.options.explicit or session.options.backend == ("auto",):
         return
     try:
-        if session.pinning is not None:
+        if session.pinning is not None or session.delegates:
             for word in session.options.backend:
                 if word not in WORDS:
                     parse(word, session.families, words=WORDS)

@@ -39,7 +39,7 @@ def by_jax(eqn: Equation) -> Evaluate:
         from jax.core import eval_context
 
         thread.machine.fallbacks[eqn.name] += 1
-        with jax.default_device(jax.devices("cpu")[0]), eval_context():
+        with jax.default_device(jax.local_devices(backend="cpu")[0]), eval_context():
             results = bind(eqn.origin, [to_jax(value) for value in values])
         found = [from_jax(each, out) for each, out in zip(results, eqn.outs, strict=True)]
         return found if eqn.origin.primitive.multiple_results else found[0]

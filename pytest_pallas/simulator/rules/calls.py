@@ -99,7 +99,7 @@ def _callback(eqn: Equation) -> Evaluate:
         import jax
         from jax.core import eval_context
 
-        with jax.default_device(jax.devices("cpu")[0]), eval_context():
+        with jax.default_device(jax.local_devices(backend="cpu")[0]), eval_context():
             results = callback(*(jax.device_put(to_jax(value)) for value in values))
         found = [np.asarray(each) for each in jax.tree.leaves(results)]
         wanted = [(out.shape, out.dtype) for out in eqn.outs]

@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 
 from pytest_pallas.database import DatabasePlace
+from pytest_pallas.gang.layout import free_port
 from pytest_pallas.goldens.example import Example, content_of
 from pytest_pallas.options.table import TABLE
 
 #: Option: default, and values for ini, command line and mark with what they are read as.
+#: Places of the only host, as ``--pallas-distributed`` has them.
+ALONE, OTHER = (f"0/1@127.0.0.1:{free_port()}" for _ in range(2))
+
 CASES = {
     "backend": (["auto"], ("interpret", ["interpret"]), ("gpu-interpret", ["gpu-interpret"]), None),
     "suite": ([], ("specs", ["specs"]), ("more", ["more"]), None),
@@ -44,6 +48,9 @@ CASES = {
     "replay": ("", ("a.st", "a.st"), ("b.st", "b.st"), None),
     "shard": (None, ("1/2", "1/2"), ("1/1", "1/1"), None),
     "shard_by": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
+    "processes": (0, ("2", 2), ("1", 1), None),
+    "distributed": (None, (ALONE, ALONE), (OTHER, OTHER), None),
+    "join_timeout": (120.0, ("30", 30.0), ("45.5", 45.5), None),
     "worker_memory": (8.0, ("3", 3.0), ("4.5", 4.5), None),
     "mutate": (None, ("all", 0), ("3", 3), None),
     "mutate_time": (0.0, ("3", 3.0), ("4.5", 4.5), None),
