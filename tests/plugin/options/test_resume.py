@@ -32,8 +32,8 @@ TESTS = """
         yield
         raise RuntimeError("torn down")
 
-    def test_passes(of_module, record_property):
-        record_property("own", 7)
+    def test_passes(of_module, request):
+        request.node.user_properties.append(("own", 7))
 
     def test_fails(of_module):
         print("some output")
@@ -93,6 +93,14 @@ def read(path):
     return plain
 
 
+def counts(path):
+    """What JUnit's file counts."""
+    [suite] = re.findall(r"<testsuite [^>]*", path.read_text())
+    found = dict(re.findall(r'(errors|failures|skipped|tests)="(\d+)"', suite))
+    assert len(found) == 4
+    return found
+
+
 def lines(result):
     return "\n".join(result.outlines)
 
@@ -102,12 +110,11 @@ def check_that_all_are_there(project, result):
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     found = read(project.path / "results.json")
     assert not (project.path / "results.json.partial").exists()
-    once = project.spawn("test_own.py", *RUN, "--pallas-results=once.json")
+    words = ("--pallas-results=once.json", "--junit-xml=once.xml")
+    once = project.spawn("test_own.py", *RUN, *words)
     assert found == read(project.path / "once.json")
     assert result.parseoutcomes() == once.parseoutcomes()
-    [junit] = re.findall(r"<testsuite [^>]*", (project.path / "junit.xml").read_text())
-    assert 'errors="1" failures="4"' in junit
-    assert 'tests="18"' in junit
+    assert counts(project.path / "junit.xml") == counts(project.path / "once.xml")
 
 
 def test_a_run_that_is_killed_is_taken_up(suite, capsys):
